@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from jpaged.async_llm import AsyncLLM
     from jpaged.engine.stats import EngineStats
     from jpaged.errors import EngineBusy, EngineStopped, ProcessLost, StateRefused
-    from jpaged.images.settings import ImageSources
+    from jpaged.image_sources import ImageSources
     from jpaged.inputs import TextPrompt, TokensPrompt
     from jpaged.llm import LLM
     from jpaged.lora_request import LoRARequest
@@ -32,7 +32,7 @@ _HOMES = {
     "EngineBusy": "jpaged.errors",
     "EngineStats": "jpaged.engine.stats",
     "EngineStopped": "jpaged.errors",
-    "ImageSources": "jpaged.images.settings",
+    "ImageSources": "jpaged.image_sources",
     "ProcessLost": "jpaged.errors",
     "PyramidKV": "jpaged.pyramid_kv",
     "NGram": "jpaged.speculative",

@@ -1,269 +1,423 @@
-"""The engine's settings, checked when they are given."""
+"""The engine's settings. Each is one field: its default, its check, its flag, and its text below it.
+
+To add a setting, add a field to `EngineConfig` and read it where it acts. The command line, the table of vLLM's names
+and the reference in the documentation follow from the field.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from jpaged.config_checks import MAX_LORA_RANK, MAX_LORAS, check_together
-from jpaged.images.settings import ImageSources
-from jpaged.model_api import LayerGroup
+from jpaged.image_sources import ImageSources
 from jpaged.pyramid_kv import PyramidKV
-from jpaged.speculative import Speculative
-from jpaged.validation import boolean, integer, number, one_of
+from jpaged.setting import Flag, choice, instance, optional, real, setting, settings_of, switch, text, whole
+from jpaged.speculative import Speculative, read_speculative
+
+if TYPE_CHECKING:
+    from jpaged.model_api import LayerGroup
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-STATE_INTERVAL = 512
-"""Tokens between the checkpoints of recurrent layers where nothing else is asked for."""
-_SPELLINGS = {"dtype": {"half": "float16", "float": "float32"}, "kv_cache_dtype": {"fp8_e4m3": "fp8"}}
-"""Other names for a setting's value; `EngineConfig` holds the plain one."""
 KV_CACHE_DTYPES = ("auto", "bfloat16", "int8", "fp8")
 QUANTIZATIONS = ("int8", "int4", "fp8", "gguf")
 PREFIX_EVICTIONS = ("lru", "aligned", "predicted")
 PREEMPTION_MODES = ("recompute", "swap", "auto")
 SCHEDULING_POLICIES = ("fcfs", "priority")
-_CHOICES = {
-    "dtype": DTYPES,
-    "kv_cache_dtype": KV_CACHE_DTYPES,
-    "prefix_eviction": PREFIX_EVICTIONS,
-    "preemption_mode": PREEMPTION_MODES,
-    "scheduling_policy": SCHEDULING_POLICIES,
-}
-_INTEGERS = {  # name: least
-    "block_size": 1,
-    "state_checkpoint_interval": 1,
-    "max_num_seqs": 1,
-    "max_num_batched_tokens": 1,
-    "tensor_parallel_size": 1,
-    "data_parallel_size": 1,
-    "max_model_len": 1,
-    "kv_cache_memory_bytes": 1,
-    "swap_space_bytes": 1,
-    "disk_break_even": 1,
-    "seed": 0,
-    "long_prefill_token_threshold": 0,
-    "max_logprobs": -1,
-    "max_loras": 1,
-    "max_lora_rank": 1,
-}
-SIZES = ("block_size", "max_num_seqs", "max_num_batched_tokens")
-"""Settings whose default follows the device, see `SizedConfig`."""
-_OPTIONAL = (
-    *SIZES,
-    "max_model_len",
-    "state_checkpoint_interval",
-    "kv_cache_memory_bytes",
-    "swap_space_bytes",
-    "disk_break_even",
-)
-_FLAGS = (
-    "enable_prefix_caching",
-    "enable_expert_parallel",
-    "enforce_eager",
-    "background_compilation",
-    "disable_log_stats",
-    "cumulative_logprobs",
-    "deterministic",
-    "enable_lora",
-)
-_MODEL_FLAGS = ("language_model_only",)
-_PATHS = ("tokenizer", "revision", "download_dir", "generation_config", "compiled_programs", "disk_folder")
+STATE_INTERVAL = 512
+"""Tokens between the checkpoints of recurrent layers where `state_checkpoint_interval` is None."""
+
+
+def _folders(name: str, modules: Any) -> dict[str, str]:
+    """Take a mapping of names to folders; store paths as strings."""
+    known = isinstance(modules, Mapping) and all(
+        isinstance(key, str) and key and isinstance(path, str | Path) and str(path) for key, path in modules.items()
+    )
+    if not known:
+        raise ValueError(f"{name}={modules!r} must map names to folders")
+    return {key: str(path) for key, path in modules.items()}
+
+
+def _named_folders(given: Sequence[str] | None) -> dict[str, str]:
+    """Return the folders that ``--lora-modules NAME=FOLDER`` gives, by name."""
+    modules = [module.partition("=") for module in given or ()]
+    for name, _, path in modules:
+        if not (name and path):
+            raise ValueError(f"lora_modules={name!r} must be name=folder")
+    names = [name for name, _, _ in modules]
+    if len(set(names)) < len(names):
+        raise ValueError(f"lora_modules gives two folders one name: {', '.join(names)}")
+    return {name: path for name, _, path in modules}
+
+
+def _image_sources(name: str, value: Any) -> ImageSources:
+    """Take an `ImageSources` or a mapping of its fields."""
+    made = ImageSources(**value) if isinstance(value, Mapping) else value
+    return instance(ImageSources, "an ImageSources")(name, made)
+
+
+def _image_flags(folders: Sequence[Path] | None, hosts: Sequence[str] | None) -> ImageSources:
+    """Return the sources that the two flags for images allow."""
+    return ImageSources(folders=tuple(folders or ()), hosts=tuple(hosts or ()))
+
+
+def _watermark(name: str, value: Any) -> float:
+    share = real(0.0, 1.0)(name, value)
+    if share == 1:
+        raise ValueError(f"{name}={share} is outside [0, 1)")
+    return share
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Settings of one engine; `LLM` takes the same names.
+    """The settings of one engine. `LLM` and `AsyncLLM` take them as keyword arguments of the same names.
 
-    Attributes:
-        model: alias, hub id, Hugging Face folder, ``.gguf`` file or saved checkpoint.
-        tokenizer: source of another tokenizer, in the same forms as `model`; None = the model's own.
-        revision: branch, tag or commit of a hub id; None = its main branch.
-        download_dir: folder for models from the hub and the demo model; None = their usual cache folders.
-        generation_config: source of the generation_config.json that gives the default sampling: "auto" = the model's,
-            "vllm" = nobody's, or a folder. End-of-sequence tokens come from the model's file, also for "vllm", or from
-            the folder's.
-        dtype: dtype of activations, of weights that are not quantised, and of KV where kv_cache_dtype is "auto".
-            "auto": float32 on CPU, the checkpoint's elsewhere, but float16 in place of bfloat16 on GPUs below compute
-            capability 8.0, which have none, and bfloat16 in place of float16 on TPUs. "half" and "float" are float16
-            and float32. Only GPUs take float16. One CPU with Numba that computes in float32 holds the matrices of a
-            bfloat16 checkpoint as they are, in half of the memory, and multiplies them in float32, and others in panels
-            of columns; once `LLM.params` are asked for they are arrays of float32. On a CPU "bfloat16" means the
-            matrices, what they multiply, and KV; sums, norms and all else between two products are float32. It takes
-            Numba and one device.
-        quantization: form of the weight matrices: None = dtype, or the form in which a quantised checkpoint
-            was saved. "int8", "fp8": a scale for each output, or for each row of the vocabulary's tables. "int4": a
-            scale and a minimum for 32 values, with int8 tables. "gguf": the blocks of a quantised GGUF file as they
-            are.
-        kv_cache_dtype: form of the KV: "auto" = dtype; "bfloat16" takes half of float32, beside any dtype
-            on a CPU and beside bfloat16 elsewhere; "fp8" or "fp8_e4m3" = float8_e4m3fn without scales; "int8" with a
-            scale for every 64 lanes of a token's K and V. On TPUs int8 takes a block_size of 32, 64 or 128.
-        max_model_len: most tokens (prompt + output) of a sequence; None = 2048, or what the model was trained
-            for if that is less. No more than that, or than what linear or YaRN scaling in the model's config makes of
-            it.
-        block_size: number of tokens in a block; a multiple of 8. None = 128 on TPUs, whose reads are that wide, and
-            16 elsewhere.
-        state_checkpoint_interval: tokens from one kept state of a model's recurrent layers to the next, a multiple of
-            block_size: prompts that begin alike can go on from there, and from where a prompt that recent requests
-            shared ended. None = 512, or the next multiple of block_size, and up to four times as many inside a prompt
-            where a state takes more than the KV of the tokens between. Models without such layers ignore it.
-        max_num_seqs: most sequences that run at once; None = by the device and its memory, from 64 on a CPU to 256, and
-            no more than max_num_batched_tokens. `jpaged.engine.default_sizes` has the table.
-        max_num_batched_tokens: most tokens of a step; None = by the device and its memory, from 512 on a CPU to 8192,
-            and no fewer than max_num_seqs.
-        kv_cache_memory_bytes: size of the pool on each device; None = what memory_utilization leaves, on CPU at most an
-            eighth of the free memory, rounded down to a power of two or one and a half times one, and 4 GiB. A CPU's
-            pool takes memory as it fills.
-        memory_utilization: share of a device's memory that weights, temporaries and pool may take; of a GPU, share of
-            the 95 % that JAX takes, or of what XLA_CLIENT_MEM_FRACTION says.
-        tensor_parallel_size: number of devices over which heads, MLP columns and vocabulary are spread.
-        enable_expert_parallel: whether whole experts are spread over those devices, instead of each expert's columns.
-        data_parallel_size: number of replicas of the model, each with a pool and a batch of its own on
-            tensor_parallel_size devices; one program runs them all. Limits, like max_num_seqs, hold for each replica.
-        preemption_mode: way by which a preempted request comes back: "recompute"; "swap", by host memory; or "auto",
-            which swaps requests of several sequences. Where the swap space is full a request is recomputed.
-        swap_space_bytes: host memory for swapped blocks, for each device; at most the pool; None = as large as the
-            pool, but at most 4 GiB.
-        swap_space: swap_space_bytes in GiB, which is vLLM's setting: no more than the pool is taken. Where `LLM` gets
-            it without a preemption_mode, that is "auto".
-        disk_folder: folder of a local disk in which cached blocks that the pool loses are kept until the engine is
-            closed; None = they are lost. They are read again, ahead of the step that needs them, where that was
-            measured to be faster than computing their tokens. It needs enable_prefix_caching, and excludes replicas
-            and several hosts.
-        disk_space: GiB of that disk to take; None = 8.
-        disk_break_even: fewest tokens that are read from disk rather than computed; None = what is measured says.
-        scheduling_policy: "fcfs" serves in order of arrival; "priority" the lowest `priority` value first.
-        long_prefill_token_threshold: most tokens of one prompt in one step; 0 = as many as the budget has.
-        enable_prefix_caching: whether the KV of full blocks is kept for later prompts that begin alike.
-        prefix_eviction: order in which cached blocks are lost, see `jpaged.memory.MemoryManager`: "lru", "aligned", or
-            "predicted", which also protects prefixes that recent prompts shared.
-        kv_budget: a `jpaged.PyramidKV`, by which layers drop most of a prompt's KV once it is computed; None = they
-            keep all. It needs a model of full attention, and excludes prefix caching, int8 KV, replicas and
-            deterministic.
-        speculative: how drafts of the next tokens are made, of which a step verifies several: a `jpaged.NGram`,
-            `jpaged.Layers` or `jpaged.DraftModel`; None = no drafts. It changes no token. Requests with beams go
-            without. A sequence holds a state of each recurrent layer for each draft then, and one more. It excludes
-            kv_budget, replicas and several hosts.
-        watermark: share of the pool kept free at admission, so that running sequences can grow.
-        max_logprobs: most tokens that a request's `logprobs` may ask for; -1 = up to the whole vocabulary.
-        cumulative_logprobs: whether every output has its cumulative_logprob. By default it is None, as vLLM's is, where
-            a request asks for no `logprobs` and has no beams, and steps whose sequences all take their most likely
-            token need no logits where one CPU with VNNI and Numba holds the vocabulary's table in float32: a copy in 8
-            bits, a quarter of its memory, tells the few words that may be the most likely one, and only these are
-            multiplied. The tokens are the same.
-        seed: seed from which the seeds of requests that bring none are drawn.
-        enforce_eager: whether nothing is compiled ahead: `LLM.warmup` does nothing then, and each shape is compiled
-            when a step first has it.
-        background_compilation: whether only what first requests need is compiled at the start, and all other shapes in
-            a thread while the engine runs. A step whose shape is not compiled yet runs in a larger one that is, which
-            changes log-probabilities in their last bits. `jpaged serve` asks for it. It excludes enforce_eager and
-            several hosts.
-        disable_log_stats: whether the log "jpaged" has no lines about throughput while requests run.
-        compiled_programs: folder that `jpaged compile` wrote, from which programs are loaded instead of traced and
-            compiled; None = none. It has to be of this model, these settings, versions and machine, and also sets the
-            pool's size where kv_cache_memory_bytes does not. A folder of programs is code: take it from whom you trust.
-        images: where images of prompts may come from and how large they may be: a `jpaged.ImageSources`, or a mapping
-            of its fields. By default PIL images and ``data:`` URLs, of at most 50 million pixels, 16 a prompt.
-        language_model_only: whether of a model that sees only the language model is loaded.
-        enable_lora: whether requests may run with low-rank adapters (LoRA), which are loaded into the pool at need. It
-            excludes data_parallel_size, kv_budget and several hosts.
-        max_loras: most different adapters of a step; requests whose adapter would be one more wait.
-        max_lora_rank: largest rank of an adapter.
-        lora_modules: PEFT folders that are read at the start, by the names under which requests ask for them. They ask
-            for enable_lora.
-        deterministic: whether a sequence's log-probabilities are the same to the last bit however it is batched,
-            chunked, preempted or served from the cache. That is slower: every token is computed by programs of one
-            shape. Engines agree when they agree on max_num_seqs, max_model_len, block_size, dtype, device kind and
-            count.
+    Raises:
+        ValueError: a value is out of its range, or two settings exclude each other. The message names the setting, its
+            value and the limit.
     """
 
     model: str
-    tokenizer: str | None = None
-    revision: str | None = None
-    download_dir: str | None = None
-    generation_config: str = "auto"
-    dtype: str = "auto"
-    quantization: Literal["int8", "int4", "fp8", "gguf"] | None = None
-    kv_cache_dtype: Literal["auto", "bfloat16", "int8", "fp8"] = "auto"
-    max_model_len: int | None = None
-    block_size: int | None = None
-    state_checkpoint_interval: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    kv_cache_memory_bytes: int | None = None
-    memory_utilization: float = 0.9
-    tensor_parallel_size: int = 1
-    enable_expert_parallel: bool = False
-    data_parallel_size: int = 1
-    preemption_mode: Literal["recompute", "swap", "auto"] = "recompute"
-    swap_space_bytes: int | None = None
-    swap_space: float | None = None
-    disk_folder: str | None = None
-    disk_space: float | None = None
-    disk_break_even: int | None = None
-    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
-    long_prefill_token_threshold: int = 0
-    enable_prefix_caching: bool = True
-    prefix_eviction: Literal["lru", "aligned", "predicted"] = "predicted"
-    kv_budget: PyramidKV | None = None
-    speculative: Speculative | None = None
-    watermark: float = 0.01
-    max_logprobs: int = 20
-    cumulative_logprobs: bool = False
-    seed: int = 0
-    enforce_eager: bool = False
-    background_compilation: bool = False
-    disable_log_stats: bool = False
-    compiled_programs: str | None = None
-    images: ImageSources = field(default_factory=ImageSources)
-    language_model_only: bool = False
-    enable_lora: bool = False
-    max_loras: int = MAX_LORAS
-    max_lora_rank: int = MAX_LORA_RANK
-    lora_modules: Mapping[str, str] = field(default_factory=dict)
-    deterministic: bool = False
+    """Alias (``smollm2-135m``), hub id, Hugging Face folder, ``.gguf`` file or saved checkpoint."""
+
+    tokenizer: str | None = setting(
+        None, optional(text), flag=Flag(commands="serve", help="Source of another tokenizer.")
+    )
+    """Source of another tokenizer, in the same forms as `model`. None takes the model's own."""
+
+    revision: str | None = setting(
+        None, optional(text), flag=Flag(commands="serve", help="Branch, tag or commit of a hub id.")
+    )
+    """Branch, tag or commit of a hub id. None takes its main branch."""
+
+    download_dir: str | None = setting(
+        None,
+        optional(text),
+        flag=Flag(commands="model", help="Folder for fetched models; default: in the user's cache folder."),
+    )
+    """Folder for models from the hub and for the demo model. None takes their usual cache folders."""
+
+    generation_config: str = setting(
+        "auto",
+        text,
+        flag=Flag(commands="serve", help="Default sampling: auto (the model's), vllm (none), or a folder."),
+    )
+    """Source of the generation_config.json that gives the default sampling: "auto" takes the model's, "vllm" none, else
+    it is a folder. End-of-sequence tokens come from that folder, or from the model's file for "auto" and "vllm"."""
+
+    dtype: str = setting(
+        "auto",
+        choice(DTYPES, {"half": "float16", "float": "float32"}),
+        flag=Flag(commands="model", help="auto, float32, bfloat16 or, on GPUs, float16."),
+    )
+    """Dtype of activations, of weights that are not quantised, and of KV where kv_cache_dtype is "auto". "half" and
+    "float" mean float16 and float32.
+
+    "auto" is float32 on a CPU and the checkpoint's dtype elsewhere, with two exceptions: GPUs below compute capability
+    8.0, which lack bfloat16, take float16 instead of it, and TPUs take bfloat16 instead of float16. Only GPUs take
+    float16.
+
+    On one CPU with Numba, "float32" keeps the matrices of a bfloat16 checkpoint in bfloat16, in half the memory, and
+    multiplies them in float32; it keeps other matrices in panels of columns. `LLM.params` turns them into arrays of
+    float32. "bfloat16" on a CPU applies to matrices, to the values that they multiply, and to KV; sums, norms and the
+    rest are float32. It needs Numba and one device."""
+
+    quantization: Literal["int8", "int4", "fp8", "gguf"] | None = setting(
+        None,
+        optional(choice(QUANTIZATIONS)),
+        flag=Flag(
+            commands="model", help="Hold matrices in int8, int4, fp8 or gguf (a quantised GGUF file's own blocks)."
+        ),
+    )
+    """Form of the weight matrices. None takes `dtype`, or the form of a quantised checkpoint. "int8" and "fp8" have a
+    scale for each output, or for each row of the vocabulary's tables. "int4" has a scale and a minimum for each 32
+    values, with int8 tables. "gguf" keeps the blocks of a quantised GGUF file."""
+
+    kv_cache_dtype: Literal["auto", "bfloat16", "int8", "fp8"] = setting(
+        "auto",
+        choice(KV_CACHE_DTYPES, {"fp8_e4m3": "fp8"}),
+        flag=Flag(commands="model", help="Hold KV in auto (dtype), bfloat16, int8 or fp8."),
+    )
+    """Form of the KV. "auto" takes dtype. "bfloat16" takes half of float32; it goes with any dtype on a CPU and with
+    bfloat16 elsewhere. "fp8" (or "fp8_e4m3") is float8_e4m3fn without scales. "int8" has a scale for every 64 lanes of
+    a token's K and V; on TPUs it needs a block_size of 32, 64 or 128."""
+
+    max_model_len: int | None = setting(
+        None,
+        optional(whole(1)),
+        flag=Flag(commands="model", least=1, help="Most tokens of a sequence; default 2048 or the model's limit."),
+    )
+    """Most tokens (prompt and output) of a sequence. None takes 2048, or the length that the model was trained for if
+    that is less. The limit is that length, extended by linear or YaRN scaling where the model's config has it."""
+
+    block_size: int | None = setting(
+        None,
+        optional(whole(1)),
+        flag=Flag(commands="batch", least=8, help="Tokens of a KV block; default: 128 on TPUs, 16 elsewhere."),
+    )
+    """Number of tokens in a block; a multiple of 8. None takes 128 on TPUs, the width of their reads, and 16
+    elsewhere."""
+
+    state_checkpoint_interval: int | None = setting(None, optional(whole(1)))
+    """Tokens from one kept state of a model's recurrent layers to the next; a multiple of block_size. Prompts that
+    begin alike can continue from a kept state, and from the end of a prompt that recent requests shared. None takes
+    512, or the next multiple of block_size, and up to four times as many inside a prompt where a state takes more than
+    the KV of the tokens in between. Models without such layers ignore it."""
+
+    max_num_seqs: int | None = setting(
+        None,
+        optional(whole(1)),
+        flag=Flag(commands="batch", least=1, help="Sequences that run at once; default: by the device."),
+    )
+    """Most sequences that run at once, at most max_num_batched_tokens. None chooses by the device and its memory, from
+    64 on a CPU to 256."""
+
+    max_num_batched_tokens: int | None = setting(
+        None,
+        optional(whole(1)),
+        flag=Flag(commands="batch", least=1, help="Token budget of a step; default: by the device."),
+    )
+    """Most tokens of a step, at least max_num_seqs. None chooses by the device and its memory, from 512 on a CPU to
+    8192."""
+
+    kv_cache_memory_bytes: int | None = setting(
+        None,
+        optional(whole(1)),
+        flag=Flag(commands="batch", least=1, help="Bytes of the KV pool on each device; default: what is free."),
+    )
+    """Size of the pool on each device. None takes the memory that memory_utilization leaves; on a CPU at most 4 GiB and
+    an eighth of the free memory, rounded down to a power of two or one and a half times one. A CPU's pool takes memory
+    as it fills."""
+
+    memory_utilization: float = setting(
+        0.9,
+        real(0.0, 1.0, above=True),
+        flag=Flag(commands="serve", help="Share of a device's memory to take."),
+        vllm="gpu_memory_utilization",
+    )
+    """Share of a device's memory that weights, temporaries and pool may take. On a GPU it is a share of the 95 % that
+    JAX takes, or of XLA_CLIENT_MEM_FRACTION."""
+
+    tensor_parallel_size: int = setting(
+        1,
+        whole(1),
+        flag=Flag(commands="model", least=1, help="Devices to shard heads, MLP and vocabulary over."),
+    )
+    """Number of devices over which heads, MLP columns and vocabulary are sharded."""
+
+    enable_expert_parallel: bool = setting(
+        False,
+        switch,
+        flag=Flag(commands="model", help="Spread whole experts over those devices, not their columns."),
+    )
+    """Whether those devices hold whole experts, instead of columns of every expert."""
+
+    data_parallel_size: int = setting(
+        1, whole(1), flag=Flag(commands="serve", least=1, help="Replicas of the model in this process.")
+    )
+    """Number of replicas of the model. Each has a pool and a batch of its own on tensor_parallel_size devices; one
+    program runs them all. Limits such as max_num_seqs hold for each replica."""
+
+    preemption_mode: Literal["recompute", "swap", "auto"] = setting(
+        "recompute",
+        choice(PREEMPTION_MODES),
+        flag=Flag(commands="batch", help="How preempted requests come back: recompute, swap or auto."),
+    )
+    """How a preempted request comes back: "recompute" computes its tokens again, "swap" keeps its blocks in host
+    memory, "auto" swaps requests of several sequences and recomputes others. A request is recomputed where the
+    swap space is full."""
+
+    swap_space_bytes: int | None = setting(None, optional(whole(1)))
+    """Host memory for swapped blocks, for each device; at most the pool. None takes the pool's size, at most 4 GiB."""
+
+    swap_space: float | None = setting(None, optional(real(0.0, above=True)))
+    """vLLM's form of swap_space_bytes, in GiB; capped at the pool's size. Without a preemption_mode it
+    implies "auto"."""
+
+    disk_folder: str | None = setting(
+        None,
+        optional(text),
+        flag=Flag(commands="requests", help="Folder of a local disk for cached KV that the pool loses. Default: none."),
+    )
+    """Folder of a local disk that keeps cached blocks after the pool evicted them, until the engine is closed. None
+    drops them. The engine reads them ahead of the step that needs them, where it measured that reading is faster than
+    computing their tokens. It needs enable_prefix_caching, one replica and one host."""
+
+    disk_space: float | None = setting(
+        None,
+        optional(real(0.0, above=True)),
+        flag=Flag(commands="requests", help="GiB of that disk to take. Default: 8."),
+    )
+    """GiB of that disk to take. None takes 8."""
+
+    disk_break_even: int | None = setting(None, optional(whole(1)))
+    """Fewest tokens that are read from disk rather than computed. None takes the measured number."""
+
+    scheduling_policy: Literal["fcfs", "priority"] = setting(
+        "fcfs",
+        choice(SCHEDULING_POLICIES),
+        flag=Flag(commands="serve", help="fcfs, or priority: requests say theirs."),
+    )
+    """Order of service: "fcfs" by arrival, "priority" the lowest `priority` value first."""
+
+    long_prefill_token_threshold: int = setting(0, whole(0))
+    """Most tokens of one prompt in one step. 0 allows the whole token budget."""
+
+    enable_prefix_caching: bool = setting(
+        True,
+        switch,
+        flag=Flag(commands="serve", help="Keep the KV of prompts for those that begin alike."),
+        none_is_default=True,
+    )
+    """Whether the KV of full blocks is kept for later prompts that begin alike."""
+
+    prefix_eviction: Literal["lru", "aligned", "predicted"] = setting(
+        "predicted",
+        choice(PREFIX_EVICTIONS),
+        flag=Flag(
+            commands="model",
+            help="Order in which cached prefixes are lost: lru, aligned or predicted (protects shared ones).",
+        ),
+    )
+    """Order in which cached blocks are evicted, see `jpaged.memory.MemoryManager`: "lru", "aligned", or "predicted",
+    which also protects prefixes that recent prompts shared."""
+
+    kv_budget: PyramidKV | None = setting(None, optional(instance(PyramidKV, "a PyramidKV or None")))
+    """A `jpaged.PyramidKV`: layers drop most of a prompt's KV after it is computed. None keeps all of it. It needs a
+    model of full attention, and excludes prefix caching, int8 KV, replicas and deterministic."""
+
+    speculative: Speculative | None = setting(
+        None,
+        optional(instance(Speculative, "an NGram, Layers, DraftModel or None")),
+        flag=Flag(
+            commands="model",
+            type=str | None,
+            help="Verify drafts of the next tokens: ngram, layers:N (the first N layers draft) or draft:MODEL, then "
+            "@K, the most drafts of a step. Outputs stay the same.",
+        ),
+        from_flags=read_speculative,
+    )
+    """How drafts of the next tokens are made, several of which a step verifies: a `jpaged.NGram`, `jpaged.Layers` or
+    `jpaged.DraftModel`. None makes no drafts. Drafts change no token. Requests with beams run without them. A sequence
+    then holds one state of each recurrent layer for each draft, and one more. It excludes kv_budget, replicas and
+    several hosts."""
+
+    watermark: float = setting(0.01, _watermark)
+    """Share of the pool that admission keeps free, so that running sequences can grow."""
+
+    max_logprobs: int = setting(
+        20, whole(-1), flag=Flag(commands="serve", least=-1, help="Most log-probabilities of a place.")
+    )
+    """Most tokens that a request's `logprobs` may ask for. -1 allows the whole vocabulary."""
+
+    cumulative_logprobs: bool = setting(False, switch)
+    """Whether every output has its cumulative_logprob. By default it is None, as in vLLM, where a request asks for no
+    `logprobs` and has no beams. Steps whose sequences all take their most likely token then need no logits where one
+    CPU with VNNI and Numba holds the vocabulary's table in float32: a copy in 8 bits, a quarter of its memory, finds
+    the few candidates, and only these are multiplied. The tokens are the same."""
+
+    seed: int = setting(
+        0,
+        whole(0),
+        flag=Flag(commands="serve", least=0, help="Seed from which those of requests are drawn."),
+        none_is_default=True,
+    )
+    """Seed from which the seeds of requests that bring none are drawn."""
+
+    enforce_eager: bool = setting(False, switch)
+    """Whether nothing is compiled ahead: `LLM.warmup` does nothing, and a shape is compiled when a step first has
+    it."""
+
+    background_compilation: bool = setting(False, switch)
+    """Whether the start compiles only the shapes that first requests need, and a thread compiles the others while the
+    engine runs. Until a shape is compiled, its steps are padded to a larger compiled one, which changes
+    log-probabilities in their last bits. `jpaged serve` asks for it. It excludes enforce_eager and several hosts."""
+
+    disable_log_stats: bool = setting(False, switch)
+    """Whether the log "jpaged" leaves out its lines about throughput while requests run."""
+
+    compiled_programs: str | None = setting(
+        None,
+        optional(text),
+        flag=Flag(commands="model", help="Folder of `jpaged compile` to load programs from. Default: compile here."),
+    )
+    """Folder that `jpaged compile` wrote, from which programs are loaded instead of traced and compiled. It has to
+    match the model, these settings, versions and machine. It sets the pool's size where kv_cache_memory_bytes does
+    not. A folder of programs is code: take it from a source that you trust."""
+
+    images: ImageSources = setting(
+        check=_image_sources,
+        factory=ImageSources,
+        flag=(
+            Flag(
+                commands="requests",
+                name="allowed_local_media_path",
+                type=list[Path] | None,
+                help="Folder whose images requests may name as file: URLs; may be repeated. Default: none.",
+            ),
+            Flag(
+                commands="requests",
+                name="allowed_media_domains",
+                type=list[str] | None,
+                help="Host, or host:port, whose images requests may name; may be repeated. Default: none.",
+            ),
+        ),
+        from_flags=_image_flags,
+    )
+    """Sources of prompts' images and their largest size: a `jpaged.ImageSources`, or a mapping of its fields. By
+    default PIL images and ``data:`` URLs, of at most 50 million pixels, 16 a prompt."""
+
+    language_model_only: bool = setting(
+        False,
+        switch,
+        flag=Flag(commands="model", help="Load only the language model of a vision-language model."),
+    )
+    """Whether only the language model of a vision-language model is loaded."""
+
+    enable_lora: bool = setting(
+        False,
+        switch,
+        flag=Flag(commands="adapters", help="Have programs for low-rank adapters; --lora-modules does."),
+    )
+    """Whether requests may run with low-rank adapters (LoRA), which are loaded into the pool at need. It excludes
+    data_parallel_size, kv_budget and several hosts."""
+
+    max_loras: int = setting(
+        1, whole(1), flag=Flag(commands="adapters", least=1, help="Most different adapters of a step.")
+    )
+    """Most different adapters of a step. A request whose adapter would be one more waits."""
+
+    max_lora_rank: int = setting(
+        16, whole(1), flag=Flag(commands="adapters", least=1, help="Largest rank of an adapter.")
+    )
+    """Largest rank of an adapter."""
+
+    lora_modules: Mapping[str, str] = setting(
+        check=_folders,
+        factory=dict,
+        flag=Flag(
+            commands="requests",
+            type=list[str] | None,
+            help="name=folder of a PEFT adapter, served as a model; may be repeated.",
+        ),
+        from_flags=_named_folders,
+    )
+    """PEFT folders to read at the start, by the names that requests use. They need enable_lora."""
+
+    deterministic: bool = setting(False, switch)
+    """Whether a sequence's log-probabilities are the same to the last bit however it is batched, chunked, preempted or
+    served from the cache. It is slower: programs of one shape compute every token. Engines agree when they agree on
+    max_num_seqs, max_model_len, block_size, dtype, device kind and count."""
 
     def __post_init__(self) -> None:
-        for name, spellings in _SPELLINGS.items():
-            value = getattr(self, name)
-            self._store(name, spellings.get(value, value) if isinstance(value, str) else value)
-        for name, known in _CHOICES.items():
-            one_of(name, getattr(self, name), known)
-        if self.quantization is not None:
-            one_of("quantization", self.quantization, QUANTIZATIONS)
-        for name in _PATHS:
-            value = getattr(self, name)
-            if not (isinstance(value, str) and value.strip()) and (value is not None or name == "generation_config"):
-                raise ValueError(f"{name}={value!r} must be a non-empty string")
-        for name, low in _INTEGERS.items():
-            if getattr(self, name) is not None or name not in _OPTIONAL:
-                self._store(name, integer(name, getattr(self, name), low=low))
-        for name in _FLAGS + _MODEL_FLAGS:
-            boolean(name, getattr(self, name))
-        self._store(
-            "memory_utilization",
-            number("memory_utilization", self.memory_utilization, low=0.0, high=1.0, open_low=True),
-        )
-        self._store("watermark", number("watermark", self.watermark, low=0.0, high=1.0))
-        if self.watermark == 1:
-            raise ValueError(f"watermark={self.watermark} is outside [0, 1)")
-        for name in ("swap_space", "disk_space"):
-            if getattr(self, name) is not None:
-                self._store(name, number(name, getattr(self, name), low=0.0, open_low=True))
-        self._store("lora_modules", _folders(self.lora_modules))
-        if isinstance(self.images, Mapping):
-            self._store("images", ImageSources(**self.images))
-        if not isinstance(self.images, ImageSources):
-            raise ValueError(f"images={self.images!r} must be an ImageSources")
-        if self.kv_budget is not None and not isinstance(self.kv_budget, PyramidKV):
-            raise ValueError(f"kv_budget={self.kv_budget!r} must be a PyramidKV or None")
-        if self.speculative is not None and not isinstance(self.speculative, Speculative):
-            raise ValueError(f"speculative={self.speculative!r} must be an NGram, Layers, DraftModel or None")
-        check_together(vars(self))
-        for setting in (self.kv_budget, self.speculative):
-            if setting is not None:
-                setting.check_settings(vars(self))
+        for name, known in settings_of(EngineConfig).items():
+            if known.check is not None:
+                object.__setattr__(self, name, known.check(name, getattr(self, name)))
+        _check_together(vars(self))
+        for part in (self.kv_budget, self.speculative):
+            if part is not None:
+                part.check_settings(vars(self))
 
     def layer_groups(self, groups: Sequence[LayerGroup]) -> tuple[LayerGroup, ...]:
         """Return a model's layer groups as these settings change them.
@@ -273,27 +427,10 @@ class EngineConfig:
         """
         return tuple(groups) if self.kv_budget is None else self.kv_budget.apply(groups)
 
-    def _store(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
-
-
-def _folders(modules: Any) -> dict[str, str]:
-    """Return `lora_modules` with paths as strings.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    if not isinstance(modules, Mapping):
-        raise ValueError(f"lora_modules={modules!r} must map names to folders")
-    for name, path in modules.items():
-        if not (isinstance(name, str) and name and isinstance(path, str | Path) and str(path)):
-            raise ValueError(f"lora_modules={modules!r} must map names to folders")
-    return {name: str(path) for name, path in modules.items()}
-
 
 @dataclass(frozen=True, kw_only=True)
 class SizedConfig(EngineConfig):
-    """Settings of an engine whose device is known: none of `SIZES` is left open. `LLM.config` is one."""
+    """Settings of an engine whose device is known: every size has a value. `LLM.config` is one."""
 
     block_size: int
     max_num_seqs: int
@@ -301,5 +438,83 @@ class SizedConfig(EngineConfig):
 
     @property
     def state_interval(self) -> int:
-        """Return state_checkpoint_interval or, where it is None, what that stands for."""
+        """Return state_checkpoint_interval, or its default where it is None."""
         return self.state_checkpoint_interval or -(-STATE_INTERVAL // self.block_size) * self.block_size
+
+
+# ---------------------------------------------------------------- settings that depend on each other
+
+
+def _check_together(settings: Mapping[str, Any]) -> None:
+    """Check settings that depend on each other; each is allowed alone.
+
+    Raises:
+        ValueError: two of them exclude each other.
+    """
+    _check_sizes(settings)
+    _check_swapping(settings)
+    _check_disk(settings)
+    _check_replicas(settings)
+    _check_lora(settings)
+    if settings["background_compilation"] and settings["enforce_eager"]:
+        raise ValueError("background_compilation=True does not go with enforce_eager=True, which compiles nothing")
+
+
+def _check_sizes(settings: Mapping[str, Any]) -> None:
+    size, interval = settings["block_size"], settings["state_checkpoint_interval"]
+    if size is not None and size % 8:
+        raise ValueError(f"block_size={size} is not a multiple of 8 (a sublane tile)")
+    if size is not None and interval is not None and interval % size:
+        raise ValueError(f"state_checkpoint_interval={interval} is not a multiple of block_size={size}")
+    tokens, sequences = settings["max_num_batched_tokens"], settings["max_num_seqs"]
+    if tokens is not None and sequences is not None and tokens < sequences:
+        raise ValueError(
+            f"max_num_batched_tokens={tokens} is below max_num_seqs={sequences}: a step could not give every "
+            "running sequence one token"
+        )
+
+
+def _check_swapping(settings: Mapping[str, Any]) -> None:
+    given, in_bytes = settings["swap_space"], settings["swap_space_bytes"]
+    if given is not None and in_bytes is not None:
+        raise ValueError(f"swap_space={given} and swap_space_bytes={in_bytes} are one setting: give one of them")
+    for name in ("swap_space_bytes", "swap_space"):
+        if settings["preemption_mode"] == "recompute" and settings[name] is not None:
+            raise ValueError(f"{name}={settings[name]!r} needs preemption_mode='swap' or 'auto'")
+
+
+def _check_disk(settings: Mapping[str, Any]) -> None:
+    folder, replicas = settings["disk_folder"], settings["data_parallel_size"]
+    if folder is None:
+        for name in ("disk_space", "disk_break_even"):
+            if settings[name] is not None:
+                raise ValueError(f"{name}={settings[name]!r} needs disk_folder")
+        return
+    if not settings["enable_prefix_caching"]:
+        raise ValueError(f"disk_folder={folder!r} needs enable_prefix_caching=True")
+    if replicas > 1:
+        raise ValueError(f"disk_folder={folder!r} needs data_parallel_size=1, not {replicas}")
+
+
+def _check_replicas(settings: Mapping[str, Any]) -> None:
+    replicas, mode = settings["data_parallel_size"], settings["preemption_mode"]
+    if replicas == 1:
+        return
+    if mode != "recompute":
+        raise ValueError(f"preemption_mode={mode!r} needs data_parallel_size=1, not {replicas}")
+    if settings["deterministic"]:
+        raise ValueError(f"deterministic=True needs data_parallel_size=1, not {replicas}")
+
+
+def _check_lora(settings: Mapping[str, Any]) -> None:
+    if settings["lora_modules"] and not settings["enable_lora"]:
+        raise ValueError(f"lora_modules={settings['lora_modules']!r} need enable_lora=True")
+    if not settings["enable_lora"]:
+        for name in ("max_loras", "max_lora_rank"):
+            if settings[name] != EngineConfig.__dataclass_fields__[name].default:
+                raise ValueError(f"{name}={settings[name]} needs enable_lora=True")
+        return
+    if settings["data_parallel_size"] > 1:
+        raise ValueError(f"enable_lora=True needs data_parallel_size=1, not {settings['data_parallel_size']}")
+    if settings["kv_budget"] is not None:
+        raise ValueError(f"enable_lora=True does not go with kv_budget={settings['kv_budget']}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -103,3 +104,28 @@ class DraftModel(Speculative):
             raise ValueError(f"model={model!r} must be a non-empty string")
         object.__setattr__(self, "model", name)
         object.__setattr__(self, "tokens", integer("tokens", tokens, low=1))
+
+
+def read_speculative(text: str | None) -> Speculative | None:
+    """Return the setting that `--speculative` names.
+
+    >>> read_speculative("ngram@6")
+    NGram(tokens=6, longest=4, shortest=1)
+    >>> read_speculative("layers:8")
+    Layers(tokens=4, layers=8)
+
+    Raises:
+        ValueError: it names no way to make drafts.
+    """
+    if text is None:
+        return None
+    what, _, number = text.rpartition("@") if re.search(r"@\d+$", text) else (text, "", "")
+    tokens = {"tokens": int(number)} if number else {}
+    kind, _, value = what.partition(":")
+    if kind == "ngram" and not value:
+        return NGram(**tokens)
+    if kind == "layers" and value.isdecimal():
+        return Layers(int(value), **tokens)
+    if kind == "draft" and value:
+        return DraftModel(value, **tokens)
+    raise ValueError(f"speculative={text!r} is none of ngram, layers:N and draft:MODEL, with or without @K")

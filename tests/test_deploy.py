@@ -84,7 +84,7 @@ def test_a_pod_starts_a_server_with_keys_and_time_to_drain(name, tmp_path, monke
         started.update(settings, model=model)
         raise SystemExit(77)
 
-    monkeypatch.setattr("jpaged.cli.engine_options.build_llm", build_llm)
+    monkeypatch.setattr("jpaged.llm.LLM", build_llm)
     given = [str(keys) if value == "/keys/keys.json" else value for value in args]
     assert CliRunner().invoke(main.app, [*given, "--port", "0"]).exit_code == 77
     chips = container["resources"]["limits"].get("google.com/tpu", "1")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from jpaged import DraftModel, Layers, NGram
-from jpaged.cli.options import read_speculative
 from jpaged.config import EngineConfig
 from jpaged.pyramid_kv import PyramidKV
+from jpaged.speculative import read_speculative
 from jpaged.vllm_names import engine_settings
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -10,21 +9,14 @@ import typer
 from jpaged.cli.bench_serve import serve
 from jpaged.cli.engine_options import EngineOptions, with_engine_options
 from jpaged.cli.examples import examples
-from jpaged.cli.options import Dtype, Model
+from jpaged.cli.options import Model
 
 app = typer.Typer(help="Measure the engine.", no_args_is_help=True, epilog=examples("bench"), rich_markup_mode=None)
 app.command(epilog=examples("bench serve"))(serve)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ThroughputOptions(EngineOptions):
-    """Options of the engine that is measured: in float32, unless another dtype is asked for."""
-
-    dtype: Dtype = "float32"
-
-
 @app.command(epilog=examples("bench throughput"))
-@with_engine_options
+@with_engine_options("batch", dtype="float32")
 def throughput(
     model: Model = "smollm2-135m",
     num_prompts: Annotated[int, typer.Option(min=1, help="Prompts, all sent at once.")] = 64,
@@ -33,7 +25,7 @@ def throughput(
     sigma: Annotated[float, typer.Option(min=0, help="Standard deviation of the lengths' logarithm.")] = 0.5,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the lengths and prompts.")] = 0,
     *,
-    engine: ThroughputOptions,
+    engine: EngineOptions,
 ) -> None:
     """Measure output tokens/s of a batch and of one sequence.
 

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from jpaged.cli.engine_options import AdapterOptions, with_engine_options
-from jpaged.cli.options import bad_parameters, read_speculative
+from jpaged.cli.engine_options import EngineOptions, with_engine_options
+from jpaged.cli.options import bad_parameters
 
 
-@with_engine_options
+@with_engine_options("adapters")
 def compile_model(
     model: Annotated[str, typer.Argument(help="Model: alias, hub id, folder, .gguf file or saved checkpoint.")],
     out: Annotated[Path, typer.Option("--out", help="Folder to write; one of compiled programs is replaced.")],
@@ -25,7 +25,7 @@ def compile_model(
         typer.Option(help="With --device: environment with libtpu or the CUDA plugin (scripts/aot_env.sh)."),
     ] = None,
     *,
-    engine: AdapterOptions,
+    engine: EngineOptions,
 ) -> None:
     """Compile all programs of an engine ahead, into a folder.
 
@@ -40,7 +40,6 @@ def compile_model(
 
     with bad_parameters():
         settings = engine.settings()
-        settings["speculative"] = read_speculative(settings["speculative"])
         start = time.monotonic()
         if device is None and compiler_env is not None:
             raise ValueError(f"compiler_env={str(compiler_env)!r} goes with --device")

@@ -11,16 +11,14 @@ import typer
 from jpaged import __version__
 from jpaged.cli.bench import app as bench
 from jpaged.cli.compile import compile_model
-from jpaged.cli.engine_options import EngineOptions, ModelOptions, with_engine_options
+from jpaged.cli.engine_options import EngineOptions, with_engine_options
 from jpaged.cli.examples import examples
 from jpaged.cli.options import (
-    Dtype,
     Frequency,
     MaxTokens,
     MinP,
     Model,
     Presence,
-    Quantization,
     Repetition,
     Seed,
     Stop,
@@ -59,7 +57,7 @@ def main(
 
 
 @app.command(epilog=examples("generate"))
-@with_engine_options
+@with_engine_options("batch")
 def generate(
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; or use --file.")] = None,
     file: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="A file of one prompt a line.")] = None,
@@ -130,7 +128,7 @@ def generate(
 
 
 @app.command(epilog=examples("chat"))
-@with_engine_options
+@with_engine_options("model")
 def chat(
     model: Model = "smollm2-135m",
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
@@ -140,14 +138,15 @@ def chat(
     top_p: TopP = 1.0,
     seed: Seed = None,
     *,
-    engine: ModelOptions,
+    engine: EngineOptions,
 ) -> None:
     """Talk to a model, one turn at a time.
 
     An empty line or end of input ends the conversation.
     """
     params = _sampling(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    llm = engine.build(model, max_num_seqs=1 if engine.speculative is None else 16)  # a draft takes a row of the batch
+    drafts = engine.settings()["speculative"] is not None
+    llm = engine.build(model, max_num_seqs=16 if drafts else 1)  # a draft takes a row of the batch
     messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
     while True:
         try:
@@ -166,11 +165,12 @@ def chat(
 
 
 @app.command(epilog=examples("convert"))
+@with_engine_options(("dtype", "quantization"))
 def convert(
     source: Annotated[str, typer.Argument(help="Alias, hub id, Hugging Face folder or .gguf file.")],
     target: Annotated[Path, typer.Argument(help="Folder to write; must not exist yet.")],
-    dtype: Dtype = "auto",
-    quantization: Quantization = None,
+    *,
+    engine: EngineOptions,
 ) -> None:
     """Write a model as a checkpoint that loads faster.
 
@@ -179,7 +179,7 @@ def convert(
     from jpaged.loading import convert_checkpoint
 
     with bad_parameters():
-        convert_checkpoint(source, target, dtype=dtype, quantization=quantization)
+        convert_checkpoint(source, target, **engine.settings())
     typer.echo(f"wrote {target}")
 
 

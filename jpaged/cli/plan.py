@@ -7,17 +7,22 @@ from typing import Annotated
 
 import typer
 
-from jpaged.cli.options import (
-    BlockSize,
-    Dtype,
-    ExpertParallel,
-    KVCacheDtype,
-    MaxNumBatchedTokens,
-    Quantization,
-    bad_parameters,
+from jpaged.cli.engine_options import EngineOptions, with_engine_options
+from jpaged.cli.options import bad_parameters
+
+SETTINGS = (
+    "dtype",
+    "quantization",
+    "kv_cache_dtype",
+    "block_size",
+    "enable_expert_parallel",
+    "max_num_batched_tokens",
+    "memory_utilization",
 )
+"""Settings of the engine that change what is planned."""
 
 
+@with_engine_options(SETTINGS)
 def plan(
     model: Annotated[
         str | None,
@@ -31,21 +36,14 @@ def plan(
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="Sequences at once; default: as the engine chooses for the device.")
     ] = None,
-    dtype: Dtype = "auto",
-    quantization: Quantization = None,
-    kv_cache_dtype: KVCacheDtype = "auto",
-    block_size: BlockSize = None,
-    enable_expert_parallel: ExpertParallel = False,
-    max_num_batched_tokens: MaxNumBatchedTokens = None,
-    memory_utilization: Annotated[
-        float, typer.Option(help="Share of the memory that weights, temporaries and pool may take.")
-    ] = 0.9,
     memory_bytes: Annotated[
         int | None, typer.Option(min=1, help="Bytes of each device that programs may take; default: the device's.")
     ] = None,
     compiler_env: Annotated[
         Path | None, typer.Option(help="Virtual environment with libtpu or the CUDA plugin (scripts/aot_env.sh).")
     ] = None,
+    *,
+    engine: EngineOptions,
 ) -> None:
     """Tell whether a model fits a device, and how fast it may be.
 
@@ -70,13 +68,7 @@ def plan(
                 device,
                 context=context,
                 concurrency=concurrency,
-                dtype=dtype,
-                quantization=quantization,
-                kv_cache_dtype=kv_cache_dtype,
-                block_size=block_size,
-                enable_expert_parallel=enable_expert_parallel,
-                max_num_batched_tokens=max_num_batched_tokens,
-                memory_utilization=memory_utilization,
+                **engine.settings(),
                 memory_bytes=memory_bytes,
                 compiler_env=compiler_env,
             )

@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from jpaged.cli.engine_options import RequestOptions, with_engine_options
+from jpaged.cli.engine_options import EngineOptions, with_engine_options
 from jpaged.cli.options import Model, bad_parameters, check_place, check_serve_extra
 
 AGAIN = 75
 """Exit status of a run that has not answered all (EX_TEMPFAIL)."""
 
 
-@with_engine_options
+@with_engine_options("requests")
 def run_batch(
     requests_file: Annotated[Path, typer.Argument(metavar="IN", exists=True, dir_okay=False, help="A request a line.")],
     answers_file: Annotated[Path, typer.Argument(metavar="OUT", dir_okay=False, help="Gets an answer a line.")],
@@ -26,7 +26,7 @@ def run_batch(
     tool_parser: Annotated[str | None, typer.Option(help="Form of tool calls: hermes, llama3 or mistral.")] = None,
     reasoning_parser: Annotated[str | None, typer.Option(help="think tells <think>...</think> apart.")] = None,
     *,
-    engine: RequestOptions,
+    engine: EngineOptions,
 ) -> None:
     """Answer a file of requests in OpenAI's batch format.
 

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from jpaged.cli.engine_options import ServeOptions, with_engine_options
+from jpaged.cli.engine_options import EngineOptions, with_engine_options
 from jpaged.cli.options import bad_parameters, check_otel_extra, check_serve_extra
 
 
-@with_engine_options
+@with_engine_options("serve")
 def serve(
     model: Annotated[str, typer.Argument(help="Alias (smollm2-135m), hub id, folder, .gguf file or saved checkpoint.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -70,7 +70,7 @@ def serve(
         bool, typer.Option("--log-prompts", help="Write prompts and outputs into the log, a line a request.")
     ] = False,
     *,
-    engine: ServeOptions,
+    engine: EngineOptions,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API does.
 

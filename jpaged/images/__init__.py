@@ -5,10 +5,10 @@ model's arrays and says how many tokens an image takes; `prompts` puts those tok
 jax, and Pillow only once there is an image: it comes with the extra ``images``.
 """
 
+from jpaged.image_sources import ImageSources
 from jpaged.images.pixels import Picture
 from jpaged.images.processors import ImageProcessor, PreparedImage, open_image_processor
 from jpaged.images.prompts import Placeholder, expand_ids, expand_text, find_spans
-from jpaged.images.settings import ImageSources
 from jpaged.images.sources import read_images
 
 __all__ = [

@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from jpaged.images.settings import ImageSources
+from jpaged.image_sources import ImageSources
 
 
 def read_file(path: Path, name: str, sources: ImageSources) -> bytes:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from jpaged.image_sources import ImageSources
 from jpaged.images.files import read_file
 from jpaged.images.pixels import Picture, decoded, is_pil, picture_of
-from jpaged.images.settings import ImageSources
 from jpaged.images.web import fetch
 
 _SHOWN = 80

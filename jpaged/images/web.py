@@ -12,7 +12,7 @@ from threading import Timer
 from time import monotonic
 from urllib.parse import urljoin, urlsplit
 
-from jpaged.images.settings import DEFAULT_PORTS, ImageSources
+from jpaged.image_sources import DEFAULT_PORTS, ImageSources
 
 _MOST_REDIRECTS = 3
 _REDIRECTS = (301, 302, 303, 307, 308)

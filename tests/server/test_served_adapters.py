@@ -6,11 +6,12 @@ import asyncio
 import json
 
 import pytest
+import typer
 from live_server import SETTINGS, LiveServer
 from lora_checkpoints import save_adapter
 
 from jpaged import LLM, AsyncLLM, SamplingParams
-from jpaged.cli.engine_options import ServeOptions
+from jpaged.cli.engine_options import EngineOptions, with_engine_options
 from jpaged.server.app import create_app
 from jpaged.server.batch import BatchRequest, run_batch
 from jpaged.server.settings import ServerSettings
@@ -69,11 +70,23 @@ def test_an_adapter_may_not_have_the_models_name(adapted):
         LiveServer(AsyncLLM.from_llm(adapted), ServerSettings(model="poet", port=0))
 
 
+def settings_given(**flags):
+    """Return the settings that `jpaged serve` makes of some flags."""
+    made = []
+
+    @with_engine_options("serve")
+    def command(*, engine: EngineOptions) -> None:
+        made.append(engine.settings())
+
+    command(**flags)
+    return made[0]
+
+
 def test_the_command_line_takes_names_with_folders():
-    settings = ServeOptions(lora_modules=["a=/x", "b=/y=z"], max_loras=2).settings()
+    settings = settings_given(lora_modules=["a=/x", "b=/y=z"], max_loras=2)
     assert settings["lora_modules"] == {"a": "/x", "b": "/y=z"} and settings["enable_lora"]
-    assert not ServeOptions().settings()["enable_lora"]
-    with pytest.raises(ValueError, match="lora_modules='a' must be name=folder"):
-        ServeOptions(lora_modules=["a"]).settings()
-    with pytest.raises(ValueError, match="two folders one name: a, a"):
-        ServeOptions(lora_modules=["a=x", "a=y"]).settings()
+    assert not settings_given()["enable_lora"]
+    with pytest.raises(typer.BadParameter, match="lora_modules='a' must be name=folder"):
+        settings_given(lora_modules=["a"])
+    with pytest.raises(typer.BadParameter, match="two folders one name: a, a"):
+        settings_given(lora_modules=["a=x", "a=y"])

@@ -23,7 +23,7 @@ from jpaged.engine.saved_state.loading import check_fresh, load
 from jpaged.engine.saved_state.written import Written
 from jpaged.errors import StateRefused
 from jpaged.execution.mesh import is_local
-from jpaged.images.settings import ImageSources
+from jpaged.image_sources import ImageSources
 from jpaged.outputs import SavedState
 from jpaged.pyramid_kv import PyramidKV
 from jpaged.scheduling import Request

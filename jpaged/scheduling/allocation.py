@@ -1,12 +1,16 @@
-"""The allocation of running sequences: blocks of the pool and a slot of the batch."""
+"""The allocation of running sequences: blocks of the pool, a slot of the batch, and forks.
+
+Sequences of one request that begin alike compute what they share once (PagedAttention, section 4.4). The first
+computes it; every other is forked from the one it shares most with, as soon as that has computed what they share. A new
+request of n outputs forks n - 1 of them at the end of its prompt and draws all n from one row. A preempted request is
+rebuilt in the same way from prompt and generated tokens, as the tree that its sequences form."""
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from jpaged.memory import BlockCopy, MemoryManager, SwapCopy
-from jpaged.scheduling.adapting import Adapting
-from jpaged.scheduling.encoding import Encoding, Reach
-from jpaged.scheduling.forks import plan_forks, tokens_to_fork
-from jpaged.scheduling.prompt_end import tokens_before_end
+from jpaged.scheduling.holds import Adapting, Encoding, Reach
 from jpaged.scheduling.request import Request, Sequence
 from jpaged.scheduling.step import Chunk
 
@@ -201,3 +205,50 @@ class Allocation:
     def drop(self, seq: Sequence) -> None:
         """Give up the sequence's blocks, in the pool or in host memory, but not its place in the batch."""
         self.memory.free(seq.seq_id)
+
+
+def plan_forks(live: list[Sequence]) -> None:
+    """Say for each sequence of a request, none of which has blocks, which earlier one it is to be forked from: the
+    first that shares most with it."""
+    outputs = [seq.output_token_ids for seq in live]  # they have the prompt in common
+    for number, seq in enumerate(live):
+        seq.parent, seq.fork_at = None, 0
+        for other, output in zip(live[:number], outputs, strict=False):
+            shared = seq.num_prompt + num_common(output, outputs[number])
+            if shared > seq.fork_at:
+                seq.parent, seq.fork_at = other, shared
+            if shared == len(seq.token_ids):  # nobody shares more
+                break
+
+
+def num_common(a: list[int], b: list[int]) -> int:
+    """Return how many tokens two outputs have in common before they differ."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+def tokens_to_fork(sequences: list[Sequence], seq: Sequence) -> int:
+    """Return the most tokens `seq` may compute in one chunk, which has to end where one of `sequences` is forked from
+    it."""
+    ends = (child.fork_at for child in sequences if child.parent is seq and child.fork_at > seq.num_computed)
+    return min(ends, default=seq.num_tokens) - seq.num_computed
+
+
+def children_due(sequences: list[Sequence], seq: Sequence) -> list[Sequence]:
+    """Return those of `sequences` to be forked from `seq` now that its computation is planned up to `num_computed`."""
+    return [child for child in sequences if child.parent is seq and child.fork_at == seq.num_computed]
+
+
+def tokens_before_end(seq: Sequence, most: int, tail: int) -> int:
+    """Return how many of a sequence's next `most` tokens one chunk may take.
+
+    A chunk ends with the prompt, and the last `tail` tokens of a prompt (all of a shorter one) are computed together,
+    so that one step has their queries. 0 where `most` are too few for that.
+
+    Args:
+        tail: what the layers' policies ask for, see `Policy.prompt_tail`; 0 = chunks end anywhere. It is at most what
+            one prompt gets in a step, however many decodes there are.
+    """
+    rest = seq.num_prompt - seq.num_computed
+    if tail == 0 or rest <= 0:
+        return most
+    return rest if most >= rest else max(0, min(most, rest - tail))

@@ -8,17 +8,16 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from jpaged.memory import BlockCopy
-from jpaged.scheduling.allocation import Allocation
-from jpaged.scheduling.disk_reads import DiskReads
-from jpaged.scheduling.next_tokens import NextTokens
+from jpaged.scheduling.allocation import Allocation, tokens_before_end
+from jpaged.scheduling.disk_prefetch import DiskPrefetch
 from jpaged.scheduling.order import service_order, urgency
+from jpaged.scheduling.planning import NextTokens
 from jpaged.scheduling.preemption import Preemption
-from jpaged.scheduling.prompt_end import tokens_before_end
 from jpaged.scheduling.request import Request, Sequence, Status
 from jpaged.scheduling.room import Room
 from jpaged.scheduling.shared_prefills import SharedPrefills
 from jpaged.scheduling.step import Chunk
-from jpaged.scheduling.step_builder import StepPlan
+from jpaged.scheduling.step_plan import StepPlan
 
 
 class Entrance:
@@ -28,7 +27,7 @@ class Entrance:
         waiting, running, swapped: the unfinished requests, each list in service order.
         allocation: the blocks and slots of the running sequences.
         room: says whether a request has room in the batch.
-        disk_reads: reads blocks from disk for requests that wait.
+        disk_prefetch: reads blocks from disk for requests that wait.
     """
 
     waiting: list[Request]
@@ -37,7 +36,7 @@ class Entrance:
     allocation: Allocation
     preemption: Preemption
     room: Room
-    disk_reads: DiskReads
+    disk_prefetch: DiskPrefetch
     _next_tokens: NextTokens
     _shared_prefills: SharedPrefills
     _max_chunk: int
@@ -112,7 +111,7 @@ class Entrance:
                 return False
         if self._shared_prefills.worth_waiting(request, plan):
             return False
-        if self.disk_reads.worth_waiting(request, is_idle=not self.running):
+        if self.disk_prefetch.worth_waiting(request, is_idle=not self.running):
             return False
         planned = None if request.alone else self._place(request, live, plan, is_enough, None)
         if planned is None and not self.running:
@@ -131,7 +130,7 @@ class Entrance:
             request.num_cached_tokens = first.num_computed
         request.status = Status.RUNNING
         request.end_pause()
-        self.disk_reads.let_go(request)
+        self.disk_prefetch.let_go(request)
         self.waiting.remove(request)
         insort(self.running, request, key=service_order)
         self._next_tokens.put(request, chunks, copies, plan)
@@ -151,7 +150,7 @@ class Entrance:
         if not self._make_room(request, plan, is_enough):
             self.allocation.detach(live[0])
             return None
-        if most_cached is None and self.disk_reads.has_read(request):  # not before there is room for all of it
+        if most_cached is None and self.disk_prefetch.has_read(request):  # not before there is room for all of it
             self.allocation.detach(live[0])
             self.allocation.attach(request, live[0], None, from_disk=True)
         return self.allocation.place(request, live, plan.left - plan.reserved, self._max_chunk, most_cached)

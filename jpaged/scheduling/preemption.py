@@ -11,7 +11,7 @@ from typing import Literal
 from jpaged.memory import BlockCopy
 from jpaged.scheduling.allocation import Allocation
 from jpaged.scheduling.request import Request, Status
-from jpaged.scheduling.step_builder import StepPlan, missing_tokens
+from jpaged.scheduling.step_plan import StepPlan, missing_tokens
 
 logger = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ from jpaged.pooling_params import Pooling
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling.beam import BeamSearch
 from jpaged.scheduling.hooks import StopSearch, TokenRules
-from jpaged.scheduling.prompt_image import PromptImage
+from jpaged.scheduling.inputs import PromptImage
 from jpaged.scheduling.top_tokens import TokenRanking
 
 if TYPE_CHECKING:
-    from jpaged.scheduling.adapter import Adapter
+    from jpaged.scheduling.inputs import Adapter
 
 
 class Status(Enum):

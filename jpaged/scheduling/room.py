@@ -9,7 +9,7 @@ from jpaged.memory import Fit, Lifetime, MemoryManager, Need, ReclaimEstimate
 from jpaged.scheduling.allocation import Allocation
 from jpaged.scheduling.order import urgency
 from jpaged.scheduling.request import Request, Sequence, Status
-from jpaged.scheduling.step_builder import StepPlan, missing_tokens
+from jpaged.scheduling.step_plan import StepPlan, missing_tokens
 
 
 class Room:

@@ -9,24 +9,22 @@ from collections.abc import Sequence as Seq
 
 from jpaged.memory import MemoryManager
 from jpaged.outputs import FinishReason
-from jpaged.scheduling.adapting import Adapting
 from jpaged.scheduling.allocation import Allocation
 from jpaged.scheduling.beam_sequences import offer
-from jpaged.scheduling.disk_reads import DiskReads
-from jpaged.scheduling.drafting import Drafting, drafts_kept
-from jpaged.scheduling.encoding import Encoding
+from jpaged.scheduling.disk_prefetch import DiskPrefetch
 from jpaged.scheduling.entrance import Entrance
-from jpaged.scheduling.next_tokens import NextTokens
+from jpaged.scheduling.holds import Adapting, Encoding
 from jpaged.scheduling.order import SchedulingPolicy, service_order, urgency
-from jpaged.scheduling.plain_decodes import plan_decodes
+from jpaged.scheduling.planning import NextTokens, plan_decodes
 from jpaged.scheduling.preemption import Preemption, PreemptionMode
 from jpaged.scheduling.request import Request, Sequence, Status
 from jpaged.scheduling.restart import begin_again
 from jpaged.scheduling.room import Room
 from jpaged.scheduling.shared_prefills import SharedPrefills
 from jpaged.scheduling.speculation import Speculation
+from jpaged.scheduling.speculation.drafting import Drafting, drafts_kept
 from jpaged.scheduling.step import ScheduledStep
-from jpaged.scheduling.step_builder import StepPlan, decodes_due
+from jpaged.scheduling.step_plan import StepPlan, decodes_due
 from jpaged.scheduling.stops import find_stop, token_stop
 from jpaged.scheduling.top_tokens import TopTokens
 
@@ -90,7 +88,7 @@ class Scheduler(Entrance):
         self.preemption = Preemption(self.allocation, preemption_mode)
         self.room = Room(memory, self.allocation, self.running)
         self._shared_prefills = SharedPrefills(memory, max_num_batched_tokens, self._max_chunk)
-        self.disk_reads = DiskReads(memory, max_num_batched_tokens)
+        self.disk_prefetch = DiskPrefetch(memory, max_num_batched_tokens)
 
     @property
     def has_work(self) -> bool:
@@ -139,7 +137,7 @@ class Scheduler(Entrance):
         else:
             request.arrival_number = self.num_added
             self.num_added += 1
-        self.disk_reads.arrived(request)
+        self.disk_prefetch.arrived(request)
         insort(self.waiting, request, key=service_order)
         # Last: after an exception `restart` must not keep a request that the caller was never given back.
         self._unfinished[request.request_id] = request
@@ -171,7 +169,7 @@ class Scheduler(Entrance):
             s.needs_host and s.num_pending for r in self.running for s in r.sequences if s.finish_reason is None
         ):
             return ScheduledStep()
-        self.disk_reads.begin_step()
+        self.disk_prefetch.begin_step()
         plan = StepPlan(self.max_num_batched_tokens, self.memory.swap_space.take_dropped())
         plan.free_rows = self._free_rows
         self._plan_running(plan)
@@ -180,7 +178,7 @@ class Scheduler(Entrance):
                 pass
         plan.encodes = self.encoding.take_encodes()
         plan.loads = self.allocation.adapting.take_loads()
-        self.disk_reads.end_step(plan)
+        self.disk_prefetch.end_step(plan)
         return plan.step()
 
     @property
@@ -214,7 +212,7 @@ class Scheduler(Entrance):
                 self.allocation.commit(seq)
         self.encoding.dispatched(step.encodes, step.reads)
         self.allocation.adapting.dispatched(step.loads)
-        self.disk_reads.dispatched(step)
+        self.disk_prefetch.dispatched(step)
 
     def update(
         self, step: ScheduledStep, tokens: Seq[int], logprobs: Seq[float], top: TopTokens | None = None
@@ -223,7 +221,7 @@ class Scheduler(Entrance):
         tokens; return the requests that finished."""
         finished: list[Request] = []
         went_on: dict[Sequence, Request] = {}
-        self.disk_reads.updated(step)
+        self.disk_prefetch.updated(step)
         now, speculates = time.monotonic(), self.speculation is not None
         for row, (sample, token, logprob) in enumerate(zip(step.samples, tokens, logprobs, strict=True)):
             request, seq, chunk = sample
@@ -293,7 +291,7 @@ class Scheduler(Entrance):
         that turns out to have ended is finished.
         """
         self.allocation.clear()
-        self.disk_reads.clear()
+        self.disk_prefetch.clear()
         for queue in (self.waiting, self.running, self.swapped):
             queue.clear()
         for request in list(self._unfinished.values()):
@@ -313,7 +311,7 @@ class Scheduler(Entrance):
 
     def _forget(self, request: Request) -> None:
         self._queue(request).remove(request)
-        self.disk_reads.let_go(request)
+        self.disk_prefetch.let_go(request)
         self.encoding.let_go(request)
         self.allocation.adapting.let_go(request)
         request.status = Status.FINISHED

@@ -9,7 +9,7 @@ from jpaged.memory.predicted_prefixes import STEP_OVERHEAD
 from jpaged.memory.spans import in_common, last_end
 from jpaged.scheduling.order import service_order
 from jpaged.scheduling.request import Request
-from jpaged.scheduling.step_builder import StepPlan
+from jpaged.scheduling.step_plan import StepPlan
 
 
 class SharedPrefills:

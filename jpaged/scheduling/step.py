@@ -17,8 +17,7 @@ if TYPE_CHECKING:
         StoredImage,
         SwapCopy,
     )
-    from jpaged.scheduling.adapter import Adapter
-    from jpaged.scheduling.prompt_image import PromptImage
+    from jpaged.scheduling.inputs import Adapter, PromptImage
     from jpaged.scheduling.request import Request, Sequence
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
 from jpaged.lora_request import LoRARequest
-from jpaged.scheduling.adapter import Adapter
+from jpaged.scheduling.inputs import Adapter
 
 LoRA: TypeAlias = LoRARequest | str
 """An adapter, or the name of one that the engine knows."""

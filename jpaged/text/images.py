@@ -22,7 +22,7 @@ from jpaged.images import (
     open_image_processor,
     read_images,
 )
-from jpaged.scheduling.prompt_image import PromptImage, joined
+from jpaged.scheduling.inputs import PromptImage, joined
 
 _MOST_PREPARED = 8
 """Prepared images that are remembered, as the same image tends to come in several prompts."""

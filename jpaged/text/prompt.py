@@ -8,7 +8,7 @@ from functools import partial
 from operator import index
 from typing import Any, cast
 
-from jpaged.scheduling.prompt_image import PromptImage
+from jpaged.scheduling.inputs import PromptImage
 from jpaged.text.chat_template import ChatOptions, Messages, images_in, templated
 from jpaged.text.images import ImageInputs, images_of
 from jpaged.validation import boolean, check_unicode, integer

@@ -13,7 +13,7 @@ from thorough import examples
 from unpaged import alone
 
 from jpaged.memory import Adapters, GroupSpec
-from jpaged.scheduling.adapter import Adapter
+from jpaged.scheduling.inputs import Adapter
 
 FULL = group("full", layer_bytes=4)
 GROUPS = [FULL, GroupSpec("adapters", 8, 1, 1, Adapters())]

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jpaged.scheduling.speculation.acceptance import Acceptance
-from jpaged.scheduling.speculation.draft_length import StepCosts, best_length
-from jpaged.scheduling.speculation.ngram_index import MOST_COMPARED, Match, NGramIndex, continuation
+from jpaged.scheduling.speculation.base import Acceptance, StepCosts, best_length
+from jpaged.scheduling.speculation.ngram import MOST_COMPARED, Match, NGramIndex, continuation
 
 COSTS = StepCosts(token=0.05, verifying=0.2)
 

@@ -15,7 +15,7 @@ from thorough import examples
 from unpaged import alone, feature
 
 from jpaged.memory import Fit, GroupSpec, ImageFeatures, Need
-from jpaged.scheduling.prompt_image import PromptImage, joined
+from jpaged.scheduling.inputs import PromptImage, joined
 
 PIXEL = 9
 """Every image token's id."""

@@ -25,7 +25,7 @@ from unpaged import hash_model
 
 from jpaged.memory import Adapters, GroupSpec, ImageFeatures, Pins
 from jpaged.sampling_params import BeamSearchParams
-from jpaged.scheduling import Request, Scheduler, Status, disk_reads
+from jpaged.scheduling import Request, Scheduler, Status, disk_prefetch
 
 PREFIX = [2, 7, 1, 8, 2, 8, 1, 8, 2]
 NUM_SLOTS = 4
@@ -293,7 +293,7 @@ def check(play: Play, requests: list[Request], name: str) -> None:
 @pytest.fixture(autouse=True)
 def no_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fake disk goes on with the device's steps and not with the clock."""
-    monkeypatch.setattr(disk_reads, "LONGEST_STOP", 0.0)
+    monkeypatch.setattr(disk_prefetch, "LONGEST_STOP", 0.0)
 
 
 def test_the_workloads_acquire_and_release_whatever_there_is():

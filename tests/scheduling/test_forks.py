@@ -7,8 +7,8 @@ from fake_device import Loop
 from small_schedulers import group, make_request, make_scheduler
 from unpaged import alone
 
-from jpaged.scheduling import Sequence, forks
-from jpaged.scheduling.forks import num_common, plan_forks, tokens_to_fork
+from jpaged.scheduling import Sequence, allocation
+from jpaged.scheduling.allocation import num_common, plan_forks, tokens_to_fork
 
 
 def outputs(request) -> list[list[int]]:
@@ -189,7 +189,7 @@ def test_new_outputs_are_each_compared_with_one_other_and_never_by_their_prompt(
         compared.append((a, b))
         return num_common(a, b)
 
-    monkeypatch.setattr(forks, "num_common", counted)
+    monkeypatch.setattr(allocation, "num_common", counted)
     live = make_request(50, width=40).sequences
     plan_forks(live)
     assert {(seq.parent, seq.fork_at) for seq in live[1:]} == {(live[0], 50)}

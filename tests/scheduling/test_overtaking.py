@@ -13,7 +13,7 @@ from unpaged import alone
 
 from jpaged.scheduling import Request, Scheduler, Status
 from jpaged.scheduling.room import Room
-from jpaged.scheduling.step_builder import missing_tokens
+from jpaged.scheduling.step_plan import missing_tokens
 
 MODES = ["recompute", "swap"]
 

@@ -9,8 +9,8 @@ from small_schedulers import group, make_request, make_scheduler
 from thorough import examples
 
 from jpaged.scheduling import scheduler as scheduler_module
-from jpaged.scheduling.plain_decodes import plan_decodes
-from jpaged.scheduling.step_builder import StepPlan
+from jpaged.scheduling.planning import plan_decodes
+from jpaged.scheduling.step_plan import StepPlan
 
 GROUPS = {"full": [group("full")], "window": [group("full", layer_bytes=4), group("window", window=5, layer_bytes=4)]}
 

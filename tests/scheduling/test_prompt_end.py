@@ -8,7 +8,7 @@ from small_schedulers import group, make_request, make_scheduler
 from unpaged import alone
 
 from jpaged.scheduling import Sequence
-from jpaged.scheduling.prompt_end import tokens_before_end
+from jpaged.scheduling.allocation import tokens_before_end
 
 
 def chunks_of(loop: Loop, request) -> list[tuple[int, int]]:

@@ -19,8 +19,15 @@ from jpaged import NGram
 from jpaged.memory.saving import held_blocks, load_memory, memory_data
 from jpaged.sampling_params import RequestOutputKind, SamplingParams
 from jpaged.scheduling import Request, Sequence, Status
-from jpaged.scheduling.saving import load_request, load_scheduler, request_data, scheduler_data
-from jpaged.scheduling.saving.saved_requests import REQUEST_FIELDS, SEQUENCE_FIELDS, TIMES
+from jpaged.scheduling.saving import (
+    REQUEST_FIELDS,
+    SEQUENCE_FIELDS,
+    TIMES,
+    load_request,
+    load_scheduler,
+    request_data,
+    scheduler_data,
+)
 from jpaged.scheduling.top_tokens import TokenRanking
 from jpaged.structured_outputs import StructuredOutputsParams
 

@@ -12,7 +12,7 @@ from jpaged.execution.caches.adapters import AdapterCache
 from jpaged.loading.lora.peft_folder import LowRank, PeftAdapter
 from jpaged.loading.lora.sites import Place
 from jpaged.model_api import AdapterSite
-from jpaged.scheduling.adapter import Adapter
+from jpaged.scheduling.inputs import Adapter
 
 Part = tuple[Place, LowRank]
 

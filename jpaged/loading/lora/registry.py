@@ -12,7 +12,7 @@ from jpaged.loading.lora.packing import packed
 from jpaged.loading.lora.peft_folder import read_peft_folder
 from jpaged.loading.lora.sites import find_sites
 from jpaged.lora_request import LoRARequest
-from jpaged.scheduling.adapter import Adapter
+from jpaged.scheduling.inputs import Adapter
 
 
 class AdapterRegistry:

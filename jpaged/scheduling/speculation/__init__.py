@@ -4,9 +4,8 @@ Host only. `Speculation` is what the scheduler asks; `NGramSpeculation` looks dr
 `DeviceSpeculation` leaves them to the device.
 """
 
-from jpaged.scheduling.speculation.device_speculation import DeviceSpeculation
-from jpaged.scheduling.speculation.draft_length import StepCosts
-from jpaged.scheduling.speculation.ngram_speculation import NGramSpeculation
-from jpaged.scheduling.speculation.speculation import Speculation
+from jpaged.scheduling.speculation.base import Speculation, StepCosts
+from jpaged.scheduling.speculation.device import DeviceSpeculation
+from jpaged.scheduling.speculation.ngram import NGramSpeculation
 
 __all__ = ["DeviceSpeculation", "NGramSpeculation", "Speculation", "StepCosts"]

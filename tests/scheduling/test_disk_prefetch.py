@@ -14,7 +14,7 @@ from thorough import examples
 from unpaged import alone
 
 from jpaged.memory.disk import BreakEven, reading
-from jpaged.scheduling import Request, disk_reads
+from jpaged.scheduling import Request, disk_prefetch
 
 FULL = [group()]
 PROMPT = [*range(1, 10), 3, 1, 4, 1, 5, 9, 2, 6]  # 17 tokens: four full blocks and one more token
@@ -24,7 +24,7 @@ PROMPT = [*range(1, 10), 3, 1, 4, 1, 5, 9, 2, 6]  # 17 tokens: four full blocks 
 def no_stops():
     """A fake disk goes on with the device's steps and not with the clock."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(disk_reads, "LONGEST_STOP", 0.0)
+        patch.setattr(disk_prefetch, "LONGEST_STOP", 0.0)
         yield
 
 
@@ -120,7 +120,7 @@ def test_a_read_that_does_not_end_is_given_up():
     loop = disk_loop(delay=10**9)
     serve(loop, make_request(PROMPT, 4), *others())
     now = [0.0]
-    loop.scheduler.disk_reads._clock = lambda: now[0]
+    loop.scheduler.disk_prefetch._clock = lambda: now[0]
     again = make_request(PROMPT, 4)
     loop.scheduler.add(again)
     assert not loop.step().chunks
@@ -159,7 +159,7 @@ def test_what_is_computed_faster_than_read_is_computed():
 def test_steps_with_prompts_tell_what_computing_a_token_takes():
     loop = disk_loop(64, budget=32)
     ticks = iter(range(10**6))
-    loop.scheduler.disk_reads._clock = lambda: float(next(ticks))
+    loop.scheduler.disk_prefetch._clock = lambda: float(next(ticks))
     loop.run(*(make_request([which] * 30, 2) for which in range(4)))
     assert 0 < loop.scheduler.memory.disk.stats().seconds_per_token <= 1
 

@@ -1,4 +1,4 @@
-"""When blocks are read from disk: as a request is queued, and again when its turn comes; and who waits for them."""
+"""Reads blocks from disk ahead: when a request is queued, and again when it comes into the batch next."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from jpaged.scheduling.request import Request
 from jpaged.scheduling.step import ScheduledStep
 
 if TYPE_CHECKING:
-    from jpaged.scheduling.step_builder import StepPlan
+    from jpaged.scheduling.step_plan import StepPlan
+
 
 TIMED_TOKENS = 64
 """Prompt tokens from which on a step's time tells what computing a token takes; half of the budget, if that is less."""
@@ -21,7 +22,7 @@ LONGEST_STOP = 0.01
 """Seconds that planning waits for a read where nothing else can run: signals wait as long."""
 
 
-class DiskReads:
+class DiskPrefetch:
     """Asks the memory to read ahead for requests that wait, and tells it what steps cost.
 
     Args:

@@ -1,4 +1,4 @@
-"""Which sequences of a step get drafts, which samples of drafts count, and what is learnt from them."""
+"""Decides which sequences of a step get drafts, and learns from the samples that verify them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jpaged.scheduling.allocation import Allocation
 from jpaged.scheduling.request import Request, Sequence
 from jpaged.scheduling.speculation import Speculation
 from jpaged.scheduling.step import Chunk, ScheduledStep
-from jpaged.scheduling.step_builder import StepPlan
+from jpaged.scheduling.step_plan import StepPlan
 
 
 class Drafting:

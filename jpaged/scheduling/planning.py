@@ -1,18 +1,17 @@
-"""Plans which tokens of a running request come next, with the blocks, drafts and images that they take."""
+"""Plans the next tokens of running requests, with the blocks, drafts and images that they take."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 
 from jpaged.memory import BlockCopy
-from jpaged.scheduling.allocation import Allocation
-from jpaged.scheduling.drafting import Drafting
-from jpaged.scheduling.encoding import Encoding
-from jpaged.scheduling.forks import children_due, tokens_to_fork
-from jpaged.scheduling.prompt_end import tokens_before_end
+from jpaged.scheduling.allocation import Allocation, children_due, tokens_before_end, tokens_to_fork
+from jpaged.scheduling.holds import Encoding
 from jpaged.scheduling.request import Request, Sequence
-from jpaged.scheduling.step import Chunk
-from jpaged.scheduling.step_builder import StepPlan, missing_tokens, source_row
+from jpaged.scheduling.speculation.drafting import Drafting
+from jpaged.scheduling.step import Chunk, Sample
+from jpaged.scheduling.step_plan import StepPlan, missing_tokens, source_row
 
 MakeRoom = Callable[[Sequence, list[BlockCopy]], bool]
 """Frees memory for a sequence, whose request has these copies planned so far; False = its request is not to go on."""
@@ -98,3 +97,37 @@ class NextTokens:
                     self._allocation.fork(chunk.seq, child)
                     if child.num_computed == child.num_tokens:
                         plan.sample(request, child, chunk)
+
+
+def plan_decodes(running: list[Request], position: int, plan: StepPlan, allocation: Allocation) -> int:
+    """Plan the next tokens of running requests from `position` on; return the position of the first one that is not
+    plain, has several sequences, has not exactly one token to compute, or finds no block for it.
+
+    Drafts are not considered: it is for schedulers without speculation.
+    """
+    decodes, samples, new = plan.decodes, plan.samples, tuple.__new__
+    first = row = len(samples)
+    for request in islice(running, position, None):
+        seq, *others = request.sequences
+        start, pending = seq.num_computed, seq.num_pending
+        end = start + 1
+        is_last = end >= request.max_total_tokens
+        if others or is_last or not request.is_plain or end != len(seq.token_ids) + pending:
+            break
+        tables = None
+        if end > seq.capacity:
+            copies = allocation.allocate(seq, end)
+            if copies is None:
+                break
+            plan.copies += copies
+            tables = allocation.tables(seq)
+        # `tuple.__new__` is what `Chunk(...)` comes to, without its call in between: it counts here.
+        chunk = new(Chunk, (seq, start, 1, seq.pending_row if pending else -1, tables, ()))
+        decodes.append(chunk)
+        samples.append(new(Sample, (request, seq, chunk)))
+        seq.num_computed, seq.num_pending, seq.pending_row = end, pending + 1, row
+        row += 1
+    planned = row - first
+    plan.left -= planned
+    plan.reserved -= planned
+    return position + planned

@@ -1,14 +1,14 @@
-"""An image in a prompt: which tokens stand for it, and what its encoder takes."""
+"""The images and the adapter of a request, as they lie on the host."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, UInt8
 
 from jpaged.memory import TokenSpan
 
@@ -77,3 +77,30 @@ def _together(run: Sequence[PromptImage]) -> PromptImage:
     features = sum(image.features for image in run)
     length = run[-1].stop - run[0].start
     return PromptImage(run[0].start, length, name.digest(), features, {}, run[0].whole, tuple(run))
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """A low-rank adapter, as it lies on the host.
+
+    Attributes:
+        name: what requests call it.
+        digest: names its content: equal for equal matrices and scales only.
+        blocks: what its blocks in the pool hold, on each shard.
+        site_blocks: how many of them, in order, each of the model's adapted sites has; 0 where it adapts none.
+    """
+
+    name: str
+    digest: bytes
+    blocks: UInt8[np.ndarray, "shards blocks bytes"] = field(repr=False)
+    site_blocks: tuple[int, ...]
+
+    @property
+    def num_blocks(self) -> int:
+        """Return how many blocks of the pool it takes."""
+        return self.blocks.shape[1]
+
+    @property
+    def salt(self) -> tuple[str, str]:
+        """Return what keeps the KV that is computed with it apart in the prefix cache."""
+        return self.name, self.digest.hex()

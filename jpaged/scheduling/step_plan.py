@@ -1,4 +1,4 @@
-"""A step while it is being made, and what a sequence still has to compute."""
+"""A step while it is being made, and the tokens that a sequence still has to compute."""
 
 from __future__ import annotations
 

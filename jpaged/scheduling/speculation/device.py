@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jpaged.scheduling.request import Sequence
-from jpaged.scheduling.speculation.acceptance import Acceptance
-from jpaged.scheduling.speculation.draft_length import StepCosts, best_length
-from jpaged.scheduling.speculation.speculation import Speculation
+from jpaged.scheduling.speculation.base import Acceptance, Speculation, StepCosts, best_length
 from jpaged.scheduling.step import UNKNOWN
 
 _EXPECTED, _WEIGHT = 0.7, 16.0

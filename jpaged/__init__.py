@@ -91,7 +91,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     if not name.startswith("_"):
-        import_module("jpaged.vllm_requests").refuse_import(__name__, name)
+        import_module("jpaged.vllm_compat").refuse_import(__name__, name)
     raise AttributeError(f"module 'jpaged' has no attribute {name!r}")
 
 

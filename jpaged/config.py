@@ -155,6 +155,7 @@ class EngineConfig:
         None,
         optional(whole(1)),
         flag=Flag(commands="batch", least=8, help="Tokens of a KV block; default: 128 on TPUs, 16 elsewhere."),
+        none_is_default=True,
     )
     """Number of tokens in a block; a multiple of 8. None takes 128 on TPUs, the width of their reads, and 16
     elsewhere."""
@@ -169,6 +170,7 @@ class EngineConfig:
         None,
         optional(whole(1)),
         flag=Flag(commands="batch", least=1, help="Sequences that run at once; default: by the device."),
+        none_is_default=True,
     )
     """Most sequences that run at once, at most max_num_batched_tokens. None chooses by the device and its memory, from
     64 on a CPU to 256."""
@@ -177,6 +179,7 @@ class EngineConfig:
         None,
         optional(whole(1)),
         flag=Flag(commands="batch", least=1, help="Token budget of a step; default: by the device."),
+        none_is_default=True,
     )
     """Most tokens of a step, at least max_num_seqs. None chooses by the device and its memory, from 512 on a CPU to
     8192."""

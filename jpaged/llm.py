@@ -16,7 +16,7 @@ from jpaged.text.adapters import LoRA, one_lora_each
 from jpaged.text.batch import conversations, one_each, priorities, several
 from jpaged.text.chat_template import ChatArguments, ChatOptions, ContentFormat, Messages
 from jpaged.text.prompt import DEFAULT, Conversation, Prompt, Tokenization, chat_prompt
-from jpaged.vllm_names import engine_settings, missing_attribute
+from jpaged.vllm_compat import engine_settings, missing_attribute
 
 
 class LLM(PoolingHandle):
@@ -52,7 +52,7 @@ class LLM(PoolingHandle):
         from jpaged.engine.builder import build_engine  # imports jax, which takes a second
 
         name = str(model) if isinstance(model, Path) else model
-        config = EngineConfig(model=name, **engine_settings(settings))
+        config = EngineConfig(model=name, **engine_settings(settings, EngineConfig))
         super().__init__(build_engine(config))
         if config.background_compilation:
             from jpaged.engine.first_shapes import compile_while_serving
@@ -79,7 +79,7 @@ class LLM(PoolingHandle):
         """
         from jpaged.engine.compile_ahead import compile_programs
 
-        config = EngineConfig(model=str(model), **engine_settings(settings))
+        config = EngineConfig(model=str(model), **engine_settings(settings, EngineConfig))
         return compile_programs(config, folder, use_tqdm=use_tqdm)
 
     @classmethod
@@ -101,7 +101,7 @@ class LLM(PoolingHandle):
 
         saved = saved_settings(folder)
         model = settings.pop("model", saved.pop("model"))
-        llm = cls(model, **{**saved, **engine_settings(settings)})
+        llm = cls(model, **{**saved, **engine_settings(settings, EngineConfig)})
         try:
             llm.load_state(folder)
         except BaseException:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from jpaged.structured_outputs import StructuredOutputsParams
 from jpaged.validation import boolean, integer, number, several, texts
-from jpaged.vllm_requests import refuse_import, refuse_parameters
+from jpaged.vllm_compat import refuse_import, refuse_parameters
 
 _NUMBERS = (  # name, least, most, whether the least is out of range
     ("temperature", 0.0, 1e30, False),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from jpaged.validation import boolean, texts
-from jpaged.vllm_requests import refuse_shape_parameters
+from jpaged.vllm_compat import refuse_shape_parameters
 
 MOST_CHOICES = 10_000
 """Most texts of `choice`, and most values of the `enum`s of a schema."""

@@ -11,7 +11,7 @@ import dataclasses
 import re
 from collections.abc import Callable
 
-from jpaged import SamplingParams, vllm_names, vllm_requests
+from jpaged import SamplingParams, vllm_compat
 from jpaged.config import EngineConfig
 
 _PLACE = re.compile(r"<!-- table: (?P<name>\w+) -->")
@@ -24,9 +24,11 @@ def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
 
 def taken() -> str:
     """Return the settings that are taken under vLLM's name, with what they are here."""
-    rows = [(f"`{alias}`", f"`{name}`: one setting, two names") for alias, name in vllm_names._ALIASES.items()]
-    rows += [(f"`{name}`", f"only `{value}`: {why}") for name, (value, why) in vllm_names._ALWAYS.items()]
-    rows.append((f"`{vllm_names._DRAFTS}`", "`speculative`, translated from vLLM's mapping"))
+    rows = [
+        (f"`{alias}`", f"`{name}`: one setting, two names") for alias, name in vllm_compat.aliases(EngineConfig).items()
+    ]
+    rows += [(f"`{name}`", f"only `{value}`: {why}") for name, (value, why) in vllm_compat._ALWAYS.items()]
+    rows.append((f"`{vllm_compat._DRAFTS}`", "`speculative`, translated from vLLM's mapping"))
     same = [field.name for field in dataclasses.fields(EngineConfig) if field.name != "model"]
     rows += [(f"`{name}`", "the same name; see [Settings](api/config.md)") for name in sorted(same)]
     return _table(("setting", "here"), rows)
@@ -35,15 +37,15 @@ def taken() -> str:
 def instead() -> str:
     """Return the settings that are refused, with what to use, and the values of them that are taken."""
     rows = []
-    for name, text in sorted(vllm_names._INSTEAD.items()):
-        allowed = ", ".join(f"`{value!r}`" for value in vllm_names._SAME.get(name, ()))
+    for name, text in sorted(vllm_compat._INSTEAD.items()):
+        allowed = ", ".join(f"`{value!r}`" for value in vllm_compat._SAME.get(name, ()))
         rows.append((f"`{name}`", text + (f" (taken: {allowed})" if allowed else "")))
     return _table(("setting of vLLM", "what to use here"), rows)
 
 
 def attributes() -> str:
     """Return the methods and attributes of vLLM's LLM that ours lacks."""
-    rows = [(f"`LLM.{name}`", text) for name, text in sorted(vllm_names._ATTRIBUTES.items())]
+    rows = [(f"`LLM.{name}`", text) for name, text in sorted(vllm_compat._ATTRIBUTES.items())]
     return _table(("vLLM", "here"), rows)
 
 
@@ -56,10 +58,10 @@ def sampling() -> str:
 def refused() -> str:
     """Return the parameters, keys of prompts and imports that are refused, with what to use."""
     kinds = {
-        "SamplingParams({})": vllm_requests._PARAMETERS,
-        "StructuredOutputsParams({})": vllm_requests._SHAPE_PARAMETERS,
-        "prompt {}": vllm_requests._PROMPT_KEYS,
-        "import {}": vllm_requests._IMPORTS,
+        "SamplingParams({})": vllm_compat._PARAMETERS,
+        "StructuredOutputsParams({})": vllm_compat._SHAPE_PARAMETERS,
+        "prompt {}": vllm_compat._PROMPT_KEYS,
+        "import {}": vllm_compat._IMPORTS,
     }
     rows = [(f"`{kind.format(name)}`", text) for kind, names in kinds.items() for name, text in sorted(names.items())]
     return _table(("vLLM", "here"), rows)

@@ -8,7 +8,7 @@ from jpaged import DraftModel, Layers, NGram
 from jpaged.config import EngineConfig
 from jpaged.pyramid_kv import PyramidKV
 from jpaged.speculative import read_speculative
-from jpaged.vllm_names import engine_settings
+from jpaged.vllm_compat import engine_settings
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_settings_that_leave_no_place_for_drafts_are_refused(settings, message):
     ],
 )
 def test_speculative_config_means_what_it_does_in_vllm(config, wanted):
-    assert engine_settings({"speculative_config": config}) == {"speculative": wanted}
+    assert engine_settings({"speculative_config": config}, EngineConfig) == {"speculative": wanted}
 
 
 @pytest.mark.parametrize(
@@ -78,14 +78,14 @@ def test_speculative_config_means_what_it_does_in_vllm(config, wanted):
 )
 def test_what_has_no_meaning_here_is_refused_by_its_key(config, message):
     with pytest.raises(ValueError, match=message):
-        engine_settings({"speculative_config": config})
+        engine_settings({"speculative_config": config}, EngineConfig)
 
 
 def test_the_two_names_of_the_setting_exclude_each_other():
     config = {"method": "ngram", "num_speculative_tokens": 3}
     with pytest.raises(ValueError, match="one setting"):
-        engine_settings({"speculative_config": config, "speculative": NGram()})
-    assert engine_settings({"speculative_config": None, "speculative": None}) == {}
+        engine_settings({"speculative_config": config, "speculative": NGram()}, EngineConfig)
+    assert engine_settings({"speculative_config": None, "speculative": None}, EngineConfig) == {}
 
 
 @pytest.mark.parametrize(

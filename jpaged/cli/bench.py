@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from jpaged.cli.bench_serve import serve
 from jpaged.cli.engine_options import EngineOptions, with_engine_options
 from jpaged.cli.examples import examples
 from jpaged.cli.options import Model
 
-app = typer.Typer(help="Measure the engine.", no_args_is_help=True, epilog=examples("bench"), rich_markup_mode=None)
+_MOVED = ("eviction", "memory", "memory-real", "serving", "serving-sim", "sharing", "speculative")
+
+
+class _Commands(TyperGroup):
+    """The commands, and for a former one where its experiment went."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in _MOVED:
+            ctx.fail(
+                f"jpaged bench {args[0]} is no command of the package any more: run `python -m scripts.benchmarks` in "
+                "a checkout of the repository"
+            )
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    help="Measure the engine.",
+    no_args_is_help=True,
+    epilog=examples("bench"),
+    rich_markup_mode=None,
+    cls=_Commands,
+)
 app.command(epilog=examples("bench serve"))(serve)
 
 
@@ -37,26 +59,3 @@ def throughput(
     llm = engine.build(model)
     llm.warmup()
     typer.echo(str(run(llm, Lengths(num_prompts, mean_input, mean_output, sigma, seed))))
-
-
-def _moved(command: str, case: str) -> None:
-    """Add a hidden command that says where a former one of this name went."""
-
-    @app.command(command, hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-    def refuse() -> None:
-        raise typer.BadParameter(
-            f"jpaged bench {command} is no command of the package: run python -m scripts.benchmarks {case} in a "
-            f"checkout of the repository"
-        )
-
-
-for _name, _case in {
-    "memory": "memory",
-    "memory-real": "serve-real",
-    "serving-sim": "load",
-    "serving": "serve-real",
-    "sharing": "savings",
-    "speculative": "speculation",
-    "eviction": "eviction",
-}.items():
-    _moved(_name, _case)

@@ -90,3 +90,10 @@ def test_only_a_line_feed_ends_a_prompt_of_a_file(tmp_path):
 def test_the_version_is_the_packages():
     result = CliRunner().invoke(app, ["--version"])
     assert (result.exit_code, result.output) == (0, f"jpaged {jpaged.__version__}\n")
+
+
+@pytest.mark.parametrize("command", ["memory", "serving-sim", "speculative"])
+def test_a_benchmark_that_left_the_package_says_where_it_went(command):
+    result = CliRunner().invoke(app, ["bench", command, "--num-requests", "3"])
+    assert result.exit_code == 2 and f"jpaged bench {command} is no command" in result.output
+    assert "python -m scripts.benchmarks" in result.output

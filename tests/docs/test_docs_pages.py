@@ -16,9 +16,9 @@ from commands import ROOT
 from docs_markdown import code_blocks, section, title_and_summary
 
 import jpaged
-from jpaged import vllm_names
+from jpaged import vllm_compat
 from jpaged.config import EngineConfig
-from jpaged.vllm_names import engine_settings, missing_attribute
+from jpaged.vllm_compat import engine_settings, missing_attribute
 
 NAV = [page for _, page in docs_llms.nav(docs_llms.settings()["nav"])]
 
@@ -52,12 +52,12 @@ def test_every_public_name_is_in_the_reference():
 def test_every_setting_of_vllm_is_in_the_page_that_compares():
     page = docs_vllm.fill((ROOT / "docs" / "from_vllm.md").read_text())
     assert "<!-- table" not in page
-    for name in [*vllm_names._INSTEAD, *vllm_names._ALWAYS, *vllm_names._ALIASES, *_settings()]:
+    for name in [*vllm_compat._INSTEAD, *vllm_compat._ALWAYS, *vllm_compat.aliases(EngineConfig), *_settings()]:
         assert f"| `{name}` |" in page, name
-    for name, text in vllm_names._INSTEAD.items():
+    for name, text in vllm_compat._INSTEAD.items():
         with pytest.raises(ValueError, match=re.escape(text)):
-            engine_settings({name: object()})
-    for name in vllm_names._ATTRIBUTES:
+            engine_settings({name: object()}, EngineConfig)
+    for name in vllm_compat._ATTRIBUTES:
         assert f"| `LLM.{name}` |" in page and missing_attribute("LLM", name).split(": ", 1)[1] in page
 
 

@@ -1,32 +1,20 @@
-"""Names that scripts for vLLM use: which the engine takes as they are, and what stands for the others here."""
+"""Names of vLLM: settings, parameters, attributes and imports that are taken, translated, or refused with a way out.
+
+docs/from_vllm.md compares the two in full; here are the names that people type.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
-from jpaged.config import EngineConfig
-from jpaged.validation import number
-from jpaged.vllm_requests import IMAGES, LORA
-from jpaged.vllm_speculation import speculative_of
-
-_ALIASES = {"gpu_memory_utilization": "memory_utilization"}
-"""Other names for a setting of `EngineConfig`, a share of memory; the two exclude each other."""
+from jpaged.setting import Setting, settings_of
+from jpaged.speculative import DraftModel, NGram, Speculative
 
 _DRAFTS = "speculative_config"
 """vLLM's name of the setting `speculative`, whose value has another form there."""
-
-_UNSET = (
-    "block_size",
-    "enable_chunked_prefill",
-    "enable_prefix_caching",
-    "max_num_batched_tokens",
-    "max_num_seqs",
-    "seed",
-)
-"""Settings for which None asks for the default."""
 
 _ALWAYS: Mapping[str, tuple[Any, str]] = {
     "enable_chunked_prefill": (True, "long prompts always run in chunks: a step holds at most max_num_batched_tokens"),
@@ -38,7 +26,6 @@ _CLUSTER = "give tensor_parallel_size and data_parallel_size; over hosts call ja
 _EXPERTS = "enable_expert_parallel spreads whole experts over the devices; they are not moved afterwards"
 _COMPILER = "XLA compiles every shape once: call warmup(), or give enforce_eager=True to compile nothing ahead"
 _KERNELS = "kernels are chosen by the devices"
-_CHUNKS = "max_num_batched_tokens and long_prefill_token_threshold say how prompts are cut"
 _CONFIG = "the model's config.json is taken as it is: change a copy of the model's folder"
 _FORMAT = "the format is known from the files: safetensors, GGUF, or a checkpoint saved by `jpaged convert`"
 _SPECULATION = "give speculative=jpaged.NGram(...), Layers(...) or DraftModel(...), or speculative_config"
@@ -50,145 +37,68 @@ _GRAMMARS = "structured outputs run on llguidance: give SamplingParams(structure
 _POOLING = "every model generates, and LLM.embed(), classify() and score() say how by PoolingParams"
 _TOKENIZER = "give tokenizer= a folder with that tokenizer"
 _STATE = "recurrent layers keep a state in the model's own dtype, a block each state_checkpoint_interval tokens"
-_METRICS = "read LLM.stats() or LLM.get_metrics(), and the log 'jpaged'"
-_PLUGINS = "the engine's parts cannot be replaced by settings"
 _SERVER = "it is a setting of a server, not of the engine"
 _SCHEDULER = "scheduling_policy, max_num_seqs and max_num_batched_tokens steer the scheduler"
 _POOL = "kv_cache_memory_bytes or memory_utilization sets the size of the pool"
-_STREAMS = "stream() and AsyncLLM.generate() yield what is new at each step"
 _GENERATION = "pass SamplingParams, or give generation_config= a folder with your generation_config.json"
+_LORA = "adapters have the settings enable_lora, max_loras, max_lora_rank and lora_modules, and the model's dtype"
+_IMAGES = "images are prepared as the checkpoint says, and come in multi_modal_data or as image_url parts of messages"
 
 _INSTEAD: Mapping[str, str] = {
-    "additional_config": _PLUGINS,
-    "aggregate_engine_logging": _METRICS,
-    "all2all_backend": _CLUSTER,
     "allowed_local_media_path": "give images=jpaged.ImageSources(folders=[...])",
     "allowed_media_domains": "give images=jpaged.ImageSources(hosts=[...])",
     "async_scheduling": "the engine always runs one step ahead of the host",
     "attention_backend": _KERNELS,
     "calculate_kv_scales": "kv_cache_dtype='int8' stores scales with the KV; 'fp8' needs none",
-    "code_revision": "no code of a model's repository is run",
-    "collect_detailed_traces": "jax.profiler traces the engine's steps",
     "compilation_config": _COMPILER,
-    "config_format": _FORMAT,
     "convert": _POOLING,
     "cpu_offload_gb": "weights stay on the devices: quantization or tensor_parallel_size makes them fit",
-    "cuda_graph_sizes": _COMPILER,
-    "cudagraph_capture_sizes": _COMPILER,
-    "data_parallel_address": _CLUSTER,
-    "data_parallel_backend": _CLUSTER,
-    "data_parallel_external_lb": _CLUSTER,
-    "data_parallel_hybrid_lb": _CLUSTER,
-    "data_parallel_rank": _CLUSTER,
-    "data_parallel_rpc_port": _CLUSTER,
-    "data_parallel_size_local": _CLUSTER,
-    "data_parallel_start_rank": _CLUSTER,
-    "dbo_decode_token_threshold": _SCHEDULER,
-    "dbo_prefill_token_threshold": _SCHEDULER,
-    "dcp_kv_cache_interleave_size": _CLUSTER,
-    "decode_context_parallel_size": _CLUSTER,
-    "default_mm_loras": LORA,
     "device": "JAX_PLATFORMS=cpu, cuda or tpu in the environment chooses the devices",
-    "disable_cascade_attn": _KERNELS,
-    "disable_chunked_mm_input": IMAGES,
     "disable_custom_all_reduce": "XLA chooses the collectives",
-    "disable_hybrid_kv_cache_manager": "layers of all kinds share one pool, always",
     "disable_log_requests": "requests are not logged",
-    "disable_mm_preprocessor_cache": IMAGES,
-    "disable_nccl_for_dp_synchronization": _CLUSTER,
+    "disable_mm_preprocessor_cache": _IMAGES,
     "disable_sliding_window": "windows are part of the model: their layers keep no more than the window",
     "distributed_executor_backend": _CLUSTER,
-    "ec_transfer_config": _TRANSFER,
-    "enable_dbo": _SCHEDULER,
     "enable_eplb": _EXPERTS,
-    "enable_log_requests": "requests are not logged",
-    "enable_lora_bias": LORA,
-    "enable_mm_embeds": IMAGES,
     "enable_prompt_embeds": "prompts are text or token ids, not embeddings",
-    "enable_return_routed_experts": _PLUGINS,
     "enable_sleep_mode": "LLM.sleep() and wake_up() need no setting",
-    "eplb_config": _EXPERTS,
-    "expert_placement_strategy": _EXPERTS,
-    "fully_sharded_loras": LORA,
+    "fully_sharded_loras": _LORA,
     "guided_decoding_backend": _GRAMMARS,
-    "hf_config_path": _CONFIG,
     "hf_overrides": _CONFIG,
     "hf_token": "HF_TOKEN in the environment, or `hf auth login`, tells the hub who you are",
-    "ignore_patterns": _FORMAT,
-    "interleave_mm_strings": IMAGES,
-    "io_processor_plugin": _PLUGINS,
-    "kv_cache_metrics": _METRICS,
-    "kv_events_config": _TRANSFER,
-    "kv_offloading_backend": _TRANSFER,
-    "kv_offloading_size": _TRANSFER,
-    "kv_sharing_fast_prefill": _KERNELS,
     "kv_transfer_config": _TRANSFER,
     "limit_mm_per_prompt": "give images=jpaged.ImageSources(max_images=...), or language_model_only=True for none",
     "load_format": _FORMAT,
-    "logits_processor_pattern": "SamplingParams has logit_bias, allowed_token_ids, bad_words and structured_outputs",
     "logits_processors": "SamplingParams has logit_bias, allowed_token_ids, bad_words and structured_outputs",
     "logprobs_mode": "log-probabilities are the model's own, before temperature and edits ('raw_logprobs')",
-    "lora_dtype": LORA,
-    "mamba_block_size": _STATE,
-    "mamba_cache_dtype": _STATE,
+    "lora_dtype": _LORA,
     "mamba_ssm_cache_dtype": _STATE,
-    "master_addr": _CLUSTER,
-    "master_port": _CLUSTER,
-    "max_cpu_loras": LORA,
-    "max_long_partial_prefills": _CHUNKS,
-    "max_num_partial_prefills": _CHUNKS,
-    "max_parallel_loading_workers": "weights are read ahead by two threads, a few tensors at a time",
+    "max_cpu_loras": _LORA,
     "max_seq_len_to_capture": _COMPILER,
-    "media_io_kwargs": IMAGES,
-    "mm_encoder_only": IMAGES,
-    "mm_encoder_tp_mode": IMAGES,
-    "mm_processor_cache_gb": IMAGES,
-    "mm_processor_cache_type": IMAGES,
-    "mm_processor_kwargs": IMAGES,
+    "mm_processor_cache_gb": _IMAGES,
+    "mm_processor_kwargs": _IMAGES,
     "model_impl": "a package adds a model family with an entry point in the group 'jpaged.models'",
-    "model_loader_extra_config": _FORMAT,
-    "nnodes": _CLUSTER,
-    "node_rank": _CLUSTER,
     "num_gpu_blocks_override": _POOL,
-    "num_lookahead_slots": _SPECULATION,
-    "num_redundant_experts": _EXPERTS,
     "num_scheduler_steps": _SCHEDULER,
     "num_speculative_tokens": _SPECULATION,
-    "optimization_level": _COMPILER,
-    "otlp_traces_endpoint": _METRICS,
     "override_generation_config": _GENERATION,
     "override_pooler_config": _POOLING,
     "pipeline_parallel_size": _CLUSTER,
     "pooler_config": _POOLING,
-    "prefill_context_parallel_size": _CLUSTER,
-    "prefix_caching_hash_algo": "blocks are found by digest and compared token by token, so no digest can mislead",
-    "pt_load_map_location": _FORMAT,
-    "ray_workers_use_nsight": "jax.profiler traces the engine's steps",
     "reasoning_parser": _SERVER,
     "rope_scaling": _CONFIG,
     "rope_theta": _CONFIG,
     "runner": _POOLING,
-    "safetensors_load_strategy": "safetensors are mapped into memory and read once",
-    "scheduler_cls": _SCHEDULER,
-    "scheduler_delay_factor": _SCHEDULER,
     "served_model_name": _SERVER,
-    "show_hidden_metrics_for_version": _METRICS,
-    "skip_mm_profiling": IMAGES,
     "skip_tokenizer_init": "a model without a tokenizer takes and gives token ids; detokenize=False makes no text",
     "speculative_model": _SPECULATION,
-    "stream_interval": _STREAMS,
     "structured_outputs_config": _GRAMMARS,
     "task": _POOLING,
     "tokenizer_mode": "the tokenizer is the fast one of the model's folder",
-    "tokenizer_pool_size": "texts are tokenised in the caller's thread",
     "tokenizer_revision": _TOKENIZER,
-    "use_tqdm_on_load": "loading shows no bar; the log 'jpaged' says what is loaded",
     "use_v2_block_manager": "blocks are allocated in one way",
-    "video_pruning_rate": IMAGES,
-    "worker_cls": _PLUGINS,
-    "worker_extension_cls": _PLUGINS,
 }
-"""Every other setting of vLLM's engine: what to use here."""
+"""Settings of vLLM that are refused: what to use here."""
 
 _SAME: Mapping[str, tuple[Any, ...]] = {
     "convert": ("auto", "none"),
@@ -224,18 +134,23 @@ _ATTRIBUTES: Mapping[str, str] = {
 """What vLLM's LLM has beside what ours has: what to use here."""
 
 
-def engine_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate the settings that a user gave, under our names or vLLM's, to those of `EngineConfig`.
+def engine_settings(settings: Mapping[str, Any], config: type[Any]) -> dict[str, Any]:
+    """Translate the settings that a user gave, under our names or vLLM's, to fields of `config`.
+
+    Args:
+        config: `EngineConfig`, whose fields are the known settings.
 
     Raises:
         ValueError: two names of one setting are given, or a setting of vLLM asks for what the engine does not do; the
             message says what to use here.
         TypeError: a name is unknown; the message says which known ones are close.
     """
-    known = [field.name for field in fields(EngineConfig) if field.name != "model"]
+    known = [field.name for field in fields(config) if field.name != "model"]
+    described = settings_of(config)
+    names = aliases(config)
     found: dict[str, Any] = {}
     for name, value in settings.items():
-        if value is None and name in _UNSET:
+        if value is None and (name == "enable_chunked_prefill" or _none_is_default(described.get(name))):
             continue
         if name in _ALWAYS:
             only, reason = _ALWAYS[name]
@@ -251,17 +166,17 @@ def engine_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
                 found["speculative"] = speculative_of(value)
         elif name == "speculative" and value is None:
             continue
-        elif name in _ALIASES or name in known:
-            plain = _ALIASES.get(name, name)
+        elif name in names or name in known:
+            plain = names.get(name, name)
             if plain in found:
-                raise ValueError(f"{' and '.join(sorted(_names_of(plain)))} are one setting: give one of them")
-            found[plain] = number(name, value, low=0.0, high=1.0, open_low=True) if name in _ALIASES else value
+                both = sorted({plain, *(alias for alias, one in names.items() if one == plain)})
+                raise ValueError(f"{' and '.join(both)} are one setting: give one of them")
+            check = described[plain].check if name in names else None
+            found[plain] = check(name, value) if check is not None else value
         else:
             if name == "max_waiting_requests":
                 raise TypeError(f"max_waiting_requests={value!r} is AsyncLLM's: an LLM has no other callers to bound")
-            raise TypeError(
-                f"{name}={value!r} is no setting of LLM{_close(name, [*known, *_ALIASES, *_ALWAYS, _DRAFTS])}"
-            )
+            raise TypeError(f"{name}={value!r} is no setting of LLM{_close(name, [*known, *names, *_ALWAYS, _DRAFTS])}")
     _choose_preemption(found)
     return found
 
@@ -284,10 +199,150 @@ def _choose_preemption(settings: dict[str, Any]) -> None:
         raise ValueError(f"swap_space={settings['swap_space']!r} needs data_parallel_size=1")
 
 
-def _names_of(plain: str) -> set[str]:
-    return {plain, *(alias for alias, name in _ALIASES.items() if name == plain)}
+def aliases(config: type[Any]) -> dict[str, str]:
+    """Return vLLM's name of each setting that has another one here, with ours; the two exclude each other."""
+    return {each.vllm: name for name, each in settings_of(config).items() if each.vllm is not None}
+
+
+def _none_is_default(described: Setting | None) -> bool:
+    return described is not None and described.none_is_default
 
 
 def _close(name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name, known, 3)
     return f"; did you mean {' or '.join(close)}?" if close else ": see jpaged.config.EngineConfig for all"
+
+
+_NGRAM = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
+_DRAFT_MODEL = ("method", "model", "num_speculative_tokens")
+_METHODS = ("ngram", "draft_model")
+
+
+def speculative_of(config: Any) -> Speculative:
+    """Return the setting `speculative` that stands for a `speculative_config`.
+
+    ``{"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_max": m, "prompt_lookup_min": n}`` is
+    ``NGram(k, longest=m, shortest=n)``; of the two lookups one that is missing is the other, and both are 5.
+    ``{"model": folder, "num_speculative_tokens": k}`` is ``DraftModel(folder, tokens=k)``.
+
+    Raises:
+        ValueError: it is no mapping, a key is missing, unknown or out of range, or the method is another.
+    """
+    if not isinstance(config, Mapping):
+        raise ValueError(f"speculative_config={config!r} must be a mapping")
+    method = config.get("method")
+    if method is None:
+        method = "ngram" if config.get("model") in ("ngram", "[ngram]") else "draft_model"
+    if method not in _METHODS:
+        raise ValueError(
+            f"speculative_config: method={method!r} is not one of {', '.join(_METHODS)}; "
+            "speculative=jpaged.Layers(n) drafts with the model's own first layers"
+        )
+    known = _NGRAM if method == "ngram" else _DRAFT_MODEL
+    for key, value in config.items():
+        if key not in known:
+            raise ValueError(
+                f"speculative_config: {key}={value!r} is no setting of method {method!r} here: {', '.join(known)}"
+            )
+    if config.get("num_speculative_tokens") is None:
+        raise ValueError("speculative_config: num_speculative_tokens is missing, the most drafts of a step")
+    tokens = config["num_speculative_tokens"]
+    try:
+        if method == "ngram":
+            longest, shortest = config.get("prompt_lookup_max"), config.get("prompt_lookup_min")
+            longest = longest if longest is not None else shortest if shortest is not None else 5
+            return NGram(tokens, longest=longest, shortest=longest if shortest is None else shortest)
+        if config.get("model") is None:
+            raise ValueError("model is missing, the folder of the model that drafts")
+        return DraftModel(config["model"], tokens=tokens)
+    except ValueError as error:
+        raise ValueError(f"speculative_config={dict(config)}: {error}") from error
+
+
+_BEAMS = "call beam_search() with BeamSearchParams"
+_LOGITS = "logit_bias, allowed_token_ids, bad_words and structured_outputs change what can be drawn"
+_STRUCTURED = "give structured_outputs=StructuredOutputsParams(...), with the same arguments"
+
+_PARAMETERS: Mapping[str, str] = {
+    "best_of": "give n, and choose among the outputs by cumulative_logprob",
+    "early_stopping": _BEAMS,
+    "extra_args": "there are no extensions that would read them",
+    "flat_logprobs": "log-probabilities come as a list of mappings",
+    "guided_decoding": _STRUCTURED,
+    "length_penalty": _BEAMS,
+    "logits_processors": _LOGITS,
+    "skip_reading_prefix_cache": "a cache_salt in the prompt keeps requests apart",
+    "use_beam_search": _BEAMS,
+}
+
+_SHAPE_PARAMETERS: Mapping[str, str] = {
+    "backend": "llguidance follows all shapes",
+    "disable_additional_properties": 'write "additionalProperties": false into the schema',
+    "disable_fallback": "there is one backend",
+    "structural_tag": "give grammar=, in which free text and JSON may stand beside each other",
+    "whitespace_pattern": "disable_any_whitespace=True allows none",
+}
+
+_IMPORTS: Mapping[str, str] = {
+    "AsyncEngineArgs": "give the settings to AsyncLLM(...)",
+    "AsyncLLMEngine": "use AsyncLLM",
+    "EngineArgs": "give the settings to LLM(...)",
+    "GuidedDecodingParams": "use StructuredOutputsParams, with the same arguments, as "
+    "SamplingParams(structured_outputs=...)",
+    "LLMEngine": "use LLM, or AsyncLLM to add and abort requests while others run",
+}
+
+_PROMPT_KEYS: Mapping[str, str] = {
+    "encoder_prompt": "models with an encoder are not supported",
+    "mm_processor_kwargs": _IMAGES,
+    "multi_modal_uuids": _IMAGES,
+    "prompt_embeds": "prompts are text or token ids, not embeddings",
+}
+
+
+def refuse_parameters(names: Iterable[str]) -> None:
+    """Refuse parameters of vLLM's SamplingParams that ours does not have.
+
+    Raises:
+        TypeError: one of the names is such a parameter; the message says what to use here.
+    """
+    for name in names:
+        if name in _PARAMETERS:
+            raise TypeError(f"{name} is a parameter of vLLM that SamplingParams has not: {_PARAMETERS[name]}")
+
+
+def refuse_shape_parameters(names: Iterable[str]) -> None:
+    """Refuse parameters of vLLM's StructuredOutputsParams that ours does not have.
+
+    Raises:
+        TypeError: one of the names is such a parameter; the message says what to use here.
+    """
+    for name in names:
+        if name in _SHAPE_PARAMETERS:
+            reason = _SHAPE_PARAMETERS[name]
+            raise TypeError(f"{name} is a parameter of vLLM that StructuredOutputsParams has not: {reason}")
+
+
+def refuse_import(module: str, name: str) -> None:
+    """Refuse a name that vLLM's module has and the one called `module` has not.
+
+    Raises:
+        ImportError: it is such a name; the message says what to use here.
+    """
+    if name in _IMPORTS:
+        raise ImportError(f"{module} has no {name}, which vLLM has: {_IMPORTS[name]}", name=module)
+
+
+def check_prompt_keys(prompt: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Check that a prompt has no other keys than `known`, and vLLM's other ones only with nothing in them.
+
+    Raises:
+        ValueError: it has.
+    """
+    unknown = [key for key in prompt if key not in known and key not in _PROMPT_KEYS]
+    if unknown:
+        raise ValueError(f"a prompt may have {', '.join(map(repr, known[:-1]))} and {known[-1]!r}, not {unknown}")
+    for key, reason in _PROMPT_KEYS.items():
+        value = prompt.get(key)
+        if value is not None and not (isinstance(value, Mapping) and not value):
+            raise ValueError(f"a prompt has {key!r}: {reason}")

@@ -6,31 +6,31 @@ import pytest
 
 from jpaged import LLM
 from jpaged.config import EngineConfig
-from jpaged.vllm_names import engine_settings, missing_attribute
+from jpaged.vllm_compat import engine_settings, missing_attribute
 
 
 def test_settings_of_our_own_pass_through():
     settings = {"max_model_len": 128, "dtype": "float32", "swap_space_bytes": None}
-    assert engine_settings(settings) == settings
+    assert engine_settings(settings, EngineConfig) == settings
 
 
 def test_what_means_the_same_is_taken_under_vllms_name():
-    assert engine_settings({"gpu_memory_utilization": 0.5}) == {"memory_utilization": 0.5}
+    assert engine_settings({"gpu_memory_utilization": 0.5}, EngineConfig) == {"memory_utilization": 0.5}
     taken = {"tokenizer": "t", "revision": "main", "download_dir": "d", "dtype": "half", "enforce_eager": True}
-    assert engine_settings(taken) == taken
+    assert engine_settings(taken, EngineConfig) == taken
 
 
 @pytest.mark.parametrize("value", [0, 1.5, "half", True])
 def test_a_bad_value_is_told_under_the_name_that_was_given(value):
     with pytest.raises(ValueError, match=f"^gpu_memory_utilization={value!r} "):
-        engine_settings({"gpu_memory_utilization": value})
+        engine_settings({"gpu_memory_utilization": value}, EngineConfig)
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_two_names_of_one_setting_exclude_each_other(order):
     settings = dict([("gpu_memory_utilization", 0.5), ("memory_utilization", 0.5)][::order])
     with pytest.raises(ValueError, match="gpu_memory_utilization and memory_utilization are one setting"):
-        engine_settings(settings)
+        engine_settings(settings, EngineConfig)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_two_names_of_one_setting_exclude_each_other(order):
     ],
 )
 def test_a_value_that_asks_for_what_is_done_anyway_is_taken(name, value):
-    assert engine_settings({name: value}) == {}
+    assert engine_settings({name: value}, EngineConfig) == {}
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_value_that_asks_for_what_is_done_anyway_is_taken(name, value):
 )
 def test_every_other_value_is_refused_with_what_to_use_here(name, value, reason):
     with pytest.raises(ValueError, match=f"^{name}={value!r} .*{reason}"):
-        engine_settings({name: value})
+        engine_settings({name: value}, EngineConfig)
 
 
 def test_an_unknown_name_is_told_with_a_close_one():
@@ -75,13 +75,13 @@ def test_an_unknown_name_is_told_with_a_close_one():
 
 
 def test_swap_space_alone_swaps_where_it_pays_and_zero_is_none():
-    assert engine_settings({"swap_space": 4}) == {"swap_space": 4, "preemption_mode": "auto"}
-    assert engine_settings({"swap_space": 4, "preemption_mode": "swap"})["preemption_mode"] == "swap"
-    assert engine_settings({"swap_space": 0}) == {}
+    assert engine_settings({"swap_space": 4}, EngineConfig) == {"swap_space": 4, "preemption_mode": "auto"}
+    assert engine_settings({"swap_space": 4, "preemption_mode": "swap"}, EngineConfig)["preemption_mode"] == "swap"
+    assert engine_settings({"swap_space": 0}, EngineConfig) == {}
     with pytest.raises(ValueError, match="swap_space=4 needs data_parallel_size=1"):
-        engine_settings({"swap_space": 4, "data_parallel_size": 2})
+        engine_settings({"swap_space": 4, "data_parallel_size": 2}, EngineConfig)
     with pytest.raises(ValueError, match=r"swap_space=4\.0 needs preemption_mode='swap' or 'auto'"):
-        EngineConfig(model="m", **engine_settings({"swap_space": 4, "preemption_mode": "recompute"}))
+        EngineConfig(model="m", **engine_settings({"swap_space": 4, "preemption_mode": "recompute"}, EngineConfig))
 
 
 def test_attributes_of_vllms_llm_are_named_with_what_to_use():

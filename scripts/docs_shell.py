@@ -40,7 +40,6 @@ REASONS = {
     r"(\S+/)?python -m pytest ": "is a test",
     r"serve run ": "starts Ray; tests/server/replicas/test_ray_serve_script.py does it",
     r"gcloud |bash scripts/tpu/": "needs a TPU, and none was at hand",
-    r"(lm_eval|guidellm|vllm) ": "is another project's program; the page tells what one run printed",
 }
 """Beginnings of lines that are not run, as regular expressions, and why not."""
 

@@ -16,7 +16,8 @@ def commands() -> Iterator[tuple[str, Any]]:
     def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
         yield name, command
         for child, inner in getattr(command, "commands", {}).items():
-            yield from walk(f"{name} {child}", inner)
+            if not inner.hidden:
+                yield from walk(f"{name} {child}", inner)
 
     yield from walk("jpaged", typer.main.get_command(app))
 

@@ -37,6 +37,7 @@ REASONS = {
     r"(\S+=\S+ )*(\S+/)?python scripts/(bench_|gpu_|tpu_|peers/|ray/|rl/|install_size|import_time)": (
         "measures or trains for minutes; tests/docs/test_docs_commands.py checks the options"
     ),
+    r"(\S+=\S+ )*(\S+/)?python -m scripts\.benchmarks": "measures for minutes",
     r"(\S+/)?python -m pytest ": "is a test",
     r"serve run ": "starts Ray; tests/server/replicas/test_ray_serve_script.py does it",
     r"gcloud |bash scripts/tpu/": "needs a TPU, and none was at hand",

@@ -30,10 +30,11 @@ def root_command() -> Any:
 
 
 def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
-    """Every command with its full name, groups before what is in them."""
+    """Every command that help lists, with its full name, groups before their commands."""
     yield name, command
     for child, inner in getattr(command, "commands", {}).items():
-        yield from walk(f"{name} {child}", inner)
+        if not inner.hidden:
+            yield from walk(f"{name} {child}", inner)
 
 
 def parse_jpaged(line: str) -> dict[str, Any]:

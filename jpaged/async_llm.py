@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from contextvars import copy_context
@@ -13,12 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
 
 from jpaged.config import SizedConfig
-from jpaged.engine.async_handle import AsyncHandle
+from jpaged.engine.control import Released
+from jpaged.engine.owner import Commit
 from jpaged.engine.process import refuse_pickling
+from jpaged.engine.request_book import name_of
+from jpaged.engine.saved_state.periodic import PeriodicSaver
+from jpaged.engine.stats import EngineStats
 from jpaged.engine.thread import EngineThread
 from jpaged.engine.ticket import Ticket
+from jpaged.engine.weights import Running
 from jpaged.llm import LLM
-from jpaged.outputs import RequestOutput
+from jpaged.memory import MemoryMap, MemoryReport
+from jpaged.metrics import Metric
+from jpaged.outputs import PinnedPrefix, RequestOutput, SavedState
 from jpaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from jpaged.text.adapters import LoRA, one_lora_each
 from jpaged.text.batch import one_each, priorities
@@ -26,7 +33,7 @@ from jpaged.text.chat_template import ChatArguments, Messages
 from jpaged.text.output_processor import OutputBuilder
 from jpaged.text.prompt import DEFAULT, Prompt, Tokenization
 from jpaged.text.token_reader import TokenReader
-from jpaged.validation import integer
+from jpaged.validation import integer, number
 
 if TYPE_CHECKING:
     from jpaged.engine.engine import Engine
@@ -37,7 +44,7 @@ _GRAMMAR_THREADS = 2
 """Threads that make requests with structured_outputs, so that slow grammars leave all others to plain requests."""
 
 
-class AsyncLLM(AsyncHandle):
+class AsyncLLM:
     """An `LLM` whose engine runs in a thread of its own, for any number of asyncio clients.
 
     >>> async with AsyncLLM("smollm2-135m") as engine:                       # doctest: +SKIP
@@ -78,9 +85,10 @@ class AsyncLLM(AsyncHandle):
         self.output_processor = llm.output_processor
         self.input_processor.prepare()  # rather than while clients wait
         self._engine = llm.lend_engine()
-        thread = EngineThread(self._engine, max_waiting_requests=max_waiting_requests)
-        super().__init__(llm, self._engine, thread)
-        self._dropped = weakref.finalize(self, _leave, thread, llm, self._engine)
+        self._thread = EngineThread(self._engine, max_waiting_requests=max_waiting_requests)
+        self.control = llm.control.through(self._thread)
+        self._saver: PeriodicSaver | None = None
+        self._dropped = weakref.finalize(self, _leave, self._thread, llm, self._engine)
         self._dropped.atexit = False
 
     def __reduce__(self) -> NoReturn:
@@ -205,9 +213,7 @@ class AsyncLLM(AsyncHandle):
         """
         await asyncio.wrap_future(self._thread.abort(request_id))
 
-    def trainable(self) -> TrainableModel:
-        """Give what `LLM.trainable` gives."""
-        return self._llm.trainable()
+    # ------------------------------------------------------------------ the model and its weights
 
     @property
     def config(self) -> SizedConfig:
@@ -231,15 +237,175 @@ class AsyncLLM(AsyncHandle):
 
     async def get_tokenizer(self) -> Any:
         """Give what `LLM.get_tokenizer` gives."""
-        return self._llm.get_tokenizer()
+        return self.control.tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Give what `LLM.get_default_sampling_params` gives."""
-        return self._llm.get_default_sampling_params()
+        return self.control.default_sampling_params()
 
     def chat_prompt(self, messages: Messages, **options: Unpack[ChatArguments]) -> dict[str, Any]:
         """Give what `LLM.chat_prompt` gives."""
         return self._llm.chat_prompt(messages, **options)
+
+    def trainable(self) -> TrainableModel:
+        """Give what `LLM.trainable` gives."""
+        return self.control.trainable()
+
+    async def update_params(
+        self, new: Any, *, cast: bool = False, copy: bool = False, running: Running = "recompute"
+    ) -> None:
+        """Replace the weights between two steps, as `LLM.update_params` does; clients go on as `running` says.
+
+        What takes long is done beside the engine's thread, which pauses to swap the weights only.
+
+        Args and raises: see `LLM.update_params`.
+        """
+        prepare = partial(self.control.prepare_update, new, cast=cast, copy=copy, running=running)
+        await self._run(await asyncio.to_thread(prepare))
+
+    # ------------------------------------------------------------------ device memory
+
+    async def release_memory(self, weights: Released = False) -> None:
+        """Give the pool's memory back, and the weights' if asked, as `LLM.release_memory` does. Clients wait: their
+        requests go on once it is restored, and new ones are queued.
+
+        Args and raises: see `LLM.release_memory`.
+        """
+        await self._run(self.control.prepare_release(weights))
+
+    async def restore_memory(self, params: Any = None) -> None:
+        """Do what `LLM.restore_memory` does."""
+        await self._run(await asyncio.to_thread(self.control.prepare_restore, params))
+
+    async def is_sleeping(self) -> bool:
+        """Tell whether memory is given back."""
+        return self.control.is_released
+
+    async def sleep(self, level: int = 1) -> None:
+        """Do what `LLM.sleep` does, with clients treated as by `release_memory`."""
+        await self._run(self.control.prepare_sleep(level))
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Do what `LLM.wake_up` does."""
+        await self._run(self.control.prepare_wake(tags))
+
+    # ------------------------------------------------------------------ pinned prefixes
+
+    async def pin_prefix(self, prompt: Prompt, cache_salt: str | None = None) -> PinnedPrefix:
+        """Do what `LLM.pin_prefix` does, best before clients come: while requests run it is refused.
+
+        Args and raises: see `LLM.pin_prefix`.
+        """
+        return await self._run(await asyncio.to_thread(self.control.prepare_pin, prompt, cache_salt))
+
+    async def unpin(self, pinned: PinnedPrefix) -> None:
+        """Do what `LLM.unpin` does."""
+        await self._run(self.control.prepare_unpin(pinned))
+
+    # ------------------------------------------------------------------ saved states
+
+    async def save_state(self, folder: str | Path) -> SavedState:
+        """Write the engine's state as it is between two steps, as `LLM.save_state` does. The engine pauses while the
+        state is copied, and goes on while it is written."""
+        return await asyncio.to_thread(self.control.save_state, folder)
+
+    def save_every(self, folder: str | Path, seconds: float) -> None:
+        """Save the state again and again, so many seconds after the last time and where something has happened since,
+        until `shutdown`. `last_save` and a line in the log "jpaged.engine" tell how long the engine paused.
+
+        Raises:
+            ValueError: `seconds` is not positive.
+            RuntimeError: it is being done already.
+        """
+        seconds = number("seconds", seconds, low=0.0, open_low=True)
+        if self._saver is not None:
+            raise RuntimeError("save_every() was called before: the state is being saved every so many seconds already")
+        self.control.check()
+        engine = self._engine
+        self._saver = PeriodicSaver(
+            partial(self.control.save_state, Path(folder)),
+            lambda: (engine.stats.num_steps, tuple(engine.requests.awaited)),
+            seconds,
+        )
+
+    async def stop_saving(self) -> None:
+        """End what `save_every` began, once the save that is being written is there; no error where nothing began."""
+        if self._saver is not None:
+            await asyncio.to_thread(self._saver.stop)
+
+    @property
+    def last_save(self) -> SavedState | None:
+        """Return what the last of `save_every`'s saves took; None before the first."""
+        return None if self._saver is None else self._saver.last
+
+    async def load_state(self, folder: str | Path) -> list[str]:
+        """Go on from a saved state, as `LLM.load_state` does, and return the names of the requests that came with it.
+
+        They run at once, whether a client takes them up by `resume` or not; what they generate is kept until one does,
+        or until `abort`.
+
+        Args and raises: see `LLM.load_state`.
+        """
+        names = [name_of(request) for request in await asyncio.to_thread(self.control.load_state, folder)]
+        await asyncio.wrap_future(self._thread.take_restored())
+        return names
+
+    @property
+    def restored_requests(self) -> list[str]:
+        """Return the names of the restored requests that no client has taken up, in order of arrival."""
+        return list(self._thread.restored)
+
+    # ------------------------------------------------------------------ reports and health
+
+    def stats(self) -> EngineStats:
+        """Give what `LLM.stats` gives; never waits for the engine."""
+        return self.control.stats()
+
+    def get_metrics(self) -> list[Metric]:
+        """Give what `LLM.get_metrics` gives."""
+        return self.control.metrics()
+
+    async def memory_report(self, *, peak: bool = False, replica: int = 0) -> MemoryReport:
+        """Return who holds the pool's blocks, between two steps.
+
+        Args and raises: see `LLM.memory_report`.
+        """
+        return await self._run(self.control.prepare_report(peak=peak, replica=replica))
+
+    async def memory_map(self, *, replica: int = 0) -> MemoryMap:
+        """Return what lies in every large page and block of the pool, between two steps; requests have their names.
+
+        Args and raises: see `LLM.memory_map`.
+        """
+        found = await self._run(self.control.prepare_map(replica=replica))
+        return found.named(self._thread.request_names())
+
+    async def check_health(self, timeout: float | None = None) -> None:
+        """Do nothing while the engine's thread runs and, with a timeout, comes between two steps within it.
+
+        Args:
+            timeout: seconds to wait for the end of the step that runs; None = none is awaited.
+
+        Raises:
+            EngineStopped: `shutdown` was called, or the engine failed; its cause is the exception that ended it.
+            TimeoutError: the step that runs has not ended in time.
+        """
+        self._thread.check()
+        if timeout is not None:
+            limit = number("timeout", timeout, low=0.0, open_low=True)
+            await asyncio.wait_for(asyncio.wrap_future(self._thread.next_pause()), limit)
+
+    async def ended(self) -> None:
+        """Wait until the engine's thread has ended, as `shutdown` makes it.
+
+        Raises:
+            EngineStopped: it ended because the engine failed; its cause is the exception that ended it.
+        """
+        await asyncio.shield(asyncio.wrap_future(self._thread.ended))
+
+    async def _run(self, commit: Commit[T]) -> T:
+        """Have the engine's thread call a commit between two steps; its exceptions are raised here alone."""
+        return await asyncio.wrap_future(self._thread.ask(commit))
 
     async def shutdown(self) -> None:
         """Abort all requests and end the engine's thread; running iterators raise EngineStopped. Again is no error.

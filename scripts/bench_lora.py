@@ -83,7 +83,7 @@ def placing_seconds(llm: LLM) -> float:
     """Return the CPU seconds of putting an adapter that lies in the pool in the order of products."""
     import jax
 
-    worker = llm._engine.runner.worker
+    worker = llm.control.engine.runner.worker
     place, blocks = next(iter(worker.adapters._held.items()))
     start = time.process_time()
     worker.adapters._put(worker.pool, place, blocks)

@@ -116,7 +116,7 @@ def _of_matrices(llm: LLM, size: Callable[[Any], int]) -> tuple[int, int]:
     """Return `size` of the layers' matrices, added up, and that of the head."""
     layers, vocab = 0, 0
     tree = jax.tree_util.tree_flatten_with_path(
-        llm.held_weights.described, is_leaf=lambda leaf: isinstance(leaf, HeldMatrix)
+        llm.control.held_weights.described, is_leaf=lambda leaf: isinstance(leaf, HeldMatrix)
     )
     for path, leaf in tree[0]:
         name: Any = jax.tree_util.keystr(path)

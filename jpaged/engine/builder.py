@@ -38,11 +38,13 @@ DEFAULT_SWAP_LIMIT = 4 << 30
 
 
 @dataclass(frozen=True)
-class Built:
-    """An engine, what makes its requests and outputs, and what was learnt of its model on the way."""
+class ServedModel:
+    """The model that an engine runs, with its settings and the makers of its requests and outputs.
+
+    It does not refer to the engine.
+    """
 
     config: SizedConfig
-    engine: Engine
     input_processor: InputProcessor
     output_processor: OutputProcessor
     model_config: Any
@@ -51,6 +53,14 @@ class Built:
     model: CausalLM
     sampling: Mapping[str, Any]
     pooling: PoolingHead
+
+
+@dataclass(frozen=True)
+class Built:
+    """A new engine and the model that it runs."""
+
+    engine: Engine
+    served: ServedModel
 
 
 def build_engine(config: EngineConfig, *, collect: Path | None = None) -> Built:
@@ -180,9 +190,8 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
     engine.stats_log.enabled = not config.disable_log_stats
     tell_loaded(loaded, config)
     tell_pool(engine.memory, spec, config, max_model_len)
-    return Built(
+    served = ServedModel(
         config=config,
-        engine=engine,
         input_processor=inputs,
         output_processor=OutputProcessor(loaded.tokenizer, scored=config.cumulative_logprobs),
         model_config=loaded.config,
@@ -192,6 +201,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         sampling=loaded.sampling,
         pooling=loaded.pooling,
     )
+    return Built(engine, served)
 
 
 def _no_output(config: EngineConfig, pooling: PoolingHead) -> str:

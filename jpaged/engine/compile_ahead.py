@@ -7,7 +7,8 @@ from pathlib import Path
 from jpaged.config import EngineConfig
 from jpaged.engine.builder import build_engine
 from jpaged.engine.compiled_programs import check_one_model
-from jpaged.engine.model_handle import ModelHandle
+from jpaged.engine.control import EngineControl
+from jpaged.engine.owner import OwnedEngine
 from jpaged.execution.compile.cache import compiled_anew
 from jpaged.execution.compile.store import free_folder
 
@@ -33,11 +34,12 @@ def compile_programs(config: EngineConfig, folder: str | Path, *, use_tqdm: bool
     check_one_model(config)
     folder = free_folder(folder)
     with compiled_anew():
-        handle = ModelHandle(build_engine(config, collect=folder))
+        built = build_engine(config, collect=folder)
+        owner = OwnedEngine(built.engine)
         try:
-            number = handle.warmup(use_tqdm=use_tqdm)
-            programs = handle._engine.runner.worker.programs
+            number = owner.run(EngineControl(built.served, owner).prepare_warmup(use_tqdm=use_tqdm))
+            programs = built.engine.runner.worker.programs
             assert programs is not None
             return number, programs.write()
         finally:
-            handle.close()
+            owner.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 from jpaged.engine.background import BackgroundCompiler
@@ -39,7 +39,7 @@ class Engine:
         recovery: makes the changes of its state, and mends it after an exception.
         prefixes: what is pinned in every replica.
         background: compiles shapes while the engine runs; None = nothing does.
-        refusal: what whoever comes for a turn is told, as the engine was lent or closed; None = nothing.
+        refusal: makes the error that callers get while the engine is lent or after it was closed; None = they get none.
     """
 
     def __init__(self, schedulers: Iterable[Scheduler], runner: Runner, *, max_model_len: int) -> None:
@@ -53,7 +53,7 @@ class Engine:
         self._closed = False
         self._process = os.getpid()
         self._lock = threading.RLock()
-        self.refusal: RuntimeError | None = None
+        self.refusal: Callable[[], RuntimeError] | None = None
         self.background: BackgroundCompiler | None = None
         self.prefixes = PinnedPrefixes(
             self.replicas, self.change, compute=self._compute, begin=self._begin, abort=self.abort
@@ -70,14 +70,13 @@ class Engine:
         return self._lock
 
     def check_turn(self) -> None:
-        """Raise where whoever got the turn came too late: while they waited for it, or held a stream that had not
-        begun, the engine was lent to a thread of its own, or closed.
+        """Raise where the engine was lent or closed while the caller waited for its lock, or before its stream began.
 
         Raises:
-            RuntimeError: `refusal`.
+            RuntimeError: made by `refusal`.
         """
         if self.refusal is not None:
-            raise self.refusal
+            raise self.refusal()
 
     @property
     def scheduler(self) -> Scheduler:

@@ -72,11 +72,20 @@ class RequestBook:
             mine = (request for key, request in self.unfinished.items() if self._homes[key] is replica)
             replica.load = sum(len(request.sequences) for request in mine)
 
+    def restored_by_name(self) -> dict[str, Request]:
+        """Return the restored requests that no client has taken up, by name, in order of arrival."""
+        return {name_of(request): request for request in self.restored.values()}
+
     @property
     def is_pinning(self) -> bool:
         """Tell whether a request runs that nobody awaits, which computes a prefix to be pinned."""
         awaited = {part.request_id for request in self.awaited.values() for part in request.parts}
         return not awaited.issuperset(self.unfinished)
+
+
+def name_of(request: Request) -> str:
+    """Return the name that the client gave to a request, or its number."""
+    return str(request.request_id) if request.name is None else request.name
 
 
 def _keep_ids(request: Request) -> None:

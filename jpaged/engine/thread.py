@@ -7,19 +7,36 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from jpaged.engine.engine import Engine
 from jpaged.engine.mailbox import deliver, patience_behind
+from jpaged.engine.owner import Commit
 from jpaged.engine.process import check_process
-from jpaged.engine.saved_state.handle import name_of
 from jpaged.engine.ticket import Ticket
 from jpaged.errors import EngineBusy, EngineStopped
 from jpaged.scheduling import Request
 from jpaged.text.token_reader import TokenReader
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A function that the engine's thread is to run between two steps.
+
+    Attributes:
+        future: gets its result or its exception.
+        contained: whether its exceptions concern the caller alone; others stop the engine.
+    """
+
+    function: Callable[[], Any]
+    future: Future[Any] = field(default_factory=Future)
+    contained: bool = False
 
 
 class EngineThread:
@@ -38,18 +55,23 @@ class EngineThread:
     def __init__(self, engine: Engine, *, max_waiting_requests: int) -> None:
         self._engine = engine
         self._max_waiting = max_waiting_requests
-        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
+        self._calls: SimpleQueue[_Call] = SimpleQueue()
         self._lock = threading.Lock()  # guards the next four
         self._live: dict[str, Ticket] = {}
         self._stopped = False
         self._failure: BaseException | None = None
-        self._restored = {name_of(request): request for request in engine.requests.restored.values()}
+        self._restored = engine.requests.restored_by_name()
         self._stopping = False  # only the engine's thread touches this one and the next
         self._readers: dict[Ticket, TokenReader] = {}  # readers of the requests that run
         self._process = os.getpid()
         self.ended: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="jpaged-engine", daemon=True)
         self._thread.start()
+
+    @property
+    def engine(self) -> Engine:
+        """Return the engine, also after the thread has ended; only read what any thread may read."""
+        return self._engine
 
     @property
     def failed(self) -> bool:
@@ -106,7 +128,7 @@ class EngineThread:
         ticket.request, request.name = request, ticket.request_id
         with self._lock:
             if not (ticket.ended or self._stopped):
-                self._calls.put((lambda: self._add(ticket, request, reader), Future()))
+                self._calls.put(_Call(lambda: self._add(ticket, request, reader)))
 
     @property
     def restored(self) -> dict[str, Request]:
@@ -131,7 +153,7 @@ class EngineThread:
                 raise ValueError(f"request_id={request_id!r} is running: the restored one waits until it has ended")
             request = self._restored.pop(request_id)
             ticket = self._live[request_id] = Ticket(request_id, request=request)
-            self._calls.put((lambda: self._take_up(ticket, reader_of(request)), Future()))
+            self._calls.put(_Call(lambda: self._take_up(ticket, reader_of(request))))
         return ticket
 
     def release(self, ticket: Ticket) -> None:
@@ -140,7 +162,7 @@ class EngineThread:
             if self._live.get(ticket.request_id) is ticket:
                 del self._live[ticket.request_id]
             if not self._stopped:
-                self._calls.put((lambda: self._let_go(ticket), Future()))
+                self._calls.put(_Call(lambda: self._let_go(ticket)))
 
     def abort(self, request_id: str) -> Future[None]:
         """End a request with finish_reason "abort"; one that is not running is left alone."""
@@ -149,58 +171,50 @@ class EngineThread:
             if ticket is not None:
                 ticket.aborted = True
         if restored is not None:
-            return self.call(lambda: self._engine.abort(restored))
-        return self.call(lambda: self._abort(ticket))
+            return self._call(lambda: self._engine.abort(restored))
+        return self._call(lambda: self._abort(ticket))
 
-    def call(self, function: Callable[[], Any]) -> Future[Any]:
-        """Run a function in the engine's thread, between steps. If it raises, the engine has failed.
+    def ask(self, commit: Commit[T]) -> Future[T]:
+        """Run a function in the engine's thread, between steps; clients get the tokens it brings about.
+
+        Its exceptions go to the future alone. Do not wait for the future in the engine's own thread.
 
         Raises:
             EngineStopped: the thread ended.
         """
+        return self._call(commit, contained=True)
+
+    def run(self, commit: Commit[T]) -> T:
+        """Do what `ask` does, wait for the result and return it; see `EngineAccess.run`."""
+        return self.ask(commit).result()
+
+    def next_pause(self) -> Future[None]:
+        """Return a future that is done once the thread stands between two steps."""
+        return self._call(lambda: None)
+
+    def take_restored(self) -> Future[None]:
+        """Let clients take up the requests that a saved state has brought."""
+        return self._call(self._take_restored)
+
+    def _call(self, function: Callable[[], T], *, contained: bool = False) -> Future[T]:
+        """Queue a function for the engine's thread. Unless it is contained, its exception stops the engine."""
         check_process(self._process)
+        future: Future[T] = Future()
         with self._lock:
             self._check_running()
-            future: Future[Any] = Future()
-            self._calls.put((function, future))
+            self._calls.put(_Call(function, future, contained))
         return future
-
-    def between_steps(self, function: Callable[[], Any]) -> Any:
-        """Run a function in the engine's thread, between steps, and return what it returns; clients are told what it
-        brought about. What it raises concerns the caller alone. It may not be called in the engine's own thread.
-
-        Raises:
-            EngineStopped: the thread ended.
-        """
-
-        def attempt() -> tuple[Any, Exception | None]:
-            try:
-                return function(), None
-            except Exception as error:
-                return None, error
-            finally:
-                self._publish()
-
-        result, error = self.call(attempt).result()
-        if error is not None:
-            raise error
-        return result
-
-    def know_restored(self) -> None:
-        """Let clients take up the requests that a saved state has brought; in the engine's thread."""
-        with self._lock:
-            self._restored = {name_of(request): request for request in self._engine.requests.restored.values()}
 
     def stop(self) -> None:
         """Abort all requests, end the thread and wait for it; stopping again is no error."""
         with self._lock:
             if not self._stopped:
-                self._calls.put((self._begin_stopping, Future()))
+                self._calls.put(_Call(self._begin_stopping))
         self._thread.join()
 
     def leave(self) -> None:
         """Have the thread end soon, and wait for nothing: the garbage collector may call it anywhere."""
-        self._calls.put((self._begin_stopping, Future()))
+        self._calls.put(_Call(self._begin_stopping))
 
     def _check_running(self) -> None:
         if self._stopped:
@@ -233,16 +247,31 @@ class EngineThread:
     def _take_calls(self) -> None:
         """Run what others asked for; wait for it when there is nothing else to do."""
         while not self._stopping and not (self._calls.empty() and self._engine.can_step):
-            function, future = self._calls.get()
-            wanted = future.set_running_or_notify_cancel()
-            try:
-                result = function()
-            except BaseException as error:
-                if wanted:
-                    future.set_exception(error)
+            self._answer(self._calls.get())
+
+    def _answer(self, call: _Call) -> None:
+        future, contained = call.future, call.contained
+        wanted = future.set_running_or_notify_cancel()
+        try:
+            result = call.function()
+        except BaseException as error:
+            if contained:
+                self._publish()
+            if wanted:
+                future.set_exception(error)
+            if not (contained and isinstance(error, Exception)):
                 raise
+        else:
+            if contained:
+                self._publish()
             if wanted:
                 future.set_result(result)
+        finally:
+            del call, future  # the error's traceback holds this frame: a cycle would keep what the function holds
+
+    def _take_restored(self) -> None:
+        with self._lock:
+            self._restored = self._engine.requests.restored_by_name()
 
     def _publish(self, patience: float = 0.0) -> None:
         """Tell the clients of requests with new tokens, all of them at once; `patience` is that of `deliver`."""
@@ -293,7 +322,7 @@ class EngineThread:
             if not ticket.ended:
                 ticket.end(self._error())
         while not self._calls.empty():
-            _, future = self._calls.get()
+            future = self._calls.get().future
             if future.set_running_or_notify_cancel():
                 future.set_exception(self._error())
         if self.ended.set_running_or_notify_cancel():

@@ -10,7 +10,7 @@ if __name__ == "__main__":
     folder, disk, pool = sys.argv[1:]
     expected = answers(LLM(folder, tensor_parallel_size=2, **SETTINGS))
     llm = disk_engine(folder, disk, int(pool), tensor_parallel_size=2)
-    assert llm._engine.runner.spec.shards == 2
+    assert llm.control.engine.runner.spec.shards == 2
     assert answers(llm) == expected
     assert answers(llm) == expected
     assert llm.stats().disk.hits > 0, "nothing was read"

@@ -9,7 +9,7 @@ def run_in_few_shapes(llm: LLM) -> None:
     """Compile the largest decode step, the largest mixed step and a sampler for greedy rows; steps of fewer tokens or
     sequences run in these, as they do while a server compiles the rest in the background. Whatever they do not hold
     is compiled when a step first has it."""
-    runner = llm._engine.runner
+    runner = llm.control.engine.runner
     shapes, buckets = runner.shapes, runner.buckets
     for bucket in (buckets.mixed[-1], buckets.decode[-1]):
         shapes.step(bucket).trace()()

@@ -60,7 +60,7 @@ if __name__ == "__main__":
             llm.warmup(use_tqdm=False)
         outputs = llm.generate(prompts_with(int(sys.argv[2])), PARAMS, use_tqdm=False)
         found[size] = [output.outputs[0].token_ids for output in outputs]
-        for replica in llm._engine.replicas:
+        for replica in llm.control.engine.replicas:
             replica.memory.check_invariants()
             assert replica.memory.num_used_blocks == 0
         recompiles.append(llm.num_recompiles)

@@ -16,7 +16,7 @@ from jpaged import LLM
 
 def main(model: str, state: str, placeholder: int) -> None:
     llm = LLM(model, **SETTINGS)
-    worker = llm._engine.runner.worker
+    worker = llm.control.engine.runner.worker
     encode, calls = worker.model.encode, []
 
     def killed(*args):
@@ -28,9 +28,9 @@ def main(model: str, state: str, placeholder: int) -> None:
 
     worker.model.encode = killed
     for prompt in prompts_with(placeholder):
-        llm._engine.add(llm.input_processor.process(prompt, PARAMS))
+        llm.control.engine.add(llm.input_processor.process(prompt, PARAMS))
     while True:
-        llm._engine.step()
+        llm.control.engine.step()
         llm.save_state(state)
 
 

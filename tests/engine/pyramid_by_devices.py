@@ -25,7 +25,7 @@ def tokens(folder: str, prompts: list[list[int]]) -> list[list[int]]:
     )
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
-    llm._engine.memory.check_invariants()
+    llm.control.engine.memory.check_invariants()
     return [output.outputs[0].token_ids for output in outputs]
 
 

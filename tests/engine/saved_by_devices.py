@@ -24,9 +24,9 @@ if __name__ == "__main__":
     llm.save_state(state)
     llm.close()
     other = LLM.restore_state(state, **after)
-    kept = sum(replica.memory.num_used_blocks for replica in other._engine.replicas)
+    kept = sum(replica.memory.num_used_blocks for replica in other.control.engine.replicas)
     outputs = other.resume(use_tqdm=False)
-    for replica in other._engine.replicas:
+    for replica in other.control.engine.replicas:
         assert replica.memory.num_used_blocks == 0
         replica.memory.check_invariants()
     print(json.dumps({"answers": answers(outputs), "kept": kept}))

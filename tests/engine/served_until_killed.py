@@ -36,13 +36,13 @@ async def serve(model: str, state: Path, answers: Path, requests: Path, pool_byt
     lines = answers.read_text().splitlines() if answers.exists() else []
     done = {json.loads(line)[0] for line in lines if line.endswith("]")}
     llm = LLM(model, kv_cache_memory_bytes=pool_bytes, **SETTINGS)
-    dispatch = llm._engine.runner.dispatch_all
+    dispatch = llm.control.engine.runner.dispatch_all
 
     def late(steps):  # so that there is something to kill
         time.sleep(0.02)
         return dispatch(steps)
 
-    llm._engine.runner.dispatch_all = late
+    llm.control.engine.runner.dispatch_all = late
     async with AsyncLLM.from_llm(llm) as engine:
         try:
             names = await engine.load_state(state)
@@ -68,8 +68,8 @@ async def serve(model: str, state: Path, answers: Path, requests: Path, pool_byt
         await asyncio.gather(*each)
         report = await engine.memory_report()
         used = sum(group.used for group in report.groups)
-    llm._engine.memory.check_invariants()
-    print("leaked", used, len(llm._engine.requests.awaited), flush=True)
+    llm.control.engine.memory.check_invariants()
+    print("leaked", used, len(llm.control.engine.requests.awaited), flush=True)
 
 
 if __name__ == "__main__":

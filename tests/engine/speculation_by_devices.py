@@ -30,7 +30,7 @@ def main(folder: str, *ways: str) -> dict[str, dict]:
         outputs = llm.generate([{"prompt_token_ids": ids} for ids in PROMPTS], params, use_tqdm=False)
         tokens = [output.outputs[0].token_ids for output in outputs]
         found[way] = {"tokens": tokens, "kept": llm.stats().num_accepted_tokens}
-        llm._engine.memory.check_invariants()
+        llm.control.engine.memory.check_invariants()
     return found
 
 

@@ -48,20 +48,20 @@ def llm(warm):
 @pytest.fixture
 def slow(llm, monkeypatch):
     """The engine, at 10 ms a step at least, so that nothing ends before its time."""
-    dispatch = llm._engine.runner.dispatch_all
+    dispatch = llm.control.engine.runner.dispatch_all
 
     def late(steps):
         time.sleep(0.01)
         return dispatch(steps)
 
-    monkeypatch.setattr(llm._engine.runner, "dispatch_all", late)
+    monkeypatch.setattr(llm.control.engine.runner, "dispatch_all", late)
     return llm
 
 
 def assert_nothing_is_left(llm):
-    assert llm._engine.memory.num_used_blocks == 0
-    assert not llm._engine.has_work
-    llm._engine.memory.check_invariants()
+    assert llm.control.engine.memory.num_used_blocks == 0
+    assert not llm.control.engine.has_work
+    llm.control.engine.memory.check_invariants()
 
 
 def run(main, seconds=SECONDS):
@@ -374,7 +374,7 @@ def test_while_it_serves_the_llm_refuses_to_be_used_and_works_again_afterwards(l
 def test_a_failure_of_the_loop_reaches_every_client_and_later_callers(folder):
     async def main():
         engine = AsyncLLM(folder, kv_cache_memory_bytes=1 << 20, **SETTINGS)
-        runner = engine._engine.runner
+        runner = engine.control.engine.runner
         dispatch, count = runner.dispatch_all, itertools.count()
 
         def failing(steps):
@@ -418,7 +418,7 @@ def test_statistics_and_health_are_told_while_it_runs_and_after(llm):
 def test_shutting_down_frees_the_memory_of_an_engine_of_its_own(folder):
     async def main():
         engine = AsyncLLM(folder, **SETTINGS)
-        pool = engine._engine.runner.worker.pool
+        pool = engine.control.engine.runner.worker.pool
         await engine.shutdown()
         assert pool.is_deleted()
         await engine.shutdown()
@@ -442,7 +442,7 @@ def test_an_engine_has_ended_when_it_is_shut_down_and_not_before(llm):
 
 
 def test_an_engine_that_comes_to_no_end_of_a_step_is_not_healthy(llm, monkeypatch):
-    runner = llm._engine.runner
+    runner = llm.control.engine.runner
     dispatch = runner.dispatch_all
 
     def stuck(steps):

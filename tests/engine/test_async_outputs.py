@@ -114,7 +114,7 @@ def test_neither_the_engine_nor_the_event_loop_waits_while_a_prompt_is_tokenised
         assert not waiting.done()
         slow.set()
         await waiting
-        assert engine._thread._thread not in threads and threading.main_thread() not in threads
+        assert "jpaged-engine" not in {thread.name for thread in threads} and threading.main_thread() not in threads
         return [len(outputs[-1].outputs[0].token_ids) for outputs in others]
 
     assert serve(llm, client) == [24, 24]
@@ -132,7 +132,7 @@ def test_an_abort_while_the_prompt_is_tokenised_ends_the_request(llm, monkeypatc
 
     output = serve(llm, client)
     assert output.finished and output.outputs[0].finish_reason == "abort"
-    assert llm._engine.memory.num_used_blocks == 0 and not llm._engine.has_work
+    assert llm.control.engine.memory.num_used_blocks == 0 and not llm.control.engine.has_work
 
 
 def test_a_client_that_leaves_while_its_prompt_is_tokenised_holds_nothing(llm, monkeypatch):
@@ -148,7 +148,7 @@ def test_a_client_that_leaves_while_its_prompt_is_tokenised_holds_nothing(llm, m
         return [output async for output in engine.generate(TEXT, DRAWN, "r")]
 
     assert serve(llm, client)[-1].outputs[0].finish_reason == "length"
-    assert llm._engine.memory.num_used_blocks == 0 and not llm._engine.has_work
+    assert llm.control.engine.memory.num_used_blocks == 0 and not llm.control.engine.has_work
 
 
 def test_prefixes_are_pinned_before_clients_come_and_not_while_they_are_served(llm):
@@ -170,4 +170,4 @@ def test_prefixes_are_pinned_before_clients_come_and_not_while_they_are_served(l
         return pinned.num_tokens, first.num_cached_tokens, report.groups[0].pinned
 
     assert serve(llm, client) == (16, 16, 2)
-    assert llm._engine.memory.num_used_blocks == 0
+    assert llm.control.engine.memory.num_used_blocks == 0

@@ -56,10 +56,10 @@ def search(llm, params, prompts=IDS):
 
 
 def assert_nothing_is_left(llm):
-    memory = llm._engine.memory
+    memory = llm.control.engine.memory
     memory.check_invariants()
-    assert memory.num_used_blocks == 0 and not llm._engine.has_work
-    assert len(llm._engine.scheduler.allocation.free_slots) == SETTINGS["max_num_seqs"]
+    assert memory.num_used_blocks == 0 and not llm.control.engine.has_work
+    assert len(llm.control.engine.scheduler.allocation.free_slots) == SETTINGS["max_num_seqs"]
 
 
 def expected(family, params):
@@ -133,7 +133,7 @@ def run(engine, requests):
 
 
 def test_beams_and_every_other_kind_of_request_share_a_batch_and_change_nothing(one):
-    engine, make = one.llm._engine, one.llm.input_processor.process
+    engine, make = one.llm.control.engine, one.llm.input_processor.process
     greedy = SamplingParams(temperature=0, max_tokens=25, logprobs=3)
     kinds = [(PROMPTS[0], SIX), (PROMPTS[1], DRAWN), (PROMPTS[2], greedy), (PROMPTS[3], BeamSearchParams(4, 9))]
     alone = [run(engine, [make(prompt, params)])[0] for prompt, params in kinds]
@@ -150,7 +150,7 @@ def test_preempted_beams_come_back_and_find_the_same(one, mode, caching):
     size = 16 * one.llm.memory_report().page_bytes
     small = {"max_num_batched_tokens": 8, "kv_cache_memory_bytes": size, "enable_prefix_caching": caching}
     tight = LLM(one.folder, preemption_mode=mode, **small, **SETTINGS)
-    engine, make = tight._engine, tight.input_processor.process
+    engine, make = tight.control.engine, tight.input_processor.process
     older = make(PROMPTS[-1], SamplingParams(temperature=0, max_tokens=56, ignore_eos=True))
     beams = make(PROMPTS[2], params)
     found = run(engine, [older, beams])[1]
@@ -161,9 +161,9 @@ def test_preempted_beams_come_back_and_find_the_same(one, mode, caching):
 
 
 def test_beams_share_blocks_and_a_repeated_prompt_comes_from_the_cache(one):
-    one.llm._engine.memory.reset_prefix_cache()
+    one.llm.control.engine.memory.reset_prefix_cache()
     params = BeamSearchParams(6, 24, ignore_eos=True)
-    engine, saved = one.llm._engine, []
+    engine, saved = one.llm.control.engine, []
     request = one.llm.input_processor.process(PROMPTS[-1], params)
     engine.add(request)
     while engine.has_work:
@@ -177,7 +177,7 @@ def test_beams_share_blocks_and_a_repeated_prompt_comes_from_the_cache(one):
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 7])
 def test_an_aborted_search_leaves_nothing(one, steps):
-    engine = one.llm._engine
+    engine = one.llm.control.engine
     request = one.llm.input_processor.process(PROMPTS[-1], SIX)
     engine.add(request)
     for _ in range(steps):

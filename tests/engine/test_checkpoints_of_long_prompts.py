@@ -22,7 +22,7 @@ def test_a_prompt_is_found_up_to_its_last_checkpoint_and_goes_on_with_the_same_t
     make_checkpoint("mamba2", tmp_path)
     prompt = np.random.default_rng(0).integers(3, CHECKPOINTS["mamba2"].vocab_size, 1100).tolist()
     llm, plain = (LLM(str(tmp_path), **SETTINGS, enable_prefix_caching=cached) for cached in (True, False))
-    (policy,) = (group.spec.policy for group in llm._engine.memory.layout.groups)
+    (policy,) = (group.spec.policy for group in llm.control.engine.memory.layout.groups)
     assert isinstance(policy, StateCheckpoints) and (policy.interval, policy.spacing) == (512, 2048)
 
     def tokens(engine: LLM) -> tuple[list[int], int | None]:
@@ -31,6 +31,6 @@ def test_a_prompt_is_found_up_to_its_last_checkpoint_and_goes_on_with_the_same_t
 
     wanted, _ = tokens(plain)
     assert [tokens(llm), tokens(llm)] == [(wanted, 0), (wanted, 1024)]
-    llm._engine.memory.check_invariants()
+    llm.control.engine.memory.check_invariants()
     (states,) = llm.memory_report().groups
     assert states.evictable <= 2, "none was kept at 512 tokens"

@@ -60,13 +60,13 @@ def tokens(llm: LLM) -> list[list[int]]:
 
 
 def finish(llm: LLM) -> None:
-    llm._engine.background._thread.join(120)
-    assert not llm._engine.background.is_running
+    llm.control.engine.background._thread.join(120)
+    assert not llm.control.engine.background.is_running
 
 
 def test_what_is_compiled_first_serves_every_request(model, expected, held):
     with LLM(model, background_compilation=True, **SETTINGS) as llm:
-        first = len(llm._engine.runner.shapes.first())
+        first = len(llm.control.engine.runner.shapes.first())
         assert llm.stats().num_compiled == first == 2
         assert tokens(llm) == expected
         assert llm.stats().num_compiled == first, "a step waited for the compiler"
@@ -75,7 +75,7 @@ def test_what_is_compiled_first_serves_every_request(model, expected, held):
 def test_what_the_background_compiled_is_not_compiled_again(model, expected):
     with LLM(model, background_compilation=True, **SETTINGS) as llm:
         finish(llm)
-        stats, number = llm.stats(), llm._engine.runner.num_warmup
+        stats, number = llm.stats(), llm.control.engine.runner.num_warmup
         assert stats.num_compiled == number and stats.num_shapes_to_come == 0
         assert stats.num_compiled_in_background == number - 2
         assert tokens(llm) == expected
@@ -88,7 +88,7 @@ def test_what_the_background_compiled_is_not_compiled_again(model, expected):
 def test_steps_run_in_their_own_shapes_once_these_are_compiled(model):
     with LLM(model, background_compilation=True, **SETTINGS) as llm:
         finish(llm)
-        runner = llm._engine.runner
+        runner = llm.control.engine.runner
         assert all(runner._ready(bucket) == bucket for bucket in runner.buckets.all)
 
 
@@ -96,7 +96,7 @@ def test_requests_and_the_background_compile_each_shape_once(model, expected):
     with LLM(model, background_compilation=True, **SETTINGS) as llm:
         assert tokens(llm) == expected  # while it compiles
         finish(llm)
-        assert llm.stats().num_compiled == llm._engine.runner.num_warmup
+        assert llm.stats().num_compiled == llm.control.engine.runner.num_warmup
 
 
 @pytest.mark.parametrize("ask", ["params", "update_params"])
@@ -105,16 +105,16 @@ def test_programs_for_weights_that_are_held_otherwise_are_compiled_in_the_backgr
     narrow.save_pretrained(tmp_path)
     other = {name: tensor.float() * (1 + 2**-12) for name, tensor in narrow.state_dict().items()}
     with LLM(str(tmp_path), tokenizer=model, background_compilation=True, **SETTINGS) as llm:
-        runner, before = llm._engine.runner, tokens(llm)
+        runner, before = llm.control.engine.runner, tokens(llm)
         finish(llm)
-        number, background = llm.stats().num_compiled_in_background, llm._engine.background
+        number, background = llm.stats().num_compiled_in_background, llm.control.engine.background
         if ask == "params":
             assert llm.params is not None
             assert tokens(llm) == before  # while it compiles
         else:
             llm.update_params(other)
         finish(llm)
-        assert llm._engine.background is not background
+        assert llm.control.engine.background is not background
         assert llm.stats().num_compiled_in_background > number and llm.stats().num_shapes_to_come == 0
         assert all(runner._ready(bucket) == bucket for bucket in runner.buckets.all)
         assert tokens(llm) and llm.num_recompiles == 0
@@ -122,14 +122,14 @@ def test_programs_for_weights_that_are_held_otherwise_are_compiled_in_the_backgr
 
 def test_a_warm_up_takes_over_from_the_background(model):
     with LLM(model, background_compilation=True, **SETTINGS) as llm:
-        assert llm.warmup(use_tqdm=False) == llm._engine.runner.num_warmup
-        assert not llm._engine.background.is_running
+        assert llm.warmup(use_tqdm=False) == llm.control.engine.runner.num_warmup
+        assert not llm.control.engine.background.is_running
         assert tokens(llm) and llm.num_recompiles == 0
 
 
 def test_closing_ends_the_background(model):
     llm = LLM(model, background_compilation=True, **SETTINGS)
-    background = llm._engine.background
+    background = llm.control.engine.background
     llm.close()
     assert not background.is_running
 

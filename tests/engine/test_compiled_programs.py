@@ -28,7 +28,7 @@ llm = LLM(model, compiled_programs=folder, **settings)
 number = llm.warmup(use_tqdm=False)
 params = SamplingParams(temperature=0.9, seed=3, max_tokens=8, ignore_eos=True)
 outputs = llm.generate(prompts, params, use_tqdm=False)
-store = llm._engine.runner.worker.programs
+store = llm.control.engine.runner.worker.programs
 print(json.dumps([number, store.num_found, [list(output.outputs[0].token_ids) for output in outputs]]))
 """
 
@@ -55,7 +55,7 @@ def test_an_engine_of_the_programs_finds_all_of_them_and_gives_the_same_tokens(m
     recent_programs.clear()
     with LLM(made.model, compiled_programs=made.programs, **SETTINGS) as llm:
         assert llm.warmup(use_tqdm=False) == made.number
-        assert llm._engine.runner.worker.programs.num_found == made.number
+        assert llm.control.engine.runner.worker.programs.num_found == made.number
         assert tokens(llm) == made.expected and llm.num_recompiles == 0
 
 
@@ -72,7 +72,7 @@ def test_the_pool_is_of_the_size_that_the_programs_are_for(made):
     small = {**SETTINGS, "compiled_programs": made.programs}
     facts = json.loads((Path(made.programs) / MANIFEST).read_text())["facts"]
     with LLM(made.model, **small) as llm:
-        assert llm._engine.runner.spec.device_bytes == facts["pool_bytes"]
+        assert llm.control.engine.runner.spec.device_bytes == facts["pool_bytes"]
     with pytest.raises(ValueError, match="was compiled for pool_bytes="):
         LLM(made.model, kv_cache_memory_bytes=facts["pool_bytes"] // 2, **small)
 

@@ -96,8 +96,8 @@ def test_chunks_of_16_tokens_and_preemption_change_nothing(llm, expected):
     assert max(len(output.prompt_token_ids) for output in outputs) > 16
     assert sum(output.metrics.num_preemptions for output in outputs) > 0
     assert_same_tokens(outputs, expected)
-    tight._engine.memory.check_invariants()
-    assert tight._engine.memory.num_used_blocks == 0
+    tight.control.engine.memory.check_invariants()
+    assert tight.control.engine.memory.num_used_blocks == 0
 
 
 def test_logprobs_of_prompt_and_output_are_those_of_torch(llm, torch_model):

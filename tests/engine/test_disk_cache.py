@@ -69,7 +69,7 @@ def answers(llm, which=(0, 1, 2, 3)):
 def hanging(llm):
     """The disk does nothing meanwhile."""
     gate = threading.Event()
-    llm._engine.memory.disk._store._thread.submit(gate.wait)
+    llm.control.engine.memory.disk._store._thread.submit(gate.wait)
     try:
         yield
     finally:
@@ -77,7 +77,7 @@ def hanging(llm):
 
 
 def check_empty(llm):
-    engine = llm._engine
+    engine = llm.control.engine
     assert not engine.has_work and engine.memory.num_used_blocks == 0
     assert not engine.memory.disk._asked, "something is read for nobody"
     engine.memory.check_invariants()
@@ -117,8 +117,8 @@ def test_metrics_tell_of_the_disk(model, llm):
 
 def test_a_damaged_file_is_a_miss(model, llm, caplog):
     answers(llm)
-    file = llm._engine.memory.disk._store._file
-    llm._engine.memory.disk._store._thread.submit(lambda: None).result()  # all is written
+    file = llm.control.engine.memory.disk._store._file
+    llm.control.engine.memory.disk._store._thread.submit(lambda: None).result()  # all is written
     file._bytes[:] ^= 1
     before = llm.stats().disk
     assert answers(llm, [0]) == model.answers[:1]
@@ -132,11 +132,11 @@ def test_a_request_that_is_aborted_while_its_blocks_are_read_leaves_nothing(mode
     answers(llm)
     with hanging(llm):
         request = llm.input_processor.process({"prompt_token_ids": PROMPTS[0]}, PARAMS[0])
-        llm._engine.add(request)
-        assert llm._engine.memory.disk.waits_for(request.request_id, 0.0) is not None
-        llm._engine.step()
-        assert llm._engine.memory.num_used_blocks == 0
-        llm._engine.abort(request)
+        llm.control.engine.add(request)
+        assert llm.control.engine.memory.disk.waits_for(request.request_id, 0.0) is not None
+        llm.control.engine.step()
+        assert llm.control.engine.memory.num_used_blocks == 0
+        llm.control.engine.abort(request)
         check_empty(llm)
     assert answers(llm) == model.answers
 
@@ -156,7 +156,7 @@ def test_ctrl_c_while_blocks_are_read_leaves_nothing(model, llm):
 @pytest.mark.parametrize("name", ["write_to_disk", "fill_from_disk"])
 def test_a_device_call_that_fails_changes_no_later_token(model, llm, monkeypatch, name):
     answers(llm)
-    worker, done = llm._engine.runner.worker, []
+    worker, done = llm.control.engine.runner.worker, []
     real = getattr(worker, name)
 
     def fails(*args):
@@ -178,8 +178,8 @@ def test_a_device_call_that_fails_changes_no_later_token(model, llm, monkeypatch
 def test_new_weights_find_nothing_of_the_old_ones(model, llm):
     answers(llm)
     before = llm.stats().disk.hits
-    with llm._engine.turn:
-        llm._engine.memory.new_generation()  # which is how weights are replaced
+    with llm.control.engine.turn:
+        llm.control.engine.memory.new_generation()  # which is how weights are replaced
     assert answers(llm) == model.answers and llm.stats().disk.hits == before
 
 
@@ -189,7 +189,7 @@ def test_after_the_warm_up_nothing_is_compiled_for_the_disk(model, tmp_path):
     answers(llm)
     assert answers(llm) == model.answers
     assert llm.stats().disk.hits > 0 and llm.num_recompiles == 0
-    tier = llm._engine.memory.disk
+    tier = llm.control.engine.memory.disk
     llm.close()
     assert not tier.is_open
 

@@ -76,8 +76,8 @@ def test_drafts_change_no_bit_of_any_batch(model, data, way, pool):
         facts(llm.generate(prompts, params, use_tqdm=False), exact=True) for llm in (drafting, model.plain)
     )
     assert found == wanted
-    drafting._engine.memory.check_invariants()
-    assert drafting._engine.memory.num_used_blocks == 0
+    drafting.control.engine.memory.check_invariants()
+    assert drafting.control.engine.memory.num_used_blocks == 0
 
 
 def test_drafts_were_kept_on_the_way(model):

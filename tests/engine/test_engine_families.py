@@ -111,7 +111,7 @@ def tight(family, **changes):
 def generate(llm, prompts=PROMPTS, params=GREEDY):
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
     assert [output.prompt_token_ids for output in outputs] == prompts
-    memory = llm._engine.memory
+    memory = llm.control.engine.memory
     memory.check_invariants()
     assert memory.num_used_blocks == 0
     return outputs
@@ -127,7 +127,7 @@ def test_preemption_and_chunked_prefill_change_no_token(family):
     llm = tight(family)
     outputs = generate(llm)
     assert sum(output.metrics.num_preemptions for output in outputs) > 0
-    assert llm._engine.stats.num_tokens > family.roomy._engine.stats.num_tokens, "nothing was recomputed"
+    assert llm.control.engine.stats.num_tokens > family.roomy.control.engine.stats.num_tokens, "nothing was recomputed"
     assert_same_tokens(outputs, family.expected)
 
 
@@ -166,7 +166,7 @@ def test_four_beams_are_those_of_transformers(family):
     params, use_cache = BeamSearchParams(4, 16, ignore_eos=True), family.model.config.model_type != "bamba"
     outputs = family.roomy.beam_search([{"prompt_token_ids": ids} for ids in FORKED], params, use_tqdm=False)
     assert_same_beams(outputs, torch_beams(family.model, FORKED, params, use_cache=use_cache), params)
-    memory = family.roomy._engine.memory
+    memory = family.roomy.control.engine.memory
     memory.check_invariants()
     assert memory.num_used_blocks == 0
 

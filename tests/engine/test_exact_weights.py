@@ -61,11 +61,11 @@ def plain(models, tmp_path_factory):
 
 
 def num_exact(llm):
-    return llm._engine.runner.worker.model.num_exact
+    return llm.control.engine.runner.worker.model.num_exact
 
 
 def weight_bytes(llm):
-    return device_bytes(llm._engine.runner.worker.model.params)
+    return device_bytes(llm.control.engine.runner.worker.model.params)
 
 
 def answers(llm):

@@ -66,7 +66,7 @@ def streamed(deltas):
 
 
 def assert_nothing_is_left(llm):
-    engine = llm._engine
+    engine = llm.control.engine
     assert not engine.has_work and not engine.requests.unfinished and not engine.requests._homes
     assert engine.memory.num_used_blocks == 0
     engine.memory.check_invariants()
@@ -104,16 +104,16 @@ def test_ctrl_c_at_fifty_moments_of_a_batch_changes_no_later_token(llm, alarm):
 
 def test_ctrl_c_before_the_first_step_ran_leaves_nothing_in_the_prefix_cache(llm, monkeypatch):
     llm.reset_prefix_cache()
-    dispatch = llm._engine.runner.dispatch_all
+    dispatch = llm.control.engine.runner.dispatch_all
 
     def interrupted(steps):
         signal.raise_signal(signal.SIGINT)
         raise MemoryError("as if the device call had failed before it did anything")
 
-    monkeypatch.setattr(llm._engine.runner, "dispatch_all", interrupted)
+    monkeypatch.setattr(llm.control.engine.runner, "dispatch_all", interrupted)
     with pytest.raises(KeyboardInterrupt):
         answers(llm)
-    monkeypatch.setattr(llm._engine.runner, "dispatch_all", dispatch)
+    monkeypatch.setattr(llm.control.engine.runner, "dispatch_all", dispatch)
     (again,) = llm.generate(PROMPTS[4], PARAMS[4], use_tqdm=False)
     assert again.num_cached_tokens == 0
 
@@ -152,7 +152,7 @@ def test_a_device_call_that_fails_ends_the_batch_it_comes_in_and_no_stream(
     with monkeypatch.context() as patch:
         deltas = llm.stream("the cab", STREAMED)
         first = next(deltas)
-        failing = Failing(patch, llm._engine.runner.worker, name, number, after=after)
+        failing = Failing(patch, llm.control.engine.runner.worker, name, number, after=after)
         with pytest.raises(RuntimeError, match=f"{name} failed"):
             answers(llm)
         assert failing.raised
@@ -160,7 +160,7 @@ def test_a_device_call_that_fails_ends_the_batch_it_comes_in_and_no_stream(
 
 
 def test_a_beam_search_goes_on_after_another_call_failed(shared, llm, monkeypatch):
-    engine, inputs = llm._engine, llm.input_processor
+    engine, inputs = llm.control.engine, llm.input_processor
     request = inputs.process(PROMPTS[1], BEAMS)
     engine.add(request)
     for _ in range(9):
@@ -175,7 +175,7 @@ def test_a_beam_search_goes_on_after_another_call_failed(shared, llm, monkeypatc
 
 
 def test_an_interrupted_wait_loses_neither_of_the_two_steps_in_flight(shared, llm, monkeypatch):
-    worker = llm._engine.runner.worker
+    worker = llm.control.engine.runner.worker
     deltas = llm.stream("the cab", STREAMED)
     first = next(deltas)
     fetch, calls = worker.fetch, []
@@ -189,7 +189,7 @@ def test_an_interrupted_wait_loses_neither_of_the_two_steps_in_flight(shared, ll
     monkeypatch.setattr(worker, "fetch", interrupted)
     with pytest.raises(KeyboardInterrupt):
         answers(llm)
-    assert len(llm._engine.replicas[0].in_flight) == 2
+    assert len(llm.control.engine.replicas[0].in_flight) == 2
     assert streamed([first, *deltas]) == shared[1][2]
 
 
@@ -198,7 +198,7 @@ def test_a_pool_that_was_lost_is_replaced_and_a_pinned_prefix_computed_again(llm
     assert llm.memory_report().groups[0].pinned == 2
     expected = llm.generate(PROMPTS[2:3], PARAMS[2], use_tqdm=False)[0].outputs[0].token_ids
     with monkeypatch.context() as patch:
-        Failing(patch, llm._engine.runner.worker, "compute", 2, after=True)
+        Failing(patch, llm.control.engine.runner.worker, "compute", 2, after=True)
         with pytest.raises(RuntimeError, match="compute failed"):
             llm.generate(PROMPTS[2:3], PARAMS[2], use_tqdm=False)
     assert llm.generate(PROMPTS[2:3], PARAMS[2], use_tqdm=False)[0].outputs[0].token_ids == expected
@@ -209,7 +209,7 @@ def test_a_pool_that_was_lost_is_replaced_and_a_pinned_prefix_computed_again(llm
 
 
 def test_a_device_that_cannot_begin_anew_is_asked_again_by_the_next_step(llm, monkeypatch):
-    worker = llm._engine.runner.worker
+    worker = llm.control.engine.runner.worker
     with monkeypatch.context() as patch:
         Failing(patch, worker, "compute", 1, after=True)
         Failing(patch, worker, "restart", 1, after=False)

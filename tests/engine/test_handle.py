@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import threading
 
 import jax
 import pytest
@@ -38,6 +39,10 @@ def tokens(llm):
     return llm.generate([PROMPT], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
 
 
+def engine_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "jpaged-engine"]
+
+
 def test_closing_frees_all_and_another_engine_goes_on(model, held):
     with LLM(model[0], **SETTINGS) as one:
         want = tokens(one)
@@ -64,7 +69,7 @@ def test_a_closed_one_says_so(model):
 
 def test_an_async_engine_that_is_dropped_without_shutdown_leaves_no_thread(model, held):
     engine = AsyncLLM(model[0], **SETTINGS)
-    thread = engine._thread._thread
+    (thread,) = engine_threads()
     del engine
     gc.collect()
     thread.join(60)
@@ -75,7 +80,7 @@ def test_an_async_engine_that_is_dropped_gives_its_llm_the_engine_back(model, he
     llm = LLM(model[0], **SETTINGS)
     want = tokens(llm)
     first = AsyncLLM.from_llm(llm)
-    thread = first._thread._thread
+    (thread,) = engine_threads()
     del first
     gc.collect()
     thread.join(60)

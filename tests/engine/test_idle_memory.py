@@ -26,7 +26,7 @@ def tokens(llm: LLM, prompts=PROMPTS) -> list[tuple[int, ...]]:
 
 
 def written_pages(llm: LLM) -> set[int]:
-    pool = np.asarray(llm._engine.runner.worker.pool)
+    pool = np.asarray(llm.control.engine.runner.worker.pool)
     return set(np.flatnonzero(pool.any(axis=(0, 2, 3))).tolist())
 
 
@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
 def test_without_a_cache_the_pool_keeps_what_was_in_use_last_and_the_same_prompts_give_the_same_tokens(folder):
     llm = engine(folder, enable_prefix_caching=False)
     assert written_pages(llm) == set()
-    address = llm._engine.runner.worker.pool.unsafe_buffer_pointer()
+    address = llm.control.engine.runner.worker.pool.unsafe_buffer_pointer()
     first = tokens(llm)
     of_three = written_pages(llm)
     assert tokens(llm) == first
@@ -52,7 +52,7 @@ def test_without_a_cache_the_pool_keeps_what_was_in_use_last_and_the_same_prompt
     assert llm.reset_prefix_cache()
     assert written_pages(llm) == set()
     assert tokens(llm) == first
-    assert llm._engine.runner.worker.pool.unsafe_buffer_pointer() == address
+    assert llm.control.engine.runner.worker.pool.unsafe_buffer_pointer() == address
 
 
 def test_cached_blocks_stay_until_the_cache_is_reset(folder):
@@ -60,7 +60,7 @@ def test_cached_blocks_stay_until_the_cache_is_reset(folder):
     first = tokens(llm)
     assert 0 < llm.memory_report().idle_pages < len(written_pages(llm))  # others were in use and are free
     assert tokens(llm) == first
-    llm._engine.give_back_memory(at_once=True)
+    llm.control.engine.give_back_memory(at_once=True)
     cached = written_pages(llm)
     assert 0 < len(cached) == llm.memory_report().idle_pages
     assert tokens(llm) == first

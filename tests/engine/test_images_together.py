@@ -46,7 +46,7 @@ def test_answers_are_those_of_images_that_are_encoded_one_by_one(name, tmp_path,
     alone = LLM(str(tmp_path), **SETTINGS).generate(prompts, PARAMS, use_tqdm=False)
     sizes = request.getfixturevalue("together")
     llm = LLM(str(tmp_path), **SETTINGS)
-    assert llm.warmup(use_tqdm=False) == llm._engine.runner.num_warmup
+    assert llm.warmup(use_tqdm=False) == llm.control.engine.runner.num_warmup
     sizes.clear()
     for one, other in zip(alone, llm.generate(prompts, PARAMS, use_tqdm=False), strict=True):
         assert one.outputs[0].token_ids == other.outputs[0].token_ids

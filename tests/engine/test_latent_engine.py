@@ -31,8 +31,8 @@ def engine(checkpoint):
 def llm(engine):
     """The engine; after every test its memory is empty and sound."""
     yield engine
-    engine._engine.memory.check_invariants()
-    assert engine._engine.memory.num_used_blocks == 0
+    engine.control.engine.memory.check_invariants()
+    assert engine.control.engine.memory.num_used_blocks == 0
 
 
 def tokens(outputs):
@@ -45,7 +45,7 @@ def test_a_token_takes_one_padded_row_a_layer_and_no_values(llm):
     llm.generate(IDS[3], SamplingParams(max_tokens=1), use_tqdm=False)
     (group,) = llm.memory_report(peak=True).groups
     assert group.used == -(-len(PROMPTS[3]) // 8)
-    assert llm._engine.runner.spec.layout.groups[0].spec.real_bytes == LAYERS * 8 * 128 * 4
+    assert llm.control.engine.runner.spec.layout.groups[0].spec.real_bytes == LAYERS * 8 * 128 * 4
 
 
 def test_four_outputs_share_the_prompt_and_output_0_is_what_one_output_gives(llm):

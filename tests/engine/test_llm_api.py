@@ -32,7 +32,7 @@ def warm(model):
     copies, two samplers (plain and full) for 1 and 4 rows. Its weights are arrays, as tests ask for them."""
     llm = LLM(model.folder, max_num_batched_tokens=64, **SETTINGS)
     assert llm.params is not None
-    return SimpleNamespace(llm=llm, known=llm._engine.runner.num_warmup, compiled=llm.warmup(use_tqdm=False))
+    return SimpleNamespace(llm=llm, known=llm.control.engine.runner.num_warmup, compiled=llm.warmup(use_tqdm=False))
 
 
 @pytest.fixture
@@ -52,8 +52,8 @@ def tight(model, warm):
 
 def assert_nothing_is_left(llm):
     assert all(group.used == 0 for group in llm.memory_report().groups)
-    assert not llm._engine.has_work
-    llm._engine.memory.check_invariants()
+    assert not llm.control.engine.has_work
+    llm.control.engine.memory.check_invariants()
 
 
 def ids(tokens):
@@ -78,7 +78,7 @@ def test_the_number_of_compiled_shapes_is_known_before_the_warmup(warm):
 def test_after_the_warmup_nothing_is_compiled(llm, warm):
     generate(llm, [ids(p) for p in PROMPTS], [GREEDY, DRAWN, replace(GREEDY, max_tokens=3), GREEDY, DRAWN])
     assert llm.num_recompiles == 0
-    assert llm._engine.runner.worker.num_compiled == warm.known
+    assert llm.control.engine.runner.worker.num_compiled == warm.known
 
 
 def test_outputs_come_in_the_order_of_the_prompts(llm):
@@ -137,10 +137,10 @@ REFUSED = {
 
 @pytest.mark.parametrize(("bad", "message"), REFUSED.values(), ids=REFUSED)
 def test_a_bad_prompt_refuses_the_batch_before_anything_runs(llm, bad, message):
-    steps = llm._engine.stats.num_steps
+    steps = llm.control.engine.stats.num_steps
     with pytest.raises(ValueError, match=f"prompt 1: .*{message}"):
         generate(llm, [TEXT, bad, TEXT], GREEDY)
-    assert llm._engine.stats.num_steps == steps
+    assert llm.control.engine.stats.num_steps == steps
     assert_nothing_is_left(llm)
     assert len(first(llm, TEXT, GREEDY).token_ids) == 12
 

@@ -47,7 +47,7 @@ def tokens(output):
 
 
 def assert_nothing_is_left(llm):
-    engine = llm._engine
+    engine = llm.control.engine
     assert not engine.has_work and not engine.requests.awaited and not engine.requests.restored
     assert engine.memory.num_used_blocks == 0
 

@@ -70,8 +70,8 @@ def test_a_batch_of_three_adapters_and_none_generates_what_peft_does_in_a_pool_t
     assert stats.num_adapter_loads > 3, "an adapter is to be evicted and read again"
     if family == "llama":  # Gemma's two groups leave nothing cached in so small a pool
         assert sum(output.num_cached_tokens for output in again) > 0
-    tight._engine.memory.check_invariants()
-    assert tight._engine.memory.num_used_blocks == 0
+    tight.control.engine.memory.check_invariants()
+    assert tight.control.engine.memory.num_used_blocks == 0
     guesses = [output.outputs[0].token_ids for output in outputs]
     expected = references(model, adapters, prompts, NAMES, guesses)
     assert_same_tokens(outputs, expected)
@@ -87,7 +87,7 @@ def test_programs_for_adapters_and_their_loading_are_compiled_ahead_and_kept_in_
     number, _ = LLM.compile_programs(model, tmp_path / "programs", use_tqdm=False, **small)
     recent_programs.clear()
     with LLM(model, lora_modules=adapters, compiled_programs=str(tmp_path / "programs"), **small) as llm:
-        assert llm.warmup(use_tqdm=False) == number == llm._engine.runner.worker.programs.num_found
+        assert llm.warmup(use_tqdm=False) == number == llm.control.engine.runner.worker.programs.num_found
         prompts = asked(random_prompts(lengths=(12, 9, 5)))
         llm.generate(prompts, SamplingParams(max_tokens=4), use_tqdm=False, lora_request=["small", "all", None])
         assert (llm.stats().num_adapter_loads, llm.num_recompiles) == (2, 0)
@@ -123,7 +123,7 @@ def test_a_batch_without_adapters_runs_the_programs_it_runs_without_lora(
     plain = LLM(llama[0], **{k: v for k, v in SETTINGS.items() if "lora" not in k}, kv_cache_memory_bytes=POOL)
 
     def lowered(llm: LLM) -> str:
-        runner = llm._engine.runner
+        runner = llm.control.engine.runner
         bucket = runner.buckets.decode[0]
         worker = runner.worker
         step = worker.model._step._function
@@ -175,7 +175,7 @@ def test_requests_give_a_folder_as_in_vllm(engine: LLM, llama: tuple[str, dict[s
 def test_what_is_no_adapter_is_refused(engine: LLM, lora: object, error: type[Exception], message: str):
     with pytest.raises(error, match=message):
         engine.generate(asked(PROMPTS), SHORT, False, lora)
-    assert engine._engine.memory.num_used_blocks == 0
+    assert engine.control.engine.memory.num_used_blocks == 0
 
 
 def test_an_adapter_that_is_not_finite_is_refused(engine: LLM, tmp_path: Path, llama: tuple[str, dict[str, str]]):
@@ -188,7 +188,7 @@ def test_an_adapter_that_is_not_finite_is_refused(engine: LLM, tmp_path: Path, l
         ValueError, match=r"broken: lora_B of .*layers\.1\.self_attn\.v_proj has numbers that are not finite"
     ):
         engine.generate(asked(PROMPTS), SHORT, False, LoRARequest("broken", 9, str(folder)))
-    assert engine._engine.memory.num_used_blocks == 0
+    assert engine.control.engine.memory.num_used_blocks == 0
 
 
 @pytest.mark.nightly
@@ -293,6 +293,6 @@ def test_layers_that_are_stacked_have_their_adapters_too(family: str, tmp_path: 
     monkeypatch.setattr("jpaged.loading.build_context.layers_are_stacked", lambda *_: True)
     model, adapters = save_all(family, tmp_path)
     llm = LLM(model, **SETTINGS, lora_modules=adapters, kv_cache_memory_bytes=1 << 20)
-    assert llm._engine.runner.spec.caches[-1].group.sites[0].stacked
+    assert llm.control.engine.runner.spec.caches[-1].group.sites[0].stacked
     outputs = llm.generate(asked(PROMPTS), GREEDY, False, lora_request=[None, *adapters])
     assert_same_tokens(outputs, references(model, adapters, PROMPTS, [None, *adapters]))

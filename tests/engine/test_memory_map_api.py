@@ -56,7 +56,7 @@ def test_every_token_is_in_the_map_and_the_report_of_its_own_step(llm):
     prompt, tokens = [5] * 11, []
     for _ in llm.stream([{"prompt_token_ids": prompt}], PARAMS):
         seen, counted = llm.memory_map().groups[0], llm.memory_report().groups[0]
-        assert seen.used_tokens * llm._engine.memory.layout.groups[0].spec.real_bytes // 8 == counted.token_bytes
+        assert seen.used_tokens * llm.control.engine.memory.layout.groups[0].spec.real_bytes // 8 == counted.token_bytes
         tokens.append(seen.used_tokens)
     assert tokens[0] >= len(prompt)
     assert tokens[:-1] == list(range(tokens[0], tokens[0] + len(tokens) - 1)), "the last one ends the request"

@@ -238,7 +238,7 @@ def test_without_its_eyes_the_model_answers_text_as_before(checkpoint, expected)
 @pytest.mark.nightly
 def test_after_the_warm_up_images_compile_nothing(checkpoint, expected):
     llm = LLM(checkpoint[0], **(SETTINGS | {"max_num_seqs": 2, "max_num_batched_tokens": 48}))
-    assert llm.warmup(use_tqdm=False) == llm._engine.runner.num_warmup
+    assert llm.warmup(use_tqdm=False) == llm.control.engine.runner.num_warmup
     assert_same_tokens(llm.generate(PROMPTS[:4], GREEDY, use_tqdm=False), expected[:4])
     assert llm.num_recompiles == 0
 

@@ -64,7 +64,9 @@ def whole(got, stream):
 
 
 def so_far(llm):
-    return [list(seq.token_ids) for request in llm._engine.requests.unfinished.values() for seq in request.sequences]
+    return [
+        list(seq.token_ids) for request in llm.control.engine.requests.unfinished.values() for seq in request.sequences
+    ]
 
 
 def continued(fresh, tokens, params):

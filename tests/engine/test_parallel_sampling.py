@@ -39,9 +39,9 @@ def llm(engine):
 
 
 def assert_nothing_is_left(llm):
-    assert llm._engine.memory.num_used_blocks == 0
-    assert not llm._engine.has_work
-    llm._engine.memory.check_invariants()
+    assert llm.control.engine.memory.num_used_blocks == 0
+    assert not llm.control.engine.has_work
+    llm.control.engine.memory.check_invariants()
 
 
 def generate(llm, prompts, params):
@@ -109,9 +109,9 @@ def test_the_memory_report_tells_what_sharing_saved(folder):
 def test_more_outputs_than_places_run_in_turns_with_the_seeds_they_have_at_once(llm):
     """Each output is that of a request of its own with its seed, where that seed can be asked for."""
     many = replace(DRAWN, n=11, logprobs=1, prompt_logprobs=0)
-    steps = llm._engine.stats.num_tokens
+    steps = llm.control.engine.stats.num_tokens
     (output,) = generate(llm, PROMPT, many)
-    assert llm._engine.stats.num_tokens - steps <= len(PROMPT) * 3 + 11 * 24 + 12
+    assert llm.control.engine.stats.num_tokens - steps <= len(PROMPT) * 3 + 11 * 24 + 12
     outputs = tokens(output)
     assert len(outputs) == 11 and len({tuple(ids) for ids in outputs}) == 11
     assert len(output.prompt_logprobs) == len(PROMPT) and all(len(o.logprobs) == 24 for o in output.outputs)
@@ -132,7 +132,7 @@ def test_many_outputs_beside_other_requests_keep_their_order(llm):
 
 
 def test_outputs_that_cannot_be_queued_leave_none_of_their_request_behind(llm, monkeypatch):
-    scheduler, queued = llm._engine.scheduler, []
+    scheduler, queued = llm.control.engine.scheduler, []
     add = scheduler.add
 
     def refuse_the_third(request, **options):

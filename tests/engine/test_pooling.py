@@ -93,13 +93,13 @@ def test_preempted_prompts_are_pooled_over_what_was_computed_last(llm, folder, h
     stream.close()
     np.testing.assert_allclose(output.outputs.embedding, hidden[5].mean(0), atol=2e-4)
     assert tight.stats().num_preemptions > 0
-    assert tight._engine.memory.num_used_blocks == 0
+    assert tight.control.engine.memory.num_used_blocks == 0
 
 
 @pytest.mark.parametrize("step", [1, 2, 5])
 def test_ctrl_c_in_embed_leaves_nothing_behind_and_the_llm_goes_on(llm, monkeypatch, step):
     expected = vectors(llm.embed(prompts(), use_tqdm=False))
-    worker, waits = llm._engine.runner.worker, []
+    worker, waits = llm.control.engine.runner.worker, []
     fetch = worker.fetch
 
     def interrupted(arrays):
@@ -113,15 +113,15 @@ def test_ctrl_c_in_embed_leaves_nothing_behind_and_the_llm_goes_on(llm, monkeypa
         patch.setattr(worker, "fetch", interrupted)
         with pytest.raises(KeyboardInterrupt):
             llm.embed(prompts(), use_tqdm=False)
-    assert len(waits) >= step and not llm._engine.has_work and not llm._engine.requests.awaited
-    assert llm._engine.memory.num_used_blocks == 0
+    assert len(waits) >= step and not llm.control.engine.has_work and not llm.control.engine.requests.awaited
+    assert llm.control.engine.memory.num_used_blocks == 0
     np.testing.assert_allclose(vectors(llm.embed(prompts(), use_tqdm=False)), expected, atol=2e-5)
     assert len(llm.generate(prompts(PROMPTS[:1]), SamplingParams(max_tokens=2), use_tqdm=False)[0].outputs) == 1
 
 
 def after_a_step(llm, monkeypatch, number, action):
     """Do something after a step of the next call, as a signal's handler can."""
-    step, done = llm._engine.step, []
+    step, done = llm.control.engine.step, []
 
     def then():
         finished = step()
@@ -130,7 +130,7 @@ def after_a_step(llm, monkeypatch, number, action):
             action()
         return finished
 
-    monkeypatch.setattr(llm._engine, "step", then)
+    monkeypatch.setattr(llm.control.engine, "step", then)
 
 
 @pytest.mark.parametrize("method", ["embed", "score"])
@@ -139,7 +139,7 @@ def test_a_prompt_that_is_aborted_meanwhile_is_named(llm, monkeypatch, method):
     after_a_step(llm, monkeypatch, 2, lambda: llm.update_params(llm.params, running="abort"))
     with pytest.raises(RuntimeError, match="prompt 1 was aborted before all of it was computed"):
         getattr(llm, method)(prompts([PROMPTS[0], PROMPTS[4]]), use_tqdm=False)
-    assert not llm._engine.has_work and llm._engine.memory.num_used_blocks == 0
+    assert not llm.control.engine.has_work and llm.control.engine.memory.num_used_blocks == 0
 
 
 def test_a_state_is_not_saved_while_vectors_are_computed_that_nobody_could_take_up(llm, monkeypatch, tmp_path):
@@ -291,4 +291,4 @@ def test_what_cannot_be_is_refused_by_name_and_nothing_is_left(llm):
         PoolingParams(pooling="max")
     with pytest.raises(ValueError, match=r"dimensions=0"):
         PoolingParams(dimensions=0)
-    assert not llm._engine.has_work and llm._engine.memory.num_used_blocks == 0
+    assert not llm.control.engine.has_work and llm.control.engine.memory.num_used_blocks == 0

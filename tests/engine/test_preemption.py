@@ -44,10 +44,10 @@ def test_greedy_and_seeded_tokens_do_not_depend_on_preemption(model, mode, cachi
     tokens, metrics = generate(llm)
     preemptions, swaps = sum(m.num_preemptions for m in metrics), sum(m.num_swaps for m in metrics)
     assert preemptions > 0 and swaps == (preemptions if mode == "swap" else 0)
-    assert llm._engine.scheduler.preemption.num_swaps == swaps
+    assert llm.control.engine.scheduler.preemption.num_swaps == swaps
     assert tokens == model.tokens
-    assert llm._engine.memory.num_used_blocks == 0 and len(llm._engine.runner.worker.host) == 0
-    llm._engine.memory.check_invariants()
+    assert llm.control.engine.memory.num_used_blocks == 0 and len(llm.control.engine.runner.worker.host) == 0
+    llm.control.engine.memory.check_invariants()
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_four_outputs_do_not_depend_on_preemption(model, four_outputs, mode):
     preemptions, swaps = sum(m.num_preemptions for m in metrics), sum(m.num_swaps for m in metrics)
     assert preemptions > 0 and swaps == (0 if mode == "recompute" else preemptions)
     assert tokens == expected and len({tuple(t) for request in tokens for t in request}) == 8
-    assert llm._engine.memory.num_used_blocks == 0 and len(llm._engine.runner.worker.host) == 0
+    assert llm.control.engine.memory.num_used_blocks == 0 and len(llm.control.engine.runner.worker.host) == 0
 
 
 def test_a_preemption_of_outputs_in_turns_is_told_once(model):
@@ -79,12 +79,12 @@ def test_a_preemption_of_outputs_in_turns_is_told_once(model):
     llm = LLM(model.folder, **(SETTINGS | {"max_num_seqs": 3, "scheduling_policy": "priority"}))
     several = SamplingParams(temperature=1.0, seed=5, n=6, max_tokens=9, ignore_eos=True)
     request = llm.input_processor.process({"prompt_token_ids": PROMPTS[3]}, several, 1)
-    llm._engine.add(request)
+    llm.control.engine.add(request)
     for _ in range(5):
-        llm._engine.step()
+        llm.control.engine.step()
     llm.generate({"prompt_token_ids": PROMPTS[4]}, PARAMS[0], use_tqdm=False, priority=0)
-    while llm._engine.has_work:
-        llm._engine.step()
+    while llm.control.engine.has_work:
+        llm.control.engine.step()
     metrics = llm.output_processor.whole(request).metrics
     assert metrics.num_preemptions == 1
     ((start, end),) = metrics.preempted

@@ -102,12 +102,12 @@ def test_a_lost_prefix_gives_way_to_a_request_that_was_accepted_meanwhile(folder
 
 
 def test_a_prefix_is_computed_when_it_is_pinned_and_not_twice(llm):
-    steps = llm._engine.stats.num_steps
+    steps = llm.control.engine.stats.num_steps
     first = llm.pin_prefix(PREFIX)
-    assert llm._engine.stats.num_steps > steps
-    steps = llm._engine.stats.num_steps
+    assert llm.control.engine.stats.num_steps > steps
+    steps = llm.control.engine.stats.num_steps
     second = llm.pin_prefix({"prompt_token_ids": PREFIX})
-    assert llm._engine.stats.num_steps == steps
+    assert llm.control.engine.stats.num_steps == steps
     assert llm.memory_report().groups[0].pinned == 2
     llm.unpin(first)
     assert ask(llm, QUESTION)[1] == 16 and llm.memory_report().groups[0].pinned == 2

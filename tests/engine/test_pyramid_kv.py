@@ -80,7 +80,7 @@ def tight(llama, **changes):
 
 def generate(llm, prompts=PROMPTS, params=GREEDY):
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
-    memory = llm._engine.memory
+    memory = llm.control.engine.memory
     memory.check_invariants()
     assert memory.num_used_blocks == 0
     return outputs
@@ -91,7 +91,7 @@ def tokens_of(outputs):
 
 
 def test_bands_of_layers_have_budgets_that_fall_with_depth(llama):
-    bands = [group.spec for group in llama.roomy._engine.runner.spec.layout.groups]
+    bands = [group.spec for group in llama.roomy.control.engine.runner.spec.layout.groups]
     assert [band.policy.budget for band in bands for _ in range(band.num_layers)] == BUDGETS
     assert [band.num_layers for band in bands] == [2, 2, 2, 2, 2, 1]
 
@@ -139,7 +139,7 @@ def test_a_budget_changes_what_long_prompts_generate(llama, plain):
 
 
 def test_after_the_prompt_each_band_holds_its_budget_and_the_tokens_that_follow(llama):
-    engine = llama.roomy._engine
+    engine = llama.roomy.control.engine
     prompt = PROMPTS[[len(p) for p in PROMPTS].index(100)]
     request = llama.roomy.input_processor.process(prompt, SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
     engine.add(request)

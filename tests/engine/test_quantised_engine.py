@@ -75,7 +75,7 @@ def test_narrow_kv_is_shared_copied_and_swapped_like_any_other(kv_cache_dtype, t
     pool = 8 * llm.memory_report().page_bytes
     tight = LLM(str(tmp_path), kv_cache_memory_bytes=pool, preemption_mode="swap", watermark=0.0, **settings)
     assert tokens(tight) == first
-    llm._engine.memory.check_invariants()
+    llm.control.engine.memory.check_invariants()
 
 
 @pytest.mark.parametrize(("kv_cache_dtype", "bytes_of_four"), [("fp8", 1), ("int8", 17 / 16)])

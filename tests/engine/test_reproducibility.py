@@ -65,7 +65,7 @@ def engines_of(folder, *, few_pages, **of_all):
 def serve(engines, *, neighbours=0, place=0, before=False, params=PARAMS, **settings):
     """The output of PROMPT under `params`, served as asked."""
     llm = engines(**settings)
-    assert llm._engine.memory.reset_prefix_cache()
+    assert llm.control.engine.memory.reset_prefix_cache()
     if before:
         llm.generate([{"prompt_token_ids": PROMPT}], replace(OTHERS, max_tokens=2), use_tqdm=False)
     prompts = [{"prompt_token_ids": ids} for ids in NEIGHBOURS[:neighbours]]

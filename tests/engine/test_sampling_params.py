@@ -27,7 +27,7 @@ def tiny(tmp_path_factory):
 def generate(llm, prompts, params) -> list[list[int]]:
     prompts = [{"prompt_token_ids": prompt} for prompt in prompts]
     outputs = llm.generate(prompts, params, use_tqdm=False)
-    assert llm._engine.memory.num_used_blocks == 0
+    assert llm.control.engine.memory.num_used_blocks == 0
     return [output.outputs[0].token_ids for output in outputs]
 
 

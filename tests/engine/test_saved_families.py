@@ -26,9 +26,9 @@ PARAMS = [
 def begin(model, steps, **options):
     llm = LLM(str(model), **SETTINGS | options)
     for prompt, params in zip(PROMPTS, PARAMS, strict=True):
-        llm._engine.add(llm.input_processor.process({"prompt_token_ids": prompt}, params))
+        llm.control.engine.add(llm.input_processor.process({"prompt_token_ids": prompt}, params))
     for _ in range(steps):
-        llm._engine.step()
+        llm.control.engine.step()
     return llm
 
 
@@ -45,17 +45,17 @@ def check(model, folder, steps, **options):
     llm = begin(model, steps - 2, **options)
     llm.save_state(folder)
     for _ in range(2):
-        llm._engine.step()
+        llm.control.engine.step()
     llm.save_state(folder)  # takes over what the first has of the blocks that are as they were
-    running = sum(seq.num_computed for request in llm._engine.scheduler.running for seq in request.live)
+    running = sum(seq.num_computed for request in llm.control.engine.scheduler.running for seq in request.live)
     llm.close()
     other = LLM.restore_state(folder)
-    going_on = sum(seq.num_computed for request in other._engine.scheduler.running for seq in request.live)
+    going_on = sum(seq.num_computed for request in other.control.engine.scheduler.running for seq in request.live)
     assert going_on == running > 0, "something is computed again"
-    other._engine.memory.check_invariants()
+    other.control.engine.memory.check_invariants()
     outputs = other.resume(use_tqdm=False)
-    assert other._engine.memory.num_used_blocks == 0
-    other._engine.memory.check_invariants()
+    assert other.control.engine.memory.num_used_blocks == 0
+    other.control.engine.memory.check_invariants()
     return outputs
 
 

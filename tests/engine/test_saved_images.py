@@ -28,12 +28,12 @@ def saved_after(model, prompts, steps, folder, **options):
     """The state after some steps, and images encoded until then."""
     llm = LLM(model, **SETTINGS | options)
     for prompt in prompts:
-        llm._engine.add(llm.input_processor.process(prompt, PARAMS))
+        llm.control.engine.add(llm.input_processor.process(prompt, PARAMS))
     for _ in range(steps):
-        llm._engine.step()
+        llm.control.engine.step()
     llm.save_state(folder)
     for _ in range(2):
-        llm._engine.step()
+        llm.control.engine.step()
     llm.save_state(folder)  # takes over what the first has of the blocks that are as they were
     encoded = llm.stats().num_encoded_images
     llm.close()
@@ -48,7 +48,7 @@ def test_requests_go_on_wherever_they_are_and_no_image_is_encoded_twice(family, 
     model, prompts, expected = family
     before = saved_after(model, prompts, steps, tmp_path)
     llm = LLM.restore_state(tmp_path)
-    llm._engine.memory.check_invariants()
+    llm.control.engine.memory.check_invariants()
     assert answers(llm.resume(use_tqdm=False)) == expected
     processed = (llm.input_processor.process(prompt, PARAMS) for prompt in prompts)
     every = len({image.digest for request in processed for image in request.images})
@@ -62,7 +62,7 @@ def test_a_smaller_pool_gives_up_images_and_requests_and_the_answers_are_the_sam
     saved_after(model, prompts, 5, tmp_path)
     page = LLM(model, **SETTINGS).memory_report().page_bytes
     least = LLM.restore_state(tmp_path, kv_cache_memory_bytes=max(45 * 9216 // page, 24) * page)
-    least._engine.memory.check_invariants()
+    least.control.engine.memory.check_invariants()
     assert answers(least.resume(use_tqdm=False)) == expected
     check_empty(least)
 

@@ -41,18 +41,18 @@ def midway(llava, tmp_path_factory):
     folder = tmp_path_factory.mktemp("midway")
     llm = LLM(llava[0], **SETTINGS)
     for prompt in PROMPTS:
-        llm._engine.add(llm.input_processor.process(prompt, PARAMS))
+        llm.control.engine.add(llm.input_processor.process(prompt, PARAMS))
 
     def cut():
-        for request in llm._engine.requests.awaited.values():
+        for request in llm.control.engine.requests.awaited.values():
             done = request.sequences[0].num_computed
             if any(image.start < done < image.stop for image in request.images):
                 return True
         return False
 
     while not cut():
-        assert llm._engine.has_work
-        llm._engine.step()
+        assert llm.control.engine.has_work
+        llm.control.engine.step()
     assert kept(llm) > 0
     llm.save_state(folder)
     encoded = llm.stats().num_encoded_images
@@ -64,7 +64,7 @@ def test_the_features_that_are_not_yet_consumed_are_kept_and_no_image_is_encoded
     folder, before = midway
     llm = LLM.restore_state(folder)
     assert kept(llm) > 0
-    llm._engine.memory.check_invariants()
+    llm.control.engine.memory.check_invariants()
     assert answers(llm.resume(use_tqdm=False)) == llava[1]
     requests = (llm.input_processor.process(prompt, PARAMS) for prompt in PROMPTS)
     every = {image.digest for request in requests for image in request.images}
@@ -76,7 +76,7 @@ def test_the_features_that_are_not_yet_consumed_are_kept_and_no_image_is_encoded
 def test_a_smaller_pool_gives_up_an_image_that_is_half_consumed_and_computes_it_again(llava, midway, pages):
     _, expected, page = llava
     llm = LLM.restore_state(midway[0], kv_cache_memory_bytes=pages * page)
-    llm._engine.memory.check_invariants()
+    llm.control.engine.memory.check_invariants()
     assert answers(llm.resume(use_tqdm=False)) == expected
     check_empty(llm)
 

@@ -59,20 +59,20 @@ def undisturbed(llm):
     for prompt, params in REQUESTS:
         add(llm, prompt, params)
     add(llm, THIRD, BEAMS)
-    while llm._engine.has_work:
-        llm._engine.step()
+    while llm.control.engine.has_work:
+        llm.control.engine.step()
     return finished(llm)
 
 
 def add(llm, prompt, params):
     request = llm.input_processor.process({"prompt_token_ids": prompt}, params)
-    llm._engine.add(request)
+    llm.control.engine.add(request)
     return request
 
 
 def finished(llm):
     """All that clients are told of the requests that are awaited; then these are let go of."""
-    engine = llm._engine
+    engine = llm.control.engine
     requests = list(engine.requests.awaited.values())
     outputs = [answer(llm.output_processor.whole(request)) for request in requests]
     engine.abort(*requests)
@@ -82,7 +82,12 @@ def finished(llm):
 
 def lengths(llm):
     """How many tokens each sequence of the awaited requests has."""
-    return [len(s.token_ids) for r in llm._engine.requests.awaited.values() for part in r.parts for s in part.sequences]
+    return [
+        len(s.token_ids)
+        for r in llm.control.engine.requests.awaited.values()
+        for part in r.parts
+        for s in part.sequences
+    ]
 
 
 def answer(output):
@@ -98,7 +103,7 @@ def close(logprobs):
 
 
 def assert_nothing_is_left(llm):
-    engine = llm._engine
+    engine = llm.control.engine
     assert not engine.has_work and not engine.requests.awaited and not engine.requests.restored
     assert engine.memory.num_used_blocks == 0 and not len(engine.runner.worker.host)
     engine.memory.check_invariants()
@@ -110,7 +115,7 @@ def begin(model, steps, **options):
         add(llm, prompt, params)
     add(llm, THIRD, BEAMS)
     for _ in range(steps):
-        llm._engine.step()
+        llm.control.engine.step()
     return llm
 
 
@@ -119,12 +124,12 @@ def test_a_new_engine_goes_on_with_the_same_answers(model, tmp_path, steps):
     llm = begin(model, steps, kv_cache_memory_bytes=30 * model.page)
     saved = llm.save_state(tmp_path)
     tokens = lengths(llm)
-    used = llm._engine.memory.num_used_blocks
+    used = llm.control.engine.memory.num_used_blocks
     llm.close()
     other = LLM.restore_state(tmp_path)
     assert lengths(other) == tokens
-    assert other._engine.memory.num_used_blocks == used and saved.num_requests == 7
-    other._engine.memory.check_invariants()
+    assert other.control.engine.memory.num_used_blocks == used and saved.num_requests == 7
+    other.control.engine.memory.check_invariants()
     outputs = other.resume(use_tqdm=False)
     assert [answer(output) for output in outputs] == model.expected
     assert_nothing_is_left(other)
@@ -141,7 +146,7 @@ def test_a_later_save_copies_what_has_changed_and_is_as_whole(model, tmp_path, m
     monkeypatch.setattr(PoolBlocks, "read", noting)
     for steps in (0, 1, 30, 1):
         for _ in range(steps):
-            llm._engine.step()
+            llm.control.engine.step()
         saved = llm.save_state(tmp_path)
     held = sum(map(len, read_state(tmp_path).host["replicas"][0]["held"]))
     assert copied[1] < copied[0] and copied[3] < held, "everything is copied again"
@@ -153,16 +158,16 @@ def test_a_later_save_copies_what_has_changed_and_is_as_whole(model, tmp_path, m
     llm.close()
     for folder in (kept, tmp_path):
         other = LLM.restore_state(folder)
-        other._engine.memory.check_invariants()
+        other.control.engine.memory.check_invariants()
         assert [answer(output) for output in other.resume(use_tqdm=False)] == model.expected
 
 
 def test_a_smaller_pool_and_batch_compute_again_what_has_no_room(model, tmp_path):
     begin(model, 25, kv_cache_memory_bytes=30 * model.page).save_state(tmp_path)
     other = LLM.restore_state(tmp_path, kv_cache_memory_bytes=17 * model.page)
-    kept = [request.num_preemptions for request in other._engine.scheduler.running]
-    assert 0 < len(kept) < 4 and other._engine.memory.num_available_pages < 17
-    other._engine.memory.check_invariants()
+    kept = [request.num_preemptions for request in other.control.engine.scheduler.running]
+    assert 0 < len(kept) < 4 and other.control.engine.memory.num_available_pages < 17
+    other.control.engine.memory.check_invariants()
     assert [answer(output) for output in other.resume(use_tqdm=False)] == model.expected
     assert_nothing_is_left(other)
 
@@ -170,18 +175,18 @@ def test_a_smaller_pool_and_batch_compute_again_what_has_no_room(model, tmp_path
 def test_swapped_requests_come_back_from_what_was_written(model, tmp_path):
     swapping = {"kv_cache_memory_bytes": 17 * model.page, "preemption_mode": "swap"}
     llm, steps = begin(model, 0, **swapping), 0
-    while not llm._engine.scheduler.swapped:
-        llm._engine.step()
+    while not llm.control.engine.scheduler.swapped:
+        llm.control.engine.step()
         steps += 1
-    num_swapped = len(llm._engine.runner.worker.host)
+    num_swapped = len(llm.control.engine.runner.worker.host)
     llm.save_state(tmp_path)
     other = LLM.restore_state(tmp_path)
-    assert other._engine.scheduler.swapped and len(other._engine.runner.worker.host) == num_swapped > 0
-    other._engine.memory.check_invariants()
+    assert other.control.engine.scheduler.swapped and len(other.control.engine.runner.worker.host) == num_swapped > 0
+    other.control.engine.memory.check_invariants()
     assert [answer(output) for output in other.resume(use_tqdm=False)] == model.expected
     assert_nothing_is_left(other)
     without = LLM.restore_state(tmp_path, preemption_mode="recompute")
-    assert not without._engine.scheduler.swapped and not len(without._engine.runner.worker.host)
+    assert not without.control.engine.scheduler.swapped and not len(without.control.engine.runner.worker.host)
     assert [answer(output) for output in without.resume(use_tqdm=False)] == model.expected
 
 
@@ -224,8 +229,8 @@ def test_a_request_that_a_stop_token_ended_is_saved_though_nobody_awaits_the_tok
     allowed = [9, 10, 30, 77]
     ends = SamplingParams(temperature=1.0, seed=1, max_tokens=60, allowed_token_ids=allowed, stop_token_ids=[9])
     request = add(llm, THIRD, ends)
-    while llm._engine.has_work:
-        llm._engine.step()
+    while llm.control.engine.has_work:
+        llm.control.engine.step()
     assert request.sequences[0].finish_reason == "stop" and request.sequences[0].num_pending
     assert llm.save_state(tmp_path).num_requests == 1
     expected = finished(llm)
@@ -236,13 +241,13 @@ def test_a_request_that_a_stop_token_ended_is_saved_though_nobody_awaits_the_tok
 def test_the_largest_numbers_that_a_request_may_have_are_saved(model, tmp_path):
     llm, most = LLM(model.folder, **SETTINGS, scheduling_policy="priority"), 2**63 - 1
     largest = SamplingParams(temperature=1.0, seed=most, top_k=most, max_tokens=most, ignore_eos=True)
-    llm._engine.add(llm.input_processor.process({"prompt_token_ids": SHORT}, largest, -most))
+    llm.control.engine.add(llm.input_processor.process({"prompt_token_ids": SHORT}, largest, -most))
     for _ in range(3):
-        llm._engine.step()
+        llm.control.engine.step()
     llm.save_state(tmp_path)
     other = LLM.restore_state(tmp_path)
-    while llm._engine.has_work:
-        llm._engine.step()
+    while llm.control.engine.has_work:
+        llm.control.engine.step()
     assert [answer(output) for output in other.resume(use_tqdm=False)] == finished(llm)
 
 
@@ -267,8 +272,8 @@ def test_a_state_is_loaded_into_a_fresh_engine_only(model, tmp_path):
 
 
 def finished_after(llm):
-    while llm._engine.has_work:
-        llm._engine.step()
+    while llm.control.engine.has_work:
+        llm.control.engine.step()
     return finished(llm)
 
 
@@ -277,21 +282,21 @@ def test_a_signal_in_the_middle_of_a_batch_saves_all_of_it(model, tmp_path, monk
     llm = LLM(model.folder, kv_cache_memory_bytes=30 * model.page, **SETTINGS)
     prompts = [{"prompt_token_ids": prompt} for prompt, _ in REQUESTS]
     params = [replace(params, seed=number) for number, (_, params) in enumerate(REQUESTS)]
-    dispatch, steps = llm._engine.runner.dispatch_all, count()
+    dispatch, steps = llm.control.engine.runner.dispatch_all, count()
 
     def interrupted(scheduled):
         if next(steps) == 45:
             signal.raise_signal(signal.SIGTERM)
         return dispatch(scheduled)
 
-    monkeypatch.setattr(llm._engine.runner, "dispatch_all", interrupted)
+    monkeypatch.setattr(llm.control.engine.runner, "dispatch_all", interrupted)
     before = signal.signal(signal.SIGTERM, lambda number, frame: llm.save_state(tmp_path))
     try:
         expected = llm.generate(prompts, params, use_tqdm=False)
     finally:
         signal.signal(signal.SIGTERM, before)
     other = LLM.restore_state(tmp_path)
-    unfinished = [request.status.value != "finished" for request in other._engine.requests.restored.values()]
+    unfinished = [request.status.value != "finished" for request in other.control.engine.requests.restored.values()]
     assert len(unfinished) == len(REQUESTS) and any(unfinished) and not all(unfinished)
     assert [answer(output) for output in other.resume(use_tqdm=False)] == [answer(output) for output in expected]
     assert_nothing_is_left(other)
@@ -299,7 +304,7 @@ def test_a_signal_in_the_middle_of_a_batch_saves_all_of_it(model, tmp_path, monk
 
 def test_a_handler_in_the_middle_of_a_step_is_refused(model, tmp_path, monkeypatch):
     llm = LLM(model.folder, kv_cache_memory_bytes=30 * model.page, **SETTINGS)
-    monkeypatch.setattr(llm._engine.runner, "dispatch_all", lambda steps: llm.save_state(tmp_path))
+    monkeypatch.setattr(llm.control.engine.runner, "dispatch_all", lambda steps: llm.save_state(tmp_path))
     with pytest.raises(RuntimeError, match="refused in the middle of a step"):
         llm.generate({"prompt_token_ids": SHORT}, use_tqdm=False)
     monkeypatch.undo()
@@ -430,7 +435,7 @@ def test_a_state_is_of_the_weights_that_computed_it(model, tmp_path, monkeypatch
 
         def replaced(*args):
             found = model_facts(*args)
-            if not llm._engine.runner.worker.model.num_updates:
+            if not llm.control.engine.runner.worker.model.num_updates:
                 llm.update_params(new)
             return found
 

@@ -36,7 +36,7 @@ def engine(folder, **settings):
 
 
 def screen(llm):
-    return llm._engine.runner.worker.model.screen
+    return llm.control.engine.runner.worker.model.screen
 
 
 def tokens(llm, params=GREEDY):
@@ -94,14 +94,14 @@ def test_other_weights_have_another_screen(folders, tmp_path):
     with engine(str(tmp_path)) as other, engine(folders["llama"]) as llm:
         tokens(llm)
         llm.update_params(jax.tree.map(lambda leaf: leaf, other.params))
-        expected = make_screen(other._engine.runner.worker.model.params["lm_head"]["weight"][...])
+        expected = make_screen(other.control.engine.runner.worker.model.params["lm_head"]["weight"][...])
         assert all(map(np.array_equal, jax.tree.leaves(screen(llm)), jax.tree.leaves(expected)))
         assert tokens(llm) == tokens(other)
 
 
 def test_the_screen_goes_and_comes_with_the_weights(folders):
     with engine(folders["llama"]) as llm:
-        before, programs = tokens(llm), llm._engine.runner.worker.model
+        before, programs = tokens(llm), llm.control.engine.runner.worker.model
         llm.sleep(level=1)
         assert screen(llm) is None
         llm.wake_up()
@@ -130,7 +130,7 @@ def test_as_many_programs_are_compiled_ahead_as_without(folders):
         engine(folders["llama"], **settings) as llm,
         engine(folders["llama"], cumulative_logprobs=True, **settings) as scoring,
     ):
-        assert llm._engine.runner.num_warmup == scoring._engine.runner.num_warmup
+        assert llm.control.engine.runner.num_warmup == scoring.control.engine.runner.num_warmup
         llm.warmup()
         tokens(llm)
-        assert llm._engine.runner.worker.num_recompiles == 0
+        assert llm.control.engine.runner.worker.num_recompiles == 0

@@ -44,7 +44,7 @@ def test_memory_is_given_back_and_the_same_tokens_come_afterwards(folder, want, 
     with LLM(folder, speculative=drafts, **SETTINGS) as llm:
         params = jax.device_get(llm.params)
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-        pool = llm._engine.runner.worker.pool.nbytes
+        pool = llm.control.engine.runner.worker.pool.nbytes
         assert tokens(llm) == want
         awake = live_bytes()
         llm.release_memory(weights)
@@ -61,9 +61,9 @@ def test_memory_is_given_back_and_the_same_tokens_come_afterwards(folder, want, 
             with pytest.raises(ValueError, match="params=None, but"):
                 llm.restore_memory()
         assert llm.resume(params=params if weights is True else None) == []
-        compiled = llm._engine.runner.worker.num_compiled
+        compiled = llm.control.engine.runner.worker.num_compiled
         assert tokens(llm) == want
-        assert llm._engine.runner.worker.num_compiled == compiled
+        assert llm.control.engine.runner.worker.num_compiled == compiled
     assert live_bytes() - before < 10_000
 
 
@@ -94,11 +94,11 @@ def test_weights_that_are_released_twice_come_back_with_those_of_the_draft_model
         llm.sleep(1)
         llm.sleep(again)
         llm.wake_up([])
-        assert llm.is_sleeping and not llm._engine.runner.worker.model.has_params
+        assert llm.is_sleeping and not llm.control.engine.runner.worker.model.has_params
         if again == 2:
             with pytest.raises(ValueError, match="left no weights"):
                 llm.wake_up()
-            assert not llm._engine.runner.worker.models.drafter.has_params, "a refusal takes no memory"
+            assert not llm.control.engine.runner.worker.models.drafter.has_params, "a refusal takes no memory"
         llm.restore_memory(params if again == 2 else None)
         assert tokens(llm) == want
 
@@ -116,7 +116,7 @@ def test_an_engine_whose_pool_finds_no_memory_sleeps_on(folder, want, monkeypatc
                 llm.restore_memory()
             assert llm.is_sleeping
             llm.release_memory("host")
-            assert not llm._engine.runner.worker.model.has_params
+            assert not llm.control.engine.runner.worker.model.has_params
         llm.restore_memory()
         assert tokens(llm) == want
 

@@ -123,7 +123,7 @@ def facts(outputs, *, exact: bool = False) -> list:
 
 def serve(llm, params, *, prompts=PROMPTS):
     outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
-    assert llm._engine.memory.num_used_blocks == 0
+    assert llm.control.engine.memory.num_used_blocks == 0
     return outputs
 
 
@@ -235,7 +235,7 @@ def test_a_stream_that_is_closed_frees_its_blocks_and_the_next_request_is_unharm
     stream = drafting.stream({"prompt_token_ids": PROMPTS[3]}, PARAMS["few tokens"])
     next(stream), next(stream)
     stream.close()
-    assert drafting._engine.memory.num_used_blocks == 0
+    assert drafting.control.engine.memory.num_used_blocks == 0
     assert facts(serve(drafting, GREEDY)) == facts(serve(engines(), GREEDY))
 
 
@@ -260,7 +260,7 @@ def test_clients_of_asyncio_get_the_tokens_that_they_get_without_drafts(engines,
     stay = [prompt for number, prompt in enumerate(PROMPTS) if number != 3]
     assert facts(outputs) == facts(serve(engines(), params, prompts=stay))
     assert drafting.stats().num_accepted_tokens > before
-    assert drafting._engine.memory.num_used_blocks == 0
+    assert drafting.control.engine.memory.num_used_blocks == 0
 
 
 def test_beams_are_found_as_without_drafts(engines):
@@ -273,7 +273,7 @@ def test_beams_are_found_as_without_drafts(engines):
 def test_a_failing_step_is_mended_and_the_tokens_stay(engines, monkeypatch):
     drafting, params = engines(speculative=NGRAM), PARAMS["few tokens"]
     want = facts(serve(engines(), params))
-    runner, calls = drafting._engine.runner, iter(range(1000))
+    runner, calls = drafting.control.engine.runner, iter(range(1000))
     dispatch = runner.dispatch_all
 
     def failing(steps):

@@ -56,7 +56,7 @@ def family(request, tmp_path_factory):
 
 def serve(llm, prompts=PROMPTS):
     outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], PARAMS, use_tqdm=False)
-    memory = llm._engine.memory
+    memory = llm.control.engine.memory
     memory.check_invariants()
     assert memory.num_used_blocks == 0
     return outputs

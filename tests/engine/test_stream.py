@@ -38,9 +38,9 @@ def llm(engine):
 
 
 def assert_nothing_is_left(llm):
-    assert llm._engine.memory.num_used_blocks == 0
-    assert not llm._engine.has_work
-    llm._engine.memory.check_invariants()
+    assert llm.control.engine.memory.num_used_blocks == 0
+    assert not llm.control.engine.has_work
+    llm.control.engine.memory.check_invariants()
 
 
 def joined(deltas):
@@ -122,7 +122,7 @@ def test_without_detokenize_tokens_are_streamed_without_text(llm):
 def test_leaving_a_stream_frees_its_blocks_at_once(llm, leave):
     stream = llm.stream([TEXT, "abc", "d"], DRAWN)
     next(stream)
-    assert llm._engine.memory.num_used_blocks > 0
+    assert llm.control.engine.memory.num_used_blocks > 0
     if leave == "close":
         stream.close()
     elif leave == "error":

@@ -29,7 +29,7 @@ def llm(tmp_path_factory):
 def generate(llm, params, prompts=PROMPTS):
     prompts = [{"prompt_token_ids": prompt} for prompt in prompts]
     outputs = llm.generate(prompts, params, use_tqdm=False)
-    assert llm._engine.memory.num_used_blocks == 0
+    assert llm.control.engine.memory.num_used_blocks == 0
     return [sequence for output in outputs for sequence in output.outputs]
 
 
@@ -200,10 +200,10 @@ REFUSED = [
 
 @pytest.mark.parametrize(("make", "message"), REFUSED, ids=[message for _, message in REFUSED])
 def test_wrong_values_are_refused_before_anything_runs(llm, make, message):
-    steps = llm._engine.stats.num_steps
+    steps = llm.control.engine.stats.num_steps
     with pytest.raises(ValueError, match=f"(?s){message}"):
         generate(llm, make())
-    assert llm._engine.stats.num_steps == steps
+    assert llm.control.engine.stats.num_steps == steps
 
 
 def test_a_tokenizer_that_grammars_cannot_read_is_refused(tmp_path):

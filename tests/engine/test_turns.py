@@ -49,17 +49,17 @@ def test_threads_take_turns_and_mix_no_token(llm):
     for thread in threads:
         thread.join(120)
     assert found == {(i, how): [expected[i]] * 3 for i in range(4) for how in (generated, streamed)}
-    assert not llm._engine.has_work and llm._engine.memory.num_used_blocks == 0
-    llm._engine.memory.check_invariants()
+    assert not llm.control.engine.has_work and llm.control.engine.memory.num_used_blocks == 0
+    llm.control.engine.memory.check_invariants()
 
 
 def test_a_call_waits_for_the_one_of_another_thread(llm):
-    llm._engine.turn.acquire()
+    llm.control.engine.turn.acquire()
     done = threading.Event()
     thread = threading.Thread(target=lambda: (generated(llm, PROMPTS[0]), done.set()))
     thread.start()
     assert not done.wait(0.3)
-    llm._engine.turn.release()
+    llm.control.engine.turn.release()
     assert done.wait(60)
     thread.join()
 
@@ -68,28 +68,28 @@ def test_a_stream_closed_in_a_thread_that_the_turn_waits_for_is_dropped_later(ll
     expected = generated(llm, PROMPTS[1])
     stream = llm.stream(PROMPTS[0], GREEDY)
     next(stream)
-    with llm._engine.turn:
+    with llm.control.engine.turn:
         thread = threading.Thread(target=stream.close)
         thread.start()
         thread.join(60)
         assert not thread.is_alive()
         assert generated(llm, PROMPTS[1]) == expected
-    assert not llm._engine.has_work and llm._engine.memory.num_used_blocks == 0
+    assert not llm.control.engine.has_work and llm.control.engine.memory.num_used_blocks == 0
 
 
 def test_a_stream_that_the_collector_closes_in_the_middle_of_a_step_is_dropped_after_it(llm, monkeypatch):
     expected = generated(llm, PROMPTS[1])
     stream = llm.stream(PROMPTS[0], GREEDY)
     next(stream)
-    dispatch = llm._engine.runner.dispatch_all
+    dispatch = llm.control.engine.runner.dispatch_all
 
     def collecting(steps):
         stream.close()
         return dispatch(steps)
 
-    monkeypatch.setattr(llm._engine.runner, "dispatch_all", collecting)
+    monkeypatch.setattr(llm.control.engine.runner, "dispatch_all", collecting)
     assert generated(llm, PROMPTS[1]) == expected
-    assert not llm._engine.has_work and llm._engine.memory.num_used_blocks == 0
+    assert not llm.control.engine.has_work and llm.control.engine.memory.num_used_blocks == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
@@ -152,7 +152,7 @@ def test_a_call_that_waited_while_the_engine_was_lent_is_refused(llm):
         refused.set()
 
     thread = threading.Thread(target=ask)
-    with llm._engine.turn:
+    with llm.control.engine.turn:
         thread.start()
         refused.wait(0.2)
         engine = llm.lend_engine()
@@ -175,7 +175,7 @@ def test_a_stream_that_is_dropped_while_the_engine_is_lent_leaves_it_to_whoever_
 def test_a_batch_ends_though_a_handlers_own_call_has_taken_its_ends(llm, monkeypatch):
     """What comes in the wait for the device, as a signal's handler may, steps the engine too."""
     expected = [generated(llm, prompt) for prompt in PROMPTS[:2]]
-    worker, step = llm._engine.runner.worker, llm._engine.step
+    worker, step = llm.control.engine.runner.worker, llm.control.engine.step
     fetch, fetches, steps, inner = worker.fetch, [], [], []
 
     def fetched(arrays):
@@ -190,6 +190,6 @@ def test_a_batch_ends_though_a_handlers_own_call_has_taken_its_ends(llm, monkeyp
         return step()
 
     monkeypatch.setattr(worker, "fetch", fetched)
-    monkeypatch.setattr(llm._engine, "step", counted)
+    monkeypatch.setattr(llm.control.engine, "step", counted)
     assert generated(llm, PROMPTS[0]) == expected[0] and inner == [expected[1]]
-    assert not llm._engine.has_work and not llm._engine.requests.awaited
+    assert not llm.control.engine.has_work and not llm.control.engine.requests.awaited

@@ -90,11 +90,11 @@ def test_a_closed_stream_leaves_nothing_of_its_images(llm):
     stream = llm.stream(PROMPTS, GREEDY)
     next(stream)
     stream.close()
-    assert llm._engine.memory.num_used_blocks == 0
+    assert llm.control.engine.memory.num_used_blocks == 0
 
 
 def test_a_failed_encoder_leaves_an_engine_that_gives_the_same_tokens(llm, expected, monkeypatch):
-    worker, calls = llm._engine.runner.worker, []
+    worker, calls = llm.control.engine.runner.worker, []
     encode = worker.encode
 
     def fails_first(*args):
@@ -180,6 +180,6 @@ def test_a_prefix_with_images_is_pinned_up_to_a_whole_image_and_serves_prompts_o
 
 def test_after_the_warm_up_images_compile_nothing(folder):
     llm = LLM(folder, **SETTINGS)
-    assert llm.warmup(use_tqdm=False) == llm._engine.runner.num_warmup
+    assert llm.warmup(use_tqdm=False) == llm.control.engine.runner.num_warmup
     llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert llm.num_recompiles == 0

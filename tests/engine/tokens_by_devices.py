@@ -52,11 +52,11 @@ def tokens_by_size(folder: str, load: Load, sizes: list[int]) -> dict[int, list[
     found = {}
     for size in sizes:
         llm = LLM(folder, tensor_parallel_size=size, **load.settings)
-        assert llm._engine.runner.spec.shards == size
+        assert llm.control.engine.runner.spec.shards == size
         outputs = llm.generate([{"prompt_token_ids": ids} for ids in load.prompts], load.params, use_tqdm=False)
         found[size] = [output.outputs[0].token_ids for output in outputs]
-        llm._engine.memory.check_invariants()
-        assert llm._engine.memory.num_used_blocks == 0
+        llm.control.engine.memory.check_invariants()
+        assert llm.control.engine.memory.num_used_blocks == 0
     return found
 
 

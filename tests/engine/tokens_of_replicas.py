@@ -94,7 +94,7 @@ def main(folder: str) -> None:
     two = LLM(folder, tensor_parallel_size=2, data_parallel_size=2, **SETTINGS)
     two.warmup(use_tqdm=False)
     found = {"one": answers(one), "two": answers(two)}
-    engine = two._engine
+    engine = two.control.engine
     before = engine.stats.num_steps
     again = two.generate([PROMPTS[0]] * 2 + [PROMPTS[-1]] * 4, GREEDY, use_tqdm=False)
     for replica in engine.replicas:
@@ -104,7 +104,7 @@ def main(folder: str) -> None:
             found
             | {
                 "recompiles": two.num_recompiles,
-                "steps": [before, one._engine.stats.num_steps],
+                "steps": [before, one.control.engine.stats.num_steps],
                 "cached": [output.num_cached_tokens for output in again],
                 "again": [output.outputs[0].token_ids for output in again],
                 "busiest": [max(g.used for g in two.memory_report(peak=True, replica=i).groups) for i in range(2)],

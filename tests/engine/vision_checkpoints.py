@@ -345,5 +345,5 @@ FAMILIES = {"gemma3": (make_gemma3, BEGIN), "llava": (make_llava, IMAGE), "mllam
 
 def check_empty(llm) -> None:
     """The memory of an engine without requests is sound, and nobody holds a block of it."""
-    llm._engine.memory.check_invariants()
-    assert llm._engine.memory.num_used_blocks == 0
+    llm.control.engine.memory.check_invariants()
+    assert llm.control.engine.memory.num_used_blocks == 0

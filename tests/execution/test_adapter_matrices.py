@@ -55,13 +55,13 @@ def expected(llama):
 @pytest.fixture
 def fills(llm, monkeypatch):
     """The calls that put an adapter in order, as they come."""
-    made, fill = [], llm._engine.runner.worker.adapters._fill
+    made, fill = [], llm.control.engine.runner.worker.adapters._fill
 
     def counted(key, matrices, pool, blocks, place):
         made.append(int(place))
         return fill(key, matrices, pool, blocks, place)
 
-    monkeypatch.setattr(llm._engine.runner.worker.adapters, "_fill", counted)
+    monkeypatch.setattr(llm.control.engine.runner.worker.adapters, "_fill", counted)
     return made
 
 
@@ -97,7 +97,7 @@ def test_an_adapter_in_the_very_blocks_of_another_is_not_taken_for_it(llama, tmp
 
         others = answer(PROMPTS[0], "other")
         assert answer(PROMPTS[1], "one") != answer(PROMPTS[1], "other")
-        engine = llm._engine
+        engine = llm.control.engine
         adapters = {name: llm.input_processor.adapters.find(name) for name in twins}
         blocks = engine.memory.adapters._images[adapters["one"].digest]
         assert adapters["one"].site_blocks == adapters["other"].site_blocks
@@ -107,7 +107,7 @@ def test_an_adapter_in_the_very_blocks_of_another_is_not_taken_for_it(llama, tmp
 
 @pytest.mark.parametrize("taken", [False, True], ids=["before it began", "after it took the matrices"])
 def test_a_fill_that_fails_leaves_no_place_that_seems_to_hold_what_it_does_not(llm, expected, monkeypatch, taken):
-    worker, batches = llm._engine.runner.worker, []
+    worker, batches = llm.control.engine.runner.worker, []
     adapters, given = worker.adapters, worker.adapters.given
     monkeypatch.setattr(adapters, "given", lambda pool, batch: batches.append(batch) or given(pool, batch))
     assert answers(llm, "all") == expected["all"]
@@ -134,7 +134,7 @@ def test_a_fill_that_fails_leaves_no_place_that_seems_to_hold_what_it_does_not(l
 
 def test_memory_is_given_back_while_the_engine_sleeps(llm, expected):
     answers(llm, "all")
-    worker = llm._engine.runner.worker
+    worker = llm.control.engine.runner.worker
     leaves = jax.tree.leaves(worker.adapters._matrices)
     llm.release_memory()
     assert leaves and all(leaf.is_deleted() for leaf in leaves)
@@ -145,7 +145,7 @@ def test_memory_is_given_back_while_the_engine_sleeps(llm, expected):
 def test_a_plan_counts_them_beside_the_pool(llama):
     with LLM(llama[0], **SETTINGS, lora_modules=llama[1], kv_cache_memory_bytes=90 * PAGE) as llm:
         answers(llm, "small")
-        held = device_bytes(llm._engine.runner.worker.adapters._matrices)
+        held = device_bytes(llm.control.engine.runner.worker.adapters._matrices)
     settings = {key: value for key, value in SETTINGS.items() if key not in ("max_model_len", "max_num_seqs")}
     settings.pop("enforce_eager")
     assert plan(llama[0], "cpu", context=64, concurrency=4, **settings).adapter_bytes == held > 0

@@ -47,7 +47,7 @@ def test_an_engine_finds_them_and_gives_the_tokens_of_one_that_compiles(made):
     recent_programs.clear()
     with LLM(model, compiled_programs=programs, **SETTINGS) as llm:
         assert llm.warmup(use_tqdm=False) == found["programs"]
-        assert llm._engine.runner.worker.programs.num_found == found["programs"]
+        assert llm.control.engine.runner.worker.programs.num_found == found["programs"]
         assert tokens(llm) == expected
 
 
@@ -60,7 +60,7 @@ def test_programs_of_a_saved_checkpoint_are_for_the_form_that_it_holds(made, tmp
     recent_programs.clear()
     with LLM(saved, compiled_programs=str(tmp_path / "programs"), **SETTINGS) as llm:
         assert llm.warmup(use_tqdm=False) == found["programs"]
-        assert llm._engine.runner.worker.programs.num_found == found["programs"]
+        assert llm.control.engine.runner.worker.programs.num_found == found["programs"]
 
 
 def test_programs_for_adapters_are_those_of_an_engine_that_takes_some(made, tmp_path):
@@ -73,7 +73,7 @@ def test_programs_for_adapters_are_those_of_an_engine_that_takes_some(made, tmp_
     recent_programs.clear()
     with LLM(made[0], compiled_programs=str(tmp_path / "programs"), **settings) as llm:
         assert llm.warmup(use_tqdm=False) == found["programs"]
-        assert llm._engine.runner.worker.programs.num_found == found["programs"]
+        assert llm.control.engine.runner.worker.programs.num_found == found["programs"]
 
 
 def test_adapters_of_a_model_of_which_there_is_a_config_alone_are_refused():

@@ -42,8 +42,8 @@ def serve(tiny_llm, pace):
     pace.go_on()
     for server in running:
         server.stop()
-    assert tiny_llm._engine.memory.num_used_blocks == 0
-    assert not tiny_llm._engine.has_work
+    assert tiny_llm.control.engine.memory.num_used_blocks == 0
+    assert not tiny_llm.control.engine.has_work
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from jpaged.server.process import run_server
 from jpaged.server.settings import ServerSettings
 
 llm = make_llm(sys.argv[1])
-dispatch, steps = llm._engine.runner.dispatch_all, iter(range(10**6))
+dispatch, steps = llm.control.engine.runner.dispatch_all, iter(range(10**6))
 
 
 def failing(scheduled):
@@ -29,7 +29,7 @@ def failing(scheduled):
     return dispatch(scheduled)
 
 
-llm._engine.runner.dispatch_all = failing
+llm.control.engine.runner.dispatch_all = failing
 threading.Thread(target=threading.Event().wait).start()
 configure_logs("info")
 kept = {}

@@ -29,7 +29,7 @@ def url():
     server = LiveServer(AsyncLLM.from_llm(llm), ServerSettings(model=MODEL, port=0))
     yield f"{server.url}/v1"
     server.stop()
-    assert llm._engine.memory.num_used_blocks == 0
+    assert llm.control.engine.memory.num_used_blocks == 0
 
 
 def test_openais_client_talks_streams_and_parses(url):

@@ -71,7 +71,7 @@ def test_text_that_is_no_unicode_is_answered_or_refused_in_any_field(tiny_llm):
                             assert reply.body["error"]["message"].isprintable()
 
     asyncio.run(main())
-    assert tiny_llm._engine.memory.num_used_blocks == 0
+    assert tiny_llm.control.engine.memory.num_used_blocks == 0
 
 
 @pytest.mark.parametrize("family", ["hermes", "llama3"])
@@ -95,4 +95,4 @@ def test_no_body_is_the_servers_fault(tiny_llm, family):
         try_all()
 
     asyncio.run(main(ask))
-    assert tiny_llm._engine.memory.num_used_blocks == 0
+    assert tiny_llm.control.engine.memory.num_used_blocks == 0

@@ -109,14 +109,14 @@ def test_a_process_that_is_killed_between_two_answers_is_gone_on_with(tiny_llm, 
 def test_a_device_that_fails_ends_a_run_and_the_next_one_goes_on(tiny_llm, tiny_folder, tmp_path):
     requests = read_requests(write(tmp_path / "in.jsonl", [line(f"r{i}", seed=i) for i in range(30)]))
     output, llm = tmp_path / "out.jsonl", make_llm(tiny_folder)
-    dispatch, steps = llm._engine.runner.dispatch_all, iter(range(10**6))
+    dispatch, steps = llm.control.engine.runner.dispatch_all, iter(range(10**6))
 
     def failing(scheduled):
         if next(steps) >= 20:
             raise RuntimeError("the device fell off the bus")
         return dispatch(scheduled)
 
-    llm._engine.runner.dispatch_all = failing
+    llm.control.engine.runner.dispatch_all = failing
     with pytest.raises(Unanswered, match="got status 503: the engine has stopped"):
         run(llm, requests, output)
     done = answered(output)

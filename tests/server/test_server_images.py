@@ -29,7 +29,7 @@ def server_of(llm):
     server = LiveServer(AsyncLLM.from_llm(llm), ServerSettings(model="tiny", port=0))
     yield server
     server.stop()
-    assert llm._engine.memory.num_used_blocks == 0
+    assert llm.control.engine.memory.num_used_blocks == 0
 
 
 def url_of(image) -> str:

@@ -135,9 +135,9 @@ def test_derivatives_are_torch_s(folder, tmp_path):
     with LLM(path, deterministic=True, **SETTINGS) as llm:
         want = params_of(
             stored,
-            llm.held_weights.model,
+            llm.control.held_weights.model,
             llm.params,
-            llm._engine.runner.mesh,
+            llm.control.engine.runner.mesh,
             dtype=llm.dtype,
             quantization=None,
             cast=False,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from jpaged.execution.programs import ModelPrograms
 
 Running = Literal["recompute", "finish", "abort"]
-"""What becomes of unfinished requests, see `ModelHandle.update_params`."""
+"""What becomes of unfinished requests, see `LLM.update_params`."""
 
 RUNNING = ("recompute", "finish", "abort")
 
@@ -47,7 +47,7 @@ def replacement(
     runs programs on several devices of the engine's, whose steps would run beside them.
 
     Args:
-        new, cast, copy, running: see `ModelHandle.update_params`.
+        new, cast, copy, running: see `LLM.update_params`.
 
     Raises:
         ValueError: an argument is none of those, or the weights do not fit.

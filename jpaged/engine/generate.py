@@ -1,10 +1,10 @@
-"""Driving an engine from the caller's thread: a batch to its end, or a stream of what is new."""
+"""Generation in the caller's thread: a batch to its end, or a stream of deltas."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from jpaged.engine.engine import Engine
 from jpaged.engine.progress import GenerationProgress
@@ -21,39 +21,64 @@ from jpaged.validation import boolean
 OnError = Literal["raise", "return"]
 
 
-def answer(
+class Batch(NamedTuple):
+    """Prompts to run together, with the arguments of each.
+
+    Attributes:
+        prompts: prompts or conversations.
+        params: one a prompt.
+        priorities: one a prompt, lower is served first; None = all are alike.
+        tokenization: how texts become tokens.
+        loras: the adapter of each prompt, or None; None = no prompt has one.
+        prefill_only: see `InputProcessor.process`.
+    """
+
+    prompts: Sequence[Prompt | Conversation]
+    params: Sequence[SamplingParams | BeamSearchParams]
+    priorities: Sequence[int | None] | None = None
+    tokenization: Tokenization = DEFAULT
+    loras: Sequence[LoRA | None] | None = None
+    prefill_only: bool = False
+
+    def request(self, i: int, inputs: InputProcessor, *, streamed: bool = False) -> Request:
+        """Return the request for one prompt.
+
+        Raises:
+            ValueError: the prompt or an argument of it is bad.
+        """
+        return inputs.process(
+            self.prompts[i],
+            self.params[i],
+            None if self.priorities is None else self.priorities[i],
+            streamed=streamed,
+            tokenization=self.tokenization,
+            lora=None if self.loras is None else self.loras[i],
+            prefill_only=self.prefill_only,
+        )
+
+
+def generate(
     engine: Engine,
     inputs: InputProcessor,
     outputs: OutputProcessor,
-    batch: Sequence[Prompt | Conversation],
-    params: Sequence[SamplingParams | BeamSearchParams],
-    ranks: Sequence[int | None],
+    batch: Batch,
     use_tqdm: bool,
-    on_error: OnError,
-    tokenization: Tokenization = DEFAULT,
-    loras: Sequence[LoRA | None] | None = None,
-    *,
-    prefill_only: bool = False,
+    on_error: OnError = "raise",
 ) -> list[RequestOutput]:
-    """Run a batch to its end and return one output a prompt, see `LLM.generate`; `prefill_only` as
-    `InputProcessor.process`."""
+    """Run a batch to its end and return one output a prompt, see `LLM.generate`."""
     boolean("use_tqdm", use_tqdm)
     if on_error not in ("raise", "return"):
         raise ValueError(f"on_error={on_error!r} is not 'raise' or 'return'")
-    entries: list[Request | RequestOutput] = []
 
     def refuse(number: int, error: ValueError) -> RequestOutput:
         if on_error == "raise":
             raise ValueError(f"prompt {number}: {error}") from error
-        return refused(batch[number], str(error))
+        return refused(batch.prompts[number], str(error))
 
-    loras = [None] * len(batch) if loras is None else loras
-    for i, (prompt, param, rank, lora) in enumerate(zip(batch, params, ranks, loras, strict=True)):
+    entries: list[Request | RequestOutput] = []
+    for i in range(len(batch.prompts)):
         try:
-            request = inputs.process(
-                prompt, param, rank, tokenization=tokenization, lora=lora, prefill_only=prefill_only
-            )
-            entries.append(request)
+            entries.append(batch.request(i, inputs))
         except ValueError as error:
             entries.append(refuse(i, error))
     requests = [entry for entry in entries if isinstance(entry, Request)]
@@ -66,9 +91,9 @@ def answer(
                         engine.add(entry)
                     except ValueError as error:
                         entries[i] = refuse(i, error)
-            run(engine, [entry for entry in entries if isinstance(entry, Request)], use_tqdm)
+            run_to_end(engine, [entry for entry in entries if isinstance(entry, Request)], use_tqdm)
         finally:
-            engine.abort(*requests)  # leaves nothing behind when a prompt was refused or the user interrupted
+            engine.abort(*requests)  # nothing is left in the engine when a prompt was refused or the user interrupted
     return [outputs.whole(entry) if isinstance(entry, Request) else entry for entry in entries]
 
 
@@ -78,35 +103,31 @@ def resume(engine: Engine, outputs: OutputProcessor, use_tqdm: bool) -> list[Req
     with engine.turn:
         engine.check_turn()
         requests = list(engine.requests.restored.values())
-        run(engine, requests, use_tqdm)
-        engine.abort(*requests)  # nobody else asks for them
+        run_to_end(engine, requests, use_tqdm)
+        engine.abort(*requests)  # no other caller reads them
     return [outputs.whole(request, request.name or str(request.request_id)) for request in requests]
 
 
 def stream(
-    engine: Engine,
-    inputs: InputProcessor,
-    outputs: OutputProcessor,
-    batch: Sequence[Prompt],
-    params: Sequence[SamplingParams],
-    ranks: Sequence[int | None],
-    loras: Sequence[LoRA | None],
+    engine: Engine, inputs: InputProcessor, outputs: OutputProcessor, batch: Batch
 ) -> Generator[StreamDelta, None, None]:
-    """Check a batch, then give what is new as it comes, see `LLM.stream`."""
+    """Check a batch at once, then yield new text and tokens; see `LLM.stream`."""
     requests = []
-    for i, (prompt, param, rank, lora) in enumerate(zip(batch, params, ranks, loras, strict=True)):
+    for i, param in enumerate(batch.params):
         try:
-            requests.append(inputs.process(prompt, param, rank, streamed=True, lora=lora))
+            requests.append(batch.request(i, inputs, streamed=True))
         except ValueError as error:
             raise ValueError(f"prompt {i}: {error}") from error
-        if param.prompt_logprobs is not None:
+        if isinstance(param, SamplingParams) and param.prompt_logprobs is not None:
             raise ValueError(f"prompt {i}: prompt_logprobs={param.prompt_logprobs}: deltas have no place for them")
     return _deltas(engine, outputs, requests)
 
 
 def _deltas(engine: Engine, outputs: OutputProcessor, requests: list[Request]) -> Generator[StreamDelta, None, None]:
-    """Yield what is new of the requests; closing the generator aborts what still runs. Each step is a turn of its
-    own."""
+    """Yield the new tokens of some requests; closing the generator aborts those that still run.
+
+    Each step takes the engine's lock anew, so that other threads run between two deltas.
+    """
     try:
         with engine.turn:
             engine.check_turn()
@@ -138,7 +159,7 @@ def _stream_delta(prompt_index: int, output: CompletionOutput) -> StreamDelta:
     )
 
 
-def run(engine: Engine, requests: list[Request], show: bool) -> None:
+def run_to_end(engine: Engine, requests: list[Request], show: bool) -> None:
     """Run requests to their ends.
 
     Args:
@@ -157,7 +178,7 @@ def run(engine: Engine, requests: list[Request], show: bool) -> None:
                     missing[request.request_id] -= 1
                     ended += [] if missing[request.request_id] else [request]
             if not any(key in engine.requests.unfinished for key in unfinished):
-                # Somebody else was told that they ended: a handler of a signal, say, that generated in between.
+                # Another caller of `step` got their ends, such as a signal's handler that generated in between.
                 ended += dict.fromkeys(unfinished.values())
                 unfinished.clear()
             progress.update(ended, engine.stats)

@@ -1,0 +1,236 @@
+"""Vectors, classes and scores of prompts, computed in the caller's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from jpaged.engine.generate import Batch, generate, run_to_end
+from jpaged.pooling_outputs import ClassificationOutput, EmbeddingOutput, PoolingRequestOutput, ScoringOutput
+from jpaged.pooling_params import Pooling, PoolingParams
+from jpaged.sampling_params import SamplingParams
+from jpaged.scheduling import Request
+from jpaged.text.adapters import LoRA, one_lora_each
+from jpaged.text.batch import one_each, several
+from jpaged.text.input_processor import PREFILL_ONLY
+from jpaged.text.pairs import pair_prompts
+from jpaged.text.prompt import Prompt, Tokenization, parse_prompt
+from jpaged.validation import boolean
+
+if TYPE_CHECKING:
+    from jpaged.engine.builder import ServedModel
+    from jpaged.engine.owner import OwnedEngine
+
+
+class PooledPrompt(NamedTuple):
+    """A finished prompt and its vector, float32."""
+
+    request: Request
+    vector: np.ndarray
+
+    def output(self, outputs: Any) -> PoolingRequestOutput[Any]:
+        """Return the prompt's public output."""
+        request = self.request
+        return PoolingRequestOutput(
+            request.request_id, outputs, request.prompt_token_ids, num_cached_tokens=request.num_cached_tokens
+        )
+
+
+class RunOptions(NamedTuple):
+    """Arguments that `embed`, `classify` and `score` share, as `LLM.generate` takes them."""
+
+    use_tqdm: bool
+    tokenization_kwargs: Mapping[str, Any] | None
+    lora_request: LoRA | Sequence[LoRA | None] | None
+
+
+class Pooler:
+    """Computes the results of `LLM.embed`, `LLM.classify` and `LLM.score`; those methods document the arguments.
+
+    Any thread may call it; calls wait for the engine's lock.
+    """
+
+    def __init__(self, served: ServedModel, owner: OwnedEngine) -> None:
+        self._owner = owner
+        self._served = served
+        self._name = served.config.model
+        self._head = served.pooling
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None,
+        options: RunOptions,
+    ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
+        """Return a vector for each prompt."""
+        if self._head.modules:
+            raise ValueError(
+                f"{self._name} makes its vectors by {', '.join(self._head.modules)} (modules.json), which is "
+                "not read; known are Transformer, Pooling and Normalize"
+            )
+        batch = several(prompts)
+        each = one_each(PoolingParams() if pooling_params is None else pooling_params, len(batch), PoolingParams)
+        width = int(self._served.model_config.get_text_config().hidden_size)
+        for i, params in enumerate(each):
+            if params.dimensions is not None and params.dimensions > width:
+                raise ValueError(f"prompt {i}: dimensions={params.dimensions} is above the model's {width}")
+        found = self._run(batch, [params.pooling or self._default_pooling() for params in each], options)
+        return [
+            one.output(EmbeddingOutput(self._shaped(one.vector, params).tolist()))
+            for one, params in zip(found, each, strict=True)
+        ]
+
+    def classify(
+        self, prompts: Prompt | Sequence[Prompt], options: RunOptions
+    ) -> list[PoolingRequestOutput[ClassificationOutput]]:
+        """Return the probabilities of the model's classes for each prompt."""
+        head = self._head.classes
+        if head is None:
+            others = "embed(), generate() and score()" if self._head.generates else "embed() and score() of pairs"
+            raise ValueError(f"{self._name} has no head for classes (score.weight): only {others}")
+        batch = several(prompts)
+        found = self._run(batch, ["last"] * len(batch), options)
+        return [one.output(self._classes(head @ one.vector)) for one in found]
+
+    def score(
+        self,
+        data_1: Prompt | Sequence[Prompt],
+        data_2: Prompt | Sequence[Prompt] | None,
+        options: RunOptions,
+    ) -> list[PoolingRequestOutput[ScoringOutput]]:
+        """Return the likelihood of each prompt, or the likeness of two."""
+        if data_2 is None:
+            return self._likelihoods(several(data_1), options)
+        first, second = list(several(data_1)), list(several(data_2))
+        if len(first) == 1:
+            first *= len(second)
+        if len(first) != len(second):
+            raise ValueError(f"data_1 has {len(first)} prompts, data_2 {len(second)}: as many, or one, are compared")
+        if isinstance(options.lora_request, Sequence) and not isinstance(options.lora_request, str):
+            raise ValueError("lora_request of two lists of prompts must be one adapter for all")
+        if self._head.classes is not None:
+            return self._cross_encode(first, second, options)
+        both = self.embed([*first, *second], PoolingParams(normalize=True), options)
+        return [
+            PoolingRequestOutput(
+                b.request_id,
+                ScoringOutput(float(np.dot(a.outputs.embedding, b.outputs.embedding))),
+                a.prompt_token_ids + b.prompt_token_ids,
+                a.num_cached_tokens + b.num_cached_tokens,
+            )
+            for a, b in zip(both[: len(first)], both[len(first) :], strict=True)
+        ]
+
+    def _cross_encode(
+        self, first: Sequence[Prompt], second: Sequence[Prompt], options: RunOptions
+    ) -> list[PoolingRequestOutput[ScoringOutput]]:
+        """Score pairs by a head of one class, which reads both texts as one prompt."""
+        head = self._head.classes
+        assert head is not None
+        if len(head) != 1:
+            raise ValueError(
+                f"{self._name} has {len(head)} classes: score() of pairs needs a model with one, or with none"
+            )
+        if self._head.activation not in (None, "Sigmoid"):
+            raise ValueError(f"{self._name} asks for scores after {self._head.activation}; known is Sigmoid")
+        tokenization = Tokenization.of(options.tokenization_kwargs)
+        batch = pair_prompts(first, second, self._served.tokenizer, tokenization)
+        found = self._run(batch, ["last"] * len(batch), options)
+        return [one.output(ScoringOutput(self._classes(head @ one.vector).probs[0])) for one in found]
+
+    def _likelihoods(self, prompts: Sequence[Prompt], options: RunOptions) -> list[PoolingRequestOutput[ScoringOutput]]:
+        """Return the log-probability of each prompt's tokens after the first."""
+        params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+        batch = Batch(
+            prompts,
+            [params] * len(prompts),
+            tokenization=Tokenization.of(options.tokenization_kwargs),
+            loras=one_lora_each(options.lora_request, len(prompts)),
+            prefill_only=True,
+        )
+        processors = self._served.input_processor, self._served.output_processor
+        found = []
+        for i, output in enumerate(generate(self._owner.engine, *processors, batch, options.use_tqdm)):
+            if output.outputs[0].finish_reason == "abort":
+                raise _aborted(i)
+            ids, scored = output.prompt_token_ids, output.prompt_logprobs or [None]
+            total = sum(ranked[token].logprob for token, ranked in zip(ids[1:], scored[1:], strict=True) if ranked)
+            found.append(PoolingRequestOutput(output.request_id, ScoringOutput(float(total)), ids))
+        return found
+
+    def _run(self, batch: Sequence[Prompt], poolings: Sequence[Pooling], options: RunOptions) -> list[PooledPrompt]:
+        """Run a batch and return a vector a prompt, of the hidden states after the final norm.
+
+        Raises:
+            ValueError: a prompt is empty, too long, or could never fit the pool; or the engine has replicas.
+            RuntimeError: a prompt was aborted, as by ``update_params(running="abort")`` in a signal's handler.
+        """
+        tokenization = Tokenization.of(options.tokenization_kwargs)
+        loras = one_lora_each(options.lora_request, len(batch))
+        boolean("use_tqdm", options.use_tqdm)
+        engine, inputs = self._owner.engine, self._served.input_processor
+        if len(engine.replicas) > 1:
+            raise ValueError(f"embed(), classify() and score() need data_parallel_size=1, not {len(engine.replicas)}")
+        requests = []
+        for i, (prompt, pooling, lora) in enumerate(zip(batch, poolings, loras, strict=True)):
+            try:
+                parsed = parse_prompt(prompt, inputs.tokenizer, tokenization, inputs.images)
+                request = inputs.request(parsed, PREFILL_ONLY, lora=lora, prefill_only=True)
+            except ValueError as error:
+                raise ValueError(f"prompt {i}: {error}") from error
+            request.pooling = pooling
+            requests.append(request)
+        with engine.turn:
+            engine.check_turn()
+            try:
+                for i, request in enumerate(requests):
+                    try:
+                        engine.add(request)
+                    except ValueError as error:
+                        raise ValueError(f"prompt {i}: {error}") from error
+                run_to_end(engine, requests, options.use_tqdm)
+            finally:
+                engine.abort(*requests)
+        for i, request in enumerate(requests):
+            if request.sequences[0].finish_reason == "abort":
+                raise _aborted(i)
+        return [PooledPrompt(request, _vector(request)) for request in requests]
+
+    def _default_pooling(self) -> Pooling:
+        if self._head.unknown is not None:
+            raise ValueError(
+                f"{self._name} asks for pooling {self._head.unknown}; known are last and mean, which "
+                "PoolingParams(pooling=) chooses"
+            )
+        return self._head.pooling
+
+    def _shaped(self, vector: np.ndarray, params: PoolingParams) -> np.ndarray:
+        vector = vector[: params.dimensions]
+        normalize = self._head.normalize if params.normalize is None else params.normalize
+        return vector / max(float(np.linalg.norm(vector)), 1e-12) if normalize else vector
+
+    def _classes(self, logits: np.ndarray) -> ClassificationOutput:
+        if self._head.independent:
+            probs = 1 / (1 + np.exp(-logits))
+        else:
+            weights = np.exp(logits - logits.max())
+            probs = weights / weights.sum()
+        return ClassificationOutput(probs.tolist(), logits.tolist())
+
+
+def _aborted(prompt: int) -> RuntimeError:
+    return RuntimeError(f"prompt {prompt} was aborted before all of it was computed")
+
+
+def _vector(request: Request) -> np.ndarray:
+    """Return the mean over the chunks of a prompt, or the one vector of its last token."""
+    length = len(request.prompt_token_ids)
+    if request.pooling == "last":
+        return next(vector for end, vector in request.pooled.values() if end == length)
+    end, parts = 0, []
+    while end < length:
+        end, part = request.pooled[end]
+        parts.append(part)
+    return np.asarray(np.sum(parts, axis=0, dtype=np.float64) / length, np.float32)

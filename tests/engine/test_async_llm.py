@@ -415,6 +415,37 @@ def test_statistics_and_health_are_told_while_it_runs_and_after(llm):
     run(main())
 
 
+def test_a_wrong_argument_raises_in_its_caller_and_the_engine_goes_on(llm, tmp_path):
+    calls = (
+        (lambda engine: engine.memory_report(replica=9), ValueError, "replica=9 is not one of the 1 replicas"),
+        (lambda engine: engine.memory_report(peak="yes"), ValueError, "peak='yes' must be True or False"),
+        (lambda engine: engine.memory_map(replica=-1), ValueError, "replica=-1 is not one of the 1 replicas"),
+        (lambda engine: engine.release_memory("disk"), ValueError, "weights='disk' is not False, 'host' or True"),
+        (lambda engine: engine.sleep(3), ValueError, "level=3 is not 1 or 2"),
+        (lambda engine: engine.wake_up(["all"]), ValueError, "tags='all'"),
+        (lambda engine: engine.update_params({}, running="go on"), ValueError, "running='go on'"),
+        (lambda engine: engine.unpin(7), TypeError, r"unpin\(\) takes what pin_prefix\(\) returned, not 7"),
+        (lambda engine: engine.pin_prefix({"prompt_token_ids": []}), ValueError, "the prompt has 0 tokens"),
+        (lambda engine: engine.load_state(tmp_path), ValueError, "has no saved state"),
+    )
+
+    async def client(engine):
+        for call, kind, message in calls:
+            with pytest.raises(kind, match=message):
+                await call(engine)
+            await engine.check_health(SECONDS)
+        with pytest.raises(TypeError):
+            engine.save_every(7, 1.0)
+        assert (await engine.memory_report(peak=True)).page_bytes == (await engine.memory_report()).page_bytes
+        return [output async for output in engine.generate(TEXT, DRAWN, "after")][-1].outputs[0].token_ids
+
+    async def main():
+        async with serving(llm) as engine:
+            return await client(engine)
+
+    assert len(run(main())) == 24
+
+
 def test_shutting_down_frees_the_memory_of_an_engine_of_its_own(folder):
     async def main():
         engine = AsyncLLM(folder, **SETTINGS)

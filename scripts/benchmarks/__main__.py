@@ -1,0 +1,5 @@
+"""``python -m scripts.benchmarks CASE``."""
+
+from scripts.benchmarks.registry import main
+
+main()

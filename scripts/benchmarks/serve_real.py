@@ -1,0 +1,143 @@
+"""Serves requests that arrive over time on the real engine: by itself, and with a gate that admits as Orca does.
+
+The gate stands in front of the engine and lets a request in only when a buddy allocator over as many token slots as the
+pool has gives it its region. So the systems differ in what they admit, and in nothing that is computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+from jpaged import LLM, AsyncLLM, SamplingParams
+from jpaged.bench.load import arrival_times
+from jpaged.bench.prompts import Lengths, real_prompts
+from scripts.benchmarks.baselines import Buddy, Regions, Reservation, reservations
+from scripts.benchmarks.registry import Rows
+from scripts.benchmarks.workloads import pairs_of
+
+
+class Gate:
+    """Admits requests first come, first served, each with a contiguous region that it keeps to its end.
+
+    Args:
+        request_level: whether nobody enters before all that are inside have left (FasterTransformer).
+    """
+
+    def __init__(self, regions: Buddy | Regions, reserve: Reservation, *, request_level: bool = False) -> None:
+        self._regions, self._reserve, self._request_level = regions, reserve, request_level
+        self._waiting: deque[tuple[int, asyncio.Future[tuple[int, int]]]] = deque()
+        self._inside = 0
+
+    async def enter(self, prompt: int, output: int) -> tuple[int, int]:
+        """Wait for a region and return it.
+
+        Raises:
+            ValueError: an empty pool has no region as large.
+        """
+        slots = self._reserve(prompt, output)
+        if not self._regions.fits(slots):
+            raise ValueError(f"a request of {prompt} + {output} tokens reserves {slots} slots, more than the pool has")
+        turn: asyncio.Future[tuple[int, int]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((slots, turn))
+        self._admit()
+        return await turn
+
+    def leave(self, region: tuple[int, int]) -> None:
+        self._regions.give(*region)
+        self._inside -= 1
+        self._admit()
+
+    def _admit(self) -> None:
+        if self._request_level and self._inside:
+            return
+        while self._waiting and (region := self._regions.take(self._waiting[0][0])) is not None:
+            self._inside += 1
+            self._waiting.popleft()[1].set_result(region)
+
+
+def gate_of(name: str, slots: int, longest: int) -> Gate | None:
+    """Return the gate of a system by its name; None for jpaged, which needs none."""
+    if name == "jpaged":
+        return None
+    if name == "FasterTransformer":
+        return Gate(Regions(slots, longest), lambda prompt, output: longest, request_level=True)
+    return Gate(Buddy(slots), reservations(longest)[name])
+
+
+@dataclass(frozen=True)
+class Task:
+    """One request: its prompt's tokens, the tokens of its output, and when it is sent."""
+
+    prompt: list[int]
+    output: int
+    due: float
+
+
+def serve_real(
+    model: str = "smollm2-135m",
+    rates: list[float] = [2.0, 4.0],  # noqa: B006 (never changed; the command line shows it)
+    seconds: float = 10.0,
+    pool_tokens: int = 4096,
+    max_model_len: int = 1024,
+    mean_input: float = 160,
+    mean_output: float = 64,
+    seed: int = 0,
+    trace: Path | None = None,
+) -> Rows:
+    """Latency and throughput of jpaged against Orca's reservations on the real engine (PagedAttention, figure 12).
+
+    Prefixes are not cached, so that all systems compute the same. Lengths are those of --trace, else lognormal.
+    """
+    settings = {"max_model_len": max_model_len, "max_num_seqs": 64, "enable_prefix_caching": False}
+    probe = LLM(model, kv_cache_memory_bytes=1 << 27, enforce_eager=True, **settings)
+    report, block = probe.memory_report(), probe.config.block_size
+    pool = report.page_bytes * -(-pool_tokens // block)
+    tokenizer = probe.tokenizer
+    probe.close()
+    rows: Rows = []
+
+    async def run() -> None:
+        llm = LLM(model, kv_cache_memory_bytes=pool, **settings)
+        llm.warmup(use_tqdm=False)
+        async with AsyncLLM.from_llm(llm) as engine:
+            for rate in rates:
+                number = max(2, int(rate * seconds))
+                if trace is None:
+                    pairs = Lengths(number, mean_input, mean_output, seed=seed).draw(max_model_len)
+                else:
+                    pairs = [(p, o) for p, o in pairs_of(trace) if p + o <= max_model_len][:number]
+                prompts = real_prompts(tokenizer, [prompt for prompt, _ in pairs])
+                times = arrival_times(rate, len(pairs), seed)
+                tasks = [Task(p, o, due) for p, (_, o), due in zip(prompts, pairs, times, strict=True)]
+                for name in ("jpaged", "Orca (Oracle)", "Orca (Pow2)", "Orca (Max)", "FasterTransformer"):
+                    start = time.perf_counter()
+                    latencies = await _serve(engine, tasks, gate_of(name, pool_tokens, max_model_len))
+                    tokens = sum(task.output for task in tasks) / (time.perf_counter() - start)
+                    row = {"requests/s": rate, "system": name, "s/token": mean(latencies)}
+                    rows.append(row | {"output tokens/s": tokens})
+
+    asyncio.run(run())
+    return rows
+
+
+async def _serve(engine: AsyncLLM, tasks: Sequence[Task], gate: Gate | None) -> list[float]:
+    """Send every task when it is due, and return each one's seconds to the end for a token of its output."""
+    start = time.perf_counter()
+
+    async def one(number: int, task: Task) -> float:
+        await asyncio.sleep(max(0.0, start + task.due - time.perf_counter()))
+        region = None if gate is None else await gate.enter(len(task.prompt), task.output)
+        params = SamplingParams(temperature=0.0, max_tokens=task.output, ignore_eos=True)
+        async for _ in engine.generate({"prompt_token_ids": task.prompt}, params, f"{id(tasks)}-{start}-{number}"):
+            pass
+        if gate is not None and region is not None:
+            gate.leave(region)
+        return (time.perf_counter() - start - task.due) / task.output
+
+    return list(await asyncio.gather(*(one(number, task) for number, task in enumerate(tasks))))

@@ -1,0 +1,131 @@
+"""The cases of scripts/benchmarks: their options, the baselines, and what the papers claim, at small sizes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+
+import pytest
+
+from scripts.benchmarks import hybrids, registry, simulate
+from scripts.benchmarks.baselines import Buddy, Contiguous, NaivePool, Regions, SmallScheduler, reservations
+from scripts.benchmarks.serve_real import Gate
+from scripts.benchmarks.shapes import shape_named
+from scripts.benchmarks.workloads import Ask, arrivals, pairs_of
+
+
+@pytest.mark.parametrize("name", registry.CASES)
+def test_every_case_is_a_function_whose_arguments_are_options(name, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        registry.main([name, "--help"])
+    assert registry.find(name).__doc__.splitlines()[0].split()[0] in capsys.readouterr().out
+
+
+def test_a_case_prints_a_table_and_writes_json(monkeypatch, tmp_path, capsys):
+    def case(number: int = 2, names: list[str] | None = None) -> registry.Rows:
+        """Rows of a kind."""
+        return [{"name": name, "value": number / 3} for name in names or ["a"]]
+
+    monkeypatch.setattr(registry, "find", lambda name: case)
+    registry.main(["memory", "--number", "1", "--names", "x", "y", "--json", str(tmp_path / "found.json")])
+    assert "| x | 0.3333 |" in capsys.readouterr().out
+    assert json.loads((tmp_path / "found.json").read_text())["rows"][1] == {"name": "y", "value": 1 / 3}
+
+
+def test_a_buddy_allocator_merges_what_comes_back():
+    buddy = Buddy(96)
+    whole = buddy.take(64)
+    small = [buddy.take(8) for _ in range(4)]
+    assert buddy.take(1) is None
+    for start, order in small:
+        buddy.give(start, order)
+    assert buddy.take(32) is not None and not buddy.fits(65)
+    assert whole == (0, 6)
+
+
+def test_reservations_are_those_of_the_paper():
+    known = reservations(2048)
+    assert [known[name](100, 65) for name in ("Orca (Oracle)", "Orca (Pow2)", "Orca (Max)")] == [165, 228, 2048]
+
+
+def test_a_batch_of_fastertransformer_ends_before_another_begins():
+    memory = Contiguous(Regions(300, 100), lambda prompt, output: 100, 1)
+    server = SmallScheduler("one", memory, max_num_seqs=2, budget=64, request_level=True)
+    for key, output in enumerate((2, 4, 2)):
+        assert server.add(key, Ask(0.0, 8, output))
+    steps = [server.step() for _ in range(6)]
+    assert [step.ended for step in steps] == [[], [], [], [0, 1], [], [2]]
+    assert server.step() is None and memory.held_bytes() == 0
+
+
+def test_the_newest_is_preempted_and_everything_ends():
+    memory = hybrids.build("GCD page", shape_named("Llama-3.1-8B", 0.02), 64).memory
+    server = SmallScheduler("small", memory, max_num_seqs=8, budget=256)
+    for key in range(4):
+        assert server.add(key, Ask(0.0, 48, 40))
+    ended = []
+    while (step := server.step()) is not None:
+        ended += step.ended
+    assert sorted(ended) == [0, 1, 2, 3] and server.preemptions and memory.held_bytes() == 0
+
+
+def test_naive_placement_keeps_a_page_until_all_of_its_blocks_are_back():
+    shape = shape_named("Gemma-3-27B")
+    pool = NaivePool(shape.groups(), 1 << 30)
+    tokens = [pool.take(0) for _ in range(3)]
+    held = pool.held_bytes()
+    pool.give(0, tokens[0])
+    assert pool.held_bytes() in (held, held - held // len(set(tokens)))
+    for token in tokens[1:]:
+        pool.give(0, token)
+    assert pool.held_bytes() == 0
+
+
+def test_a_seed_draws_the_same_lengths_at_every_rate():
+    slow, fast = (arrivals(pairs_of(None), rate, 20, seed=3) for rate in (1.0, 4.0))
+    assert [(ask.prompt, ask.output) for ask in slow] == [(ask.prompt, ask.output) for ask in fast]
+    assert slow[-1].arrival == pytest.approx(4 * fast[-1].arrival)
+    assert {ask.arrival for ask in arrivals(pairs_of(None), math.inf, 5, 0)} == {0.0}
+
+
+def test_paged_memory_holds_more_tokens_than_any_orca():
+    rows = {row["system"]: row for row in simulate.memory(requests=120)}
+    assert rows["jpaged"]["tokens"] > 0.85 > 0.5 > rows["Orca (Oracle)"]["tokens"] > rows["Orca (Max)"]["tokens"]
+
+
+def test_one_page_size_wastes_what_the_jenga_paper_says():
+    for row in hybrids.waste(["Gemma-2-9B", "Llama-3.2-11B-Vision"]):
+        assert row["largest page"] == pytest.approx(row["largest page in the paper"], abs=0.001)
+        assert row["jpaged"] < 0.01
+
+
+def test_every_way_to_share_a_pool_serves_a_hybrid():
+    rows = hybrids.hybrids(["Ministral-8B"], requests=3, mean_prompt=600, mean_output=30)
+    assert [row["system"] for row in rows] == list(hybrids.SYSTEMS)
+    assert all(row["requests/s"] > 0 and row["requests"] == 3 for row in rows)
+
+
+def test_an_unknown_system_is_named():
+    with pytest.raises(ValueError, match="name='vLLM' is not one of"):
+        hybrids.build("vLLM", shape_named("Llama-3.1-8B"), 100)
+
+
+def test_a_gate_admits_in_order_and_only_what_has_a_region():
+    async def run() -> list[str]:
+        gate, said = Gate(Buddy(64), lambda prompt, output: prompt + output), []
+
+        async def one(name: str, tokens: int) -> None:
+            region = await gate.enter(tokens, 0)
+            said.append(f"{name} in")
+            await asyncio.sleep(0.01)
+            said.append(f"{name} out")
+            gate.leave(region)
+
+        await asyncio.gather(one("a", 40), one("b", 30), one("c", 2))
+        with pytest.raises(ValueError, match=r"60 \+ 5 tokens reserves 65 slots"):
+            await gate.enter(60, 5)
+        return said
+
+    said = asyncio.run(run())
+    assert said[:3] == ["a in", "a out", "b in"] and len(said) == 6

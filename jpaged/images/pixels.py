@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import UInt8
 
-from jpaged.images.extra import pillow
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+import importlib
+from types import ModuleType
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """Pillow's names of the formats that are read."""
@@ -122,3 +124,15 @@ def _digest(pixels: UInt8[np.ndarray, "height width 3"]) -> bytes:
 
 def _corrupt(name: str, error: Exception) -> ValueError:
     return ValueError(f"{name} is corrupt or truncated: {error or type(error).__name__}")
+
+
+def pillow(module: str = "Image") -> ModuleType:
+    """Return the module ``PIL.{module}``.
+
+    Raises:
+        ImportError: Pillow is not installed.
+    """
+    try:
+        return importlib.import_module(f"PIL.{module}")
+    except ImportError as error:
+        raise ImportError('images need Pillow, which is not installed: pip install "jpaged[images]"') from error

@@ -12,10 +12,14 @@ import numpy as np
 from jaxtyping import Int
 
 from jpaged.structured_outputs import StructuredOutputsParams, is_gbnf
-from jpaged.text.deep_stack import with_deep_stack
-from jpaged.text.gbnf import lark_of
+from jpaged.text.grammar_dialects import lark_of
 from jpaged.text.grammar_limits import check_limits
-from jpaged.text.regex import ascii_classes, ascii_classes_in_lark
+from jpaged.text.grammar_dialects import ascii_classes, ascii_classes_in_lark
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
 
 _MOST_ITEMS = 1000
 """Most places in its rules where a text may stand; an ambiguous grammar has more of them with each token, and a step
@@ -156,3 +160,31 @@ def _source(params: StructuredOutputsParams) -> str:
 
 def _lark(grammar: str) -> str:
     return ascii_classes_in_lark(lark_of(grammar) if is_gbnf(grammar) else grammar)
+
+
+STACK_BYTES = 64 << 20
+"""Stack of the thread that calls; only what is used of it takes memory."""
+_SIZE = threading.Lock()
+"""Held while the size of all new threads' stacks is another one."""
+
+T = TypeVar("T")
+
+
+def with_deep_stack(call: Callable[[], T]) -> T:
+    """Return what `call` returns, in a thread of its own with a stack of `STACK_BYTES`; what it raises is raised."""
+    found: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(call())
+        except BaseException as error:
+            found.set_exception(error)
+
+    thread = threading.Thread(target=run, name="jpaged-deep-stack", daemon=True)
+    with _SIZE:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    return found.result()

@@ -9,7 +9,7 @@ from jpaged.outputs import BeamSearchSequence, CompletionOutput, Logprob, Reques
 from jpaged.scheduling import Request
 from jpaged.scheduling.top_tokens import TokenRanking
 from jpaged.text.detokenizer import decoding
-from jpaged.text.incremental_decoder import IncrementalDecoder
+from jpaged.text.detokenizer import IncrementalDecoder
 from jpaged.text.prompt import Conversation, Prompt
 from jpaged.text.token_reader import NewTokens, Progress, TokenReader
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jpaged.planning.compilers import environments_dir
+from jpaged.planning.child_process import environments_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent

@@ -8,7 +8,7 @@ import pytest
 
 from jpaged.execution.device_memory import GPU_SHARE, VARIABLES
 from jpaged.planning import DEVICES, find_device
-from jpaged.planning.compilers import compiler_python
+from jpaged.planning.child_process import compiler_python
 from jpaged.planning.target_mesh import environment, gpu_target
 
 ACCELERATORS = [device for device in DEVICES.values() if device.chip.kind != "cpu"]
@@ -70,7 +70,7 @@ def test_without_a_compiler_devices_are_virtual(monkeypatch):
 
 
 def test_a_compiler_is_looked_for_here_then_in_the_environments(tmp_path, monkeypatch):
-    monkeypatch.setattr("jpaged.planning.compilers.find_spec", lambda package: None)
+    monkeypatch.setattr("jpaged.planning.child_process.find_spec", lambda package: None)
     monkeypatch.setenv("JPAGED_AOT_ENVS", str(tmp_path))
     assert compiler_python("tpu") is None
     python = tmp_path / "tpu" / "bin" / "python"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kinds_of_tokenizers import byte_level
 
 from jpaged.sampling_params import SamplingParams, StructuredOutputsParams
-from jpaged.text.combined_rules import CombinedRules, Limits
+from jpaged.text.token_hooks import CombinedRules, Limits
 from jpaged.text.grammar import Grammar
 from jpaged.text.input_processor import InputProcessor
 from jpaged.text.token_constraints import packed_bits

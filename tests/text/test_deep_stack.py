@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from jpaged.text.deep_stack import STACK_BYTES, with_deep_stack
+from jpaged.text.grammar import STACK_BYTES, with_deep_stack
 
 
 def test_a_call_has_its_stack_and_others_keep_theirs(monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 from kinds_of_tokenizers import byte_level
 
 from jpaged.structured_outputs import StructuredOutputsParams, is_gbnf
-from jpaged.text.gbnf import lark_of
+from jpaged.text.grammar_dialects import lark_of
 from jpaged.text.grammar import GrammarCompiler
 
 TOKENIZER = byte_level()

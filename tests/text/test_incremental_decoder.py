@@ -12,7 +12,7 @@ from kinds_of_tokenizers import TOKENIZERS, byte_level, cached, sentencepiece
 from thorough import examples
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from jpaged.text.incremental_decoder import IncrementalDecoder
+from jpaged.text.detokenizer import IncrementalDecoder
 
 SCRIPTS = st.one_of(
     st.text(),

@@ -6,7 +6,7 @@ import pytest
 import tiny_chat_model
 from tokenizers.processors import TemplateProcessing
 
-from jpaged.text.pairs import pair_prompts
+from jpaged.text.prompt import pair_prompts
 from jpaged.text.prompt import DEFAULT, Tokenization
 
 

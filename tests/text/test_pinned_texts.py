@@ -10,7 +10,7 @@ from kinds_of_tokenizers import cached
 
 from jpaged.sampling_params import SamplingParams
 from jpaged.text.detokenizer import Detokenizer
-from jpaged.text.incremental_decoder import IncrementalDecoder
+from jpaged.text.detokenizer import IncrementalDecoder
 
 CASES = json.loads((Path(__file__).parent / "data" / "text_cases.json").read_text())
 

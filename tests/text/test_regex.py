@@ -6,7 +6,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from jpaged.text.regex import ascii_classes, ascii_classes_in_lark
+from jpaged.text.grammar_dialects import ascii_classes, ascii_classes_in_lark
 
 
 @pytest.fixture(scope="module")

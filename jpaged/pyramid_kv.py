@@ -16,7 +16,7 @@ MAX_BANDS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class PyramidKV:
-    """How many tokens of a prompt each layer keeps once the prompt is computed, and how they are chosen.
+    """Keeps fewer tokens of a computed prompt in each higher layer, chosen by attention (PyramidKV).
 
     Each KV head keeps the first `sinks` tokens, the last `recent` ones and, of those between, the ones that the last
     `window` queries attend to most. Generated tokens are all kept. Budgets fall linearly with depth (section 4.2) and

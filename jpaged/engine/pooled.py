@@ -15,8 +15,7 @@ from jpaged.scheduling import Request
 from jpaged.text.adapters import LoRA, one_lora_each
 from jpaged.text.batch import one_each, several
 from jpaged.text.input_processor import PREFILL_ONLY
-from jpaged.text.prompt import pair_prompts
-from jpaged.text.prompt import Prompt, Tokenization, parse_prompt
+from jpaged.text.prompt import Prompt, Tokenization, pair_prompts, parse_prompt
 from jpaged.validation import boolean
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import UInt8
 
-
 if TYPE_CHECKING:
     from PIL.Image import Image
 

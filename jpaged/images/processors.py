@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from jpaged.images import anyres
-from jpaged.images.pixels import pillow
-from jpaged.images.pixels import Picture
+from jpaged.images.pixels import Picture, pillow
 from jpaged.images.prompts import Placeholder
 
 

@@ -12,12 +12,12 @@ Span: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True)
 class Placeholder:
-    """What a prompt writes for an image, and what that becomes: `before`, the image's token repeated, `after`.
+    """The placeholder of an image in a prompt, and its expansion: `before`, the image's token repeated, `after`.
 
     Attributes:
         token: the id that stands for an image in a prompt of ids, and `text` in one of text.
         image_token: the id whose places take the image's features, and `image_text` its text.
-        before: ids in front of them, and `before_text`; `after` and `after_text` behind them.
+        before: ids in front of them, and `before_text`; `after` and `after_text` after them.
     """
 
     token: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,6 @@ from urllib.parse import unquote, urlsplit
 from jpaged.image_sources import ImageSources
 from jpaged.images.pixels import Picture, decoded, is_pil, picture_of
 from jpaged.images.web import fetch
-
-import os
-import stat
-from pathlib import Path
-
-from jpaged.image_sources import ImageSources
 
 _SHOWN = 80
 """Most characters of a URL that an error repeats."""
@@ -110,8 +105,8 @@ def _shown(text: str) -> str:
 def read_file(path: Path, name: str, sources: ImageSources) -> bytes:
     """Return the file's bytes.
 
-    Links and ``..`` are followed before the folders are compared. Whether a file outside them exists is not told.
-    Whoever may write to a named folder is trusted not to exchange its folders for links meanwhile.
+    Links and ``..`` are followed before the folders are compared. The error does not reveal whether a file
+    outside them exists. A process that may write to a named folder is trusted not to replace its folders by links meanwhile.
 
     Args:
         name: how errors name the image.

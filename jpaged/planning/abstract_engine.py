@@ -69,7 +69,7 @@ class AbstractEngine:
 
 @dataclass(frozen=True)
 class _WithoutWeights:
-    """Is a model of which the shapes of the tensors are known; see `jpaged.loading.lora.Adaptable`."""
+    """A model of which only the shapes of the tensors are known; see `jpaged.loading.lora.Adaptable`."""
 
     name: str
     model: CausalLM

@@ -1,4 +1,4 @@
-"""Plans, or compiles programs, in a process of its own: run by its path with a request as JSON on standard input.
+"""Runs a plan or a compilation in a child process: started by its path, with a request as JSON on standard input.
 
 Its environment has jax and a compiler, but perhaps not jpaged: the packages that the request names are taken from
 where they lie. The answer is the last line of standard output.

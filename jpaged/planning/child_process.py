@@ -1,4 +1,4 @@
-"""Asks a process that has a device's compiler: what it needs to know of a model is written down and handed over."""
+"""Finds the Python that has a device's compiler, and runs plans and compilations in a child process of it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+import platformdirs
+
 from jpaged.config import EngineConfig, SizedConfig
 from jpaged.engine.compute_dtype import check_compute_dtype
 from jpaged.engine.default_sizes import sized
@@ -23,18 +25,11 @@ from jpaged.loading.describe import Described, describe_model
 from jpaged.planning.devices import Device
 from jpaged.planning.target_mesh import environment
 
-import os
-import sys
-from importlib.util import find_spec
-from pathlib import Path
-
-import platformdirs
-
 SHAPES = Path(__file__).parent / "shapes"
 """Configs of published models, for those that a hub gives only to who has signed in."""
 
 Task = Literal["plan", "programs"]
-"""What the child does: `compile_step`, or `write_programs`."""
+"""Task of the child: `compile_step` or `write_programs`."""
 
 
 def published_shapes() -> list[str]:
@@ -71,7 +66,7 @@ def refuse_settings(asked: EngineConfig, names: Iterable[str], reason: str) -> N
 
 @dataclass(frozen=True)
 class Question:
-    """Is an engine on a device that a child process is asked about.
+    """An engine on a device, as a child process gets it described.
 
     Attributes:
         config: the settings, with the sizes that the device chooses.

@@ -19,9 +19,8 @@ from jpaged.planning.abstract_engine import abstract_engine
 from jpaged.planning.devices import Device, find_device
 from jpaged.planning.estimate import estimate_largest
 from jpaged.planning.machine import gemm_flops, read_bandwidth
-from jpaged.planning.roofline import Speed, decode_seconds, prefill_seconds
+from jpaged.planning.roofline import Speed, decode_seconds, prefill_seconds, step_work
 from jpaged.planning.target_mesh import target_capability
-from jpaged.planning.roofline import step_work
 from pallas_kernels.platform import Impl
 
 _COMPILERS = {"cpu": ("jaxlib",), "tpu": ("libtpu",), "cuda": ("jax-cuda13-pjrt", "jax-cuda12-pjrt")}

@@ -1,4 +1,4 @@
-"""Estimates what programs need beside weights and pool, where there is no compiler to ask."""
+"""Estimates the temporaries of programs where no compiler is installed."""
 
 from __future__ import annotations
 

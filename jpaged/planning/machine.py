@@ -1,4 +1,4 @@
-"""Measures what this machine can do: the yardsticks of benchmarks."""
+"""Measures this machine's matrix products and memory bandwidth, the yardsticks of benchmarks."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from jpaged.config import EngineConfig
 from jpaged.execution.device_memory import ProgramSize
-from jpaged.planning.child_process import Question, refuse_settings
-from jpaged.planning.child_process import compiler_python
+from jpaged.planning.child_process import Question, compiler_python, refuse_settings
 from jpaged.planning.devices import find_device
 from jpaged.planning.result import GroupPlan, Plan
 

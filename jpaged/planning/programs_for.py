@@ -8,8 +8,7 @@ from typing import Any
 from jpaged.config import EngineConfig
 from jpaged.engine.configuration_digest import configuration_digest
 from jpaged.execution.compile.store import free_folder
-from jpaged.planning.child_process import Question, refuse_settings
-from jpaged.planning.child_process import compiler_python
+from jpaged.planning.child_process import Question, compiler_python, refuse_settings
 from jpaged.planning.devices import find_device
 
 _REFUSED = (

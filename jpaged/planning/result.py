@@ -26,7 +26,7 @@ class Plan:
     Attributes:
         limit_bytes: bytes of a device that programs may take.
         weight_bytes, temporary_bytes, pool_bytes: bytes on each device. On a CPU nothing is left for temporaries.
-        adapter_bytes: what steps read of low-rank adapters, on each device, beside those in the pool.
+        adapter_bytes: what steps read of low-rank adapters, on each device, besides those in the pool.
         sequences: how many sequences of `context` tokens the pool holds at once, at most `concurrency`.
         room: how many the pool could hold, were all memory taken.
         programs: sizes of the programs that were compiled, or estimates of them.
@@ -98,7 +98,7 @@ class Plan:
         lines = ["  On each device:"] + [f"  {name:<14}{_gib(size):>12}   {note}" for name, size, note in rows]
         for program in self.programs if self.compiler else ():
             lines.append(
-                f"  {program.name:<14}{_gib(program.temporary_bytes):>12}   temporaries, beside arguments of "
+                f"  {program.name:<14}{_gib(program.temporary_bytes):>12}   temporaries, besides arguments of "
                 f"{_gib(program.argument_bytes)}; compiled in {program.compile_seconds:.1f} s"
             )
         return lines

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-import math
 from typing import Any
 
 from jax.sharding import Mesh

@@ -22,12 +22,12 @@ TPU_HOST = {
     "TPU_WORKER_ID": "0",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-"""What libtpu otherwise asks a TPU VM's metadata server for, and that it may compile while another process has the TPU;
+"""Answers that libtpu would ask a TPU VM's metadata server for, and leave to compile while another process has the TPU;
 set before jax is imported."""
 
 
 CUDA_VERSION = "13.0.0"
-"""What XLA's compiler is told of a GPU's driver and libraries: the oldest that its plugin for CUDA 13 takes."""
+"""Versions of a GPU's driver and libraries for XLA's compiler: the oldest that its plugin for CUDA 13 takes."""
 
 
 def environment(device: Device, compiled: bool) -> dict[str, str]:

@@ -70,7 +70,7 @@ def _pool(engine: AbstractEngine, limit: int) -> PoolSpec:
 
 def _shapes(engine: AbstractEngine, spec: PoolSpec, store: ProgramStore) -> Shapes:
     config, model, mesh, compilations = engine.config, engine.model, engine.mesh, Compilations()
-    told = compilations.begin, compilations.end
+    on_compile = compilations.begin, compilations.end
     settings = StepSettings(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -83,24 +83,24 @@ def _shapes(engine: AbstractEngine, spec: PoolSpec, store: ProgramStore) -> Shap
         scored=config.cumulative_logprobs,
     )
     copy = make_block_copy(spec, mesh, kernel_impl=engine.kernels)
-    blocks = PoolBlocks(spec, mesh, *told, store=store)
+    blocks = PoolBlocks(spec, mesh, *on_compile, store=store)
     return Shapes(
         model=ModelPrograms(
             engine.graphdef,
             engine.params,
             spec,
             mesh,
-            *told,
+            *on_compile,
             store=store,
             kernel_impl=engine.kernels,
             scored=settings.scores_draws,
         ),
-        copy=Program(copy, *told, kind="copy", store=store),
+        copy=Program(copy, *on_compile, kind="copy", store=store),
         buckets=settings.buckets(spec),
         spec=spec,
         mesh=mesh,
         settings=settings,
         load_adapters=blocks.prepare_adapters if settings.adapters else None,
-        adapters=AdapterMatrices(spec, mesh, *told, store=store) if settings.adapters else None,
+        adapters=AdapterMatrices(spec, mesh, *on_compile, store=store) if settings.adapters else None,
         examples=tuple(model.examples()) if settings.images and isinstance(model, SeesImages) else (),
     )

@@ -1,4 +1,4 @@
-"""What finds the adapter that a request asks for, and what refuses where there are none."""
+"""Interfaces of the adapters that requests name, and the one of an engine without adapters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AdapterSource(Protocol):
 
 
 class NoAdapters:
-    """Stands where an engine has no adapters."""
+    """The adapters of an engine that has none: every request for one is refused."""
 
     names: tuple[str, ...] = ()
 

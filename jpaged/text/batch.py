@@ -1,4 +1,4 @@
-"""What users give beside several prompts, made one for each."""
+"""Expands the arguments of a batch: one value for all prompts becomes one for each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Params = TypeVar("Params", SamplingParams, BeamSearchParams, PoolingParams)
 
 
 def several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """A batch as it is, a single prompt (text, mapping or token ids) as a batch of one.
+    """Return a batch of prompts; a single prompt (text, mapping or token ids) becomes a batch of one.
 
     Raises:
         TypeError: it is neither.
@@ -39,7 +39,7 @@ def conversations(messages: Messages | Sequence[Messages], options: ChatOptions)
 
 
 def one_each(params: Params | Sequence[Params], count: int, kind: type[Params]) -> Sequence[Params]:
-    """Parameters of one kind for every prompt.
+    """Return parameters of one kind for every prompt.
 
     Raises:
         ValueError: there are not as many as prompts.
@@ -55,7 +55,7 @@ def one_each(params: Params | Sequence[Params], count: int, kind: type[Params]) 
 
 
 def priorities(priority: int | Sequence[int] | None, count: int) -> Sequence[int | None]:
-    """A priority, or None, for every prompt.
+    """Return a priority, or None, for every prompt.
 
     Raises:
         ValueError: there are not as many as prompts, or one is no integer of 64 bits.

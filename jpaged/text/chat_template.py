@@ -1,4 +1,4 @@
-"""A conversation's messages, checked and in the form that the model's chat template takes."""
+"""Checks a conversation's messages and renders them by the model's chat template."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ContentFormat = Literal["auto", "string", "openai"]
 _PROBE = "a text that no template has"
 _Form = Literal["string", "openai", "either"]
 _FORMS: WeakKeyDictionary[Any, dict[str, _Form]] = WeakKeyDictionary()
-"""What contents a tokenizer's templates take, for as long as the tokenizer is there."""
+"""Forms of content that each tokenizer's templates take; an entry lives as long as its tokenizer."""
 _MOST_FORMS = 16
 """Templates of a tokenizer that are remembered; clients may send their own."""
 _FORMATS = ("auto", "string", "openai")
@@ -41,7 +41,7 @@ class ChatArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatOptions:
-    """How a conversation becomes a prompt; the names and meanings are vLLM's.
+    """Options that render a conversation as a prompt; the names and meanings are vLLM's.
 
     Attributes:
         chat_template: a Jinja template in place of the model's own.

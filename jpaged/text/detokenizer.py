@@ -1,16 +1,13 @@
-"""A sequence's text as its tokens come, and the stop strings in it."""
+"""Decodes a sequence's tokens as they arrive, and finds stop strings in the text."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from jpaged.sampling_params import SamplingParams
-
-import re
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
 
 
 class Detokenizer:
@@ -78,7 +75,7 @@ class Detokenizer:
         return stop
 
     def _match(self, end: int) -> tuple[int, str] | None:
-        """Return the place and the stop string that ends first behind `end`; of several that end together the first
+        """Return the place and the stop string that ends first after `end`; of several that end together the first
         listed."""
         places = ((self.text.find(stop, max(0, end + 1 - len(stop))), stop) for stop in self._stops)
         hits = [(at, stop) for at, stop in places if at >= 0]
@@ -109,7 +106,7 @@ _UNFINISHED = "\ufffd"
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _CUT = re.compile(r".*[^ ]{4}", re.DOTALL)
 _CONTEXT = 8
-"""Tokens of a prompt's end behind which the first one is decoded: more than a character has bytes."""
+"""Tokens of a prompt's end that precede the first output token when it is decoded: more than a character has bytes."""
 _MOST_BYTES = 4
 """Most bytes of a character in UTF-8."""
 _MOST_HELD = 16
@@ -119,7 +116,7 @@ _MOST_HELD = 16
 class IncrementalDecoder:
     """One sequence's text, piece by piece: all pieces together are what ``tokenizer.decode`` makes of its tokens.
 
-    A token is decoded behind those of the piece before it, which tell a decoder that it does not begin the text. What
+    A token is decoded after those of the piece before it, so that a decoder knows that it does not begin the text. What
     later tokens could change is held back: an unfinished UTF-8 character, a run of SentencePiece's byte tokens
     (one bad byte spoils the run; it is decoded when it ends), spaces that the tokenizer cleans up.
 
@@ -149,7 +146,7 @@ class IncrementalDecoder:
         self._window = list(prompt[self._start_of_end(prompt) :])
         self._num_before = self._num_settled()  # tokens of the window whose text is no part of the next piece
         self._before = self._decode(self._window[: self._num_before])  # their text
-        self._now: str | None = self._decode(self._window)  # the window's text; None behind a byte token
+        self._now: str | None = self._decode(self._window)  # the window's text; None after a byte token
 
     def whole(self, tokens: Sequence[int]) -> str:
         """Return the text of all the tokens there will be; `push` was not called."""
@@ -252,7 +249,7 @@ class IncrementalDecoder:
 
 def cleans_up(tokenizer: Any) -> bool:
     """Tell whether the tokenizer's decode takes out spaces before punctuation; transformers does not for BPE unless
-    told."""
+    a setting asks for it."""
     if not getattr(tokenizer, "clean_up_tokenization_spaces", False):
         return False
     bpe = type(tokenizer.backend_tokenizer.model).__name__ == "BPE"

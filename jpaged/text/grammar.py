@@ -1,25 +1,20 @@
-"""Which tokens may come next in a text of a given shape, by the llguidance library."""
+"""Computes which tokens may come next in a structured output, by the llguidance library."""
 
 from __future__ import annotations
 
 import json
 import re
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Int
 
 from jpaged.structured_outputs import StructuredOutputsParams, is_gbnf
-from jpaged.text.grammar_dialects import lark_of
+from jpaged.text.grammar_dialects import ascii_classes, ascii_classes_in_lark, lark_of
 from jpaged.text.grammar_limits import check_limits
-from jpaged.text.grammar_dialects import ascii_classes, ascii_classes_in_lark
-
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TypeVar
 
 _MOST_ITEMS = 1000
 """Most places in its rules where a text may stand; an ambiguous grammar has more of them with each token, and a step
@@ -136,8 +131,8 @@ def _in_one_line(error: str) -> str:
     'at 1(8): unknown name: "foo"'
     """
     lines = error.partition("<state>")[0].splitlines()
-    told = " ".join(line.strip() for line in lines if not re.match(r"\s*(\d+ \||\^)", line))
-    return "no text fits it" if told.strip() == "NoExtensionBias" else told.strip()
+    reason = " ".join(line.strip() for line in lines if not re.match(r"\s*(\d+ \||\^)", line))
+    return "no text fits it" if reason.strip() == "NoExtensionBias" else reason.strip()
 
 
 def _source(params: StructuredOutputsParams) -> str:

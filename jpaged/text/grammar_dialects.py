@@ -1,12 +1,13 @@
-"""Grammars in llama.cpp's notation, GBNF, are made Lark grammars."""
+"""Rewrites grammars for llguidance: GBNF as Lark, and the classes of regular expressions as ASCII.
+
+JSON Schema and most users mean ASCII by ``\\d``, ``\\w`` and ``\\s``, which llguidance reads as Unicode's.
+"""
 
 from __future__ import annotations
 
 import re
 
-import re
-
-_ESCAPE = re.compile(r"\\(?:x(?P<x>[0-9A-Fa-f]{2})|u(?P<u>[0-9A-Fa-f]{4})|U(?P<U>[0-9A-Fa-f]{8})|.)", re.DOTALL)
+_NUMBERED = re.compile(r"\\(?:x(?P<x>[0-9A-Fa-f]{2})|u(?P<u>[0-9A-Fa-f]{4})|U(?P<U>[0-9A-Fa-f]{8})|.)", re.DOTALL)
 _SPECIAL = {"\n": r"\n", "\r": r"\r", "\t": r"\t", "-": r"\x2D", "^": r"\x5E", **{c: "\\" + c for c in '"\\[]'}}
 
 
@@ -19,7 +20,7 @@ def lark_of(grammar: str) -> str:
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     try:
-        return gbnf_to_lark(_ESCAPE.sub(_plain, grammar))
+        return gbnf_to_lark(_NUMBERED.sub(_plain, grammar))
     except Exception as error:  # the converter has no exception of its own for all that can be wrong
         raise ValueError(f"grammar={grammar!r} cannot be read as GBNF: {error}") from error
 
@@ -43,7 +44,7 @@ _CLASSES = {
     "w": "0-9A-Za-z_",
     "s": r"\t\n\x0B\x0C\r\x20",
 }
-_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_CLASS = re.compile(r"\\(.)", re.DOTALL)
 _FLAG_U = re.compile(r"\\.|(?P<flag>\(\?[A-Za-z]*-?[A-Za-z]*u[A-Za-z]*(-[A-Za-z]+)?[:)])", re.DOTALL)
 _LARK_PARTS = re.compile(
     r"""
@@ -67,7 +68,7 @@ def ascii_classes(regex: str) -> str:
     """
     if any(match["flag"] for match in _FLAG_U.finditer(regex)):
         return regex
-    return _ESCAPE.sub(_ascii, regex)
+    return _CLASS.sub(_ascii, regex)
 
 
 def ascii_classes_in_lark(grammar: str) -> str:

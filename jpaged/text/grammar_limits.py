@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from jpaged.structured_outputs import MOST_CHOICES, StructuredOutputsParams
-
-from collections.abc import Hashable, Iterable, Mapping
-from typing import TypeVar
 
 MOST_LEVELS = 6000
 """Most levels of nesting that a chain of references has in all. llguidance takes up to 5 KB of stack for one, and

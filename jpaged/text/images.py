@@ -1,4 +1,4 @@
-"""Images of prompts: read, prepared for the model's encoder and given their tokens, in the caller's thread."""
+"""Reads a prompt's images, prepares them for the model's encoder and places their tokens, in the caller's thread."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _is_empty(value: Any) -> bool:
 class ImageInputs:
     """Makes a model's `PromptImage`s; any number of threads may do so at once.
 
-    The model's image processor is opened when the first image comes: whoever sends none needs neither Pillow nor the
+    The model's image processor is opened when the first image comes: prompts without images need neither Pillow nor the
     files that say how images are prepared.
 
     Args:
@@ -65,7 +65,7 @@ class ImageInputs:
         sources: where images may come from.
         whole: whether an image's tokens see each other.
         padded: pads an image's arrays to one of few shapes.
-        most_together: images that may follow one another without text in between, which tokens behind them then read
+        most_together: images that may follow one another without text in between, which later tokens then read
             together; None = tokens take the images' place, and there is no bound.
     """
 
@@ -115,7 +115,8 @@ class ImageInputs:
 
         Args:
             encode: makes ids of text.
-            salt: what was prepared under another one is prepared again, so that the time tells nobody who sent what.
+            salt: what was prepared under another one is prepared again, so that timing reveals no other
+                client's images.
             prepare: False leaves out the images.
 
         Raises:

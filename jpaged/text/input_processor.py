@@ -1,4 +1,4 @@
-"""Prompts and parameters made into requests, in the caller's thread."""
+"""Turns prompts and parameters into requests, in the caller's thread."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class InputProcessor:
             streamed: somebody reads its outputs while they are generated.
             tokenization: how its text becomes tokens.
             lora: the low-rank adapter that it runs with.
-            prefill_only: nobody reads the one token that it draws, so that its prompt may fill max_model_len.
+            prefill_only: the one token that it draws is dropped, so that its prompt may fill max_model_len.
 
         Raises:
             ValueError: the model generates nothing; the prompt has none of the forms of `parse_prompt`, is empty, holds
@@ -101,7 +101,7 @@ class InputProcessor:
         return self.request(parsed, params, priority, streamed=streamed, lora=lora, prefill_only=prefill_only)
 
     def prefix(self, prompt: Prompt, cache_salt: str | None) -> ParsedPrompt:
-        """Parse a prompt whose salt may be given beside it.
+        """Parse a prompt whose salt may be an argument of its own.
 
         Raises:
             ValueError: the two salts differ, or the prompt has none of the forms of `parse_prompt`.

@@ -1,4 +1,4 @@
-"""What users get of a request: all of it, or what is new."""
+"""Turns a request's tokens into outputs and deltas, in the caller's thread."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any, cast
 from jpaged.outputs import BeamSearchSequence, CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from jpaged.scheduling import Request
 from jpaged.scheduling.top_tokens import TokenRanking
-from jpaged.text.detokenizer import decoding
-from jpaged.text.detokenizer import IncrementalDecoder
+from jpaged.text.detokenizer import IncrementalDecoder, decoding
 from jpaged.text.prompt import Conversation, Prompt
 from jpaged.text.token_reader import NewTokens, Progress, TokenReader
 
@@ -19,7 +18,7 @@ class OutputProcessor:
 
     Args:
         tokenizer: a transformers tokenizer; None where the model has none.
-        scored: whether outputs have a cumulative_logprob where nobody asks for log-probabilities.
+        scored: whether outputs have a cumulative_logprob where the request asks for no log-probabilities.
     """
 
     def __init__(self, tokenizer: Any, *, scored: bool = True) -> None:
@@ -48,7 +47,7 @@ class OutputProcessor:
         return self._texts[token]
 
     def logprobs(self, token: int, logprob: float, ranking: TokenRanking) -> dict[int, Logprob]:
-        """Return a token and the most likely ones of its place, itself first; it is one of them or comes beside."""
+        """Return a token and the most likely ones of its place, itself first; it is one of them or is added."""
         found = {token: Logprob(logprob, ranking.rank, self.decoded(token))}
         for rank, (other, value) in enumerate(zip(ranking.top_tokens, ranking.top_logprobs, strict=True), start=1):
             if other != token:
@@ -57,7 +56,7 @@ class OutputProcessor:
 
 
 class OutputBuilder:
-    """Makes a request's outputs of what its `TokenReader` told, in another thread if need be.
+    """Makes a request's outputs from the news of its `TokenReader`, in any thread.
 
     Args:
         request_id: the caller's own name for the request; None = the engine's number.
@@ -143,7 +142,7 @@ class OutputBuilder:
 
 
 class _Output:
-    """One sequence's output as it grows, and how much of it was told as deltas."""
+    """One sequence's output as it grows, and how much of it went out as deltas."""
 
     def __init__(self, processor: OutputProcessor, request: Request, index: int) -> None:
         self._processor = processor

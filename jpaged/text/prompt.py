@@ -1,4 +1,4 @@
-"""The forms a prompt may have, made token ids."""
+"""Turns a prompt of any form into token ids."""
 
 from __future__ import annotations
 
@@ -13,11 +13,6 @@ from jpaged.text.chat_template import ChatOptions, Messages, images_in, template
 from jpaged.text.images import ImageInputs, images_of
 from jpaged.validation import boolean, check_unicode, integer
 from jpaged.vllm_compat import check_prompt_keys
-
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from jpaged.validation import check_unicode
 
 Prompt = str | Mapping[str, Any] | Sequence[int]
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt")
@@ -43,7 +38,7 @@ class ParsedPrompt:
 
 @dataclass(frozen=True)
 class Tokenization:
-    """How texts become tokens.
+    """Options of tokenizing a text.
 
     Attributes:
         add_special_tokens: whether the tokenizer adds those that a text begins or ends with; None = it does to a

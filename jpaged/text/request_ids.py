@@ -1,4 +1,4 @@
-"""Gives requests and sequences their ids, and requests that bring none their seeds."""
+"""Numbers requests and sequences, and draws seeds for requests without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request's parameters mean in the model's tokens."""
+"""Translates a request's parameters into token ids, and refuses those that leave no token."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_token_ids(name: str, tokens: Iterable[int], vocab_size: int) -> None:
 
 
 def bad_word_tokens(params: SamplingParams, tokenizer: Any) -> tuple[tuple[int, ...], ...]:
-    """Return the token sequences of `bad_words`: each word once where it begins a text and once behind a space.
+    """Return the token sequences of `bad_words`: each word once where it begins a text and once after a space.
 
     Raises:
         ValueError: there is no tokenizer, or a word has no tokens.
@@ -53,7 +53,7 @@ def check_tokens_left(
         banned.update(stop_ids)
     if params.allowed_token_ids is not None and banned.issuperset(params.allowed_token_ids):
         raise ValueError(
-            f"allowed_token_ids={params.allowed_token_ids} may leave no token to draw beside "
+            f"allowed_token_ids={params.allowed_token_ids} may leave no token to draw with "
             f"bad_words={params.bad_words} and min_tokens={params.min_tokens}"
         )
     if banned.issuperset(range(vocab_size)):

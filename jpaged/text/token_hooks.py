@@ -1,21 +1,18 @@
-"""Gives sequences what looks at their tokens: the rules of a grammar, and the search for stop strings."""
+"""Attaches grammars and stop-string searches to sequences."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection, Sequence
 from typing import Any
+
+import numpy as np
+from jaxtyping import Int
 
 from jpaged.scheduling import Request
 from jpaged.structured_outputs import StructuredOutputsParams
 from jpaged.text.detokenizer import Detokenizer
 from jpaged.text.grammar import Grammar, GrammarCompiler
-
-from collections.abc import Collection, Sequence
-
-import numpy as np
-from jaxtyping import Int
-
-from jpaged.text.grammar import Grammar
 from jpaged.text.token_constraints import packed_bits
 
 
@@ -36,7 +33,7 @@ class TokenHooks:
 
     def prepare(self) -> None:
         """Do now what the first request with structured_outputs would do, and hold the interpreter for a second."""
-        with contextlib.suppress(ValueError):  # such a request will be told
+        with contextlib.suppress(ValueError):  # the first request with a grammar raises it
             self._grammars.prepare()
 
     def attach(self, request: Request, *, streamed: bool) -> None:
@@ -74,7 +71,7 @@ class TokenHooks:
             if seq.stop_search is not None:
                 hidden = seq.num_output > 0 and request.hides_last(seq, seq.finish_reason)
                 found = seq.stop_search.push(seq.token_ids[seq.num_prompt : len(seq.token_ids) - hidden])
-                # Whoever aborts a sequence leaves its text as it is; every other end settles it.
+                # An abort leaves the text as it is; every other end settles it.
                 if found is None and seq.finished and (seq.finish_reason, seq.stop_reason) != ("abort", None):
                     seq.stop_search.finish()
 
@@ -96,7 +93,7 @@ class TokenHooks:
 
 
 class Limits:
-    """What a request forbids beside its grammar.
+    """Tokens that a request forbids in addition to its grammar.
 
     Args:
         vocab_size: number of the model's logits.

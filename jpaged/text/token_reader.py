@@ -1,4 +1,4 @@
-"""What a request generated since somebody last looked: plain facts, which another thread may then make outputs of."""
+"""Reads the tokens that a request gained since the last read, as plain facts for another thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jpaged.text.detokenizer import Detokenizer
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
-    """What one sequence has that its reader has not seen.
+    """The tokens of one sequence that its reader has not seen.
 
     Attributes:
         index: the sequence's place among the request's outputs.
@@ -37,7 +37,7 @@ class NewTokens:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What is new of a request: its sequences with something new, and whether nothing more will come."""
+    """The news of a request: its sequences with new tokens, and whether it is done."""
 
     outputs: list[NewTokens]
     finished: bool
@@ -50,10 +50,10 @@ class TokenReader:
     drives the engine may call `read`.
 
     Args:
-        whole: whether nothing is told before the request's end, as is always so with a beam search.
+        whole: whether the reader waits for the request's end; a beam search always does.
 
     Attributes:
-        done: whether everything was told.
+        done: whether everything was read.
     """
 
     def __init__(self, request: Request, *, whole: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from jpaged.structured_outputs import StructuredOutputsParams
-from jpaged.text.grammar import Grammar, GrammarCompiler
+from jpaged.text.grammar import STACK_BYTES, Grammar, GrammarCompiler, with_deep_stack
 from jpaged.text.grammar_limits import MOST_LEVELS
 
 
@@ -74,3 +75,21 @@ def test_a_text_that_stands_at_too_many_places_of_a_grammar_cannot_be_followed()
         followed = compiled(grammar="start: " + " | ".join(f"a{i}" for i in range(num)) + rules)
         followed.accept(letters().token_to_id("x"))
         assert followed.error is None if error is None else error in followed.error
+
+
+def test_a_call_has_its_stack_and_others_keep_theirs(monkeypatch):
+    sizes = []
+    before, start = threading.stack_size(), threading.Thread.start
+    monkeypatch.setattr(
+        threading.Thread, "start", lambda thread: (sizes.append(threading.stack_size()), start(thread))[1]
+    )
+    assert with_deep_stack(lambda: threading.current_thread().name) == "jpaged-deep-stack"
+    assert sizes == [STACK_BYTES] and threading.stack_size() == before
+
+
+def test_what_a_call_raises_is_raised():
+    def fail():
+        raise ValueError("no grammar")
+
+    with pytest.raises(ValueError, match="no grammar"):
+        with_deep_stack(fail)

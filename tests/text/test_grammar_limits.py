@@ -7,8 +7,7 @@ import json
 import pytest
 
 from jpaged.structured_outputs import StructuredOutputsParams
-from jpaged.text.grammar_limits import MOST_CHOICES, MOST_INTERSECTIONS, MOST_LEVELS, check_limits
-from jpaged.text.grammar_limits import longest_chain
+from jpaged.text.grammar_limits import MOST_CHOICES, MOST_INTERSECTIONS, MOST_LEVELS, check_limits, longest_chain
 
 
 def schema_chain(num, link, pointer="#/$defs/a{}"):

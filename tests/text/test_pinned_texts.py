@@ -9,8 +9,7 @@ import pytest
 from kinds_of_tokenizers import cached
 
 from jpaged.sampling_params import SamplingParams
-from jpaged.text.detokenizer import Detokenizer
-from jpaged.text.detokenizer import IncrementalDecoder
+from jpaged.text.detokenizer import Detokenizer, IncrementalDecoder
 
 CASES = json.loads((Path(__file__).parent / "data" / "text_cases.json").read_text())
 

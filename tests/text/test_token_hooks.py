@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from kinds_of_tokenizers import byte_level
 
 from jpaged.sampling_params import SamplingParams, StructuredOutputsParams
-from jpaged.text.token_hooks import CombinedRules, Limits
 from jpaged.text.grammar import Grammar
 from jpaged.text.input_processor import InputProcessor
 from jpaged.text.token_constraints import packed_bits
+from jpaged.text.token_hooks import CombinedRules, Limits
 
 TOKENIZER = byte_level()
 EOS = TOKENIZER.convert_tokens_to_ids("</s>")

@@ -106,7 +106,8 @@ def read_file(path: Path, name: str, sources: ImageSources) -> bytes:
     """Return the file's bytes.
 
     Links and ``..`` are followed before the folders are compared. The error does not reveal whether a file
-    outside them exists. A process that may write to a named folder is trusted not to replace its folders by links meanwhile.
+    outside them exists. A process that may write to a named folder is trusted not to replace its folders by links
+    meanwhile.
 
     Args:
         name: how errors name the image.

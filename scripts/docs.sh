@@ -16,9 +16,8 @@ make_venv
 install_jpaged docs
 case ${1:-build} in
 build | serve)
-    "$venv" scripts/docs_pages.py build/docs
-    NO_MKDOCS_2_WARNING=1 "$venv" -m mkdocs build --strict --clean --quiet
-    "$venv" scripts/docs_llms.py build/docs site
+    # mkdocs-typer2 runs the program `typer`
+    PATH="$PWD/$(dirname "$venv"):$PATH" NO_MKDOCS_2_WARNING=1 "$venv" -m mkdocs build --strict --clean --quiet
     if grep -rlE '<(script|img)[^>]+src="https?:|rel="(stylesheet|preconnect)"[^>]*href="https?:' site --include='*.html'; then
         echo "these pages fetch from other hosts" >&2
         exit 1

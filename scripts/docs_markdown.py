@@ -7,14 +7,6 @@ import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-PROJECT_PAGES = {
-    "README.md": "project/readme.md",
-    "ARCHITECTURE.md": "project/architecture.md",
-    "CONTRIBUTING.md": "project/contributing.md",
-    "CHANGELOG.md": "project/changelog.md",
-    "SECURITY.md": "project/security.md",
-}
-"""Files of the repository that are pages of the site too, and where."""
 SHELLS = ("bash", "console", "sh", "shell")
 """What stands behind the fences of shell blocks."""
 
@@ -155,26 +147,3 @@ def slug(heading: str) -> str:
     """
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
     return re.sub(r"[\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
-
-
-def section(markdown: str, heading: str) -> str:
-    """Return what stands under a heading of the second level.
-
-    Raises:
-        ValueError: there is no such heading.
-    """
-    found = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", markdown, re.MULTILINE | re.DOTALL)
-    if found is None:
-        raise ValueError(f"the page has no heading {heading!r}")
-    return found[1].strip() + "\n"
-
-
-def title_and_summary(markdown: str) -> tuple[str, str]:
-    """Return a page's title and the first sentence behind it."""
-    title = re.search(r"^# (.+)$", markdown, re.MULTILINE)
-    rest = markdown[title.end() :] if title else markdown
-    paragraphs = [part.strip() for part in re.split(r"\n\s*\n", rest)]
-    first = next((part for part in paragraphs if re.match(r"[A-Za-z`*\[]", part)), "")
-    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(first.split()))
-    sentence = re.match(r".+?[.](?= |$)", plain)
-    return (title[1] if title else "", sentence[0] if sentence else plain)

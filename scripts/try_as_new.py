@@ -28,9 +28,9 @@ import venv
 from collections.abc import Mapping
 from pathlib import Path
 
-import docs_llms
 import docs_markdown
 import docs_shell
+import docs_site
 
 ROOT = Path(__file__).resolve().parents[1]
 EXTRAS = "cpu,serve,images,otel"
@@ -47,7 +47,7 @@ NotebookClient(notebook, timeout=1200, resources={"metadata": {"path": "."}}).ex
 
 def guides() -> list[Path]:
     """Return the README, then the pages of docs/ in the order of the site."""
-    pages = [ROOT / "docs" / page for _, page in docs_llms.nav(docs_llms.settings()["nav"])]
+    pages = [ROOT / "docs" / page for page in docs_site.pages(docs_site.navigation())]
     return [ROOT / "README.md", *(page for page in pages if page.is_file())]
 
 

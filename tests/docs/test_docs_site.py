@@ -13,13 +13,13 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import docs_llms
-import docs_pages
+import docs_site
 import pytest
-from commands import ROOT
+from commands import ROOT, root_command, walk
 
 pytest.importorskip("mkdocs", reason="needs the extra docs")
 pytest.importorskip("material", reason="needs the extra docs")
+COMMANDS = dict(walk("jpaged", root_command()))
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 pytestmark = pytest.mark.nightly  # .ci/run builds the site by scripts/docs.sh
@@ -28,27 +28,32 @@ pytestmark = pytest.mark.nightly  # .ci/run builds the site by scripts/docs.sh
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
     """The site as scripts/docs.sh builds it, but in another folder. A warning ends the build."""
-    folder = tmp_path_factory.mktemp("site")
-    docs_pages.write(folder / "docs")
-    settings = (ROOT / "mkdocs.yml").read_text()
-    places = {"docs_dir: build/docs": "docs_dir: docs", "paths: [.]": f"paths: [{ROOT}]"}
-    for line, other in places.items():
-        assert settings.count(line) == 1
-        settings = settings.replace(line, other)
-    (folder / "mkdocs.yml").write_text(settings)
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(folder / "mkdocs.yml")]
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    folder = tmp_path_factory.mktemp("site") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PATH": path, "DOCS_SITE_URL": "https://host/"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    docs_llms.write(folder / "docs", folder / "site")
-    return folder / "site"
+    return folder
 
 
 def test_every_page_of_the_navigation_is_built_and_fetches_nothing_from_elsewhere(site):
-    for _, page in docs_llms.nav(docs_llms.settings()["nav"]):
+    for page in docs_site.pages(docs_site.navigation()):
         html = (site / page).with_suffix(".html").read_text()
         assert re.findall(r'<(?:script|img)[^>]+src="https?:[^"]*"', html) == [], page
-    assert (site / "llms.txt").stat().st_size > 1000
+
+
+def test_llms_txt_names_the_pages_and_the_command_page_the_commands(site):
+    text = (site / "llms.txt").read_text()
+    assert text.startswith("# jpaged\n\n> ")
+    named = set(re.findall(r"\(https://host/(.+?\.md)\)", text))
+    assert {page for page in docs_site.pages(docs_site.navigation()) if not page.startswith("project/")} == named
+    assert "block table" in (site / "llms-full.txt").read_text()
+    commands = (site / "cli.html").read_text()
+    for name, command in COMMANDS.items():
+        assert f"<code>{name}</code>" in commands or name == "jpaged"
+        for option in command.params:
+            assert option.param_type_name == "argument" or option.opts[0] in commands, (name, option.opts)
 
 
 @pytest.fixture

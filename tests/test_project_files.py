@@ -107,7 +107,7 @@ def test_a_release_fails_while_pyproject_names_no_repository(tmp_path):
         assert not fails or "sync.py" in done.stderr
 
 
-@pytest.mark.parametrize(("page", "lines", "size"), [("README.md", 150, 9000)])
+@pytest.mark.parametrize(("page", "lines", "size"), [("README.md", 150, 9000), ("ARCHITECTURE.md", 150, 10_000)])
 def test_entrance_pages_are_short(page, lines, size):
     text = (ROOT / page).read_text()
     assert len(text.splitlines()) <= lines and len(text.encode()) <= size

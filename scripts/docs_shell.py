@@ -34,7 +34,7 @@ REASONS = {
     r"bash scripts/(demo|test|aot_env)\.sh|source ": "makes an environment of gigabytes; .ci/run does it",
     r"jpaged plan |jpaged compile .*--device ": "compiles for minutes; tests/aot/test_aot_plan.py does it",
     r"jpaged bench ": "measures for minutes; tests/benchmarks does it on a small model",
-    r"(\S+=\S+ )*(\S+/)?python scripts/(bench_|gpu_|tpu_|peers/|ray/|rl/|install_size|import_time)": (
+    r"(taskset \S+ \S+ )?(\S+=\S+ )*(\S+/)?python scripts/(bench|sharing|gpu|tpu|peers|ray|rl|install|import)[_/]": (
         "measures or trains for minutes; tests/docs/test_docs_commands.py checks the options"
     ),
     r"(\S+=\S+ )*(\S+/)?python -m scripts\.benchmarks": "measures for minutes",

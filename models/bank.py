@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from pallas_kernels.held_matrix import HeldMatrix, is_held
 from pallas_kernels.low_rank import AdaptedMatrix
 from pallas_kernels.matmul import chosen_product
-from pallas_kernels.quantised import HeldMatrix
 
 
 @jax.tree_util.register_pytree_node_class
@@ -77,7 +77,7 @@ def choose(layers: Sequence[Any], index: int | Int[Array, ""]) -> Any:
         if isinstance(leaves[0], AdaptedMatrix):  # the layers' adapters lie in one array
             bank = Bank([leaf.weight for leaf in leaves], index)
             return leaves[0].of_layer(bank, jnp.asarray([leaf.at for leaf in leaves])[index])
-        if isinstance(leaves[0], HeldMatrix) or leaves[0].ndim >= 2:
+        if is_held(leaves[0]) or leaves[0].ndim >= 2:
             return Bank(leaves, index)
         return jnp.stack(leaves)[index]
 

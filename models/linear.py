@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,10 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from jpaged.model_api import TENSOR_AXIS, BuildContext, WeightSource
+from pallas_kernels.held_matrix import HeldMatrix, is_held
 from pallas_kernels.low_rank import AdaptedMatrix
-from pallas_kernels.matmul import matmul, matmul_table
-from pallas_kernels.matmul.grouped import matmul_grouped
 from pallas_kernels.platform import Impl
-from pallas_kernels.quantised import HeldMatrix
-from pallas_kernels.quantised_matmul import quantised_matmul, quantised_matmul_grouped, quantised_matmul_table
+from pallas_kernels.products import multiply, multiply_grouped, multiply_table
 
 from .bank import Bank
 from .mixture import Dispatch
@@ -93,7 +91,7 @@ class ExpertTable:
     Attributes:
         weight: [experts, inputs, outputs].
         bias: [experts, outputs], or None.
-        impl: which version of `quantised_matmul_grouped` multiplies.
+        impl: which version of `multiply_grouped` multiplies.
     """
 
     weight: Float[Array, "experts inputs outputs"] | HeldMatrix | Bank
@@ -172,10 +170,9 @@ class HeadLinear(nnx.Module):
         return self._multiply("ths,hos->tho", slice(self.inner, None), x)
 
     def _multiply(self, product: str, rows: slice, x: Array) -> Array:
-        def multiply(x: Array, matrix: Array | HeldMatrix) -> Array:
-            if isinstance(matrix, HeldMatrix):
-                matrix = matrix.dequantised(x.dtype)
-            own = matrix.reshape(self.heads, -1, matrix.shape[1])[:, rows]
+        def multiply(x: Array, matrix: Any) -> Array:
+            array: Array = matrix.dequantised(x.dtype) if is_held(matrix) else matrix
+            own = array.reshape(self.heads, -1, array.shape[1])[:, rows]
             precision = jax.lax.Precision.HIGHEST if own.dtype == jnp.float32 else None
             return jnp.einsum(product, x, own, precision=precision, preferred_element_type=x.dtype)
 
@@ -207,22 +204,19 @@ class Embedding(nnx.Module):
     def __call__(self, ids: Int[Array, " tokens"]) -> Float[Array, "tokens embed"]:
         """Read rows of the table; ids out of range (padding) read some row, as nobody uses the result."""
         table = self.weight[...]
-        if isinstance(table, HeldMatrix):
+        if is_held(table):
             return table.read_rows(ids, self.dtype)
         return jnp.take(table, ids, axis=0, mode="clip")
 
     def logits(self, hidden: Float[Array, "seqs embed"], live_rows: LiveRows = None) -> Float[Array, "seqs vocab"]:
         """Return ``hidden @ table.T`` in float32; its rows from `live_rows` on mean nothing."""
-        table = self.weight[...]
-        if isinstance(table, HeldMatrix):
-            return quantised_matmul_table(hidden, table, rows=live_rows, impl=self.impl)
-        return matmul_table(hidden, table, rows=live_rows, impl=self.impl)
+        return multiply_table(hidden, self.weight[...], rows=live_rows, impl=self.impl)
 
     @property
     def array(self) -> Float[Array, "vocab embed"] | None:
         """Return the table, or None where it is held otherwise than as an array."""
         table = self.weight[...]
-        return None if isinstance(table, HeldMatrix) else table
+        return None if is_held(table) else table
 
     def weights(
         self, path: tuple[str, ...], tensor: str, convert: Converter, *, may_quantise: bool = True
@@ -245,9 +239,7 @@ def _dot(
     if isinstance(weight, AdaptedMatrix):
         return _dot(x, weight.weight, live_rows, impl, shards) + weight.addition(x)
     bank = weight if isinstance(weight, Bank) else Bank((weight,), 0)
-    if isinstance(bank.matrices[0], HeldMatrix):
-        return quantised_matmul(x, bank.matrices, bank.index, rows=live_rows, input_shards=shards, impl=impl)
-    return matmul(x, bank.matrices, bank.index, rows=live_rows, impl=impl)
+    return multiply(x, bank.matrices, bank.index, rows=live_rows, input_shards=shards, impl=impl)
 
 
 def _rows_of_expert(table: Array | Bank, expert: Int[Array, " rows"]) -> Float[Array, "rows outputs"]:
@@ -265,8 +257,6 @@ def _grouped_dot(
     """Multiply rows, sorted by expert, with their experts' matrices; the first ``counts[0]`` rows are expert 0's."""
 
     def product(x: Array, matrices: Array | HeldMatrix) -> Array:
-        if isinstance(matrices, HeldMatrix):
-            return quantised_matmul_grouped(x, matrices, counts, impl=impl)
-        return matmul_grouped(x, matrices, counts, impl=impl)
+        return multiply_grouped(x, matrices, counts, impl=impl)
 
     return weight.multiply(product, x) if isinstance(weight, Bank) else product(x, weight)

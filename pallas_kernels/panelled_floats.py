@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.quantised import HeldMatrix
+from pallas_kernels.held_matrix import HeldMatrix
 
 PANEL = 48
 """Columns of a panel: three cache lines of float32."""
@@ -38,6 +38,8 @@ class PanelledFloats(HeldMatrix):
 
     numbers: Any
     outputs: int = field(default=0)
+
+    is_compact = True
 
     @property
     def ndim(self) -> int:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.codecs import TILED_CODECS, Codec
 from pallas_kernels.quantised import QuantisedMatrix
 from pallas_kernels.tile_order import OUTPUTS, columns_at_once, fill_tiles
 
@@ -28,7 +29,7 @@ MOST_OF_A_GROUP = 64
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("codes", "scales", "minimums"),
-    meta_fields=("axis", "packed", "e2m1", "inputs", "outputs", "offset"),
+    meta_fields=("axis", "codec", "rounds_rows", "inputs", "outputs", "offset"),
 )
 @dataclass(frozen=True)
 class TiledMatrix(QuantisedMatrix):
@@ -71,7 +72,7 @@ class TiledMatrix(QuantisedMatrix):
         panel, place = ids // OUTPUTS, ids % OUTPUTS
         minimums = None if self.minimums is None else self.minimums[panel, :, place]
         codes = self.codes[panel, :, place].reshape(len(ids), -1)[:, : self._codes_of_an_output]
-        return QuantisedMatrix(self._signed(codes), self.scales[panel, :, place], minimums, -1, self.packed)
+        return QuantisedMatrix(self._signed(codes), self.scales[panel, :, place], minimums, -1, self.codec)
 
     def untiled(self) -> QuantisedMatrix:
         """Return the matrix that was tiled, to the last bit; of a stack of them, the stack."""
@@ -86,39 +87,43 @@ class TiledMatrix(QuantisedMatrix):
 
         minimums = None if self.minimums is None else one_a_group(self.minimums)
         return QuantisedMatrix(
-            codes if self.axis == -2 else codes.T, one_a_group(self.scales), minimums, self.axis, self.packed
+            codes if self.axis == -2 else codes.T, one_a_group(self.scales), minimums, self.axis, self.codec
         )
 
     def dequantised(self, dtype: jnp.dtype) -> Float[Array, "*matrix"]:
         """Return the matrix, computed in float32 and rounded to `dtype`."""
         return self.untiled().dequantised(dtype)
 
+    def as_saved(self, dtype: jnp.dtype) -> QuantisedMatrix:
+        return self.untiled()
+
     @property
     def _codes_of_an_output(self) -> int:
-        return self.inputs // 2 if self.packed else self.inputs
+        return self.inputs // 2 if self.codec.paired else self.inputs
 
     def _signed(self, codes: Any) -> Any:
-        if self.packed:
+        if self.codec.paired:
             return codes
         signed = codes ^ np.uint8(128)
         return signed.view(np.int8) if isinstance(signed, np.ndarray) else jax.lax.bitcast_convert_type(signed, "int8")
 
     def _with(self, codes: Any, scales: Any, minimums: Any, *, axis: int) -> TiledMatrix:
         sizes = self.inputs, self.outputs, self.offset
-        return TiledMatrix(codes, scales, minimums, axis, self.packed, False, *sizes)
+        return TiledMatrix(codes, scales, minimums, axis, self.codec, self.rounds_rows, *sizes)
 
 
-def takes(codes: np.dtype, group: int, inputs: int, *, packed: bool, e2m1: bool) -> bool:
-    """Tell whether a matrix can be tiled: its codes are int8 or packed numbers, and its groups whole tiles.
+def takes(codec: Codec, group: int, inputs: int) -> bool:
+    """Tell whether a matrix can be tiled: its codes are int8 or pairs of numbers, and its groups whole tiles.
 
     Args:
         group: values that share a scale; `inputs` of them if all do.
     """
-    unit = 2 * INPUTS if packed else INPUTS
-    known = (packed and not e2m1) or np.dtype(codes) == np.int8
+    unit = 2 * INPUTS if codec.paired else INPUTS
+    if codec not in TILED_CODECS:
+        return False
     if group == inputs:
-        return known and (not packed or inputs % unit == 0)
-    return known and group % unit == 0 and group <= MOST_OF_A_GROUP
+        return not codec.paired or inputs % unit == 0
+    return group % unit == 0 and group <= MOST_OF_A_GROUP
 
 
 def sizes(inputs: int, outputs: int, groups: int, *, packed: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -133,10 +138,10 @@ def tiled(matrix: QuantisedMatrix) -> TiledMatrix:
     Raises:
         ValueError: the matrix cannot be tiled, see `takes`.
     """
-    axis, packed = matrix.axis, matrix.packed
+    axis, packed = matrix.axis, matrix.codec.paired
     inputs, outputs = matrix.shape if axis == -2 else matrix.shape[::-1]
     groups = matrix.scales.shape[axis]
-    if not takes(matrix.codes.dtype, inputs // groups, inputs, packed=packed, e2m1=matrix.e2m1):
+    if not takes(matrix.codec, inputs // groups, inputs):
         raise ValueError(f"a matrix of {matrix.codes.dtype} in {groups} groups of {inputs} inputs cannot be tiled")
     shape, of_scales = sizes(inputs, outputs, groups, packed=packed)
 
@@ -152,17 +157,21 @@ def tiled(matrix: QuantisedMatrix) -> TiledMatrix:
         fill_tiles(codes[start // OUTPUTS : -(-stop // OUTPUTS)], unsigned, 0 if packed else 128)
     scales = _by_panels(by_inputs(matrix.scales), of_scales)
     minimums = None if matrix.minimums is None else _by_panels(by_inputs(matrix.minimums), of_scales)
-    return TiledMatrix(codes, scales, minimums, axis, packed, False, inputs, outputs, 0 if packed else 128)
+    return TiledMatrix(
+        codes, scales, minimums, axis, matrix.codec, matrix.rounds_rows, inputs, outputs, 0 if packed else 128
+    )
 
 
 def abstract(matrix: QuantisedMatrix) -> TiledMatrix:
     """Return the shapes that `tiled` would make of a matrix of shapes."""
-    axis, packed = matrix.axis, matrix.packed
+    axis, packed = matrix.axis, matrix.codec.paired
     inputs, outputs = matrix.shape if axis == -2 else matrix.shape[::-1]
     shape, of_scales = sizes(inputs, outputs, matrix.scales.shape[axis], packed=packed)
     codes, scales = jax.ShapeDtypeStruct(shape, np.uint8), jax.ShapeDtypeStruct(of_scales, matrix.scales.dtype)
     minimums = None if matrix.minimums is None else scales
-    return TiledMatrix(codes, scales, minimums, axis, packed, False, inputs, outputs, 0 if packed else 128)
+    return TiledMatrix(
+        codes, scales, minimums, axis, matrix.codec, matrix.rounds_rows, inputs, outputs, 0 if packed else 128
+    )
 
 
 def _by_panels(part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

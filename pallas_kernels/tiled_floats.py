@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Array, Float, Int, UInt16
 
-from pallas_kernels.quantised import HeldMatrix
+from pallas_kernels.held_matrix import HeldMatrix
 from pallas_kernels.tile_order import OUTPUTS, columns_at_once, fill_tiles
 
 INPUTS = 2
@@ -77,6 +77,14 @@ class TiledFloats(HeldMatrix):
     def dequantised(self, dtype: jnp.dtype) -> Float[Array, "*matrix"]:
         """Return the matrix in another dtype."""
         return _wide(self._bits_in_order()).astype(dtype)
+
+    @property
+    def is_compact(self) -> bool:  # type: ignore[override]
+        return self.exact
+
+    def as_saved(self, dtype: jnp.dtype) -> Float[Array, "*matrix"]:
+        """Return the array: in `dtype` where nothing was rounded, else in bfloat16, which it was rounded to."""
+        return self.dequantised(dtype) if self.exact else self.untiled()
 
     def _bits_in_order(self) -> UInt16[Array, "*matrix"]:
         panels, pairs = self.bits.shape[-4:-2]

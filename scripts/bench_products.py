@@ -26,10 +26,11 @@ import ml_dtypes
 import numpy as np
 
 from pallas_kernels.bfloat16_matmul import bfloat16_matmul
+from pallas_kernels.codecs import UINT4_PAIRS
 from pallas_kernels.matmul import matmul, matmul_table
 from pallas_kernels.panelled_floats import panelled_floats
+from pallas_kernels.products import multiply
 from pallas_kernels.quantised import QuantisedMatrix
-from pallas_kernels.quantised_matmul import quantised_matmul
 from pallas_kernels.screened_argmax import make_screen, screened_argmax
 from pallas_kernels.tiled import tiled
 from pallas_kernels.tiled_floats import tiled_floats
@@ -80,7 +81,7 @@ def _forms(
 
     def halves_of_bytes() -> Any:
         codes = rng.integers(0, 256, (inputs // 2, outputs)).astype(np.uint8)
-        return tiled(QuantisedMatrix(codes, ones, ones, packed=True))
+        return tiled(QuantisedMatrix(codes, ones, ones, codec=UINT4_PAIRS))
 
     def normal() -> np.ndarray:
         return rng.standard_normal((inputs, outputs), np.float32)
@@ -95,7 +96,7 @@ def _forms(
     ones = np.ones((inputs // GROUP, outputs), np.float16)
     pairs = _over_all(bfloat16_matmul)
     makers: dict[str, tuple[Any, Callable[[], Any]]] = {
-        "panels": (_over_all(partial(quantised_matmul, impl="cpu")), lambda: panelled_floats(normal())),
+        "panels": (_over_all(partial(multiply, impl="cpu")), lambda: panelled_floats(normal())),
         "table": (_over_all(_by_tables), lambda: np.ascontiguousarray(normal().T)),
         "argmax": (_over_all(_by_screens), screened),
         "exact": (pairs, lambda: tiled_floats(stored(), -2, exact=True)),

@@ -14,7 +14,7 @@ from jpaged.bench.prompts import Lengths, real_prompts
 from jpaged.llm import LLM
 from jpaged.planning.machine import gemm_flops, read_bandwidth
 from jpaged.sampling_params import SamplingParams
-from pallas_kernels.quantised import HeldMatrix
+from pallas_kernels.held_matrix import is_held
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,7 @@ def matrix_bytes(llm: LLM) -> int:
 def _of_matrices(llm: LLM, size: Callable[[Any], int]) -> tuple[int, int]:
     """Return `size` of the layers' matrices, added up, and that of the head."""
     layers, vocab = 0, 0
-    tree = jax.tree_util.tree_flatten_with_path(
-        llm.control.held_weights.described, is_leaf=lambda leaf: isinstance(leaf, HeldMatrix)
-    )
+    tree = jax.tree_util.tree_flatten_with_path(llm.control.held_weights.described, is_leaf=is_held)
     for path, leaf in tree[0]:
         name: Any = jax.tree_util.keystr(path)
         if "layers" in name and leaf.ndim >= 2:

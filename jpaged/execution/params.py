@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from pallas_kernels.panelled_floats import PanelledFloats
-from pallas_kernels.tiled_floats import TiledFloats
+from pallas_kernels.held_matrix import HeldMatrix, is_held
 
 
 def plain_dict(state: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -80,12 +79,12 @@ def widened(params: Any) -> Any:
 
 
 @jax.jit
-def _wide(matrix: TiledFloats | PanelledFloats) -> jax.Array:
+def _wide(matrix: HeldMatrix) -> jax.Array:
     return matrix.dequantised(jnp.dtype(jnp.float32))
 
 
 def _is_exact(leaf: Any) -> bool:
-    return isinstance(leaf, PanelledFloats) or (isinstance(leaf, TiledFloats) and leaf.exact)
+    return is_held(leaf) and leaf.is_compact
 
 
 def _matrices(params: Any) -> list[Any]:

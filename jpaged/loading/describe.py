@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from jpaged.loading.open_checkpoint import described, is_quantised, open_model
+from jpaged.loading.open_checkpoint import described, open_model
 from jpaged.loading.source import CHECKPOINT_MARKER, check_name
 from jpaged.loading.tensor_reader import StoredAs
+from jpaged.loading.weight_formats.methods import method_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -79,7 +80,7 @@ def _of_config(file: Path, language_model_only: bool) -> Described:
         config, family = described(Path(folder), file, language_model_only=language_model_only)
     dtype = getattr(config, "dtype", None)
     held = {"float32": np.float32, "float16": np.float16}.get(str(dtype).removeprefix("torch."), ml_dtypes.bfloat16)
-    return Described(config, family, StoredAs(np.dtype(held), is_quantised(config)))
+    return Described(config, family, StoredAs(np.dtype(held), method_of(config) is not None))
 
 
 def _is_hub_id(name: str) -> bool:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import numpy as np
-
+from jpaged.loading.renamed_tensors import RenamedTensors
 from jpaged.loading.tensor_reader import TensorReader
-from jpaged.model_api import HostArray
 
 _PREFIXES = {
     "language_model.model.": "model.",
@@ -44,7 +42,7 @@ def is_multimodal(names: Iterable[str]) -> bool:
     return any(name.startswith(_OF_LANGUAGE_MODEL) for name in names)
 
 
-class LanguageModelReader:
+class LanguageModelReader(RenamedTensors):
     """Reads the text model's tensors as a `TensorReader`, under the names they have where it stands alone.
 
     Args:
@@ -55,30 +53,19 @@ class LanguageModelReader:
     """
 
     def __init__(self, whole: TensorReader, *, other_parts: bool = False):
-        self._whole = whole
-        self.location, self.stored_dtype, self.quantised = whole.location, whole.stored_dtype, whole.quantised
         self._text = _renamed(whole.names(), _PREFIXES)
         if not self._text:
-            raise ValueError(f"{self.location} has a text_config, but no tensor begins with {', '.join(_PREFIXES)}")
-        self._names = self._text | (_renamed(whole.names(), _OTHER_PARTS) if other_parts else {})
+            raise ValueError(f"{whole.location} has a text_config, but no tensor begins with {', '.join(_PREFIXES)}")
+        super().__init__(whole, self._text | (_renamed(whole.names(), _OTHER_PARTS) if other_parts else {}))
 
     @property
     def has_head(self) -> bool:
         """Tell whether the vocabulary's head is stored apart from the embedding, whatever the configs say."""
-        return "lm_head.weight" in self._names
+        return "lm_head.weight" in super().names()
 
     def names(self) -> Iterable[str]:
         """Name the text model's tensors: what a family leaves of the other parts is not forgotten."""
         return self._text.keys()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._whole.shape(self._names[name])
-
-    def dtype(self, name: str) -> np.dtype:
-        return self._whole.dtype(self._names[name])
-
-    def read(self, name: str) -> np.ndarray | HostArray:
-        return self._whole.read(self._names[name])
 
 
 def _renamed(names: Iterable[str], prefixes: Mapping[str, str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from jpaged.loading.generation_config import read_generation_config
 from jpaged.loading.loaded_model import LoadedModel
 from jpaged.loading.open_checkpoint import OpenedModel, open_model
 from jpaged.loading.orbax.checkpoint import OrbaxWeights, restore_params, save_checkpoint
-from jpaged.loading.parameters.forms import check_device, check_quantization
+from jpaged.loading.parameters.formats import check_device, check_quantization
 from jpaged.loading.parameters.weights import load_params
 from jpaged.loading.pooling_head import read_pooling_head
 from jpaged.loading.tokenizer import find_tokenizer, has_tokenizer, load_tokenizer
@@ -123,7 +123,7 @@ def _load(
     build = build_context(
         mesh, dtype, stacked=stacked, expert_parallel=expert_parallel, computes=computes, exact_tiles=exact_tiles
     )
-    if isinstance(reader, OrbaxWeights) and reader.forms:
+    if isinstance(reader, OrbaxWeights) and reader.formats:
         reader.check_held(shards, expert_parallel, quantization)
         model, graphdef, params = restore_params(family, config, reader, build, mesh=mesh)
     elif isinstance(reader, OrbaxWeights) and reader.fits(shards, expert_parallel) and quantization is None:

@@ -12,7 +12,6 @@ from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.weights import GGUFWeights
 from jpaged.loading.hugging_face import transformers
 from jpaged.loading.language_model_only import LanguageModelReader, is_multimodal
-from jpaged.loading.mxfp4 import MXFP4Weights
 from jpaged.loading.orbax.checkpoint import OrbaxWeights
 from jpaged.loading.pooling_head import without_head
 from jpaged.loading.registry import model_class, model_types
@@ -20,6 +19,7 @@ from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.source import Source, resolve_source
 from jpaged.loading.tensor_reader import TensorReader
 from jpaged.loading.vocabulary_tables import as_stored
+from jpaged.loading.weight_formats.methods import check_method, method_of, open_coded
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -60,9 +60,11 @@ def open_model(
     config, family = described(source.path, language_model_only=language_model_only)
     if source.kind == "orbax":
         return OpenedModel(source, config, family, OrbaxWeights(source.path, family, config))
-    weights = SafetensorsWeights(source.path)
-    if is_quantised(config):
-        return OpenedModel(source, config, family, MXFP4Weights(weights))
+    weights: TensorReader = SafetensorsWeights(source.path)
+    method = method_of(config)
+    if method is not None:
+        assert isinstance(weights, SafetensorsWeights)
+        weights = open_coded(weights, method)
     described_whole = "text_config" in _fields(source.path, source.path / "config.json")
     if not (described_whole or is_multimodal(weights.names())):
         return OpenedModel(source, config, family, as_stored(without_head(weights, config), config))
@@ -88,32 +90,13 @@ def described(
     """
     file = file or folder / "config.json"
     fields = _fields(folder, file)
-    _check_quantisation(fields, file)
+    for described_part in (fields, fields.get("text_config") or {}):
+        check_method(described_part, file)
     if "text_config" in fields and (language_model_only or fields["model_type"] not in model_types()):
         config = _config(folder, file).get_text_config()
         return config, model_class(config.model_type)
     family = model_class(fields["model_type"])
     return _config(folder, file), family
-
-
-def is_quantised(config: PretrainedConfig) -> bool:
-    """Tell whether a config that `described` returned says that its weights are quantised: in MXFP4, as others are
-    refused."""
-    return getattr(config, "quantization_config", None) is not None
-
-
-def _check_quantisation(fields: dict[str, Any], file: Path) -> None:
-    """Raise ValueError when the weights that a config describes are quantised in a way that is not read."""
-    for described in (fields, fields.get("text_config") or {}):
-        said = described.get("quantization_config")
-        if said is None:
-            continue
-        method = said.get("quant_method") if isinstance(said, dict) else said
-        if (method, described.get("model_type")) != ("mxfp4", "gpt_oss"):
-            raise ValueError(
-                f"{file}: weights of {described.get('model_type')} that quantization_config.quant_method={method!r} "
-                "quantised are not read; of those only GPT-OSS's in mxfp4 are. quantization= quantises plain weights"
-            )
 
 
 def _config(folder: Path, file: Path) -> PretrainedConfig:

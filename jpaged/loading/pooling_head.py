@@ -13,10 +13,10 @@ from gguf.constants import PoolingType
 
 from jpaged.loading.gguf.weights import GGUFWeights
 from jpaged.loading.json_file import read_json
+from jpaged.loading.renamed_tensors import RenamedTensors
 from jpaged.loading.source import CHECKPOINT_MARKER, Source
 from jpaged.loading.tensor_reader import TensorReader
 from jpaged.loading.vocabulary_tables import VOCABULARY_HEAD, base_prefix
-from jpaged.model_api import HostArray
 from jpaged.pooling_params import Pooling
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _sentence_transformers(folder: Path) -> PoolingHead:
     return replace(said, unknown=" and ".join(modes))
 
 
-class HeadlessReader:
+class HeadlessReader(RenamedTensors):
     """Reads a checkpoint without a vocabulary's head as a `TensorReader`, under the names of one that has it.
 
     Args:
@@ -146,29 +146,19 @@ class HeadlessReader:
     """
 
     def __init__(self, whole: TensorReader, tied: bool):
-        self._whole = whole
-        self.location, self.stored_dtype, self.quantised = whole.location, whole.stored_dtype, whole.quantised
         names = list(whole.names())
         prefix = base_prefix(names) or ""
         self.classifies = HEAD in names
         self.generates = not self.classifies and (tied or VOCABULARY_HEAD in names)
-        self._names = {
+        stored = {
             name if name in (HEAD, VOCABULARY_HEAD) or name.startswith("model.") else prefix + name: name
             for name in names
         }
+        super().__init__(whole, stored)
 
     def names(self) -> Iterable[str]:
         """Name the tensors that a family of models for generation knows."""
-        return [name for name in self._names if name != HEAD]
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._whole.shape(self._names[name])
-
-    def dtype(self, name: str) -> np.dtype:
-        return self._whole.dtype(self._names[name])
-
-    def read(self, name: str) -> np.ndarray | HostArray:
-        return self._whole.read(self._names[name])
+        return [name for name in super().names() if name != HEAD]
 
 
 def without_head(weights: TensorReader, config: PretrainedConfig) -> TensorReader:

@@ -19,8 +19,13 @@ _DTYPES: dict[str, np.dtype] = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-_BYTES: dict[str, np.dtype] = {"U8": np.dtype(np.uint8)}
-"""Types of tensors that mean something together with others only."""
+_CODES: dict[str, np.dtype] = {
+    "U8": np.dtype(np.uint8),
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+}
+"""Types of codes, which are weights only together with other tensors."""
 
 
 _BAD_HEADER = (AttributeError, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError)
@@ -75,9 +80,17 @@ class SafetensorsWeights:
     def dtype(self, name: str) -> np.dtype:
         return _DTYPES.get(self._entries[name].dtype, np.dtype(np.float32))
 
+    def held_dtype(self, name: str) -> np.dtype | None:
+        """Return the type that `read` returns a tensor in, be it codes; None where it is of no known type."""
+        return (_DTYPES | _CODES).get(self._entries[name].dtype)
+
+    def file_of(self, name: str) -> Path:
+        """Return the file that holds a tensor, for messages."""
+        return self._entries[name].file
+
     def read(self, name: str) -> np.ndarray:
         entry = self._entries[name]
-        dtype = (_DTYPES | _BYTES).get(entry.dtype)
+        dtype = self.held_dtype(name)
         if dtype is None:
             raise ValueError(f"tensor {name} in {entry.file} has type {entry.dtype}; read are {', '.join(_DTYPES)}")
         # A map a tensor: its pages leave memory with the last view of it.
@@ -132,7 +145,8 @@ def _entries(file: Path) -> dict[str, _Entry]:
             continue
         begin, end = (base + offset for offset in info["data_offsets"])
         entry = _Entry(file, info["dtype"], tuple(info["shape"]), begin, end)
-        wanted = _DTYPES[entry.dtype].itemsize * math.prod(entry.shape) if entry.dtype in _DTYPES else end - begin
+        dtype = (_DTYPES | _CODES).get(entry.dtype)
+        wanted = end - begin if dtype is None else dtype.itemsize * math.prod(entry.shape)
         if end > size or end - begin != wanted:
             raise ValueError(f"{file} is damaged: tensor {name} does not fit its {size} bytes")
         entries[name] = entry

@@ -17,7 +17,7 @@ from jpaged.loading.parameters.weights import abstract_params, read_params
 from jpaged.loading.tensor_reader import TensorReader
 from jpaged.loading.vocabulary_tables import VOCABULARY_HEAD, refuse_other_head
 from jpaged.model_api import CausalLM
-from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.held_matrix import is_held
 
 LOCATION = "the state dict"
 
@@ -93,7 +93,7 @@ def params_of(
     used = {name for target in targets_of(model) for name in target.source.sources}
     if not _repeats_a_table(tensors):
         refuse_other_head(reader, used)
-    held = any(isinstance(leaf, QuantisedMatrix) for leaf in jax.tree.leaves(old, is_leaf=_is_quantised))
+    held = any(is_held(leaf) and leaf.has_codes for leaf in jax.tree.leaves(old, is_leaf=is_held))
     if held and (quantization is None or quantization == "gguf"):
         raise ValueError(f"{LOCATION} cannot replace weights that were quantised in the file they came from")
     if held and not cast:
@@ -133,10 +133,6 @@ def _repeats_a_table(tensors: Mapping[str, Any]) -> bool:
 
 def _memory(tensor: Any) -> int:
     return tensor.data_ptr() if hasattr(tensor, "data_ptr") else id(tensor)
-
-
-def _is_quantised(leaf: Any) -> bool:
-    return isinstance(leaf, QuantisedMatrix)
 
 
 def _cast(new: Any, old: Any) -> Any:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jpaged.loading.renamed_tensors import RenamedTensors
 from jpaged.loading.tensor_reader import TensorReader
-from jpaged.model_api import HostArray
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -47,7 +47,9 @@ def as_stored(weights: TensorReader, config: PretrainedConfig) -> TensorReader:
     for embedding in embeddings:
         owner = embedding.rpartition(".")[0]
         if any(name.startswith(f"{owner}.") for name in names):
-            return HeadAsEmbedding(weights, f"{embedding}.weight")
+            return RenamedTensors(
+                weights, {f"{embedding}.weight" if name == VOCABULARY_HEAD else name: name for name in weights.names()}
+            )
     return weights
 
 
@@ -63,33 +65,6 @@ def refuse_other_head(weights: TensorReader, used: Collection[str]) -> None:
         raise ValueError(
             f"{VOCABULARY_HEAD} in {weights.location} differs from {embedding}, which is the head of this model too"
         )
-
-
-class HeadAsEmbedding:
-    """Reads a checkpoint that stores the vocabulary's head alone as a `TensorReader` of one that stores the embedding.
-
-    Args:
-        embedding: the embedding's name.
-    """
-
-    def __init__(self, whole: TensorReader, embedding: str):
-        self._whole, self._embedding = whole, embedding
-        self.location, self.stored_dtype, self.quantised = whole.location, whole.stored_dtype, whole.quantised
-
-    def names(self) -> Iterable[str]:
-        return [self._embedding if name == VOCABULARY_HEAD else name for name in self._whole.names()]
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._whole.shape(self._stored(name))
-
-    def dtype(self, name: str) -> np.dtype:
-        return self._whole.dtype(self._stored(name))
-
-    def read(self, name: str) -> np.ndarray | HostArray:
-        return self._whole.read(self._stored(name))
-
-    def _stored(self, name: str) -> str:
-        return VOCABULARY_HEAD if name == self._embedding else name
 
 
 def _equal(weights: TensorReader, one: str, other: str) -> bool:

@@ -18,19 +18,19 @@ from jpaged.engine.adapters import adapters_of
 from jpaged.engine.memory_plan import resolve_max_model_len
 from jpaged.execution.device_memory import device_bytes
 from jpaged.loading.build_context import build_context, layers_are_stacked
-from jpaged.loading.code_format import Forms
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.weights import GGUFWeights
 from jpaged.loading.hugging_face import transformers
-from jpaged.loading.mxfp4 import MXFP4Names
-from jpaged.loading.open_checkpoint import is_quantised, open_model
+from jpaged.loading.open_checkpoint import open_model
 from jpaged.loading.orbax.checkpoint import OrbaxWeights
 from jpaged.loading.parameters.exact import DtypeOf
 from jpaged.loading.parameters.targets import abstract_model
 from jpaged.loading.parameters.weights import abstract_params
 from jpaged.loading.source import CHECKPOINT_MARKER
-from jpaged.loading.stored_blocks import StoredBlocks
 from jpaged.loading.tensor_reader import StoredAs
+from jpaged.loading.weight_formats.methods import NamedCodes, method_of
+from jpaged.loading.weight_formats.stored_codes import CodedNames
+from jpaged.loading.weight_formats.weight_format import WeightFormats
 from jpaged.model_api import TENSOR_AXIS, AdapterGroup, CausalLM
 from jpaged.planning.devices import Device
 from jpaged.planning.target_mesh import target_mesh
@@ -98,12 +98,12 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
         exact_tiles="same bits" if config.deterministic else "exact",
     )
     model = abstract_model(family, model_config, build)
-    reader: StoredBlocks | None = None
-    saved = _saved_forms(request, config, mesh)
+    reader: CodedNames | None = None
+    saved = _saved_formats(request, config, mesh)
     if request["gguf"]:
         reader = GGUFWeights(GGUFFile(request["gguf"]))
-    elif is_quantised(model_config):
-        reader = MXFP4Names(name for source in model.weights() for name in source.sources)
+    elif (method := method_of(model_config)) is not None:
+        reader = NamedCodes((name for source in model.weights() for name in source.sources), method)
     adapters = None
     if config.enable_lora:
         shapes = _tensor_shapes(config.model, request["checkpoint"], model)
@@ -121,7 +121,7 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
             quantization=config.quantization,
             reader=reader,
             dtype_of=_dtype_of(request, model_config) if build.bfloat16_tiles else None,
-            forms=saved,
+            formats=saved,
         ),
         dtype=dtype,
         kernels=kernels,
@@ -130,7 +130,7 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
     )
 
 
-def _saved_forms(request: dict[str, Any], config: SizedConfig, mesh: Mesh) -> Forms | None:
+def _saved_formats(request: dict[str, Any], config: SizedConfig, mesh: Mesh) -> WeightFormats | None:
     """Return the formats that a checkpoint written by jpaged holds its parameters in; None where it quantised none.
 
     Raises:
@@ -142,7 +142,7 @@ def _saved_forms(request: dict[str, Any], config: SizedConfig, mesh: Mesh) -> Fo
     reader = open_model(checkpoint).reader
     assert isinstance(reader, OrbaxWeights)
     reader.check_held(mesh.shape[TENSOR_AXIS], config.enable_expert_parallel, config.quantization)
-    return reader.forms or None
+    return reader.formats or None
 
 
 def _dtype_of(request: dict[str, Any], config: Any) -> DtypeOf:

@@ -13,7 +13,7 @@ from jpaged.engine.memory_plan import MemoryPlan, compile_largest, plan_memory, 
 from jpaged.execution.device_memory import DeviceMemory, ProgramSize, pool_bytes, program_size
 from jpaged.execution.kv_dtype import resolve_kv_dtype
 from jpaged.execution.lowering import StepPrograms
-from jpaged.loading.parameters.forms import check_device
+from jpaged.loading.parameters.formats import check_device
 from jpaged.memory.layout import PoolLayout
 from jpaged.planning.abstract_engine import abstract_engine
 from jpaged.planning.devices import Device, find_device

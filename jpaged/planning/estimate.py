@@ -10,8 +10,7 @@ import jax.numpy as jnp
 
 from jpaged.execution.device_memory import ProgramSize
 from jpaged.execution.lowering import StepPrograms
-from pallas_kernels.panelled_floats import PanelledFloats
-from pallas_kernels.tiled_floats import TiledFloats
+from pallas_kernels.held_matrix import is_held
 
 ROWS_HELD = 6
 """Arrays of [tokens, widest] and [rows, vocabulary] that are alive at once. Of Llama-3.3-70B on eight v6e or H200 (64
@@ -42,7 +41,8 @@ def _activations(params: Any) -> jnp.dtype:
 
 
 def _is_tiled(leaf: Any) -> bool:
-    return isinstance(leaf, TiledFloats | PanelledFloats)
+    """Tell whether a leaf is a float matrix in a CPU's layout, whose array has other axes than the matrix."""
+    return is_held(leaf) and not leaf.has_codes
 
 
 def _width(leaf: Any) -> int:

@@ -19,7 +19,7 @@ from jpaged.execution.shapes import Shapes, StepSettings, compiled_in_threads
 from jpaged.execution.step import make_block_copy
 from jpaged.execution.transfer.adapter_matrices import AdapterMatrices
 from jpaged.execution.transfer.pool_blocks import PoolBlocks
-from jpaged.loading.parameters.forms import check_device
+from jpaged.loading.parameters.formats import check_device
 from jpaged.model_api import SeesImages
 from jpaged.planning.abstract_engine import AbstractEngine, abstract_engine
 from jpaged.planning.devices import find_device

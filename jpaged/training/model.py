@@ -21,7 +21,7 @@ from jpaged.model_api import TENSOR_AXIS, CausalLM
 from jpaged.training.exact import EngineShapes, check_exact, exact_logprobs
 from jpaged.training.scores import token_logprobs
 from jpaged.training.sequences import empty_cache, layer_operations, places
-from pallas_kernels.quantised import HeldMatrix
+from pallas_kernels.held_matrix import is_held
 
 
 class TrainableModel:
@@ -173,8 +173,8 @@ def check_floating(params: Any) -> None:
     Raises:
         ValueError: matrices are quantised, or held in bfloat16 for a CPU's products.
     """
-    held = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, HeldMatrix))
-    if any(isinstance(leaf, HeldMatrix) for leaf in held):
+    held = jax.tree.leaves(params, is_leaf=is_held)
+    if any(map(is_held, held)):
         raise ValueError(
             "params hold matrices that are quantised, or in a CPU's tiles of bfloat16, which have no derivative: load "
             'the model without quantization, and on a CPU with dtype="float32"'

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.codecs import E2M1_PAIRS, FLOAT8, TRITON_CODECS, UINT4_PAIRS
 from pallas_kernels.gpu_launch import Launch, Launcher, has_float8, has_matrix_units, multiplies, triton_call
 from pallas_kernels.quantised import QuantisedMatrix
 from pallas_kernels.quantised_matmul import reference
@@ -68,7 +69,8 @@ def quantised_matmul(
     """See `pallas_kernels.quantised_matmul.quantised_matmul`."""
     if len(x) <= most_rows() and matrix.ndim == 2 and takes(x, matrix):
         return multiply_held(x, matrix, out_dtype)
-    if matrix.codes.dtype == jnp.float8_e4m3fn and matrix.scales_follow and x.dtype != jnp.float32 and has_float8():
+    as_float8 = matrix.codec == FLOAT8 and matrix.rounds_rows and matrix.scales_follow
+    if as_float8 and x.dtype != jnp.float32 and has_float8():
         return multiply_as_float8(x, matrix, out_dtype)
     return reference.quantised_matmul(x, matrix, out_dtype)
 
@@ -96,10 +98,10 @@ def most_rows() -> int:
 
 def takes(x: Float[Array, "rows inputs"], matrix: QuantisedMatrix) -> bool:
     """Tell whether the kernels multiply: rows of two bytes a number, with codes whose groups are steps."""
-    held, codes = matrix.codes.dtype, math.prod(matrix.codes.shape[-2:])
+    codes = math.prod(matrix.codes.shape[-2:])
     if not x.size or not codes or codes >= MOST_BYTES or x.dtype not in (jnp.float16, jnp.bfloat16):
         return False
-    known = held in (jnp.int8, jnp.uint8) or (held == jnp.float8_e4m3fn and has_float8())
+    known = matrix.codec in TRITON_CODECS and (matrix.codec != FLOAT8 or has_float8())
     return known and multiplies(x.dtype) and _grain(matrix) is not None
 
 
@@ -176,15 +178,15 @@ def _described(x: Array, matrix: QuantisedMatrix) -> tuple[dict[str, Any], tuple
     grain = _grain(matrix)
     assert grain is not None
     inputs, groups = matrix.shape[matrix.axis], matrix.scales.shape[matrix.axis]
-    float8 = matrix.codes.dtype == jnp.float8_e4m3fn
+    float8 = matrix.codec == FLOAT8
     constants = {
         "INPUTS": inputs,
         "OUTPUTS": matrix.shape[-3 - matrix.axis],
         "DEPTH": grain.depth,
         "TURN": math.gcd(inputs // grain.depth, max(1, TURN_DEPTH // grain.depth)),
         "GROUPED": grain.grouped,
-        "PACKED": matrix.packed,
-        "E2M1": matrix.e2m1,
+        "PACKED": matrix.codec.paired,
+        "E2M1": matrix.codec == E2M1_PAIRS,
         "FLOAT8": float8,
         "MINIMUMS": matrix.minimums is not None,
     }
@@ -203,7 +205,7 @@ def _grain(matrix: QuantisedMatrix) -> Grain | None:
         depth = math.gcd(inputs, DEPTH if has_matrix_units() else DEPTH_ONE_BY_ONE)
         return Grain(depth, grouped=False) if depth >= LEAST else None
     group = inputs // matrix.scales.shape[matrix.axis]
-    least, most = (2 * LEAST, MOST_PACKED) if matrix.packed else (LEAST, MOST_GROUP)
+    least, most = (2 * LEAST, MOST_PACKED) if matrix.codec.paired else (LEAST, MOST_GROUP)
     whole = least <= group <= most and group & (group - 1) == 0
-    numbered = matrix.e2m1 or matrix.minimums is not None or not matrix.packed
+    numbered = matrix.codec != UINT4_PAIRS or matrix.minimums is not None
     return Grain(group, grouped=True) if whole and numbered else None

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.codecs import INT8, UINT4
 from pallas_kernels.quantised import QuantisedMatrix
 from pallas_kernels.quantised_matmul import reference
 from pallas_kernels.quantised_matmul.reference import quantised_matmul_grouped, quantised_matmul_table
@@ -33,9 +34,10 @@ def quantised_matmul(
         input_shards: shards over which the contracted axis is split: nothing is computed across them but a last sum.
     """
     if x.dtype == jnp.bfloat16 and matrix.axis == -2:
-        if matrix.codes.dtype == jnp.uint4:
+        if matrix.codec == UINT4:
             return _by_groups(x, matrix, input_shards).astype(out_dtype)
-        if matrix.codes.dtype == jnp.int8 and matrix.scales_follow and len(x) >= MANY_ROWS:
+        as_integers = matrix.codec == INT8 and matrix.rounds_rows and matrix.scales_follow
+        if as_integers and len(x) >= MANY_ROWS:
             return _as_integers(x, matrix, input_shards, out_dtype)
     return reference.quantised_matmul(x, matrix, out_dtype)
 

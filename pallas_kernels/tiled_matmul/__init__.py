@@ -53,12 +53,12 @@ def tiled_matmul(
         raise ValueError(f"kind={kind!r} is none of {', '.join(kinds_here())}, which this machine has")
     first = matrices[0]
     groups, has_minimums = first.scales.shape[1], first.minimums is not None
-    shared = groups == 1 and not first.packed and not has_minimums
+    shared = groups == 1 and not first.codec.paired and not has_minimums
     if shared:
         groups = first.inputs // rounded_together(first.inputs)
     half = first.scales.dtype == jnp.float16
-    instructions = kind_for(kind or best_kind(), first.inputs // groups, packed=first.packed)
-    form = Form(instructions, groups > 1, shared and groups > 1, first.packed, has_minimums, first.offset, half)
+    instructions = kind_for(kind or best_kind(), first.inputs // groups, packed=first.codec.paired)
+    form = Form(instructions, groups > 1, shared and groups > 1, first.codec.paired, has_minimums, first.offset, half)
     results = (
         jax.ShapeDtypeStruct((len(x), first.outputs), jnp.float32),
         jax.ShapeDtypeStruct((len(x), rounded_bytes(first.inputs, form)), jnp.int8),

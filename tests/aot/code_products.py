@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 from triton_interpreter import interpret
 
+from pallas_kernels.codecs import E2M1_PAIRS, FLOAT8, INT8, UINT4_PAIRS
 from pallas_kernels.gpu_launch import compiling_for
 from pallas_kernels.quantised import QuantisedMatrix
 from pallas_kernels.quantised_matmul.gpu import multiply_held, multiply_held_groups, takes
@@ -30,6 +31,7 @@ class Held(NamedTuple):
     e2m1: bool = False
 
 
+CODECS = {np.uint8: UINT4_PAIRS, np.int8: INT8, ml_dtypes.float8_e4m3fn: FLOAT8}
 PRODUCTS = {
     "4 bits, one row": Held(1, 64, 40, 32, np.uint8, np.float16, True),
     "4 bits, columns that fill no tile": Held(16, 96, 72, 32, np.uint8, np.float16, True),
@@ -69,9 +71,8 @@ def random_matrix(held: Held, random: np.random.Generator) -> QuantisedMatrix:
     else:
         codes = random.integers(0 if packed else -127, 256 if packed else 128, shape).astype(held.codes)
     parts = [part if part is None or held.axis == -2 else part.T.copy() for part in (codes, scales, minimums)]
-    return QuantisedMatrix(
-        *(None if part is None else jnp.asarray(part) for part in parts), held.axis, packed, held.e2m1
-    )
+    codec = E2M1_PAIRS if held.e2m1 else CODECS[held.codes]
+    return QuantisedMatrix(*(None if part is None else jnp.asarray(part) for part in parts), held.axis, codec)
 
 
 def product_errors() -> Iterator[tuple[str, float]]:

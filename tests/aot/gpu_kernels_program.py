@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from triton_compiler import Compiler
 
 from pallas_kernels.block_copy.gpu import block_copy
+from pallas_kernels.codecs import E2M1_PAIRS, INT8, UINT4_PAIRS
 from pallas_kernels.gpu_launch import compiling_for
 from pallas_kernels.kv_write.gpu import kv_write
 from pallas_kernels.layout import view_shape
@@ -141,7 +142,9 @@ def compile_products(capability: int, rows: int, inputs: int, outputs: int, grou
     codes = jax.ShapeDtypeStruct((inputs // (1 + packed), outputs), held)
     multiply = partial(multiply_held, out_dtype=dtype, launch=compiler)
     x = jax.ShapeDtypeStruct((rows, inputs), dtype)
-    jax.eval_shape(multiply, x, QuantisedMatrix(codes, scales, scales if packed else None, packed=packed))
+    jax.eval_shape(
+        multiply, x, QuantisedMatrix(codes, scales, scales if packed else None, codec=UINT4_PAIRS if packed else INT8)
+    )
     return compiler.kernels
 
 
@@ -152,7 +155,7 @@ def compile_expert_codes(capability: int, experts: int, inputs: int, outputs: in
     codes, scales = (jax.ShapeDtypeStruct((experts, inputs // n, outputs), jnp.uint8) for n in (2, 32))
     x, counts = jax.ShapeDtypeStruct((256, inputs), dtype), jax.ShapeDtypeStruct((experts,), jnp.int32)
     multiply = partial(multiply_held_groups, launch=compiler)
-    jax.eval_shape(multiply, x, QuantisedMatrix(codes, scales, packed=True, e2m1=True), counts)
+    jax.eval_shape(multiply, x, QuantisedMatrix(codes, scales, codec=E2M1_PAIRS), counts)
     return compiler.kernels
 
 

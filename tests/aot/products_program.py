@@ -25,6 +25,7 @@ def main() -> None:
     from jax.sharding import Mesh, NamedSharding
     from jax.sharding import PartitionSpec as P
 
+    from pallas_kernels.codecs import UINT4, UINT4_PAIRS
     from pallas_kernels.quantised import QuantisedMatrix
     from pallas_kernels.quantised_matmul import quantised_matmul
 
@@ -52,11 +53,11 @@ def main() -> None:
 
     def uint4(array):
         scales = array((INPUTS // GROUP, OUTPUTS), jnp.float32)
-        return QuantisedMatrix(array((INPUTS, OUTPUTS), jnp.uint4), scales, scales)
+        return QuantisedMatrix(array((INPUTS, OUTPUTS), jnp.uint4), scales, scales, codec=UINT4)
 
     def packed(array):
         scales = array((INPUTS // GROUP, OUTPUTS), jnp.float32)
-        return QuantisedMatrix(array((INPUTS // 2, OUTPUTS), jnp.uint8), scales, scales, packed=True)
+        return QuantisedMatrix(array((INPUTS // 2, OUTPUTS), jnp.uint8), scales, scales, codec=UINT4_PAIRS)
 
     def int8(array):
         scales = array((1, OUTPUTS), jnp.float32, P())

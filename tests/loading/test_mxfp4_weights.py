@@ -7,11 +7,13 @@ from ml_dtypes import bfloat16
 from safetensors.numpy import save_file
 from transformers import GptOssConfig
 
-from jpaged.loading.code_format import INT8
-from jpaged.loading.mxfp4 import MXFP4Weights
-from jpaged.loading.parameters.forms import forms_of_blocks, read_blocks
+from jpaged.loading.parameters.formats import stored_formats
 from jpaged.loading.parameters.targets import targets_of
 from jpaged.loading.safetensors_reader import SafetensorsWeights
+from jpaged.loading.weight_formats.methods import open_coded
+from jpaged.loading.weight_formats.mxfp4 import MXFP4
+from jpaged.loading.weight_formats.stored_codes import read_codes
+from pallas_kernels.codecs import E2M1_PAIRS, INT8
 
 VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 RNG = np.random.default_rng(0)
@@ -56,7 +58,7 @@ def tensors():
 
 def write(folder, tensors):
     save_file(tensors, folder / "model.safetensors")
-    return MXFP4Weights(SafetensorsWeights(folder))
+    return open_coded(SafetensorsWeights(folder), MXFP4())
 
 
 @pytest.fixture(scope="module")
@@ -86,24 +88,24 @@ def test_values_are_those_of_the_published_definition(reader, tensors):
 )
 def test_no_value_changes_where_shards_cut_the_groups(reader, shards, groups):
     targets = targets_of(abstract(CONFIG, tensor_parallel=shards))
-    forms, _ = forms_of_blocks(reader, targets, shards)
+    forms, _ = stored_formats(reader, targets, shards)
     assert {path[-2]: form.group for path, form in forms.items()} == groups
     for target in targets:
         form = forms.get(target.source.path)
         if form is not None:
-            assert form.e2m1
-            kept = read_blocks(target.source, form, reader)
+            assert form.codec == E2M1_PAIRS
+            kept = read_codes(target.source, form, reader)
             floats = target.source.convert(*map(reader.read, target.source.sources))
             np.testing.assert_array_equal(kept.dequantised(np.float32), np.asarray(floats))
 
 
 def test_groups_of_an_odd_size_take_a_byte_a_code_and_change_no_value(reader):
     targets = targets_of(abstract(CONFIG, tensor_parallel=96))
-    forms, _ = forms_of_blocks(reader, targets, 96)
+    forms, _ = stored_formats(reader, targets, 96)
     (target,) = (target for target in targets if target.source.path[-2:] == ("down", "weight"))
     form = forms[target.source.path]
-    assert (form.codes, form.group, form.scales) == (INT8, 1, np.float32)
-    kept = read_blocks(target.source, form, reader)
+    assert (form.codec, form.group, form.scales) == (INT8, 1, np.float32)
+    kept = read_codes(target.source, form, reader)
     np.testing.assert_array_equal(kept.dequantised(np.float32), reader.read(DOWN))
 
 

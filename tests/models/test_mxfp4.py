@@ -62,9 +62,10 @@ def test_values_are_transformers_to_the_last_bit(published, loaded):
 
 
 def test_shapes_without_weights_are_those_that_are_loaded(published, loaded):
-    from jpaged.loading.mxfp4 import MXFP4Names
+    from jpaged.loading.weight_formats.methods import NamedCodes
+    from jpaged.loading.weight_formats.mxfp4 import MXFP4
 
-    names = MXFP4Names(name for source in loaded.model.weights() for name in source.sources)
+    names = NamedCodes((name for source in loaded.model.weights() for name in source.sources), MXFP4())
     planned = abstract_params(loaded.model, loaded.mesh, reader=names)
     described = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) for tree in (planned, loaded.params)]
     assert jax.tree.leaves(described[0]) == jax.tree.leaves(described[1])

@@ -16,7 +16,7 @@ from pallas_kernels.bfloat16_matmul import bfloat16_matmul, bfloat16_matmul_grou
 from pallas_kernels.bfloat16_matmul.cpu_pairs import KINDS, kinds_here
 from pallas_kernels.bfloat16_matmul.cpu_tiles import emit_product
 from pallas_kernels.cpu_dots import Emitter
-from pallas_kernels.quantised_matmul import quantised_matmul, quantised_matmul_grouped, quantised_matmul_table
+from pallas_kernels.products import multiply, multiply_grouped, multiply_table
 from pallas_kernels.tiled_floats import tiled_floats
 
 RNG = np.random.default_rng(0)
@@ -95,7 +95,7 @@ def test_rows_of_a_table_are_read_from_its_tiles():
 def test_one_of_several_matrices_is_chosen_by_a_traced_number():
     matrices = [tiled_floats(normal(64, 24), -2) for _ in range(3)]
     x = normal(4, 64)
-    chosen = jax.jit(lambda x, index: quantised_matmul(x, matrices, index, impl="cpu"))
+    chosen = jax.jit(lambda x, index: multiply(x, matrices, index, impl="cpu"))
     for number, matrix in enumerate(matrices):
         np.testing.assert_array_equal(chosen(x, number), bfloat16_matmul(x, [matrix]))
 
@@ -112,9 +112,9 @@ def test_other_products_take_tiles_too_and_round_no_row(impl):
     table, x = normal(50, 64), normal(3, 64)
     want = x.astype(np.float64) @ rounded(table).astype(np.float64).T
     tiles = tiled_floats(table, -1)
-    found = quantised_matmul_table(jnp.asarray(x), tiles, impl=impl)
+    found = multiply_table(jnp.asarray(x), tiles, impl=impl)
     np.testing.assert_allclose(found, want, atol=1e-5 * np.abs(want).max())
-    found = quantised_matmul(jnp.asarray(x), [tiles.T], impl=impl)
+    found = multiply(jnp.asarray(x), [tiles.T], impl=impl)
     np.testing.assert_allclose(found, want, atol=1e-5 * np.abs(want).max())
 
 
@@ -129,7 +129,7 @@ def test_rows_are_multiplied_with_their_experts_matrix_only(counts):
         np.testing.assert_array_equal(found[row : row + number], alone)
         row += number
     assert not found[row:].any()
-    plain = np.asarray(quantised_matmul_grouped(jnp.asarray(x), tiles, jnp.asarray(counts), impl="xla"))
+    plain = np.asarray(multiply_grouped(jnp.asarray(x), tiles, jnp.asarray(counts), impl="xla"))
     np.testing.assert_allclose(found, plain, atol=2e-2 * np.abs(table).max() * np.sqrt(37))
 
 

@@ -16,7 +16,7 @@ from pallas_kernels.bfloat16_matmul.cpu_exact_tiles import emit_exact_product
 from pallas_kernels.cpu_dots import Emitter
 from pallas_kernels.matmul import matmul
 from pallas_kernels.matmul.grouped import matmul_grouped
-from pallas_kernels.quantised_matmul import quantised_matmul, quantised_matmul_grouped, quantised_matmul_table
+from pallas_kernels.products import multiply, multiply_grouped, multiply_table
 from pallas_kernels.tiled_floats import InexactError, tiled_floats
 
 RNG = np.random.default_rng(0)
@@ -71,7 +71,7 @@ def test_a_row_gives_the_same_bits_whatever_is_beside_it(rows, outputs, seed):
 def test_one_of_several_matrices_is_chosen_and_rows_that_are_not_wanted_are_zero():
     matrices = [held(narrow(64, 50)) for _ in range(3)]
     x = jnp.asarray(normal(12, 64))
-    chosen = jax.jit(lambda x, index: quantised_matmul(x, matrices, index, rows=jnp.int32(5), impl="cpu"))
+    chosen = jax.jit(lambda x, index: multiply(x, matrices, index, rows=jnp.int32(5), impl="cpu"))
     for number, matrix in enumerate(matrices):
         found = chosen(x, number)
         np.testing.assert_array_equal(found[:5], bfloat16_matmul(x[:5], [matrix]))
@@ -81,7 +81,7 @@ def test_one_of_several_matrices_is_chosen_and_rows_that_are_not_wanted_are_zero
 @pytest.mark.parametrize("counts", [[3, 0, 5, 1], [0, 0, 0, 11], [0, 0, 0, 0], [10, 1, 0, 0]])
 def test_experts_products_have_the_bits_of_float32s(counts):
     x, table = jnp.asarray(normal(11, 36)), narrow(4, 36, 80)
-    found = jax.jit(lambda *a: quantised_matmul_grouped(*a, impl="cpu"))(x, held(table), jnp.asarray(counts))
+    found = jax.jit(lambda *a: multiply_grouped(*a, impl="cpu"))(x, held(table), jnp.asarray(counts))
     want = matmul_grouped(x, jnp.asarray(table), jnp.asarray(counts), impl="cpu")
     np.testing.assert_array_equal(found, want)
     np.testing.assert_array_equal(found, bfloat16_matmul_grouped(x, held(table), jnp.asarray(counts)))
@@ -93,7 +93,7 @@ def test_a_table_is_read_and_multiplied_as_it_is():
     np.testing.assert_array_equal(tiles.read_rows(jnp.asarray([0, 49, 17, 99]), jnp.float32), table[[0, 49, 17, 49]])
     want = x.astype(np.float64) @ table.astype(np.float64).T
     for impl in ("cpu", "xla"):
-        found = quantised_matmul_table(jnp.asarray(x), tiles, impl=impl)
+        found = multiply_table(jnp.asarray(x), tiles, impl=impl)
         np.testing.assert_allclose(found, want, atol=1e-5 * np.abs(want).max())
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pallas_kernels.matmul import cpu_panels, matmul
 from pallas_kernels.panelled_floats import PANEL, abstract, panelled_floats, takes
-from pallas_kernels.quantised_matmul import quantised_matmul
+from pallas_kernels.products import multiply
 
 RNG = np.random.default_rng(0)
 
@@ -34,12 +34,12 @@ def test_products_have_the_bits_of_arrays(rows, inputs, sixteens, seed):
     matrix = rng.standard_normal((inputs, 16 * sixteens), np.float32)
     x = jnp.asarray(rng.standard_normal((rows, inputs), np.float32))
     want = matmul(x, [jnp.asarray(matrix)], impl="cpu")
-    np.testing.assert_array_equal(quantised_matmul(x, [held(matrix)], impl="cpu"), want)
+    np.testing.assert_array_equal(multiply(x, [held(matrix)], impl="cpu"), want)
 
 
 def test_more_rows_than_meet_a_portion_at_once_are_multiplied_too():
     x, matrix = normal(cpu_panels.ROWS_AT_ONCE + 9, 20), normal(20, 64)
-    found = quantised_matmul(jnp.asarray(x), [held(matrix)], impl="cpu")
+    found = multiply(jnp.asarray(x), [held(matrix)], impl="cpu")
     for part in (slice(0, 30), slice(len(x) - 30, None)):
         np.testing.assert_array_equal(found[part], matmul(jnp.asarray(x[part]), [jnp.asarray(matrix)], impl="cpu"))
 
@@ -47,16 +47,16 @@ def test_more_rows_than_meet_a_portion_at_once_are_multiplied_too():
 def test_one_of_several_matrices_is_chosen_and_rows_that_are_not_wanted_are_zero():
     matrices = [held(normal(64, 80)) for _ in range(3)]
     x = jnp.asarray(normal(12, 64))
-    chosen = jax.jit(lambda x, index: quantised_matmul(x, matrices, index, rows=jnp.int32(5), impl="cpu"))
+    chosen = jax.jit(lambda x, index: multiply(x, matrices, index, rows=jnp.int32(5), impl="cpu"))
     for number, matrix in enumerate(matrices):
         found = chosen(x, number)
-        np.testing.assert_array_equal(found[:5], quantised_matmul(x[:5], [matrix], impl="cpu"))
+        np.testing.assert_array_equal(found[:5], multiply(x[:5], [matrix], impl="cpu"))
         assert not found[5:].any()
 
 
 def test_other_platforms_multiply_the_array():
     x, matrix = normal(3, 40), normal(40, 64)
-    found = quantised_matmul(jnp.asarray(x), [held(matrix)], impl="xla")
+    found = multiply(jnp.asarray(x), [held(matrix)], impl="xla")
     np.testing.assert_allclose(found, x @ matrix, atol=1e-4)
 
 
@@ -90,6 +90,6 @@ def test_rows_of_panels_are_not_read():
 
 def test_no_copy_of_the_matrix_is_made():
     matrix = held(normal(256, 528))
-    run = jax.jit(lambda x, matrix: quantised_matmul(x, [matrix], impl="cpu"))
+    run = jax.jit(lambda x, matrix: multiply(x, [matrix], impl="cpu"))
     compiled = run.lower(jnp.ones((2, 256)), matrix).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < matrix.numbers.nbytes / 8

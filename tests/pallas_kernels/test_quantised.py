@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from quantised_cases import FORMS, RNG, by_hand, random_matrix
 
-from jpaged.loading.parameters.quantise import quantise
+from jpaged.loading.weight_formats.on_load import quantise
+from pallas_kernels.codecs import UINT4_PAIRS
 from pallas_kernels.quantised import QuantisedMatrix
 
 
@@ -37,7 +38,7 @@ def test_only_products_and_rows_understand_it():
 @pytest.mark.parametrize("name", ["int8", "int8 groups", "fp8", "int4", "uint4"])
 @pytest.mark.parametrize(("shape", "axis"), [((64, 6), -2), ((6, 64), -1), ((3, 64, 5), -2)])
 def test_quantised_values_are_within_half_a_step(name, shape, axis, monkeypatch):
-    monkeypatch.setattr("jpaged.loading.parameters.quantise._CHUNK_BYTES", 64 * 4 * 2)  # several chunks
+    monkeypatch.setattr("jpaged.loading.weight_formats.on_load._CHUNK_BYTES", 64 * 4 * 2)  # several chunks
     form = FORMS[name]
     values = RNG.standard_normal(shape, np.float32)
     matrix = quantise(values, axis, form)
@@ -71,4 +72,4 @@ def test_a_matrix_is_a_tree_of_its_parts():
     assert [leaf.shape for leaf in leaves] == [(32, 4), (2, 4), (2, 4)]
     again = jax.tree.unflatten(tree, leaves)
     assert isinstance(again, QuantisedMatrix)
-    assert (again.axis, again.packed) == (-2, True)
+    assert (again.axis, again.codec) == (-2, UINT4_PAIRS)

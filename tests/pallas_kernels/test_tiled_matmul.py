@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from llvmlite import binding, ir
 from quantised_cases import FORMS, random_matrix
 
+from pallas_kernels.codecs import UINT4_PAIRS
 from pallas_kernels.cpu_dots import Emitter, kinds_here
+from pallas_kernels.products import multiply, multiply_table
 from pallas_kernels.quantised import QuantisedMatrix
-from pallas_kernels.quantised_matmul import quantised_matmul, quantised_matmul_table
 from pallas_kernels.tiled import tiled
 from pallas_kernels.tiled_matmul import rounded_together, tiled_matmul
 from pallas_kernels.tiled_matmul.cpu_tiles import Form, emit_product
@@ -66,7 +67,7 @@ def test_the_largest_codes_of_4_bits_are_multiplied_exactly(kind, group):
     codes, scales = np.full((inputs // 2, outputs), 0xFF, np.uint8), np.ones((inputs // group, outputs), np.float32)
     x = np.full((5, inputs), 127, np.float32)
     x[1] = -127
-    found = multiplied(x, tiled(QuantisedMatrix(codes, scales, np.zeros_like(scales), packed=True)), kind)
+    found = multiplied(x, tiled(QuantisedMatrix(codes, scales, np.zeros_like(scales), codec=UINT4_PAIRS)), kind)
     want = np.full((5, outputs), 127 * 15 * inputs, np.float32)
     want[1] *= -1
     np.testing.assert_array_equal(found, want)
@@ -128,7 +129,7 @@ def test_rows_of_a_table_are_those_of_the_matrix(form):
 def test_one_of_several_matrices_is_chosen_by_a_traced_number():
     matrices = [tiled(random_matrix(TILED["int4"], (64, 24))) for _ in range(3)]
     x = RNG.standard_normal((4, 64), np.float32)
-    chosen = jax.jit(lambda x, index: quantised_matmul(x, matrices, index, impl="cpu"))
+    chosen = jax.jit(lambda x, index: multiply(x, matrices, index, impl="cpu"))
     for number, matrix in enumerate(matrices):
         np.testing.assert_array_equal(chosen(x, number), tiled_matmul(x, [matrix]))
 
@@ -152,9 +153,9 @@ def test_other_products_take_tiles_too_and_round_nothing(impl):
     table = random_matrix(TILED["int8 groups"], (50, 64), axis=-1)
     x = RNG.standard_normal((3, 64), np.float32)
     want = x.astype(np.float64) @ np.asarray(table.dequantised(jnp.float32), np.float64).T
-    found = quantised_matmul_table(jnp.asarray(x), tiled(table), impl=impl)
+    found = multiply_table(jnp.asarray(x), tiled(table), impl=impl)
     np.testing.assert_allclose(found, want, atol=1e-5 * np.abs(want).max())
-    found = quantised_matmul(jnp.asarray(x), [tiled(table).T], impl=impl)
+    found = multiply(jnp.asarray(x), [tiled(table).T], impl=impl)
     np.testing.assert_allclose(found, want, atol=1e-5 * np.abs(want).max())
 
 

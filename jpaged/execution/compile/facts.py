@@ -16,9 +16,7 @@ import jax
 from jax.sharding import Mesh
 
 from jpaged.execution.mesh import platform
-from pallas_kernels.panelled_floats import PanelledFloats
-from pallas_kernels.quantised import QuantisedMatrix
-from pallas_kernels.tiled_floats import TiledFloats
+from pallas_kernels.held_matrix import is_held
 
 PACKAGES = {
     "cpu": ("jax", "jaxlib", "flax", "numpy", "numba", "llvmlite"),
@@ -58,7 +56,7 @@ def weight_facts(params: Any) -> dict[str, Any]:
 
     A setting says what weights become that are loaded; a saved checkpoint's are as it holds them.
     """
-    held = Counter(map(_arrays_of, jax.tree.leaves(params, is_leaf=_is_matrix)))
+    held = Counter(map(_arrays_of, jax.tree.leaves(params, is_leaf=is_held)))
     leaves, tree = jax.tree.flatten(params)
     seen = repr((str(tree), [(leaf.shape, str(leaf.dtype)) for leaf in leaves]))
     return {
@@ -67,14 +65,10 @@ def weight_facts(params: Any) -> dict[str, Any]:
     }
 
 
-def _is_matrix(leaf: Any) -> bool:
-    return isinstance(leaf, QuantisedMatrix | TiledFloats | PanelledFloats)
-
-
 def _arrays_of(leaf: Any) -> str:
     """Return the name of what holds a parameter, with its arrays' dtypes."""
     dtypes = ", ".join(str(part.dtype) for part in jax.tree.leaves(leaf))
-    return f"{type(leaf).__name__}({dtypes})" if _is_matrix(leaf) else dtypes
+    return f"{type(leaf).__name__}({dtypes})" if is_held(leaf) else dtypes
 
 
 def _version(package: str) -> str | None:

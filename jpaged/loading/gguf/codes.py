@@ -11,24 +11,21 @@ from dataclasses import dataclass
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from jpaged.loading.weight_formats.weight_format import WeightFormat
+from pallas_kernels.codecs import E2M1_PAIRS, INT8, UINT4_PAIRS
+
 
 @dataclass(frozen=True)
 class Coded:
     """Says how an encoding becomes codes.
 
     Attributes:
-        group: values that share a scale.
-        scales: the dtype in which scales and minimums are exact.
-        four_bits: codes are 0..15, with minimums unless they are `e2m1`; else int8, without.
+        format: what holds them exactly.
         split: blocks, uint8 [blocks, bytes], -> codes [blocks, values], scales and minimums [blocks, groups].
-        e2m1: codes are 4-bit floats and scales exponents, without minimums (MXFP4).
     """
 
-    group: int
-    scales: np.dtype
-    four_bits: bool
+    format: WeightFormat
     split: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray | None]]
-    e2m1: bool = False
 
 
 def split_rows(rows: np.ndarray, encoding: GGMLQuantizationType) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
@@ -90,11 +87,11 @@ def _mxfp4(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, None]:
 _HALF, _SINGLE = np.dtype(np.float16), np.dtype(np.float32)
 
 CODED: dict[GGMLQuantizationType, Coded] = {
-    GGMLQuantizationType.Q8_0: Coded(32, _HALF, False, _q8_0),
-    GGMLQuantizationType.Q4_0: Coded(32, _HALF, True, _q4_0),
-    GGMLQuantizationType.Q4_1: Coded(32, _HALF, True, _q4_1),
-    GGMLQuantizationType.Q4_K: Coded(32, _SINGLE, True, _q4_k),
-    GGMLQuantizationType.Q6_K: Coded(16, _SINGLE, False, _q6_k),
-    GGMLQuantizationType.MXFP4: Coded(32, np.dtype(np.uint8), True, _mxfp4, e2m1=True),
+    GGMLQuantizationType.Q8_0: Coded(WeightFormat(INT8, 32, _HALF), _q8_0),
+    GGMLQuantizationType.Q4_0: Coded(WeightFormat(UINT4_PAIRS, 32, _HALF, minimums=True), _q4_0),
+    GGMLQuantizationType.Q4_1: Coded(WeightFormat(UINT4_PAIRS, 32, _HALF, minimums=True), _q4_1),
+    GGMLQuantizationType.Q4_K: Coded(WeightFormat(UINT4_PAIRS, 32, _SINGLE, minimums=True), _q4_k),
+    GGMLQuantizationType.Q6_K: Coded(WeightFormat(INT8, 16, _SINGLE), _q6_k),
+    GGMLQuantizationType.MXFP4: Coded(WeightFormat(E2M1_PAIRS, 32, np.dtype(np.uint8)), _mxfp4),
 }
 """The encodings that are kept as they are."""

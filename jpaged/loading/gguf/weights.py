@@ -10,12 +10,12 @@ import ml_dtypes
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, PoolingType
 
-from jpaged.loading.code_format import Format
 from jpaged.loading.gguf.codes import CODED, split_rows
 from jpaged.loading.gguf.names import Stored, stored_tensors
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.rows import GGUFExperts, GGUFRows
-from jpaged.loading.stored_blocks import SpreadCodes, in_form
+from jpaged.loading.weight_formats.stored_codes import Encoding, SpreadCodes, in_format
+from jpaged.loading.weight_formats.weight_format import WeightFormat
 from jpaged.model_api import HostArray
 
 _PLAIN: dict[GGMLQuantizationType, Any] = {
@@ -26,7 +26,7 @@ _PLAIN: dict[GGMLQuantizationType, Any] = {
 
 
 class GGUFWeights:
-    """Reads a GGUF file as a `BlockReader`; see there for the methods' contract.
+    """Reads a GGUF file as a `CodedReader`; see there for the methods' contract.
 
     What llama.cpp's converter changes is undone: see `names`, and for architecture ``llama`` the rows of the query and
     key projections are put back in order, which it reorders for interleaved rotation.
@@ -34,6 +34,8 @@ class GGUFWeights:
     Attributes:
         pooling_type: how the file says that a prompt becomes a vector, one of gguf's ``PoolingType``.
     """
+
+    keeps_codes = False  # quantization="gguf" asks for them
 
     def __init__(self, file: GGUFFile):
         self._file = file
@@ -64,14 +66,14 @@ class GGUFWeights:
         return shape
 
     def dtype(self, name: str) -> np.dtype:
-        encodings = set(self.encodings(name))
+        encodings = set(self._types(name))
         plain = _PLAIN.get(encodings.pop(), np.float32) if len(encodings) == 1 else np.float32
         return np.dtype(plain)
 
-    def encodings(self, name: str) -> Sequence[GGMLQuantizationType]:
-        return [self._file.tensors[source].encoding for source in self._stored[name].names]
+    def encodings(self, name: str) -> Sequence[Encoding]:
+        return [Encoding(kind.name, CODED[kind].format if kind in CODED else None) for kind in self._types(name)]
 
-    def spread_codes(self, name: str, form: Format) -> SpreadCodes:
+    def spread_codes(self, name: str, form: WeightFormat) -> SpreadCodes:
         stored = self._stored[name]
         parts = [self._codes(source, stored, form) for source in stored.names]
         if not stored.fused:
@@ -81,7 +83,7 @@ class GGUFWeights:
             joined = _side_by_side([array.swapaxes(1, 2) for array in arrays], stored.alternating)
             return joined.swapaxes(1, 2) if stored.outputs_first else joined
 
-        codes, scales, minimums = zip(*parts, strict=True)
+        codes, scales, minimums, _ = zip(*parts, strict=True)
         return SpreadCodes(join(codes), join(scales), None if minimums[0] is None else join(minimums))
 
     def read(self, name: str) -> np.ndarray | HostArray:
@@ -123,14 +125,17 @@ class GGUFWeights:
         experts = GGUFExperts.of(parts, alternating=stored.alternating)
         return experts.swapaxes(1, 2) if stored.outputs_first else experts
 
-    def _codes(self, source: str, stored: Stored, form: Format) -> SpreadCodes:
+    def _codes(self, source: str, stored: Stored, form: WeightFormat) -> SpreadCodes:
         """Return a tensor's codes [..., rows, values], in the checkpoint's order of rows."""
         rows, order = self._file.stored_rows(source), self._order(source)
         if stored.expert is not None:
             rows = rows[stored.expert]
         rows = rows if order is None else rows[order]
         encoding = self._file.tensors[source].encoding
-        return in_form(split_rows(rows, encoding), form, e2m1=CODED[encoding].e2m1)
+        return in_format(split_rows(rows, encoding), CODED[encoding].format, form)
+
+    def _types(self, name: str) -> list[GGMLQuantizationType]:
+        return [self._file.tensors[source].encoding for source in self._stored[name].names]
 
     def _order(self, source: str) -> np.ndarray | None:
         """Return which stored row comes where in Hugging Face's tensor; None = as they are."""

@@ -24,22 +24,21 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jpaged.loading.code_format import PACKED, Format, Forms
 from jpaged.loading.generation_config import GENERATION_CONFIG, file_fields
 from jpaged.loading.hugging_face import without_lines
 from jpaged.loading.orbax.relayout import unconvert
 from jpaged.loading.orbax.zarr_array import ZarrArray
 from jpaged.loading.parameters.exact import exact_paths, without_inexact
 from jpaged.loading.parameters.streaming import HostValue, place_all
-from jpaged.loading.parameters.targets import Target, abstract_model, fill, flat_values, in_forms, targets_of
+from jpaged.loading.parameters.targets import Target, abstract_model, fill, flat_values, in_formats, targets_of
 from jpaged.loading.parameters.weights import warn_of_unused
 from jpaged.loading.pooling_head import saved_fields
 from jpaged.loading.source import CHECKPOINT_MARKER
+from jpaged.loading.weight_formats.weight_format import WeightFormat, WeightFormats
 from jpaged.model_api import BuildContext, CausalLM
-from pallas_kernels.panelled_floats import PanelledFloats
+from pallas_kernels.held_matrix import is_held
+from pallas_kernels.permuted import PermutedMatrix
 from pallas_kernels.quantised import QuantisedMatrix
-from pallas_kernels.tiled import TiledMatrix
-from pallas_kernels.tiled_floats import TiledFloats
 
 if TYPE_CHECKING:
     from jpaged.loading.loaded_model import LoadedModel
@@ -49,6 +48,8 @@ _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 FORMAT = 5
 QUANTISED_FORMAT = 6
 """A checkpoint of which some parameters are in parts: codes, scales and minimums."""
+ORDERED_FORMAT = 7
+"""Such a checkpoint of which some parameters have their inputs sorted, with the order for another part."""
 _FORMATS_BEFORE_LINEAR = (3, 4)
 """`FORMAT` and `QUANTISED_FORMAT` when a matrix and its bias were named as two parameters of their layer."""
 
@@ -86,16 +87,15 @@ def _write(path: Path, loaded: LoadedModel) -> None:
 
     values = flat_values(loaded.params)
     params: dict[str, Any] = {}
-    forms = {}
+    formats: dict[str, WeightFormat] = {}
     for target in targets_of(loaded.model):
         value = values[target.path]
         value = jax.tree.map(partial(_single, index=target.index), value)
-        if isinstance(value, PanelledFloats) or (isinstance(value, TiledFloats) and value.exact):
-            value = value.dequantised(target.dtype)
-        elif isinstance(value, TiledMatrix | TiledFloats):
-            value = value.untiled()
-        if isinstance(value, QuantisedMatrix):
-            forms[".".join(target.source.path)] = Format.of(value).as_json()
+        if is_held(value):
+            value = value.as_saved(target.dtype)
+        if is_held(value):
+            assert isinstance(value, QuantisedMatrix | PermutedMatrix)
+            formats[".".join(target.source.path)] = WeightFormat.of(value)
         params |= _parts(target, value)
     # Raw files. Weights hardly compress, and decompressing takes longer than reading from a disk.
     handler = ocp.PyTreeCheckpointHandler(use_compression=False, use_ocdbt=False)
@@ -112,8 +112,8 @@ def _write(path: Path, loaded: LoadedModel) -> None:
         generation = file_fields(loaded.eos_token_ids, loaded.sampling)
         (path / GENERATION_CONFIG).write_text(json.dumps(generation))
         about = {
-            "format": QUANTISED_FORMAT if forms else FORMAT,
-            "forms": forms,
+            "format": _format_number(formats.values()),
+            "forms": {path: form.as_json() for path, form in formats.items()},
             "dtype": str(loaded.dtype),
             "tensor_parallel": loaded.tensor_parallel_size,
             "expert_parallel": loaded.expert_parallel,
@@ -121,6 +121,14 @@ def _write(path: Path, loaded: LoadedModel) -> None:
             "pooling": saved_fields(loaded.pooling),
         }
         (path / CHECKPOINT_MARKER).write_text(json.dumps(about))
+
+
+def _format_number(formats: Iterable[WeightFormat]) -> int:
+    """Return the oldest format that has a place for these, so that older versions read all that they can."""
+    held = list(formats)
+    if any(form.ordered for form in held):
+        return ORDERED_FORMAT
+    return QUANTISED_FORMAT if held else FORMAT
 
 
 class OrbaxWeights:
@@ -137,15 +145,15 @@ class OrbaxWeights:
 
     def __init__(self, folder: Path, model_cls: type[Any], config: Any):
         about = json.loads((folder / CHECKPOINT_MARKER).read_text())
-        known = (*_FORMATS_BEFORE_LINEAR, FORMAT, QUANTISED_FORMAT)
+        known = (*_FORMATS_BEFORE_LINEAR, FORMAT, QUANTISED_FORMAT, ORDERED_FORMAT)
         if about["format"] not in known:
             raise ValueError(
                 f"{folder} has checkpoint format {about['format']}; this version reads {', '.join(map(str, known))}"
             )
         self._old = about["format"] in _FORMATS_BEFORE_LINEAR
         last = ("weight",) if self._old else ()
-        self.forms: Forms = {
-            (*path.split("."), *last): Format.from_json(said) for path, said in about.get("forms", {}).items()
+        self.formats: WeightFormats = {
+            (*path.split("."), *last): WeightFormat.from_json(said) for path, said in about.get("forms", {}).items()
         }
         self.location = str(folder)
         self.tensor_parallel: int = about["tensor_parallel"]
@@ -165,7 +173,7 @@ class OrbaxWeights:
 
     def check_held(self, tensor_parallel: int, expert_parallel: bool, quantization: str | None) -> None:
         """Raise ValueError where a quantised checkpoint is asked for otherwise than it was saved."""
-        if not self.forms:
+        if not self.formats:
             return
         if quantization is not None:
             raise ValueError(f"quantization={quantization!r}: {self.location} is quantised already; leave it None")
@@ -194,7 +202,7 @@ class OrbaxWeights:
             if self._last is None or self._last[0] is not target:
                 sources = target.source.sources
                 array = self.parameter(target)
-                assert not isinstance(array, QuantisedMatrix)
+                assert not is_held(array)
                 tensors = unconvert(target.source.convert, [self._shapes[s] for s in sources], np.asarray(array))
                 self._last = target, dict(zip(sources, tensors, strict=True))
             tensor = self._last[1][name]
@@ -219,8 +227,9 @@ class OrbaxWeights:
         else:
             assert axis is not None
             minimums = saved(".minimums") if form.minimums else None
-            packed = form.codes == PACKED
-            found = QuantisedMatrix(saved(".codes"), saved(".scales"), minimums, axis, packed, form.e2m1)
+            found = QuantisedMatrix(saved(".codes"), saved(".scales"), minimums, axis, form.codec, form.rounds_rows)
+            if form.ordered:
+                found = PermutedMatrix(saved(".order"), found)
         if found.shape != target.shape:
             raise ValueError(f"parameter {target.name} has shape {target.shape}, but {self.location} has {found.shape}")
         return found
@@ -262,7 +271,7 @@ def restore_params(
     targets = targets_of(model)
     exact = exact_paths(targets, reader.dtype)
     values = without_inexact(
-        exact, lambda paths: place_all(in_forms(targets, reader.forms, paths), reader.parameter, mesh)
+        exact, lambda paths: place_all(in_formats(targets, reader.formats, paths), reader.parameter, mesh)
     )
     warn_of_unused(reader, targets)
     return model, graphdef, fill(abstract, values)
@@ -283,10 +292,9 @@ def _key(target: Target) -> str:
 
 def _parts(target: Target, value: Any) -> dict[str, Any]:
     """Return a target's arrays by their names in a checkpoint."""
-    if not isinstance(value, QuantisedMatrix):
+    if not is_held(value):
         return {_key(target): value}
-    parts = {"codes": value.codes, "scales": value.scales, "minimums": value.minimums}
-    return {f"{_key(target)}.{name}": part for name, part in parts.items() if part is not None}
+    return {f"{_key(target)}.{name}": part for name, part in value.parts().items()}
 
 
 def _old_key(target: Target) -> str:

@@ -14,8 +14,9 @@ from jpaged.loading.parameters.host_memory import HostMemory
 from jpaged.loading.parameters.placement import Parts, empty_stack, own_parts, place, set_layer
 from jpaged.loading.parameters.targets import StatePath, Target, Value, abstract_value
 from jpaged.model_api import HostArray
+from pallas_kernels.held_matrix import HeldMatrix, is_held
 from pallas_kernels.panelled_floats import panelled_floats
-from pallas_kernels.quantised import HeldMatrix, QuantisedMatrix
+from pallas_kernels.quantised import QuantisedMatrix
 from pallas_kernels.tiled import tiled
 from pallas_kernels.tiled_floats import InexactError, tiled_floats
 
@@ -23,7 +24,7 @@ _READERS = 2
 _IN_FLIGHT = 4
 """Parameters that may wait on the host, the one being placed included."""
 
-HostValue = HostArray | QuantisedMatrix
+HostValue = HostArray | HeldMatrix
 """A parameter on the host, or a view of it; a quantised one has an array for each part."""
 Held = Parts | HeldMatrix
 """What this process's devices hold of a parameter, or of each array of one held otherwise."""
@@ -90,8 +91,11 @@ def _own_parts(
     target: Target, read: Callable[[Target], HostValue], mesh: jax.sharding.Mesh, memory: HostMemory
 ) -> Held:
     likes, value = abstract_value(target, mesh, stacked=False), read(target)
-    if isinstance(value, QuantisedMatrix):
-        held: Any = tiled(value) if target.tiled else value
+    if is_held(value):
+        held: Any = value
+        if target.tiled:
+            assert isinstance(value, QuantisedMatrix)
+            held = tiled(value)
     elif target.panelled:
         held = panelled_floats(value)
     elif target.tiled:

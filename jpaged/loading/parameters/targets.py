@@ -11,11 +11,12 @@ import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from jpaged.loading.code_format import PACKED, Format, Forms, partition_of
 from jpaged.loading.parameters.placement import sharding_of
+from jpaged.loading.weight_formats.weight_format import WeightFormat, WeightFormats, partition_of
 from jpaged.model_api import BuildContext, CausalLM, WeightSource
 from pallas_kernels import panelled_floats, tiled, tiled_floats
-from pallas_kernels.quantised import HeldMatrix
+from pallas_kernels.held_matrix import HeldMatrix
+from pallas_kernels.quantised import QuantisedMatrix
 
 StatePath = tuple[str | int, ...]
 ExactPaths = frozenset[tuple[str, ...]]
@@ -40,7 +41,7 @@ class Target:
     layers: int | None
     shape: tuple[int, ...]
     dtype: np.dtype
-    form: Format | None = None
+    form: WeightFormat | None = None
     tiled: bool = False
     exact: bool = False
     panelled: bool = False
@@ -88,8 +89,8 @@ def targets_of(model: CausalLM) -> list[Target]:
     return list(found.values())
 
 
-def in_forms(targets: Sequence[Target], forms: Forms, exact: ExactPaths | None = None) -> list[Target]:
-    """Return the targets with the formats that `forms` names for them.
+def in_formats(targets: Sequence[Target], formats: WeightFormats, exact: ExactPaths | None = None) -> list[Target]:
+    """Return the targets with the formats that `formats` names for them.
 
     Args:
         exact: paths of sources that are held in tiles of bfloat16 as they are, where no form is named, see
@@ -98,7 +99,7 @@ def in_forms(targets: Sequence[Target], forms: Forms, exact: ExactPaths | None =
     """
 
     def formed(target: Target) -> Target:
-        form, source = forms.get(target.source.path), target.source
+        form, source = formats.get(target.source.path), target.source
         if form is not None:
             return replace(target, form=form, tiled=_is_tiled(target, form))
         is_exact = exact is not None and source.path in exact
@@ -109,13 +110,13 @@ def in_forms(targets: Sequence[Target], forms: Forms, exact: ExactPaths | None =
     return [formed(target) for target in targets]
 
 
-def _is_tiled(target: Target, form: Format) -> bool:
+def _is_tiled(target: Target, form: WeightFormat) -> bool:
     """Tell whether products want a parameter in tiles, and its format has them."""
-    if not target.source.tiled or len(target.shape) != 2:
+    if not target.source.tiled or len(target.shape) != 2 or not form.rounds_rows or form.ordered:
         return False
     assert target.source.contracted is not None
     inputs = target.shape[target.source.contracted]
-    return tiled.takes(form.codes, form.group or inputs, inputs, packed=form.codes == PACKED, e2m1=form.e2m1)
+    return tiled.takes(form.codec, form.group or inputs, inputs)
 
 
 def _has_panels(target: Target) -> bool:
@@ -144,7 +145,9 @@ def abstract_value(target: Target, mesh: jax.sharding.Mesh, *, stacked: bool = T
     elif target.form is None:
         tiles = tiled_floats.abstract(target.shape, axis, exact=target.exact)
     elif target.tiled:
-        tiles = tiled.abstract(target.form.parts(axis, target.shape, jax.ShapeDtypeStruct))
+        whole = target.form.parts(axis, target.shape, jax.ShapeDtypeStruct)
+        assert isinstance(whole, QuantisedMatrix)
+        tiles = tiled.abstract(whole)
     else:
         return target.form.parts(axis, target.shape, struct)
     sharding = sharding_of(mesh, PartitionSpec(), stacked=bool(stack))

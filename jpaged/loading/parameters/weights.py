@@ -11,16 +11,14 @@ import jax
 from flax import nnx
 
 from jpaged.execution.mesh import platform
-from jpaged.loading.code_format import Forms
-from jpaged.loading.gguf.weights import GGUFWeights
-from jpaged.loading.mxfp4 import MXFP4Weights
 from jpaged.loading.parameters.exact import DtypeOf, exact_paths, without_inexact
-from jpaged.loading.parameters.forms import forms_of, read_blocks
-from jpaged.loading.parameters.quantise import quantise
+from jpaged.loading.parameters.formats import check_formats, formats_of
 from jpaged.loading.parameters.streaming import HostValue, place_all
-from jpaged.loading.parameters.targets import Target, abstract_model, abstract_value, fill, in_forms, targets_of
-from jpaged.loading.stored_blocks import StoredBlocks
+from jpaged.loading.parameters.targets import Target, abstract_model, abstract_value, fill, in_formats, targets_of
 from jpaged.loading.tensor_reader import TensorReader
+from jpaged.loading.weight_formats.on_load import quantise
+from jpaged.loading.weight_formats.stored_codes import CodedNames, CodedReader, read_codes
+from jpaged.loading.weight_formats.weight_format import WeightFormats
 from jpaged.model_api import TENSOR_AXIS, BuildContext, CausalLM, HostArray
 
 logger = logging.getLogger(__name__)
@@ -31,26 +29,26 @@ def abstract_params(
     mesh: jax.sharding.Mesh,
     *,
     quantization: str | None = None,
-    reader: TensorReader | StoredBlocks | None = None,
+    reader: TensorReader | CodedNames | None = None,
     dtype_of: DtypeOf | None = None,
-    forms: Forms | None = None,
+    formats: WeightFormats | None = None,
 ) -> nnx.State:
     """Return the shapes of an abstract model's parameters with the shardings `load_params` gives them: to compile
     without them.
 
     Args:
         quantization: see `EngineConfig`.
-        reader: see `forms_of`; only its header is read.
+        reader: see `formats_of`; only its header is read.
         dtype_of: tells what tensors are stored in, where their numbers may be held as they are; None = in none.
-        forms: the formats that a saved checkpoint has its parameters in, which then stay; None = those of `forms_of`.
+        formats: those that a saved checkpoint has its parameters in, which then stay; None = those of `formats_of`.
 
     Raises:
-        ValueError: see `targets_of` and `forms_of`.
+        ValueError: see `targets_of` and `formats_of`.
     """
     targets = targets_of(model)
-    if forms is None:
-        forms = forms_of(quantization, targets, mesh.shape[TENSOR_AXIS], reader, platform(mesh))
-    targets = in_forms(targets, forms, None if dtype_of is None else exact_paths(targets, dtype_of))
+    if formats is None:
+        formats = formats_of(quantization, targets, mesh.shape[TENSOR_AXIS], reader, platform(mesh))
+    targets = in_formats(targets, formats, None if dtype_of is None else exact_paths(targets, dtype_of))
     return fill(nnx.state(model), {target.path: abstract_value(target, mesh) for target in targets})
 
 
@@ -97,10 +95,12 @@ def read_params(
             for that.
     """
     targets = targets_of(model)
-    forms = forms_of(quantization, targets, mesh.shape[TENSOR_AXIS], reader, platform(mesh))
+    formats = formats_of(quantization, targets, mesh.shape[TENSOR_AXIS], reader, platform(mesh))
+    if quantization is None:
+        check_formats(formats, mesh.devices.flat[0], reader.location)
     read = partial(_convert, reader=reader, keeps_blocks=quantization in (None, "gguf"))
     exact = exact_paths(targets, reader.dtype) if may_be_exact else None
-    values = without_inexact(exact, lambda paths: place_all(in_forms(targets, forms, paths), read, mesh))
+    values = without_inexact(exact, lambda paths: place_all(in_formats(targets, formats, paths), read, mesh))
     warn_of_unused(reader, targets)
     return fill(abstract, values)
 
@@ -115,8 +115,8 @@ def _convert(target: Target, reader: TensorReader, keeps_blocks: bool) -> HostVa
     if target.form is None:
         return _read(target, reader)
     if keeps_blocks:
-        assert isinstance(reader, GGUFWeights | MXFP4Weights)
-        return read_blocks(target.source, target.form, reader)
+        assert isinstance(reader, CodedReader)
+        return read_codes(target.source, target.form, reader)
     assert target.source.contracted is not None
     return quantise(_read(target, reader), target.source.contracted, target.form)
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.codecs import E2M1_PAIRS, FLOAT8, INT8, UINT4_PAIRS
 from pallas_kernels.platform import Impl
 from pallas_kernels.quantised import QuantisedMatrix
 from pallas_kernels.quantised_matmul import quantised_matmul, quantised_matmul_table
@@ -44,7 +45,7 @@ def checks(
     for name in held:
         matrix = random_matrix(random, name, inputs, outputs)
         values = np.asarray(matrix.dequantised(jnp.float32), np.float64)
-        table = QuantisedMatrix(matrix.codes.T, matrix.scales.T, None, -1) if matrix.scales_follow else None
+        table = matrix.T if matrix.scales_follow else None
         for dtype, limit in TOLERANCE.items():
             for rows in numbers:
                 x = jnp.asarray(random.normal(size=(rows, inputs)), dtype)
@@ -64,12 +65,13 @@ def random_matrix(random: np.random.Generator, name: str, inputs: int, outputs: 
     if name == "mxfp4":
         codes = jnp.asarray(random.integers(0, 256, (inputs // 2, outputs)), jnp.uint8)
         exponents = jnp.asarray(random.integers(118, 126, (inputs // GROUP, outputs)), jnp.uint8)
-        return QuantisedMatrix(codes, exponents, None, packed=True, e2m1=True)
+        return QuantisedMatrix(codes, exponents, None, codec=E2M1_PAIRS)
     if name == "int4":
         codes = jnp.asarray(random.integers(0, 256, (inputs // 2, outputs)), jnp.uint8)
         scales = random.uniform(0.001, 0.01, (inputs // GROUP, outputs)).astype(np.float16)
         minimums = (-7.5 * scales).astype(np.float16)
-        return QuantisedMatrix(codes, jnp.asarray(scales), jnp.asarray(minimums), packed=True)
+        return QuantisedMatrix(codes, jnp.asarray(scales), jnp.asarray(minimums), codec=UINT4_PAIRS)
     wide = random.integers(-127, 128, (inputs, outputs)) if name == "int8" else random.normal(size=(inputs, outputs))
     scales = random.uniform(0.001, 0.01, (1, outputs)).astype(np.float32)
-    return QuantisedMatrix(jnp.asarray(wide, HELD[name]), jnp.asarray(scales))
+    codec = INT8 if name == "int8" else FLOAT8
+    return QuantisedMatrix(jnp.asarray(wide, HELD[name]), jnp.asarray(scales), codec=codec)

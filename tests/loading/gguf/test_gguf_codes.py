@@ -5,7 +5,8 @@ from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES
 
 from jpaged.loading.gguf.codes import CODED, split_rows
-from jpaged.loading.stored_blocks import E2M1_DOUBLED, half_of_e8m0
+from jpaged.loading.weight_formats.stored_codes import E2M1_DOUBLED, half_of_e8m0
+from pallas_kernels.codecs import E2M1_PAIRS
 
 HALVES = {
     Encoding.Q8_0: [0],
@@ -38,14 +39,14 @@ def test_every_encoding_that_is_kept_is_tested():
 def test_codes_scales_and_minimums_give_the_gguf_packages_values_to_the_last_bit(encoding):
     raw = random_rows(encoding)
     codes, scales, minimums = split_rows(raw, encoding)
-    coded = CODED[encoding]
-    assert codes.dtype == (np.uint8 if coded.four_bits else np.int8)
-    assert scales.dtype == coded.scales
-    assert (minimums is not None) == (coded.four_bits and not coded.e2m1)
-    if coded.e2m1:
+    form = CODED[encoding].format
+    assert codes.dtype == form.codec.dtype
+    assert scales.dtype == form.scales
+    assert (minimums is not None) == form.minimums
+    if form.codec == E2M1_PAIRS:
         assert codes.max() <= 15
         codes, scales = E2M1_DOUBLED[codes], half_of_e8m0(scales)
-    grouped = codes.reshape(len(raw), -1, coded.group).astype(np.float32)
+    grouped = codes.reshape(len(raw), -1, form.group).astype(np.float32)
     values = grouped * scales.astype(np.float32)[..., None]
     if minimums is not None:
         assert codes.max() <= 15

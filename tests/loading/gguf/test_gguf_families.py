@@ -27,15 +27,15 @@ from transformers import (  # noqa: E402
 )
 
 from jpaged import LLM, SamplingParams  # noqa: E402
-from jpaged.loading.code_format import PACKED  # noqa: E402
 from jpaged.loading.gguf.config import config_from_gguf  # noqa: E402
 from jpaged.loading.gguf.reader import GGUFFile  # noqa: E402
 from jpaged.loading.gguf.rows import GGUFExperts, GGUFRows  # noqa: E402
 from jpaged.loading.gguf.weights import GGUFWeights  # noqa: E402
-from jpaged.loading.parameters.forms import forms_of_blocks, read_blocks  # noqa: E402
+from jpaged.loading.parameters.formats import stored_formats  # noqa: E402
 from jpaged.loading.parameters.targets import targets_of  # noqa: E402
 from jpaged.loading.registry import model_types  # noqa: E402
 from jpaged.loading.safetensors_reader import SafetensorsWeights  # noqa: E402
+from jpaged.loading.weight_formats.stored_codes import read_codes  # noqa: E402
 
 SIZES = {
     "vocab_size": 43,
@@ -186,14 +186,14 @@ def test_experts_blocks_are_kept_to_the_last_bit_for_any_number_of_shards(family
     reader = GGUFWeights(file)
     model = abstract(config_from_gguf(file), tensor_parallel=shards)
     targets = targets_of(model)
-    forms, _ = forms_of_blocks(reader, targets, shards)
+    forms, _ = stored_formats(reader, targets, shards)
     found = [target for target in targets if target.source.path in forms]
     assert {target.source.path[-2] for target in found} == {"gate_up", "down"}
     for target in found:
         source, form = target.source, forms[target.source.path]
-        assert (form.codes == PACKED) == (experts != Encoding.Q8_0)
-        kept = read_blocks(source, form, reader)
-        assert (kept.e2m1, kept.codes.dtype) == (form.e2m1, form.codes)
+        assert form.codec.paired == (experts != Encoding.Q8_0)
+        kept = read_codes(source, form, reader)
+        assert kept.codec == form.codec
         floats = np.asarray(source.convert(*map(reader.read, source.sources)))
         assert kept.shape == floats.shape == target.shape
         np.testing.assert_array_equal(kept.dequantised(np.float32), floats, err_msg=target.name)

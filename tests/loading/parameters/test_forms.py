@@ -17,15 +17,16 @@ from tiny_folders import write_llama
 
 from jpaged.loading import convert_checkpoint, load_model
 from jpaged.loading.build_context import build_context
-from jpaged.loading.code_format import INT8, PACKED, Format
 from jpaged.loading.gguf.config import config_from_gguf
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.weights import GGUFWeights
-from jpaged.loading.parameters.forms import _INT4_ON_TPU, check_device
+from jpaged.loading.parameters.formats import _INT4_ON_TPU, check_device
 from jpaged.loading.parameters.targets import flat_values
 from jpaged.loading.parameters.weights import abstract_params, load_params
 from jpaged.loading.registry import model_class
+from jpaged.loading.weight_formats.weight_format import WeightFormat
 from jpaged.model_api import TENSOR_AXIS, WeightSource
+from pallas_kernels.codecs import INT8, UINT4_PAIRS
 from pallas_kernels.quantised import QuantisedMatrix
 
 ONE = Mesh(np.array(jax.devices()[:1]), (TENSOR_AXIS,))
@@ -77,7 +78,7 @@ def test_a_tpu_holds_int4_in_codes_that_its_memory_packs(folder, monkeypatch):
     floats = values_of(load_model(folder, stacked=True).params)
     monkeypatch.setattr("jpaged.loading.parameters.weights.platform", lambda mesh: "tpu")
     monkeypatch.setattr("jpaged.loading.build_context._product_impl", lambda mesh, impl: "tpu")
-    monkeypatch.setattr("jpaged.loading.parameters.forms._INT4_ON_TPU", replace(_INT4_ON_TPU, group=16))
+    monkeypatch.setattr("jpaged.loading.parameters.formats._INT4_ON_TPU", replace(_INT4_ON_TPU, group=16))
     loaded = load_model(folder, quantization="int4", stacked=True)
     held = {leaf.dtype.name for leaf in jax.tree.leaves(loaded.params)}
     assert "uint4" in held
@@ -159,18 +160,18 @@ MATRIX = WeightSource(("down",), ("down",), np.asarray, P(TENSOR_AXIS, None), 0,
     [(256, 1, 0, 32), (256, 4, 0, 32), (256, 16, 0, 16), (192, 4, 0, 16), (240, 1, 80, 16)],
 )
 def test_no_border_of_a_shard_or_of_a_head_cuts_a_group(inputs, shards, unit, group):
-    form = Format(INT8, 32, np.dtype(np.float16)).fitted(MATRIX, (inputs, 8), shards, unit)
+    form = WeightFormat(INT8, 32, np.dtype(np.float16)).fitted(MATRIX, (inputs, 8), shards, unit)
     assert form.group == group
 
 
 def test_one_scale_an_output_does_for_any_number_of_shards():
-    form = Format(INT8, 0, np.dtype(np.float32))
+    form = WeightFormat(INT8, 0, np.dtype(np.float32))
     assert form.fitted(MATRIX, (250, 8), 8) == form
 
 
 def test_four_bit_codes_take_a_byte_where_groups_are_odd():
-    form = Format(PACKED, 32, np.dtype(np.float16), minimums=True).fitted(MATRIX, (108, 8), 4)
-    assert (form.codes, form.group) == (INT8, 1)
+    form = WeightFormat(UINT4_PAIRS, 32, np.dtype(np.float16), minimums=True).fitted(MATRIX, (108, 8), 4)
+    assert (form.codec, form.group) == (INT8, 1)
 
 
 # ------------------------------------------------------------------ GGUF
@@ -265,7 +266,7 @@ def test_four_bits_stay_four_bits_and_mixtures_take_eight(tmp_path):
     file = write_model(tmp_path, {"attn_v": Encoding.Q8_0, "output": Encoding.Q6_K})
     _, _, params = load(file, "gguf", stacked=True)
     is_packed = {
-        path[-2]: value.packed
+        path[-2]: value.codec.paired
         for path, value in flat_values(params).items()
         if "norm" not in path[-2] and isinstance(value, QuantisedMatrix)
     }

@@ -1,0 +1,165 @@
+"""Chooses the format of each parameter: what a user asked for, or what the checkpoint stores."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from jpaged.config import QUANTIZATIONS
+from jpaged.execution.kv_dtype import check_float8
+from jpaged.loading.gguf.weights import GGUFWeights
+from jpaged.loading.parameters.targets import Target
+from jpaged.loading.tensor_reader import TensorReader
+from jpaged.loading.weight_formats.methods import NamedCodes
+from jpaged.loading.weight_formats.stored_codes import CodedNames, CodedReader, Encoding
+from jpaged.loading.weight_formats.weight_format import WeightFormat, WeightFormats, joined
+from pallas_kernels.codecs import FLOAT8, INT8, UINT4, UINT4_PAIRS
+
+logger = logging.getLogger(__name__)
+
+_SMALLEST_GROUP = 16
+
+_CHANNEL_INT8 = WeightFormat(INT8, 0, np.dtype(np.float32))
+_FORMATS = {
+    "int8": _CHANNEL_INT8,
+    "fp8": WeightFormat(FLOAT8, 0, np.dtype(np.float32)),
+    "int4": WeightFormat(UINT4_PAIRS, 32, np.dtype(np.float16), minimums=True),
+}
+_INT4_ON_TPU = WeightFormat(UINT4, 128, np.dtype(np.float32), minimums=True)
+"""Groups as deep as the matrix units of the smaller TPUs: those of 32 would fill a quarter of them."""
+
+
+def formats_of(
+    quantization: str | None,
+    targets: Sequence[Target],
+    shards: int,
+    reader: TensorReader | CodedNames | None = None,
+    platform: str = "cpu",
+) -> WeightFormats:
+    """Return the format of each parameter that is quantised; parameters that it does not name stay float.
+
+    Args:
+        platform: what computes, see `jpaged.execution.mesh.platform`: TPUs hold 4 bits in a form of their own.
+        reader: the source: with "gguf" the file whose blocks are kept; a quantised checkpoint keeps its codes if
+            nothing else is asked for.
+
+    Raises:
+        ValueError: "gguf" was asked of another source.
+    """
+    if quantization == "gguf":
+        return _formats_of_gguf(reader, targets, shards)
+    if quantization is not None:
+        return formats_on_load(quantization, targets, shards, platform)
+    if isinstance(reader, NamedCodes) or (isinstance(reader, CodedReader) and reader.keeps_codes):
+        formats, left = stored_formats(reader, targets, shards)
+        _log_left({path: names for path, names in left.items() if names}, getattr(reader, "location", "this model"))
+        return formats
+    return {}
+
+
+def formats_on_load(quantization: str, targets: Sequence[Target], shards: int, platform: str = "cpu") -> WeightFormats:
+    """Return the formats that "int8", "int4" and "fp8" give a model's parameters.
+
+    Where shards leave groups of less than `_SMALLEST_GROUP` values, whose scales would take more memory than their
+    codes, a parameter takes int8 instead of int4, which is logged. On TPUs 4 bits have groups of 128 where shards leave
+    them whole, and else those of other platforms.
+    """
+    formats: dict[tuple[str, ...], WeightFormat] = {}
+    for target in targets:
+        source = target.source
+        if source.contracted is None or source.path in formats:
+            continue
+        form = _FORMATS[quantization].fitted(source, target.shape, shards)
+        if quantization == "int4" and platform == "tpu":
+            own = _INT4_ON_TPU.fitted(source, target.shape, shards)
+            form = own if own.group == _INT4_ON_TPU.group else form
+        if quantization == "int4" and form.group < _SMALLEST_GROUP:
+            logger.info("%s: int8, as %d shards leave groups of %d", ".".join(source.path), shards, form.group)
+            form = _CHANNEL_INT8
+        formats[source.path] = _CHANNEL_INT8 if quantization == "int4" and source.contracted == -1 else form
+    return formats
+
+
+def _formats_of_gguf(reader: TensorReader | CodedNames | None, targets: Sequence[Target], shards: int) -> WeightFormats:
+    """Return the formats that hold a GGUF file's blocks as they are.
+
+    Raises:
+        ValueError: the reader's source is no GGUF file with quantised tensors.
+    """
+    if not isinstance(reader, GGUFWeights) or not reader.quantised:
+        location = getattr(reader, "location", "this model")
+        raise ValueError(f"quantization='gguf' needs a GGUF file with quantised tensors; {location} has none")
+    formats, left = stored_formats(reader, targets, shards)
+    _log_left(left, reader.location)
+    return formats
+
+
+def _log_left(left: dict[tuple[str, ...], list[str]], location: str) -> None:
+    if left:
+        said = "; ".join(f"{'.'.join(path)} ({', '.join(names)})" for path, names in left.items())
+        logger.info("%s: dequantised, as their encodings are not kept: %s", location, said)
+
+
+def stored_formats(
+    reader: CodedNames, targets: Sequence[Target], shards: int
+) -> tuple[WeightFormats, dict[tuple[str, ...], list[str]]]:
+    """Return the smallest formats that hold a checkpoint's codes exactly, and the parameters that stay float with the
+    names of their encodings.
+
+    Parameters stay float where a tensor is plain, or has codes that no format holds; where a table's inputs are
+    sorted; and where tensors that are one matrix here sort their inputs differently.
+    """
+    there = set(reader.names())
+    found: dict[tuple[str, ...], set[Encoding]] = {}
+    plain: set[tuple[str, ...]] = set()
+    first: dict[tuple[str, ...], Target] = {}
+    for target in targets:
+        source = target.source
+        if source.contracted is None:
+            continue
+        encodings = found.setdefault(source.path, set())
+        first.setdefault(source.path, target)
+        # A missing tensor is reported when it is read.
+        of_target = [list(reader.encodings(name)) for name in source.sources if name in there]
+        encodings.update(one for several in of_target for one in several)
+        if not all(of_target) or not _fit_together([one for several in of_target for one in several], target):
+            plain.add(source.path)
+    formats, left = {}, {}
+    for path, encodings in found.items():
+        known = [one.format for one in encodings if one.format is not None]
+        held = joined(known) if known and len(known) == len(encodings) and path not in plain else None
+        if held is None:
+            left[path] = sorted({one.name for one in encodings})
+        else:
+            source, shape = first[path].source, first[path].shape
+            formats[path] = held.fitted(source, shape, shards, source.unit)
+    return formats, left
+
+
+def _fit_together(encodings: Sequence[Encoding], target: Target) -> bool:
+    """Tell whether the tensors of one parameter have one order of inputs. Each expert's matrix has its own."""
+    orders = {one.order for one in encodings}
+    if len(target.shape) > 2:
+        return True
+    return len(orders) <= 1 and (orders <= {None} or target.source.contracted == -2)
+
+
+def check_quantization(quantization: str | None) -> None:
+    """Raise ValueError unless `quantization` is None or one of `QUANTIZATIONS`."""
+    if quantization is not None and quantization not in QUANTIZATIONS:
+        raise ValueError(f"quantization={quantization!r} is not None or one of {', '.join(QUANTIZATIONS)}")
+
+
+def check_device(quantization: str | None, device: jax.Device) -> None:
+    """Raise ValueError when the device cannot compute with what the parameters would be held in."""
+    if quantization == "fp8":
+        check_float8("quantization='fp8'", device)
+
+
+def check_formats(formats: WeightFormats, device: jax.Device, location: str) -> None:
+    """Raise ValueError when the device cannot compute with what a checkpoint holds its parameters in."""
+    if any(form.codec == FLOAT8 for form in formats.values()):
+        check_float8(f"{location} holds weights in float8", device)

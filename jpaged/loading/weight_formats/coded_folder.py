@@ -1,0 +1,120 @@
+"""Reads folders whose matrices are stored as several tensors each: codes, scales and what else a format has.
+
+A format's own file supplies a `StoredMatrices`; this does the rest of a `CodedReader`: names, shapes, dequantising.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from jpaged.loading.safetensors_reader import SafetensorsWeights
+from jpaged.loading.weight_formats.stored_codes import (
+    E2M1_DOUBLED,
+    Encoding,
+    SpreadCodes,
+    groups_of_values,
+    half_of_e8m0,
+    in_format,
+)
+from jpaged.loading.weight_formats.weight_format import WeightFormat
+from pallas_kernels.codecs import E2M1_PAIRS
+
+
+class StoredCodes(NamedTuple):
+    """Holds a matrix as its file has it, unpacked: a code an element, inputs last.
+
+    Attributes:
+        codes: [..., outputs, inputs].
+        scales, minimums: [..., outputs, groups], in a dtype that ``format.scales`` holds exactly.
+        format: their own, see `in_format`.
+        groups: int [inputs], where groups are not neighbours.
+    """
+
+    codes: np.ndarray
+    scales: np.ndarray
+    minimums: np.ndarray | None
+    format: WeightFormat
+    groups: np.ndarray | None = None
+
+
+class StoredMatrices(Protocol):
+    """Says how one format stores its matrices: the part of a reader that a new format writes."""
+
+    inputs_last: bool
+    """Whether a matrix is [..., outputs, inputs] in Hugging Face's float checkpoints, as linear layers are."""
+
+    def find(self) -> dict[str, Sequence[str]]:
+        """Return the matrices' names in a float checkpoint, each with the names of the tensors that hold it.
+
+        Raises:
+            ValueError: a tensor is missing, or of a wrong shape or dtype; names file and tensor.
+        """
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a matrix' shape [..., outputs, inputs], from headers."""
+        ...
+
+    def encoding(self, name: str) -> Encoding:
+        """Return how a matrix is stored."""
+        ...
+
+    def read(self, name: str) -> StoredCodes:
+        """Return a matrix' codes.
+
+        Raises:
+            ValueError: a tensor holds numbers that the format does not allow; names file and tensor.
+        """
+        ...
+
+
+class CodedFolder:
+    """Reads such a folder as a `CodedReader`, each matrix under the name it has where it is not quantised."""
+
+    quantised = True
+    keeps_codes = True
+
+    def __init__(self, whole: SafetensorsWeights, matrices: StoredMatrices):
+        self._whole, self._matrices = whole, matrices
+        self.location, self.stored_dtype = whole.location, whole.stored_dtype
+        self._found = matrices.find()
+        parts = {part for names in self._found.values() for part in names}
+        self._names = [*(name for name in whole.names() if name not in parts), *self._found]
+
+    def names(self) -> Iterable[str]:
+        return self._names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        if name not in self._found:
+            return self._whole.shape(name)
+        *lead, outputs, inputs = self._matrices.shape(name)
+        return (*lead, outputs, inputs) if self._matrices.inputs_last else (*lead, inputs, outputs)
+
+    def dtype(self, name: str) -> np.dtype:
+        return np.dtype(np.float32) if name in self._found else self._whole.dtype(name)
+
+    def encodings(self, name: str) -> Sequence[Encoding]:
+        return [self._matrices.encoding(name)] if name in self._found else []
+
+    def read(self, name: str) -> np.ndarray:
+        if name not in self._found:
+            return self._whole.read(name)
+        stored = self._matrices.read(name)
+        codes, scales, minimums = stored.codes, stored.scales, stored.minimums
+        if stored.format.codec == E2M1_PAIRS:
+            codes, scales = E2M1_DOUBLED[codes], half_of_e8m0(scales)
+        groups = groups_of_values(stored.format, codes.shape[-1]) if stored.groups is None else stored.groups
+        values = codes.astype(np.float32) * scales.astype(np.float32)[..., groups]
+        if minimums is not None:
+            values += minimums.astype(np.float32)[..., groups]
+        return values if self._matrices.inputs_last else values.swapaxes(-2, -1)
+
+    def spread_codes(self, name: str, form: WeightFormat) -> SpreadCodes:
+        stored = self._matrices.read(name)
+        spread = in_format((stored.codes, stored.scales, stored.minimums), stored.format, form, stored.groups)
+        if self._matrices.inputs_last:
+            return spread
+        return SpreadCodes(*(None if part is None else part.swapaxes(-2, -1) for part in spread))  # type: ignore[arg-type]

@@ -1,0 +1,183 @@
+"""Reads checkpoints that GPTQ quantised (Frantar et al., 2022), with act-order or without.
+
+A matrix ``{name}.weight`` [outputs, inputs] lies as
+
+- ``{name}.qweight``, int32 [inputs * bits / 32, outputs]: a word holds neighbouring inputs, the first in its lowest
+  bits;
+- ``{name}.scales`` [groups, outputs];
+- ``{name}.qzeros``, int32 [groups, outputs * bits / 32]: zero points, packed likewise along the outputs. The format
+  ``gptq`` (v1) stores each minus one, modulo ``2 ** bits``; ``gptq_v2`` stores it as it is;
+- ``{name}.g_idx``, int32 [inputs]: each input's group. With act-order (``desc_act``) groups are no neighbours.
+
+A value is ``(code - zero) * scale``. It is held as ``code * scale + minimum``, with ``minimum = -zero * scale``, which
+is exact in float32: a code has 8 bits and a scale 11. Inputs of act-order are sorted by group, see `PermutedMatrix`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from jpaged.loading.safetensors_reader import SafetensorsWeights
+from jpaged.loading.weight_formats.coded_folder import StoredCodes
+from jpaged.loading.weight_formats.packed_words import unpack_words
+from jpaged.loading.weight_formats.stored_codes import Encoding
+from jpaged.loading.weight_formats.weight_format import WeightFormat
+from pallas_kernels.codecs import INT8, UINT4_PAIRS
+
+_WEIGHT, _CODES, _SCALES, _ZEROS, _GROUPS = ".weight", ".qweight", ".scales", ".qzeros", ".g_idx"
+_FLOATS = (np.float16, ml_dtypes.bfloat16, np.float32)
+BITS = (4, 8)
+FORMATS = ("gptq", "gptq_v2")
+
+
+class GPTQ:
+    """Describes the method ``gptq``; see `jpaged.loading.weight_formats.methods.Method`.
+
+    Raises:
+        ValueError: a field has a value that is not read.
+    """
+
+    families: Sequence[str] | None = None
+
+    def __init__(self, fields: Mapping[str, Any]):
+        bits, group = fields.get("bits"), fields.get("group_size")
+        if bits not in BITS:
+            raise ValueError(f"bits={bits!r} is none of {', '.join(map(str, BITS))}, which are read")
+        if not isinstance(group, int) or (group <= 0 and group != -1):
+            raise ValueError(f"group_size={group!r} is no number of inputs, or -1 for all of them")
+        self.bits: int = bits
+        self.group = max(group, 0)  # 0 = all inputs
+        stored = fields.get("checkpoint_format", "gptq")
+        if stored not in FORMATS:
+            raise ValueError(f"checkpoint_format={stored!r} is none of {', '.join(FORMATS)}, which are read")
+        # "-:..." names modules that are left plain; any other entry gives some modules other bits or groups.
+        if others := [key for key in fields.get("dynamic") or () if not key.startswith("-:")]:
+            raise ValueError(f"dynamic={others[0]!r} gives modules other settings, which is not read")
+        self.symmetric = bool(fields.get("sym", False))
+        self.act_order = bool(fields.get("desc_act", False))
+        self.zeros_minus_one = stored == "gptq"
+
+    def encoding_by_name(self, name: str) -> Encoding | None:
+        if not name.endswith("_proj.weight"):
+            return None
+        return self.encoding(self.group, order=b"" if self.act_order else None)
+
+    def encoding(self, group: int, order: bytes | None) -> Encoding:
+        """Return how a matrix is stored whose inputs have this order; None where its groups are neighbours."""
+        # A zero point in the middle makes the minimum a power of two times the scale, exact in float16, or 0.
+        scales = np.dtype(np.float16 if self.symmetric else np.float32)
+        codec = UINT4_PAIRS if self.bits == 4 else INT8
+        minimums = self.bits == 4 or not self.symmetric
+        form = WeightFormat(codec, group, scales, minimums, rounds_rows=False, ordered=order is not None)
+        return Encoding(f"GPTQ in {self.bits} bits", form, order)
+
+    def matrices(self, weights: SafetensorsWeights) -> GPTQMatrices:
+        return GPTQMatrices(weights, self)
+
+
+class GPTQMatrices:
+    """Reads matrices that GPTQ quantised; see `StoredMatrices`."""
+
+    inputs_last = True
+
+    def __init__(self, weights: SafetensorsWeights, method: GPTQ):
+        self._weights, self._method = weights, method
+        self._encodings: dict[str, Encoding] = {}
+
+    def find(self) -> dict[str, Sequence[str]]:
+        there = set(self._weights.names())
+        found: dict[str, Sequence[str]] = {}
+        for name in sorted(there):
+            if not name.endswith(_CODES):
+                continue
+            owner = name.removesuffix(_CODES)
+            for part in (_SCALES, _ZEROS, *([_GROUPS] if self._method.act_order else [])):
+                if owner + part not in there:
+                    raise ValueError(f"{self._weights.file_of(name)} has {name}, but there is no {owner + part}")
+            self._check(owner, owner + _GROUPS in there)
+            parts = (_CODES, _SCALES, _ZEROS, _GROUPS)
+            found[owner + _WEIGHT] = [owner + part for part in parts if owner + part in there]
+        if not found:
+            raise ValueError(f"{self._weights.location} is said to be in GPTQ, but no tensor's name ends in {_CODES}")
+        return found
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        words, outputs = self._weights.shape(name.removesuffix(_WEIGHT) + _CODES)
+        return outputs, words * (32 // self._method.bits)
+
+    def encoding(self, name: str) -> Encoding:
+        if name not in self._encodings:
+            groups = self._groups(name)
+            if groups is None:
+                size = self._weights.shape(name.removesuffix(_WEIGHT) + _SCALES)[0]
+                found = self._method.encoding(0 if size == 1 else self._method.group, None)
+            else:
+                # Sorted, groups are neighbours. The greatest common divisor of their lengths cuts none of them.
+                lengths = np.bincount(groups)
+                group = int(np.gcd.reduce(lengths[lengths > 0]))
+                found = self._method.encoding(group, groups.tobytes())
+            self._encodings[name] = found
+        return self._encodings[name]
+
+    def read(self, name: str) -> StoredCodes:
+        owner, method = name.removesuffix(_WEIGHT), self._method
+        outputs = self.shape(name)[0]
+        encoding, groups = self.encoding(name), self._groups(name)
+        assert encoding.format is not None
+        codes = unpack_words(self._weights.read(owner + _CODES), method.bits, axis=0).T
+        zeros = unpack_words(self._weights.read(owner + _ZEROS), method.bits, axis=1)[:, :outputs].T
+        if method.zeros_minus_one:
+            zeros = (zeros + 1) & (2**method.bits - 1)
+        scales = self._weights.read(owner + _SCALES).astype(np.float32).T
+        middle = 1 << (method.bits - 1)
+        if method.symmetric and (zeros != middle).any():
+            raise ValueError(
+                f"{self._weights.file_of(owner + _ZEROS)}: {owner + _ZEROS} has a zero point of "
+                f"{int(zeros[zeros != middle][0])}, but sym=true says {middle}"
+            )
+        offset = 0 if method.bits == 4 else middle  # codes of 8 bits are held with a sign
+        held = codes if method.bits == 4 else (codes.astype(np.int16) - offset).astype(np.int8)
+        minimums = (offset - zeros.astype(np.float32)) * scales if encoding.format.minimums else None
+        return StoredCodes(held, scales, minimums, encoding.format, groups)
+
+    def _groups(self, name: str) -> np.ndarray | None:
+        """Return each input's group; None where groups are neighbours, in order."""
+        owner, (_, inputs) = name.removesuffix(_WEIGHT), self.shape(name)
+        if owner + _GROUPS not in set(self._weights.names()):
+            return None
+        groups, count = self._weights.read(owner + _GROUPS), self._weights.shape(owner + _SCALES)[0]
+        if groups.min() < 0 or groups.max() >= count:
+            beyond = int(groups[(groups < 0) | (groups >= count)][0])
+            raise ValueError(
+                f"{self._weights.file_of(owner + _GROUPS)}: {owner + _GROUPS} has group {beyond}, and "
+                f"{owner + _SCALES} has {count} groups"
+            )
+        size = self._method.group or inputs
+        return None if (groups == np.arange(inputs) // size).all() else groups
+
+    def _check(self, owner: str, has_groups: bool) -> None:
+        weights, method = self._weights, self._method
+        self._check_part(owner + _CODES, None, (np.int32,))
+        words, outputs = weights.shape(owner + _CODES)
+        inputs = words * (32 // method.bits)
+        groups = -(-inputs // (method.group or inputs))
+        self._check_part(owner + _SCALES, (groups, outputs), _FLOATS)
+        self._check_part(owner + _ZEROS, (groups, -(-outputs * method.bits // 32)), (np.int32,))
+        if has_groups:
+            self._check_part(owner + _GROUPS, (inputs,), (np.int32,))
+
+    def _check_part(self, name: str, shape: tuple[int, ...] | None, dtypes: Sequence[Any]) -> None:
+        found, dtype = self._weights.shape(name), self._weights.held_dtype(name)
+        where = f"{self._weights.file_of(name)}: {name}"
+        if (len(found) != 2) if shape is None else (found != shape):
+            wanted = "[words of inputs, outputs]" if shape is None else shape
+            method = self._method
+            raise ValueError(
+                f"{where} has shape {found}; bits={method.bits}, group_size={method.group or -1} need {wanted}"
+            )
+        if dtype not in dtypes:
+            raise ValueError(f"{where} is {dtype}, not {' or '.join(np.dtype(one).name for one in dtypes)}")

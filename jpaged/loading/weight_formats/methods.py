@@ -1,0 +1,109 @@
+"""Lists the quantised checkpoints that are read, by the ``quant_method`` of their config.
+
+A new format is a file with two classes, a `Method` and its `StoredMatrices`, and one entry in `METHODS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from jpaged.loading.safetensors_reader import SafetensorsWeights
+from jpaged.loading.weight_formats.coded_folder import CodedFolder, StoredMatrices
+from jpaged.loading.weight_formats.fp8_blocks import FP8Blocks
+from jpaged.loading.weight_formats.gptq import GPTQ
+from jpaged.loading.weight_formats.mxfp4 import MXFP4
+from jpaged.loading.weight_formats.stored_codes import Encoding
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+class Method(Protocol):
+    """Describes how one checkpoint was quantised, made of its ``quantization_config``."""
+
+    families: Sequence[str] | None
+    """Values of ``model_type`` whose checkpoints are read; None = all families'."""
+
+    def __init__(self, fields: Mapping[str, Any]):
+        """Raise ValueError, naming field and value, where a setting is not read."""
+        ...
+
+    def encoding_by_name(self, name: str) -> Encoding | None:
+        """Return how a tensor is stored, guessed by its name: to plan an engine without a checkpoint. None = plain."""
+        ...
+
+    def matrices(self, weights: SafetensorsWeights) -> StoredMatrices:
+        """Return what reads a checkpoint's matrices."""
+        ...
+
+
+METHODS: dict[str, type[Method]] = {"mxfp4": MXFP4, "fp8": FP8Blocks, "gptq": GPTQ}
+
+
+class NamedCodes:
+    """Says of a checkpoint that is not here how its tensors are stored; see `CodedNames`.
+
+    Args:
+        names: of all its tensors.
+    """
+
+    def __init__(self, names: Iterable[str], method: Method):
+        self._names, self._method = list(names), method
+
+    def names(self) -> Iterable[str]:
+        return self._names
+
+    def encodings(self, name: str) -> Sequence[Encoding]:
+        found = self._method.encoding_by_name(name)
+        return [] if found is None else [found]
+
+
+def method_of(config: PretrainedConfig) -> Method | None:
+    """Return how a checkpoint's weights were quantised, by a config that `check_method` passed; None = not at all."""
+    said = getattr(config, "quantization_config", None)
+    if said is None:
+        return None
+    fields = said if isinstance(said, Mapping) else said.to_dict()
+    return METHODS[_name(fields)](fields)
+
+
+def open_coded(weights: SafetensorsWeights, method: Method) -> CodedFolder:
+    """Return a reader of a quantised folder.
+
+    Raises:
+        ValueError: a tensor is missing or does not fit; names file and tensor.
+    """
+    return CodedFolder(weights, method.matrices(weights))
+
+
+def check_method(fields: Mapping[str, Any], file: Path) -> None:
+    """Raise ValueError where a config says that its weights are quantised in a way that is not read.
+
+    Args:
+        fields: those of config.json, or of its ``text_config``.
+        file: the config, for messages.
+    """
+    said = fields.get("quantization_config")
+    if said is None:
+        return
+    name = said.get("quant_method") if isinstance(said, Mapping) else said
+    method = METHODS.get(name) if isinstance(said, Mapping) and isinstance(name, str) else None
+    family = fields.get("model_type")
+    if method is None or (method.families is not None and family not in method.families):
+        known = ", ".join(one + (f" ({', '.join(of.families)})" if of.families else "") for one, of in METHODS.items())
+        raise ValueError(
+            f"{file}: weights of {family} that quantization_config.quant_method={name!r} quantised are not read; read "
+            f"are {known}. quantization= quantises plain weights"
+        )
+    try:
+        method(said)
+    except ValueError as error:
+        raise ValueError(f"{file}: quantization_config.quant_method={name!r} with {error}") from error
+
+
+def _name(fields: Mapping[str, Any]) -> str:
+    # transformers makes an enumeration of it where it knows the method.
+    name = fields["quant_method"]
+    return str(getattr(name, "value", name))

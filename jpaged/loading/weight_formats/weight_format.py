@@ -1,0 +1,153 @@
+"""Says how a quantised parameter is held: its codec, what shares a scale, and how its parts lie on the mesh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from jpaged.model_api import WeightSource
+from pallas_kernels.codecs import E2M1_PAIRS, FLOAT8, INT8, UINT4, UINT4_PAIRS, Codec
+from pallas_kernels.permuted import PermutedMatrix
+from pallas_kernels.quantised import QuantisedMatrix
+
+Coded = QuantisedMatrix | PermutedMatrix
+"""A parameter held as codes."""
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """Says what a parameter is held in.
+
+    Attributes:
+        codec: what a code stands for.
+        group: neighbours along the contracted axis that share a scale; 0 = all of them.
+        scales: dtype of scales and minimums.
+        minimums: whether a value is ``code * scale + minimum``.
+        rounds_rows: see `QuantisedMatrix.rounds_rows`.
+        ordered: whether inputs are held sorted by group, as a `PermutedMatrix`.
+    """
+
+    codec: Codec
+    group: int
+    scales: np.dtype
+    minimums: bool = False
+    rounds_rows: bool = True
+    ordered: bool = False
+
+    @classmethod
+    def of(cls, matrix: Coded) -> WeightFormat:
+        """Return the format of a matrix or of a stack of them."""
+        if isinstance(matrix, PermutedMatrix):
+            return replace(cls.of(matrix.matrix), ordered=True)
+        groups = matrix.scales.shape[matrix.axis]
+        group = 0 if groups == 1 else matrix.shape[matrix.axis] // groups
+        return cls(matrix.codec, group, np.dtype(matrix.scales.dtype), matrix.minimums is not None, matrix.rounds_rows)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the format as JSON fields, which `from_json` reads."""
+        return {
+            "codes": self.codec.dtype.name,
+            "group": self.group,
+            "scales": self.scales.name,
+            "minimums": self.minimums,
+            "e2m1": self.codec == E2M1_PAIRS,
+            "rounds_rows": self.rounds_rows,
+            "ordered": self.ordered,
+        }
+
+    @classmethod
+    def from_json(cls, said: dict[str, Any]) -> WeightFormat:
+        """Return the format that `as_json` wrote; version 0.2.0 wrote neither `rounds_rows` nor `ordered`."""
+        codec = E2M1_PAIRS if said.get("e2m1") else _CODEC_OF_DTYPE[np.dtype(jnp.dtype(said["codes"]))]
+        return cls(
+            codec,
+            said["group"],
+            np.dtype(said["scales"]),
+            said["minimums"],
+            said.get("rounds_rows", True),
+            said.get("ordered", False),
+        )
+
+    def fitted(self, source: WeightSource, shape: tuple[int, ...], shards: int, unit: int = 0) -> WeightFormat:
+        """Return the format with groups that no shard's border cuts, and that lie within runs of `unit` values (0 =
+        any).
+
+        4-bit codes take a byte each where groups have an odd size; e2m1's are doubled then, with floats for scales.
+        """
+        unit = 0 if self.ordered else unit  # sorted inputs lie in no runs
+        if self.group == 0 and unit == 0:
+            return self._with_group(shape[source.contracted or 0], replaced=0)
+        assert source.contracted is not None
+        size = shape[source.contracted]
+        part = size // shards if source.partition[source.contracted] is not None else size
+        group = math.gcd(self.group or size, part, unit)
+        return self._with_group(group, replaced=group)
+
+    def _with_group(self, group: int, replaced: int) -> WeightFormat:
+        if not self.codec.paired or group % 2 == 0:
+            return replace(self, group=replaced)
+        scales = np.dtype(np.float32) if self.codec == E2M1_PAIRS else self.scales
+        return replace(self, codec=INT8, group=replaced, scales=scales)
+
+    def parts(self, axis: int, shape: tuple[int, ...], make: Callable[[tuple[int, ...], np.dtype], Any]) -> Coded:
+        """Return codes, scales, minimums and order, each made by ``make(shape, dtype)``, of a matrix of `shape`
+        contracted along `axis`."""
+        size = shape[axis]
+        codes, scales = list(shape), list(shape)
+        codes[axis] = size // 2 if self.codec.paired else size
+        scales[axis] = size // self.group if self.group else 1
+        matrix = QuantisedMatrix(
+            make(tuple(codes), self.codec.dtype),
+            make(tuple(scales), self.scales),
+            make(tuple(scales), self.scales) if self.minimums else None,
+            axis,
+            self.codec,
+            self.rounds_rows,
+        )
+        return PermutedMatrix(make(shape[:-1], np.dtype(np.int32)), matrix) if self.ordered else matrix
+
+
+_CODEC_OF_DTYPE = {codec.dtype: codec for codec in (INT8, FLOAT8, UINT4, UINT4_PAIRS)}
+
+WeightFormats = Mapping[tuple[str, ...], WeightFormat]
+"""Formats by `WeightSource.path`: all layers' parameters of one name have one format, so that they can be stacked."""
+
+
+def partition_of(source: WeightSource, shape: tuple[int, ...]) -> PartitionSpec:
+    """Return the partition of one part of a parameter: its own, except along an axis that shares one scale, and but
+    that an order of inputs is whole on every device."""
+    axes = list(source.partition)
+    if source.contracted is not None and len(shape) < len(axes):
+        return PartitionSpec(*axes[:-2], None)
+    if source.contracted is not None and shape[source.contracted] == 1:
+        axes[source.contracted] = None
+    return PartitionSpec(*axes)
+
+
+def joined(formats: list[WeightFormat]) -> WeightFormat | None:
+    """Return the smallest format that holds values of all these exactly; None where there is none.
+
+    float8 does not mix with other codes: int8 does not hold its values.
+    """
+    codecs = {one.codec for one in formats}
+    if len(codecs) == 1:
+        codec = formats[0].codec
+    elif FLOAT8 in codecs or UINT4 in codecs:
+        return None
+    else:
+        codec = INT8
+    scales = [np.dtype(np.float32) if one.codec == E2M1_PAIRS and codec == INT8 else one.scales for one in formats]
+    return WeightFormat(
+        codec,
+        math.gcd(*(one.group for one in formats)),
+        max(scales, key=lambda dtype: dtype.itemsize),
+        minimums=any(one.minimums for one in formats),
+        rounds_rows=all(one.rounds_rows for one in formats),
+        ordered=any(one.ordered for one in formats),
+    )

@@ -4,6 +4,19 @@ Queries of neighbouring tokens of a sequence read their keys together, span by s
 span, the online softmax of FlashAttention-2 (arXiv 2307.08691, algorithm 1), and the weighted sum of the span's values.
 Long contexts are cut into splits (`cpu_splits`), whose results are merged in order. Every sum is over a row's own keys,
 and cut where the row's own position says: bits do not depend on the batch.
+
+Memory. The pool is read where it lies; a thread's scratch, some hundred KiB in the second-level cache, holds for the
+queries of a block of rows (`cpu_scratch`):
+
+    queries  float32 [queries, key width]     loaded once, scaled
+    keys     float32 [key width, SPAN]        one span's keys, transposed: a vector is one number of several keys
+    weights  float32 [TOGETHER, SPAN]         scores, then their exponentials, of some queries
+    top, total, shrink  float32 [queries]     softmax so far, and by how much older values shrink
+    values   float32 [queries, value width]   weighted values so far
+
+Loops. Spans of SPAN keys outside; in a span, TOGETHER queries at a time; in these, tiles of up to six queries by a few
+vectors whose sums stay in registers (`cpu_block`). While a span is computed, the next one's rows are prefetched: they
+lie all over the pool, where the processor does not fetch ahead by itself.
 """
 
 from __future__ import annotations
@@ -84,12 +97,14 @@ def _take_softmax(memory, scratch, rows, key_0, seen, at, number, cap, holes):
     first, stop, weights, each = scratch.first + at * WORD, scratch.stop + at * WORD, scratch.weights, at * FLOAT
     least_first, last_first = _range(first, number, begin, end)
     least_stop, last_stop = _range(stop, number, begin, end)
+    # Neither causality nor a window lets any of these queries see the span.
     if last_stop <= key_0 or least_first >= key_0 + SPAN:
         return False
     key_width = memory.key_halves * HALF
     scores(scratch.queries + each * key_width, key_width, scratch.keys, weights, number)
     if cap > 0:
         cap_scores(floats(weights, number * SPAN), cap)
+    # Most spans of a long context are seen whole by all queries and are not looked at key by key.
     if last_first > key_0 or least_stop < key_0 + SPAN:
         _hide(weights, number, first, stop, begin, end, key_0)
     if holes:
@@ -112,6 +127,8 @@ def attend(memory, numbers, table, number, begin, end, cap, then, scratch):
     _begin(scratch, number, value_width)
     rows, coming, key_0 = scratch.rows, scratch.coming, begin // SPAN * SPAN
     partly, holes = find_rows(memory, table, key_0, begin, end, scratch.nothing, rows)
+    # Two lists of rows take turns: those of this span, and those of the next one, which are prefetched meanwhile. After
+    # the last span that is the first span of what the thread reads next, which `then` says.
     while key_0 < end:
         following, then_partly, then_holes, further = key_0 + SPAN, False, False, 0
         if following < end:
@@ -121,8 +138,11 @@ def attend(memory, numbers, table, number, begin, end, cap, then, scratch):
             first = its_begin // SPAN * SPAN
             find_rows(memory, its_table, first, its_begin, its_end, scratch.nothing, coming)
         keys = min(SPAN, end - key_0)
+        # Keys become float32 and are transposed once for all queries of the block. Values are read where they lie if
+        # they are float32, or if so few queries read them that converting them first would cost more.
         load_keys(memory, numbers, rows, keys, partly, coming, further, scratch)
         load_values(memory, numbers, rows, keys, partly, in_place, scratch)
+        # Weights of more queries would push the keys out of the first-level cache.
         for at in range(0, number, TOGETHER):
             some = min(TOGETHER, number - at)
             if not _take_softmax(memory, scratch, rows, key_0, (begin, end), at, some, cap, holes):

@@ -3,6 +3,14 @@
 A *unit* is a fixed range of one sequence's keys, the positions ``i * UNIT`` up to ``(i + 1) * UNIT``, so a sequence
 is cut alike in every batch. `attend_to_units` computes units, all query heads of a KV head packed as rows of one
 product; `join_units` joins a sequence's units by their softmax statistics.
+
+Memory. The pool's view and the block tables stay in global memory. A program loads its queries, [ROWS, WIDTH], into
+registers once a unit. `attend` then walks over the unit's keys, KEYS at a time: it looks their blocks up in the table,
+and brings K and V, [KEYS, WIDTH] each, through shared memory to the matrix units. Three accumulators stay in registers
+for the whole unit: the maximum and the sum of each row, [ROWS], and the weighted values, [ROWS, WIDTH], in float32.
+
+Loops. Outside: the units of all sequences, dealt out to a fixed grid of programs, so that long sequences do not leave
+most of the GPU idle. Inside: the keys of a unit. A second launch reads the units' statistics from global memory.
 """
 
 from __future__ import annotations
@@ -25,11 +33,13 @@ def units_of(
     CHUNK: tl.constexpr,
 ):
     """Return how many units each sequence has, [SEQ_LANES] int32: 0 for those that have not one query token."""
+    # All sequences at once, one a lane: SEQ_LANES is the next power of two, as Triton's ranges must be.
     seq = tl.arange(0, SEQ_LANES)
     live = seq < seqs
     starts = tl.load(query_starts + seq, mask=live, other=0)
     one_query = tl.load(query_starts + seq + 1, mask=live, other=0) == starts + 1
     kv_len = tl.load(kv_lens + seq, mask=live, other=0)
+    # Units that lie before a window's first key are never started; the first one may hold keys that are not seen.
     last = (tl.minimum(kv_len, CAPACITY) + UNIT - 1) // UNIT
     return tl.where(one_query, tl.maximum(last - first_key(kv_len - 1, WINDOW, CHUNK) // UNIT, 0), 0)
 
@@ -73,16 +83,23 @@ def attend_to_units(
     head = tl.program_id(1)
     row = tl.arange(0, ROWS)
     lane = tl.arange(0, WIDTH)
+    # The layer's and head's rows within a block; int64, as a pool may have more than 2 ** 31 numbers.
     head_rows = values_of_view(view, FLOAT8) + (tl.load(layer).to(tl.int64) * HEADS + head) * (2 * WIDTH * BLOCK_ROWS)
     counts = units_of(query_starts, kv_lens, seqs, SEQ_LANES, PAGES * BLOCK_SIZE, UNIT, WINDOW, CHUNK)
     ends = tl.cumsum(counts, 0)
+    # The grid does not depend on the number of units, which the host does not know when it captures a launch: each
+    # program takes every num_programs-th unit. Which program computes a unit changes no bit of it.
     for unit in range(tl.program_id(0), tl.sum(counts, 0), tl.num_programs(0)):
+        # The unit's sequence is the first one whose units end after it: a search in registers, without memory.
         before = ends <= unit
         seq = tl.sum(before.to(tl.int32), 0)
         kv_len = tl.load(kv_lens + seq)
         lowest = first_key(kv_len - 1, WINDOW, CHUNK)
+        # Units are counted from that of the first key seen. UNIT is a multiple of KEYS: `start` begins a tile of keys.
         start = (lowest // UNIT + unit - tl.max(tl.where(before, ends, 0), 0)) * UNIT
         stop = tl.minimum(start + UNIT, tl.minimum(kv_len, PAGES * BLOCK_SIZE))
+        # The GROUP query heads that share this KV head are the rows of one product; ROWS is at least 16, which matrix
+        # units take, so rows from GROUP on are zeros and are not stored.
         token = tl.load(query_starts + seq).to(tl.int64)
         mine = q + (token * HEADS + head) * (GROUP * HEAD_DIM) + row[:, None] * HEAD_DIM + lane[None, :]
         queries = tl.load(mine, mask=(row < GROUP)[:, None] & (lane < HEAD_DIM)[None, :], other=0.0).to(dtype)
@@ -110,6 +127,7 @@ def attend_to_units(
             WINDOW,
             CHUNK,
         )
+        # Not divided by the sums yet: `join_units` weighs units by their maxima and divides once.
         at = (unit * HEADS + head) * GROUP + row
         tl.store(tops + at, top, mask=row < GROUP)
         tl.store(totals + at, total, mask=row < GROUP)
@@ -158,12 +176,14 @@ def join_units(
         top = tl.load(sinks + head + tl.arange(0, 1)) * LOG2E
         total = tl.full([1], 1.0, tl.float32)
         values = tl.zeros([WIDTH], tl.float32)
+        # JOINED units are one tile, [JOINED, WIDTH]. The order of the sums depends on the sequence's own units only.
         for start in range(first, last, JOINED):
             unit = start + tl.arange(0, JOINED)
             live = unit < last
             at = unit * QUERY_HEADS + head
             unit_top = tl.load(tops + at, mask=live, other=float("-inf"))
             new_top = tl.maximum(top, tl.max(unit_top, 0))
+            # Nothing was seen yet: exp2(-inf - -inf) would be no number, exp2(-inf - 0) is 0.
             finite = tl.where(new_top == float("-inf"), 0.0, new_top)
             weight = tl.exp2(unit_top - finite)
             keep = tl.exp2(top - finite)

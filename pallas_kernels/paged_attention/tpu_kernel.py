@@ -8,6 +8,15 @@ one basic block, so that the compiler packs the scalar instructions that start D
 arithmetic (see `tpu_softmax`). It keeps starts and loads in the order they are written in, hence the DMAs are started
 in shares, one after each span's loads.
 
+Memory. The pool stays in HBM, and so may the block tables; the units' scalars are in SMEM, where the scalar core reads
+them to find a DMA's source. VMEM holds the queries of a tile, [chunks, heads, rows, lanes], a ring of buffers of pages
+that DMAs fill, [depth, step pages, heads, tiles, block_size, 128], and each chunk's softmax: maximum, sum and weighted
+values. Nothing but queries, pages and results crosses HBM.
+
+Loops. The grid is (chunks of heads, units), and a core walks over it in order, so scratch lives from one unit to the
+next: the ring fetches the first pages of the next unit during the last step of this one. Inside a unit: steps of pages,
+then chunks of rows, then spans of keys, [rows, span] scores each, which the matrix units compute.
+
 A unit of a prompt is what a tile of the batch has of it, some chunks of rows. A step is fetched once for all of them,
 and then each chunk that holds queries of the unit is multiplied with the spans it sees, for itself: a prompt that fills
 little of a tile costs as little arithmetic, and rows of other sequences in a chunk are computed and not written.
@@ -64,7 +73,7 @@ def attend_to_unit(
     """
     layer, work, tables, q, view, *more = refs
     chunks, heads, rows, _ = q.shape
-    decodes = chunk * chunks == 1
+    decodes = chunk * chunks == 1  # known when traced: the two kinds of units are two programs
     sinks, more = more[:has_sinks], more[has_sinks:]
     last_keys, more = more[:has_last_keys], more[has_last_keys:]
     into, more = more[: side_by_side and decodes], more[side_by_side and decodes :]
@@ -75,6 +84,7 @@ def attend_to_unit(
     span, spans = span_pages * block_size, step_pages // span_pages
     step_keys = step_pages * block_size
     unit = pl.program_id(1)
+    # Rows of the view are blocks and layers together: beginning at the layer's row, block n lies at row n * layers.
     view = view.at[pl.ds(layer[0], view.shape[0] - (layers - 1))]
     ids = TableWindows(units, tables, *windows) if windows else WholeTables(tables)
     ring = Ring(units, ids, view, buffers, sems, cursor, first_head=pl.program_id(0) * heads)
@@ -136,6 +146,7 @@ def attend_to_unit(
                 v.only(units.key_start[unit] - start, units.key_stop[unit] - start) for v in load(at, i, held.values)
             ]
 
+        # A missing block's keys are NEVER further on than any query, by an addition instead of another comparison.
         key = start + lax.broadcasted_iota(jnp.int32, (rows, span), 1)
         key += penalty[:, pl.ds(pl.multiple_of(i * span, span), span)]
         query = units.query_pos[unit] + places(c)
@@ -158,6 +169,8 @@ def attend_to_unit(
 
     def attend_masked(c, at, start, pages):
         """Attend to the spans of a step of `pages` pages that a chunk's queries see."""
+        # Spans outside of what any query of the chunk sees are skipped, not masked: a prompt's causal triangle costs
+        # half of its square.
         lowest, highest = queries(c)
         last = units.key_stop[unit] - 1 if last_keys else highest
         begin: Any = 0
@@ -182,6 +195,8 @@ def attend_to_unit(
         def run_masked():
             with_step(at, step, broken, lambda pages: attend_masked(0, at, start, pages))
 
+        # The plain branch has no loop and no other branch. Only such a block lets the compiler pack the scalar work of
+        # the DMAs into the bundles of the arithmetic, and it needs the next step's pages to be a number it knows.
         lax.cond(plain & ring.next_is_full(), run_plain, run_masked)
 
     def attend_chunks(at, step, start, broken):
@@ -203,6 +218,7 @@ def attend_to_unit(
     def with_step(at, step, broken, run):
         """Start the copies of another step, wait for this one, hide what it lacks and call ``run(pages)``."""
         pages = jnp.minimum(units.num_pages[unit] - step * step_pages, step_pages)
+        # Fetch before waiting: the buffer that was computed last is free, and the DMAs then overlap the arithmetic.
         ring.fetch(ring.free())
         ring.wait(at, pages)
 
@@ -227,6 +243,7 @@ def attend_to_unit(
             result = of_halves(result) if has_scales(buffers.dtype) else result
             write_side_by_side(out, pl.ds(start, len(place)), result, own, chunk)
             return
+        # Rows of other units in the chunk were computed too: what the tile holds of them stays.
         if not decodes:
             mine = (places(c) >= units.first[unit]) & (places(c) < units.stop[unit])
             result = jnp.where(mine, result, out[c].astype(jnp.float32))

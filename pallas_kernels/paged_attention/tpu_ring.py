@@ -64,7 +64,7 @@ class Ring:
         self.cursor[ENTRY] = self.units.entry[0]
         self.cursor[LEFT] = self.units.num_pages[0]
         self.cursor[TAKEN] = 0
-        pl.loop(0, self.depth - 1)(self.fetch)
+        pl.loop(0, self.depth - 1)(self.fetch)  # one buffer stays free, for the step that is fetched while computing
 
     def taken(self):
         """Return the buffer of the step to compute next."""
@@ -98,6 +98,7 @@ class Ring:
         count = jnp.minimum(self.cursor[LEFT], self.step_pages)
 
         def start_page(page):
+            # A missing page has row -1. Row 0 is copied in its place, so that waiting needs no exception for it.
             self._dma(jnp.maximum(self.tables.row(unit, entry + page), 0), at, page).start()
 
         @pl.when(unit < self.units.num_units[0])
@@ -120,6 +121,7 @@ class Ring:
 
     def wait(self, at, count) -> None:
         """Wait for the DMAs of a step of `count` pages, one power of two at a time."""
+        # A wait takes a size that is known when traced, so the count is waited for bit by bit, not page by page.
         for bit in range(self.step_pages.bit_length()):
 
             @pl.when((count >> bit) & 1 != 0)

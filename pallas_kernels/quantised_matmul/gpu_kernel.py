@@ -1,4 +1,17 @@
-"""Multiplies rows with codes of 8 or 4 bits, in Triton: codes become floats in registers only."""
+"""Multiplies rows with codes of 8 or 4 bits, in Triton: codes become floats in registers only.
+
+Memory. x, codes, scales and minimums lie in global memory; the codes, the largest, are read once for a tile of rows. A
+step brings a tile of x, [TILE, DEPTH], and one of codes, [LINES, COLUMNS] bytes, to shared memory (Triton's pipeline
+keeps `num_stages` of them on their way), decodes the codes in registers and multiplies both in the matrix units. The
+sum, [TILE, COLUMNS] in float32, stays in registers until the last step.
+
+    x     [rows, INPUTS]     -> tile [TILE, DEPTH]       program axis 0: rows / TILE
+    codes [LINES a step, ..] -> tile [LINES, COLUMNS]    program axis 1: OUTPUTS / COLUMNS
+    out   [rows, PARTS, OUTPUTS]                         program axis 2: shares of the inputs
+
+Loops. Over the steps along the inputs; a step is a group of codes that share a scale, where there are groups, so a
+scale multiplies a product [TILE, COLUMNS] instead of codes.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +57,8 @@ def multiply_codes(
     """
     LINES: tl.constexpr = DEPTH // 2 if PACKED else DEPTH
     STEPS: tl.constexpr = INPUTS // DEPTH
+    # A matrix with few outputs has too few tiles for all multiprocessors: PARTS programs share a tile's inputs, and
+    # XLA adds their sums up in a fixed order. Atomic additions would make the order, and so the bits, random.
     SHARE: tl.constexpr = STEPS // PARTS
     row = tl.program_id(0) * TILE + tl.arange(0, TILE)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -116,12 +131,16 @@ def product_of_steps(
     """
     LINES: tl.constexpr = DEPTH // 2 if PACKED else DEPTH
     total = tl.zeros((TILE, COLUMNS), tl.float32)
+    # The pipeline fetches whole turns ahead. Short steps are unrolled, TURN to a turn, so that a turn's copies are
+    # large enough to hide the memory's latency; longer turns would spill registers.
     for turn in range(first, last, TURN):
         for nth in tl.static_range(TURN):
             step = turn + nth
             held = tl.load(codes + step * (LINES * DOWN), mask=is_column[None, :], other=0)
             left = tl.load(rows + step * DEPTH, mask=is_row[:, None], other=0.0)
             if PACKED:
+                # A group's first half lies in the low nibbles and its second half in the high ones. So each half of the
+                # codes meets a run of neighbours of x, and nothing is interleaved.
                 right = tl.load(rows + (step * DEPTH + LINES), mask=is_row[:, None], other=0.0)
                 product = tl.dot(left, numbers(held & 15, left.dtype, E2M1))
                 product = tl.dot(right, numbers(held >> 4, left.dtype, E2M1), product)
@@ -133,6 +152,7 @@ def product_of_steps(
                 scale = factors(tl.load(scales + step * SCALES_DOWN, mask=is_column, other=0), E2M1)
                 total += product * scale[None, :]
                 if MINIMUMS:
+                    # sum(x * minimum) of a group is the minimum times the sum of x, which XLA has computed before.
                     least = tl.load(minimums + step * SCALES_DOWN, mask=is_column, other=0.0).to(tl.float32)
                     if PACKED:
                         least += 8 * scale
@@ -140,6 +160,7 @@ def product_of_steps(
             else:
                 total += product
     if not GROUPED:
+        # One scale an output: it multiplies the sum once.
         total = total * factors(tl.load(scales, mask=is_column, other=0), E2M1)[None, :]
     return total
 

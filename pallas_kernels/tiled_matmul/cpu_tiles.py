@@ -1,4 +1,16 @@
-"""Multiplies a few rows of rounded numbers with a few panels of a tiled matrix, every sum in a register."""
+"""Multiplies a few rows of rounded numbers with a few panels of a tiled matrix, every sum in a register.
+
+Memory. Codes lie as [panels, quads, 16 outputs, 4 inputs], so a tile is one cache line of 64 bytes and a panel one run
+of memory, which is read from end to end once for all rows of a call. x was rounded before, to int8 [rows, inputs] with
+a scale for each group, and stays in the first-level cache.
+
+    one tile:   64 codes (16 outputs x 4 inputs)  .  4 numbers of a row, repeated 16 times  ->  16 sums of int32
+
+Loops, from outside: groups that share a scale; the tiles (quads) of a group; and unrolled, since registers have no
+index: the halves of a byte, rows, panels. Sums are integers within a group and become floats, times both scales, at its
+end.
+A tile of 4 rows by 3 panels keeps 12 vectors of sums, which with the codes fill the 32 vector registers of AVX-512.
+"""
 
 from __future__ import annotations
 
@@ -115,10 +127,12 @@ def emit_product(emit: Emitter, form: Form, rows: int, panels: int, *arguments: 
 
     def add_tile(sums: list[list[ir.Value]], quad: ir.Value, half_of_group: ir.Value) -> list[list[ir.Value]]:
         """Add the products of the tiles number `quad`; a packed tile's upper codes meet numbers further on."""
+        # The panels that follow are fetched, a line a tile: the processor's own prefetching ends at a page of 4 KiB.
         offset = emit.times(quad, TILE_BYTES)
         emit_prefetch(builder, emit.at(coming, builder.mul(quad, step)))
         loaded = [emit.load(emit.at(panel, offset), vector(_BYTE, TILE_BYTES)) for panel in w_panels]
         out = list(sums)
+        # A byte's high nibbles hold the group's second half, so they meet numbers that lie `quads` tiles further on.
         for half in range(halves):
             tiles = [dots.tile(emit, _codes(emit, codes, form, half)) for codes in loaded]
             number = emit.at(half_of_group, quad) if half == 0 else emit.at(half_of_group, quad, quads)
@@ -169,6 +183,8 @@ def emit_product(emit: Emitter, form: Form, rows: int, panels: int, *arguments: 
             sums = add_tile(by_place(flat), emit.at(first, quad), before)
             return [piece for place in sums for piece in place]
 
+        # vpdpbusd multiplies unsigned by signed bytes, so codes are held 128 too large. sum(x * (code + 128)) is
+        # corrected by -128 * sum(x), an integer that is added up front, where it costs no instruction in the loop.
         start = []
         for factor_row in factor_rows:
             begins = emit.constant(dots.piece, 0)

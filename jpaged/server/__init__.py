@@ -1,6 +1,6 @@
-"""Has the OpenAI-compatible HTTP server. It sees `jpaged.AsyncLLM` and the public names beside it, nothing below.
+"""The OpenAI-compatible HTTP server. It uses `jpaged.AsyncLLM` and the package's public names, nothing below them.
 
-`protocol/` holds the bodies of requests, `endpoints/` what is done with them, `message/` how a model's text becomes an
-answer's parts, and `memory_page/` draws the pool live in a browser; `app` puts them together and `process` runs them
-until a signal or the engine's end.
+`app` builds the ASGI app from `middleware`, `endpoints/` (a router a file) and `memory_page/`; `process` runs it until
+a signal or the engine's end. `protocol/` has the bodies of requests, `messages/` splits a model's text into an answer's
+parts, `responses/` stores the responses of `/v1/responses`, and `serving` is the state that all endpoints share.
 """

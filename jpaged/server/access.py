@@ -24,16 +24,16 @@ _FIELDS = {"name", "key", "sha256", "salt", "requests_per_minute", "share", "adm
 
 @dataclass(frozen=True)
 class Key:
-    """One key, of which only the hash is kept.
+    """One key. Only its hash is stored.
 
     Attributes:
-        name: what the log and limits call it.
+        name: its name in the log and in messages.
         digest: SHA-256 of the key.
-        salt: cached prefixes are shared with keys of the same salt only; by default that is the key's name, so that no
-            key can tell from the time to its first token what another asked.
-        requests_per_minute: most requests in a minute, with bursts of as many; None = no limit.
+        salt: cached prefixes are shared only with keys of the same salt. The default is the key's name, so that no key
+            can infer another's prompts from the time to its first token.
+        requests_per_minute: limit on requests in a minute, also in one burst; None: no limit.
         share: part of the places for waiting requests that the key may take, in (0, 1].
-        admin: whether the key may see what concerns all: `/metrics`, `/memory`.
+        admin: whether the key may read `/metrics` and `/memory`, which concern all callers.
     """
 
     name: str
@@ -54,13 +54,13 @@ class Key:
         """Make a key without limits from its text.
 
         Raises:
-            ValueError: the text is empty, or cannot stand in a header.
+            ValueError: the text is empty, or cannot be sent in a header.
         """
         return cls(name, _digest(secret), name, admin=admin)
 
     @classmethod
     def unnamed(cls, secret: str, *, admin: bool = False) -> Key:
-        """Make a key without limits that has its name from its text: what is kept for a name goes to no other key.
+        """Make a key without limits whose name derives from its text, so that no two keys share a name.
 
         Raises:
             ValueError: see `of`.
@@ -69,7 +69,7 @@ class Key:
 
 
 def find_key(keys: Sequence[Key], secret: str) -> Key | None:
-    """Return the key whose text this is. The time it takes does not depend on how much of a key was guessed."""
+    """Return the key with this text. The time does not depend on how much of a key was guessed."""
     asked, found = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest(), None
     for key in keys:
         if hmac.compare_digest(key.digest, asked):
@@ -78,10 +78,10 @@ def find_key(keys: Sequence[Key], secret: str) -> Key | None:
 
 
 def read_keys(file: Path) -> tuple[Key, ...]:
-    """Read a JSON file: a list of mappings with `name`, `key` or `sha256` (hexadecimal), and what else `Key` has.
+    """Read a JSON file: a list of mappings with `name`, `key` or `sha256` (hexadecimal), and further fields of `Key`.
 
     Raises:
-        ValueError: the file has another form; the message names the entry, never a key.
+        ValueError: the file is invalid; the message names the entry, never a key.
     """
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
@@ -103,7 +103,7 @@ def _read_key(entry: Any, where: str) -> Key:
     if ("key" in entry) == ("sha256" in entry):
         raise ValueError(f"{where} needs either 'key' or 'sha256'")
     if "salt" in entry and not (isinstance(entry["salt"], str) and entry["salt"]):
-        raise ValueError(f"{where} has a salt that is no text")
+        raise ValueError(f"{where} has a salt that is not a non-empty string")
     given = {name: entry[name] for name in ("requests_per_minute", "share", "admin") if name in entry}
     try:
         digest = _digest(entry["key"]) if "key" in entry else bytes.fromhex(entry["sha256"])
@@ -121,10 +121,10 @@ def _digest(secret: str) -> bytes:
 
 
 class Rates:
-    """A bucket of requests for each key with a rate: it fills at the rate, and holds a minute's worth.
+    """A token bucket for each key with a rate: it refills at the rate and holds the requests of a minute.
 
     Args:
-        clock: returns seconds that only grow.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, keys: Iterable[Key], clock: Callable[[], float] = time.monotonic) -> None:
@@ -135,7 +135,7 @@ class Rates:
         """Count a request.
 
         Raises:
-            ApiError: 429, with the seconds after which the next one is free.
+            ApiError: 429, with the seconds until the next request is allowed.
         """
         if key.requests_per_minute is None:
             return
@@ -146,7 +146,7 @@ class Rates:
             self._left[key.name] = left, now
             wait = math.ceil((1 - left) * each)
             raise ApiError(
-                f"the key {key.name} may ask {key.requests_per_minute:g} times a minute; try again in {wait} s",
+                f"the key {key.name} may send {key.requests_per_minute:g} requests a minute; try again in {wait} s",
                 status=429,
                 code="rate_limit_exceeded",
                 headers={"Retry-After": str(wait)},

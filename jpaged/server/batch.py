@@ -1,4 +1,4 @@
-"""Answers a file of requests in OpenAI's batch format; what a run that was killed had answered is not asked again."""
+"""Answers a file of requests in OpenAI's batch format. A run that was killed continues where it stopped."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
-"""What a line may ask for."""
+"""Paths that a line may name."""
 _BEGINNING = '{"id": "batch_req_'
-"""What every line of the output begins with."""
+"""The beginning of every line of the output."""
 TRIES_ALONE = 5
-"""How often a request is asked again that the server refuses as busy while no other request is being answered."""
+"""Retries of a request that the busy server refuses while no other request is in progress."""
 _LEAST_WAIT = 0.05
-"""Seconds that pass before a request is asked again, whatever the server says."""
+"""Least seconds before a retry."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class BatchRequest:
 
 
 def read_requests(file: Path) -> list[BatchRequest]:
-    """Read the requests of a file, all before any is run.
+    """Read all requests of a file.
 
     Raises:
-        ValueError: a line is no request, or two have one custom_id; the message names the line.
+        ValueError: a line is not a valid request, or two share a custom_id; the message names the line.
     """
     requests: dict[str, BatchRequest] = {}
     for number, line in enumerate(file.read_bytes().decode("utf-8").split("\n"), start=1):  # text may have U+2028
@@ -45,7 +45,7 @@ def read_requests(file: Path) -> list[BatchRequest]:
             continue
         request = _read_request(line, f"{file}, line {number}")
         if request.custom_id in requests:
-            raise ValueError(f"{file}, line {number}: custom_id={request.custom_id!r} is that of a line before")
+            raise ValueError(f"{file}, line {number}: custom_id={request.custom_id!r} is that of an earlier line")
         requests[request.custom_id] = request
     return list(requests.values())
 
@@ -75,21 +75,21 @@ def _read_request(line: str, where: str) -> BatchRequest:
 
 
 class Unanswered(RuntimeError):
-    """Some requests got no answer that counts; a run with the same files asks them again."""
+    """Some requests have no final answer; a run with the same files sends them again."""
 
 
-def counts(status: int) -> bool:
-    """Tell whether a status is an answer: what is refused would be refused again, what failed may yet be answered."""
+def is_final(status: int) -> bool:
+    """Tell whether a status is final: a refusal would be repeated, but a failure or a busy server may not."""
     return status < 500 and status != 429
 
 
 def answered(file: Path) -> set[str]:
-    """Return the custom_ids that a file of answers has.
+    """Return the custom_ids with a final answer in a file, and remove all other lines: see `is_final`.
 
-    The beginning of an answer that was not written to its end goes, and so do answers that do not count: see `counts`.
+    The incomplete last line of a killed run is removed too.
 
     Raises:
-        ValueError: a line is no answer; the file is left as it is.
+        ValueError: a line is not an answer; the file is unchanged.
     """
     if not file.exists():
         return set()
@@ -104,12 +104,12 @@ def answered(file: Path) -> set[str]:
                 break
             try:
                 answer = json.loads(line)
-                if counts(answer["response"]["status_code"]):
+                if is_final(answer["response"]["status_code"]):
                     done.add(answer["custom_id"])
                 else:
                     failed.add(number)
             except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{file}, line {number} is no answer of a batch; give another output file") from error
+                raise ValueError(f"{file}, line {number} is not an answer; give another output file") from error
             whole += len(line)
         lines.truncate(whole)
         if not line.endswith(b"\n"):  # another program wrote it
@@ -121,13 +121,13 @@ def answered(file: Path) -> set[str]:
 
 
 def _is_cut_off(line: bytes) -> bool:
-    """Tell whether a last line without an end is one that `run_batch` was writing."""
+    """Tell whether an incomplete last line was written by `run_batch`."""
     beginning = _BEGINNING.encode()
     return line.startswith(beginning) or beginning.startswith(line)
 
 
 def refusals(file: Path, requests: Sequence[BatchRequest]) -> int:
-    """Return how many of these requests a file of answers says were refused."""
+    """Return how many of the requests were refused, according to a file of answers."""
     asked = {request.custom_id for request in requests}
     with file.open("rb") as lines:
         answers = map(json.loads, lines)
@@ -135,7 +135,7 @@ def refusals(file: Path, requests: Sequence[BatchRequest]) -> int:
 
 
 def _without(file: Path, numbers: set[int]) -> None:
-    """Take lines out of a file, which is the old one or the new one whenever the process is killed."""
+    """Remove lines from a file atomically."""
     new = file.with_name(f"{file.name}.part")
     with file.open("rb") as lines, new.open("wb") as kept:
         kept.writelines(line for number, line in enumerate(lines, start=1) if number not in numbers)
@@ -154,38 +154,38 @@ async def run_batch(
 ) -> int:
     """Answer requests and append the answers as they come, each a line; return how many were refused.
 
-    A request that the server is too busy for (429) is asked again once there may be room.
+    A request that the busy server refuses (429) is retried.
 
     Args:
         app: a server's app, without keys.
         concurrency: requests at once.
-        advance: is called after each answer.
+        advance: called after each answer.
 
     Raises:
-        Unanswered: some got no answer that counts, and have no line. Once the engine has stopped none is asked.
+        Unanswered: some requests have no final answer, and no line. No request is sent once the engine has stopped.
     """
     waiting: Iterator[BatchRequest] = iter(requests)
-    refused = num_answered = num_asked = 0
+    refused = num_answered = in_flight = 0
     stopped, why = False, ""
-    one_again = asyncio.Lock()
+    retrying = asyncio.Lock()
 
     async def ask(request: BatchRequest) -> _Reply:
-        nonlocal num_asked
-        num_asked += 1
+        nonlocal in_flight
+        in_flight += 1
         try:
             return await _ask(app, request)
         finally:
-            num_asked -= 1
+            in_flight -= 1
 
-    async def ask_until_there_is_room(request: BatchRequest) -> _Reply:
+    async def ask_until_admitted(request: BatchRequest) -> _Reply:
         reply, alone = await ask(request), 0
         if reply.status == 429:
-            async with one_again:  # several that are asked again at once could keep each other out for ever
+            async with retrying:  # concurrent retries could refuse each other forever
                 while reply.status == 429 and alone < TRIES_ALONE:
                     await asyncio.sleep(reply.wait)
                     if stopped:
                         break
-                    alone = 0 if num_asked else alone + 1
+                    alone = 0 if in_flight else alone + 1
                     reply = await ask(request)
         return reply
 
@@ -194,8 +194,8 @@ async def run_batch(
         async def work() -> None:
             nonlocal refused, num_answered, stopped, why
             for request in waiting:
-                reply = await ask_until_there_is_room(request)
-                if counts(reply.status):
+                reply = await ask_until_admitted(request)
+                if is_final(reply.status):
                     refused += reply.status != 200
                     num_answered += 1
                     lines.write(json.dumps(_answer(request, reply)) + "\n")
@@ -218,10 +218,10 @@ async def run_batch(
 
 @dataclass(frozen=True)
 class _Reply:
-    """What the server said to a request.
+    """The server's reply to a request.
 
     Attributes:
-        wait: seconds after which it may be asked again.
+        wait: seconds until it may be sent again.
     """
 
     status: int
@@ -247,7 +247,7 @@ async def _ask(app: ASGIApp, request: BatchRequest) -> _Reply:
     async def receive() -> Message:
         nonlocal sent
         if sent:
-            await asyncio.Event().wait()  # the client never goes away
+            await asyncio.Event().wait()  # the client never disconnects
         sent = True
         return {"type": "http.request", "body": content, "more_body": False}
 

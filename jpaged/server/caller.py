@@ -1,4 +1,4 @@
-"""Who asks: the request's id, key and time, and what the log will say of it."""
+"""The caller of an HTTP request: its id, key and time, and the fields of its line in the log."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from jpaged import BeamSearchParams, RequestOutput, SamplingParams
 from jpaged.server.access import Key
 
 STATE = "jpaged_caller"
-"""Place in an ASGI scope's state."""
+"""Key of the caller in an ASGI scope's state."""
 AGAIN = "again-"
-"""Begins the names of those requests of the engine that a client may ask for again."""
+"""Prefix of the engine's ids for requests that a client may send again after a restart."""
 
 
 @dataclass(eq=False)
 class Caller:
-    """One HTTP request and who sent it.
+    """One HTTP request and its sender.
 
     Attributes:
-        request_id: the client's X-Request-Id, or one of the server's.
-        key: the key that it brought; None where the server has none.
-        idempotency_key: the client's Idempotency-Key, by which it may ask again after the server was killed.
-        arrived: time of `time.monotonic` when it came.
-        trace_headers: the W3C headers by which its spans become part of the client's trace.
-        deadline: time of the event loop's clock when it has to have ended; None = whenever it does.
-        log: what the request's line in the log says beside status and time; never a prompt.
-        num_prompt_tokens, num_output_tokens: tokens of the requests that it made of the engine.
+        request_id: the client's X-Request-Id, or a new one.
+        key: the key that it sent; None on a server without keys.
+        idempotency_key: the client's Idempotency-Key, which lets it send the request again after a restart.
+        arrived: time of its arrival, of `time.monotonic`.
+        trace_headers: the W3C headers that make its spans part of the client's trace.
+        deadline: time on the event loop's clock by which it has to end; None: no limit.
+        log: further fields of its line in the log; never a prompt.
+        num_prompt_tokens, num_output_tokens: tokens of its requests at the engine.
     """
 
     request_id: str
@@ -45,36 +45,36 @@ class Caller:
     log: dict[str, Any] = field(default_factory=dict)
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
-    _asked: Counter[str] = field(default_factory=Counter)
+    _repeats: Counter[str] = field(default_factory=Counter)
 
     def engine_name(
         self, prompt: Mapping[str, Any], params: SamplingParams | BeamSearchParams, adapter: str | None = None
     ) -> str:
-        """Return the engine's name for a request. The same prompt, parameters and adapter under the same
-        Idempotency-Key, asked with the same key of the server, have the same one."""
+        """Return the engine's id for a request: the same for the same prompt, parameters, adapter, Idempotency-Key and
+        key of the server."""
         if self.idempotency_key is None:
             return f"{self.request_id}-{uuid.uuid4().hex[:12]}"
-        whose = "" if self.key is None else self.key.name
+        owner = "" if self.key is None else self.key.name
         named = () if adapter is None else (adapter,)
-        asked = repr((whose, self.idempotency_key, sorted(prompt.items()), params, *named))
+        asked = repr((owner, self.idempotency_key, sorted(prompt.items()), params, *named))
         digest = hashlib.sha256(asked.encode("utf-8", "surrogatepass")).hexdigest()
-        self._asked[digest] += 1  # the same prompt may stand in one body twice
-        return f"{AGAIN}{digest}-{self._asked[digest]}"
+        self._repeats[digest] += 1  # one body may contain the same prompt twice
+        return f"{AGAIN}{digest}-{self._repeats[digest]}"
 
     def salted(self, salt: str | None) -> str | None:
-        """Return the salt of a prompt's cached prefixes: the request's own within its key's."""
+        """Return the salt of a prompt's cached prefixes: the request's own, combined with its key's."""
         if self.key is None:
             return salt
         own = self.key.salt if salt is None else f"{self.key.salt}\0{salt}"
         return hashlib.sha256(own.encode()).hexdigest()
 
     def count(self, output: RequestOutput, num_tokens: int) -> None:
-        """Count what a finished request of the engine took: its prompt, and the tokens that it got."""
+        """Count the prompt and output tokens of a finished request of the engine."""
         self.num_prompt_tokens += len(output.prompt_token_ids)
         self.num_output_tokens += num_tokens
         self.log["prompt_tokens"], self.log["output_tokens"] = self.num_prompt_tokens, self.num_output_tokens
 
 
 def caller_of(request: Request) -> Caller:
-    """Return the caller that the server's outermost layer wrote down."""
+    """Return the caller that `RequestMiddleware` stored."""
     return request.scope["state"][STATE]

@@ -1,7 +1,7 @@
-"""HTTP connections with limits on what a client may send and leave unread, on top of uvicorn's.
+"""HTTP connections with limits that uvicorn lacks.
 
-uvicorn bounds neither the bytes of a request's head nor the time that a request may take to arrive, and waits for ever
-for a client that does not read a whole answer.
+uvicorn bounds neither the bytes of a request's head nor the time that a request takes to arrive, and it waits forever
+for a client that does not read its whole answer.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MOST_HEAD_BYTES = 64 * 2**10
-"""Most bytes of a request's line and headers."""
+"""Limit on the bytes of a request's line and headers."""
 
 ABORT = "jpaged.abort"
-"""An extension of ASGI: a function that ends the connection at once, whatever its client has not read yet."""
+"""ASGI extension: a function that closes the connection at once, with unread data or without."""
 
 
 class Connection(HttpToolsProtocol):
     """One connection.
 
-    A request has to be there, head and body, within `patience` seconds; a connection that sends none is closed after as
-    long. An answer of which the client takes nothing for `timeout_keep_alive` seconds after its end is cut off.
+    A request has to arrive, head and body, within `patience` seconds; an idle connection is closed after as long. An
+    ended answer is cut off if the client reads nothing of it for `timeout_keep_alive` seconds.
     """
 
     patience = 30.0
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._head_bytes: int | None = 0  # of the head that is being read; None between a head and its request's end
+        self._head_bytes: int | None = 0  # of the current head; None within a request's body
         self._unread = 0
         self._arrival: asyncio.TimerHandle | None = None
 
-    # ------------------------------------------------------------------ what comes
+    # ------------------------------------------------------------------ receiving
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -45,7 +45,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take in what came, unless a head has grown too long."""
+        """Parse data, unless the head has grown too long."""
         if self._head_bytes is not None:
             self._head_bytes += len(data)
         super().data_received(data)
@@ -57,15 +57,15 @@ class Connection(HttpToolsProtocol):
         self._await_request()
 
     def on_headers_complete(self) -> None:
-        """Hand a request on to the app.
+        """Pass a request on to the app.
 
         Raises:
-            ValueError: its head is too long; the parser turns this into a call of `send_400_response`.
+            ValueError: the head is too long; the parser then calls `send_400_response`.
         """
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MOST_HEAD_BYTES:
             self._head_bytes = MOST_HEAD_BYTES + 1
             raise ValueError("the head is too long")
-        self._head_bytes = None  # what came in the same piece is body
+        self._head_bytes = None  # the rest of this piece is body
         self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]
         super().on_headers_complete()
 
@@ -75,25 +75,25 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, in the shape of all other errors."""
+        """Refuse data that is not HTTP, in the shape of all other errors."""
         if self._head_bytes is not None and self._head_bytes > MOST_HEAD_BYTES:
             self._refuse_head()
         else:
             self._refuse(b"400 Bad Request", msg)
 
-    # ------------------------------------------------------------------ what does not come
+    # ------------------------------------------------------------------ timeouts
 
     def _await_request(self) -> None:
         self._stop_waiting()
-        self._arrival = self.loop.call_later(self.patience, self._give_up)
+        self._arrival = self.loop.call_later(self.patience, self._time_out)
 
     def _stop_waiting(self) -> None:
         if self._arrival is not None:
             self._arrival.cancel()
             self._arrival = None
 
-    def _give_up(self) -> None:
-        """End a request that is not there yet. One that waits behind another's answer is not late."""
+    def _time_out(self) -> None:
+        """End a request that has not arrived in time. Waiting for the previous answer does not count."""
         if self.transport.is_closing():
             return
         answering = self.cycle is not None and not self.cycle.response_complete
@@ -102,11 +102,10 @@ class Connection(HttpToolsProtocol):
         elif answering and self.cycle.response_started:
             self.transport.abort()
         else:
-            self._refuse(b"408 Request Timeout", f"the request was not there within {self.patience:g} s")
+            self._refuse(b"408 Request Timeout", f"the request did not arrive within {self.patience:g} s")
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection. One whose client goes on reading an answer gets more time, one whose client does
-        not is cut off."""
+        """Close an idle connection. A client that still reads an answer gets more time; one that stopped is cut off."""
         unread = self.transport.get_write_buffer_size()
         if not unread or self.transport.is_closing():
             super().timeout_keep_alive_handler()
@@ -118,14 +117,14 @@ class Connection(HttpToolsProtocol):
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
 
-    # ------------------------------------------------------------------ what is said
+    # ------------------------------------------------------------------ refusing
 
     def _refuse_head(self) -> None:
         message = f"the head of a request has more than {MOST_HEAD_BYTES} bytes"
         self._refuse(b"431 Request Header Fields Too Large", message)
 
     def _refuse(self, status: bytes, message: str) -> None:
-        """Answer for the app, which has not got the request, and close the connection."""
+        """Answer before the app has the request, and close the connection."""
         self._stop_waiting()
         body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}}
         content = json.dumps(body).encode()
@@ -135,7 +134,7 @@ class Connection(HttpToolsProtocol):
 
 
 def connections(patience: float) -> type[Connection]:
-    """Return the protocol of connections whose requests have to be there within so many seconds."""
+    """Return a protocol class whose requests have to arrive within `patience` seconds."""
 
     class Patient(Connection):
         """A connection of one server."""

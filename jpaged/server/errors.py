@@ -16,20 +16,20 @@ from jpaged import EngineBusy, EngineStopped
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _ALTERNATIVE = re.compile(r"str|int|[a-z]+\[.*|[A-Z]\w*")
-"""What pydantic calls an alternative of a union, in the place of an error."""
+"""Matches the names that pydantic gives to the alternatives of a union in an error's place."""
 CLIENT_GONE = 499
-"""Status in the log of a request whose client went away; nobody receives it."""
+"""Status in the log of a request whose client disconnected. It is never sent."""
 
 
 class ApiError(Exception):
-    """What a caller is told instead of an answer.
+    """An error that is sent to the caller.
 
     Args:
-        message: says what is wrong, with the value and the limit.
-        status: HTTP's status.
-        param: name of the field that is wrong; None where no field is.
-        code: a word for programs.
-        headers: further headers of the answer.
+        message: the value and the limit.
+        status: HTTP status.
+        param: name of the wrong field; None if it is not about a field.
+        code: identifier for programs.
+        headers: further headers.
     """
 
     def __init__(
@@ -50,26 +50,26 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """Return the answer's JSON."""
+        """Return the JSON body."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
-        """Return the answer."""
+        """Return the HTTP response."""
         return JSONResponse(self.body, self.status, headers=self.headers)
 
 
 def _unicode(text: str) -> str:
-    """Return a text with what no answer can hold written out: a body's JSON may have halves of surrogate pairs."""
+    """Return a text with lone surrogates escaped: a body's JSON may contain them, and an answer may not."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 class ClientGone(Exception):
-    """The client closed its connection; there is nobody to answer."""
+    """The client closed its connection, so that no answer is sent."""
 
 
 def refused(error: Exception, fields: Collection[str] = ()) -> ApiError:
-    """Return what the caller is told of a value that jpaged refuses, naming the field that the message begins with.
+    """Return the error for a value that jpaged refuses; it names the field that the message begins with.
 
     Args:
         fields: names of the body's fields.
@@ -81,7 +81,7 @@ def refused(error: Exception, fields: Collection[str] = ()) -> ApiError:
 
 
 def engine_error(error: Exception) -> ApiError | None:
-    """Return what the caller is told of an error of the engine; None for errors that it has no word for."""
+    """Return the error for an exception of the engine; None for any other exception."""
     if isinstance(error, EngineBusy):
         return ApiError(str(error), status=429, code="engine_busy", headers={"Retry-After": "1"})
     if isinstance(error, EngineStopped):
@@ -92,16 +92,16 @@ def engine_error(error: Exception) -> ApiError | None:
 
 
 def described(error: Exception) -> ApiError:
-    """Return what the caller is told of any error; of one that nobody foresaw no more than that."""
+    """Return the error for any exception; an unexpected one becomes a bare 500."""
     if isinstance(error, ApiError):
         return error
     return engine_error(error) or ApiError("the server failed on this request", status=500, code="internal_error")
 
 
 def add_handlers(app: Starlette) -> None:
-    """Let every error of an app have OpenAI's shape."""
+    """Install handlers, so that every error of an app has OpenAI's shape."""
 
-    async def told(request: Request, error: Exception) -> Response:
+    async def known(request: Request, error: Exception) -> Response:
         return described(error).response()
 
     async def gone(request: Request, error: Exception) -> Response:
@@ -117,14 +117,14 @@ def add_handlers(app: Starlette) -> None:
         return ApiError(message, status=error.status_code, headers=error.headers).response()
 
     for kind in (ApiError, EngineBusy, EngineStopped, TimeoutError):
-        app.add_exception_handler(kind, told)
+        app.add_exception_handler(kind, known)
     app.add_exception_handler(ClientGone, gone)
     app.add_exception_handler(RequestValidationError, malformed)
     app.add_exception_handler(HTTPException, http)
 
 
 def _validation(error: RequestValidationError) -> ApiError:
-    """Return what is wrong with a body."""
+    """Return the error of an invalid body."""
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return ApiError(f"the body is not JSON: {first['ctx']['error']}", code="invalid_json")
@@ -134,7 +134,7 @@ def _validation(error: RequestValidationError) -> ApiError:
 
 
 def invalid(errors: Sequence[Any]) -> ApiError:
-    """Return the first of the errors that pydantic found, by the name of its field."""
+    """Return the first of the errors that pydantic found, with the name of its field."""
     first = errors[0]
     param = ".".join(str(part) for part in first["loc"] if not _ALTERNATIVE.fullmatch(str(part)))
     if first["type"] == "extra_forbidden":

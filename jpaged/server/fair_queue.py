@@ -1,4 +1,4 @@
-"""Shares the engine between keys: one that asks much waits behind itself, not before others."""
+"""Shares the engine between keys, so that a key with many requests delays its own, not those of others."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from jpaged.server.errors import ApiError
 
 
 class FairQueue:
-    """Lets as many requests to the engine as it can use, and the others wait by key (start-time fair queueing).
+    """Admits as many requests to the engine as it can use; the others wait by key (start-time fair queueing).
 
-    The next place goes to the waiting key that has got least for its `share`. A key that was idle begins where the
-    others are: it saves nothing up. With fewer than two keys there is nothing to share, and all go through.
+    The next place goes to the waiting key with the least service for its `share`. An idle key saves nothing up: it
+    resumes at the others' level. With fewer than two keys all requests are admitted.
 
     Args:
-        keys: all that there are.
+        keys: all keys of the server.
         places: requests at the engine at once.
-        max_waiting: most requests that wait, of all keys; of one key, its share of them.
+        max_waiting: limit on waiting requests, of all keys; a key may have its share of them.
     """
 
     def __init__(self, keys: Iterable[Key], *, places: int, max_waiting: int) -> None:
@@ -28,7 +28,7 @@ class FairQueue:
         self._max_waiting = max_waiting
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {key.name: deque() for key in keys}
         self._share = {key.name: key.share for key in keys}
-        self._got = dict.fromkeys(self._waiting, 0.0)
+        self._service = dict.fromkeys(self._waiting, 0.0)
         self._now = 0.0
 
     @property
@@ -37,10 +37,10 @@ class FairQueue:
         return sum(map(len, self._waiting.values()))
 
     def check_prompts(self, key: Key | None, num_prompts: int) -> None:
-        """Check that so many prompts of one request can be at the engine and waiting together, if nothing else is.
+        """Check that the prompts of one request can ever be at the engine and in the queue together.
 
         Raises:
-            ApiError: 400, as the key can never have so many.
+            ApiError: 400, since the key can never have so many.
         """
         if key is None or not self._shares:
             return
@@ -54,10 +54,10 @@ class FairQueue:
 
     @asynccontextmanager
     async def place(self, key: Key | None) -> AsyncIterator[None]:
-        """Hold a place at the engine, once it is the key's turn.
+        """Wait for a place at the engine and hold it.
 
         Raises:
-            ApiError: 429, as too many wait already.
+            ApiError: 429, if too many requests wait already.
         """
         if key is None or not self._shares:
             yield
@@ -67,7 +67,7 @@ class FairQueue:
             yield
         finally:
             self._free += 1
-            self._give()
+            self._grant()
 
     @property
     def _shares(self) -> bool:
@@ -80,35 +80,35 @@ class FairQueue:
         mine = self._waiting[key.name]
         limit = self._most_waiting(key)
         if len(mine) >= limit or self.num_waiting >= self._max_waiting:
-            whose, most = (
+            owner, most = (
                 (f"of the key {key.name}", limit) if len(mine) >= limit else ("of all keys", self._max_waiting)
             )
             raise ApiError(
-                f"{most} requests {whose} wait already", status=429, code="engine_busy", headers={"Retry-After": "1"}
+                f"{most} requests {owner} wait already", status=429, code="engine_busy", headers={"Retry-After": "1"}
             )
         if not mine:
-            self._got[key.name] = max(self._got[key.name], self._now)
-        turn = asyncio.get_running_loop().create_future()
-        mine.append(turn)
-        self._give()
+            self._service[key.name] = max(self._service[key.name], self._now)
+        granted = asyncio.get_running_loop().create_future()
+        mine.append(granted)
+        self._grant()
         try:
-            await turn
+            await granted
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it was given just now, and nobody takes it
+            if granted.done() and not granted.cancelled():  # granted just before the cancellation: pass it on
                 self._free += 1
-                self._give()
-            elif turn in mine:
-                mine.remove(turn)
+                self._grant()
+            elif granted in mine:
+                mine.remove(granted)
             raise
 
-    def _give(self) -> None:
-        """Give free places to those whose turn it is."""
+    def _grant(self) -> None:
+        """Give free places to the waiting requests that are next."""
         while self._free and (names := [name for name, queue in self._waiting.items() if queue]):
-            name = min(names, key=self._got.__getitem__)
-            turn = self._waiting[name].popleft()
-            if turn.done():  # its request was cancelled
+            name = min(names, key=self._service.__getitem__)
+            granted = self._waiting[name].popleft()
+            if granted.done():  # its request was cancelled
                 continue
-            self._now = self._got[name]
-            self._got[name] += 1 / self._share[name]
+            self._now = self._service[name]
+            self._service[name] += 1 / self._share[name]
             self._free -= 1
-            turn.set_result(None)
+            granted.set_result(None)

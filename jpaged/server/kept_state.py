@@ -1,4 +1,4 @@
-"""Keeps the engine's state in a folder, so that a server that was killed goes on with what it ran."""
+"""Saves the engine's state to a folder, so that a restarted server continues the requests of the one before."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from jpaged.server.caller import AGAIN
 
 logger = logging.getLogger(__name__)
 PATIENCE = 600.0
-"""Seconds in which clients may ask again for requests that came with a saved state."""
-_BETWEEN_LOOKS = 0.5
-"""Seconds from one look at the engine to the next while its last state is saved."""
+"""Seconds that restored requests wait for their clients to send them again."""
+_CHECK_INTERVAL = 0.5
+"""Seconds between two checks of the engine while its last state is saved."""
 
 
 class KeptState:
-    """The state of a server's engine, in a folder.
+    """The saved state of a server's engine. Used from the event loop only.
 
     Args:
-        folder: holds the last save and, in `responses`, what `/v1/responses` keeps; None = no state is kept, and all of
-            this does nothing.
-        save_every: seconds from one save to the next.
-        step_timeout: seconds within which the engine has to come between two steps while its last state is saved.
+        folder: holds the last save and, in `responses`, the stored responses. None: nothing is saved, and all methods
+            do nothing.
+        save_every: seconds between two saves.
+        step_timeout: limit on the seconds of a step while the last state is saved.
 
     Attributes:
-        stalled: whether the last state was given up, as a step did not end in time.
+        stalled: whether the last save was abandoned because a step did not end in time.
     """
 
     def __init__(self, engine: AsyncLLM, folder: Path | None, save_every: float, step_timeout: float = 30.0) -> None:
@@ -37,20 +37,20 @@ class KeptState:
         self._step_timeout = step_timeout
         self._patience: asyncio.Task[None] | None = None
 
-    async def take_up(self) -> None:
-        """Go on from the folder's state and begin to save. A state that is refused is left aside, and the log says why.
+    async def restore(self) -> None:
+        """Load the folder's state, if there is one, and begin to save. A refused state is ignored and logged.
 
-        Requests that nobody can ask for again, as they came without an Idempotency-Key, end.
+        Restored requests without an Idempotency-Key end, since no client can send them again.
 
         Raises:
-            StateRefused: this engine has no state that could be saved.
+            StateRefused: this engine's state cannot be saved.
             OSError: the folder cannot be written.
         """
         if self._folder is None:
             return
         try:
             if self._folder.is_dir() and any(self._folder.iterdir()):
-                await self._go_on(self._folder)
+                await self._load(self._folder)
             else:
                 await self._engine.save_state(self._folder)
         except RuntimeError as error:
@@ -58,31 +58,31 @@ class KeptState:
             raise StateRefused(f"state_dir={str(folder)!r}: {error}") from error
         self._engine.save_every(self._folder, self._save_every)
 
-    async def _go_on(self, folder: Path) -> None:
+    async def _load(self, folder: Path) -> None:
         try:
             names = await self._engine.load_state(folder)
         except StateRefused as error:
-            logger.error("the server starts cold, and its saves replace the state that is refused: %s", error)
+            logger.error("the saved state is refused, and the next save will replace it: %s", error)
             return
         awaited = [name for name in names if name.startswith(AGAIN)]
         for name in names:
             if name not in awaited:
                 await self._engine.abort(name)
-        logger.info("%d of %d restored requests wait for their clients to ask again", len(awaited), len(names))
+        logger.info("%d of %d restored requests wait for their clients to send them again", len(awaited), len(names))
         if awaited:
-            self._patience = asyncio.create_task(self._give_up())
+            self._patience = asyncio.create_task(self._end_unclaimed())
 
-    async def _give_up(self) -> None:
+    async def _end_unclaimed(self) -> None:
         await asyncio.sleep(PATIENCE)
         for name in self._engine.restored_requests:
-            logger.warning("nobody asked again for a restored request within %g s: it ends", PATIENCE)
+            logger.warning("a restored request ends: its client did not send it again within %g s", PATIENCE)
             await self._engine.abort(name)
 
     async def save_last(self) -> None:
-        """Save what is there now, running requests included, and no more from then on; again is no error.
+        """Save the state a last time, with running requests, and stop saving. Calling it twice is harmless.
 
-        A save takes as long as its folder does. It is given up, and the save before stays, where a step of the engine
-        does not end within `step_timeout`.
+        The save is not limited in time, but it is abandoned, and the previous one stays, if a step of the engine does
+        not end within `step_timeout`.
         """
         folder, self._folder = self._folder, None
         if folder is None:
@@ -101,8 +101,8 @@ class KeptState:
             saving.cancel()
 
     async def _ended(self, saving: asyncio.Task[None]) -> bool:
-        """Wait a little for a save; tell whether it has ended or is given up."""
-        if (await asyncio.wait((saving,), timeout=_BETWEEN_LOOKS))[0]:
+        """Wait a moment for a save; tell whether it has ended or is abandoned."""
+        if (await asyncio.wait((saving,), timeout=_CHECK_INTERVAL))[0]:
             return True
         try:
             await self._engine.check_health(timeout=self._step_timeout)
@@ -111,7 +111,7 @@ class KeptState:
                 return True
             self.stalled = True
             logger.error(
-                "the last state is not saved, as the step that runs has not ended for %g s; the save before stays",
+                "the last state is not saved: the running step has not ended for %g s; the previous save stays",
                 self._step_timeout,
             )
         return self.stalled

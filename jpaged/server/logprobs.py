@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens in the two forms that OpenAI has for them."""
+"""Formats log-probabilities of tokens: OpenAI's two forms, and vLLM's of a prompt."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from jpaged.outputs import Logprob
 
 HALF = "\ufffd"
-"""What a token that ends within a character decodes to."""
+"""The decoded text of a token that ends within a character."""
 
 
 def chat_logprobs(token_ids: Sequence[int], entries: Sequence[Mapping[int, Logprob]], num_top: int) -> dict[str, Any]:
@@ -27,10 +27,10 @@ def _chat_token(found: Logprob) -> dict[str, Any]:
 
 
 class CompletionLogprobs:
-    """Makes `choices[].logprobs` of a completion, whose `text_offset` goes on from one piece of a stream to the next.
+    """Makes `choices[].logprobs` of a completion; `text_offset` continues from one piece of a stream to the next.
 
     Args:
-        num_top: tokens of each place in `top_logprobs`; the token itself comes beside where it is none of them.
+        num_top: tokens at each position in `top_logprobs`; the chosen token is added if it is not among them.
     """
 
     def __init__(self, num_top: int) -> None:
@@ -48,9 +48,9 @@ class CompletionLogprobs:
         """Return the log-probabilities of the next tokens; a prompt's first token has none.
 
         Args:
-            first: text of the prompt's first token, where the prompt is among the tokens.
-            echo: the prompt's text, which leaves out that token where the tokenizer put it before the text, and a space
-                where SentencePiece put one.
+            first: text of the prompt's first token, if the prompt is among the tokens.
+            echo: the prompt's text. It lacks the first token if the tokenizer added that, and a leading space if
+                SentencePiece added one.
         """
         found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for number, (token, entry) in enumerate(zip(token_ids, entries, strict=True)):
@@ -66,13 +66,13 @@ class CompletionLogprobs:
         ranked = sorted(entry.items(), key=lambda pair: pair[1].rank)
         kept = [other for key, other in ranked if key == token or other.rank <= self._num_top]
         top: dict[str, float] = {}
-        for other in kept:  # two tokens may decode to one text: the likelier stays
+        for other in kept:  # two tokens may decode to the same text: keep the likelier
             top.setdefault(other.decoded_token or "", other.logprob)
         return top
 
 
 def _shown(text: str, echo: str) -> str:
-    """Return what of a token's text the whole text begins with: all of it, all but a space, or nothing."""
+    """Return the part of a token's text that the echo begins with: all, all but a leading space, or nothing."""
     return next((shown for shown in (text, text.removeprefix(" ")) if echo.startswith(shown)), "")
 
 

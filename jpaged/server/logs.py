@@ -1,4 +1,4 @@
-"""The log of a server: one JSON object a line, on standard error."""
+"""The server's log on standard error, one JSON object a line, and the optional log of prompts (``--log-prompts``)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,13 @@ from jpaged.server.caller import Caller
 
 LEVELS = ("debug", "info", "warning", "error")
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
-"""The request that the running task works for; None = none is known, as in the engine's thread."""
+"""Id of the request that the current task serves; None if unknown, as in the engine's thread."""
 _JSON = ("jpaged.access", "jpaged.prompts")
-"""Loggers whose messages are JSON."""
+"""Loggers whose messages are JSON already."""
 
 
 class JsonLines(logging.Formatter):
-    """Writes a record as JSON; what is JSON already, as the lines of the access log, stays.
-
-    A line has the id of the request that it was written for, where one is known.
-    """
+    """Formats a record as JSON, with the id of its request if it is known. Messages of `_JSON` stay as they are."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = record.getMessage()
@@ -44,14 +41,14 @@ class JsonLines(logging.Formatter):
 
 
 def configure_logs(level: str, *, prompts: bool = False) -> None:
-    """Let the process write its log as JSON lines.
+    """Configure the process to log JSON lines.
 
     Args:
-        level: least level of the lines of jpaged and uvicorn.
-        prompts: whether the lines of prompts and outputs are written at any level.
+        level: lowest level of the lines of jpaged and uvicorn.
+        prompts: whether to log prompts and outputs, at any level.
 
     Raises:
-        ValueError: the level is none of `LEVELS`.
+        ValueError: the level is not one of `LEVELS`.
     """
     if level not in LEVELS:
         raise ValueError(f"log_level={level!r} is not one of {', '.join(LEVELS)}")
@@ -67,10 +64,10 @@ prompts = logging.getLogger("jpaged.prompts")
 
 
 class PromptLog:
-    """Collects one request of the engine, of which a line tells when it ends, however it does.
+    """Collects one request of the engine and logs a line when it ends, in whatever way.
 
     Args:
-        prompt: what the engine is given.
+        prompt: the prompt as the engine gets it.
         deltas: whether its outputs are deltas.
     """
 
@@ -82,14 +79,14 @@ class PromptLog:
         self._reasons: dict[int, str | None] = {}
 
     def add(self, output: RequestOutput) -> None:
-        """Take in what came."""
+        """Add an output."""
         for one in output.outputs:
             begun = self._texts.get(one.index, "") if self._deltas else ""
             self._texts[one.index] = begun + one.text
             self._reasons[one.index] = one.finish_reason
 
     def write(self) -> None:
-        """Write the line. Of images only their number is told; an output that was cut off has no `finish_reason`."""
+        """Log the line. It counts images without their content; an output that was cut off has no `finish_reason`."""
         key, images = self._caller.key, (self._prompt.get("multi_modal_data") or {}).get("image", ())
         name = "prompt" if self._prompt.get("prompt") is not None else "prompt_token_ids"
         line = {

@@ -1,4 +1,4 @@
-"""Numbers for Prometheus, under vLLM's names with the prefix ``jpaged:``."""
+"""Metrics in Prometheus' format, under vLLM's names with the prefix ``jpaged:``."""
 
 from __future__ import annotations
 
@@ -39,25 +39,29 @@ _LONG = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 5
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _HISTOGRAMS = (  # name, help, buckets
-    ("time_to_first_token_seconds", "From a request's arrival at the server to its first token.", _SECONDS),
-    ("inter_token_latency_seconds", "Between two tokens of a stream, as the server sent them.", _GAPS),
-    ("request_time_per_output_token_seconds", "From the first token to the last, for each token but one.", _GAPS),
-    ("e2e_request_latency_seconds", "From a request's arrival at the server to its end.", _LONG),
-    ("request_queue_time_seconds", "From a request's arrival at the server to its first step.", _LONG),
-    ("request_prefill_time_seconds", "From a request's first step to its first token.", _LONG),
-    ("request_decode_time_seconds", "From a request's first token to its end.", _LONG),
+    ("time_to_first_token_seconds", "Seconds from a request's arrival to its first token.", _SECONDS),
+    ("inter_token_latency_seconds", "Seconds between two tokens of a stream.", _GAPS),
+    (
+        "request_time_per_output_token_seconds",
+        "Mean seconds of a token after the first.",
+        _GAPS,
+    ),
+    ("e2e_request_latency_seconds", "Seconds from a request's arrival to its end.", _LONG),
+    ("request_queue_time_seconds", "Seconds from a request's arrival to its first step.", _LONG),
+    ("request_prefill_time_seconds", "Seconds from a request's first step to its first token.", _LONG),
+    ("request_decode_time_seconds", "Seconds from a request's first token to its end.", _LONG),
     ("request_prompt_tokens", "Tokens of a request's prompt.", _TOKENS),
-    ("request_generation_tokens", "Tokens that a request got.", _TOKENS),
+    ("request_generation_tokens", "Tokens that a request generated.", _TOKENS),
 )
 
 
 class RequestTimes:
-    """When the tokens of one request came to the server.
+    """Arrival times of the tokens of one request.
 
     Attributes:
-        num_tokens: tokens so far of each of its outputs.
-        gap: seconds from the output with tokens before the last one, or from the first token, to the last one.
-        shared: tokens of each sequence that share the gap: of the first output all but the first.
+        num_tokens: tokens so far, by output.
+        gap: seconds between the last two outputs with tokens, or between the first token and the first output.
+        shared: tokens of each sequence that share the gap: all but the first token of the first output.
     """
 
     def __init__(self) -> None:
@@ -67,7 +71,7 @@ class RequestTimes:
         self._last: float | None = None
 
     def count(self, output: RequestOutput) -> None:
-        """Take in what came, the new tokens where outputs are deltas."""
+        """Count the new tokens of an output."""
         new = {each.index: len(each.token_ids) for each in output.outputs if each.token_ids}
         self.shared = {}
         if not new:
@@ -85,10 +89,10 @@ class RequestTimes:
 
 
 class ServerMetrics:
-    """Counts the times of requests and gives them, with the engine's numbers, in Prometheus' form.
+    """Collects the times of requests and exports them with the engine's metrics in Prometheus' format.
 
     Args:
-        engine: is asked for its numbers at each scrape; that never waits for a step.
+        engine: read at each scrape, which never waits for a step.
         model: value of the label ``model_name`` of every metric.
     """
 
@@ -96,13 +100,13 @@ class ServerMetrics:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineNumbers(engine, model))
         made = {
-            name: Histogram(f"jpaged:{name}", told, ["model_name"], registry=self._registry, buckets=buckets)
-            for name, told, buckets in _HISTOGRAMS
+            name: Histogram(f"jpaged:{name}", help_text, ["model_name"], registry=self._registry, buckets=buckets)
+            for name, help_text, buckets in _HISTOGRAMS
         }
         self._histograms = {name: histogram.labels(model) for name, histogram in made.items()}
 
     def streamed(self, times: RequestTimes) -> None:
-        """Count an output of a stream: the tokens of each sequence share the time since the output before."""
+        """Count an output of a stream: each sequence's tokens share the time since the previous output."""
         for number in times.shared.values():
             for _ in range(number):
                 self._histograms["inter_token_latency_seconds"].observe(times.gap / number)
@@ -111,26 +115,26 @@ class ServerMetrics:
         """Count a request that ended.
 
         Args:
-            arrived: when it came to the server, on the clock of its metrics: it may have waited for its key's turn
-                before the engine got it. One that was restored came to the engine before.
+            arrived: its arrival at the server, on the clock of its metrics. It may have waited in the fair queue before
+                it reached the engine; a restored request reached the engine before.
         """
-        took, told = output.metrics, self._histograms
-        told["request_prompt_tokens"].observe(len(output.prompt_token_ids))
-        told["request_generation_tokens"].observe(times.num_tokens.total())
+        took, histograms = output.metrics, self._histograms
+        histograms["request_prompt_tokens"].observe(len(output.prompt_token_ids))
+        histograms["request_generation_tokens"].observe(times.num_tokens.total())
         if took is None or took.finished_time is None:
             return
         came = min(arrived, took.arrival_time)
-        told["e2e_request_latency_seconds"].observe(took.finished_time - came)
+        histograms["e2e_request_latency_seconds"].observe(took.finished_time - came)
         if took.first_scheduled_time is None or took.first_token_time is None:
             return
-        told["request_queue_time_seconds"].observe(took.first_scheduled_time - came)
-        told["request_prefill_time_seconds"].observe(took.first_token_time - took.first_scheduled_time)
-        told["time_to_first_token_seconds"].observe(took.first_token_time - came)
+        histograms["request_queue_time_seconds"].observe(took.first_scheduled_time - came)
+        histograms["request_prefill_time_seconds"].observe(took.first_token_time - took.first_scheduled_time)
+        histograms["time_to_first_token_seconds"].observe(took.first_token_time - came)
         decode = took.finished_time - took.first_token_time
-        told["request_decode_time_seconds"].observe(decode)
+        histograms["request_decode_time_seconds"].observe(decode)
         longest = max(times.num_tokens.values(), default=0)
         if longest > 1:
-            told["request_time_per_output_token_seconds"].observe(decode / (longest - 1))
+            histograms["request_time_per_output_token_seconds"].observe(decode / (longest - 1))
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
@@ -138,7 +142,7 @@ class ServerMetrics:
 
 
 class _EngineNumbers(Collector):
-    """Gives an engine's gauges and counters as they are when somebody asks."""
+    """Exports an engine's metrics, read at each scrape."""
 
     def __init__(self, engine: AsyncLLM, model: str) -> None:
         self._engine = engine
@@ -151,16 +155,18 @@ class _EngineNumbers(Collector):
         families: dict[str, Metric] = {}
         for metric in self._engine.get_metrics():
             labels = {"model_name": self._model, **metric.labels}
-            told = metric.name.removeprefix("jpaged:").replace("_", " ")
+            help_text = metric.name.removeprefix("jpaged:").replace("_", " ")
             if isinstance(metric, Gauge):
-                gauge = families.setdefault(metric.name, GaugeMetricFamily(metric.name, told, labels=list(labels)))
+                gauge = families.setdefault(metric.name, GaugeMetricFamily(metric.name, help_text, labels=list(labels)))
                 gauge.add_metric(list(labels.values()), metric.value)  # type: ignore[attr-defined]
             elif isinstance(metric, Counter):
-                counter = families.setdefault(metric.name, CounterMetricFamily(metric.name, told, labels=list(labels)))
+                counter = families.setdefault(
+                    metric.name, CounterMetricFamily(metric.name, help_text, labels=list(labels))
+                )
                 counter.add_metric(list(labels.values()), metric.value)  # type: ignore[attr-defined]
             elif isinstance(metric, EngineHistogram):
                 buckets = [(bound, float(count)) for bound, count in metric.buckets.items()]
-                times = HistogramMetricFamily(metric.name, told, labels=list(labels))
+                times = HistogramMetricFamily(metric.name, help_text, labels=list(labels))
                 times.add_metric(list(labels.values()), buckets, metric.sum)
                 families[metric.name] = times
         return iter(families.values())

@@ -1,4 +1,4 @@
-"""Runs a server until a signal ends it in good order, or the engine's end ends it at once."""
+"""Runs a server until a signal drains it, or a failure of the engine ends it at once."""
 
 from __future__ import annotations
 
@@ -30,17 +30,16 @@ from jpaged.server.tracing import Traces
 
 logger = logging.getLogger("jpaged.server")
 FAILED = 70
-"""Exit status of a process whose engine failed (EX_SOFTWARE)."""
-_LAST_WORDS = 5.0
-"""Seconds in which clients of a failed engine are told, before the process ends whatever it does; those that a second
-signal gives the server too."""
+"""Exit status if the engine failed (EX_SOFTWARE)."""
+_GRACE = 5.0
+"""Seconds for the last answers after a failure of the engine, or after a second signal; then the process ends."""
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that goes on answering `/health` while running requests end.
+    """A uvicorn server that answers `/health` while running requests end.
 
-    The first SIGTERM or SIGINT begins to drain: new requests get 503, those that run get `drain_seconds`, and what is
-    left then is cut off with an error. A second one ends it at once.
+    The first SIGTERM or SIGINT begins to drain: new requests get 503, running ones have `drain_seconds`, and those left
+    then are cut off with an error. A second signal ends the server at once.
     """
 
     def __init__(self, config: uvicorn.Config, app: FastAPI, on_ready: Callable[[str], None] | None = None) -> None:
@@ -57,10 +56,10 @@ class Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: Any = None) -> None:
-        """Go on from the state that is kept, open the port, and begin to watch the engine."""
+        """Restore the saved state, open the port, and begin to watch the engine."""
         self._loop = asyncio.get_running_loop()
-        await self.kept.take_up()
-        self._responses.take_up()
+        await self.kept.restore()
+        self._responses.restore()
         await super().startup(sockets)
         self._watched = asyncio.create_task(self._watch_engine())
         if self._on_ready is not None and self.servers:
@@ -72,13 +71,13 @@ class Server(uvicorn.Server):
         """Begin to drain at the first signal, and end at once at the second."""
         if self._loop is None or self._serving.draining:
             self.should_exit = self.force_exit = True
-            _leave_after(_LAST_WORDS)
+            _exit_after(_GRACE)
             return
         self._serving.draining = True
         self._loop.call_soon_threadsafe(self._begin_draining, signal.Signals(sig).name)
 
     def _begin_draining(self, why: str) -> None:
-        logger.info("%s: %d requests get %g s to end", why, self._serving.num_active, self._drain_seconds)
+        logger.info("%s: %d requests have %g s to end", why, self._serving.num_active, self._drain_seconds)
         self._drained = asyncio.create_task(self._drain())
 
     @property
@@ -90,15 +89,15 @@ class Server(uvicorn.Server):
             logger.warning("%d requests are cut off", self._serving.num_active)
             await self.kept.save_last()
             if self.kept.stalled:
-                _leave_after(_LAST_WORDS)
+                _exit_after(_GRACE)
             with contextlib.suppress(EngineStopped, TimeoutError):
-                async with asyncio.timeout(_LAST_WORDS):  # a step may never end
+                async with asyncio.timeout(_GRACE):  # a step may never end
                     await self._serving.cut_off()
-            await self._ended_within(_LAST_WORDS)
+            await self._ended_within(_GRACE)
         self.should_exit = True
 
     async def _ended_within(self, seconds: float) -> bool:
-        """Wait for the last answer; tell whether it came in time."""
+        """Wait for the last answer; tell whether it ended in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self._serving.num_active:
@@ -112,12 +111,15 @@ class Server(uvicorn.Server):
             logger.critical("the engine failed, and the server ends", exc_info=True)
             self.failed = True
             self._serving.draining = self.should_exit = True
-            _leave_after(_LAST_WORDS)
+            _exit_after(_GRACE)
 
 
-def _leave() -> None:
-    """End the process as failed, whatever its threads do. Where a device has failed, or a step never ends, what Python
-    and XLA do at a process' end may wait for ever, and so may a pipe that nobody reads."""
+def _exit_now() -> None:
+    """End the process with status `FAILED`, without waiting for its threads.
+
+    If a device has failed or a step never ends, the exit handlers of Python and XLA may wait forever. So may a flush to
+    a pipe without a reader.
+    """
     flushing = threading.Thread(target=_flush, daemon=True)
     flushing.start()
     flushing.join(1.0)
@@ -130,16 +132,16 @@ def _flush() -> None:
             stream.flush()
 
 
-def _leave_after(seconds: float) -> threading.Timer:
-    """End the process as failed in so many seconds, unless it ends by itself before or the timer is cancelled."""
-    last = threading.Timer(seconds, _leave)
+def _exit_after(seconds: float) -> threading.Timer:
+    """End the process with status `FAILED` after some seconds, unless it ends before or the timer is cancelled."""
+    last = threading.Timer(seconds, _exit_now)
     last.daemon = True
     last.start()
     return last
 
 
 def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
-    """Return what uvicorn needs to know of the settings."""
+    """Return uvicorn's configuration."""
     return uvicorn.Config(
         app,
         host=settings.host,
@@ -157,10 +159,10 @@ def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
 
 
 def check_address(settings: ServerSettings) -> None:
-    """Do nothing where the address can be listened on, so that this is known before a model is loaded.
+    """Check that the server can listen on its address, before a model is loaded.
 
     Raises:
-        OSError: it is taken, or none of this machine's.
+        OSError: the address is in use, or does not belong to this machine.
     """
     family, _, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
     try:
@@ -170,13 +172,13 @@ def check_address(settings: ServerSettings) -> None:
 
 
 def run_server(engine: AsyncLLM, settings: ServerSettings, on_ready: Callable[[str], None] | None = None) -> int:
-    """Serve until the process is told to end; then shut the engine down.
+    """Serve until a signal ends the server; then shut the engine down.
 
     Args:
-        on_ready: is told the address when requests are taken.
+        on_ready: called with the server's URL when it accepts requests.
 
     Returns:
-        The process' exit status, 0. Where the engine failed this does not return: the process ends with `FAILED`.
+        The exit status, 0. If the engine failed this does not return: the process ends with `FAILED`.
     """
     endpoint = settings.otlp_traces_endpoint
     traces = None if endpoint is None else Traces.to_collector(endpoint, settings.model)
@@ -184,7 +186,7 @@ def run_server(engine: AsyncLLM, settings: ServerSettings, on_ready: Callable[[s
     config = uvicorn_config(app, settings)
     server = Server(config, app, on_ready)
     gc.collect()
-    gc.freeze()  # a full collection would look at all that the model's libraries hold, and stop every stream for 0.4 s
+    gc.freeze()  # a full collection would scan the libraries' objects and stop every stream for 0.4 s
 
     async def main() -> None:
         try:
@@ -193,7 +195,7 @@ def run_server(engine: AsyncLLM, settings: ServerSettings, on_ready: Callable[[s
             if not server.failed:
                 await server.kept.save_last()
             patience = 0.0 if server.kept.stalled else settings.health_timeout
-            last = _leave_after(patience + _LAST_WORDS)  # the step that runs may never end
+            last = _exit_after(patience + _GRACE)  # the running step may never end
             await engine.shutdown()
             last.cancel()
             if traces is not None:
@@ -204,5 +206,5 @@ def run_server(engine: AsyncLLM, settings: ServerSettings, on_ready: Callable[[s
             runner.run(main())
         finally:
             if server.failed:
-                _leave()
+                _exit_now()
     return 0

@@ -1,4 +1,4 @@
-"""What all endpoints of one server share: the engine, the settings, and what is going on."""
+"""The state that all endpoints share, and the way of each request to the engine and back."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ _FIELDS = {*SamplingFields.model_fields, "prompt"}
 
 
 class Serving:
-    """One engine behind HTTP.
+    """One engine behind HTTP. Used from the event loop only.
 
     Args:
-        engine: its requests come from this server, and perhaps from others in the process.
+        engine: may have other callers in the process.
         settings: see `ServerSettings`.
-        traces: gets a span for each request; None = none is written.
+        traces: records a span for each request; None: no spans.
 
     Attributes:
-        created: when the server started, in seconds since 1970.
-        draining: whether no request is taken any more, as the server is about to end.
-        queue: those who wait for a place at the engine, by key.
-        num_active: POST requests that are being answered.
+        created: start of the server, in seconds since 1970.
+        draining: whether the server is about to end and refuses new requests.
+        queue: requests that wait for a place at the engine, by key.
+        num_active: POST requests in progress.
     """
 
     def __init__(self, engine: AsyncLLM, settings: ServerSettings, traces: Traces | None = None) -> None:
         self.engine = engine
         clash = sorted(set(settings.names) & set(engine.adapters))
         if clash:
-            raise ValueError(f"lora_modules has {clash[0]!r}, a name of the model itself: give one of them another")
+            raise ValueError(f"lora_modules has {clash[0]!r}, which is also a name of the model: rename one of them")
         self._traces = traces
         self.settings = settings
         self.metrics = ServerMetrics(engine, settings.model)
@@ -59,25 +59,25 @@ class Serving:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return what requests may give as the model: its names, and those of its low-rank adapters."""
+        """Return the accepted values of a request's `model`: the model's names and those of its adapters."""
         return (*self.settings.names, *self.engine.adapters)
 
     def adapter_of(self, model: str | None) -> str | None:
-        """Return the adapter that a request asks for by its `model`; None = the model as it is."""
+        """Return the adapter that a request's `model` names; None: the model without an adapter."""
         return model if model is not None and model not in self.settings.names else None
 
     async def cut_off(self) -> None:
-        """End what the engine runs for this server: each answer ends as it is, with finish_reason "abort". What has not
-        begun is refused."""
+        """End all running requests with their output so far and finish_reason "abort", and refuse those that have not
+        begun."""
         self._closed = True
         for name in list(self._names):
             await self.engine.abort(name)
 
     def begin(self, request: Request) -> Caller:
-        """Return who asks, once it is clear that a request may be taken.
+        """Return the caller of a request, with its deadline.
 
         Raises:
-            ApiError: the server is about to end.
+            ApiError: the server is draining.
         """
         if self.draining:
             raise _shutting_down()
@@ -96,18 +96,24 @@ class Serving:
         priority: int | None = None,
         add_special_tokens: bool | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Run one prompt, with the adapter that `model` names, and count what it takes; closing the generator frees the
-        request's memory."""
+        """Run one prompt with the adapter that `model` names, and record metrics, log and trace.
+
+        Closing the generator frees the request's memory.
+
+        Raises:
+            ApiError: the engine refuses the prompt or a parameter, the queue is full, or a request with the same
+                Idempotency-Key runs.
+        """
         prompt = {**prompt, "cache_salt": caller.salted(prompt.get("cache_salt"))}
         adapter = self.adapter_of(model)
         name = caller.engine_name(prompt, params, adapter)
         if name in self._names:
-            message = "the request with this Idempotency-Key is running: its answer goes to who asked first"
+            message = "a request with this Idempotency-Key is running, and its answer goes to its first caller"
             raise ApiError(message, status=409, code="idempotency_conflict")
         self._names.add(name)
-        seen = _Seen()
+        seen = _Progress()
         deltas = isinstance(params, SamplingParams) and params.output_kind is RequestOutputKind.DELTA
-        written = PromptLog(caller, prompt, deltas=deltas) if self.settings.log_prompts else None
+        log = PromptLog(caller, prompt, deltas=deltas) if self.settings.log_prompts else None
         try:
             async with (
                 self.queue.place(caller.key),
@@ -115,8 +121,8 @@ class Serving:
             ):
                 async for output in outputs:
                     self._count(output, params, caller, seen)
-                    if written is not None:
-                        written.add(output)
+                    if log is not None:
+                        log.add(output)
                     yield output
         except ValueError as error:  # the engine refuses the prompt or a parameter
             seen.fail(error)
@@ -126,8 +132,8 @@ class Serving:
             raise
         finally:
             self._names.discard(name)
-            if written is not None:
-                written.write()
+            if log is not None:
+                log.write()
             if self._traces is not None:
                 self._traces.record(caller, params, seen.last, seen.times.num_tokens.total(), seen.failure)
 
@@ -170,7 +176,7 @@ class Serving:
         return ChatTurn(body, self.engine.tokenizer, **parsers)
 
     def _count(
-        self, output: RequestOutput, params: SamplingParams | BeamSearchParams, caller: Caller, seen: _Seen
+        self, output: RequestOutput, params: SamplingParams | BeamSearchParams, caller: Caller, seen: _Progress
     ) -> None:
         seen.last = output
         seen.times.count(output)
@@ -190,7 +196,7 @@ class Serving:
         priority: int | None,
         add_special_tokens: bool | None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the engine's outputs for one prompt, or those of a request that came with a saved state."""
+        """Yield the engine's outputs for one prompt, or those of a restored request."""
         if self._closed:
             raise _shutting_down()
         restored = name in self.engine.restored_requests
@@ -211,11 +217,11 @@ class Serving:
 
 
 @dataclass
-class _Seen:
-    """What has come of a request so far.
+class _Progress:
+    """The progress of one request.
 
     Attributes:
-        failure: why it has not come to its end; until it has, that its client let go of it.
+        failure: the reason for an early end; before the end of the request, that its client disconnected.
     """
 
     last: RequestOutput | None = None
@@ -223,7 +229,7 @@ class _Seen:
     failure: str | None = "the client went away"
 
     def fail(self, error: Exception) -> None:
-        """Note an error; it may repeat the prompt, so that only its kind is kept."""
+        """Record an error by its type only, since its message may repeat the prompt."""
         self.failure = type(error).__name__
 
 
@@ -235,7 +241,7 @@ Outputs = AsyncGenerator[RequestOutput, None]
 
 
 async def merged(each: Sequence[Outputs]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    """Yield the outputs of several prompts as they come, each with its prompt's number; closing ends them all."""
+    """Yield the outputs of several prompts as they come, each with its prompt's number. Closing ends them all."""
     if len(each) == 1:
         async with aclosing(each[0]) as outputs:
             async for output in outputs:
@@ -257,13 +263,13 @@ async def merged(each: Sequence[Outputs]) -> AsyncGenerator[tuple[int, RequestOu
     try:
         left = len(each)
         while left:
-            prompt, news = await queue.get()
-            if isinstance(news, Exception):
-                raise news
-            if news is None:
+            prompt, item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
                 left -= 1
             else:
-                yield prompt, news
+                yield prompt, item
     finally:
         for task in tasks:
             task.cancel()
@@ -271,7 +277,7 @@ async def merged(each: Sequence[Outputs]) -> AsyncGenerator[tuple[int, RequestOu
 
 
 async def collected(each: Sequence[Outputs]) -> list[RequestOutput]:
-    """Return the final outputs of several prompts, in their order."""
+    """Return the final outputs of several prompts, in order."""
     final: dict[int, RequestOutput] = {}
     async with aclosing(merged(each)) as outputs:
         async for number, output in outputs:

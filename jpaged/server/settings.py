@@ -1,4 +1,4 @@
-"""What a server is told when it starts."""
+"""Settings of a server."""
 
 from __future__ import annotations
 
@@ -17,33 +17,32 @@ class ServerSettings:
     """Settings of one server.
 
     Attributes:
-        model: name of the model that requests give and `/v1/models` lists; further names in `aliases`.
-        aliases: other names by which requests may call the model.
-        host: address to listen on. Without keys it must be one that only this machine reaches.
-        port: port to listen on; 0 lets the system choose.
-        keys: keys that requests may bring, each with a name of its own; none = everybody may ask.
+        model: name of the model in requests and in `/v1/models`; further names in `aliases`.
+        aliases: other names of the model.
+        host: address to listen on. Without keys it must be a local one.
+        port: port to listen on; 0: a free one.
+        keys: accepted keys, with different names; none: no key is needed.
         allow_anonymous: whether a server without keys may listen on any address.
-        cors_origins: origins whose pages may read answers in a browser; none = browsers keep them from all.
+        cors_origins: origins whose pages may read answers in a browser; none: no other origin may.
         tls_certificate, tls_key: PEM files; both or neither.
         max_body_bytes: largest body of a request.
-        request_timeout: seconds after which a request ends with an error; None = never.
-        read_timeout: seconds within which a request has to be there, head and body.
-        stall_timeout: seconds that a stream's reader may leave its connection full before the request ends.
-        health_timeout: seconds within which the engine has to come between two steps to count as healthy.
-        drain_seconds: seconds that running requests get to end after SIGTERM.
-        max_waiting: most requests that wait for a place; those beyond get 429.
-        max_stored_responses: most responses of `/v1/responses` that are kept for one key.
-        tool_parser: family whose form of tool calls is read: "hermes", "llama3" or "mistral"; None = tools are refused.
-        state_dir: folder in which the engine's state is kept, and from which a server that was killed goes on; None =
-            none is kept.
-        save_every: seconds from one save to the next.
-        otlp_traces_endpoint: URL of the OpenTelemetry collector that gets spans of requests; None = none are written.
-        log_prompts: whether the log has prompts and outputs.
-        reasoning_parser: "think" splits `<think>...</think>` off the answer; None = it stays in the text.
+        request_timeout: seconds after which a request ends with an error; None: no limit.
+        read_timeout: seconds within which a request has to arrive, head and body.
+        stall_timeout: seconds that a client may stop reading its stream before the request ends.
+        health_timeout: seconds within which a step has to end for the engine to be healthy.
+        drain_seconds: seconds that running requests have to end after SIGTERM.
+        max_waiting: limit on waiting requests; further ones get 429.
+        max_stored_responses: limit on stored responses of one key.
+        tool_parser: family whose tool calls are read, of `messages.tool_calls.TOOL_FORMATS`; None: tools are refused.
+        state_dir: folder of the saved state, from which a restarted server continues; None: nothing is saved.
+        save_every: seconds between two saves.
+        otlp_traces_endpoint: URL of the OpenTelemetry collector for spans of requests; None: no spans.
+        log_prompts: whether the log contains prompts and outputs.
+        reasoning_parser: family whose thoughts are split off, of `messages.thoughts.THOUGHT_FORMATS`; None: none are.
 
     Raises:
-        ValueError: a value is out of its range, two keys have one name, or the server would be open to the network
-            without keys.
+        ValueError: a value is out of range, two keys share a name, or the server would be open to the network without
+            keys.
     """
 
     model: str
@@ -90,11 +89,11 @@ class ServerSettings:
             )
         names = [key.name for key in self.keys]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"keys={twice} are names of several keys: what is kept for a name must go to one key only")
+            raise ValueError(f"keys={twice} are names of several keys: each key needs a name of its own")
         if not (self.keys or self.allow_anonymous or self.is_local):
             raise ValueError(
                 f"host={self.host!r} can be reached from other machines, and there is no key: give --api-key, or "
-                "--allow-anonymous to let everybody in"
+                "--allow-anonymous to admit everybody"
             )
 
     @property

@@ -1,4 +1,4 @@
-"""Answers that come in pieces, and clients that go away before the end."""
+"""Server-sent events, whole answers, and the handling of clients that disconnect or stop reading."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def _json(data: Any) -> bytes:
-    """Return JSON. Half a character, as a client may have sent it in what an answer repeats, is escaped."""
+    """Return JSON. Lone surrogates are escaped: an answer may repeat those that a client sent."""
     try:
         return to_json(data, inf_nan_mode="null")
     except PydanticSerializationError:
@@ -32,43 +32,43 @@ def _json(data: Any) -> bytes:
 
 
 def event(data: Any, name: str | None = None) -> bytes:
-    """Return one server-sent event whose data are JSON."""
+    """Return one server-sent event with JSON data."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + _json(data) + b"\n\n"
 
 
 class Events:
-    """Writes the events of one answer, whose data begin with the same fields: these are made JSON once.
+    """Writes the events of one answer, whose data begin with the same fields, encoded once.
 
     Args:
-        head: the fields that all have.
+        head: the common fields.
     """
 
     def __init__(self, head: Mapping[str, Any]) -> None:
         self._start = b"data: " + _json(dict(head))[:-1] + b","
 
     def __call__(self, fields: Mapping[str, Any]) -> bytes:
-        """Return an event with these fields, of which there is one at least, behind the head's."""
+        """Return an event with at least one field after the head's."""
         return self._start + _json(fields)[1:] + b"\n\n"
 
 
 def whole(data: Any) -> Response:
-    """Return an answer that is all there."""
+    """Return a whole answer."""
     return Response(_json(data), media_type="application/json")
 
 
 async def disconnected(receive: Receive) -> None:
-    """Return when the client closed its connection."""
+    """Return when the client has closed its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def while_connected(request: Request, caller: Caller, work: Coroutine[Any, Any, T]) -> T:
-    """Do some work for a client; if the client goes away, or its time is over, the work is cancelled.
+    """Run some work; cancel it if the client disconnects or the deadline passes.
 
     Raises:
         ClientGone: the client closed its connection.
-        TimeoutError: the request's deadline came.
+        TimeoutError: the request's deadline passed.
     """
     task, watch = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(request.receive))
     try:
@@ -87,7 +87,7 @@ async def while_connected(request: Request, caller: Caller, work: Coroutine[Any,
 async def stream(
     request: Request, caller: Caller, chunks: AsyncGenerator[bytes, None], stall_timeout: float
 ) -> EventStream:
-    """Wait for the first chunk, so that what is refused gets a status of its own, and return the answer."""
+    """Wait for the first chunk, so that a refusal gets its own status, and return the answer."""
     try:
         first = await while_connected(request, caller, _first(chunks))
     except BaseException:
@@ -97,20 +97,20 @@ async def stream(
 
 
 async def _first(chunks: AsyncGenerator[bytes, None]) -> bytes | None:
-    """Return the first chunk; None where there is none."""
+    """Return the first chunk; None if there is none."""
     async for chunk in chunks:
         return chunk
     return None
 
 
 class EventStream(Response):
-    """Sends chunks as they come. It ends them when the client goes away, reads nothing for too long, or is out of time.
+    """Sends chunks as they come. It ends when the client disconnects or stops reading, or the deadline passes.
 
     Args:
-        first, chunks: server-sent events, ready to be sent; None = there is no first one, or `chunks` has it.
-        caller: whose request this is.
-        stall_timeout: most seconds that sending a chunk may take.
-        headers: further headers of the answer.
+        first, chunks: encoded server-sent events. `first` is None if `chunks` yields all of them.
+        caller: the caller of the request.
+        stall_timeout: limit on the seconds that sending a chunk may take.
+        headers: further headers.
     """
 
     media_type = "text/event-stream"
@@ -129,7 +129,7 @@ class EventStream(Response):
         self._chunks = chunks
         self._caller = caller
         self._stall_timeout = stall_timeout
-        self._sending: float | None = None  # when the chunk that is being sent began to be
+        self._sending: float | None = None  # start of sending the current chunk
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -146,15 +146,17 @@ class EventStream(Response):
                 await asyncio.wait((task,))
         if gave_up:
             self._caller.log["error"] = "the client stopped reading"
-            # Closing would wait for what the client does not read.
+            # Closing would wait until the client has read everything.
             scope.get("extensions", {}).get(ABORT, lambda: None)()
-            await asyncio.sleep(0)  # uvicorn learns of it
+            await asyncio.sleep(0)  # let uvicorn notice
         elif not task.cancelled():
             task.result()
 
     async def _stalled(self) -> None:
-        """Return when a chunk has not been sent for `stall_timeout` seconds. One timer a stream watches; one for each
-        chunk would cost more than the chunk."""
+        """Return when sending a chunk takes longer than `stall_timeout` seconds.
+
+        One timer watches the stream: a timer for each chunk would cost more than the chunk.
+        """
         clock = asyncio.get_running_loop().time
         left = self._stall_timeout
         while left > 0:
@@ -177,10 +179,10 @@ class EventStream(Response):
                 async with asyncio.timeout_at(self._caller.deadline):
                     async for chunk in chunks:
                         await body(chunk)
-            except Exception as error:  # the status was sent: the stream itself has to tell
-                told = described(error)
-                if told.status == 500:
+            except Exception as error:  # the status is sent already, so the error becomes an event
+                answer = described(error)
+                if answer.status == 500:
                     logger.exception("a stream failed", extra={"request_id": self._caller.request_id})
-                self._caller.log["error"] = told.code  # a message may repeat the prompt
-                await body(event(told.body))
+                self._caller.log["error"] = answer.code  # a message may repeat the prompt
+                await body(event(answer.body))
         await body(b"", more=False)

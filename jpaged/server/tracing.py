@@ -1,4 +1,4 @@
-"""Spans of requests for OpenTelemetry: where their time went, in the trace of whoever asked (extra `otel`)."""
+"""Records OpenTelemetry spans of requests, as part of the client's trace (extra `otel`)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ if TYPE_CHECKING:
 
 
 class Traces:
-    """Writes a span for each request of the engine, and below it one for every part of its life.
+    """Records a span for each request of the engine, with a child span for each phase.
 
-    The parts are "queue" (from its arrival at the server to its first step), "prefill" (to its first token), "decode"
-    (to its end) and, within these, "preempted" for each time that its memory was taken back. Attributes have vLLM's
-    names. Prompts and outputs are not among them.
+    The phases are "queue" (from its arrival to its first step), "prefill" (to its first token), "decode" (to its end)
+    and, within these, "preempted" for each preemption. Attributes have vLLM's names and contain no prompts or outputs.
 
     Args:
-        provider: makes the spans and hands them on.
+        provider: makes and exports the spans.
         model: name of the model.
     """
 
@@ -33,10 +32,10 @@ class Traces:
 
     @classmethod
     def to_collector(cls, endpoint: str, model: str) -> Traces:
-        """Return traces that are sent to a collector by OTLP over HTTP, in batches, by a thread of their own.
+        """Return traces that a thread sends to a collector in batches, by OTLP over HTTP.
 
         Args:
-            endpoint: URL of the collector's traces, as ``http://localhost:4318/v1/traces``.
+            endpoint: URL of the collector's traces, such as ``http://localhost:4318/v1/traces``.
         """
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -55,19 +54,19 @@ class Traces:
         num_tokens: int,
         failure: str | None = None,
     ) -> None:
-        """Write the spans of a request that has ended.
+        """Record the spans of a request that has ended.
 
         Args:
-            output: the last that came of it; None where nothing did.
-            num_tokens: tokens that it got.
-            failure: why it did not come to its end; None where it did.
+            output: its last output; None if there was none.
+            num_tokens: tokens that it generated.
+            failure: reason of an early end; None if it completed.
         """
         from opentelemetry.trace import SpanKind, Status, StatusCode
         from opentelemetry.trace.propagation import set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         took, now = None if output is None else output.metrics, time.monotonic()
-        epoch = time.time_ns() - round(now * 1e9)  # what the monotonic clock's zero is, on the clock of traces
+        epoch = time.time_ns() - round(now * 1e9)  # zero of the monotonic clock, on the clock of traces
         began = caller.arrived if took is None else min(caller.arrived, took.arrival_time)
         scheduled = first = None
         ended = now
@@ -123,5 +122,5 @@ class Traces:
         return {name: value for name, value in given.items() if value is not None}
 
     def close(self) -> None:
-        """Hand on the spans that are left."""
+        """Export the remaining spans and stop."""
         self._provider.shutdown()

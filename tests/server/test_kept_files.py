@@ -37,7 +37,7 @@ def test_a_file_that_cannot_be_removed_is_told_to_the_log_and_to_nobody_else(tmp
     file.unlink()
     file.mkdir()
     files.remove("", "resp_1")
-    assert "a response that is forgotten stays in its file" in caplog.text
+    assert "the file of a deleted response cannot be removed" in caplog.text
 
 
 def test_files_named_as_before_are_read_under_their_new_names(tmp_path):
@@ -56,7 +56,7 @@ def test_files_named_as_before_are_read_under_their_new_names(tmp_path):
 def test_what_is_no_record_is_left_out(tmp_path, content, caplog):
     (tmp_path / "odd.json").write_text(content)
     assert list(KeptFiles(tmp_path).read()) == []
-    assert "a kept response is left out: odd.json" in caplog.text
+    assert "a kept response is skipped: odd.json" in caplog.text
 
 
 def test_an_event_that_was_not_written_to_its_end_is_cut_off_and_the_next_stands_in_its_place(tmp_path):
@@ -90,7 +90,7 @@ def test_where_an_event_cannot_be_written_nobody_takes_the_others_for_all(tmp_pa
     log.append(b'event: a\ndata: {"n": 2}\n\n')
     log.append(b'event: a\ndata: {"n": 3}\n\n')
     assert files.events("", "r") is None and log._out.closed
-    assert "the events of a response will not outlive the server" in caplog.text
+    assert "events cannot be written and are lost at a restart" in caplog.text
 
 
 def test_events_whose_record_is_gone_go_too(tmp_path):

@@ -83,7 +83,7 @@ def test_a_damaged_state_is_told_and_the_server_starts_cold(serve, killed, undis
     content[len(content) // 2] ^= 1
     largest.write_bytes(content)
     server = serve(state_dir=killed)
-    assert "the server starts cold" in caplog.text
+    assert "the saved state is refused" in caplog.text
     assert server.engine.restored_requests == [] and ask(server) == undisturbed
 
 

@@ -66,7 +66,7 @@ def test_a_file_of_requests_names_adapters_too(adapted, tmp_path):
 
 
 def test_an_adapter_may_not_have_the_models_name(adapted):
-    with pytest.raises(ValueError, match="lora_modules has 'poet', a name of the model itself"):
+    with pytest.raises(ValueError, match="lora_modules has 'poet', which is also a name of the model"):
         LiveServer(AsyncLLM.from_llm(adapted), ServerSettings(model="poet", port=0))
 
 

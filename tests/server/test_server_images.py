@@ -76,7 +76,7 @@ def test_a_server_of_a_model_with_eyes_keeps_its_state(llm, tmp_path):
 
     async def start():
         try:
-            await kept.take_up()
+            await kept.restore()
             await kept.save_last()
             return await engine.load_state(tmp_path)
         finally:

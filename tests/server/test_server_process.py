@@ -64,7 +64,7 @@ def test_a_second_signal_ends_a_server_whose_step_never_ends(start, tiny_folder)
         next(lines)
         assert process.stdout.readline() == "it hangs\n"
         process.send_signal(signal.SIGTERM)
-        assert any("requests get 30 s to end" in line for line in process.stderr)
+        assert any("requests have 30 s to end" in line for line in process.stderr)
         process.send_signal(signal.SIGTERM)
         assert process.wait(AT_ONCE) == 70
 

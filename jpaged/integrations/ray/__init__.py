@@ -1,10 +1,9 @@
-"""Spreads the server over replicas with Ray Serve, and prompts of a file over workers with Ray Data (extra `ray`).
+"""Replicas of the server with Ray Serve, and batch generation over a dataset with Ray Data (extra `ray`).
 
-`front.py` takes a request and sends it, as it is, to a replica; `replica.py` runs the whole server of `jpaged/server`
-on one engine; `router.py` chooses the replica, by what `prefix_chain.py` makes of a body and `prefix_index.py`
-remembers; `every_replica.py` asks all replicas for what concerns all; `kept_responses.py` finds the one that keeps a
-response; `refusals.py` says what a client is told instead of an answer; `deployment.py` puts them together. `batch.py`
-is the part for Ray Data. Only these modules import ray.
+A `Front` (front.py) takes a request, makes a `Hint` of it (hints.py) and sends both to a replica, which a router
+(router.py) chooses by the prefixes that it has sent where (prefix_index.py). A `Replica` (replica.py) runs the whole
+server of `jpaged.server` on one engine. every_replica.py merges the answers of all replicas, for metrics, load and
+health. deployment.py assembles the application from `RayArguments`; batch.py is for Ray Data.
 """
 
 from typing import Any

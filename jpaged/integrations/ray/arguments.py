@@ -1,4 +1,4 @@
-"""What an application of replicas is told when it is deployed."""
+"""Arguments of the application, checked when it is deployed."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from jpaged.server.access import read_keys
 from jpaged.server.settings import ServerSettings
 
 LEAST_NUM_SEQS = 64
-"""Sequences that an engine runs at once on the least of devices, where nothing is asked for."""
+"""Default of `max_num_seqs` on the smallest device."""
 
 
 class RayArguments(BaseModel):
     """Arguments of `app`. Unknown ones are refused.
 
     Attributes:
-        model: what `AsyncLLM` takes as a model.
+        model: the model, as `AsyncLLM` takes it.
         engine: further arguments of `AsyncLLM`, by their names.
-        server: further settings of each replica's server, by the names of `ServerSettings`; not `state_dir`. Without
-            keys and without `allow_anonymous` the server answers the Host names of this machine only.
-        api_keys_file: file of keys, as for `jpaged serve`; every node has to have it. Rates and shares of a key hold at
-            each replica by itself.
-        warmup: whether a replica compiles every shape before it takes requests.
-        min_replicas, max_replicas: bounds of the number of replicas; equal ones switch autoscaling off.
-        target_ongoing_requests: requests a replica should have; more start another replica, fewer end one. By default
-            three quarters of the engine's `max_num_seqs`, or of 64 where `engine` does not say.
-        upscale_delay_s, downscale_delay_s: seconds that it has to be so before a replica starts, or ends.
-        fronts: processes that take requests and send them to replicas. Each remembers prefixes by itself.
-        routing: "prefix" sends a prompt to the replica that holds its prefix unless that one is overloaded; "load"
-            sends it to the less busy of two drawn at random, whatever they hold.
-        overload: requests that a replica may have more than the least busy one before prompts whose prefix it holds
-            go elsewhere. By default half of the engine's `max_num_seqs`, or 32.
-        prefix_chunks: chunks of 256 bytes of prompts that a front remembers for each replica.
-        resources: what Ray reserves for a replica: `num_cpus`, `num_gpus`, `resources` ({"TPU": 4}) and what else
-            `ray_actor_options` takes.
+        server: further settings of each replica's server, by the names of `ServerSettings`, except `state_dir`. Without
+            keys and without `allow_anonymous` the server accepts only this machine's Host names.
+        api_keys_file: file of keys, as for `jpaged serve`; every node needs it. Rates and shares of a key apply at each
+            replica separately.
+        warmup: whether a replica compiles every shape before it accepts requests.
+        min_replicas, max_replicas: limits on the number of replicas; equal ones disable autoscaling.
+        target_ongoing_requests: requests per replica at which autoscaling aims. By default three quarters of the
+            engine's `max_num_seqs`, or of 64 if `engine` does not set it.
+        upscale_delay_s, downscale_delay_s: seconds of more, or fewer, requests before a replica starts, or ends.
+        fronts: processes that take requests and send them to replicas. Each has its own record of prefixes.
+        routing: "prefix" sends a prompt to the replica that holds its prefix, unless that replica is overloaded; "load"
+            sends it to the less busy of two random replicas.
+        overload: a replica with this many more requests than the least busy one gets no prompts for its prefixes. By
+            default half of the engine's `max_num_seqs`, or 32.
+        prefix_chunks: chunks of 256 bytes of prompts that a front records for each replica.
+        resources: a replica's share of the cluster: `num_cpus`, `num_gpus`, `resources` ({"TPU": 4}) and the other
+            `ray_actor_options`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -62,23 +62,23 @@ class RayArguments(BaseModel):
         if self.max_replicas < self.min_replicas:
             raise ValueError(f"max_replicas={self.max_replicas} must be at least min_replicas={self.min_replicas}")
         if "state_dir" in self.server:
-            raise ValueError("server has state_dir, and the replicas of one application would write the same folder")
+            raise ValueError("server has state_dir, but the replicas of one application would write to the same folder")
         self.settings()
         return self
 
     @property
     def max_num_seqs(self) -> int:
-        """Return how many sequences a replica's engine runs at once, as far as that is known before it is there."""
+        """Return how many sequences a replica's engine runs at once, or an estimate before it exists."""
         return self.engine.get("max_num_seqs") or LEAST_NUM_SEQS
 
     def settings(self) -> ServerSettings:
         """Return the settings of each replica's server.
 
         Raises:
-            ValueError: one is bad; TypeError where it is unknown.
+            ValueError: a setting is invalid or unknown.
         """
         keys = {} if self.api_keys_file is None else {"keys": read_keys(self.api_keys_file)}
         try:
             return ServerSettings(**{"model": self.model, **self.server, **keys})
         except TypeError as error:
-            raise ValueError(f"server={sorted(self.server)} has what ServerSettings has not: {error}") from error
+            raise ValueError(f"server={sorted(self.server)} has a name that ServerSettings lacks: {error}") from error

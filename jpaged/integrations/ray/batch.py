@@ -1,4 +1,4 @@
-"""Answers the prompts of a Ray Data dataset: each worker holds an engine and takes batch after batch."""
+"""Generates for the prompts of a Ray Data dataset: each worker owns an engine and processes batches."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Generator:
     """A callable for `Dataset.map_batches`, built once in each worker.
 
     Args:
-        model: what `LLM` takes as a model.
+        model: the model, as `LLM` takes it.
         engine: further arguments of `LLM`.
         params: arguments of `SamplingParams` for every prompt.
-        prompt: column of the prompts: texts, or lists of tokens.
-        seed: column of a seed for each prompt; None = that of `params`.
+        prompt: column of the prompts, texts or lists of tokens.
+        seed: column of the prompts' seeds; None: the seed of `params`.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Generator:
         """Return the batch with the columns `text`, `token_ids` and `finish_reason` of each prompt's first output.
 
         Raises:
-            ValueError: the batch has no column of that name, or a prompt is bad.
+            ValueError: a column is missing, or a prompt is invalid.
         """
         import numpy as np
 
@@ -56,7 +56,9 @@ class Generator:
         params = self._params
         seeds = [] if self._seed is None else [replace(params, seed=int(seed)) for seed in batch[self._seed]]
         outputs = [output.outputs[0] for output in self._llm.generate(asked, seeds or params, use_tqdm=False)]
-        tokens = np.empty(len(outputs), object)  # rows of several lengths: plain lists, as Parquet knows them
+        tokens = np.empty(
+            len(outputs), object
+        )  # rows of different lengths become plain lists
         tokens[:] = [[*output.token_ids] for output in outputs]
         return {
             **batch,
@@ -78,14 +80,14 @@ def generate(
     batch_size: int = 256,
     **resources: Any,
 ) -> Dataset:
-    """Return the dataset with what the model says to each prompt; it is computed when the dataset is read.
+    """Return the dataset with the model's output for each prompt, computed when the dataset is read.
 
     Args:
         model, engine, params, prompt, seed: see `Generator`.
-        workers: engines, each in a process of its own.
-        batch_size: prompts that an engine is given at once; at the end of a batch fewer and fewer run together, so it
-            should be several times the engine's `max_num_seqs`.
-        resources: what Ray reserves for each worker, as `map_batches` takes it: `num_cpus`, `num_gpus`, `resources`.
+        workers: number of engines, each in its own process.
+        batch_size: prompts given to an engine at once. Make it several times the engine's `max_num_seqs`, since fewer
+            requests run at the end of each batch.
+        resources: resources of each worker, as `map_batches` takes them: `num_cpus`, `num_gpus`, `resources`.
 
     Raises:
         ValueError: a number is not positive.

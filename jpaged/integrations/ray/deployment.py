@@ -1,4 +1,4 @@
-"""Puts the front and the replicas together to one application of Ray Serve."""
+"""Assembles fronts and replicas to one application of Ray Serve."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jpaged.server.errors import add_handlers
 from jpaged.server.middleware import BodyLimit
 
 _MANY = 100_000
-"""More requests than a front ever has: the replicas bound them, and say so in OpenAI's words."""
+"""A limit that no front reaches: the replicas limit requests, with OpenAI's errors."""
 
 
 @serve.ingress()
@@ -30,7 +30,7 @@ class FrontDeployment:
         self._max_body_bytes = max_body_bytes
 
     def __serve_build_asgi_app__(self) -> Starlette:
-        """Return the app; Serve calls this in the replica."""
+        """Return the app; Serve calls this in the front's process."""
         limit = Middleware(BodyLimit, max_bytes=self._max_body_bytes)
         app = Starlette(routes=[Route("/{path:path}", endpoint=Front(self._replicas))], middleware=[limit])
         add_handlers(app)
@@ -38,7 +38,7 @@ class FrontDeployment:
 
 
 def build(arguments: RayArguments) -> serve.Application:
-    """Return the application, to be given to `serve.run`."""
+    """Return the application for `serve.run`."""
     settings = arguments.settings()
     places = arguments.max_num_seqs
     options: dict[str, Any] = {"num_replicas": arguments.min_replicas}

@@ -1,4 +1,4 @@
-"""Answers of all replicas at once: their metrics, load and health, and who they are."""
+"""Asks all replicas the same question and merges their metrics, load and health."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from starlette.types import Message
 from jpaged.integrations.ray.hints import REPLICA, Hint
 
 PATIENCE = 5.0
-"""Seconds for each replica to begin and end its answer: one with all its places taken takes no question either."""
+"""Seconds for a replica to answer. A replica without a free place does not accept the question either."""
 
 
 class Replicas(Protocol):
-    """What sends a request to one of several replicas: a deployment's handle, or a test's stand-in."""
+    """Interface to send a request to one of several replicas, such as a deployment's handle."""
 
     def remote(self, hint: Hint, scope: dict[str, Any], body: bytes) -> Any:
         """Return an asynchronous iterator of lists of ASGI messages, with a method `cancel`."""
@@ -31,7 +31,7 @@ class Replicas(Protocol):
 
 @dataclass
 class WholeAnswer:
-    """What one replica answered, with all of its body."""
+    """A replica's answer with its whole body."""
 
     start: Message = field(default_factory=lambda: {"status": 503, "headers": []})
     body: bytes = b""
@@ -44,49 +44,49 @@ class WholeAnswer:
 
 @dataclass
 class Answers:
-    """What the replicas answered to one question.
+    """The replicas' answers to one question.
 
     Attributes:
-        told: answers by the replicas' names.
-        silent: names of those that took the question and have not answered it in time.
-        whole: whether each replica has answered.
+        by_name: answers by the replicas' names.
+        silent: names of the replicas that accepted the question and did not answer in time.
+        whole: whether every replica has answered.
     """
 
-    told: dict[str, WholeAnswer] = field(default_factory=dict)
+    by_name: dict[str, WholeAnswer] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)
     whole: bool = False
 
 
 async def ask_all(replicas: Replicas, scope: dict[str, Any]) -> Answers:
-    """Ask every replica for the same.
+    """Ask every replica the same.
 
-    Each question avoids those that have been asked: the router sends it to one of them only where there is no other. A
-    replica that ends meanwhile is left out.
+    Each question avoids the replicas already asked: the router sends it to one of them only if there is no other. A
+    replica that ends meanwhile is skipped.
     """
     found = Answers()
     lost = 0
     while lost < 3:
-        asked = _Question(replicas, Hint(avoid=frozenset({*found.told, *found.silent})), scope)
+        asked = _Question(replicas, Hint(avoid=frozenset({*found.by_name, *found.silent})), scope)
         try:
             await asyncio.wait_for(asked.ask(), PATIENCE)
         except TimeoutError:
-            if not asked.name or asked.name in {*found.told, *found.silent}:
+            if not asked.name or asked.name in {*found.by_name, *found.silent}:
                 return found
             found.silent.add(asked.name)
             continue
         except RayActorError:
             lost += 1
             continue
-        if asked.name in found.told:
+        if asked.name in found.by_name:
             found.whole = not found.silent
             return found
-        found.told[asked.name] = asked.answer
+        found.by_name[asked.name] = asked.answer
         found.silent.discard(asked.name)
     return found
 
 
 class _Question:
-    """One replica's answer as it comes; who gives it is known before it is there."""
+    """One replica's answer as it comes. The replica's name is known before the answer."""
 
     def __init__(self, replicas: Replicas, hint: Hint, scope: dict[str, Any]) -> None:
         self.name = ""
@@ -109,32 +109,34 @@ class _Question:
 
 
 def merged_metrics(texts: Mapping[str, str], *, whole: bool) -> bytes:
-    """Return metrics in Prometheus' text format, each with the label ``replica``, and how many replicas told theirs.
+    """Return metrics in Prometheus' text format, each with the label ``replica``, and the number of replicas.
 
     Args:
-        texts: the metrics of each replica, by its name.
-        whole: whether these are all.
+        texts: the metrics by the replicas' names.
+        whole: whether all replicas are among them.
     """
     families: dict[str, Metric] = {}
     for name, text in texts.items():
         for family in text_string_to_metric_families(text):
             mine = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             mine.samples += [sample._replace(labels={**sample.labels, "replica": name}) for sample in family.samples]
-    told = Metric("jpaged:replicas_told", "Replicas whose metrics these are.", "gauge")
-    told.add_sample(told.name, {"all": str(whole).lower()}, len(texts))
+    count = Metric("jpaged:replicas_told", "Replicas that these metrics come from.", "gauge")
+    count.add_sample(count.name, {"all": str(whole).lower()}, len(texts))
     registry = CollectorRegistry()
-    registry.register(_Found([told, *families.values()]))
+    registry.register(_Found([count, *families.values()]))
     return generate_latest(registry)
 
 
 def merged_health(answers: Answers) -> tuple[int, dict[str, Any]]:
-    """Return the status and body of a `/health` that speaks for all replicas, each of which says ``ok`` or the code of
-    its error: 200 while one of them takes requests."""
-    says = {name: "ok" if answer.status == 200 else _code(answer) for name, answer in answers.told.items()}
-    says |= dict.fromkeys(answers.silent, "no_answer")
-    well = [name for name, said in says.items() if said == "ok"]
-    status = "failed" if not well else "ok" if answers.whole and len(well) == len(says) else "degraded"
-    return (200 if well else 503), {"status": status, "replicas": says}
+    """Return the status and body of `/health` for all replicas, with ``ok`` or an error code for each.
+
+    The status is 200 while at least one replica accepts requests.
+    """
+    states = {name: "ok" if answer.status == 200 else _code(answer) for name, answer in answers.by_name.items()}
+    states |= dict.fromkeys(answers.silent, "no_answer")
+    well = [name for name, state in states.items() if state == "ok"]
+    status = "failed" if not well else "ok" if answers.whole and len(well) == len(states) else "degraded"
+    return (200 if well else 503), {"status": status, "replicas": states}
 
 
 def _code(answer: WholeAnswer) -> str:
@@ -145,9 +147,11 @@ def _code(answer: WholeAnswer) -> str:
 
 
 def merged_load(answers: Answers) -> dict[str, Any]:
-    """Return the body of a `/v1/load` that speaks for all replicas: sums, the mean of what is a share, and each one's
-    own; `whole` tells whether each replica has answered."""
-    own = {name: json.loads(answer.body) for name, answer in answers.told.items()}
+    """Return the body of `/v1/load` for all replicas: sums, the mean of the KV usage, and each replica's own load.
+
+    `whole` tells whether every replica has answered.
+    """
+    own = {name: json.loads(answer.body) for name, answer in answers.by_name.items()}
     names = ("active", "running", "waiting", "swapped", "max_waiting")
     return {
         **{name: sum(load[name] for load in own.values()) for name in names},
@@ -159,7 +163,7 @@ def merged_load(answers: Answers) -> dict[str, Any]:
 
 
 class _Found(Collector):
-    """Gives metrics that were collected before."""
+    """Exports metrics that were collected before."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = list(families)

@@ -1,4 +1,4 @@
-"""Takes requests and sends each to a replica, and to another one where that replica ends or refuses before it began."""
+"""Sends each request to a replica, and to another one if that replica ends or refuses before it answers."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from jpaged.server.streaming import disconnected, event
 
 logger = logging.getLogger(__name__)
 ATTEMPTS = 4
-"""Replicas that a request is sent to, at most, until one begins to answer it."""
+"""Limit on the replicas that a request is sent to until one begins to answer."""
 NAMED = "X-Jpaged-Replica"
-"""Header of an answer: the replica that gave it."""
+"""Header of an answer with the name of its replica."""
 _PLAIN = (
     "type",
     "http_version",
@@ -54,11 +54,11 @@ _PLAIN = (
 
 
 class _NotBegun(Exception):
-    """A replica ended, or refused, before anything of an answer was sent on.
+    """A replica ended, or refused, before the front sent any part of its answer.
 
     Args:
-        replica: its name, where it is known.
-        refusal: what it answered; empty where it ended.
+        replica: its name, if known.
+        refusal: its answer; empty if it ended.
     """
 
     def __init__(self, replica: str | None, refusal: list[Message]) -> None:
@@ -68,10 +68,10 @@ class _NotBegun(Exception):
 
 
 class Front:
-    """An ASGI app that answers nothing itself, but for what concerns all replicas at once.
+    """An ASGI app that forwards requests. It answers itself only for paths that concern all replicas.
 
     Args:
-        replicas: where requests go; each goes where its hint says.
+        replicas: takes requests with their hints.
     """
 
     def __init__(self, replicas: Replicas) -> None:
@@ -108,9 +108,9 @@ class Front:
             try:
                 await respond(plain, send)
             except ApiError as error:
-                await error.response()(scope, _nothing, send)
+                await error.response()(scope, _no_body, send)
             except _NotBegun as error:
-                await _not_begun(error.refusal, "the replica has ended", None)(scope, _nothing, send)
+                await _not_begun(error.refusal, "the replica has ended", None)(scope, _no_body, send)
         else:
             await self._answer(scope, plain, body, send)
 
@@ -118,14 +118,14 @@ class Front:
         """Answer with the metrics of all replicas.
 
         Raises:
-            ApiError: none has answered.
+            ApiError: no replica has answered.
         """
         answers = await self._ask_all(scope)
         if refused := _refusal(answers):
             return await _pass_on(refused, send)
-        texts = {name: answer.body.decode() for name, answer in answers.told.items()}
+        texts = {name: answer.body.decode() for name, answer in answers.by_name.items()}
         merged = await asyncio.to_thread(merged_metrics, texts, whole=answers.whole)
-        return await Response(merged, media_type=CONTENT_TYPE_LATEST)(scope, _nothing, send)
+        return await Response(merged, media_type=CONTENT_TYPE_LATEST)(scope, _no_body, send)
 
     async def _load(self, scope: dict[str, Any], send: Send) -> None:
         """Answer with the load of all replicas.
@@ -136,7 +136,7 @@ class Front:
         answers = await self._ask_all(scope)
         if refused := _refusal(answers):
             return await _pass_on(refused, send)
-        return await JSONResponse(merged_load(answers))(scope, _nothing, send)
+        return await JSONResponse(merged_load(answers))(scope, _no_body, send)
 
     async def _health(self, scope: dict[str, Any], send: Send) -> None:
         """Answer with the health of all replicas.
@@ -145,43 +145,43 @@ class Front:
             ApiError: as `_metrics`.
         """
         status, said = merged_health(await self._ask_all(scope, silent=True))
-        await JSONResponse(said, status)(scope, _nothing, send)
+        await JSONResponse(said, status)(scope, _no_body, send)
 
     async def _memory(self, scope: dict[str, Any], send: Send) -> None:
-        """Let the replica that the query's `server` names tell of its memory, or the only one.
+        """Stream the memory of the replica that the query's `server` names, or of the only one.
 
         Raises:
-            ApiError: there is none of that name, or none is named and there are several.
-            _NotBegun: it ended, or refused.
+            ApiError: there is no replica of that name, or several and no name.
+            _NotBegun: the replica ended, or refused.
         """
         named = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("server")
         found = await self._ask_all(scope | {"path": "/version", "raw_path": b"/version"})
         if refused := _refusal(found):
             return await _pass_on(refused, send)
-        answers = found.told
+        answers = found.by_name
         chosen = named[0] if named else next(iter(answers)) if len(answers) == 1 else None
         if chosen not in answers:
-            told = f"server={chosen} is not one of the replicas" if named else "several replicas have a memory each"
+            problem = f"server={chosen} is not one of the replicas" if named else "several replicas have a memory each"
             names = ", ".join(sorted(answers))
-            raise ApiError(f"{told}; open /memory?server=NAME with one of {names}", param="server")
+            raise ApiError(f"{problem}; open /memory?server=NAME with one of {names}", param="server")
         return await self._once(Hint(only=chosen), scope, b"", send)
 
     async def _ask_all(self, scope: dict[str, Any], *, silent: bool = False) -> Answers:
-        """Ask every replica; with `silent`, those that took the question and say nothing are an answer too.
+        """Ask every replica. With `silent`, replicas that only accepted the question suffice.
 
         Raises:
-            ApiError: none has answered.
+            ApiError: no replica has answered.
         """
         try:
             answers = await ask_all(self._replicas, scope)
         except Exception as error:
             raise error_of(error) from error
-        if not (answers.told or (silent and answers.silent)):
+        if not (answers.by_name or (silent and answers.silent)):
             raise ApiError("no replica answers", status=503, code="replica_lost", headers={"Retry-After": "5"})
         return answers
 
     async def _answer(self, scope: Scope, plain: dict[str, Any], body: bytes, send: Send) -> None:
-        """Let a replica answer: the one that keeps what the request is about, or else any."""
+        """Forward a request: to the replica that stores its response, or else to any."""
         path = route_path(scope)
         need = need_of(path, body)
         owner = hashlib.sha256(Headers(scope=scope).get("authorization", "").encode()).hexdigest()
@@ -194,21 +194,21 @@ class Front:
             except _NotBegun as error:
                 refusal = error.refusal
                 if need.replica is not None and error.replica == need.replica:
-                    break  # no other has what the request is about
-                logger.info("replica %s did not begin to answer; another one is asked", error.replica)
+                    break  # no other replica stores the response
+                logger.info("replica %s did not begin to answer; trying another one", error.replica)
                 if error.replica is not None:
                     avoid.add(error.replica)
-        told = f"{ATTEMPTS} replicas ended before they began to answer"
+        message = f"{ATTEMPTS} replicas ended before they began to answer"
         if need.replica is not None:
-            told = f"the replica {need.replica!r}, which kept the response, has ended"
-        return await _not_begun(refusal, told, need.field)(scope, _nothing, send)
+            message = f"the replica {need.replica!r}, which kept the response, has ended"
+        return await _not_begun(refusal, message, need.field)(scope, _no_body, send)
 
     async def _once(self, hint: Hint, scope: dict[str, Any], body: bytes, send: Send) -> None:
-        """Let one replica answer.
+        """Forward a request to one replica.
 
         Raises:
-            _NotBegun: it did not, and nothing was sent on.
-            Exception: it failed in the middle of an answer that cannot say so.
+            _NotBegun: the replica did not answer, and nothing was sent.
+            Exception: the replica failed within an answer that cannot report the failure.
         """
         outputs = self._replicas.remote(hint, scope, body)
         name: str | None = None
@@ -222,7 +222,7 @@ class Front:
                     start = message
                     headers = MutableHeaders(scope=start)
                     headers[NAMED] = name or ""
-                    del headers["X-Request-Id"]  # Serve's proxy gives it again
+                    del headers["X-Request-Id"]  # Serve's proxy adds it again
                 else:
                     if not begun:
                         assert start is not None
@@ -237,36 +237,36 @@ class Front:
             if not begun:
                 if isinstance(error, RayActorError):
                     raise _NotBegun(name, []) from error
-                return await error_of(error).response()(scope, _nothing, send)
+                return await error_of(error).response()(scope, _no_body, send)
             logger.warning("replica %s: %s while it was answering", name, type(error).__name__)
             if start is None or not _is_stream(start):
-                raise  # which breaks the connection: nothing that is half there says so itself
+                raise  # breaks the connection, the only sign of an incomplete answer
             await send({"type": "http.response.body", "body": event(error_of(error).body), "more_body": False})
         finally:
             with contextlib.suppress(Exception):
                 outputs.cancel()
 
 
-def _not_begun(refusal: list[Message], told: str, field: str | None) -> ASGIApp:
-    """Return the answer where no replica began one: what it refused, which is better than what can be said of it."""
+def _not_begun(refusal: list[Message], message: str, field: str | None) -> ASGIApp:
+    """Return the answer if no replica began one: the last refusal or, without one, the message."""
 
     async def pass_on(scope: Scope, receive: Receive, send: Send) -> None:
         for part in refusal:
             await send(part)
 
-    lost = ApiError(told, status=503, param=field, code="replica_lost", headers={"Retry-After": "5"})
+    lost = ApiError(message, status=503, param=field, code="replica_lost", headers={"Retry-After": "5"})
     return pass_on if refusal else lost.response()
 
 
 def _refusal(answers: Answers) -> WholeAnswer | None:
-    """Return the first answer that is none, say for want of a key."""
-    return next((answer for answer in answers.told.values() if answer.status != 200), None)
+    """Return the first answer with an error, such as a missing key."""
+    return next((answer for answer in answers.by_name.values() if answer.status != 200), None)
 
 
 async def _pass_on(answer: WholeAnswer, send: Send) -> None:
-    """Send what a replica refused."""
+    """Send a replica's refusal."""
     start = {**answer.start, "type": "http.response.start"}
-    del MutableHeaders(scope=start)["X-Request-Id"]  # Serve's proxy gives it again
+    del MutableHeaders(scope=start)["X-Request-Id"]  # Serve's proxy adds it again
     await send(start)
     await send({"type": "http.response.body", "body": answer.body, "more_body": False})
 
@@ -281,16 +281,16 @@ async def _each(outputs: AsyncIterator[list[Message]]) -> AsyncIterator[Message]
             yield message
 
 
-async def _nothing() -> Message:
+async def _no_body() -> Message:
     return {"type": "http.disconnect"}
 
 
 _ELSEWHERE = frozenset({"engine_busy", "engine_stopped", "draining"})
-"""Codes of refusals that another replica may not make."""
+"""Codes of refusals that another replica might not give."""
 
 
 def error_of(error: Exception) -> ApiError:
-    """Return what a client is told of an error that came instead of an answer, or in its middle."""
+    """Return the client's error for an exception before or within an answer."""
     if isinstance(error, RayActorError):
         return ApiError("the replica that gave this answer has ended", status=503, code="replica_lost")
     if isinstance(error, BackPressureError):
@@ -302,7 +302,7 @@ def error_of(error: Exception) -> ApiError:
 
 
 def is_refusal(start: Message, body: Message) -> bool:
-    """Tell whether an answer says that this replica, of all there are, cannot take the request now."""
+    """Tell whether an answer is a refusal that another replica might not give."""
     if start["status"] not in (429, 503):
         return False
     try:

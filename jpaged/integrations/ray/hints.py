@@ -1,4 +1,4 @@
-"""What front, router and replica say to each other."""
+"""Makes the hint by which the router chooses a replica: the prompt's prefixes, and the replica that a request needs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from jpaged.server.protocol.responses import keeper_of
 
 _CHAT, _COMPLETIONS, _RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 REPLICA = "jpaged.replica"
-"""Type of the first message of every answer: who gives it."""
+"""Type of the first message of every answer, with the replica's name."""
 
 
 @dataclass(frozen=True)
 class Hint:
-    """What the router is told of a request; it is the first argument of the call that the router sends on.
+    """Routing information of a request, and the first argument of the call that the router forwards.
 
     Attributes:
-        chain: names of the prompt's beginnings (`prefix_chain`).
-        avoid: replicas that refused the request or ended with it; one of them gets it only where there is no other.
-        only: the replica that is to get it; None = whichever. Where it is not there another one gets it.
+        chain: hashes of the prompt's prefixes (`prefix_chain`).
+        avoid: replicas that refused the request or ended with it, used only if there is no other.
+        only: the replica that should get it; None: any. If that replica is gone, another one gets it.
     """
 
     chain: tuple[bytes, ...] = ()
@@ -33,11 +33,11 @@ class Hint:
 
 @dataclass(frozen=True)
 class Need:
-    """What a request needs of replicas.
+    """The replica that a request needs.
 
     Attributes:
-        replica: the one that keeps the response which the request is about; None = any will do.
-        field: what names the response, "response_id" or "previous_response_id"; None = nothing does.
+        replica: the one that stores the response of the request; None: any.
+        field: the field with the response's id, "response_id" or "previous_response_id"; None: no response.
     """
 
     replica: str | None = None
@@ -45,7 +45,7 @@ class Need:
 
 
 def need_of(path: str, body: bytes) -> Need:
-    """Return what a request needs. One that is wrong needs nothing: a replica is to say so."""
+    """Return the replica that a request needs. An invalid request needs none: any replica can refuse it."""
     if path.startswith(f"{_RESPONSES}/"):
         return Need(keeper_of(path[len(_RESPONSES) + 1 :].partition("/")[0]), "response_id")
     if path != _RESPONSES:
@@ -61,23 +61,23 @@ def need_of(path: str, body: bytes) -> Need:
 
 
 CHUNK = 256
-"""Bytes of a prompt's text in one link of its chain: two to four blocks of 16 tokens, by the language."""
+"""Bytes of a prompt's text in one link of its chain: two to four blocks of 16 tokens, depending on the language."""
 MAX_CHUNKS = 2048
-"""Links of the longest chain; what stands behind them routes no request."""
+"""Limit on the links of a chain; text after them does not influence routing."""
 PATHS = frozenset({_CHAT, _COMPLETIONS, _RESPONSES})
-"""Paths whose bodies have a prompt."""
+"""Paths with a prompt in the body."""
 
 
 def prefix_chain(path: str, body: bytes, owner: str = "") -> tuple[bytes, ...]:
-    """Return one name for each beginning of the body's prompt that is a whole number of chunks long, shortest first.
+    """Return one hash for each prefix of the body's prompt that is a whole number of chunks, shortest first.
 
-    Two chains have the same first k names where the first k chunks of both prompts, owners and salts are the same. A
-    body that is no request has an empty chain; whether it is refused is the replica's to say.
+    Two chains share their first k hashes if the first k chunks of both prompts, the owners and the salts are equal. An
+    invalid body has an empty chain: any replica can refuse it.
 
     Args:
-        path: HTTP's path.
+        path: HTTP path.
         body: JSON.
-        owner: cached prefixes of two owners are never shared; the caller's key, say.
+        owner: the caller's key; cached prefixes of two owners are never shared.
     """
     if path not in PATHS:
         return ()
@@ -97,11 +97,11 @@ def prefix_chain(path: str, body: bytes, owner: str = "") -> tuple[bytes, ...]:
 
 
 def _pieces(path: str, fields: dict[str, Any]) -> Iterator[bytes]:
-    """Yield the prompt in the order in which a chat template writes it: tools, then each message."""
+    """Yield the prompt in the order of chat templates: tools, then each message."""
     if path == _COMPLETIONS:
         prompt = fields.get("prompt")
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-            prompt = prompt[0]  # of several prompts the first decides
+            prompt = prompt[0]  # the first of several prompts decides
         yield from _items(prompt)
         return
     yield from _items(fields.get("tools"))
@@ -111,7 +111,7 @@ def _pieces(path: str, fields: dict[str, Any]) -> Iterator[bytes]:
 
 
 def _items(value: Any) -> Iterator[bytes]:
-    """Yield a text as it is and a list item by item, so that a longer list begins like a shorter one."""
+    """Yield a text, or a list item by item, so that a longer list begins like a shorter one."""
     if isinstance(value, str):
         yield value.encode("utf-8", "surrogatepass")
     elif isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Remembers which replica was sent which prompts, and says which one a prompt should go to."""
+"""Records the prompts sent to each replica, and ranks the replicas for a new prompt."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Chain = Sequence[bytes]
 
 
 class PrefixIndex:
-    """What each replica's prefix cache is likely to hold: the chains (`prefix_chain`) of what it was sent last.
+    """The likely content of each replica's prefix cache: the chains (`prefix_chain`) of the last prompts sent there.
 
     Args:
-        max_chunks: most links remembered for each replica. Those used longest ago are forgotten first, and of one
-            prompt the tail before the head, as a replica's cache does it.
+        max_chunks: limit on the links recorded for a replica. The least recently used are dropped first and, of one
+            prompt, the tail before the head, as in a replica's cache.
     """
 
     def __init__(self, max_chunks: int) -> None:
@@ -23,7 +23,7 @@ class PrefixIndex:
         self._held: dict[str, OrderedDict[bytes, None]] = {}
 
     def add(self, replica: str, chain: Chain) -> None:
-        """Note that a replica was sent a prompt."""
+        """Record that a prompt was sent to a replica."""
         held = self._held.setdefault(replica, OrderedDict())
         for link in reversed(chain):
             held[link] = None
@@ -42,23 +42,22 @@ class PrefixIndex:
         return len(chain)
 
     def size(self, replica: str) -> int:
-        """Return how many links are remembered for a replica."""
+        """Return how many links are recorded for a replica."""
         return len(self._held.get(replica, ()))
 
     def keep_only(self, replicas: Sequence[str]) -> None:
-        """Forget all replicas but those given, as the others have ended."""
+        """Drop the records of all other replicas, which have ended."""
         self._held = {name: held for name, held in self._held.items() if name in replicas}
 
 
 class Policy:
-    """Chooses by prefix unless that replica is overloaded.
+    """Ranks replicas by prefix, unless the best one is overloaded.
 
     Args:
-        index: what was sent where.
-        overload: requests that a replica may have more than the least busy one before prompts whose prefix it holds
-            go elsewhere.
-        min_share: part of a prompt's chain that a replica has to hold for that to count, in (0, 1]. Below, the prompt
-            is new to all: what is common to many prompts should be held by many replicas.
+        index: the prompts sent to each replica.
+        overload: a replica with this many more requests than the least busy one gets no prompts for its prefixes.
+        min_share: least part of a prompt's chain that counts as a match, in (0, 1]. A shorter match is ignored, so that
+            a beginning that many prompts share spreads over many replicas.
     """
 
     def __init__(self, index: PrefixIndex, *, overload: int, min_share: float = 0.5) -> None:
@@ -67,10 +66,10 @@ class Policy:
         self._min_share = number("min_share", min_share, low=0.0, high=1.0, open_low=True)
 
     def ranked(self, chain: Chain, loads: Mapping[str, int]) -> list[list[str]]:
-        """Return the replicas in ranks, the preferred first; within a rank the less busy is to be taken.
+        """Return the replicas in ranks, best first; within a rank the least busy should be used.
 
         Args:
-            loads: requests that each replica has now; at least one replica.
+            loads: current requests of each replica; at least one replica.
         """
         least = min(loads.values())
         matches = {

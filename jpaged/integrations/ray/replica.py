@@ -1,4 +1,4 @@
-"""One engine with its whole server, in an actor of Ray Serve."""
+"""Runs one engine with its whole server in an actor of Ray Serve."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from jpaged.server.logs import configure_logs
 
 Message = MutableMapping[str, Any]
 MOST_UNREAD = 256
-"""Most ASGI messages of an answer that wait for the front to take them; the app waits with those beyond."""
+"""Limit on the ASGI messages of an answer that wait for the front; then the app waits."""
 
 
 class Replica:
-    """The server of `jpaged serve` without its port: requests come as ASGI scopes and bodies.
+    """The server of `jpaged serve` without a port: requests arrive as ASGI scopes and bodies.
 
-    Serve's own checks call `check_health`, and start another replica in the place of one that fails.
+    Serve calls `check_health` and replaces a replica that fails.
     """
 
     def __init__(self, arguments: RayArguments) -> None:
         from jpaged import (
             LLM,
             AsyncLLM,
-        )  # here, as Serve's controller and the fronts import this module without an engine
+        )  # local: Serve's controller and the fronts import this module without an engine
         from jpaged.server.app import create_app
 
         configure_logs("info")
@@ -43,55 +43,55 @@ class Replica:
         self._app = create_app(self._engine, settings, replica=self._name)
 
     async def check_health(self) -> None:
-        """Do nothing while the engine runs and comes between two steps.
+        """Check that the engine runs and that its steps end.
 
         Raises:
             EngineStopped: the engine failed.
-            TimeoutError: its step has not ended within the server's `health_timeout`.
+            TimeoutError: a step has not ended within the server's `health_timeout`.
         """
         await self._engine.check_health(timeout=self._health_timeout)
 
     async def answer(self, hint: Hint, scope: dict[str, Any], body: bytes) -> AsyncGenerator[list[Message], None]:
-        """Answer one request; yields ASGI messages as they come, those that came together in one list.
+        """Answer one request; yield lists of the ASGI messages since the last list.
 
-        Cancelling the call is the client going away: the request's memory is free before the next step.
+        Cancelling the call means that the client disconnected: the request's memory is free before the next step.
 
         Args:
-            hint: was for the router.
+            hint: for the router; unused here.
             scope: HTTP scope, as plain data.
             body: the whole body.
 
         Raises:
-            TimeoutError: the answer was not taken in time, and ends before its end.
+            TimeoutError: the front did not read the answer in time, and the answer was cut off.
         """
         yield [{"type": REPLICA, "name": self._name}]
         unread = _Unread(MOST_UNREAD)
-        given_up: list[bool] = []
-        scope = {**scope, "extensions": {ABORT: lambda: given_up.append(True)}}
+        aborted: list[bool] = []
+        scope = {**scope, "extensions": {ABORT: lambda: aborted.append(True)}}
         running = asyncio.ensure_future(self._app(scope, _receiver(body), unread.put))
         running.add_done_callback(lambda _: unread.end())
         try:
             while messages := await unread.take():
                 yield messages
             running.result()
-            if given_up:
-                raise TimeoutError("the answer was not taken in time")
+            if aborted:
+                raise TimeoutError("the answer was not read in time")
         finally:
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await running
 
     async def __del__(self) -> None:
-        """End the engine's thread once Serve has let the replica's requests end."""
+        """End the engine's thread, after the replica's requests have ended."""
         if engine := getattr(self, "_engine", None):
             await engine.shutdown()
 
 
 class _Unread:
-    """Messages on their way from an app to who takes them, a bounded number at once.
+    """A bounded queue of messages from an app to the front.
 
     Args:
-        most: messages beyond which `put` waits.
+        most: number of messages at which `put` waits.
     """
 
     def __init__(self, most: int) -> None:
@@ -102,7 +102,7 @@ class _Unread:
         self._room = asyncio.Event()
 
     async def put(self, message: Message) -> None:
-        """Add a message, once there is room."""
+        """Add a message, when there is room."""
         while len(self._messages) >= self._most:
             self._room.clear()
             await self._room.wait()
@@ -110,12 +110,12 @@ class _Unread:
         self._news.set()
 
     def end(self) -> None:
-        """Say that no message comes any more."""
+        """Mark the end of the messages."""
         self._ended = True
         self._news.set()
 
     async def take(self) -> list[Message]:
-        """Wait for messages and return all that are there; nothing at the end."""
+        """Wait for messages and return all of them; an empty list at the end."""
         await self._news.wait()
         taken, self._messages = self._messages, []
         if not self._ended:
@@ -125,13 +125,13 @@ class _Unread:
 
 
 def _receiver(body: bytes) -> Any:
-    """Return an ASGI `receive` that gives the body and then waits, as a client that reads does."""
+    """Return an ASGI `receive` that returns the body and then waits, like a client that reads."""
     parts = iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def receive() -> Message:
         for part in parts:
             return part
         await asyncio.Event().wait()
-        raise AssertionError("nobody sets the event")
+        raise AssertionError("the event is never set")
 
     return receive

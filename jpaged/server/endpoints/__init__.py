@@ -1,1 +1,1 @@
-"""Has what is done with each path: an `APIRouter` a file, all over `Serving`."""
+"""The server's endpoints: one `APIRouter` a file, over `Serving`. `app.routers_of` lists them."""

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`."""
+"""`/v1/chat/completions`: whole and streamed answers, and the fields of a message."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class _Chat:
         (output,) = await collected([await self._serving.start_turn(self._body, self._turn, self._caller)])
         tokens = sum(len(one.token_ids) for one in output.outputs)
         each = [MessageFields(self._turn, i, self._caller.request_id) for i in range(len(output.outputs))]
-        told = zip(each, output.outputs, strict=True)
-        choices = [self._choice(fields, i, one) for i, (fields, one) in enumerate(told)]
+        pairs = zip(each, output.outputs, strict=True)
+        choices = [self._choice(fields, i, one) for i, (fields, one) in enumerate(pairs)]
         answer: dict[str, Any] = {**self._head, "choices": choices}
         answer["usage"] = usage([output], tokens, added(fields.thought_tokens for fields in each))
         if self._body.prompt_logprobs is not None:
@@ -134,12 +134,12 @@ class _Chat:
 
 
 class MessageFields:
-    """Collects one output's message, and says what each piece of text adds to it.
+    """Collects one output's message and returns what each piece of text adds to it.
 
     Args:
         turn: makes the reader of its text.
         index: number of the choice.
-        request_id: begins the ids of its tool calls, which are new for each call.
+        request_id: prefix of the ids of its tool calls.
     """
 
     def __init__(self, turn: ChatTurn, index: int, request_id: str) -> None:
@@ -153,11 +153,11 @@ class MessageFields:
 
     @property
     def thought_tokens(self) -> int | None:
-        """Return how many tokens its thought has so far; None where thoughts are not told apart."""
+        """Return the tokens of its thought so far; None if thoughts are not split off."""
         return None if self._thought is None else self._thought.total
 
     def add(self, text: str, token_ids: Sequence[int], *, ended: bool) -> dict[str, Any]:
-        """Take in more of the output; return the `delta` of a chunk, empty where nothing is settled."""
+        """Add more of the output; return the `delta` of a chunk, empty if no part is settled."""
         parts = self._reader.push(text)
         if ended:
             parts = [*parts, *self._reader.finish()]
@@ -183,11 +183,11 @@ class MessageFields:
             delta.setdefault("tool_calls", []).append({"index": part.index, **call})
         elif isinstance(part, CallArguments):
             self._calls[part.index]["function"]["arguments"] += part.text
-            news = delta.setdefault("tool_calls", [])
-            if news and news[-1]["index"] == part.index:
-                news[-1]["function"]["arguments"] += part.text
+            calls = delta.setdefault("tool_calls", [])
+            if calls and calls[-1]["index"] == part.index:
+                calls[-1]["function"]["arguments"] += part.text
             else:
-                news.append({"index": part.index, "function": {"arguments": part.text}})
+                calls.append({"index": part.index, "function": {"arguments": part.text}})
 
     def message(self) -> dict[str, Any]:
         """Return the whole message."""
@@ -202,7 +202,7 @@ class MessageFields:
         return message
 
     def ending(self, ending: dict[str, Any]) -> dict[str, Any]:
-        """Return how the message ended: with calls, where it has some and nothing cut it off."""
+        """Return the fields of the message's end: "tool_calls" if it has calls and was not cut off."""
         if self._calls and ending["finish_reason"] == "stop":
             return {**ending, "finish_reason": "tool_calls"}
         return ending

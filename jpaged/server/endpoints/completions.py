@@ -1,4 +1,4 @@
-"""`/v1/completions`."""
+"""`/v1/completions`: whole and streamed answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ router = APIRouter()
 
 @router.post("/v1/completions", response_model=None)
 async def complete(body: CompletionRequest, request: Request) -> Response:
-    """Go on with one or several prompts."""
+    """Continue one or several prompts."""
     serving = serving_of(request)
     caller = serving.begin(request)
     check_model(body.model, serving.names)
@@ -74,7 +74,9 @@ class _Completion:
             raise ApiError("echo=true needs a tokenizer, and the model has none", param="echo", code="invalid_value")
         plain = (("echo", body.echo), ("best_of", body.best_of), ("add_special_tokens", not body.add_special_tokens))
         for name in [name for name, given in plain if given and body.use_beam_search]:
-            raise ApiError(f"{name} is not done with use_beam_search=true", param=name, code="unsupported_parameter")
+            raise ApiError(
+                f"{name} is not supported with use_beam_search=true", param=name, code="unsupported_parameter"
+            )
 
     def _start(self) -> list[AsyncGenerator[RequestOutput, None]]:
         body = self._body
@@ -101,10 +103,10 @@ class _Completion:
             extra["logprobs"] = body.logprobs
         if self._scores_prompt:
             wanted = (body.logprobs or 0, body.prompt_logprobs or 0)
-            extra["prompt_logprobs"] = min(wanted) if min(wanted) < 0 else max(wanted)  # -1 is all there are
+            extra["prompt_logprobs"] = min(wanted) if min(wanted) < 0 else max(wanted)  # -1 is the whole vocabulary
         if body.best_of is not None:
             extra["n"] = body.best_of
-            extra.setdefault("logprobs", 0)  # the outputs are told apart by what the engine may leave out otherwise
+            extra.setdefault("logprobs", 0)  # best_of ranks by log-probability, which the engine may skip otherwise
         if body.max_tokens is not None:
             extra["max_tokens"] = max(1, body.max_tokens)
         return body.sampling_params(self._serving.engine.get_default_sampling_params(), **extra)
@@ -154,7 +156,7 @@ class _Completion:
         return self._serving.engine.tokenizer.decode(output.prompt_token_ids)
 
     def _unscored(self, output: RequestOutput) -> dict[str, str]:
-        """Return the text of the prompt's first token, which has no log-probability, and that of the prompt."""
+        """Return the texts of the prompt's first token, which has no log-probability, and of the prompt."""
         if not self._scores_prompt:
             return {}
         first = self._serving.engine.tokenizer.decode(output.prompt_token_ids[:1])
@@ -206,6 +208,6 @@ class _Completion:
 
 
 def _mean_logprob(output: CompletionOutput) -> float:
-    """Return how likely an output's tokens are on the average, by which `best_of` chooses."""
-    assert output.cumulative_logprob is not None, "whoever asks for the best outputs asks for log-probabilities"
+    """Return the mean log-probability of an output's tokens, by which `best_of` chooses."""
+    assert output.cumulative_logprob is not None, "best_of asks the engine for log-probabilities"
     return output.cumulative_logprob / max(1, len(output.token_ids))

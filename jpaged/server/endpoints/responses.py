@@ -1,4 +1,4 @@
-"""`/v1/responses`: responses are written, read again, cancelled and deleted."""
+"""`/v1/responses`: write, read, cancel and delete responses."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def respond(body: ResponsesRequest, request: Request) -> Response:
 
 
 async def _followed(job: Job) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a response that ends when its reader goes away."""
+    """Yield the events of a response that ends when its reader disconnects."""
     try:
         async for chunk in job.follow():
             yield chunk
@@ -57,7 +57,7 @@ async def read(
     stream_events: bool = Query(False, alias="stream"),
     starting_after: int = Query(-1, ge=-1),
 ) -> Response:
-    """Return a response that was stored, as it is now, or its events from one on and those to come."""
+    """Return a stored response, or its events from a number on until it ends."""
     serving = serving_of(request)
     caller = serving.begin(request)
     for name in request.query_params.keys() - {"stream", "starting_after"}:
@@ -66,7 +66,7 @@ async def read(
         raise ApiError("starting_after needs stream=true", param="starting_after", code="invalid_value")
     job = _store(request).find(caller, response_id)
     if starting_after >= 0 and job.begins_anew:
-        message = f"starting_after={starting_after}: the events before the server was started again are not known"
+        message = f"starting_after={starting_after}: the events before the server's restart are unknown"
         raise ApiError(message, param="starting_after", code="invalid_value")
     if stream_events:
         return await stream(request, caller, job.follow(starting_after + 1), serving.settings.stall_timeout)
@@ -75,17 +75,17 @@ async def read(
 
 @router.delete("/v1/responses/{response_id}")
 async def delete(response_id: str, request: Request) -> dict[str, Any]:
-    """Forget a response; one that runs ends."""
+    """Delete a response; a running one ends."""
     await _store(request).delete(serving_of(request).begin(request), response_id)
     return {"id": response_id, "object": "response", "deleted": True}
 
 
 @router.post("/v1/responses/{response_id}/cancel", response_model=None)
 async def cancel(response_id: str, request: Request) -> Response:
-    """End a background response as it is, and return it."""
+    """End a background response with its output so far, and return it."""
     job = _store(request).find(serving_of(request).begin(request), response_id)
     if not job.response["background"]:
-        message = "only responses with background=true are cancelled: others end when their connection does"
+        message = "only responses with background=true can be cancelled: others end with their connection"
         raise ApiError(message, param="response_id", code="invalid_value")
     await job.cancel()
     return whole(job.response)
@@ -93,7 +93,7 @@ async def cancel(response_id: str, request: Request) -> Response:
 
 @router.get("/v1/responses/{response_id}/input_items")
 async def input_items(response_id: str, request: Request) -> dict[str, Any]:
-    """List the items that a response answers, in their order."""
+    """List the input items of a response, in order."""
     for name in request.query_params:
         raise ApiError(f"{name} is not supported: all items are listed", param=name, code="unsupported_parameter")
     job = _store(request).find(serving_of(request).begin(request), response_id)

@@ -1,4 +1,4 @@
-"""What tells of the server itself: `/health`, `/version`, `/v1/models`, `/v1/load`, `/metrics`."""
+"""The state of the server: `/health`, `/version`, `/v1/models`, `/v1/load` and `/metrics`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ router = APIRouter()
 @router.get("/health")
 @open_to_all
 async def health(request: Request) -> dict[str, str]:
-    """Tell whether requests are taken and the engine's thread steps."""
+    """Tell whether the server accepts requests and the engine's thread runs."""
     serving = serving_of(request)
     if serving.draining:
         raise ApiError("the server is shutting down", status=503, code="draining")
@@ -29,7 +29,7 @@ async def health(request: Request) -> dict[str, str]:
     except EngineStopped as error:
         raise ApiError("the engine has stopped", status=503, code="engine_stopped") from error
     except TimeoutError as error:
-        message = f"the engine has not come to an end of a step for {serving.settings.health_timeout:g} s"
+        message = f"the engine's step has not ended for {serving.settings.health_timeout:g} s"
         raise ApiError(message, status=503, code="engine_stalled") from error
     return {"status": "ok"}
 
@@ -58,7 +58,7 @@ async def model(name: str, request: Request) -> dict[str, Any]:
 
 @router.get("/v1/load")
 async def load(request: Request) -> dict[str, Any]:
-    """Tell how busy the server is, for those who spread requests over several."""
+    """Return the server's load, for a balancer of several servers."""
     serving = serving_of(request)
     stats = serving.engine.stats()
     return {
@@ -75,7 +75,7 @@ async def load(request: Request) -> dict[str, Any]:
 @router.get("/metrics")
 @admin_only
 async def metrics(request: Request) -> Response:
-    """Return all numbers in Prometheus' text format."""
+    """Return all metrics in Prometheus' text format."""
     return Response(serving_of(request).metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -46,9 +46,9 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
     else:
         special = body.add_special_tokens is not False
         ids = await asyncio.to_thread(_encode, tokenizer, body.prompt, special)
-    told: dict[str, Any] = {"count": len(ids), "max_model_len": serving.engine.max_model_len, "tokens": ids}
-    told["token_strs"] = tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
-    return told
+    found: dict[str, Any] = {"count": len(ids), "max_model_len": serving.engine.max_model_len, "tokens": ids}
+    found["token_strs"] = tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
+    return found
 
 
 @router.post("/detokenize")
@@ -59,7 +59,9 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any
     size = serving.engine.vocab_size
     for token in body.tokens:
         if not 0 <= token < size:
-            raise ApiError(f"tokens has {token}, and the vocabulary {size}", param="tokens", code="invalid_value")
+            raise ApiError(
+                f"tokens has {token}, which is not in the vocabulary of {size}", param="tokens", code="invalid_value"
+            )
     tokenizer = await _tokenizer(serving)
     return {"prompt": await asyncio.to_thread(tokenizer.decode, body.tokens)}
 
@@ -67,12 +69,12 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any
 async def _tokenizer(serving: Serving) -> Any:
     try:
         return await serving.engine.get_tokenizer()
-    except ValueError as error:  # there is none
+    except ValueError as error:  # the model has no tokenizer
         raise refused(error) from error
 
 
 def _encode(tokenizer: Any, text: str | None, special: bool) -> list[int]:
     try:
         return tokenizer.encode(text, add_special_tokens=special)
-    except (UnicodeEncodeError, TypeError) as error:  # half a character
+    except (UnicodeEncodeError, TypeError) as error:  # a lone surrogate
         raise ApiError("prompt is not Unicode text", param="prompt", code="invalid_value") from error

@@ -1,12 +1,13 @@
-"""What the memory page is told, as JSON: a map as differences from the one before, and gauges and counters.
+"""Samples an engine for all memory pages and writes their messages: changes of the pool, gauges and counters, in JSON.
 
-Numbers of pages and blocks go as base64 of little-endian 32-bit integers, which a browser reads without parsing:
+The engine is sampled as often for a hundred pages as for one, and never for none. Page and block numbers are base64 of
+little-endian 32-bit integers, which a browser reads without parsing:
 
     pages        page, group (-1 = free), ...
     blocks[g]    block, state, owners, tokens, request, sequence, prefix, last need, ...
-    clock        what last needs are compared with, modulo 2**32 as they are
+    clock        the time to which last needs compare, modulo 2**32 like them
 
-The first message to a page is the difference from an empty pool and also names the groups.
+The first message to a page is the difference from an empty pool, with the names of the groups.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ import numpy as np
 from jpaged import EngineStats, EngineStopped, MemoryMap
 
 FIELDS = ("state", "owners", "tokens", "request", "sequence", "prefix", "last_need")
-"""Fields of a block, in the order in which they follow its number."""
+"""Fields of a block, in the order after its number."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What the engine was at one moment.
+    """The engine at one moment.
 
     Attributes:
-        map: the pool between two steps; while the engine is busy with a long one, the last that could be had.
+        map: the pool between two steps; during a long step, the last one known.
         stats: gauges and counters.
-        seconds: when it was taken, on a clock that only grows.
-        late: whether the map is not of this moment.
+        seconds: time of the sample, on a monotonic clock.
+        late: whether the map is older than the sample.
     """
 
     map: MemoryMap
@@ -45,18 +46,18 @@ class Sample:
 
 
 def sample_message(now: Sample, before: Sample | None) -> str:
-    """Return the message for a page that was told of `before` last; None = of nothing."""
+    """Return the message for a page that has `before`; None: it has nothing yet."""
     body = map_body(now.map, None if before is None else before.map)
     return json.dumps({**body, "stats": _stats(now), "late": now.late}, separators=(",", ":"))
 
 
 def map_message(now: MemoryMap, before: MemoryMap | None) -> str:
-    """Return the part of the message that tells of the pool."""
+    """Return the pool's part of the message."""
     return json.dumps(map_body(now, before), separators=(",", ":"))
 
 
 def map_body(now: MemoryMap, before: MemoryMap | None) -> dict[str, Any]:
-    """Return what differs between two maps, by the keys of the message."""
+    """Return the differences of two maps, as fields of the message."""
     changes = now.changes(before)
     pages = np.stack([changes.pages, now.page_groups[changes.pages]], axis=1)
     body: dict[str, Any] = {
@@ -79,7 +80,7 @@ def map_body(now: MemoryMap, before: MemoryMap | None) -> dict[str, Any]:
 
 
 def _rows(at: Any, records: Any) -> Any:
-    """Return blocks' numbers and records as rows of numbers."""
+    """Return the numbers and records of blocks as rows of integers."""
     rows = np.empty((len(at), 1 + len(FIELDS)), np.int64)
     rows[:, 0] = at
     for column, name in enumerate(FIELDS, start=1):
@@ -88,7 +89,7 @@ def _rows(at: Any, records: Any) -> Any:
 
 
 def _packed(numbers: Any) -> str:
-    """Return integers as base64 of their lowest 32 bits each, little-endian."""
+    """Return the lowest 32 bits of integers as base64, little-endian."""
     return b64encode(numbers.astype("<i8", copy=False).astype("<i4").tobytes()).decode("ascii")
 
 
@@ -116,11 +117,11 @@ RATE = 4.0
 """Messages a second."""
 
 PATIENCE = 1.0
-"""Seconds after which a page is told the gauges without a new map, as while a step compiles."""
+"""Seconds after which a page gets the gauges without a new map, for example while a step compiles."""
 
 
 class WatchedEngine(Protocol):
-    """What is asked of an `AsyncLLM`."""
+    """The part of `AsyncLLM` that the feed uses."""
 
     async def memory_map(self, *, replica: int = 0) -> MemoryMap: ...
 
@@ -128,13 +129,13 @@ class WatchedEngine(Protocol):
 
 
 class MemoryFeed:
-    """Makes the messages of one engine's memory page.
+    """Makes the messages of one engine's memory pages.
 
     Args:
-        engine: an `AsyncLLM`, or what answers like one.
-        stopping: tells that the server is about to end, so that streams end too.
+        engine: an `AsyncLLM`.
+        stopping: returns whether the server is about to end, so that streams end too.
         interval: seconds between two messages.
-        replica: whose pool it is.
+        replica: number of the pool.
     """
 
     def __init__(
@@ -155,30 +156,32 @@ class MemoryFeed:
         self._written: tuple[Sample | None, Sample | None, str] = (None, None, "")
 
     async def messages(self) -> AsyncGenerator[str, None]:
-        """Yield the whole pool, then every `interval` seconds what changed since; ends when the engine or the server
-        does. A reader that is slow is told less often, of all that changed meanwhile."""
-        told: Sample | None = None
+        """Yield the whole pool, then its changes every `interval` seconds, until the engine or the server ends.
+
+        A slow reader gets fewer messages, each with all changes since its last one.
+        """
+        sent: Sample | None = None
         while not self._stopping():
             try:
                 now = await self._sample()
             except EngineStopped:
                 return
-            if told is None:
-                yield await asyncio.to_thread(sample_message, now, None)  # megabytes, where the pool is large
+            if sent is None:
+                yield await asyncio.to_thread(sample_message, now, None)  # megabytes for a large pool
             else:
-                yield self._message(now, told)
-            told = now
+                yield self._message(now, sent)
+            sent = now
             await asyncio.sleep(self._interval)
 
     async def _sample(self) -> Sample:
-        """Return the engine as it is now; one that was taken for another page a moment ago will do."""
+        """Return a sample of the engine; one that another page needed a moment ago is reused."""
         async with self._lock:
             now = time.monotonic()
             if self._latest is not None and now - self._latest.seconds < 0.8 * self._interval:
                 return self._latest
             if self._pending is None:
                 self._pending = asyncio.create_task(self._engine.memory_map(replica=self._replica))
-            # A page's first sample needs a map, however long that takes.
+            # The first sample needs a map, however long that takes.
             patience = None if self._latest is None else max(PATIENCE, self._interval)
             await asyncio.wait({self._pending}, timeout=patience)
             if self._pending.done():
@@ -189,8 +192,8 @@ class MemoryFeed:
             assert self._latest is not None
             return self._latest
 
-    def _message(self, now: Sample, told: Sample) -> str:
-        """Write a message, once for all pages that were told the same."""
-        if self._written[0] is not now or self._written[1] is not told:
-            self._written = now, told, sample_message(now, told)
+    def _message(self, now: Sample, sent: Sample) -> str:
+        """Return a message, written once for all pages that have the same sample."""
+        if self._written[0] is not now or self._written[1] is not sent:
+            self._written = now, sent, sample_message(now, sent)
         return self._written[2]

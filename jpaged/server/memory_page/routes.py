@@ -1,4 +1,4 @@
-"""The routes of the memory page."""
+"""Routes of the memory page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
 )
-"""Content security policy of the page: it loads its own script and nothing else."""
+"""Content security policy of the page, which loads its own script and nothing else."""
 
 HEADERS = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
 
@@ -34,16 +34,17 @@ def memory_routes(
 ) -> APIRouter:
     """Return the routes of the page that draws an engine's memory.
 
-    ``/memory`` and ``/memory/page.js`` are files that tell nothing of the engine. ``/memory/events`` is the stream; the
-    page asks for a key where the server answers 401 or 403, and sends it as a bearer token.
+    ``/memory`` and ``/memory/page.js`` are the same files for every engine. They need no key, since a browser sends
+    none when it opens a page. ``/memory/events`` is the stream, for admins. If the server answers 401 or 403, the page
+    asks for a key and sends it as a bearer token.
 
     Args:
         engine: an `AsyncLLM`.
         dependencies: FastAPI dependencies that guard the stream.
-        stopping: tells that the server is about to end, so that streams end too.
+        stopping: returns whether the server is about to end, so that streams end too.
         rate: messages a second.
-        replicas: pools that the engine has; the page shows one of them.
-        stall_timeout: seconds that a page may leave its connection full before the stream ends.
+        replicas: number of the engine's pools; the page shows one of them.
+        stall_timeout: seconds that a page may stop reading before the stream ends.
 
     Raises:
         ValueError: rate is not in (0, 60].
@@ -71,7 +72,7 @@ def memory_routes(
         if not 0 <= replica < replicas:
             raise HTTPException(404, f"replica={replica} is not in [0, {replicas})")
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", "X-Replicas": str(replicas)}
-        caller = request.scope.get("state", {}).get(STATE) or Caller("memory")  # the routes may stand in another app
+        caller = request.scope.get("state", {}).get(STATE) or Caller("memory")  # the routes may be part of another app
         return EventStream(None, _events(feeds[replica]), caller, stall_timeout, headers)
 
     return router

@@ -1,5 +1,5 @@
-"""Holds the bodies of requests, under OpenAI's names and, for what OpenAI lacks, vLLM's.
+"""The bodies of requests, with OpenAI's names of fields and, for further features, vLLM's.
 
-Every field is honoured or refused with its name: unknown ones by pydantic, those that OpenAI has and the engine cannot
-do by `refused` of the body that has them. A field that is null counts as not given.
+Every field has an effect or is refused by name: unknown fields by pydantic, unsupported fields of OpenAI by the
+attribute `refused` of their body. A field that is null counts as missing.
 """

@@ -12,10 +12,10 @@ from jpaged.server.protocol.fields import Body, SamplingFields, only_fields
 
 
 class ImageUrl(Body):
-    """Where an image is: a ``data:`` URL, or what the engine's `ImageSources` allow.
+    """The place of an image: a ``data:`` URL, or a URL that the engine's `ImageSources` allow.
 
     Attributes:
-        detail: how closely the model looks is up to the model.
+        detail: "auto" only, since the resolution depends on the model.
     """
 
     url: str
@@ -23,7 +23,7 @@ class ImageUrl(Body):
 
 
 class ContentPart(Body):
-    """A part of a message's content, text or an image; sound and files are refused, as no model here takes them."""
+    """A part of a message's content: text or an image. Sound and files are refused, since no model takes them."""
 
     type: str
     text: str | None = None
@@ -36,7 +36,7 @@ class ContentPart(Body):
         """Return the part for the chat template.
 
         Raises:
-            ApiError: it is neither text nor an image, has not what its type says, or has more than that.
+            ApiError: the part is neither text nor an image, or lacks the field of its type, or has another.
         """
         if self.type in ("text", "image_url"):
             only_fields(self, {"type", self.type}, where, f"a part of the type {self.type!r}")
@@ -56,7 +56,7 @@ class CalledFunction(Body):
 
 
 class ToolCall(Body):
-    """A call in an assistant's message of the conversation so far."""
+    """A call in an earlier message of the assistant."""
 
     id: str
     type: Literal["function"] = "function"
@@ -70,11 +70,11 @@ _OF_ROLE = {
     "reasoning": "assistant",
     "tool_call_id": "tool",
 }
-"""Fields of a message that one role has."""
+"""Fields of a message that belong to one role."""
 
 
 class Message(Body):
-    """One message; the chat template decides what its name and tool calls become."""
+    """One message. The chat template formats its name and tool calls."""
 
     refused: ClassVar[Mapping[str, str]] = {
         "audio": "messages are text",
@@ -95,32 +95,32 @@ class Message(Body):
         """Return the message for the chat template.
 
         Raises:
-            ApiError: it has a part that is neither text nor an image, or a field that its role does not have.
+            ApiError: a part is neither text nor an image, or a field belongs to another role.
         """
         for name, role in _OF_ROLE.items():
             if getattr(self, name) and self.role != role:
-                told = f"{where}.{name} is for a message of the role {role!r}, not {self.role!r}"
-                raise ApiError(told, param=f"{where}.{name}", code="invalid_value")
+                message = f"{where}.{name} is for a message of the role {role!r}, not {self.role!r}"
+                raise ApiError(message, param=f"{where}.{name}", code="invalid_value")
         if self.annotations or self.refusal:
             name = "annotations" if self.annotations else "refusal"
             raise ApiError(f"{where}.{name} is not supported: the model is shown text only", param=f"{where}.{name}")
-        message = self.model_dump(exclude_unset=True, exclude={"annotations", "refusal", "content"})
+        shown = self.model_dump(exclude_unset=True, exclude={"annotations", "refusal", "content"})
         if self.role == "developer":
-            message["role"] = "system"  # what templates call it
+            shown["role"] = "system"  # the name in templates
         if isinstance(self.content, list):
-            message["content"] = [
+            shown["content"] = [
                 part.as_template_takes_it(f"{where}.content.{i}") for i, part in enumerate(self.content)
             ]
         else:
-            message["content"] = self.content
-        return message
+            shown["content"] = self.content
+        return shown
 
 
 class Function(Body):
     """A function that the model may call.
 
     Attributes:
-        strict: whether arguments follow the schema; they always do.
+        strict: no effect, since arguments always follow the schema.
     """
 
     name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
@@ -137,26 +137,26 @@ class Tool(Body):
 
 
 class NamedFunction(Body):
-    """The function that has to be called."""
+    """The function that the answer must call."""
 
     name: str
 
 
 class NamedTool(Body):
-    """The tool that has to be called."""
+    """The tool that the answer must call."""
 
     type: Literal["function"] = "function"
     function: NamedFunction
 
 
 class ChatRequest(SamplingFields):
-    """Asks for the next message of a conversation.
+    """A request for the next message of a conversation.
 
     Attributes:
-        top_logprobs: number of most likely tokens beside each one; needs `logprobs`.
+        top_logprobs: number of most likely tokens at each position; needs `logprobs`.
         parallel_tool_calls: whether an answer may call several tools.
-        reasoning_effort: is given to the chat template, where that has a place for it.
-        service_tier: "auto" or "default": there is one tier.
+        reasoning_effort: passed to the chat template, which must use it.
+        service_tier: "auto" or "default", which are the same.
         add_generation_prompt, continue_final_message, chat_template_kwargs: see `jpaged.LLM.chat` (vLLM's names).
         include_reasoning: whether the answer has the model's reasoning (vLLM's).
     """
@@ -170,8 +170,8 @@ class ChatRequest(SamplingFields):
         "prompt_cache_key": "prefixes are cached by their tokens; cache_salt keeps them apart",
         "prompt_cache_retention": "cached prefixes stay until others need their memory",
         "verbosity": "the model has no such control",
-        "web_search_options": "the server searches nothing",
-        "moderation": "the server moderates nothing",
+        "web_search_options": "the server cannot search",
+        "moderation": "the server does not moderate",
     }
 
     messages: list[Message] = Field(min_length=1)
@@ -198,10 +198,10 @@ class ChatRequest(SamplingFields):
 
     @property
     def most_tokens(self) -> int | None:
-        """Return the most tokens of the answer; None = as many as fit.
+        """Return the limit on the answer's tokens; None: as many as fit.
 
         Raises:
-            ApiError: its two names are given with two values.
+            ApiError: its two names have different values.
         """
         new, old = self.max_completion_tokens, self.max_tokens
         if new is not None and old is not None and new != old:

@@ -1,4 +1,4 @@
-"""What all bodies have in common: strict types, no field that is unknown, and null for what is not given."""
+"""Fields and rules that bodies share: strict types, no unknown fields, and the sampling parameters."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from jpaged.server.errors import ApiError, refused
 
 
 class Body(BaseModel):
-    """A mapping of a request.
+    """An object in a request.
 
     Attributes:
-        refused: fields that OpenAI has and this server does not do, with the reason that its caller is told.
+        refused: fields of OpenAI that this server does not support, with the reason for the caller.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -25,7 +25,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _given(cls, data: Any) -> Any:
-        """Leave out what is null, and refuse what is not done here."""
+        """Drop fields that are null, and refuse unsupported ones."""
         if not isinstance(data, dict):
             return data
         given = {name: value for name, value in data.items() if value is not None}
@@ -35,22 +35,22 @@ class Body(BaseModel):
 
 
 def only_fields(body: Body, fields: Collection[str], where: str, what: str) -> None:
-    """Refuse a field that a mapping of this kind has no use for, though others of its class have.
+    """Refuse fields that have no meaning in an object of this kind, though its class has them.
 
     Args:
-        where: place of the mapping in the request.
-        what: says of which kind it is.
+        where: the object's place in the request.
+        what: the object's kind, for the message.
 
     Raises:
-        ApiError: it has another field.
+        ApiError: the object has another field.
     """
     for name in sorted(body.model_fields_set - set(fields)):
-        told = type(body).model_fields[name].alias or name
-        raise ApiError(f"{where}.{told} has no meaning in {what}", param=f"{where}.{told}", code="invalid_value")
+        alias = type(body).model_fields[name].alias or name
+        raise ApiError(f"{where}.{alias} has no meaning in {what}", param=f"{where}.{alias}", code="invalid_value")
 
 
 MOST_CHOICES = 128
-"""Most outputs of one prompt, as in OpenAI's API."""
+"""Limit on the outputs of one prompt, as in OpenAI's API."""
 _SAME_NAME = (
     "frequency_penalty",
     "presence_penalty",
@@ -74,17 +74,17 @@ _SAME_NAME = (
     "prompt_logprobs",
 )
 _BEAM = {"n", "max_tokens", "length_penalty", "early_stopping", "ignore_eos", "temperature"}
-"""Fields that a beam search has a use for."""
-_NOTHING = {"stream", "logprobs", "include_stop_str_in_output"}
-"""Fields of which a beam search does what false asks for."""
+"""Fields that a beam search uses."""
+_MAY_BE_FALSE = {"stream", "logprobs", "include_stop_str_in_output"}
+"""Fields whose value false a beam search accepts."""
 
 
 class StreamOptions(Body):
-    """How a stream is told.
+    """Options of a stream.
 
     Attributes:
-        include_usage: whether a last chunk counts the tokens.
-        continuous_usage_stats: whether every chunk does (vLLM's).
+        include_usage: whether a last chunk has the usage.
+        continuous_usage_stats: whether every chunk has it (vLLM's).
     """
 
     include_usage: bool = False
@@ -93,7 +93,7 @@ class StreamOptions(Body):
 
 
 class JsonSchema(Body):
-    """A schema and its name; the description is the caller's, as the model does not see the schema."""
+    """A schema and its name. The description has no effect, since the model does not see the schema."""
 
     name: str = ""
     description: str | None = None
@@ -114,7 +114,7 @@ class ResponseFormat(Body):
         return self
 
     def shape(self) -> StructuredOutputsParams | None:
-        """Return the shape as the engine takes it.
+        """Return the engine's form of the shape.
 
         Raises:
             ApiError: the type is unknown, or its schema is missing.
@@ -136,7 +136,7 @@ class ResponseFormat(Body):
 
 
 class Structure(Body):
-    """Names the shape of a text, see `jpaged.StructuredOutputsParams`."""
+    """The shape of a text; see `jpaged.StructuredOutputsParams`."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
@@ -146,13 +146,13 @@ class Structure(Body):
     disable_any_whitespace: bool = False
 
     def shape(self) -> StructuredOutputsParams:
-        """Return the shape as the engine takes it."""
+        """Return the engine's form of the shape."""
         return StructuredOutputsParams(**self.model_dump(exclude_unset=True, by_alias=True))
 
 
 class SamplingFields(Body):
-    """Fields that all generating requests have. The meaning of each is that of `jpaged.SamplingParams`; those that are
-    not OpenAI's are vLLM's."""
+    """Fields of all generating requests, with the meaning of `jpaged.SamplingParams`. Those that OpenAI lacks are
+    vLLM's."""
 
     model: str | None = None
     frequency_penalty: float | None = None
@@ -194,11 +194,11 @@ class SamplingFields(Body):
         """Return the engine's parameters.
 
         Args:
-            defaults: values of what the request does not give.
-            extra: values that stand above both.
+            defaults: values of fields that the request lacks.
+            extra: values that override both.
 
         Raises:
-            ApiError: a value is refused; it names the field.
+            ApiError: a value is refused; the error names the field.
         """
         self._check()
         given: dict[str, Any] = {name: getattr(self, name) for name in _SAME_NAME if name in self.model_fields_set}
@@ -218,15 +218,15 @@ class SamplingFields(Body):
         """Return the parameters of a beam search of `n` beams.
 
         Args:
-            most_tokens: tokens of an output where the request does not say.
+            most_tokens: tokens of an output if the request sets no limit.
 
         Raises:
-            ApiError: a field is given that a beam search has no use for, or a value is refused.
+            ApiError: a field has no meaning in a beam search, or a value is refused.
         """
         self._check()
         useless = {*_SAME_NAME, "seed", "logit_bias", "stream", "structured_outputs", "response_format", "logprobs"}
         for name in sorted((useless - _BEAM) & self.model_fields_set):
-            if name not in _NOTHING or getattr(self, name) is not False:
+            if name not in _MAY_BE_FALSE or getattr(self, name) is not False:
                 raise ApiError(f"{name} has no meaning with use_beam_search=true", param=name, code="invalid_value")
         given = {name: getattr(self, name) for name in _BEAM & self.model_fields_set}
         given |= {"beam_width": given.pop("n", 1), "max_tokens": given.get("max_tokens", most_tokens)}
@@ -236,7 +236,7 @@ class SamplingFields(Body):
             raise refused(error, type(self).model_fields) from error
 
     def _check(self) -> None:
-        """Refuse fields that have no meaning without another."""
+        """Refuse fields that need another one."""
         if self.stream_options is not None and not self.stream:
             raise ApiError("stream_options needs stream=true", param="stream_options", code="invalid_value")
         if not self.use_beam_search:
@@ -267,13 +267,13 @@ class SamplingFields(Body):
 
 def _token(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
-        message = f"logit_bias has the key {text[:40]!r}, which is no token id"
+        message = f"logit_bias has the key {text[:40]!r}, which is not a token id"
         raise ApiError(message, param="logit_bias", code="invalid_value")
     return int(text)
 
 
 def check_model(model: str | None, names: Collection[str]) -> None:
-    """Refuse a model that the server does not have; None means the one it has.
+    """Check that the server has a model; None stands for its only one.
 
     Raises:
         ApiError: 404.

@@ -1,4 +1,4 @@
-"""The body of `/v1/completions`."""
+"""The bodies of `/v1/completions`, `/tokenize` and `/detokenize`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Prompts = str | list[int] | list[str | list[int]]
 
 
 class CompletionRequest(SamplingFields):
-    """Asks to go on with one or several prompts, given as text or tokens.
+    """A request to continue one or several prompts, given as text or tokens.
 
     Attributes:
         echo: whether outputs begin with the prompt; with `logprobs` its tokens are scored too, and with
             ``max_tokens=0`` nothing is generated.
-        best_of: number of outputs to generate, of which the `n` with the best mean log-probability are returned.
-        add_special_tokens: whether the tokenizer adds those that a text begins with (vLLM's).
+        best_of: number of generated outputs, of which the `n` with the best mean log-probability are returned.
+        add_special_tokens: whether the tokenizer adds its initial special tokens (vLLM's).
     """
 
-    refused: ClassVar[Mapping[str, str]] = {"suffix": "the model goes on with a text, it does not fill gaps"}
+    refused: ClassVar[Mapping[str, str]] = {"suffix": "the model continues a text and fills no gaps"}
 
     prompt: Prompts
     best_of: int | None = Field(None, ge=1, le=128)
@@ -34,7 +34,7 @@ class CompletionRequest(SamplingFields):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """Return a list of prompts, also of one."""
+        """Return the prompts as a list, also a single one."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if self.prompt and isinstance(self.prompt[0], int):
@@ -43,7 +43,7 @@ class CompletionRequest(SamplingFields):
 
 
 class TokenizeRequest(Body):
-    """Asks for the tokens of a text or of a conversation."""
+    """A request for the tokens of a text or of a conversation."""
 
     model: str | None = None
     prompt: str | None = None
@@ -57,7 +57,7 @@ class TokenizeRequest(Body):
 
 
 class DetokenizeRequest(Body):
-    """Asks for the text of tokens."""
+    """A request for the text of tokens."""
 
     model: str | None = None
     tokens: list[int]

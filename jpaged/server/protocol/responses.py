@@ -1,4 +1,4 @@
-"""The items of a conversation that `/v1/responses` is given, and the messages of a chat that they amount to."""
+"""The body of `/v1/responses`, its conversion to a chat request, and the ids of responses."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from jpaged.server.protocol.chat import ChatRequest
 from jpaged.server.protocol.fields import Body, only_fields
 
 _PART_FIELDS = {"input_image": ("image_url", "detail"), "output_text": ("text", "annotations", "logprobs")}
-"""Fields of the parts that have more than text, the one that is needed first."""
+"""Fields of the parts that have more than text; the first one is required."""
 
 
 class InputPart(Body):
-    """A part of an item's content: text, or in a message of the user an image.
+    """A part of an item's content: text or, in a message of the user, an image.
 
     Attributes:
-        image_url: a ``data:`` URL, or what the engine's `ImageSources` allow.
-        detail: how closely the model looks is up to the model.
-        logprobs: what a response said of its text; the conversation is the same without.
+        image_url: a ``data:`` URL, or a URL that the engine's `ImageSources` allow.
+        detail: "auto" only, since the resolution depends on the model.
+        logprobs: log-probabilities from an earlier response; ignored.
     """
 
     refused: ClassVar[Mapping[str, str]] = {"file_id": "there are no files: give image_url"}
@@ -52,15 +52,15 @@ _FIELDS = {
     "function_call_output": ("call_id", "output"),
     "reasoning": ("content", "summary"),
 }
-"""Fields of each type of item, beside those that any item of a response may have."""
+"""Fields of each type of item, besides those that every item of a response has."""
 
 
 class InputItem(Body):
-    """One item of a conversation: a message, a call, a call's result, or a thought; a response's output is taken as
-    it came.
+    """One item of a conversation: a message, a call, a call's result, or a thought. Output items of a response are
+    accepted unchanged.
 
     Attributes:
-        id, status: what a response said of the item; the conversation is the same without.
+        id, status: from an earlier response; ignored.
     """
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
@@ -75,15 +75,15 @@ class InputItem(Body):
     summary: list[InputPart] | None = None
 
     def check(self, where: str) -> None:
-        """Refuse an item that lacks what its type needs, or has what only others have.
+        """Check that an item has the fields of its type and no others.
 
         Raises:
-            ApiError: it does.
+            ApiError: it does not.
         """
         only_fields(self, {"type", "id", "status", *_FIELDS[self.type]}, where, f"an item of type {self.type!r}")
         if self.type == "reasoning":
             if self.content and self.summary:
-                message = f"{where}.summary has no meaning beside content: give one of them"
+                message = f"{where}.summary has no meaning with content: give one of them"
                 raise ApiError(message, param=f"{where}.summary", code="invalid_value")
             return
         for name in _FIELDS[self.type]:
@@ -101,7 +101,7 @@ class InputItem(Body):
         """Return the item as a message of a chat.
 
         Raises:
-            ApiError: there is an image in what is not a message of the user.
+            ApiError: an image is not in a message of the user.
         """
         if self.type == "function_call":
             function = {"name": self.name, "arguments": self.arguments}
@@ -124,7 +124,7 @@ def _text(content: str | list[InputPart] | None, where: str) -> str:
     """Return a content's text.
 
     Raises:
-        ApiError: it has an image.
+        ApiError: the content has an image.
     """
     if not isinstance(content, list):
         return content or ""
@@ -136,11 +136,12 @@ def _text(content: str | list[InputPart] | None, where: str) -> str:
 
 
 def messages_of(items: Iterable[InputItem]) -> list[dict[str, Any]]:
-    """Return the messages of a conversation. A thought stands in the message that follows from it, or alone where a
-    response was cut off before it said anything.
+    """Return the messages of a conversation.
+
+    A thought becomes part of the message after it. It is a message of its own if the response was cut off before that.
 
     Raises:
-        ApiError: an item lacks what its type needs, has what others have, or has an image that nobody looks at.
+        ApiError: an item lacks a field of its type, has another type's, or has an image outside the user's messages.
     """
     messages: list[dict[str, Any]] = []
     thoughts: list[str] = []
@@ -180,7 +181,7 @@ class ResponseTool(Body):
 
 
 class ResponseToolChoice(Body):
-    """The function that has to be called."""
+    """The function that the answer must call."""
 
     type: Literal["function"]
     name: str
@@ -203,7 +204,7 @@ class TextFormat(Body):
 
 
 class TextOptions(Body):
-    """How the text is shaped."""
+    """Options of the answer's text."""
 
     refused: ClassVar[Mapping[str, str]] = {"verbosity": "the model has no such control"}
 
@@ -211,25 +212,24 @@ class TextOptions(Body):
 
 
 class ReasoningOptions(Body):
-    """How much the model thinks."""
+    """Options of the model's thoughts."""
 
     refused: ClassVar[Mapping[str, str]] = {
-        "summary": "thoughts are told as they are",
-        "generate_summary": "thoughts are told as they are",
+        "summary": "thoughts are returned unchanged",
+        "generate_summary": "thoughts are returned unchanged",
     }
 
     effort: str | None = None
 
 
 class ResponsesRequest(Body):
-    """Asks for a response.
+    """A request for a response.
 
     Attributes:
-        store: whether it can be read again by its id, until others need its place; OpenAI's default is that it can.
-        background: whether it goes on without its client.
-        previous_response_id: a stored response that this one goes on from; its instructions are not taken over.
-        include: "message.output_text.logprobs" for the log-probabilities of tokens, with `top_logprobs` others beside
-            each.
+        store: whether the response can be read by its id until newer ones replace it; true by default.
+        background: whether it continues without its client.
+        previous_response_id: a stored response whose conversation this one continues, without its instructions.
+        include: "message.output_text.logprobs" for the log-probabilities of tokens, each with `top_logprobs` others.
         top_k, min_p, seed, stop, repetition_penalty, min_tokens, ignore_eos, cache_salt, priority: see
             `SamplingFields` (vLLM's).
     """
@@ -237,7 +237,7 @@ class ResponsesRequest(Body):
     refused: ClassVar[Mapping[str, str]] = {
         "conversation": _NOT_KEPT,
         "prompt": "there are no stored prompts",
-        "context_management": "what does not fit is refused",
+        "context_management": "a conversation that does not fit is refused",
         "max_tool_calls": "parallel_tool_calls=false allows one",
         "prompt_cache_key": "prefixes are cached by their tokens; cache_salt keeps them apart",
         "prompt_cache_retention": "cached prefixes stay until others need their memory",
@@ -280,28 +280,28 @@ class ResponsesRequest(Body):
 
     @property
     def is_stored(self) -> bool:
-        """Tell whether it can be read again."""
+        """Tell whether the response is stored."""
         return self.store is not False
 
     @property
-    def tells_logprobs(self) -> bool:
+    def includes_logprobs(self) -> bool:
         """Tell whether the answer has log-probabilities."""
         return bool(self.include)
 
     @property
     def items(self) -> list[InputItem]:
-        """Return the input as items, also where it is a text."""
+        """Return the input as items, also if it is a text."""
         return [InputItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
 
     def as_chat(self) -> ChatRequest:
-        """Return the chat request of the same conversation, which is streamed whether the response is or not.
+        """Return the chat request of the same conversation. It is always streamed.
 
         Raises:
-            ApiError: an item lacks what its type needs, or a field needs another.
+            ApiError: an item lacks a field of its type, or a field needs another.
         """
         if self.background and not self.is_stored:
             raise ApiError("background=true needs store=true", param="background", code="invalid_value")
-        if self.top_logprobs is not None and not self.tells_logprobs:
+        if self.top_logprobs is not None and not self.includes_logprobs:
             message = "top_logprobs needs include=['message.output_text.logprobs']"
             raise ApiError(message, param="top_logprobs", code="invalid_value")
         same = {"model", "temperature", "top_p", "user", "safety_identifier", "top_k", "min_p", "seed"}
@@ -309,7 +309,7 @@ class ResponsesRequest(Body):
         given: dict[str, Any] = {name: getattr(self, name) for name in same & self.model_fields_set}
         given["messages"] = self._messages()
         given["stream"] = True
-        if self.tells_logprobs:
+        if self.includes_logprobs:
             given |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
         given["max_completion_tokens"] = self.max_output_tokens
         given["reasoning_effort"] = None if self.reasoning is None else self.reasoning.effort
@@ -345,12 +345,12 @@ class ResponsesRequest(Body):
 
 
 def new_response_id(request_id: str, replica: str = "") -> str:
-    """Return the id of a response, which `replica` keeps where it is not the only server."""
+    """Return a new id of a response, with the name of the replica that stores it, if there are several."""
     return f"resp_{replica}-{request_id}" if replica else f"resp_{request_id}"
 
 
 def keeper_of(response_id: str) -> str | None:
-    """Return the replica that keeps a response; None where its id names none.
+    """Return the replica that stores a response; None if its id names none.
 
     >>> keeper_of(new_response_id("5f3", "x7k2m9qa"))
     'x7k2m9qa'

@@ -1,4 +1,4 @@
-"""One response: what it repeats of its request, and the events by which it grows."""
+"""Makes the events of one response: its state, and its output items as they grow."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from jpaged.server.serving import Serving
 
 
 class Answer:
-    """The answer to one request.
+    """One response to one request.
 
     Args:
         response_id: its id.
-        created: when it was asked for, in seconds since 1970; None = now.
+        created: time of the request, in seconds since 1970; None: now.
 
     Attributes:
-        error: what went wrong after the first event.
+        error: the failure after the first event, if any.
 
     Raises:
         ApiError: a field is refused.
@@ -38,8 +38,8 @@ class Answer:
         self._body = body
         self._chat = body.as_chat()
         self._turn = serving.turn_of(self._chat)
-        if body.tells_logprobs and self._turn.splits:
-            message = "include has logprobs of a text that is read for tool calls or thoughts, which is not done"
+        if body.includes_logprobs and self._turn.splits:
+            message = "include has logprobs, which a text that is split into tool calls or thoughts does not have"
             raise ApiError(message, param="include", code="unsupported_parameter")
         self._items = Items(caller.request_id)
         self._id = response_id
@@ -47,11 +47,11 @@ class Answer:
         for name in ("user", "safety_identifier"):
             if getattr(body, name) is not None:
                 caller.log[name] = getattr(body, name)
-        self._head = self._about(body)
+        self._head = self._echo(body)
         self.error: Exception | None = None
 
-    def _about(self, body: ResponsesRequest) -> dict[str, Any]:
-        """Return what a response repeats of its request."""
+    def _echo(self, body: ResponsesRequest) -> dict[str, Any]:
+        """Return the fields of the request that a response repeats."""
         defaults = self._serving.engine.get_default_sampling_params()
         form = None if body.text is None else body.text.format
         choice = body.tool_choice
@@ -82,7 +82,7 @@ class Answer:
         """Yield the events of the response.
 
         Raises:
-            ApiError: it is refused, before the first event; what fails later is told by an event.
+            ApiError: the request is refused before the first event; a later failure becomes an event.
         """
         outputs = await self._serving.start_turn(self._chat, self._turn, self._caller)
         reader, tokens, begun = self._turn.reader(), 0, False
@@ -97,16 +97,16 @@ class Answer:
                     for one in output.outputs:
                         tokens += len(one.token_ids)
                         self._items.scored(self._logprobs(one))
-                        text = _sure(one)
+                        text = _settled(one)
                         parts = reader.push(text) + (reader.finish() if _came_to_its_end(one) else [])
                         if thought is not None:
                             thought.add(one.token_ids, text)
                         for part in parts:
-                            for told in self._items.add(part):
-                                yield told
+                            for made in self._items.add(part):
+                                yield made
                         if one.finish_reason is not None:
-                            for told in self._items.close(_status(one)):
-                                yield told
+                            for made in self._items.close(_status(one)):
+                                yield made
                             yield self._last(output, one, tokens, 0 if thought is None else thought.total)
             except Exception as error:
                 if not begun:
@@ -115,13 +115,13 @@ class Answer:
                 yield "response.failed", {"response": self.failed(error)}
 
     def failed(self, error: Exception) -> dict[str, Any]:
-        """Return the response when something went wrong."""
-        told = described(error)
-        self._caller.log["error"] = told.code
-        return {**self.state("failed"), "error": _error(told)}
+        """Return the response after a failure."""
+        answer = described(error)
+        self._caller.log["error"] = answer.code
+        return {**self.state("failed"), "error": _error(answer)}
 
     def _logprobs(self, one: CompletionOutput) -> list[dict[str, Any]]:
-        if one.logprobs is None or not self._body.tells_logprobs:
+        if one.logprobs is None or not self._body.includes_logprobs:
             return []
         return chat_logprobs(one.token_ids, one.logprobs, self._body.top_logprobs or 0)["content"]
 
@@ -130,7 +130,12 @@ class Answer:
         return f"response.{ended['status']}", {"response": ended}
 
     def _ended(self, output: RequestOutput, one: CompletionOutput, tokens: int, thought: int) -> dict[str, Any]:
-        """Return the response at its end, which took so many tokens, those of its thought among them."""
+        """Return the ended response.
+
+        Args:
+            tokens: tokens of the output, including those of the thought.
+            thought: tokens of the thought.
+        """
         whole = one.finish_reason == "stop"
         why = "max_output_tokens" if one.finish_reason == "length" else "aborted"
         prompt = len(output.prompt_token_ids)
@@ -162,9 +167,8 @@ def _came_to_its_end(one: CompletionOutput) -> bool:
     return one.finish_reason not in (None, "abort")
 
 
-def _sure(one: CompletionOutput) -> str:
-    """Return the new text. Half a character at the end of one that was cut off is left out: a restarted server goes on
-    with it, and it may become a whole one."""
+def _settled(one: CompletionOutput) -> str:
+    """Return the new text. An aborted output loses half a character at its end: a restarted server may complete it."""
     return one.text.rstrip("\ufffd") if one.finish_reason == "abort" else one.text
 
 
@@ -177,21 +181,21 @@ def _error(error: ApiError) -> dict[str, Any]:
 
 
 Event = tuple[str, dict[str, Any]]
-"""The type of an event, and what it holds beside that."""
+"""An event's type and its other fields."""
 _STEMS = {"message": "output_text", "reasoning": "reasoning_text"}
 
 
 class Items:
-    """Makes items of the parts of one output; each is closed before the next one begins.
+    """Output items in OpenAI's form, made from the parts of one output. Each is closed before the next begins.
 
     Args:
-        response_id: begins the items' ids.
-        tells_reasoning: whether thoughts are items.
+        response_id: prefix of the items' ids.
+        include_reasoning: whether thoughts become items.
     """
 
-    def __init__(self, response_id: str, *, tells_reasoning: bool = True) -> None:
+    def __init__(self, response_id: str, *, include_reasoning: bool = True) -> None:
         self._id = response_id
-        self._tells_reasoning = tells_reasoning
+        self._include_reasoning = include_reasoning
         self._items: list[dict[str, Any]] = []
         self._open = False
         self._scores: list[dict[str, Any]] = []
@@ -202,7 +206,7 @@ class Items:
         return self._items
 
     def scored(self, scores: list[dict[str, Any]]) -> None:
-        """Take in log-probabilities of tokens; the message's text that is added next is theirs."""
+        """Add log-probabilities of tokens. They belong to the text of the message that is added next."""
         self._scores += scores
 
     def _take_scores(self) -> list[dict[str, Any]]:
@@ -211,8 +215,8 @@ class Items:
         return scores
 
     def add(self, part: Part) -> Iterator[Event]:
-        """Take in a part; yield the events that tell of it."""
-        if isinstance(part, Reasoning) and not self._tells_reasoning:
+        """Add a part; yield its events."""
+        if isinstance(part, Reasoning) and not self._include_reasoning:
             return
         if isinstance(part, CallStart):
             yield from self._begin(
@@ -228,8 +232,8 @@ class Items:
                 yield from self._begin(kind, **extra, content=[])
                 self._items[-1]["content"].append(self._part(kind, ""))
                 if kind == "message":
-                    told = {**self._place(), "content_index": 0, "part": self._part(kind, "")}
-                    yield "response.content_part.added", told
+                    fields = {**self._place(), "content_index": 0, "part": self._part(kind, "")}
+                    yield "response.content_part.added", fields
             self._items[-1]["content"][0]["text"] += part.text
             delta = {**self._place(), "content_index": 0, "delta": part.text}
             yield (
@@ -238,18 +242,18 @@ class Items:
             )
 
     def close(self, status: str = "completed") -> Iterator[Event]:
-        """Yield the events that end the item that is open, if one is.
+        """Yield the events that end the open item, if there is one.
 
         Args:
-            status: "incomplete" where the output was cut off.
+            status: "incomplete" if the output was cut off.
         """
         if not self._open:
             return
         item, place = self._items[-1], self._place()
         self._open = False
         if item["type"] == "function_call":
-            told = {**place, "name": item["name"], "arguments": item["arguments"]}
-            yield "response.function_call_arguments.done", told
+            fields = {**place, "name": item["name"], "arguments": item["arguments"]}
+            yield "response.function_call_arguments.done", fields
         else:
             if item["type"] == "message":
                 self._take_scores()
@@ -285,5 +289,5 @@ class Items:
 
 
 def _copied(item: dict[str, Any]) -> dict[str, Any]:
-    """Return the parts of an item that go on changing, as they are now."""
+    """Return a copy of the item's content, which changes later."""
     return {"content": list(item["content"])} if "content" in item else {}

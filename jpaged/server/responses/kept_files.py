@@ -1,4 +1,4 @@
-"""Keeps responses in files, so that their clients may ask for them after the server was killed."""
+"""Writes responses and their events to disk, so that clients can read them after a restart."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 _END = b"\n\n"
-"""Ends an event; JSON has no line in it that is empty."""
+"""The end of an event. JSON on one line contains no empty line."""
 
 
 class EventLog:
-    """Writes the events of one response into a file, each before anybody is told of it.
+    """Writes the events of one response to a file, each before it is sent.
 
-    Where one cannot be written the file goes, as those behind it would have no place in it; the log says so.
+    If an event cannot be written, the file is removed, since later events would have wrong numbers; the log says so.
 
     Args:
-        fresh: whether what the file holds is of another response, and goes.
+        fresh: whether to overwrite a file that another response left.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the file cannot be opened.
     """
 
     def __init__(self, file: Path, *, fresh: bool) -> None:
@@ -33,32 +33,31 @@ class EventLog:
         self._out = file.open("wb" if fresh else "ab", buffering=0)
 
     def append(self, event: bytes) -> None:
-        """Write an event; it is in the system's hands when this returns, whatever kills the process then."""
+        """Write an event. When this returns, it survives the end of the process."""
         if self._out.closed:
             return
         try:
             if self._out.write(event) != len(event):
-                raise OSError("there is no room for it")
+                raise OSError("the disk is full")
         except OSError as error:
-            logger.error("the events of a response will not outlive the server: %s", error)
+            logger.error("a response's events cannot be written and are lost at a restart: %s", error)
             self.close()
             with contextlib.suppress(OSError):
                 self._file.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Write no more; again is no error."""
+        """Close the file. Calling it twice is harmless."""
         with contextlib.suppress(OSError):
             self._out.close()
 
 
 class KeptFiles:
-    """A folder with two files for each response: what was asked, by which key, and the answer once it is there; and the
-    events that tell of it.
+    """A folder with two files for each response: its record (request, key and finished answer), and its events.
 
-    A file's name is a hash: a key's name and an id are of any length and made of anything.
+    A file's name is a hash, since a key's name and an id may have any length and any characters.
 
     Args:
-        folder: it is made; None = nothing is kept, and all of this does nothing.
+        folder: created if missing. None: nothing is kept, and all methods do nothing.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -66,11 +65,11 @@ class KeptFiles:
 
     @property
     def used(self) -> bool:
-        """Tell whether anything is kept."""
+        """Tell whether there is a folder."""
         return self._folder is not None
 
     def write(self, record: dict[str, Any]) -> None:
-        """Write a record, in the place of the one with its key and id; where it cannot be, the log says so."""
+        """Write a record, replacing the one with its key and id. A failure is logged."""
         if self._folder is None:
             return
         file = self._file(record["key"], record["id"], ".json")
@@ -80,24 +79,24 @@ class KeptFiles:
             new.write_text(json.dumps(record), encoding="utf-8")
             os.replace(new, file)
         except OSError as error:
-            logger.error("a response will not outlive the server: %s", error)
+            logger.error("a response cannot be written and is lost at a restart: %s", error)
 
     def remove(self, key: str, response_id: str) -> None:
-        """Remove a record and its events. One that is not there is no error; of one that stays the log tells."""
+        """Remove a record and its events. A missing file is no error; a failure is logged."""
         if self._folder is None:
             return
         for kind in (".json", ".events"):
             try:
                 self._file(key, response_id, kind).unlink(missing_ok=True)
             except OSError as error:
-                logger.error("a response that is forgotten stays in its file: %s", error)
+                logger.error("the file of a deleted response cannot be removed: %s", error)
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """Yield all records, the oldest first; what is none is left out, and the log says so."""
+        """Yield all records, the oldest first. An invalid one is skipped and logged."""
         if self._folder is None or not self._folder.is_dir():
             return
         for file in self._folder.glob("*.events"):
-            if not file.with_suffix(".json").exists():  # the server was killed while it forgot a response
+            if not file.with_suffix(".json").exists():  # the server was killed while it deleted a response
                 file.unlink(missing_ok=True)
         for file in sorted(self._folder.glob("*.json"), key=lambda file: file.stat().st_mtime_ns):
             try:
@@ -107,34 +106,34 @@ class KeptFiles:
                     os.replace(file, mine)
                 yield record
             except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-                logger.error("a kept response is left out: %s: %s", file.name, type(error).__name__)
+                logger.error("a kept response is skipped: %s: %s", file.name, type(error).__name__)
 
     # ------------------------------------------------------------------ events
 
     def events(self, key: str, response_id: str) -> list[bytes] | None:
-        """Return the events of a response that clients may have been told, in their order; None where they are not all
-        known. What was not written to its end is cut off: nobody was told it."""
+        """Return the events of a response that clients may have received, in order; None if some are unknown.
+
+        An event that was not written completely is cut off: it was never sent."""
         if self._folder is None:
             return None
         file = self._file(key, response_id, ".events")
         try:
-            told, end, torn = file.read_bytes().rpartition(_END)
+            whole, end, torn = file.read_bytes().rpartition(_END)
             if torn:
-                os.truncate(file, len(told) + len(end))
+                os.truncate(file, len(whole) + len(end))
         except OSError:
             return None
-        events = [event + _END for event in told.split(_END)] if end else []
+        events = [event + _END for event in whole.split(_END)] if end else []
         return events if all(event.startswith(b"event: ") and b"\ndata: {" in event for event in events) else None
 
     def log(self, key: str, response_id: str, *, fresh: bool = False) -> EventLog | None:
-        """Return what writes the events of a response, behind those that are there unless it is `fresh`; None where
-        nothing can."""
+        """Return a log that appends a response's events to its file; None if it cannot be opened. See `EventLog`."""
         if self._folder is None:
             return None
         try:
             return EventLog(self._file(key, response_id, ".events"), fresh=fresh)
         except OSError as error:
-            logger.error("the events of a response will not outlive the server: %s", error)
+            logger.error("a response's events cannot be written and are lost at a restart: %s", error)
             return None
 
     def _file(self, key: str, response_id: str, kind: str) -> Path:

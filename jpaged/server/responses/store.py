@@ -1,4 +1,4 @@
-"""Keeps responses for those who asked for them, within bounds and, where there is a folder for it, over a restart."""
+"""Stores responses by key, within bounds and, with a folder, over a restart."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from jpaged.server.serving import Serving
 
 logger = logging.getLogger(__name__)
 MOST_BYTES = 64 * 2**20
-"""Most bytes of kept responses, of all keys; of those that run, what they have so far."""
+"""Limit on the bytes of all stored responses; running ones count with their events so far."""
 Name = tuple[str, str]
-"""A key's name, "" where the server has none, and a response's id."""
+"""A key's name ("" on a server without keys) and a response's id."""
 
 
 class ResponseStore:
-    """Holds the responses of each key; of one that has too many, the oldest that ended goes.
+    """The responses of each key. A key with too many loses the oldest that has ended.
 
     Args:
-        serving: runs them.
-        most: responses that are kept for a key, those that run included.
-        folder: keeps what was asked and answered over a restart; None = none does.
-        replica: name of this server among several, each of which keeps its own; "" = it is the only one.
+        serving: runs the responses.
+        most: responses stored for a key, running ones included.
+        folder: stores requests and answers over a restart; None: a restart loses them.
+        replica: name of this server among several, each of which stores its own; "": the only server.
     """
 
     def __init__(self, serving: Serving, most: int, folder: Path | None = None, replica: str = "") -> None:
@@ -45,20 +45,20 @@ class ResponseStore:
         self._kept: dict[Name, Job] = {}
 
     def begin(self, body: ResponsesRequest, caller: Caller) -> Job:
-        """Begin to write a response, and keep it where its request wants that.
+        """Start a response, and store it if the request says so.
 
         Raises:
-            ApiError: a field is refused, or it is to run in the background where as many as may be kept run.
+            ApiError: a field is refused, or a background response would exceed the number that may run.
         """
-        whose = _whose(caller)
+        whose = _key_name(caller)
         if body.previous_response_id is not None:
-            body = self._behind(self.find(caller, body.previous_response_id, "previous_response_id"), body)
+            body = self._continued(self.find(caller, body.previous_response_id, "previous_response_id"), body)
         name = new_response_id(caller.request_id, self._replica)
         if (whose, name) in self._kept:
             name += f"-{uuid.uuid4().hex[:12]}"
         record = None
         if self._files.used and body.is_stored and caller.idempotency_key is None:
-            if body.seed is None:  # what the client has seen of it has to come again
+            if body.seed is None:  # after a restart the client must see the same text again
                 body = body.model_copy(update={"seed": secrets.randbits(62)})
             caller.idempotency_key = name
             record = self._record(whose, name, body, caller)
@@ -73,8 +73,8 @@ class ResponseStore:
         self._start(job, answer, caller, record, waits=body.background)
         return job
 
-    def _behind(self, before: Job, body: ResponsesRequest) -> ResponsesRequest:
-        """Return a request with the conversation that it goes on from as the beginning of its input."""
+    def _continued(self, before: Job, body: ResponsesRequest) -> ResponsesRequest:
+        """Return a request with the previous response's conversation before its own input."""
         if not before.done:
             message = f"previous_response_id={body.previous_response_id!r} has not ended"
             raise ApiError(message, param="previous_response_id", code="invalid_value")
@@ -84,7 +84,7 @@ class ResponseStore:
     def _start(
         self, job: Job, answer: Answer, caller: Caller, record: dict[str, Any] | None, *, waits: bool = True
     ) -> None:
-        """Start a job; the server's end waits for one that has no connection to wait for."""
+        """Start a job. A draining server counts it as active if it has no connection that it could wait for."""
         self._serving.num_active += waits
 
         def ended(task: asyncio.Task[None]) -> None:
@@ -98,34 +98,34 @@ class ResponseStore:
         """Return a response of the caller's key.
 
         Args:
-            field: where the request names it.
+            field: the field of the request that names it.
 
         Raises:
-            ApiError: 404, also where another key has it, or another replica had it.
+            ApiError: 404; also if another key stores it, or another replica did.
         """
-        job = self._kept.get((_whose(caller), response_id))
+        job = self._kept.get((_key_name(caller), response_id))
         if job is None:
             keeper = keeper_of(response_id) if self._replica else None
             if keeper is not None and keeper != self._replica:
                 message = f"the replica {keeper[:200]!r}, which kept this response, has ended, and the response with it"
                 raise ApiError(message, status=404, param=field, code="replica_lost")
-            message = f"there is no response {response_id[:200]!r}: it was deleted, not stored, or made room for others"
+            message = f"there is no response {response_id[:200]!r}: it was deleted, replaced, or not stored"
             raise ApiError(message, status=404, param=field, code="response_not_found")
         return job
 
     async def delete(self, caller: Caller, response_id: str) -> None:
-        """Forget a response; one that runs ends.
+        """Delete a response; a running one ends.
 
         Raises:
             ApiError: see `find`.
         """
         job = self.find(caller, response_id)
-        self._forget((_whose(caller), response_id))
+        self._forget((_key_name(caller), response_id))
         await job.cancel()
 
     def _keep(self, name: Name, job: Job, *, refuses: bool = False) -> None:
-        """Keep a job. Where all of its key's run one may be too many, unless that is refused: those with a client who
-        waits are bounded by the engine's queue."""
+        """Store a job. If all of its key's jobs run, it exceeds the limit or, with `refuses`, is refused: the engine's
+        queue already bounds the jobs with a waiting client."""
         mine = [each for each in self._kept if each[0] == name[0]]
         if len(mine) >= self._most:
             ended = next((each for each in mine if self._kept[each].done), None)
@@ -158,37 +158,37 @@ class ResponseStore:
             "response": None,
         }
 
-    def take_up(self) -> None:
-        """Take in what was kept: answers as they are, and requests that had not ended go on, those that the engine's
-        state has where they were."""
+    def restore(self) -> None:
+        """Load the stored responses. Ended ones stay as they are; the others continue, from their last token if the
+        engine's saved state has them."""
         keys = {key.name: key for key in self._serving.settings.keys}
         for record in self._files.read():
             whose, response_id = record["key"], record["id"]
             try:
                 if record["model"] != self._serving.settings.model or (whose and whose not in keys):
-                    raise ValueError("it is of another model, or of a key that is gone")
+                    raise ValueError("it belongs to another model or to a key that was removed")
                 body = ResponsesRequest.model_validate(record["body"])
                 caller = Caller(record["request_id"], key=keys.get(whose), idempotency_key=response_id)
-                told = self._told(whose, response_id, ended=record["response"] is not None)
+                sent = self._sent(whose, response_id, ended=record["response"] is not None)
                 if record["response"] is not None:
-                    self._keep((whose, response_id), Job.ended(record["response"], _plain(body), told))
+                    self._keep((whose, response_id), Job.ended(record["response"], _plain(body), sent))
                     continue
                 answer = Answer(self._serving, body, caller, response_id, record["created"])
                 log = self._files.log(whose, response_id)
-                job = Job(answer.state("queued"), _plain(body), told, log)
+                job = Job(answer.state("queued"), _plain(body), sent, log)
                 self._keep((whose, response_id), job)
                 self._start(job, answer, caller, record)
             except (ApiError, ValidationError, ValueError, KeyError) as error:
-                logger.error("a kept response is left out: %s: %s", response_id, type(error).__name__)
+                logger.error("a kept response is skipped: %s: %s", response_id, type(error).__name__)
                 self._files.remove(whose, response_id)
 
-    def _told(self, whose: str, response_id: str, *, ended: bool) -> list[bytes | None] | None:
-        """Return the events that clients may have been told before; None where nobody knows which."""
+    def _sent(self, whose: str, response_id: str, *, ended: bool) -> list[bytes | None] | None:
+        """Return the events that clients may have received before; None if they are unknown."""
         events = self._files.events(whose, response_id)
         return None if events is None else without_false_ends(events, ended=ended)
 
 
-def _whose(caller: Caller) -> str:
+def _key_name(caller: Caller) -> str:
     return "" if caller.key is None else caller.key.name
 
 

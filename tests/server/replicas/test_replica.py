@@ -75,7 +75,7 @@ def test_an_answer_that_nobody_takes_stays_small_and_is_given_up():
             while not chunks.closed:
                 await asyncio.sleep(0.01)
         assert chunks.told <= 2 * MOST_UNREAD
-        with pytest.raises(TimeoutError, match="not taken in time"):
+        with pytest.raises(TimeoutError, match="not read in time"):
             async for messages in answer:
                 taken += messages
         assert len(taken) <= 2 * MOST_UNREAD and not any(message.get("more_body") is False for message in taken)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jpaged.server.messages.parts import CallArguments, CallStart, Content, Reasoning
 from jpaged.server.responses.answer import Items
-from jpaged.server.responses.event_replay import ToldBefore, ends, kind_of, without_false_ends
+from jpaged.server.responses.event_replay import EventReplay, ends, kind_of, without_false_ends
 from jpaged.server.streaming import event
 
 TEXT = st.text("ab\n\né", min_size=1, max_size=8)
@@ -61,8 +61,8 @@ def joined(events):
 
 def go_on(told, again):
     """All events of a response that was told so far when the server was killed, and was made again."""
-    before = ToldBefore(told)
-    return [*read(told), *((kind, new) for kind, fields in again if (new := before.news(kind, fields)) is not None)]
+    before = EventReplay(told)
+    return [*read(told), *((kind, new) for kind, fields in again if (new := before.unseen(kind, fields)) is not None)]
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])

@@ -1,1 +1,1 @@
-"""Holds the command line: `main` has the commands, `options` what they share, `plan` and `bench` the larger ones."""
+"""The command line. main.py registers the commands, a file a group; engine_options.py makes the flags of settings."""

@@ -1,4 +1,4 @@
-"""Has examples of every command, which its help ends with; a test parses each of them."""
+"""Examples at the end of each command's help; a test parses all of them."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 def examples(command: str) -> str:
-    r"""Return the end of a command's help; ``\b`` keeps its lines as they are, so that they can be copied.
+    r"""Return the examples of a command for its help; ``\b`` keeps their line breaks.
 
     Args:
-        command: its name behind ``jpaged``, or ``jpaged`` itself.
+        command: its name after ``jpaged``, or ``jpaged`` itself.
     """
     lines = _EXAMPLES[command]
     return "\n".join(["\b", "Example:" if len(lines) == 1 else "Examples:", *(f"  {line}" for line in lines)])

@@ -1,15 +1,24 @@
-"""Has the options that several commands share, and tells what the engine refuses as the command line does."""
+"""Options and checks that several commands share, and the conversion of refusals to errors of the command line."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
 
+_FLAG_NAMES = {
+    "tls_certificate": "ssl_certfile",
+    "tls_key": "ssl_keyfile",
+    "max_waiting": "max_waiting_requests",
+    "cors_origins": "cors_origin",
+}
+"""Options whose names differ from those of `ServerSettings`."""
 Model = Annotated[
     str,
     typer.Option(help="Alias (smollm2-135m), hub id, Hugging Face folder, .gguf file or saved checkpoint."),
@@ -18,9 +27,9 @@ Temperature = Annotated[float, typer.Option(min=0.0, help="0 takes the most like
 TopK = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 = all.")]
 TopP = Annotated[float, typer.Option(help="Keep the most likely tokens up to this probability.")]
 MinP = Annotated[float, typer.Option(help="Keep tokens at least this fraction as likely as the best.")]
-Presence = Annotated[float, typer.Option(help="Taken from the logits of tokens the output has.")]
-Frequency = Annotated[float, typer.Option(help="Taken from a token's logit each time the output has it.")]
-Repetition = Annotated[float, typer.Option(help="Divides the logits of tokens prompt or output have; 1 = off.")]
+Presence = Annotated[float, typer.Option(help="Subtracted from the logits of tokens in the output.")]
+Frequency = Annotated[float, typer.Option(help="Subtracted from a token's logit for each time it is in the output.")]
+Repetition = Annotated[float, typer.Option(help="Divides the logits of tokens in prompt or output; 1 = off.")]
 MaxTokens = Annotated[int, typer.Option(min=1, help="Most tokens to generate.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the samples; default: drawn from the engine's.")]
 Stop = Annotated[list[str] | None, typer.Option(help="Text that ends the output; may be repeated.")]
@@ -28,32 +37,49 @@ Stop = Annotated[list[str] | None, typer.Option(help="Text that ends the output;
 
 @contextmanager
 def bad_parameters() -> Iterator[None]:
-    """Tell what the engine refuses as the command line tells its own errors."""
+    """Turn a refused argument into an error of the command line that names the command's flag."""
     try:
         yield
     except (ValueError, OSError) as error:
-        raise typer.BadParameter(str(error)) from error
+        raise typer.BadParameter(_with_flags(str(error))) from error
+
+
+def _with_flags(message: str) -> str:
+    """Return a message with ``max_loras=2`` written as ``--max-loras 2``, for the current command's options."""
+    context = click.get_current_context(silent=True)
+    options = {} if context is None else {param.name: param for param in context.command.params}
+
+    def flag(match: re.Match[str]) -> str:
+        name, switch = match.groups()
+        option = options.get(_FLAG_NAMES.get(name, name))
+        if option is None or not option.opts[0].startswith("--"):
+            return match[0]
+        if switch == "False" and option.secondary_opts:
+            return option.secondary_opts[0]
+        return option.opts[0] if switch == "True" else f"{option.opts[0]} {switch or ''}"
+
+    return re.sub(r"(?<![\w.])([a-z_]+)=(True|False)?", flag, message)
 
 
 def check_place(option: str, file: Path | None) -> None:
-    """Check that the folder of a file exists, before the minutes of work whose result it takes.
+    """Check that the folder of an output file exists, before minutes of work.
 
     Raises:
-        ValueError: there is no such folder; names the option that asked for the file.
+        ValueError: the folder does not exist; the message names the option.
     """
     if file is not None and not file.absolute().parent.is_dir():
         raise ValueError(f"{option} {file}: there is no folder {file.absolute().parent}")
 
 
 def check_serve_extra() -> None:
-    """Tell what to install where the server's libraries are not there."""
+    """Check that the server's libraries are installed."""
     missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if find_spec(name) is None]
     if missing:
         raise typer.BadParameter(f"{', '.join(missing)} not found: pip install 'jpaged[serve]'")
 
 
 def check_otel_extra() -> None:
-    """Tell what to install where the libraries that send traces are not there."""
+    """Check that the libraries that send traces are installed."""
     try:
         found = find_spec("opentelemetry.sdk") and find_spec("opentelemetry.exporter.otlp.proto.http")
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""Has the command ``jpaged plan``: will it fit, and how fast could it be, on hardware you do not have."""
+"""The command ``jpaged plan``: estimates whether a model fits a device, and its speed, without that device."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def plan(
         ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="v5e-8, v6e-8, tpu7x-8, h200-8, a100, l4, t4, cpu, ...")] = None,
-    list_names: Annotated[bool, typer.Option("--list", help="Name the shapes and devices that are known.")] = False,
+    list_names: Annotated[bool, typer.Option("--list", help="List the known shapes and devices.")] = False,
     context: Annotated[int, typer.Option(min=1, help="Most tokens of a sequence, prompt and output.")] = 8192,
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="Sequences at once; default: as the engine chooses for the device.")
@@ -45,12 +45,12 @@ def plan(
     *,
     engine: EngineOptions,
 ) -> None:
-    """Tell whether a model fits a device, and how fast it may be.
+    """Estimate whether a model fits a device, and its speed.
 
-    Its step is compiled for the device, which need not be here, without weights: memory, sequences that fit, the speed
-    that bandwidth and peak allow.
+    Compiles the model's step for the device, without weights and without the device, and reports memory, the number of
+    sequences, and the speed that bandwidth and peak allow.
 
-    Exits with 1 where the model does not fit, with 3 where the compiler failed.
+    Exits with 1 if the model does not fit, and with 3 if the compiler failed.
     """
     from jpaged.planning import DEVICES, published_shapes
     from jpaged.planning import plan as make_plan
@@ -60,7 +60,7 @@ def plan(
         typer.echo(f"devices (--device): {', '.join(DEVICES)}")
         return
     if model is None or device is None:
-        raise typer.BadParameter(f"{'--model' if model is None else '--device'} is needed; --list names those known")
+        raise typer.BadParameter(f"{'--model' if model is None else '--device'} is needed; --list names the known ones")
     try:
         with bad_parameters():
             made = make_plan(

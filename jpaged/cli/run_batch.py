@@ -1,4 +1,4 @@
-"""Has the command ``jpaged run-batch``: a file of requests in OpenAI's batch format."""
+"""The command ``jpaged run-batch``: answers a file of requests in OpenAI's batch format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jpaged.cli.engine_options import EngineOptions, with_engine_options
 from jpaged.cli.options import Model, bad_parameters, check_place, check_serve_extra
 
 AGAIN = 75
-"""Exit status of a run that has not answered all (EX_TEMPFAIL)."""
+"""Exit status if some requests have no answer (EX_TEMPFAIL)."""
 
 
 @with_engine_options("requests")
@@ -23,15 +23,15 @@ def run_batch(
     served_model_name: Annotated[str | None, typer.Option(help="Name of the model in requests; default: MODEL.")] = (
         None
     ),
-    tool_parser: Annotated[str | None, typer.Option(help="Form of tool calls: hermes, llama3 or mistral.")] = None,
-    reasoning_parser: Annotated[str | None, typer.Option(help="think tells <think>...</think> apart.")] = None,
+    tool_parser: Annotated[str | None, typer.Option(help="Format of tool calls: hermes, llama3 or mistral.")] = None,
+    reasoning_parser: Annotated[str | None, typer.Option(help="think splits <think>...</think> off.")] = None,
     *,
     engine: EngineOptions,
 ) -> None:
     """Answer a file of requests in OpenAI's batch format.
 
-    Started again after it was killed it asks only what OUT has no answer for. Exits with 1 where a request was refused,
-    in this run or an earlier one, and with 75 where some have no answer yet, as the engine failed: start it again.
+    A repeated command answers only the requests without an answer in OUT. Exits with 1 if a request was refused, in
+    this run or an earlier one, and with 75 if the engine failed and some requests have no answer: repeat the command.
     """
     check_serve_extra()
     import asyncio
@@ -62,7 +62,7 @@ def run_batch(
             typer.echo(f"{error}; start this command again", err=True)
             raise typer.Exit(AGAIN) from error
     if asked and (refused := batch.refusals(answers_file, asked)):
-        typer.echo(f"{refused} requests were refused; {answers_file} says why", err=True)
+        typer.echo(f"{refused} requests were refused; see {answers_file}", err=True)
         raise typer.Exit(1)
 
 

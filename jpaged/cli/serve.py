@@ -1,4 +1,4 @@
-"""Has the command ``jpaged serve``: the OpenAI-compatible server."""
+"""The command ``jpaged serve``: the OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def serve(
     served_model_name: Annotated[
         list[str] | None, typer.Option(help="Name of the model in requests; may be repeated. Default: MODEL.")
     ] = None,
-    api_key: Annotated[list[str] | None, typer.Option(help="A key that requests may bring; may be repeated.")] = None,
+    api_key: Annotated[list[str] | None, typer.Option(help="Accepted API key; may be repeated.")] = None,
     admin_api_key: Annotated[
-        list[str] | None, typer.Option(help="A key that may also see /metrics and /memory; may be repeated.")
+        list[str] | None, typer.Option(help="API key that may also read /metrics and /memory; may be repeated.")
     ] = None,
     api_keys_file: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="JSON list of keys with name, salt, rate, share.")
@@ -37,37 +37,37 @@ def serve(
         list[str] | None, typer.Option(help="Origin whose pages may read answers; may be repeated.")
     ] = None,
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Largest body of a request.")] = 8 * 2**20,
-    max_waiting_requests: Annotated[int, typer.Option(min=1, help="Requests that wait; those beyond get 429.")] = 256,
-    max_stored_responses: Annotated[int, typer.Option(min=1, help="Responses kept for a key, by /v1/responses.")] = 128,
-    request_timeout: Annotated[float | None, typer.Option(help="Seconds that a request may take.")] = None,
-    read_timeout: Annotated[float, typer.Option(help="Seconds within which a request has to be there.")] = 30.0,
-    stall_timeout: Annotated[float, typer.Option(help="Seconds that a stream's reader may leave it full.")] = 60.0,
-    drain_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds that requests get after SIGTERM.")] = 30.0,
+    max_waiting_requests: Annotated[int, typer.Option(min=1, help="Most waiting requests; more get 429.")] = 256,
+    max_stored_responses: Annotated[int, typer.Option(min=1, help="Most stored responses of a key.")] = 128,
+    request_timeout: Annotated[float | None, typer.Option(help="Most seconds of a request. Default: no limit.")] = None,
+    read_timeout: Annotated[float, typer.Option(help="Most seconds for a request to arrive, head and body.")] = 30.0,
+    stall_timeout: Annotated[float, typer.Option(help="Seconds that a client may stop reading its stream.")] = 60.0,
+    drain_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds to end requests after SIGTERM.")] = 30.0,
     tool_parser: Annotated[
-        str | None, typer.Option(help="Form of the model's tool calls: hermes (Qwen too), llama3 or mistral.")
+        str | None, typer.Option(help="Format of the model's tool calls: hermes (Qwen too), llama3 or mistral.")
     ] = None,
     reasoning_parser: Annotated[
-        str | None, typer.Option(help="think: <think>...</think> is told apart from the answer.")
+        str | None, typer.Option(help="think: split <think>...</think> off the answer.")
     ] = None,
     state_dir: Annotated[
-        Path | None, typer.Option(help="Folder for the engine's state: a server that was killed goes on from it.")
+        Path | None, typer.Option(help="Folder of the saved state, from which a restarted server continues.")
     ] = None,
     save_every: Annotated[
-        float | None, typer.Option(help="Seconds from one save to the next, with --state-dir. Default: 30.")
+        float | None, typer.Option(help="Seconds between two saves, with --state-dir. Default: 30.")
     ] = None,
     otlp_traces_endpoint: Annotated[
-        str | None, typer.Option(help="URL of an OpenTelemetry collector that gets spans of requests.")
+        str | None, typer.Option(help="URL of an OpenTelemetry collector for spans of requests.")
     ] = None,
     warmup: Annotated[
         bool | None,
         typer.Option(
-            help="Compile every shape before requests are taken, or none. "
-            "Default: what the first requests need, and the rest while requests are served."
+            help="Compile all shapes before requests are accepted, or none. "
+            "Default: the shapes of the first requests, and the others while the server runs."
         ),
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_prompts: Annotated[
-        bool, typer.Option("--log-prompts", help="Write prompts and outputs into the log, a line a request.")
+        bool, typer.Option("--log-prompts", help="Write prompts and outputs to the log, a line a request.")
     ] = False,
     *,
     engine: EngineOptions,

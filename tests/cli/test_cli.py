@@ -8,7 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 import jpaged
-from jpaged.cli.main import _lines, app
+from jpaged.cli.generate import read_prompts
+from jpaged.cli.main import app
 from jpaged.config import EngineConfig
 
 GENERATING = [["generate", "Hello"], ["chat"], ["bench", "throughput"]]
@@ -23,7 +24,7 @@ def test_the_order_of_eviction_is_an_option_of_every_command_that_generates(comm
     for options, said in (
         ([], "built with predicted"),
         (["--prefix-eviction", "aligned"], "built with aligned"),
-        (["--prefix-eviction", "mru"], "prefix_eviction='mru' is not one of lru, aligned,"),
+        (["--prefix-eviction", "mru"], "--prefix-eviction 'mru' is not one of lru, aligned,"),
     ):
         result = CliRunner().invoke(app, [*command, "--model", "some/model", *options])
         assert result.exit_code == 2 and said in " ".join(result.output.replace("\u2502", "").split())
@@ -84,7 +85,7 @@ def test_a_file_of_prompts_that_is_no_text_is_named(tmp_path):
 
 def test_only_a_line_feed_ends_a_prompt_of_a_file(tmp_path):
     (tmp_path / "prompts").write_bytes("a\u2028b\x0cc\r\n\r\n\nd".encode())
-    assert _lines(tmp_path / "prompts") == ["a\u2028b\x0cc", "d"]
+    assert read_prompts(tmp_path / "prompts") == ["a\u2028b\x0cc", "d"]
 
 
 def test_the_version_is_the_packages():
@@ -97,3 +98,9 @@ def test_a_benchmark_that_left_the_package_says_where_it_went(command):
     result = CliRunner().invoke(app, ["bench", command, "--num-requests", "3"])
     assert result.exit_code == 2 and f"jpaged bench {command} is no command" in result.output
     assert "python -m scripts.benchmarks" in result.output
+
+
+@pytest.mark.parametrize("command", [[], ["generate"], ["serve"], ["bench"], ["bench", "throughput"]])
+def test_h_is_help(command):
+    short, long = (CliRunner().invoke(app, [*command, flag]) for flag in ("-h", "--help"))
+    assert short.exit_code == 0 and short.output == long.output and "Usage: " in long.output

@@ -26,13 +26,13 @@ def test_a_server_compiles_in_the_background_unless_it_is_told_to_do_it_before_o
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--device", "v9-8"], "device='v9-8' is not known"),
+        (["--device", "v9-8"], "--device 'v9-8' is not known"),
         (["--device", "cpu"], "programs of a CPU are of its processor"),
-        (["--device", "v5e-8", "--tensor-parallel-size", "4"], "tensor_parallel_size=4: the device's name says"),
-        (["--device", "v5e-8", "--speculative", "ngram"], "speculative=NGram"),
-        (["--device", "v5e-8", "--compiled-programs", "x"], "compiled_programs='x': programs for another device"),
-        (["--device", "v5e-8"], "device='v5e-8' needs its compiler"),
-        (["--compiler-env", "x"], "compiler_env='x' goes with --device"),
+        (["--device", "v5e-8", "--tensor-parallel-size", "4"], "--tensor-parallel-size 4: the device's name says"),
+        (["--device", "v5e-8", "--speculative", "ngram"], "--speculative NGram"),
+        (["--device", "v5e-8", "--compiled-programs", "x"], "--compiled-programs 'x': programs for another device"),
+        (["--device", "v5e-8"], "--device 'v5e-8' needs its compiler"),
+        (["--compiler-env", "x"], "--compiler-env 'x' needs --device"),
     ],
 )
 def test_what_cannot_be_compiled_for_a_device_is_refused_with_the_reason(options, message, tmp_path, monkeypatch):

@@ -50,8 +50,8 @@ def test_settings_of_the_engine_are_options_of_the_server(tell):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--max-loras", "2"], "max_loras=2 needs enable_lora=True"),
-        (["--max-lora-rank", "8"], "max_lora_rank=8 needs enable_lora=True"),
+        (["--max-loras", "2"], "--max-loras 2 needs --enable-lora"),
+        (["--max-lora-rank", "8"], "--max-lora-rank 8 needs --enable-lora"),
         (["--save-every", "5"], "--save-every 5 needs --state-dir"),
     ],
 )
@@ -96,10 +96,10 @@ def test_every_option_of_a_model_is_one_of_all_commands_that_run_one(tell):
     ("options", "said"),
     [
         (["--host", "0.0.0.0"], "--allow-anonymous"),
-        (["--tool-parser", "xml"], "tool_parser='xml'"),
+        (["--tool-parser", "xml"], "--tool-parser 'xml'"),
         (["--api-key", ""], "non-empty"),
-        (["--log-level", "loud"], "log_level='loud'"),
-        (["--request-timeout", "0"], "request_timeout=0"),
+        (["--log-level", "loud"], "--log-level 'loud'"),
+        (["--request-timeout", "0"], "--request-timeout 0"),
     ],
 )
 def test_what_the_server_cannot_do_is_told_before_the_model_is_loaded(tell, options, said):

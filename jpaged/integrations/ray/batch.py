@@ -56,9 +56,7 @@ class Generator:
         params = self._params
         seeds = [] if self._seed is None else [replace(params, seed=int(seed)) for seed in batch[self._seed]]
         outputs = [output.outputs[0] for output in self._llm.generate(asked, seeds or params, use_tqdm=False)]
-        tokens = np.empty(
-            len(outputs), object
-        )  # rows of different lengths become plain lists
+        tokens = np.empty(len(outputs), object)  # rows of different lengths become plain lists
         tokens[:] = [[*output.token_ids] for output in outputs]
         return {
             **batch,

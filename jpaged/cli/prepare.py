@@ -1,4 +1,4 @@
-"""Has the command ``jpaged compile``: an engine's programs, compiled ahead into a folder that can be shipped."""
+"""The commands ``jpaged convert`` and ``jpaged compile``, which prepare a model ahead of its use."""
 
 from __future__ import annotations
 
@@ -12,13 +12,31 @@ from jpaged.cli.engine_options import EngineOptions, with_engine_options
 from jpaged.cli.options import bad_parameters
 
 
+@with_engine_options(("dtype", "quantization"))
+def convert(
+    source: Annotated[str, typer.Argument(help="Alias, hub id, Hugging Face folder or .gguf file.")],
+    target: Annotated[Path, typer.Argument(help="Folder to write; must not exist yet.")],
+    *,
+    engine: EngineOptions,
+) -> None:
+    """Write a model as a checkpoint that loads faster.
+
+    The result is an Orbax folder with config and tokenizer, and weights in the form that the engine holds.
+    """
+    from jpaged.loading import convert_checkpoint
+
+    with bad_parameters():
+        convert_checkpoint(source, target, **engine.settings())
+    typer.echo(f"wrote {target}")
+
+
 @with_engine_options("adapters")
 def compile_model(
     model: Annotated[str, typer.Argument(help="Model: alias, hub id, folder, .gguf file or saved checkpoint.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder to write; one of compiled programs is replaced.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to write; replaces compiled programs there.")],
     device: Annotated[
         str | None,
-        typer.Option(help="v5e-8, v6e-1, h200, l4, ...: devices that may be elsewhere. Default: those here."),
+        typer.Option(help="v5e-8, v6e-1, h200, l4, ...: a device of another machine. Default: this machine's."),
     ] = None,
     compiler_env: Annotated[
         Path | None,
@@ -29,12 +47,12 @@ def compile_model(
 ) -> None:
     """Compile all programs of an engine ahead, into a folder.
 
-    They are for the devices of this machine or, with --device, for others.
+    The programs are for this machine's devices or, with --device, for others.
 
-    --compiled-programs FOLDER of the other commands, with the same settings, reads them: the engine then starts without
-    tracing or compiling. A folder is of one model, one set of settings, one version of everything and one kind of
-    machine, which is checked when it is read. With --device the versions are those of the compiler's environment, and
-    the engine there is given as many devices by --tensor-parallel-size. Exits with 3 where the compiler failed.
+    The other commands load them with --compiled-programs FOLDER and the same settings, and start without tracing or
+    compiling. A folder is valid for one model, its settings, the versions of all libraries and one kind of machine,
+    which loading checks. With --device the versions are those of the compiler's environment, and
+    --tensor-parallel-size on the other machine must be the number of devices. Exits with 3 if the compiler failed.
     """
     from jpaged import LLM
 
@@ -42,7 +60,7 @@ def compile_model(
         settings = engine.settings()
         start = time.monotonic()
         if device is None and compiler_env is not None:
-            raise ValueError(f"compiler_env={str(compiler_env)!r} goes with --device")
+            raise ValueError(f"compiler_env={str(compiler_env)!r} needs --device")
         if device is None:
             number, size = LLM.compile_programs(model, out, **settings)
         else:

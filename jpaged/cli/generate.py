@@ -1,0 +1,182 @@
+"""The commands ``jpaged generate`` and ``jpaged chat``, and the printing of prompts and outputs without any change."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from jpaged.cli.engine_options import EngineOptions, with_engine_options
+from jpaged.cli.options import (
+    Frequency,
+    MaxTokens,
+    MinP,
+    Model,
+    Presence,
+    Repetition,
+    Seed,
+    Stop,
+    Temperature,
+    TopK,
+    TopP,
+    bad_parameters,
+)
+
+
+@with_engine_options("batch")
+def generate(
+    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; or use --file.")] = None,
+    file: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="File with one prompt a line.")] = None,
+    model: Model = "smollm2-135m",
+    max_tokens: MaxTokens = 64,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    n: Annotated[int, typer.Option(min=1, help="Outputs of each prompt.")] = 1,
+    presence_penalty: Presence = 0.0,
+    frequency_penalty: Frequency = 0.0,
+    repetition_penalty: Repetition = 1.0,
+    min_tokens: Annotated[int, typer.Option(min=0, help="Least tokens before an end.")] = 0,
+    seed: Seed = None,
+    stop: Stop = None,
+    ignore_eos: Annotated[bool, typer.Option(help="Continue after the end-of-sequence token.")] = False,
+    stream: Annotated[bool, typer.Option(help="Print the output of a single prompt as it is generated.")] = False,
+    memory: Annotated[bool, typer.Option(help="Print the memory table afterwards.")] = False,
+    *,
+    engine: EngineOptions,
+) -> None:
+    """Complete one or many prompts in one batch and print the outputs."""
+    texts = list(prompts or [])
+    if file is not None:
+        texts += read_prompts(file)
+    if not texts:
+        raise typer.BadParameter("give prompts, or --file with one prompt a line")
+    if stream and len(texts) > 1:
+        raise typer.BadParameter(f"--stream shows one prompt, not {len(texts)}")
+    if stream and n > 1:
+        raise typer.BadParameter(f"--stream shows one output, not --n {n}")
+    params = _sampling(
+        n=n,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        repetition_penalty=repetition_penalty,
+        min_tokens=min_tokens,
+        seed=seed,
+        stop=stop,
+        ignore_eos=ignore_eos,
+    )
+    llm = engine.build(model)
+    if stream:
+        print_text(texts[0], end="", bold=True)
+        with bad_parameters():
+            deltas = llm.stream(texts[0], params)
+        print_stream(_refusing(deltas))
+    outputs = [] if stream else llm.generate(texts, params, on_error="return")
+    for output in outputs:
+        if output.error is not None:
+            print_rule()
+            print_text(output.prompt, bold=True)
+            print_text(f"refused: {output.error}", fg="red")
+        for completion in output.outputs:
+            print_rule()
+            print_text(output.prompt, end="", bold=True)
+            print_text(completion.text)
+    if memory:
+        print_text(str(llm.memory_report()))
+    if any(output.error is not None for output in outputs):
+        raise typer.Exit(1)
+
+
+@with_engine_options("model")
+def chat(
+    model: Model = "smollm2-135m",
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_tokens: MaxTokens = 256,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    seed: Seed = None,
+    *,
+    engine: EngineOptions,
+) -> None:
+    """Talk to a model, one turn at a time.
+
+    An empty line or end of input ends the conversation.
+    """
+    params = _sampling(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    drafts = engine.settings()["speculative"] is not None
+    llm = engine.build(model, max_num_seqs=16 if drafts else 1)  # drafts take rows of the batch
+    messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+    while True:
+        try:
+            line = input("> ")
+        except EOFError:
+            break
+        if not line.strip():
+            break
+        question = {"role": "user", "content": line}
+        try:
+            answer = print_stream(llm.stream(llm.chat_prompt([*messages, question]), params))
+        except ValueError as error:
+            typer.secho(f"refused: {error}", fg="red", err=True)
+            continue
+        messages += [question, {"role": "assistant", "content": answer}]
+
+
+def read_prompts(file: Path) -> list[str]:
+    """Return the lines of a file that are not empty. A line feed ends a line, with or without a carriage return."""
+    try:
+        lines = (line.removesuffix("\r") for line in file.read_bytes().decode("utf-8").split("\n"))
+        return [line for line in lines if line]
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"{file} is not UTF-8: {error}") from error
+
+
+def _sampling(**values: Any) -> Any:
+    from jpaged.sampling_params import SamplingParams
+
+    with bad_parameters():
+        return SamplingParams(**values)
+
+
+def print_text(text: str, *, end: str = "\n", **style: Any) -> None:
+    """Print a text unchanged, in a style of `typer.style` if a terminal shows colours.
+
+    Typer's own functions remove escape codes in a pipe, also those of the text itself.
+    """
+    if style and sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        text = typer.style(text, **style)
+    typer.echo(text + end, nl=False, color=True)
+
+
+def print_rule() -> None:
+    """Print a line across the terminal, before a prompt."""
+    line = "─" if (sys.stdout.encoding or "").lower().startswith("utf") else "-"
+    print_text(line * shutil.get_terminal_size().columns, dim=True)
+
+
+def print_stream(deltas: Iterable[Any]) -> str:
+    """Print the text of each delta as it comes, and return the whole text."""
+    pieces = []
+    for delta in deltas:
+        pieces.append(delta.text)
+        print_text(delta.text, end="")
+    print_text("")
+    return "".join(pieces)
+
+
+def _refusing(deltas: Iterable[Any]) -> Iterable[Any]:
+    """Yield an engine's deltas, with its refusals, and not the printer's errors, as errors of the command line."""
+    with bad_parameters():
+        yield from deltas

@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 from jpaged.cli.bench_serve import serve
 from jpaged.cli.engine_options import EngineOptions, with_engine_options
 from jpaged.cli.examples import examples
-from jpaged.cli.options import Model
+from jpaged.cli.options import Command, Model
 
 _MOVED = ("eviction", "memory", "memory-real", "serving", "serving-sim", "sharing", "speculative")
 
@@ -34,10 +34,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     cls=_Commands,
 )
-app.command(epilog=examples("bench serve"))(serve)
+app.command(cls=Command, epilog=examples("bench serve"))(serve)
 
 
-@app.command(epilog=examples("bench throughput"))
+@app.command(cls=Command, epilog=examples("bench throughput"))
 @with_engine_options("batch", dtype="float32")
 def throughput(
     model: Model = "smollm2-135m",

@@ -11,6 +11,7 @@ from jpaged import __version__
 from jpaged.cli.bench import app as bench
 from jpaged.cli.examples import examples
 from jpaged.cli.generate import chat, generate
+from jpaged.cli.options import Command
 from jpaged.cli.plan import plan
 from jpaged.cli.prepare import compile_model, convert
 from jpaged.cli.run_batch import run_batch
@@ -41,13 +42,16 @@ def main(
     """Serve large language models from JAX with paged KV memory."""
 
 
-app.command(epilog=examples("generate"))(generate)
-app.command(epilog=examples("chat"))(chat)
-app.command(epilog=examples("convert"))(convert)
-app.command(epilog=examples("serve"))(serve)
-app.command("run-batch", epilog=examples("run-batch"))(run_batch)
-app.command(epilog=examples("plan"))(plan)
-app.command("compile", epilog=examples("compile"))(compile_model)
+for _name, _command in {
+    "generate": generate,
+    "chat": chat,
+    "convert": convert,
+    "serve": serve,
+    "run-batch": run_batch,
+    "plan": plan,
+    "compile": compile_model,
+}.items():
+    app.command(_name, cls=Command, epilog=examples(_name))(_command)
 app.add_typer(bench, name="bench")
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import click
 import typer
+from typer.core import TyperCommand
 
 _FLAG_NAMES = {
     "tls_certificate": "ssl_certfile",
@@ -37,17 +37,34 @@ Stop = Annotated[list[str] | None, typer.Option(help="Text that ends the output;
 
 @contextmanager
 def bad_parameters() -> Iterator[None]:
-    """Turn a refused argument into an error of the command line that names the command's flag."""
+    """Turn a refused argument into an error of the command line; `Command` makes it name the flag."""
     try:
         yield
     except (ValueError, OSError) as error:
-        raise typer.BadParameter(_with_flags(str(error))) from error
+        raise typer.BadParameter(str(error)) from error
 
 
-def _with_flags(message: str) -> str:
-    """Return a message with ``max_loras=2`` written as ``--max-loras 2``, for the current command's options."""
-    context = click.get_current_context(silent=True)
-    options = {} if context is None else {param.name: param for param in context.command.params}
+class Command(TyperCommand):
+    """A command whose errors name its flags: ``--max-loras 2`` where the engine's error says ``max_loras=2``."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = _with_flags(error.message, self.params)
+            raise
+
+
+def _with_flags(message: str, params: Iterable[Any]) -> str:
+    """Return a message with flags in place of the names of arguments.
+
+    >>> from types import SimpleNamespace
+    >>> lora = SimpleNamespace(name="enable_lora", opts=["--enable-lora"], secondary_opts=[])
+    >>> most = SimpleNamespace(name="max_loras", opts=["--max-loras"], secondary_opts=[])
+    >>> _with_flags("max_loras=2 needs enable_lora=True", [lora, most])
+    '--max-loras 2 needs --enable-lora'
+    """
+    options = {param.name: param for param in params}
 
     def flag(match: re.Match[str]) -> str:
         name, switch = match.groups()

@@ -264,7 +264,7 @@ def test_a_file_that_is_no_batch_is_refused_before_anything_runs(tmp_path, lines
 def test_a_file_of_something_else_is_not_written_over(tmp_path):
     output = tmp_path / "notes.txt"
     output.write_text("my notes\n")
-    with pytest.raises(ValueError, match=r"line 1 is no answer"):
+    with pytest.raises(ValueError, match=r"line 1 is not an answer"):
         answered(output)
     assert output.read_text() == "my notes\n"
 
@@ -273,7 +273,7 @@ def test_a_file_of_something_else_is_not_written_over(tmp_path):
 def test_a_file_of_something_else_that_ends_without_a_line_feed_is_not_cut(text, tmp_path):
     output = tmp_path / "out.json"
     output.write_text(text)
-    with pytest.raises(ValueError, match=r"line 1 is no answer"):
+    with pytest.raises(ValueError, match=r"line 1 is not an answer"):
         answered(output)
     assert output.read_text() == text
 

@@ -82,7 +82,7 @@ def test_the_last_save_of_an_engine_whose_step_never_ends_is_given_up_and_the_on
         assert (stalled.status_code, stalled.json()["error"]["code"]) == (503, "engine_stalled")
         process.send_signal(signal.SIGTERM)
         assert process.wait(AT_ONCE) == 70
-    assert "the step that runs has not ended for 1 s" in process.stderr.read()
+    assert "the running step has not ended for 1 s" in process.stderr.read()
     assert read_state(tmp_path).host["requests"] is not None
 
 

@@ -176,5 +176,5 @@ class PinnedPrefixes:
 
 def _leaves_room(replica: Replica) -> bool:
     """Tell whether every request that was accepted can still grow to its full length."""
-    room = replica.scheduler.room
+    room = replica.scheduler.admission
     return all(room.is_possible(request, room.lifetime(request)) for request in replica.scheduler.requests)

@@ -6,8 +6,8 @@ sampled tokens back.
 """
 
 from jpaged.scheduling.beam import BeamSearch
-from jpaged.scheduling.order import SchedulingPolicy
 from jpaged.scheduling.preemption import PreemptionMode
+from jpaged.scheduling.queues import SchedulingPolicy
 from jpaged.scheduling.request import Request, Sequence, Status
 from jpaged.scheduling.scheduler import Scheduler
 from jpaged.scheduling.step import Chunk, Sample, ScheduledStep

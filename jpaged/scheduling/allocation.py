@@ -7,10 +7,11 @@ rebuilt in the same way from prompt and generated tokens, as the tree that its s
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from itertools import takewhile
 
 from jpaged.memory import BlockCopy, MemoryManager, SwapCopy
-from jpaged.scheduling.holds import Adapting, Encoding, Reach
+from jpaged.scheduling.holds import AdapterHolds, Held, ImageHolds, Reach
 from jpaged.scheduling.request import Request, Sequence
 from jpaged.scheduling.step import Chunk
 
@@ -21,17 +22,28 @@ class Allocation:
     Args:
         memory: owns the blocks; every allocation goes through it.
         max_num_seqs: number of slots.
+        others: further kinds of holds, see `Held`.
 
     Attributes:
         free_slots: slots that no sequence has.
-        encoding: plans what is done with images.
-        adapting: holds the adapters of running requests.
+        images, adapters: the two kinds of holds that every scheduler has.
+        other_holds: `others`.
+        holds: all kinds, in the order in which they are held and released.
     """
 
-    def __init__(self, memory: MemoryManager, max_num_seqs: int, encoding: Encoding, adapting: Adapting) -> None:
+    def __init__(
+        self,
+        memory: MemoryManager,
+        max_num_seqs: int,
+        images: ImageHolds,
+        adapters: AdapterHolds,
+        others: Seq[Held] = (),
+    ) -> None:
         self.memory = memory
-        self.encoding = encoding
-        self.adapting = adapting
+        self.images = images
+        self.adapters = adapters
+        self.other_holds = tuple(others)
+        self.holds: tuple[Held, ...] = (images, adapters, *others)
         self._max_num_seqs = max_num_seqs
         self._prompt_tail = memory.layout.prompt_tail
         self.free_slots = self._all_slots
@@ -43,7 +55,8 @@ class Allocation:
     def clear(self) -> None:
         """Take back everything that sequences have, and clear the memory."""
         self.memory.clear()
-        self.adapting.clear()
+        for held in self.holds:
+            held.clear()
         self.free_slots = self._all_slots
 
     def attach(self, request: Request, seq: Sequence, most_cached: int | None, *, from_disk: bool = False) -> None:
@@ -90,7 +103,7 @@ class Allocation:
         """
         chunks: list[Chunk] = []
         copies: list[BlockCopy] = []
-        if not self.adapting.hold(request):
+        if not self.hold(request):
             self.detach(live[0])
             return None
         plan_forks(live)
@@ -104,18 +117,17 @@ class Allocation:
             length = tokens_before_end(seq, length, self._prompt_tail)
             reach: Reach | None = Reach(length, 0)
             if request.images:
-                reach = self.encoding.reach(request, seq.num_computed, length, budget)
+                reach = self.images.reach(request, seq.num_computed, length, budget)
             made: list[BlockCopy] | None = None
             if reach is not None:
                 length, budget = reach.length, budget - reach.cost
                 made = self.allocate(seq, seq.num_computed + length) if length > 0 else []
-                shorter = None if made is not None else self.encoding.shorten(request, seq.num_computed, length, chunks)
+                shorter = None if made is not None else self.images.shorten(request, seq.num_computed, length, chunks)
                 if shorter is not None:
                     length = shorter
                     made = self.allocate(seq, seq.num_computed + length)
             if made is None:
-                self.encoding.let_go(request)
-                self.adapting.let_go(request)
+                self.release_holds(request)
                 for placed in live[: number + 1]:
                     if placed.parent is None:
                         self.drop(placed)
@@ -126,6 +138,19 @@ class Allocation:
                 chunks.append(Chunk(seq, seq.num_computed, length, -1, self.tables(seq)))
                 budget -= length
         return chunks, copies, budget
+
+    def hold(self, request: Request) -> bool:
+        """Take all that a request holds before its first chunk; return False, with nothing held, when memory is
+        short."""
+        if all(held.hold(request) for held in self.holds):
+            return True
+        self.release_holds(request)
+        return False
+
+    def release_holds(self, request: Request) -> None:
+        """Release what the request holds in addition to the KV of its sequences."""
+        for held in self.holds:
+            held.release(request)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let the child share every block of its parent; the next append of either looks whether it has to copy."""

@@ -7,7 +7,6 @@ from itertools import islice
 
 from jpaged.memory import BlockCopy
 from jpaged.scheduling.allocation import Allocation, children_due, tokens_before_end, tokens_to_fork
-from jpaged.scheduling.holds import Encoding
 from jpaged.scheduling.request import Request, Sequence
 from jpaged.scheduling.speculation.drafting import Drafting
 from jpaged.scheduling.step import Chunk, Sample
@@ -21,19 +20,16 @@ class NextTokens:
     """Puts the next chunks of requests into a step.
 
     Args:
-        allocation, encoding, drafting: the blocks, the images and the drafts of running sequences.
+        allocation, drafting: the blocks, images and drafts of running sequences.
         max_chunk: most tokens of one prompt in one step.
-        prompt_tail: what the layers' policies ask for, see `tokens_before_end`.
     """
 
-    def __init__(
-        self, allocation: Allocation, encoding: Encoding, drafting: Drafting, *, max_chunk: int, prompt_tail: int
-    ) -> None:
+    def __init__(self, allocation: Allocation, drafting: Drafting, *, max_chunk: int) -> None:
         self._allocation = allocation
-        self._encoding = encoding
+        self._images = allocation.images
         self._drafting = drafting
         self._max_chunk = max_chunk
-        self._prompt_tail = prompt_tail
+        self._prompt_tail = allocation.memory.layout.prompt_tail
 
     def plan(self, request: Request, plan: StepPlan, make_room: MakeRoom) -> bool:
         """Plan the next tokens of a running request; return False, with none of them in the plan, where it does not go
@@ -47,9 +43,9 @@ class NextTokens:
                 most = tokens_to_fork(request.sequences, seq)
                 length = min(missing, plan.left - plan.reserved, self._max_chunk, most)
                 length = tokens_before_end(seq, length, self._prompt_tail)
-            if length > 0 and self._encoding.is_due(request, seq):
+            if length > 0 and self._images.is_due(request, seq):
                 budget = plan.left - plan.reserved + (missing == 1)
-                while (reach := self._encoding.reach(request, seq.num_computed, length, budget)) is None:
+                while (reach := self._images.reach(request, seq.num_computed, length, budget)) is None:
                     if not make_room(seq, copies):
                         return False
                 length = reach.length
@@ -68,7 +64,7 @@ class NextTokens:
                     tables = self._allocation.tables(seq)
             if end > seq.capacity:
                 while (made := self._allocation.allocate(seq, end)) is None:
-                    shorter = self._encoding.shorten(request, seq.num_computed, length, chunks)
+                    shorter = self._images.shorten(request, seq.num_computed, length, chunks)
                     if shorter is not None:
                         length, end = shorter, seq.num_computed + shorter
                         continue
@@ -90,7 +86,7 @@ class NextTokens:
         plan.add(request, chunks, copies)
         if request.images:
             for chunk in chunks:
-                plan.reads += self._encoding.reads(request, chunk)
+                plan.reads += self._images.reads(request, chunk)
         if len(request.sequences) > 1:
             for chunk in chunks:
                 for child in children_due(request.sequences, chunk.seq):

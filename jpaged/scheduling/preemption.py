@@ -1,16 +1,20 @@
-"""How a request gives its memory back, and by which way it returns (PagedAttention, section 4.5).
+"""Preemption: which requests return their memory, and how they get it again (PagedAttention, section 4.5).
 
-Recomputation runs prompt + generated as one prefill. Swapping moves the blocks to host memory and back.
+Recomputation runs prompt and generated tokens as one prefill. Swapping moves the blocks to host memory and back.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from typing import Literal
 
 from jpaged.memory import BlockCopy
+from jpaged.scheduling.admission import Admission
 from jpaged.scheduling.allocation import Allocation
-from jpaged.scheduling.request import Request, Status
+from jpaged.scheduling.queues import Queues
+from jpaged.scheduling.request import Request, Sequence, Status
 from jpaged.scheduling.step_plan import StepPlan, missing_tokens
 
 logger = logging.getLogger(__name__)
@@ -19,38 +23,73 @@ PreemptionMode = Literal["recompute", "swap", "auto"]
 
 
 class Preemption:
-    """Takes back all memory of a request, or brings back what was swapped out.
+    """Preempts running requests, the last in service order first, each with all its sequences, and brings swapped
+    requests back.
 
     Args:
-        mode: "auto" swaps requests of several live sequences, whose shared blocks recomputation would compute
-            for each of them, and recomputes the others. Where host memory is short a request is recomputed.
+        admission: finds the requests that have to go for another one.
+        mode: "auto" swaps requests of several live sequences, whose shared blocks recomputation would compute for each
+            of them, and recomputes the others. Where host memory is short a request is recomputed.
 
     Attributes:
         num_recomputes, num_swaps: preemptions so far, by kind.
     """
 
-    def __init__(self, allocation: Allocation, mode: PreemptionMode) -> None:
-        self.allocation = allocation
+    def __init__(self, queues: Queues, allocation: Allocation, admission: Admission, mode: PreemptionMode) -> None:
         self.mode = mode
         self.num_recomputes = 0
         self.num_swaps = 0
+        self._queues = queues
+        self._allocation = allocation
+        self._admission = admission
 
-    def take_back(self, request: Request, plan: StepPlan, unmade: list[BlockCopy]) -> None:
-        """Preempt a running request; its status tells how it will return.
+    def make_room(self, request: Request, plan: StepPlan, is_enough: Callable[[int], bool]) -> bool:
+        """Preempt the requests that have to go for another one to enter; return False, with none preempted, where it
+        could not enter. See `Admission.find_victims`."""
+        victims = self._admission.find_victims(request, plan, is_enough)
+        for _ in victims or ():
+            self.preempt_last(plan)
+        return victims is not None
+
+    def preempt_for(self, request: Request, seq: Sequence, plan: StepPlan, copies: list[BlockCopy]) -> bool:
+        """Preempt the last running request for one that is being planned; return False when they are the same.
 
         Args:
-            unmade: copies planned for the request in this step, which will not be made.
+            copies: those planned for the request so far.
+        """
+        if self._queues.running == [request]:
+            # It lacks blocks though it has the pool to itself: fragmentation. Next time it runs alone, compactly.
+            request.alone = request.packed = True
+            self._allocation.memory.pack(seq.seq_id)
+        return self.preempt_last(plan, request, copies) is not request
+
+    def preempt_last(self, plan: StepPlan, planned: Request | None = None, unmade: Seq[BlockCopy] = ()) -> Request:
+        """Preempt and return the last running request.
+
+        Args:
+            planned: the request that is being planned, for which the copies in `unmade` were planned in this step.
+        """
+        victim = self._queues.running.pop()
+        self.take_back(victim, plan, list(unmade) if victim is planned else [])
+        self._queues.put(victim)
+        return victim
+
+    def take_back(self, request: Request, plan: StepPlan, unmade: list[BlockCopy]) -> None:
+        """Take the memory of a request, which is in no queue; its status says how it will return.
+
+        Args:
+            unmade: copies planned for the request in this step, which are cancelled.
         """
         live = request.live
-        logger.debug("request %d gives its memory back", request.request_id)
+        logger.debug("request %d is preempted", request.request_id)
         plan.preempted.append(request)
         plan.reserved -= sum(missing_tokens(request, seq) == 1 for seq in live)
         request.pause()
-        self.allocation.encoding.let_go(request)
-        self.allocation.adapting.let_go(request)
+        self._allocation.release_holds(request)
         swaps = self.mode == "swap" or (self.mode == "auto" and len(live) > 1)
-        if swaps and not plan.swap_in:  # the host blocks that these leave are read after all that goes out is written
-            moved = self.allocation.swap_out(live, unmade)
+        # The host blocks that a swap in leaves are read after all that goes out was written: none may be taken again.
+        if swaps and not plan.swap_in:
+            moved = self._allocation.swap_out(live, unmade)
             if moved is not None:
                 plan.swap_out += moved
                 request.status = Status.SWAPPED
@@ -58,18 +97,25 @@ class Preemption:
                 self.num_swaps += 1
                 return
         for seq in live:
-            self.allocation.release(seq)
+            self._allocation.release(seq)
             seq.num_computed = 0
         request.status = Status.WAITING
         self.num_recomputes += 1
 
-    def bring_back(self, request: Request, plan: StepPlan) -> None:
-        """Give a swapped request that has room its slots and memory again.
+    def bring_back(self, request: Request, plan: StepPlan) -> bool:
+        """Give a swapped request, which was found to have room, its slots and memory again; return False where memory
+        is short for its holds, so that it is preempted once more.
 
         Its tokens of the step before it was preempted have reached the host by then.
         """
         live = request.live
-        plan.swap_in += self.allocation.swap_in(live)
+        plan.swap_in += self._allocation.swap_in(live)
         plan.reserved += sum(missing_tokens(request, seq) == 1 for seq in live)
+        self._queues.remove(request)
         request.status = Status.RUNNING
         request.end_pause()
+        has_holds = self._allocation.hold(request)
+        if not has_holds:
+            self.take_back(request, plan, [])  # by recomputation: this step swaps in already
+        self._queues.put(request)
+        return has_holds

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import logging
 import time
-from bisect import insort
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-from jpaged.memory import MemoryManager
+from jpaged.memory import BlockCopy, MemoryManager
 from jpaged.outputs import FinishReason
-from jpaged.scheduling.allocation import Allocation
+from jpaged.scheduling.admission import Admission, SharedPrefills
+from jpaged.scheduling.allocation import Allocation, tokens_before_end
 from jpaged.scheduling.beam_sequences import offer
 from jpaged.scheduling.disk_prefetch import DiskPrefetch
-from jpaged.scheduling.entrance import Entrance
-from jpaged.scheduling.holds import Adapting, Encoding
-from jpaged.scheduling.order import SchedulingPolicy, service_order, urgency
+from jpaged.scheduling.holds import AdapterHolds, Held, ImageHolds
 from jpaged.scheduling.planning import NextTokens, plan_decodes
 from jpaged.scheduling.preemption import Preemption, PreemptionMode
+from jpaged.scheduling.queues import Queues, SchedulingPolicy, urgency
 from jpaged.scheduling.request import Request, Sequence, Status
 from jpaged.scheduling.restart import begin_again
-from jpaged.scheduling.room import Room
-from jpaged.scheduling.shared_prefills import SharedPrefills
 from jpaged.scheduling.speculation import Speculation
 from jpaged.scheduling.speculation.drafting import Drafting, drafts_kept
-from jpaged.scheduling.step import ScheduledStep
+from jpaged.scheduling.step import Chunk, ScheduledStep
 from jpaged.scheduling.step_plan import StepPlan, decodes_due
 from jpaged.scheduling.stops import find_stop, token_stop
 from jpaged.scheduling.top_tokens import TopTokens
@@ -31,22 +29,26 @@ from jpaged.scheduling.top_tokens import TopTokens
 logger = logging.getLogger(__name__)
 
 
-class Scheduler(Entrance):
+class Scheduler:
     """Decides, step by step, which tokens of which sequences run, and owns the order of requests.
 
-    The engine runs ahead by one step: `schedule` may be called once more before `update` brings the tokens of
-    the step before. A sequence found to have ended meanwhile has run one token too many, which is dropped. Between the
-    two `dispatched` says that the device has the step; where that, or anything else, fails, `restart` mends it.
+    It is composed of parts: `Queues` holds the requests, `Admission` answers whether one has room, `Allocation` gives
+    blocks and slots, `Preemption` takes them back, `NextTokens` plans the chunks of running requests.
+
+    The engine runs ahead by one step: `schedule` may be called once more before `update` brings the tokens of the step
+    before. A sequence found to have ended meanwhile has run one token too many, which is dropped. Between the two,
+    `dispatched` says that the device has the step; where that, or anything else, fails, `restart` mends the state.
 
     Args:
         memory: owns the blocks; every allocation goes through it.
         max_num_seqs: sequences that run at once.
         max_num_batched_tokens: most tokens of a step; at least max_num_seqs, so that no decode ever waits.
-        policy: "fcfs", or "priority" (see `order`).
+        policy: "fcfs", or "priority" (see `queues`).
         long_prefill_token_threshold: most tokens of one prompt in one step; 0 = as many as the budget has.
         preemption_mode: see `Preemption`; swapping needs a memory with swap space.
         speculation: makes drafts; None = no draft is verified.
         max_loras: most different adapters of a step; a request whose adapter would be one more waits.
+        holds: further kinds of blocks that requests hold, in addition to images and adapters.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Scheduler(Entrance):
         preemption_mode: PreemptionMode = "recompute",
         speculation: Speculation | None = None,
         max_loras: int = 1,
+        holds: Seq[Held] = (),
     ) -> None:
         if max_num_batched_tokens < max_num_seqs:
             raise ValueError(f"max_num_batched_tokens={max_num_batched_tokens} is below max_num_seqs={max_num_seqs}")
@@ -68,26 +71,18 @@ class Scheduler(Entrance):
         self.max_num_seqs = max_num_seqs
         self.policy = policy
         self.speculation = speculation
-        self.waiting: list[Request] = []  # all three in service order
-        self.running: list[Request] = []
-        self.swapped: list[Request] = []
-        self._unfinished: dict[int, Request] = {}  # what an exception in the middle of a change cannot tear
         self.num_added = 0
-        self._max_chunk = long_prefill_token_threshold or max_num_batched_tokens
-        self.encoding = Encoding(memory, max_num_batched_tokens - max_num_seqs + 1)
-        self.allocation = Allocation(memory, max_num_seqs, self.encoding, Adapting(memory, max_loras))
-        self._drafting = Drafting(speculation, self.allocation, max_num_seqs)
+        self.queues = Queues()
+        self._unfinished: dict[int, Request] = {}  # an exception in the middle of a change cannot tear it
+        self._max_chunk = max_chunk = long_prefill_token_threshold or max_num_batched_tokens
         self._prompt_tail = memory.layout.prompt_tail
-        self._next_tokens = NextTokens(
-            self.allocation,
-            self.encoding,
-            self._drafting,
-            max_chunk=self._max_chunk,
-            prompt_tail=self._prompt_tail,
-        )
-        self.preemption = Preemption(self.allocation, preemption_mode)
-        self.room = Room(memory, self.allocation, self.running)
-        self._shared_prefills = SharedPrefills(memory, max_num_batched_tokens, self._max_chunk)
+        images = ImageHolds(memory, max_num_batched_tokens - max_num_seqs + 1, max_chunk)
+        self.allocation = Allocation(memory, max_num_seqs, images, AdapterHolds(memory, max_loras), holds)
+        self._drafting = Drafting(speculation, self.allocation, max_num_seqs)
+        self._next_tokens = NextTokens(self.allocation, self._drafting, max_chunk=max_chunk)
+        self.admission = Admission(self.allocation, self.queues.running)
+        self.preemption = Preemption(self.queues, self.allocation, self.admission, preemption_mode)
+        self._shared_prefills = SharedPrefills(memory, max_num_batched_tokens, max_chunk)
         self.disk_prefetch = DiskPrefetch(memory, max_num_batched_tokens)
 
     @property
@@ -95,9 +90,21 @@ class Scheduler(Entrance):
         return bool(self._unfinished)
 
     @property
+    def waiting(self) -> list[Request]:
+        return self.queues.waiting
+
+    @property
+    def running(self) -> list[Request]:
+        return self.queues.running
+
+    @property
+    def swapped(self) -> list[Request]:
+        return self.queues.swapped
+
+    @property
     def requests(self) -> list[Request]:
         """Return all requests that have not ended."""
-        return [*self.running, *self.swapped, *self.waiting]
+        return self.queues.requests
 
     @property
     def num_preemptions(self) -> int:
@@ -120,16 +127,8 @@ class Scheduler(Entrance):
         if width > self.max_num_seqs:
             name = "n" if request.beam is None else "beam_width"
             raise ValueError(f"{name}={width} is above max_num_seqs={self.max_num_seqs}")
-        num_prompt = len(request.prompt_token_ids)
-        self.encoding.check(request, self._max_chunk)
-        lifetime = self.room.lifetime(request)
-        if not self.room.is_possible(request, lifetime):
-            layout, several = self.memory.layout, f" in each of {width} sequences" if width > 1 else ""
-            raise ValueError(
-                f"a request of {num_prompt} prompt tokens that may grow to {request.max_total_tokens} tokens{several} "
-                f"can never fit the pool of {layout.num_pages} large pages of {layout.page_bytes:,} bytes; "
-                "raise kv_cache_memory_bytes or memory_utilization, or lower max_tokens"
-            )
+        lifetime = self.admission.lifetime(request)
+        self.admission.check(request, lifetime)
         request.packed = self.memory.is_tight(lifetime)
         if first:
             request.arrival_number = -1
@@ -138,7 +137,7 @@ class Scheduler(Entrance):
             request.arrival_number = self.num_added
             self.num_added += 1
         self.disk_prefetch.arrived(request)
-        insort(self.waiting, request, key=service_order)
+        self.queues.put(request)
         # Last: after an exception `restart` must not keep a request that the caller was never given back.
         self._unfinished[request.request_id] = request
 
@@ -146,7 +145,7 @@ class Scheduler(Entrance):
         """Put an unfinished request, which was saved and keeps its place in the order of arrival, into the queue that
         its status names; what it holds is the memory's already."""
         self._unfinished[request.request_id] = request
-        insort(self._queue(request), request, key=service_order)
+        self.queues.put(request)
 
     # ------------------------------------------------------------------ a step
 
@@ -174,10 +173,10 @@ class Scheduler(Entrance):
         plan.free_rows = self._free_rows
         self._plan_running(plan)
         if not (plan.preempted or plan.closed):
-            while (request := self._next_in_line()) is not None and self._enter(request, plan):
+            while (request := self.queues.next_in_line()) is not None and self._try_admit(request, plan):
                 pass
-        plan.encodes = self.encoding.take_encodes()
-        plan.loads = self.allocation.adapting.take_loads()
+        for held in self.allocation.holds:
+            held.take(plan)
         self.disk_prefetch.end_step(plan)
         return plan.step()
 
@@ -194,10 +193,113 @@ class Scheduler(Entrance):
         plan.reserved = decodes_due(running[position:])
         while position < len(running):
             current = running[position]
-            if (overtakes and self._overtake(current, plan)) or self._extend(current, plan):
+            if (overtakes and self._admit_urgent(current, plan)) or self._extend(current, plan):
                 position += 1
                 if in_bulk:
                     position = plan_decodes(running, position, plan, self.allocation)
+
+    # ------------------------------------------------------------------ into the batch
+
+    def _extend(self, request: Request, plan: StepPlan, *, may_preempt: bool = True) -> bool:
+        """Plan the request's next tokens, preempting the last in service order for room.
+
+        Returns False when the request itself was preempted, or, where none may be, has to wait for a step; then no
+        token of it is in the plan.
+        """
+        left, reserved = plan.left, plan.reserved
+
+        def make_room(seq: Sequence, copies: list[BlockCopy]) -> bool:
+            if may_preempt:
+                return self.preemption.preempt_for(request, seq, plan, copies)
+            plan.left, plan.reserved = left, reserved
+            plan.add(request, [], copies)  # their blocks are the request's by now
+            for other in request.live:
+                other.capacity = 0  # the tables were not sent
+            return False
+
+        return self._next_tokens.plan(request, plan, make_room)
+
+    def _admit_urgent(self, running: Request, plan: StepPlan) -> bool:
+        """Bring the next in line into the batch before a running request that is strictly less urgent."""
+        ahead = self.queues.next_in_line()
+        if plan.closed or ahead is None or urgency(ahead) >= urgency(running):
+            return False
+        plan.closed = not self._try_admit(ahead, plan)
+        return not plan.closed
+
+    def _try_admit(self, request: Request, plan: StepPlan) -> bool:
+        """Bring the next in line into the batch if slots, budget and memory allow, or would without requests that are
+        strictly less urgent, which are preempted then."""
+        if any(seq.num_pending for seq in request.live):
+            return False
+        return self._resume(request, plan) if request.status is Status.SWAPPED else self._admit(request, plan)
+
+    def _resume(self, request: Request, plan: StepPlan) -> bool:
+        """Bring the first swapped request back."""
+        if not self.preemption.make_room(request, plan, lambda tokens: tokens >= len(request.live)):
+            return False
+        if not self.preemption.bring_back(request, plan):
+            return False
+        self._extend(request, plan, may_preempt=False)
+        return True
+
+    def _admit(self, request: Request, plan: StepPlan) -> bool:
+        """Move the first waiting request into the batch."""
+
+        def is_enough(tokens: int) -> bool:
+            return tokens > 0 and tokens_before_end(first, min(tokens, self._max_chunk), self._prompt_tail) > 0
+
+        live = request.live
+        first = live[0]
+        if not (
+            self.running and urgency(request) < urgency(self.running[-1])
+        ):  # it cannot preempt: look at what is free first
+            slots, tokens = self.allocation.free_slots, plan.left - plan.reserved
+            if len(live) > len(slots) or not is_enough(tokens) or not self.admission.may_fit(request):
+                return False
+        if self._shared_prefills.worth_waiting(request, plan):
+            return False
+        if self.disk_prefetch.worth_waiting(request, is_idle=not self.running):
+            return False
+        planned = None if request.alone else self._place(request, live, plan, is_enough, None)
+        if planned is None and not self.running:
+            # Scattered hits can pin more pages than the sequence needs, and so can an adapter that is there already: an
+            # empty batch must not wait for itself.
+            self.allocation.adapters.forget(request)
+            planned = self._place(request, live, plan, is_enough, self.admission.pinned_tokens(request))
+        if planned is None:
+            return False
+        chunks, copies, left = planned
+        plan.left = left + plan.reserved
+        for seq in live:
+            seq.slot = self.allocation.free_slots.pop()
+        if request.first_scheduled_time is None:
+            request.first_scheduled_time = time.monotonic()
+            request.num_cached_tokens = first.num_computed
+        request.end_pause()
+        self.disk_prefetch.let_go(request)
+        self.queues.move(request, Status.RUNNING)
+        self._next_tokens.put(request, chunks, copies, plan)
+        return True
+
+    def _place(
+        self,
+        request: Request,
+        live: list[Sequence],
+        plan: StepPlan,
+        is_enough: Callable[[int], bool],
+        most_cached: int | None,
+    ) -> tuple[list[Chunk], list[BlockCopy], int] | None:
+        """Return the first chunks of a waiting request behind what the cache holds, see `Allocation.place`; None (and
+        nothing held) without room."""
+        self.allocation.attach(request, live[0], most_cached)
+        if not self.preemption.make_room(request, plan, is_enough):
+            self.allocation.detach(live[0])
+            return None
+        if most_cached is None and self.disk_prefetch.has_read(request):  # not before there is room for all of it
+            self.allocation.detach(live[0])
+            self.allocation.attach(request, live[0], None, from_disk=True)
+        return self.allocation.place(request, live, plan.left - plan.reserved, self._max_chunk, most_cached)
 
     # ------------------------------------------------------------------ what became of it
 
@@ -210,8 +312,8 @@ class Scheduler(Entrance):
             seq = chunk.seq
             if chunk.length > 1 or seq.num_computed >= seq.capacity:
                 self.allocation.commit(seq)
-        self.encoding.dispatched(step.encodes, step.reads)
-        self.allocation.adapting.dispatched(step.loads)
+        for held in self.allocation.holds:
+            held.dispatched(step)
         self.disk_prefetch.dispatched(step)
 
     def update(
@@ -292,8 +394,7 @@ class Scheduler(Entrance):
         """
         self.allocation.clear()
         self.disk_prefetch.clear()
-        for queue in (self.waiting, self.running, self.swapped):
-            queue.clear()
+        self.queues.clear()
         for request in list(self._unfinished.values()):
             try:
                 if request.status is not Status.FINISHED:
@@ -303,16 +404,15 @@ class Scheduler(Entrance):
                 for seq in request.live:
                     seq.finish_reason = "abort"
             if request.live:
-                insort(self.waiting, request, key=service_order)
+                self.queues.put(request)
                 continue
             request.status = Status.FINISHED
             request.finished_time = request.finished_time or time.monotonic()
             del self._unfinished[request.request_id]
 
     def _forget(self, request: Request) -> None:
-        self._queue(request).remove(request)
+        self.queues.remove(request)
         self.disk_prefetch.let_go(request)
-        self.encoding.let_go(request)
-        self.allocation.adapting.let_go(request)
+        self.allocation.release_holds(request)
         request.status = Status.FINISHED
         self._unfinished.pop(request.request_id, None)

@@ -12,7 +12,7 @@ from thorough import examples
 from unpaged import alone
 
 from jpaged.scheduling import Request, Scheduler, Status
-from jpaged.scheduling.room import Room
+from jpaged.scheduling.admission import Admission
 from jpaged.scheduling.step_plan import missing_tokens
 
 MODES = ["recompute", "swap"]
@@ -145,15 +145,15 @@ def may_enter(scheduler: Scheduler, request: Request, blocks: dict[int, int]) ->
 
 
 def plain_search(scheduler: Scheduler, request: Request, plan, is_enough) -> list[Request] | None:
-    """`Room.find_victims` by asking for one victim after another."""
+    """`Admission.find_victims` by asking for one victim after another."""
     victims: list[Request] = []
     slots, tokens, memory = len(scheduler.allocation.free_slots), plan.left - plan.reserved, scheduler.memory
-    need, estimate = scheduler.room.need(request), memory.reclaim_estimate()
+    need, estimate = scheduler.admission.need(request), memory.reclaim_estimate()
     while True:
         others = scheduler.running[: len(scheduler.running) - len(victims)]
         crowded = others and (request.alone or others[0].alone)
         has_place = len(request.live) <= slots and is_enough(tokens) and not crowded
-        if has_place and scheduler.room.fits(request, need, others, estimate):
+        if has_place and scheduler.admission.fits(request, need, others, estimate):
             return victims
         if not others or others[-1].priority <= request.priority:
             return None
@@ -188,14 +188,14 @@ def test_as_few_give_way_as_a_search_one_by_one_finds(
     }
     num_pages = pages_for(arrivals, options) + spare_pages
     loop = priority_loop(num_pages, preemption_mode=mode, swap_blocks=num_pages, **options)
-    scheduler, find_victims = loop.scheduler, loop.scheduler.room.find_victims
+    scheduler, find_victims = loop.scheduler, loop.scheduler.admission.find_victims
 
     def find_and_compare(request, plan, is_enough):
         found = find_victims(request, plan, is_enough)
         assert found == plain_search(scheduler, request, plan, is_enough)
         return found
 
-    scheduler.room.find_victims = find_and_compare
+    scheduler.admission.find_victims = find_and_compare
     coming = in_order(arrivals)
     for arrival, priority in zip(coming, priorities, strict=False):
         arrival.request.priority = priority
@@ -205,8 +205,8 @@ def test_as_few_give_way_as_a_search_one_by_one_finds(
 
 def test_a_request_that_finds_no_room_asks_no_oftener_where_more_are_less_urgent(monkeypatch):
     asked = []
-    fits = Room.fits
-    monkeypatch.setattr(Room, "fits", lambda *args: asked.append(args) or fits(*args))
+    fits = Admission.fits
+    monkeypatch.setattr(Admission, "fits", lambda *args: asked.append(args) or fits(*args))
     numbers = []
     for count in (4, 16):
         loop = priority_loop(200, max_num_seqs=20, budget=600)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from small_schedulers import group, make_request, make_scheduler
 from unpaged import alone
 
-from jpaged.scheduling.shared_prefills import common_prefix
+from jpaged.scheduling.admission import common_prefix
 
 BLOCKS_OF_16 = [group(block_size=16)]
 

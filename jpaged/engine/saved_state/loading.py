@@ -15,7 +15,7 @@ from jpaged.engine.saved_state.capture import host_array, pool_array
 from jpaged.memory import Lifetime
 from jpaged.memory.saving import Fitting, held_blocks, memory_data
 from jpaged.scheduling import Request, Status
-from jpaged.scheduling.order import service_order
+from jpaged.scheduling.queues import service_order
 from jpaged.scheduling.restart import begin_again
 from jpaged.scheduling.saving import load_array, load_request, load_scheduler
 from jpaged.text.input_processor import InputProcessor
@@ -227,7 +227,7 @@ def _ends_here(part: Request, replica: Replica) -> bool:
     scheduler, width = replica.scheduler, len(part.sequences)
     if width > scheduler.max_num_seqs:
         _end(part, f"the restored request has {width} outputs, above max_num_seqs={scheduler.max_num_seqs}")
-    elif not scheduler.room.is_possible(part, scheduler.room.lifetime(part)):
+    elif not scheduler.admission.is_possible(part, scheduler.admission.lifetime(part)):
         _end(part, f"the restored request may grow to {part.max_total_tokens} tokens, which can never fit this pool")
     return part.status is Status.FINISHED
 

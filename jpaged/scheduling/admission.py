@@ -1,29 +1,52 @@
-"""Whether a request has room in the batch: slots, tokens of the step and blocks, now or ever."""
+"""Admission: whether a request has room in the batch, and whether it should wait for a prefill that it can share."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
 
 from jpaged.memory import Fit, Lifetime, MemoryManager, Need, ReclaimEstimate
+from jpaged.memory.predicted_prefixes import STEP_OVERHEAD
+from jpaged.memory.spans import in_common, last_end
 from jpaged.scheduling.allocation import Allocation
-from jpaged.scheduling.order import urgency
+from jpaged.scheduling.queues import service_order, urgency
 from jpaged.scheduling.request import Request, Sequence, Status
 from jpaged.scheduling.step_plan import StepPlan, missing_tokens
 
 
-class Room:
-    """Asks the memory about whole requests.
+class Admission:
+    """Decides whether a request has room: slots, tokens of the step and blocks, now or ever. It only asks and changes
+    nothing.
 
     Args:
         allocation: the blocks and slots of the running sequences.
-        running: the running requests in service order, which the scheduler changes.
+        running: the running requests in service order, see `Queues`.
     """
 
-    def __init__(self, memory: MemoryManager, allocation: Allocation, running: list[Request]) -> None:
-        self._memory = memory
+    def __init__(self, allocation: Allocation, running: list[Request]) -> None:
+        self._memory = allocation.memory
         self._allocation = allocation
         self._running = running
+        self._growing = [held for held in allocation.holds if held.grows]
+
+    def check(self, request: Request, lifetime: Lifetime) -> None:
+        """Refuse a request that could never be served.
+
+        Raises:
+            ValueError: it could not fit an empty pool, or has an image that no step could compute.
+        """
+        for held in self._allocation.holds:
+            held.check(request)
+        if not self.is_possible(request, lifetime):
+            layout, width = self._memory.layout, len(request.sequences)
+            several = f" in each of {width} sequences" if width > 1 else ""
+            raise ValueError(
+                f"a request of {len(request.prompt_token_ids)} prompt tokens that may grow to "
+                f"{request.max_total_tokens} tokens{several} can never fit the pool of {layout.num_pages} large pages "
+                f"of {layout.page_bytes:,} bytes; raise kv_cache_memory_bytes or memory_utilization, or lower "
+                "max_tokens"
+            )
 
     def lifetime(self, request: Request) -> Lifetime:
         """Return the most that a request will ever take; it is asked once, when the request is queued."""
@@ -73,15 +96,19 @@ class Room:
         fits together with `others` and what these have yet to take."""
         most = urgency(request)  # that of the others is read in place: there may be thousands
         reserved = self._outstanding(other for other in others if (other.priority or 0) <= most)
-        if not self._allocation.adapting.has_place(request, others):
+        if not all(held.has_place(request, others) for held in self._allocation.holds):
             return False
         if request.status is Status.SWAPPED:
             owners = [seq.seq_id for seq in request.live if seq.parent is None]
-            reserved = _sum(reserved, self._memory.adapters.blocks_for(need.adapter_blocks))
+            for held in self._allocation.holds:
+                if not held.grows:
+                    reserved = _sum(reserved, held.outstanding(request))
             reserved = _sum(reserved, self._outstanding([request]))
             return self._memory.swap_space.has_room(
                 owners, keep_room=bool(others), reserved=reserved, reclaimed=reclaimed
             )
+        for held in self._allocation.other_holds:  # `need` has the blocks of images and of the adapter
+            reserved = _sum(reserved, held.outstanding(request))
         fit = self._memory.can_admit(need, reserved=reserved, may_wait=bool(others), reclaimed=reclaimed)
         return fit is Fit.OK
 
@@ -130,11 +157,8 @@ class Room:
             for seq in victim.live:
                 if seq.parent is None:
                     estimate.add_sequence(seq.seq_id)
-            for held in victim.held.values():
-                if all(image.digest != held.image.digest for image in request.images):  # else it goes on being held
-                    estimate.add_image(held)
-            if victim.held_adapter is not None and not victim.shares_adapter(request):  # else it goes on being held
-                estimate.add_adapter(victim.held_adapter)
+            for held in self._allocation.holds:
+                held.add_reclaimed(estimate, victim, request)
         return estimate
 
     def _outstanding(self, requests: Iterable[Request]) -> list[int] | None:
@@ -145,9 +169,8 @@ class Room:
                 # One token more is what every step takes: the watermark is for those.
                 if seq.num_computed + 1 < len(seq.token_ids) + seq.num_pending and seq.finish_reason is None:
                     reserved = _sum(reserved, self._to_take(seq))
-            if request.images and self._memory.images.stays:
-                features = self._allocation.encoding.outstanding(request)
-                reserved = _sum(reserved, self._memory.images.blocks_for(features))
+            for held in self._growing:
+                reserved = _sum(reserved, held.outstanding(request))
         return reserved
 
     def _to_take(self, seq: Sequence) -> list[int]:
@@ -162,8 +185,8 @@ class Room:
         self, request: Request, live: list[Sequence], num_tokens: int, cached_tokens: int, seq_id: int | None = None
     ) -> Need:
         """Return what its live sequences take, `num_tokens` each."""
-        images = self._allocation.encoding.outstanding(request)
-        adapter = self._allocation.adapting.outstanding(request)
+        images = self._allocation.images.features(request)
+        adapter = self._allocation.adapters.num_blocks(request)
         return Need(num_tokens, len(live), len(request.prompt_token_ids), images, adapter, cached_tokens, seq_id)
 
 
@@ -171,3 +194,76 @@ def _sum(some: list[int] | None, more: list[int] | None) -> list[int] | None:
     if some is None or more is None:
         return more if some is None else some
     return [a + b for a, b in zip(some, more, strict=True)]
+
+
+class SharedPrefills:
+    """Weighs what a request saves by waiting for another's prefill against what the wait costs.
+
+    Args:
+        budget: most tokens of a step.
+        max_chunk: most tokens of one prompt in one step.
+    """
+
+    def __init__(self, memory: MemoryManager, budget: int, max_chunk: int) -> None:
+        self._memory = memory
+        self._budget = budget
+        self._max_chunk = min(max_chunk, budget)
+
+    def worth_waiting(self, request: Request, plan: StepPlan) -> bool:
+        """Tell whether a request that could be admitted should rather wait for a prefill of this step.
+
+        The wait ends with that prefill. It is for requests before it in the order of service only, of which none can
+        be added while it waits; so no request waits for ever.
+        """
+        if not plan.prefills or not self._memory.prefix_caching or request.computes_whole_prompt:
+            return False
+        tokens = request.live[0].token_ids
+        shared, computed = self._longest_shared(request, tokens, plan)
+        if not shared:
+            return False
+        cached = self._memory.cached_prefix(tokens, salt=request.prefix_salt, spans=request.spans)
+        cached = min(shared, cached)
+        rest, missing = max(0, shared - computed), len(tokens) - cached
+        alone = max(_steps(missing, self._max_chunk), 1 + _steps(missing + rest - plan.left, self._budget))
+        after = 1 + _steps(rest, self._max_chunk) + _steps(len(tokens) - shared, self._max_chunk)
+        return cached < shared and shared - cached >= (after - alone) * STEP_OVERHEAD
+
+    def _longest_shared(self, request: Request, tokens: Seq[int], plan: StepPlan) -> tuple[int, int]:
+        """Return (tokens that the request shares with a prefill, can find as a prefix then and that are computed by it
+        from this step on, tokens that it has computed after this step); zeros where there are none."""
+        step = self._memory.layout.prefix_step
+        most, computed = 0, 0
+        for other, chunk in plan.prefills:
+            theirs = chunk.seq.token_ids
+            if (
+                other.prefix_salt != request.prefix_salt
+                or theirs[:step] != tokens[:step]
+                or service_order(other) > service_order(request)
+            ):
+                continue
+            shared = min(common_prefix(theirs, tokens), len(tokens) - 1)
+            if request.images or other.images:
+                shared = in_common(request.spans, other.spans, shared)
+            shared = last_end(shared, request.spans, step)
+            shared = self._memory.prefix_to_come(chunk.seq.seq_id, shared)
+            if shared > max(most, chunk.start):
+                most, computed = shared, chunk.start + chunk.length
+        return most, computed
+
+
+def common_prefix(a: Seq[int], b: Seq[int]) -> int:
+    """Return how many leading tokens two lists have in common."""
+    equal, unknown = 0, min(len(a), len(b))
+    if a[:unknown] == b[:unknown]:
+        return unknown
+    while unknown - equal > 1:  # they differ before `unknown`
+        middle = (equal + unknown) // 2
+        if a[equal:middle] == b[equal:middle]:
+            equal = middle
+        else:
+            unknown = middle
+    return equal
+
+
+def _steps(tokens: int, most: int) -> int:
+    return -(-max(0, tokens) // most)

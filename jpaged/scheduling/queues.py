@@ -1,0 +1,72 @@
+"""The queues of unfinished requests, their service order, and the moves between queues.
+
+A request waits, runs, or is swapped out. The order of service decides which one enters the batch first and which one is
+preempted last (PagedAttention, section 4.5).
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from typing import Literal
+
+from jpaged.scheduling.request import Request, Status
+
+SchedulingPolicy = Literal["fcfs", "priority"]
+
+
+def urgency(request: Request) -> int:
+    """Return the priority value: a lower one is more urgent. Without priorities all requests are alike."""
+    return request.priority or 0
+
+
+def service_order(request: Request) -> tuple[int, int]:
+    """Return the sort key: the lower priority value first, then arrival. Without priorities that is first come, first
+    served."""
+    return urgency(request), request.arrival_number
+
+
+class Queues:
+    """Holds every unfinished request in the queue that its status names, each queue in service order.
+
+    Attributes:
+        waiting, running, swapped: the queues. Callers may keep a reference to one of them: the list objects stay.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.swapped: list[Request] = []
+        self._of = {Status.WAITING: self.waiting, Status.RUNNING: self.running, Status.SWAPPED: self.swapped}
+
+    @property
+    def requests(self) -> list[Request]:
+        """Return all requests: those that run, those that are swapped out, those that wait."""
+        return [*self.running, *self.swapped, *self.waiting]
+
+    def put(self, request: Request) -> None:
+        """Put a request, which is in no queue, into the queue that its status names."""
+        insort(self._of[request.status], request, key=service_order)
+
+    def remove(self, request: Request) -> None:
+        """Remove a request from its queue."""
+        self._of[request.status].remove(request)
+
+    def move(self, request: Request, status: Status) -> None:
+        """Give a request another status, and move it to the queue of that status."""
+        self.remove(request)
+        request.status = status
+        self.put(request)
+
+    def next_in_line(self) -> Request | None:
+        """Return the swapped or waiting request that enters the batch before all others.
+
+        A swapped request comes before a waiting one that is not strictly more urgent.
+        """
+        if self.swapped and not (self.waiting and urgency(self.waiting[0]) < urgency(self.swapped[0])):
+            return self.swapped[0]
+        return self.waiting[0] if self.waiting else None
+
+    def clear(self) -> None:
+        """Empty all queues."""
+        for queue in self._of.values():
+            queue.clear()

@@ -97,7 +97,7 @@ class Engine:
         self.requests.renew(request)
         try:
             self.requests.awaited[request.request_id] = request
-            for part in request.parts:
+            for part in request.all_requests:
                 self._add_to(min(self.replicas, key=lambda replica: replica.load), part)
         except BaseException:
             self.abort(request)
@@ -270,7 +270,7 @@ class Engine:
         if os.getpid() != self._process:
             return
         if self.refusal is not None or not self._lock.acquire(blocking=False):
-            self.recovery.late_aborts += [part for request in requests for part in request.parts]
+            self.recovery.late_aborts += [part for request in requests for part in request.all_requests]
             return
         try:
             self.abort(*requests)
@@ -285,11 +285,11 @@ class Engine:
         step, they are dropped at the end of that.
         """
         if self.recovery.is_changing:
-            self.recovery.late_aborts += [part for request in requests for part in request.parts]
+            self.recovery.late_aborts += [part for request in requests for part in request.all_requests]
             return
         with self.change():
             for request in requests:
-                for part in request.parts:
+                for part in request.all_requests:
                     self.requests.abort(part)
         self._stop_where_nobody_waits()
 

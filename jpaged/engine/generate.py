@@ -166,7 +166,10 @@ def run_to_end(engine: Engine, requests: list[Request], show: bool) -> None:
         show: whether a bar shows the progress.
     """
     unfinished = {
-        part.request_id: request for request in requests for part in request.parts if part.status is not Status.FINISHED
+        part.request_id: request
+        for request in requests
+        for part in request.all_requests
+        if part.status is not Status.FINISHED
     }
     missing = Counter(request.request_id for request in unfinished.values())
     compilations = engine.runner.worker.compilations

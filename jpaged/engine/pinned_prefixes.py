@@ -9,7 +9,7 @@ from typing import Protocol
 
 from jpaged.engine.replica import Replica
 from jpaged.scheduling import Request, Status
-from jpaged.scheduling.restart import renewed
+from jpaged.scheduling.restart import copy_unstarted
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class PinnedPrefixes:
                 del self._coming[seq_id]
         for number, replica in enumerate(self._replicas):
             for seq_id in sorted(replica.pins.lost - self._coming.keys()):
-                request = renewed(self._requests[seq_id][number])
+                request = copy_unstarted(self._requests[seq_id][number])
                 try:
                     self._begin(replica, request)
                 except ValueError:
@@ -132,7 +132,7 @@ class PinnedPrefixes:
     def take_over(self, requests: Mapping[int, Request]) -> None:
         """Know the prefixes of a saved state, which each replica holds already or has marked as lost."""
         for seq_id, request in requests.items():
-            self._requests[seq_id] = [renewed(request) for _ in self._replicas]
+            self._requests[seq_id] = [copy_unstarted(request) for _ in self._replicas]
 
     def forget(self) -> None:
         """Know of no prefix any more; the replicas' memories hold none."""

@@ -68,7 +68,7 @@ class GenerationProgress:
         if not finished:
             return
         for request in finished:
-            for part in request.parts:
+            for part in request.all_requests:
                 self._output_tokens += sum(len(seq.output_token_ids) for seq in part.sequences)
         seconds = max(time.monotonic() - self._start, 1e-9)
         note = f"{self._output_tokens / seconds:.1f} output tokens/s, {stats.num_steps} steps"

@@ -79,7 +79,7 @@ class RequestBook:
     @property
     def is_pinning(self) -> bool:
         """Tell whether a request runs that nobody awaits, which computes a prefix to be pinned."""
-        awaited = {part.request_id for request in self.awaited.values() for part in request.parts}
+        awaited = {part.request_id for request in self.awaited.values() for part in request.all_requests}
         return not awaited.issuperset(self.unfinished)
 
 

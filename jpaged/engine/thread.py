@@ -118,7 +118,7 @@ class EngineThread:
         """Return what clients call the requests that run, by the engine's ids; each output of one is named."""
         with self._lock:
             live = [ticket for ticket in self._live.values() if ticket.request is not None and not ticket.ended]
-        return {part.request_id: t.request_id for t in live if t.request is not None for part in t.request.parts}
+        return {part.request_id: t.request_id for t in live if t.request is not None for part in t.request.all_requests}
 
     def submit(self, ticket: Ticket, request: Request, reader: TokenReader) -> None:
         """Queue a request; what `reader` tells of it comes into the ticket's mailbox.

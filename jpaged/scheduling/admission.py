@@ -141,7 +141,7 @@ class Admission:
         """Tell whether a request enters without the last `count` running ones. O(their blocks)."""
         first = len(self._running) - count
         others, victims = self._running[:first], self._running[first:]
-        if others and (request.alone or others[0].alone):
+        if others and (request.runs_exclusively or others[0].runs_exclusively):
             return False
         slots = len(self._allocation.free_slots) + sum(len(victim.live) for victim in victims)
         tokens = plan.left - plan.reserved

@@ -73,7 +73,7 @@ class Allocation:
             prompt_tokens=len(request.prompt_token_ids),
             kept_tokens=request.kept_tokens,
         )
-        if request.packed:
+        if request.compact_placement:
             self.memory.pack(seq.seq_id)
         most = 0 if request.computes_whole_prompt else most_cached
         seq.num_computed = self.memory.match_prefix(

@@ -312,7 +312,7 @@ class AdapterHolds(Held):
         if held is None:
             return
         self._memory.adapters.release(held)
-        if request.alone:
+        if request.runs_exclusively:
             self.forget(request)  # its blocks lie where they left the request no large page
 
     def take(self, plan: StepPlan) -> None:

@@ -59,7 +59,7 @@ class Preemption:
         """
         if self._queues.running == [request]:
             # It lacks blocks though it has the pool to itself: fragmentation. Next time it runs alone, compactly.
-            request.alone = request.packed = True
+            request.runs_exclusively = request.compact_placement = True
             self._allocation.memory.pack(seq.seq_id)
         return self.preempt_last(plan, request, copies) is not request
 

@@ -126,16 +126,16 @@ class Request:
             `MemoryManager.add`; 0 = wherever the layers see fit.
         allowed_mask: packed bits of the tokens it may draw, as in `LogitEdits.mask`; None = all.
         beam: the beam search of a beam request, whose sequences are the beams, best first; None for others.
-        packed: whether its blocks go where they open fewest large pages, see `MemoryManager.pack`.
-        alone: whether it could not go on although nobody else ran, as its blocks lay scattered: it returns, packed, to
-            a batch of its own.
+        compact_placement: whether its blocks go where they open fewest large pages, see `MemoryManager.pack`.
+        runs_exclusively: whether it could not go on although no other request ran, because its blocks lay scattered. It
+            is scheduled again with compact placement and the pool to itself.
         arrival_number: place in the order of arrival, given by the scheduler.
         pooling: how the hidden states of its prompt become one vector; None = nobody asks for one.
         pooled: what chunks of its prompt add to that vector, by their first position: the position after their last,
             and a vector. A chunk that is computed again takes the place of the one before.
         pause_times: when its memory was taken back and when it was back in the batch, in turn.
-        later: requests for the outputs that have no place beside its own, as they are more than may run at once. They
-            are queued right behind it; those who read or abort it read and abort them too.
+        overflow_requests: requests for the outputs that exceed the number of sequences that may run at once. They are
+            queued right after it, and are read and aborted together with it.
     """
 
     request_id: int
@@ -163,10 +163,10 @@ class Request:
     saved_adapter: tuple[str, str] | None = None
     pooling: Pooling | None = None
     pooled: dict[int, tuple[int, np.ndarray]] = field(default_factory=dict)
-    packed: bool = False
-    alone: bool = False
+    compact_placement: bool = False
+    runs_exclusively: bool = False
     arrival_number: int = -1
-    later: list[Request] = field(default_factory=list)
+    overflow_requests: list[Request] = field(default_factory=list)
     status: Status = Status.WAITING
     num_cached_tokens: int = 0
     arrival_time: float = field(default_factory=time.monotonic)
@@ -178,9 +178,9 @@ class Request:
     pause_times: list[float] = field(default_factory=list)
 
     @property
-    def parts(self) -> list[Request]:
+    def all_requests(self) -> list[Request]:
         """Return the request and those for its later outputs."""
-        return [self, *self.later]
+        return [self, *self.overflow_requests]
 
     @property
     def prefix_salt(self) -> Hashable:
@@ -275,7 +275,7 @@ class Request:
 
     def metrics(self) -> RequestMetrics:
         """Return its times, from its first token to the end of its last output, and preemptions."""
-        parts = self.parts
+        parts = self.all_requests
         ends = [part.finished_time for part in parts if part.finished_time is not None]
         return RequestMetrics(
             self.arrival_time,

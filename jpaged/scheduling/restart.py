@@ -53,7 +53,7 @@ def _search_again(request: Request) -> None:
         seq.finish_reason = seq.score = None
 
 
-def renewed(request: Request) -> Request:
+def copy_unstarted(request: Request) -> Request:
     """Return a request like one that finished, under the same ids, that can be run again."""
     prompt = request.prompt_token_ids
     sequences = [Sequence(seq.seq_id, i, list(prompt), len(prompt)) for i, seq in enumerate(request.sequences)]

@@ -144,7 +144,10 @@ REQUEST_FIELDS = (
     "num_preemptions",
     "num_swaps",
 )
-"""Fields of a request that are plain as they are."""
+"""Fields of a request that are plain as they are, by the names that saved states have for them."""
+
+RENAMED = {"packed": "compact_placement", "alone": "runs_exclusively"}
+"""Attributes of a request whose saved name is another: that of version 0.2.0, whose states are to be loaded."""
 
 TIMES = ("arrival_time", "first_scheduled_time", "first_token_time", "finished_time")
 
@@ -176,7 +179,7 @@ def request_data(request: Request, now: float, pictures: Pictures | None = None)
     pictures = Pictures() if pictures is None else pictures
     needs_images = request.status is not Status.FINISHED or request.kept_tokens > 0
     return {
-        **{name: getattr(request, name) for name in REQUEST_FIELDS},
+        **{name: getattr(request, RENAMED.get(name, name)) for name in REQUEST_FIELDS},
         **{name: _age(getattr(request, name), now) for name in TIMES},
         "pause_ages": [now - then for then in request.pause_times],
         "adapter": None if request.adapter is None else list(request.adapter.salt),
@@ -192,7 +195,7 @@ def request_data(request: Request, now: float, pictures: Pictures | None = None)
         "status": request.status.value,
         "sequences": [_sequence_data(request, seq) for seq in request.sequences],
         "images": [image_data(image, pictures) for image in request.images if needs_images],
-        "later": [request_data(part, now, pictures) for part in request.later],
+        "later": [request_data(part, now, pictures) for part in request.overflow_requests],
     }
 
 
@@ -208,7 +211,7 @@ def load_request(data: Mapping[str, Any], now: float, pictures: Seq[Arrays] = ()
     """
     mask, stop_ids, eos_ids = data["allowed_mask"], frozenset(data["stop_ids"]), frozenset(data["eos_ids"])
     request = Request(
-        **{name: data[name] for name in REQUEST_FIELDS},
+        **{RENAMED.get(name, name): data[name] for name in REQUEST_FIELDS},
         **{name: _time(data[name], now) for name in TIMES},
         pause_times=[now - age for age in data["pause_ages"]],
         saved_adapter=None if data.get("adapter") is None else (data["adapter"][0], data["adapter"][1]),
@@ -225,7 +228,7 @@ def load_request(data: Mapping[str, Any], now: float, pictures: Seq[Arrays] = ()
         status=Status(data["status"]),
         sequences=[_load_sequence(data["prompt_token_ids"], one) for one in data["sequences"]],
         images=tuple(load_image(image, pictures) for image in data["images"]),
-        later=[load_request(part, now, pictures) for part in data["later"]],
+        overflow_requests=[load_request(part, now, pictures) for part in data["later"]],
     )
     for seq, one in zip(request.sequences, data["sequences"], strict=True):
         seq.parent = None if one["parent"] is None else request.sequences[one["parent"]]

@@ -129,7 +129,7 @@ class Scheduler:
             raise ValueError(f"{name}={width} is above max_num_seqs={self.max_num_seqs}")
         lifetime = self.admission.lifetime(request)
         self.admission.check(request, lifetime)
-        request.packed = self.memory.is_tight(lifetime)
+        request.compact_placement = self.memory.is_tight(lifetime)
         if first:
             request.arrival_number = -1
             request.priority = min(map(urgency, self.requests), default=None) if self.policy == "priority" else None
@@ -172,7 +172,7 @@ class Scheduler:
         plan = StepPlan(self.max_num_batched_tokens, self.memory.swap_space.take_dropped())
         plan.free_rows = self._free_rows
         self._plan_running(plan)
-        if not (plan.preempted or plan.closed):
+        if not (plan.preempted or plan.admission_stopped):
             while (request := self.queues.next_in_line()) is not None and self._try_admit(request, plan):
                 pass
         for held in self.allocation.holds:
@@ -222,10 +222,10 @@ class Scheduler:
     def _admit_urgent(self, running: Request, plan: StepPlan) -> bool:
         """Bring the next in line into the batch before a running request that is strictly less urgent."""
         ahead = self.queues.next_in_line()
-        if plan.closed or ahead is None or urgency(ahead) >= urgency(running):
+        if plan.admission_stopped or ahead is None or urgency(ahead) >= urgency(running):
             return False
-        plan.closed = not self._try_admit(ahead, plan)
-        return not plan.closed
+        plan.admission_stopped = not self._try_admit(ahead, plan)
+        return not plan.admission_stopped
 
     def _try_admit(self, request: Request, plan: StepPlan) -> bool:
         """Bring the next in line into the batch if slots, budget and memory allow, or would without requests that are
@@ -261,7 +261,7 @@ class Scheduler:
             return False
         if self.disk_prefetch.worth_waiting(request, is_idle=not self.running):
             return False
-        planned = None if request.alone else self._place(request, live, plan, is_enough, None)
+        planned = None if request.runs_exclusively else self._place(request, live, plan, is_enough, None)
         if planned is None and not self.running:
             # Scattered hits can pin more pages than the sequence needs, and so can an adapter that is there already: an
             # empty batch must not wait for itself.

@@ -19,7 +19,7 @@ class StepPlan:
     Attributes:
         left: tokens of the budget not planned yet.
         reserved: part of `left` that decodes not planned yet will take.
-        closed: whether a request could not come into the batch, so that nobody behind it may come.
+        admission_stopped: whether a request could not come into the batch, so that nobody behind it may come.
         free_rows: rows of the sampler that drafts may still take.
         num_drafts: drafts planned so far.
         decodes: chunks of one token, as planned so far.
@@ -36,7 +36,7 @@ class StepPlan:
     def __init__(self, budget: int, dropped: list[HostBlock]) -> None:
         self.left = budget
         self.reserved = 0
-        self.closed = False
+        self.admission_stopped = False
         self.free_rows = 0
         self.num_drafts = 0
         self.preempted: list[Request] = []

@@ -167,7 +167,7 @@ class InputProcessor:
             adapter=adapter,
             beam=None if beam_params is None else self._beam_search(beam_params, max_tokens, eos, streamed),
         )
-        request.later = self._later(request, request_ids[1:], sequences[self.max_num_seqs :])
+        request.overflow_requests = self._later(request, request_ids[1:], sequences[self.max_num_seqs :])
         self._hooks.attach(request, streamed=streamed)
         return request
 
@@ -231,7 +231,7 @@ class InputProcessor:
         Raises:
             ValueError: this model's tokenizer cannot be used for what the request asks, or its adapter is not here.
         """
-        for part in request.parts:
+        for part in request.all_requests:
             if part.saved_adapter is not None:
                 part.adapter, part.saved_adapter = self.adapters.restored(*part.saved_adapter), None
         self._hooks.attach_again(request)

@@ -66,7 +66,9 @@ class OutputBuilder:
         self._processor = processor
         self._request = request
         self._name = request_id
-        self._outputs = [_Output(processor, request, seq.index) for part in request.parts for seq in part.sequences]
+        self._outputs = [
+            _Output(processor, request, seq.index) for part in request.all_requests for seq in part.sequences
+        ]
         self._finished = False
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._prompt_logprobs_told = False
@@ -110,7 +112,7 @@ class OutputBuilder:
 
     def _metrics(self) -> RequestMetrics:
         """Return the request's times; most of its outputs share them, as they change a few times in its life."""
-        known = [part.times for part in self._request.parts]
+        known = [part.times for part in self._request.all_requests]
         if self._times is None or known != self._times_of:
             self._times, self._times_of = self._request.metrics(), known
         return self._times

@@ -62,7 +62,7 @@ class RequestIds:
         with self._lock:
             if request.request_id >= self._num_loaded:
                 return
-            for part in request.parts:
+            for part in request.all_requests:
                 part.request_id, self._num_requests = self._num_requests, self._num_requests + 1
                 for seq in part.sequences:
                     seq.seq_id = self._next_seq_id()

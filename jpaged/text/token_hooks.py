@@ -43,7 +43,7 @@ class TokenHooks:
             ValueError: the tokenizer cannot be used for what the request asks.
         """
         params = request.params
-        sequences = [seq for part in request.parts for seq in part.sequences]
+        sequences = [seq for part in request.all_requests for seq in part.sequences]
         if params.structured_outputs is not None:
             rules = self._rules(request, params.structured_outputs)
             for seq in sequences:
@@ -65,7 +65,7 @@ class TokenHooks:
             ValueError: see `attach`.
         """
         self.attach(request, streamed=False)
-        for seq in (seq for part in request.parts for seq in part.sequences):
+        for seq in (seq for part in request.all_requests for seq in part.sequences):
             if seq.grammar is not None:
                 seq.grammar.restart(seq.output_token_ids)
             if seq.stop_search is not None:

@@ -59,7 +59,7 @@ class TokenReader:
     def __init__(self, request: Request, *, whole: bool = False) -> None:
         self._request = request
         self._whole = whole or request.beam is not None
-        count = sum(len(part.sequences) for part in request.parts)
+        count = sum(len(part.sequences) for part in request.all_requests)
         self._num_tokens = [0] * count
         self._num_characters = [0] * count
         self._ended = [False] * count
@@ -67,7 +67,7 @@ class TokenReader:
 
     def read(self) -> Progress | None:
         """Return what is new, or None when nothing is."""
-        parts = self._request.parts
+        parts = self._request.all_requests
         finished = all(part.status is Status.FINISHED for part in parts)
         if self.done or (self._whole and not finished):
             return None

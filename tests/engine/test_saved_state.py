@@ -85,7 +85,7 @@ def lengths(llm):
     return [
         len(s.token_ids)
         for r in llm.control.engine.requests.awaited.values()
-        for part in r.parts
+        for part in r.all_requests
         for s in part.sequences
     ]
 

@@ -151,7 +151,7 @@ def plain_search(scheduler: Scheduler, request: Request, plan, is_enough) -> lis
     need, estimate = scheduler.admission.need(request), memory.reclaim_estimate()
     while True:
         others = scheduler.running[: len(scheduler.running) - len(victims)]
-        crowded = others and (request.alone or others[0].alone)
+        crowded = others and (request.runs_exclusively or others[0].runs_exclusively)
         has_place = len(request.live) <= slots and is_enough(tokens) and not crowded
         if has_place and scheduler.admission.fits(request, need, others, estimate):
             return victims

@@ -20,6 +20,7 @@ from jpaged.memory.saving import held_blocks, load_memory, memory_data
 from jpaged.sampling_params import RequestOutputKind, SamplingParams
 from jpaged.scheduling import Request, Sequence, Status
 from jpaged.scheduling.saving import (
+    RENAMED,
     REQUEST_FIELDS,
     SEQUENCE_FIELDS,
     TIMES,
@@ -170,8 +171,9 @@ def test_every_field_of_requests_and_sequences_is_saved_or_follows_from_what_is(
     of_images = {"held"}  # images are cached in a saved memory, and held again by whoever needs them
     of_adapters = {"held_adapter", "saved_adapter"}  # loaded again; what a state named until its adapter is found
     within_a_turn = {"pooling", "pooled"}  # of requests that begin and end while nobody else has the engine
-    others = {*of_images, *of_adapters, *within_a_turn, "sequences", "later"}
-    assert {f.name for f in fields(Request)} == {*REQUEST_FIELDS, *TIMES, *apart, *others}
+    others = {*of_images, *of_adapters, *within_a_turn, "sequences", "overflow_requests"}
+    plain = {RENAMED.get(name, name) for name in REQUEST_FIELDS}
+    assert {f.name for f in fields(Request)} == {*plain, *TIMES, *apart, *others}
     derived = {"num_pending", "capacity", "pending_row", "grammar", "stop_search"}
     apart = {"token_ids", "candidates", "logprobs", "parent"}
     assert {f.name for f in fields(Sequence)} == {*SEQUENCE_FIELDS, *apart, *derived}
@@ -189,13 +191,15 @@ def test_what_a_request_has_comes_back_and_its_times_go_on():
     request.allowed_mask = np.array([-5, 7], np.int32)
     request.bad_words = ((1, 2), (3,))
     request.arrival_time, request.first_token_time = 90.0, 95.0
-    request.later = [replace(request, request_id=-7, sequences=[Sequence(-8, 3, [0, 1, 2, 3, 4], 5)], later=[])]
+    request.overflow_requests = [
+        replace(request, request_id=-7, sequences=[Sequence(-8, 3, [0, 1, 2, 3, 4], 5)], overflow_requests=[])
+    ]
     found = load_request(written(request_data(request, 100.0)), 1000.0)
     assert (found.arrival_time, found.first_token_time, found.first_scheduled_time) == (990.0, 995.0, None)
     assert found.allowed_mask.tolist() == [-5, 7] and found.allowed_mask.dtype == np.int32
     assert found.sequences[2].parent is found.sequences[1] and found.sequences[1].parent is None
     assert found.sequences[0].token_ids == [0, 1, 2, 3, 4, 7, 8]
-    for one, other in zip(request.parts, found.parts, strict=True):
+    for one, other in zip(request.all_requests, found.all_requests, strict=True):
         assert request_data(one, 100.0) == request_data(other, 1000.0)
 
 

@@ -98,7 +98,7 @@ def test_nobody_awaits_the_host_who_has_the_pool_to_itself():
     loop = Loop(scheduler, in_circles)
     scheduler.add(request)
     loop.step()
-    request.alone = True
+    request.runs_exclusively = True
     steps = [loop.step() for _ in range(15)]
     assert all(step.chunks and runs_ahead(step) for step in steps) and not scheduler.speculation.num_drafted
 

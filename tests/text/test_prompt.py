@@ -86,15 +86,15 @@ def test_minus_one_asks_for_the_log_probabilities_of_the_whole_vocabulary(inputs
 
 def test_outputs_beyond_the_places_are_requests_of_their_own_that_go_on_with_the_numbers(inputs):
     request = inputs.process("abc", SamplingParams(n=10, seed=3, prompt_logprobs=1, stop="x"))
-    sequences = [seq for part in request.parts for seq in part.sequences]
-    assert [len(part.sequences) for part in request.parts] == [4, 4, 2]
+    sequences = [seq for part in request.all_requests for seq in part.sequences]
+    assert [len(part.sequences) for part in request.all_requests] == [4, 4, 2]
     assert [seq.index for seq in sequences] == list(range(10))
-    assert len({seq.seq_id for seq in sequences}) == 10 and len({part.request_id for part in request.parts}) == 3
-    seeds = [part.seed_of(seq) for part in request.parts for seq in part.sequences]
+    assert len({seq.seq_id for seq in sequences}) == 10 and len({part.request_id for part in request.all_requests}) == 3
+    seeds = [part.seed_of(seq) for part in request.all_requests for seq in part.sequences]
     wide = InputProcessor(inputs.tokenizer, **LIMITS | {"max_num_seqs": 16})
     alone = wide.process("abc", SamplingParams(n=10, seed=3))
-    assert not alone.later and seeds == [alone.seed_of(seq) for seq in alone.sequences]
-    assert [part.params.prompt_logprobs for part in request.parts] == [1, None, None]
+    assert not alone.overflow_requests and seeds == [alone.seed_of(seq) for seq in alone.sequences]
+    assert [part.params.prompt_logprobs for part in request.all_requests] == [1, None, None]
     assert len({id(seq.stop_search) for seq in sequences}) == 10
 
 

@@ -63,7 +63,7 @@ def load(
     pins = {seq_id: load_request(one, now, pictures) for seq_id, one in host["pins"].items()}
     try:
         with engine.change():
-            parts = {part.request_id: part for request in requests for part in request.parts}
+            parts = {part.request_id: part for request in requests for part in request.all_requests}
             engine.requests.awaited.update({request.request_id: request for request in requests})
             engine.requests.restored.update(engine.requests.awaited)
             for part in parts.values():

@@ -66,7 +66,7 @@ class Drafting:
 def _may_draft(request: Request, seq: Sequence) -> bool:
     """Tell whether a sequence may have drafts at all: its request does not need the pool for itself, and no other
     sequence is about to be forked from it."""
-    return not request.alone and all(other.parent is not seq for other in request.sequences)
+    return not request.runs_exclusively and all(other.parent is not seq for other in request.sequences)
 
 
 def drafts_kept(seq: Sequence, chunk: Chunk) -> bool:

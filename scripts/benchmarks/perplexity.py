@@ -1,14 +1,7 @@
-"""Measures what quantised weights and KV cost in quality: perplexity of a text, beside that of float32.
-
-    python -m scripts.benchmarks.perplexity TEXT.txt [--model smollm2-135m] [--tokens 20480] [--only int8 int4]
-
-Each variant is an engine of its own; the text is cut into windows of 512 tokens. Prints a Markdown table: perplexity,
-its distance from float32, bytes of the weights and of a token's KV.
-"""
+"""Measures what quantised weights and KV cost in quality: perplexity of a text."""
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +10,7 @@ from typing import Any
 import jax
 
 from jpaged import LLM, SamplingParams
+from scripts.benchmarks.registry import Rows
 
 WINDOW = 512
 """Tokens of a prompt: predictions see at most this many minus one."""
@@ -57,25 +51,21 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("text", type=Path)
-    parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--tokens", type=int, default=40 * WINDOW)
-    parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS))
-    args = parser.parse_args()
-    text = args.text.read_text(encoding="utf-8")
-    baseline = None
-    print("| variant | perplexity | against the first | weights, MiB | KV of a token, bytes |\n|---|---|---|---|---|")
-    for name in args.only:
-        llm = LLM(args.model, **{"dtype": "float32", "max_model_len": 2 * WINDOW, **VARIANTS[name]})
-        value = perplexity(llm, llm.tokenizer.encode(text)[: args.tokens])
-        baseline = baseline or value
+def perplexities(
+    text: Path,
+    model: str = "smollm2-135m",
+    tokens: int = 40 * WINDOW,
+    only: list[str] = list(VARIANTS),  # noqa: B006 (never changed)
+) -> Rows:
+    """Perplexity of a text file in windows of 512 tokens, bytes of weights and KV, for each kind of weights and KV."""
+    rows: Rows = []
+    for name in only:
+        llm = LLM(model, **{"dtype": "float32", "max_model_len": 2 * WINDOW, **VARIANTS[name]})
+        value = perplexity(llm, llm.tokenizer.encode(text.read_text(encoding="utf-8"))[:tokens])
         weights = sum(leaf.nbytes for leaf in jax.tree.leaves(llm.params))
-        report = llm.memory_report()
-        kv = sum(group.block_bytes for group in report.groups) / llm.config.block_size
-        print(f"| {name} | {value:.4f} | {value / baseline - 1:+.2%} | {weights / 2**20:.0f} | {kv:.0f} |", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+        kv = sum(group.block_bytes for group in llm.memory_report().groups) / llm.config.block_size
+        base = rows[0]["perplexity"] if rows else value
+        row = {"variant": name, "perplexity": value, "against the first": value / base - 1}
+        rows.append(row | {"weights MiB": weights / 2**20, "KV bytes a token": kv})
+        llm.close()
+    return rows

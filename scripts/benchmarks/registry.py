@@ -20,6 +20,16 @@ CASES: Mapping[str, str] = {
     "hybrids": "hybrids.hybrids",
     "eviction": "hybrids.eviction",
     "serve-real": "serve_real.serve_real",
+    "throughput": "throughput.throughput",
+    "peers": "peers.peers",
+    "start": "start.start",
+    "disk": "disk.disk",
+    "lora": "lora.lora",
+    "perplexity": "perplexity.perplexities",
+    "scheduler": "micro.scheduler",
+    "allocator": "micro.allocator",
+    "products": "products.products",
+    "recurrent": "recurrent.recurrent",
 }
 """The module and function of each case. A function returns rows; its keyword arguments are the options."""
 

@@ -1,17 +1,7 @@
-"""Measures how long jpaged takes to start: cold, with empty caches, and warm, with those of a start before.
-
-    python scripts/bench_start.py [MODEL] [--runs 5] [--cold-runs 1]
-
-Every start is a fresh process; a cold one has a cache folder of its own, in which the warm ones that follow run.
-"generate" is ``jpaged generate Hello --max-tokens 1`` from its start to its end, which is no less than to its first
-token. "health" is ``jpaged serve`` from its start until ``/health`` answers, "answer" until a completion of one token
-is there as well. Printed are medians of wall-clock and of processor seconds, and how many shapes a server has by then.
-The model's file, and Python's own compiled modules, are there before.
-"""
+"""Measures how long jpaged takes to start: cold, with empty caches, and warm, with those of a start before."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -26,6 +16,8 @@ import urllib.request
 from contextlib import closing
 from pathlib import Path
 
+from scripts.benchmarks.registry import Rows
+
 COMMAND = [sys.executable, "-m", "jpaged.cli.main"]
 OWN_CACHES = ("JAX_COMPILATION_CACHE_DIR", "NUMBA_CACHE_DIR")
 """Variables that would lead to caches elsewhere."""
@@ -35,24 +27,25 @@ PATIENCE = 600.0
 Times = dict[str, float]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", nargs="?", default="smollm2-135m")
-    parser.add_argument("--runs", type=int, default=5, help="warm starts of each kind for each cold one")
-    parser.add_argument("--cold-runs", type=int, default=1, help="cold starts of each kind")
-    parser.add_argument("--only", choices=["generate", "serve"], help="one kind of start")
-    arguments = parser.parse_args()
-    model = fetched(arguments.model)
-    for name, start in (("generate", generate), ("serve", serve)):
-        if arguments.only not in (None, name):
-            continue
-        cold, warm = [], []
-        for _ in range(arguments.cold_runs):
+def start(model: str = "smollm2-135m", runs: int = 5, cold_runs: int = 1) -> Rows:
+    """Medians of wall-clock and processor seconds of starts, each a fresh process.
+
+    "generate" is `jpaged generate` of one token; "health" and "answer" are `jpaged serve` until /health answers and
+    until a completion of one token is there. Warm starts run in the cache folder of a cold one.
+    """
+    model, rows = fetched(model), []
+    for name, begin in (("generate", generate), ("serve", serve)):
+        cold: list[Times] = []
+        warm: list[Times] = []
+        for _ in range(cold_runs):
             with tempfile.TemporaryDirectory() as caches:
-                cold.append(start(model, caches))
-                warm += [start(model, caches) for _ in range(arguments.runs)]
+                cold.append(begin(model, caches))
+                warm += [begin(model, caches) for _ in range(runs)]
         for kind, found in (("cold", cold), ("warm", warm)):
-            tell(f"{name}, {kind}", found)
+            if found:
+                medians = {part: statistics.median(times[part] for times in found) for part in found[0]}
+                rows.append({"start": f"{name}, {kind}", "runs": len(found), **medians})
+    return rows
 
 
 def fetched(model: str) -> str:
@@ -60,16 +53,6 @@ def fetched(model: str) -> str:
     from jpaged.loading.source import resolve_source
 
     return str(resolve_source(model).path) if not Path(model).exists() else model
-
-
-def tell(name: str, found: list[Times]) -> None:
-    """Print the medians of some starts."""
-    parts = []
-    for part in found[0] if found else ():
-        values = sorted(times[part] for times in found)
-        parts.append(f"{part} {statistics.median(values):.1f} ({values[0]:.1f} to {values[-1]:.1f})")
-    if parts:
-        print(f"{name} ({len(found)}): " + ", ".join(parts), flush=True)
 
 
 def environment(caches: str) -> dict[str, str]:
@@ -86,10 +69,10 @@ def used() -> float:
 
 def generate(model: str, caches: str) -> Times:
     """Time ``jpaged generate`` of one token."""
-    before, start = used(), time.perf_counter()
+    before, began = used(), time.perf_counter()
     command = [*COMMAND, "generate", "Hello", "--model", model, "--max-tokens", "1"]
     subprocess.run(command, env=environment(caches), check=True, capture_output=True, timeout=PATIENCE)
-    return {"seconds": time.perf_counter() - start, "processor": used() - before}
+    return {"seconds": time.perf_counter() - began, "processor": used() - before}
 
 
 def serve(model: str, caches: str) -> Times:
@@ -143,7 +126,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
-
-
-if __name__ == "__main__":
-    main()

@@ -1,17 +1,7 @@
-"""Times the recurrent kernels on this machine: prompts against the reference, decodes against copying memory.
-
-    python scripts/bench_recurrent.py                               all layers, xla and cpu
-    python scripts/bench_recurrent.py --layers mamba-2.7b --impls cpu --batch 8
-
-A prompt is 512 tokens of one sequence, eight units, from nothing. A decode reads and writes one state a sequence; its
-GB/s count both, and so do those of the copy, a negation in place of an array far larger than the caches. Each time is
-the least of several runs; the pool is donated, as in a step. Prompts and the reference take turns, so that other
-programs on the machine are in the way of both.
-"""
+"""Times the recurrent kernels on this machine: prompts against the reference, decodes against copying memory."""
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +14,7 @@ import numpy as np
 
 from pallas_kernels.recurrent import causal_conv, gated_delta, selective_scan, ssd
 from pallas_kernels.recurrent.layout import CARRY, NEW, UNIT, StatePlace, Units
+from scripts.benchmarks.registry import Rows
 
 PROMPT = 512
 
@@ -80,28 +71,31 @@ LAYERS = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", nargs="+", choices=LAYERS, default=list(LAYERS))
-    parser.add_argument("--impls", nargs="+", choices=["xla", "cpu"], default=["xla", "cpu"])
-    parser.add_argument("--batch", type=int, default=32, help="sequences that decode; default: %(default)s")
-    parser.add_argument("--runs", type=int, default=7)
-    options = parser.parse_args()
-    copied = copy_speed(options.runs)
-    print(f"{jax.device_count()} CPU device, jax {jax.__version__}; a copy moves {copied:.1f} GB/s, read and write\n")
-    print("| layer | impl | 512 tokens ms | reference ms | times | decodes ms | GB/s of state | of a copy |")
-    print("|" + "---|" * 8)
-    for name in options.layers:
+def recurrent(
+    layers: list[str] = list(LAYERS),  # noqa: B006 (never changed)
+    impls: list[str] = ["xla", "cpu"],  # noqa: B006
+    batch: int = 32,
+    runs: int = 7,
+) -> Rows:
+    """Milliseconds of 512 tokens of one sequence, and of a decode of --batch sequences, for each layer and kernel.
+
+    A decode's GB/s count its states read and written, as do those of a copy far larger than the caches. Each time is
+    the least of --runs; kernel and reference take turns.
+    """
+    copied, rows = copy_speed(runs), []
+    for name in layers:
         layer = LAYERS[name]
-        for impl in options.impls:
+        for impl in impls:
             both = [caller(layer, prompt(), PROMPT, 1, each) for each in (impl, "reference")]
-            turns = np.array([[call() for call in both] for _ in range(options.runs + 1)])[1:]  # the first compiles
-            mine, reference = turns.min(axis=0)
-            call = caller(layer, decodes(options.batch), options.batch, options.batch, impl)
-            decode = min([call() for _ in range(options.runs + 1)][1:])
-            speed = 2 * 4 * prod(layer.state) * options.batch / decode / 1e9
-            figures = f"{1e3 * mine:.2f} | {1e3 * reference:.1f} | {reference / mine:.1f} | {1e3 * decode:.3f}"
-            print(f"| {name} | {impl} | {figures} | {speed:.1f} | {speed / copied:.2f} |", flush=True)
+            turns = np.array([[call() for call in both] for _ in range(runs + 1)])[1:]  # the first compiles
+            mine, reference = turns.min(axis=0).tolist()
+            call = caller(layer, decodes(batch), batch, batch, impl)
+            decode = min([call() for _ in range(runs + 1)][1:])
+            speed = 2 * 4 * prod(layer.state) * batch / decode / 1e9
+            row = {"layer": name, "impl": impl, "512 tokens ms": 1e3 * mine, "reference ms": 1e3 * reference}
+            row |= {"times": reference / mine, "decode ms": 1e3 * decode, "state GB/s": speed}
+            rows.append(row | {"of a copy": speed / copied})
+    return rows
 
 
 def copy_speed(runs: int) -> float:
@@ -148,7 +142,3 @@ def caller(layer: Layer, units: Units, tokens: int, blocks: int, impl: str) -> C
         return time.perf_counter() - start
 
     return timed
-
-
-if __name__ == "__main__":
-    main()

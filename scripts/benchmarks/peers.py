@@ -1,28 +1,11 @@
-"""Measures jpaged beside other engines on this CPU: same token ids, same lengths, in turn.
+"""Measures jpaged and other engines on this CPU: same token ids, same lengths, in turn.
 
-    python scripts/bench_peers.py --model FOLDER --forms float32 int8 bfloat16 --env openvino=DIR --env llamacpp=DIR
-
-FOLDER is a Hugging Face folder, which is what "exact" is judged by: answers whose every token is PyTorch's greedy
-choice in float32. Where torch is not installed here that column is empty. `scripts/peers_env.sh` makes DIR, and engines
-that are not given do not run. Each engine is a process in its environment; rounds alternate between all of them, and
-all but the one whose turn it is are stopped (SIGSTOP), as some spin while they wait. Engines of all forms are held at
-once: give one form at a time where memory is short.
-Prompts are questions and answers of GSM8K; outputs have fixed lengths. `--env jpaged=DIR` runs another jpaged too, that
-of the environment DIR, which says what a change is worth; it is nobody's peer.
-With a FOLDER in bfloat16 (`scripts/peers/as_bfloat16.py` writes one) `--forms float32` says what its weights cost where
-all engines compute in float32; OpenVINO's environment has to be made of the same folder.
-
-A batch is 64 requests at once, a single one 128 tokens in and 128 out; `--long` adds three prompts of 6,000 tokens.
-Prints a Markdown table with ratios to the best peer of the same form and how many cores a batch kept busy; `--json`
-writes all figures, and the seconds of each round as it ends. Measure on a quiet machine.
-
-The column "KV" says what each holds keys and values in: but for float32 OpenVINO takes 8 bits unless it is told
-otherwise. With `--kv auto bfloat16 int8` jpaged runs with its own default and with 16 and 8 bits.
+Each engine is a process in its environment. All but the one whose turn it is are stopped (SIGSTOP), as some spin while
+they wait.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -30,19 +13,20 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
+from ctypes.util import find_library
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from jpaged.bench.prompts import Lengths, real_prompts
-from jpaged.cli.options import check_place
 from jpaged.config import KV_CACHE_DTYPES
 from jpaged.loading.open_checkpoint import open_model
 from jpaged.loading.tokenizer import load_tokenizer
-from scripts.benchmarks.peer_settings import peer_variables, signal_with_descendants
+from scripts.benchmarks.registry import Rows
 
-ENGINE = Path(__file__).parent / "peers" / "engine.py"
+ENGINE = Path(__file__).parent / "peer_engines" / "engine.py"
 FORMS = ("float32", "bfloat16", "int8", "int4", "gguf")
 OF_PEERS: dict[str, dict[str, str]] = {
     "openvino": {"float32": "openvino-float32", "bfloat16": "openvino-float32", "int8": "openvino-int8"},
@@ -104,59 +88,58 @@ class Engine:
         signal_with_descendants(self.process.pid, number)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, type=Path, help="Hugging Face folder")
-    parser.add_argument("--forms", nargs="+", choices=FORMS, default=["float32", "int8", "bfloat16"])
-    parser.add_argument("--env", action="append", default=[], metavar="NAME=DIR", help=f"NAME: {', '.join(OF_PEERS)}")
-    parser.add_argument("--kv", nargs="+", choices=KV_CACHE_DTYPES, default=["auto"], help="jpaged's KV (auto)")
-    parser.add_argument("--gguf", type=Path, help="file for jpaged's form gguf")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--requests", type=int, default=64)
-    parser.add_argument("--long", action="store_true", help=f"{LONG_PROMPTS} prompts of {LONG} tokens too")
-    parser.add_argument("--json", type=Path, help="file to write")
-    args = parser.parse_args()
-    if "gguf" in args.forms and args.gguf is None:
-        parser.error("--forms gguf needs --gguf FILE")
-    try:
-        check_place("--json", args.json)
-    except ValueError as error:
-        parser.error(str(error))
-    environments = dict(entry.split("=", 1) for entry in args.env)
+def peers(
+    model: Path,
+    forms: list[str] = ["float32", "int8", "bfloat16"],  # noqa: B006 (never changed)
+    env: list[str] = [],  # noqa: B006
+    kv: list[str] = ["auto"],  # noqa: B006
+    gguf: Path | None = None,
+    rounds: int = 2,
+    requests: int = 64,
+    long: bool = False,
+) -> Rows:
+    """Output tokens/s of jpaged and other engines on this CPU: the same token ids and lengths, in turn.
+
+    --model is a Hugging Face folder; --env has NAME=DIR of environments that peer_engines/environment.sh makes. A batch
+    is --requests requests at once, a single one 128 tokens in and 128 out; --long adds three prompts of 6,000 tokens.
+    "exact" counts answers whose every token is PyTorch's greedy choice in float32. "KV" is what each engine holds keys
+    and values in; --kv auto bfloat16 int8 runs jpaged with each. --env jpaged=DIR runs another jpaged too.
+
+    Raises:
+        ValueError: an unknown form or environment, or no --gguf for the form gguf.
+    """
+    if unknown := set(forms) - set(FORMS):
+        raise ValueError(f"forms={sorted(unknown)} are none of {', '.join(FORMS)}")
+    if unknown := set(kv) - set(KV_CACHE_DTYPES):
+        raise ValueError(f"kv={sorted(unknown)} are none of {', '.join(KV_CACHE_DTYPES)}")
+    if "gguf" in forms and gguf is None:
+        raise ValueError("the form gguf needs --gguf FILE")
+    environments = dict(entry.split("=", 1) for entry in env)
     if unknown := environments.keys() - OF_PEERS.keys():
-        parser.error(f"--env {', '.join(sorted(unknown))} is none of {', '.join(OF_PEERS)}")
-    work = _work(args.model, args.requests, args.long)
+        raise ValueError(f"env={sorted(unknown)} are none of {', '.join(OF_PEERS)}")
+    work = _work(model, requests, long)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "work.json"
         file.write_text(json.dumps(work))
         engines: list[Engine] = []
         try:
-            _start(engines, args, environments, file)
+            for form in forms:
+                source = gguf if form == "gguf" and gguf is not None else model
+                _start(engines, form, source, kv, environments, file)
             for engine in engines:
                 engine.run("warm")
                 engine.run("warm single")
-            orders = ["single", "batch", *(["long prompts", "long"] if args.long else [])]
-            for _ in range(args.rounds):
+            orders = ["single", "batch", *(["long prompts", "long"] if long else [])]
+            for _ in range(rounds):
                 for order in orders:
                     for engine in engines:
                         engine.run(order)
-                _write(args.json, engines)
         finally:
             for engine in engines:
                 engine.signal(signal.SIGKILL)
                 engine.process.wait()
-    exact = _exact(args.model, work["batch"], engines)
-    rows = [_row(engine, engines, work, exact.get(id(engine))) for engine in engines]
-    _print(rows)
-    _write(args.json, engines, rows)
-
-
-def _write(file: Path | None, engines: list[Engine], rows: list[dict[str, Any]] | None = None) -> None:
-    """Write what is known so far, where a file is wanted."""
-    if file is not None:
-        seconds = {f"{engine.name} {engine.form} {engine.kv}": engine.seconds for engine in engines}
-        figures = {"rows": rows, "seconds": seconds}
-        file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    exact = _exact(model, work["batch"], engines)
+    return [_row(engine, engines, work, exact.get(id(engine))) for engine in engines]
 
 
 def _work(model: Path, requests: int, long: bool) -> dict[str, list[dict[str, Any]]]:
@@ -177,38 +160,37 @@ def _work(model: Path, requests: int, long: bool) -> dict[str, list[dict[str, An
     return work
 
 
-def _start(engines: list[Engine], args: argparse.Namespace, environments: dict[str, str], work: Path) -> None:
-    """Start every engine that is here, one after another, and add those that became ready to `engines`."""
+def _start(
+    engines: list[Engine], form: str, model: Path, kvs: list[str], environments: dict[str, str], work: Path
+) -> None:
+    """Start every engine of a form, one after another, and add those that became ready to `engines`."""
     wanted: list[tuple[str, str, str, Path, dict[str, str]]]
-    for form in args.forms:
-        model = args.gguf if form == "gguf" else args.model
-        wanted = [("jpaged", kv, sys.executable, model, {}) for kv in args.kv]
-        for name, folder in environments.items():
-            if form in OF_PEERS[name]:
-                held = OF_PEERS[name][form]
-                interpreter = str(Path(folder) / "bin" / "python")
-                own = Path(folder) / "models" / held if held else model
-                variables = {"PYTHONPATH": ""} | peer_variables(name, Path(folder))
-                kvs = args.kv if name == "jpaged" else ["auto"]
-                wanted += [(name, kv, interpreter, own, variables) for kv in kvs]
-        for name, kv, python, source, variables in wanted:
-            print(f"starting {name} {form}, KV {kv}", file=sys.stderr, flush=True)
-            command = [python, str(ENGINE), name, form, kv, str(source), str(work)]
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                env=os.environ | variables,
-            )
-            said = f"{name} of {Path(python).parents[1]}" if name == "jpaged" and python != sys.executable else name
-            engine = Engine(said, form, _kv(name, form, kv), process)
-            if engine.read().get("ready"):
-                engine.signal(signal.SIGSTOP)
-                engines.append(engine)
-            else:
-                print(f"{name} {form} did not start: {' '.join(command)}", file=sys.stderr, flush=True)
+    wanted = [("jpaged", kv, sys.executable, model, {}) for kv in kvs]
+    for name, folder in environments.items():
+        if form in OF_PEERS[name]:
+            held = OF_PEERS[name][form]
+            interpreter = str(Path(folder) / "bin" / "python")
+            own = Path(folder) / "models" / held if held else model
+            variables = {"PYTHONPATH": ""} | peer_variables(name, Path(folder))
+            wanted += [(name, kv, interpreter, own, variables) for kv in (kvs if name == "jpaged" else ["auto"])]
+    for name, kv, python, source, variables in wanted:
+        print(f"starting {name} {form}, KV {kv}", file=sys.stderr, flush=True)
+        command = [python, str(ENGINE), name, form, kv, str(source), str(work)]
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | variables,
+        )
+        said = f"{name} of {Path(python).parents[1]}" if name == "jpaged" and python != sys.executable else name
+        engine = Engine(said, form, _kv(name, form, kv), process)
+        if engine.read().get("ready"):
+            engine.signal(signal.SIGSTOP)
+            engines.append(engine)
+        else:
+            print(f"{name} {form} did not start: {' '.join(command)}", file=sys.stderr, flush=True)
 
 
 def _kv(name: str, form: str, kv: str) -> str:
@@ -273,17 +255,44 @@ def _speed(engine: Engine, order: str, work: dict[str, Any]) -> float | None:
     return tokens / statistics.median(engine.seconds[order])
 
 
-def _print(rows: list[dict[str, Any]]) -> None:
-    columns = (
-        [name for name in rows[0] if any(row[name] is not None for row in rows) and name != "failed"] if rows else []
-    )
-    print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
-    for row in rows:
-        cells = [
-            f"{row[c]:.2f}" if isinstance(row[c], float) else "" if row[c] is None else str(row[c]) for c in columns
-        ]
-        print("| " + " | ".join(cells) + " |" + (" it ended early" if row["failed"] else ""))
+def peer_variables(name: str, folder: Path) -> dict[str, str]:
+    """Return variables to set for an engine.
+
+    By itself vLLM leaves one core to its front end, which is half of a machine that has two. Here it computes on all of
+    them, as its documentation has it with its allocator and its threads' library, where these are installed (Debian's
+    libtcmalloc-minimal4; libiomp5 in the environment). All other engines take every core by themselves.
+
+    Args:
+        name: of the engine, as in ``--env NAME=DIR``.
+        folder: its environment.
+    """
+    if name != "vllm":
+        return {}
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    threads = folder.absolute() / "lib" / "libiomp5.so"
+    wanted = [find_library("tcmalloc_minimal"), str(threads) if threads.exists() else None]
+    preloaded = [os.environ.get("LD_PRELOAD"), *wanted]
+    variables = {"OMP_NUM_THREADS": str(len(cores)), "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores))}
+    if found := [library for library in preloaded if library]:
+        variables["LD_PRELOAD"] = ":".join(found)
+    return variables
 
 
-if __name__ == "__main__":
-    main()
+def signal_with_descendants(process: int, number: int) -> None:
+    """Send a signal to a process and all that it started, whatever groups they have made (Linux; elsewhere to itself
+    alone)."""
+    for each in _with_descendants(process):
+        with suppress(ProcessLookupError):
+            os.kill(each, number)
+
+
+def _with_descendants(process: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found = [process]
+    for each in found:
+        found += children.get(each, [])
+    return found

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs an engine that scripts/bench_peers.py compares with, in an environment of its own, with a model in its form.
+# Installs an engine that scripts/benchmarks/peers.py compares with, in an environment of its own, with a model in its form.
 #
-#   bash scripts/peers_env.sh openvino DIR FOLDER        FOLDER is a Hugging Face folder
-#   bash scripts/peers_env.sh llamacpp DIR MODEL.gguf    makes Q8_0 of it; a file in Q4_1 is taken as it is
-#   bash scripts/peers_env.sh vllm DIR
-#   bash scripts/peers_env.sh torch DIR MODEL.gguf       writes DIR/models/hugging-face, for --model
+#   bash scripts/benchmarks/peer_engines/environment.sh openvino DIR FOLDER        FOLDER is a Hugging Face folder
+#   bash scripts/benchmarks/peer_engines/environment.sh llamacpp DIR MODEL.gguf    makes Q8_0 of it; a file in Q4_1 is taken as it is
+#   bash scripts/benchmarks/peer_engines/environment.sh vllm DIR
+#   bash scripts/benchmarks/peer_engines/environment.sh torch DIR MODEL.gguf       writes DIR/models/hugging-face, for --model
 #
 # PYTHON chooses the interpreter. PyTorch is the version of the tests; PyPI's file of it brings CUDA along (several GB)
 # unless PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS leads to one for CPUs.
@@ -27,7 +27,7 @@ openvino)
     ;;
 llamacpp)
     pip xllamacpp gguf requests
-    "$folder/bin/python" "$here/peers/requantise.py" "${model:?a .gguf file}" "$folder/models/q8_0.gguf"
+    "$folder/bin/python" "$here/requantise.py" "${model:?a .gguf file}" "$folder/models/q8_0.gguf"
     cp "$model" "$folder/models/q4_1.gguf"
     ;;
 vllm)
@@ -41,7 +41,7 @@ vllm)
     ;;
 torch)
     pip torch==2.13.0 transformers accelerate gguf
-    "$folder/bin/python" "$here/peers/as_hugging_face.py" "${model:?a .gguf file}" "$folder/models/hugging-face"
+    "$folder/bin/python" "$here/as_hugging_face.py" "${model:?a .gguf file}" "$folder/models/hugging-face"
     ;;
 *) echo "$name is not openvino, llamacpp, vllm or torch" >&2 && exit 2 ;;
 esac

@@ -1,15 +1,9 @@
-"""Measures the host cost of a decode step: Python milliseconds of scheduling, and of building the device's arrays.
-
-    python scripts/bench_scheduler.py [--seqs 256] [--steps 200]
-
-Nothing runs on a device: made-up tokens come back one step late, as in the engine. The goal is at most
-1 ms for schedule + update with 256 running sequences.
-"""
+"""Host costs without a device: a decode step of the scheduler, and the two-level allocator."""
 
 from __future__ import annotations
 
-import argparse
 import gc
+import random
 import statistics
 import time
 
@@ -21,9 +15,12 @@ from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.caches.registry import layer_caches
 from jpaged.execution.compile.buckets import Buckets
 from jpaged.memory import MemoryManager, PoolLayout
+from jpaged.memory.allocator import BlockAllocator
+from jpaged.memory.pages import Time
 from jpaged.model_api import AttentionGroup
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Request, ScheduledStep, Scheduler, Sequence
+from scripts.benchmarks.registry import Rows
 
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 64
@@ -90,20 +87,57 @@ def measure(num_seqs: int, num_steps: int, prefix_caching: bool) -> dict[str, li
     return times
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seqs", type=int, default=256, help="running sequences")
-    parser.add_argument("--steps", type=int, default=200, help="decode steps measured")
-    arguments = parser.parse_args()
+def scheduler(sequences: int = 256, steps: int = 200) -> Rows:
+    """Milliseconds of scheduling a decode step and of building its arrays; made-up tokens come back one step late.
+
+    The goal is at most 1 ms for schedule + update with 256 sequences.
+    """
+    rows = []
     for prefix_caching in (False, True):
         gc.collect()
-        times = measure(arguments.seqs, arguments.steps, prefix_caching)
-        print(f"{arguments.seqs} sequences, {arguments.steps} decode steps, prefix caching {prefix_caching}: ms a step")
-        for name, values in times.items():
-            ordered = sorted(values)
-            p95 = ordered[int(0.95 * (len(ordered) - 1))]
-            print(f"  {name:18} median {statistics.median(values):6.3f}   p95 {p95:6.3f}")
+        for name, values in measure(sequences, steps, prefix_caching).items():
+            p95 = sorted(values)[int(0.95 * (len(values) - 1))]
+            row = {"prefix caching": prefix_caching, "part": name, "median ms": statistics.median(values)}
+            rows.append(row | {"p95 ms": p95})
+    return rows
 
 
-if __name__ == "__main__":
-    main()
+BLOCKS_PER_PAGE = (4, 6)
+
+
+def allocator(operations: int = 1_000_000, blocks: int = 100_000, seed: int = 0) -> Rows:
+    """CPU seconds of random operations on the two-level allocator: take a block, release one, share a cached one.
+
+    The pool has two groups of different block sizes and stays full, so that pages are carved, evicted and given back
+    all the time. The goal is 1e6 operations over 1e5 blocks in under 10 s.
+    """
+    rng = random.Random(seed)
+    draws = [rng.random() for _ in range(operations)]
+    pool = BlockAllocator(BLOCKS_PER_PAGE, blocks // max(BLOCKS_PER_PAGE), lambda g, block: None)
+    requests = [pool.associate() for _ in range(256)]
+    owned: list[tuple[int, int]] = []
+    counts = {"take": 0, "refused": 0, "release": 0, "share": 0}
+    start = time.process_time()
+    for tick, draw in enumerate(draws):
+        pick = int(draw * 1e9)
+        g = pick & 1
+        if draw < 0.5 or not owned:
+            taken = pool.take([1 - g, g], requests[pick % 256])
+            if taken is None:
+                counts["refused"] += 1
+            else:
+                owned.append((g, taken[g][0]))
+                counts["take"] += 1
+        elif draw < 0.55 and pool.groups[g].evictable:
+            block = next(iter(pool.groups[g].evictable))
+            pool.share(g, block)
+            owned.append((g, block))
+            counts["share"] += 1
+        else:
+            i = pick % len(owned)
+            owned[i], owned[-1] = owned[-1], owned[i]
+            g, block = owned.pop()
+            pool.release(g, block, Time(tick, 0), keep=bool(pick & 2))
+            counts["release"] += 1
+    seconds = time.process_time() - start
+    return [{"operations": operations, "blocks": blocks, "CPU seconds": seconds, **counts}]

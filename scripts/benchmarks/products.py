@@ -1,20 +1,7 @@
-"""Measures products with bfloat16 and quantised matrices on a CPU against float32, in one run, each the best of several
-turns.
-
-    .venv/bin/python scripts/bench_products.py [--rows 1 8 64]
-    taskset -c 1 .venv/bin/python scripts/bench_products.py --forms exact --rows 1 8 64 256 --processor-time
-
-The shapes are those of SmolLM2-135M's MLP and vocabulary; each figure is a mean over as many different matrices as keep
-them out of the caches for float32, which stands in arrays; "panels" is float32 in panels, "table" float32 that lies the
-other way round, as a vocabulary's table does, "exact" a matrix that a checkpoint stores in bfloat16, held so and
-multiplied in float32; "argmax" finds the place of each row's largest product with such a table by its screen, at the
-speed that computing them all would have. `--matrices 3` keeps int8 out of the caches too. With `--processor-time` other
-work on the machine counts less.
-"""
+"""Measures products with bfloat16 and quantised matrices on a CPU against float32."""
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -35,6 +22,7 @@ from pallas_kernels.screened_argmax import make_screen, screened_argmax
 from pallas_kernels.tiled import tiled
 from pallas_kernels.tiled_floats import tiled_floats
 from pallas_kernels.tiled_matmul import tiled_matmul
+from scripts.benchmarks.registry import Rows
 
 SHAPES = {(576, 3072): 16, (1536, 576): 16, (576, 49152): 2}
 """Inputs and outputs of a matrix, and how many there are."""
@@ -42,29 +30,40 @@ TURNS, GROUP = 9, 32
 FORMS = ("panels", "table", "argmax", "exact", "bfloat16", "int8", "int4")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64], help="rows that are multiplied (1 8 64)")
-    parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS, help=f"({' '.join(FORMS)})")
-    parser.add_argument("--matrices", type=int, default=1, help="times as many matrices, for narrow forms (1)")
-    parser.add_argument("--processor-time", action="store_true", help="time of all threads, not of the clock")
-    args = parser.parse_args()
-    clock = time.process_time if args.processor_time else time.perf_counter
-    rng = np.random.default_rng(0)
-    columns = " | ".join(f"{form} | times" for form in args.forms)
-    print(f"| matrix | rows | float32 | {columns} |\n|" + "---|" * (3 + 2 * len(args.forms)))
-    for (inputs, outputs), matrices in SHAPES.items():
-        forms = _forms(rng, inputs, outputs, matrices * args.matrices, args.forms)
-        for rows in args.rows:
-            x = jnp.asarray(rng.standard_normal((rows, inputs)), jnp.float32)
-            best = dict.fromkeys(forms, float("inf"))
+def products(
+    rows: list[int] = [1, 8, 64],  # noqa: B006 (never changed)
+    forms: list[str] = list(FORMS),  # noqa: B006
+    matrices: int = 1,
+    processor_time: bool = False,
+) -> Rows:
+    """GFLOP/s of products with matrices of SmolLM2-135M's shapes, and how many times float32's speed they are.
+
+    A figure is the best of several turns over so many matrices that float32's are not in the caches; --matrices 3 keeps
+    int8 out too. "panels" is float32 in panels, "table" transposed float32, "exact" bfloat16 weights multiplied in
+    float32, "argmax" the place of the largest product by a screen. --processor-time counts the CPU time of all threads.
+
+    Raises:
+        ValueError: unknown form.
+    """
+    if unknown := set(forms) - set(FORMS):
+        raise ValueError(f"forms={sorted(unknown)} are none of {', '.join(FORMS)}")
+    clock = time.process_time if processor_time else time.perf_counter
+    rng, found = np.random.default_rng(0), []
+    for (inputs, outputs), number in SHAPES.items():
+        made = _forms(rng, inputs, outputs, number * matrices, forms)
+        for count in rows:
+            x = jnp.asarray(rng.standard_normal((count, inputs)), jnp.float32)
+            best = dict.fromkeys(made, float("inf"))
             for _ in range(TURNS):
-                for name, (run, matrices) in forms.items():
-                    best[name] = min(best[name], _seconds(run, x, matrices, clock))
-            of = {name: best["float32"] / seconds for name, seconds in best.items()}
-            speeds = {name: f"{2e-9 * rows * inputs * outputs / seconds:.0f}" for name, seconds in best.items()}
-            narrow = " | ".join(f"{speeds[name]} | {of[name]:.1f}" for name in forms if name != "float32")
-            print(f"| {inputs} x {outputs} | {rows} | {speeds['float32']} | {narrow} |", flush=True)
+                for name, (run, held) in made.items():
+                    best[name] = min(best[name], _seconds(run, x, held, clock))
+            row: dict[str, Any] = {"matrix": f"{inputs} x {outputs}", "rows": count}
+            for name, seconds in best.items():
+                row[name] = 2e-9 * count * inputs * outputs / seconds
+                if name != "float32":
+                    row[f"{name}, times"] = best["float32"] / seconds
+            found.append(row)
+    return found
 
 
 def _forms(
@@ -142,7 +141,3 @@ def _seconds(run: Callable[..., Any], x: Any, matrices: list[Any], clock: Callab
     start = clock()
     run(x, matrices).block_until_ready()
     return (clock() - start) / len(matrices)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,14 +2,14 @@
 
 import pytest
 
-from scripts.benchmarks import peer_settings
-from scripts.benchmarks.peer_settings import peer_variables
+from scripts.benchmarks import peers
+from scripts.benchmarks.peers import peer_variables
 
 
 @pytest.fixture
 def two_cores(monkeypatch):
-    monkeypatch.setattr(peer_settings.os, "sched_getaffinity", lambda process: {3, 1}, raising=False)
-    monkeypatch.setattr(peer_settings, "find_library", lambda name: None)
+    monkeypatch.setattr(peers.os, "sched_getaffinity", lambda process: {3, 1}, raising=False)
+    monkeypatch.setattr(peers, "find_library", lambda name: None)
 
 
 def test_vllm_computes_on_all_cores_that_this_process_may_use(two_cores, tmp_path):
@@ -21,7 +21,7 @@ def test_its_libraries_are_loaded_first_where_they_are_installed(two_cores, tmp_
     threads.parent.mkdir()
     threads.touch()
     assert peer_variables("vllm", tmp_path)["LD_PRELOAD"] == str(threads)
-    monkeypatch.setattr(peer_settings, "find_library", lambda name: f"lib{name}.so.4")
+    monkeypatch.setattr(peers, "find_library", lambda name: f"lib{name}.so.4")
     assert peer_variables("vllm", tmp_path)["LD_PRELOAD"] == f"libtcmalloc_minimal.so.4:{threads}"
 
 

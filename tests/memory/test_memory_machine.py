@@ -117,7 +117,7 @@ for machine in (OneGroup, OneGroupUncached, TwoGroups, TwoGroupsUncached, TwoFul
     machine.TestCase.settings = COMMON
 for machine in (RecurrentAndChunked, Vision, Budgeted, TwoGroupsPredicted):
     machine.TestCase.settings = settings(COMMON, max_examples=60)
-for machine in (Recurrent, Hybrid, HybridPredicted, Everything):  # `scripts/fuzz_memory.py` goes further
+for machine in (Recurrent, Hybrid, HybridPredicted, Everything):  # `test_random_lives.py` goes further
     machine.TestCase.settings = settings(COMMON, max_examples=examples(60))
 TestOneGroup = OneGroup.TestCase
 TestOneGroupUncached = OneGroupUncached.TestCase

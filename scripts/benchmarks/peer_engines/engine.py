@@ -1,4 +1,4 @@
-"""Runs one engine in its own environment for `scripts/benchmarks/peers.py`: answers orders on standard input, one a line.
+"""Runs one engine in its own environment for `scripts.benchmarks.peers`: takes orders on standard input, one a line.
 
     python engine.py NAME FORM KV MODEL WORK.json
 

@@ -1,4 +1,4 @@
-"""The pools of `fuzz_memory.py`: all kinds of layers, and the smallest pool that holds the longest sequence."""
+"""The pools of `test_random_lives.py`: all kinds of layers, and the smallest pool that holds the longest sequence."""
 
 from __future__ import annotations
 

@@ -1,14 +1,10 @@
-"""Lets sequences live on a pool as `fuzz_memory.py` draws it, and checks after each operation what they would read."""
+"""Lets sequences live on a pool, as `test_random_lives.py` draws them, and checks what each of them would read."""
 
 from __future__ import annotations
 
 import random
-import sys
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "memory"))
 
 from fuzz_images import FEATURES, Images
 from fuzz_pools import DOCUMENT, IMAGE_TOKENS, IMAGES, MOST_SEQS, MOST_TOKENS, STEP_TOKENS, smallest_layout

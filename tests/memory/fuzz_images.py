@@ -1,12 +1,8 @@
-"""Gives sequences of `fuzz_memory.py` images as a scheduler does: held, encoded, taken or read, and given up."""
+"""Gives sequences of `test_random_lives.py` images as a scheduler does: held, encoded, taken or read, and given up."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Protocol
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "memory"))
 
 from memory_shadow import ShadowPool
 

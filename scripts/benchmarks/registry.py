@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("options", nargs=argparse.REMAINDER, help="options of the case; CASE --help lists them")
     chosen = parser.parse_args(arguments)
     case = find(chosen.case)
-    options = vars(_parser(chosen.case, case).parse_args(chosen.options))
+    options = vars(parser_of(chosen.case).parse_args(chosen.options))
     file: Path | None = options.pop("json")
     if file is not None and not file.absolute().parent.is_dir():
         parser.error(f"--json {file}: there is no folder {file.absolute().parent}")
@@ -60,8 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         file.write_text(json.dumps(body, indent=1, default=str) + "\n", encoding="utf-8")
 
 
-def _parser(name: str, case: Callable[..., Rows]) -> argparse.ArgumentParser:
-    """Make a parser of a function's keyword arguments: ``list[...]`` takes several values, bool is a switch."""
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """Make a parser of a case's keyword arguments: ``list[...]`` takes several values, bool is a switch."""
+    case = find(name)
     parser = argparse.ArgumentParser(
         prog=f"python -m scripts.benchmarks {name}",
         description=inspect.getdoc(case),

@@ -10,6 +10,8 @@ import pytest
 from commands import ROOT, flags, parse_jpaged, script_of
 from docs_markdown import command_lines
 
+from scripts.benchmarks import registry
+
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").glob("*.md"))]
 COMMANDS = [(page, line) for page in PAGES for line in command_lines((ROOT / page).read_text())]
 INLINE = [
@@ -20,6 +22,7 @@ INLINE = [
 ]
 JPAGED = [(page, line) for page, line in COMMANDS if re.match(r"(\S+=\S+ )*(\S*/)?jpaged ", line)]
 SCRIPTS = [(page, line) for page, line in COMMANDS if script_of(line) is not None]
+BENCHMARKS = [(page, line) for page, line in COMMANDS if "scripts.benchmarks " in line]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
@@ -54,6 +57,12 @@ def test_a_script_exists_and_knows_the_options_that_it_is_given(page, line):
             assert flag in text or parameter in text, f"{page}: {script.name} has no {flag}"
     elif "$@" not in text:
         assert inner == [], page
+
+
+@pytest.mark.parametrize(("page", "line"), BENCHMARKS, ids=lambda value: value[:60])
+def test_a_benchmark_exists_and_knows_the_options_that_it_is_given(page, line):
+    case, *options = shlex.split(line.partition("scripts.benchmarks ")[2], comments=True)
+    registry.parser_of(case).parse_args(options)
 
 
 def test_extras_that_are_installed_exist():

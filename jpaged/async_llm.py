@@ -27,8 +27,8 @@ from jpaged.memory import MemoryMap, MemoryReport
 from jpaged.metrics import Metric
 from jpaged.outputs import PinnedPrefix, RequestOutput, SavedState
 from jpaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
-from jpaged.text.adapters import LoRA, one_lora_each
-from jpaged.text.batch import one_each, priorities
+from jpaged.text.adapters import LoRA
+from jpaged.text.batch import one_each, one_lora_each, priorities
 from jpaged.text.chat_template import ChatArguments, Messages
 from jpaged.text.output_processor import OutputBuilder
 from jpaged.text.prompt import DEFAULT, Prompt, Tokenization

@@ -25,8 +25,8 @@ from jpaged.outputs import PinnedPrefix, RequestOutput, SavedState, StreamDelta
 from jpaged.pooling_outputs import ClassificationOutput, EmbeddingOutput, PoolingRequestOutput, ScoringOutput
 from jpaged.pooling_params import PoolingParams
 from jpaged.sampling_params import BeamSearchParams, SamplingParams
-from jpaged.text.adapters import LoRA, one_lora_each
-from jpaged.text.batch import conversations, one_each, priorities, several
+from jpaged.text.adapters import LoRA
+from jpaged.text.batch import conversations, one_each, one_lora_each, priorities, several
 from jpaged.text.chat_template import ChatArguments, ChatOptions, ContentFormat, Messages
 from jpaged.text.prompt import Conversation, Prompt, Tokenization, chat_prompt
 from jpaged.vllm_compat import engine_settings, missing_attribute

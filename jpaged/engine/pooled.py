@@ -12,8 +12,8 @@ from jpaged.pooling_outputs import ClassificationOutput, EmbeddingOutput, Poolin
 from jpaged.pooling_params import Pooling, PoolingParams
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Request
-from jpaged.text.adapters import LoRA, one_lora_each
-from jpaged.text.batch import one_each, several
+from jpaged.text.adapters import LoRA
+from jpaged.text.batch import one_each, one_lora_each, several
 from jpaged.text.input_processor import PREFILL_ONLY
 from jpaged.text.prompt import Prompt, Tokenization, pair_prompts, parse_prompt
 from jpaged.validation import boolean

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import TypeVar, cast
 
+from jpaged.lora_request import LoRARequest
 from jpaged.pooling_params import PoolingParams
 from jpaged.sampling_params import BeamSearchParams, SamplingParams
+from jpaged.text.adapters import LoRA
 from jpaged.text.chat_template import ChatOptions, Messages
 from jpaged.text.prompt import Conversation, Prompt
 from jpaged.validation import MOST, integer
@@ -66,3 +68,20 @@ def priorities(priority: int | Sequence[int] | None, count: int) -> Sequence[int
     if len(each) != count:
         raise ValueError(f"{len(each)} priorities for {count} prompts")
     return [integer("priority", value, low=-MOST) for value in each]
+
+
+def one_lora_each(lora_request: LoRA | Sequence[LoRA | None] | None, count: int) -> Sequence[LoRA | None]:
+    """Return an adapter, or None, for every prompt.
+
+    Raises:
+        ValueError: there are not as many as prompts.
+        TypeError: one is no LoRARequest and no name.
+    """
+    several = isinstance(lora_request, Sequence) and not isinstance(lora_request, str)
+    each = lora_request if isinstance(lora_request, Sequence) and several else [lora_request] * count
+    if len(each) != count:
+        raise ValueError(f"{len(each)} lora_requests for {count} prompts")
+    for one in each:
+        if one is not None and not isinstance(one, LoRARequest | str):
+            raise TypeError(f"lora_request={one!r} must be a LoRARequest, an adapter's name or None")
+    return each  # type: ignore[return-value]

@@ -1,1 +1,1 @@
-"""Joins jpaged to other libraries. Each needs an extra of its own, and no other room imports one."""
+"""Joins jpaged to other libraries. Each needs its own extra, and no other room imports one."""

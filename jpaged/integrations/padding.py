@@ -1,4 +1,4 @@
-"""Tells padding from tokens where the token that pads may be one of a sequence too."""
+"""Separates padding from tokens when the padding token may also be part of a sequence."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from jaxtyping import Array, Bool, Int
 
 
 def after_first(chosen: Bool[Array, "batch tokens"]) -> Bool[Array, "batch tokens"]:
-    """Return which tokens are the first chosen one of their row, or stand behind it."""
+    """Return a mask of each row from its first chosen token on."""
     return jnp.cumsum(chosen, axis=1) > 0
 
 
 def before_last(chosen: Bool[Array, "batch tokens"]) -> Bool[Array, "batch tokens"]:
-    """Return which tokens are the last chosen one of their row, or stand before it."""
+    """Return a mask of each row up to its last chosen token."""
     return after_first(chosen[:, ::-1])[:, ::-1]
 
 
 def completed(
     completions: Int[Array, "batch completion"], pad: int, ends: Sequence[int]
 ) -> Bool[Array, "batch completion"]:
-    """Return which tokens are a completion's: those up to the last that does not pad.
+    """Return a mask of the completions' tokens: those up to the last one that is not padding.
 
-    Where `pad` ends completions too, the one behind them is a completion's as well, unless it ended by another token.
+    If `pad` also ends completions, the first padding token belongs to a completion that no other token ended.
 
     Args:
-        pad: the token that pads, behind a completion.
+        pad: the padding token after a completion.
         ends: tokens that end a completion.
     """
     own = before_last(completions != pad)

@@ -1,7 +1,6 @@
-"""Rolls out for Tunix (google-tunix, extra ``tunix``): `JpagedRollout` is a `rollout_engine` of its `RLCluster`.
+"""A rollout engine for Tunix (google-tunix, extra ``tunix``): `JpagedRollout` is a `rollout_engine` of `RLCluster`.
 
-The actor that Tunix trains is the engine's own model, see `actor_of`, so that weights go from one to the other as they
-are, from device to device:
+Tunix trains the engine's own model (`actor_of`), so that weights are copied from device to device without conversion:
 
     llm = LLM(folder, dtype="float32", deterministic=True)
     cluster_config = ClusterConfig(rollout_engine=functools.partial(JpagedRollout, llm=llm), ...)
@@ -28,14 +27,13 @@ from jpaged.training import TrainableModel, logprobs
 from jpaged.validation import integer
 
 _PART = "model"
-"""The attribute under which a `TunixActor` holds the engine's model."""
+"""Attribute of a `TunixActor` with the engine's model."""
 
 
 class TunixActor(nnx.Module):
-    """The engine's model as Tunix calls its models: whole sequences in, logits out, no cache.
+    """The engine's model with Tunix's interface: whole sequences in, logits out, no cache.
 
-    It runs on the devices that its parameters lie on, the engine's or others; only one whose experts are spread over
-    devices stays on the engine's.
+    It runs on the devices of its parameters. A model whose experts are spread over devices must stay on the engine's.
 
     Parameters: model, those of the engine.
     """
@@ -54,13 +52,13 @@ class TunixActor(nnx.Module):
         """Return float32 logits.
 
         Args:
-            positions: not read: they follow from the mask.
+            positions: unused; they follow from the mask.
             cache: None.
-            attention_mask: causal; padding does not see itself. What it hides between tokens of a sequence is a token
-                like others, as where prompts hold the token that pads: there the engine knows no padding either.
+            attention_mask: causal; padding does not see itself. A hidden token within a sequence counts as a token,
+                such as a padding token in a prompt, which the engine does not treat as padding either.
 
         Raises:
-            ValueError: there is a cache.
+            ValueError: a cache is given.
         """
         if cache is not None:
             raise ValueError(f"cache is a {type(cache).__name__}, but this model is called over whole sequences only")
@@ -73,7 +71,7 @@ class TunixActor(nnx.Module):
 
 
 def actor_of(llm: LLM) -> TunixActor:
-    """Return the model that an engine serves, with a copy of its weights, to be trained.
+    """Return the engine's model with a copy of its weights, for training.
 
     Raises:
         ValueError: the weights are quantised.
@@ -88,23 +86,21 @@ def actor_of(llm: LLM) -> TunixActor:
 class JpagedRollout(base_rollout.BaseRollout):
     """Generates with an engine, for Tunix's learners.
 
-    Of a `RolloutConfig`, ``kv_cache_size`` and what begins with ``rollout_vllm`` or ``rollout_sglang_jax`` is for
-    Tunix's other engines and not read: an `LLM` has settings of its own.
+    Fields of a `RolloutConfig` for Tunix's other engines are ignored: ``kv_cache_size`` and those that begin with
+    ``rollout_vllm`` or ``rollout_sglang_jax``.
 
     Args:
-        rollout_actor: the actor that is trained, of `actor_of`; the engine takes over its weights.
+        rollout_actor: the trained actor, from `actor_of`; the engine copies its weights.
         tokenizer: Tunix's adapter of the engine's tokenizer.
-        mesh: the devices that Tunix means for rollouts. The engine has its own, which Tunix finds in the attribute
-            `mesh` and uses in their place.
-        rollout_config: checked against the engine; it says whether `get_per_token_logps` can be had. How is sampled,
-            `generate` is told.
-        llm: the engine, of which nobody else has requests. With ``deterministic=True`` its log-probabilities are those
-            that it drew with, to the last bit.
+        mesh: Tunix's devices for rollouts; unused. Tunix reads the engine's from the attribute `mesh`.
+        rollout_config: checked against the engine. Its temperature decides whether `get_per_token_logps` is
+            available; `generate` gets the sampling parameters.
+        llm: the engine, without other callers. With ``deterministic=True`` its log-probabilities are exactly those of
+            the draws.
 
     Raises:
-        ValueError: the actor is not of `actor_of`; its experts are spread over devices other than the engine's; or
-            rollout_config wants another dtype, other numbers of devices or other names of weights than the engine's, or
-            prompts of no tokens.
+        ValueError: the actor is not from `actor_of`; its experts are spread over devices other than the engine's; or
+            rollout_config disagrees with the engine in dtype, devices or names of weights, or has empty prompts.
     """
 
     def __init__(
@@ -138,13 +134,13 @@ class JpagedRollout(base_rollout.BaseRollout):
     def generate(
         self, prompts: Sequence[str], rollout_config: base_rollout.RolloutConfig, **kwargs: Any
     ) -> base_rollout.RolloutOutput:
-        """Generate one completion for each prompt; those that are given several times differ.
+        """Generate one completion for each prompt; repeated prompts get different ones.
 
-        Prompts are cut to their last ``max_prompt_length`` tokens. `logits` are not kept.
+        Prompts are cut to their last ``max_prompt_length`` tokens. `logits` is None.
 
         Raises:
-            ValueError: return_logprobs with a temperature other than 1: log-probabilities are the model's own, before
-                the temperature; or the engine is another than rollout_config wants, or refuses a parameter.
+            ValueError: return_logprobs with a temperature other than 1, since log-probabilities are those before the
+                temperature; rollout_config disagrees with the engine; or the engine refuses a parameter.
             TypeError: an argument is unknown.
         """
         if kwargs:
@@ -179,20 +175,20 @@ class JpagedRollout(base_rollout.BaseRollout):
         completion_tokens: Int[Array, "batch completion"],
         completion_mask: Bool[Array, "batch completion"] | None = None,
     ) -> Float[Array, "batch completion"]:
-        """Return the log-probabilities of completions, 0 for padding, with the engine's weights; its own bits where it
-        is deterministic.
+        """Return the log-probabilities of completions with the engine's weights, 0 for padding.
+
+        They equal the engine's own to the last bit if it is deterministic.
 
         Args:
-            prompt_tokens: padded before. A prompt that begins with the token that pads loses it.
-            completion_tokens: padded behind.
-            completion_mask: which tokens are a completion's, its first ones. None: those up to the last that does not
-                pad and, where completions end by the very token that pads, one of these: it was drawn unless the
-                completion was cut short of its row's end.
+            prompt_tokens: padded on the left. A prompt that begins with the padding token loses it.
+            completion_tokens: padded on the right.
+            completion_mask: mask of the completions' tokens, the first ones of each row. None: see
+                `padding.completed`.
 
         Raises:
-            ValueError: rollout_config has a temperature other than 1 (or 0, which is greedy): Tunix's GRPO compares
-                these values with its own after the temperature; or the mask has another shape than completion_tokens,
-                or leaves out tokens in between.
+            ValueError: rollout_config has a temperature other than 1 or 0 (greedy), since Tunix's GRPO compares these
+                values with its own after the temperature; or the mask has another shape than completion_tokens, or
+                gaps.
         """
         if self._temperature not in (0.0, 1.0):
             raise ValueError(
@@ -219,21 +215,20 @@ class JpagedRollout(base_rollout.BaseRollout):
         return jax.lax.stop_gradient(found)
 
     def update_params(self, params: Any, filter_types: tuple[Any, ...] | None = None) -> None:
-        """Give the engine a trainer's weights, a state of the actor, whatever mesh they lie on; they are copied from
-        device to device.
+        """Copy a trainer's weights, a state of the actor on any mesh, to the engine's devices.
 
         Raises:
-            ValueError: they are not all of the actor's parameters, as of LoRA alone; or they are those of a model whose
-                experts are spread over devices, and lie on others than the engine's.
+            ValueError: parameters of the actor are missing, as in a state of LoRA alone; or the model's experts are
+                spread over devices other than the engine's.
         """
-        del filter_types  # of a model without adapters it names all parameters
+        del filter_types  # selects all parameters of a model without adapters
         if _PART not in params:
             raise ValueError(f"params have no {_PART!r}: they are not the state of an actor of actor_of(llm)")
         _check_devices(params, self._llm.trainable())
         self._llm.update_params(params[_PART], copy=True)
 
     def pad_id(self) -> int:
-        """Return the token that pads prompts and completions."""
+        """Return the padding token."""
         return self._tokenizer.pad_id()
 
     def eos_id(self) -> int:
@@ -241,16 +236,15 @@ class JpagedRollout(base_rollout.BaseRollout):
         return self._tokenizer.eos_id()
 
     def model(self) -> nnx.Module:
-        """Return the model with the engine's weights. They are other arrays than the trainer's, so that Tunix knows to
-        bring its own after each step."""
+        """Return the model with the engine's weights, which are not the trainer's arrays: Tunix updates them each step."""
         return TunixActor(self._llm.trainable(), self._llm.params)
 
 
 def _check_devices(params: Any, trainable: TrainableModel) -> None:
-    """Check that weights lie on the engine's devices where its model runs on no others.
+    """Check that weights are on the engine's devices, if its model can run on no others.
 
     Raises:
-        ValueError: they do not.
+        ValueError: they are not.
     """
     there, own = jax.tree.leaves(params)[0].sharding.device_set, set(trainable.mesh.devices.flat)
     if trainable.bound_to_mesh and there != own:
@@ -267,10 +261,10 @@ def _drawn(answer: Any) -> np.ndarray:
 
 
 def check_config(config: base_rollout.RolloutConfig, llm: LLM) -> None:
-    """Check that an engine is what Tunix wants, and that prompts have a width.
+    """Check that an engine agrees with Tunix's configuration, and that prompts may have tokens.
 
     Raises:
-        ValueError: it is not, or they have none; names the field, its value and the engine's or the limit.
+        ValueError: a field disagrees; the message has its name, its value and the engine's value or the limit.
     """
     integer("max_prompt_length", config.max_prompt_length, low=1)
     engine = llm.config
@@ -290,7 +284,7 @@ def check_config(config: base_rollout.RolloutConfig, llm: LLM) -> None:
 
 
 def sampling_of(config: base_rollout.RolloutConfig, number: int) -> list[SamplingParams]:
-    """Return each prompt's parameters; with a seed each has one of its own that follows from it."""
+    """Return each prompt's parameters. A seed in the configuration gives each prompt its own seed."""
     seeds: list[int | None] = [None] * number
     if config.seed is not None:
         data = config.seed

@@ -236,7 +236,7 @@ class JpagedRollout(base_rollout.BaseRollout):
         return self._tokenizer.eos_id()
 
     def model(self) -> nnx.Module:
-        """Return the model with the engine's weights, which are not the trainer's arrays: Tunix updates them each step."""
+        """Return the model with the engine's weights, apart from the trainer's: Tunix updates them each step."""
         return TunixActor(self._llm.trainable(), self._llm.params)
 
 

@@ -1,4 +1,4 @@
-"""A response's events go on behind those that were told before the server was killed, however the text is cut then."""
+"""A response's events continue after those sent before a restart, however the text is cut then."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def answers(draw):
     return parts
 
 
-def told_of(parts, *, last="completed", scored=False):
-    """The events of some parts and of the end, each as it is when it is told; with `scored`, every character has a
-    score, which is told as soon as its token is there: one ahead of the text."""
+def events_of(parts, *, last="completed", scored=False):
+    """The events of some parts and of the end; with `scored`, every character has a score, which comes with its
+    token: one ahead of the text."""
     items, events, scores = Items("r"), [("response.created", {}), ("response.in_progress", {})], 0
     for part in parts:
         if scored:
@@ -59,28 +59,28 @@ def joined(events):
     return found
 
 
-def go_on(told, again):
-    """All events of a response that was told so far when the server was killed, and was made again."""
-    before = EventReplay(told)
-    return [*read(told), *((kind, new) for kind, fields in again if (new := before.unseen(kind, fields)) is not None)]
+def go_on(sent, again):
+    """All events of a response that was sent so far before a restart and is generated again."""
+    before = EventReplay(sent)
+    return [*read(sent), *((kind, new) for kind, fields in again if (new := before.unseen(kind, fields)) is not None)]
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
-def test_what_was_told_and_what_is_new_make_the_whole_wherever_it_was_cut(data):
+def test_sent_and_new_events_make_the_whole_wherever_it_was_cut(data):
     parts = data.draw(answers())
-    first, again = ([*begun, *end] for begun, end in (told_of(pieces(data, parts)) for _ in range(2)))
-    told = written(first)[: data.draw(st.integers(0, len(first)))]
-    assert joined(go_on(told, again)) == joined(again) == joined(first)
+    first, again = ([*begun, *end] for begun, end in (events_of(pieces(data, parts)) for _ in range(2)))
+    sent = written(first)[: data.draw(st.integers(0, len(first)))]
+    assert joined(go_on(sent, again)) == joined(again) == joined(first)
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
-def test_every_score_is_told_once(data):
+def test_every_score_is_sent_once(data):
     parts = [Content(data.draw(TEXT))]
-    first, again = ([*begun, *end] for begun, end in (told_of(pieces(data, parts), scored=True) for _ in range(2)))
-    told = written(first)[: data.draw(st.integers(0, len(first)))]
-    found = go_on(told, again)
+    first, again = ([*begun, *end] for begun, end in (events_of(pieces(data, parts), scored=True) for _ in range(2)))
+    sent = written(first)[: data.draw(st.integers(0, len(first)))]
+    found = go_on(sent, again)
     scores = [score for _, fields in found if "delta" in fields for score in fields["logprobs"]]
     assert scores == list(range(len(scores)))
     assert "".join(fields.get("delta", "") for _, fields in found) == parts[0].text
@@ -89,24 +89,24 @@ def test_every_score_is_told_once(data):
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
-def test_an_end_that_was_none_is_told_no_more_and_keeps_its_numbers(data):
+def test_a_false_end_is_dropped_and_numbers_stay(data):
     parts = data.draw(answers())
     cut = pieces(data, parts)
-    begun, end = told_of(cut[: data.draw(st.integers(0, len(cut)))], last="incomplete")
-    told = written([*begun, *end])
-    assert ends(told)
-    left = without_false_ends(told, ended=False)
-    assert len(left) == len(told) and left[: len(begun)] == told[: len(begun)] and not any(left[len(begun) :])
-    again = [each for some in told_of(pieces(data, parts)) for each in some]
+    begun, end = events_of(cut[: data.draw(st.integers(0, len(cut)))], last="incomplete")
+    sent = written([*begun, *end])
+    assert ends(sent)
+    left = without_false_ends(sent, ended=False)
+    assert len(left) == len(sent) and left[: len(begun)] == sent[: len(begun)] and not any(left[len(begun) :])
+    again = [each for some in events_of(pieces(data, parts)) for each in some]
     assert joined(go_on(left, again)) == joined(again)
-    assert without_false_ends(told, ended=True) == told
+    assert without_false_ends(sent, ended=True) == sent
 
 
-def test_where_another_answer_comes_all_of_it_is_told_from_there_on():
-    told = written(told_of([Content("one")])[0])
-    other = told_of([Reasoning("two"), Content("three")])[0]
-    found = go_on(told, other)
-    assert found[: len(told)] == read(told) and found[len(told) :] == other[2:]
+def test_another_answer_is_new_from_the_first_difference_on():
+    sent = written(events_of([Content("one")])[0])
+    other = events_of([Reasoning("two"), Content("three")])[0]
+    found = go_on(sent, other)
+    assert found[: len(sent)] == read(sent) and found[len(sent) :] == other[2:]
 
 
 def pieces(data, parts):

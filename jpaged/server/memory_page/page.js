@@ -1,4 +1,4 @@
-// Draws the pool of a jpaged engine from the messages of memory/events; `messages.py` says what they hold.
+// Draws the pool of a jpaged engine from the messages of memory/events; feed.py defines them.
 
 const STATES = ["none", "empty", "cached", "used", "shared"];
 const ALPHA = [0, 0.14, 0.4, 0.72, 1];
@@ -43,7 +43,7 @@ function newPool(of) {
   };
 }
 
-/** Take a message in; return the pages that look different now. */
+/** Apply a message; return the pages that changed. */
 function update(message) {
   const touched = new Set();
   if (message.names) pool.names = message.names;
@@ -74,7 +74,7 @@ function update(message) {
   return touched;
 }
 
-/** Where the records of a page's blocks begin, or nothing for a free page. */
+/** Return the index of the first record of a page, or nothing for a free page. */
 function recordsOf(page) {
   const g = pool.pageGroup[page];
   if (g === FREE) return [];
@@ -89,7 +89,7 @@ function ownerOf(g, at) {
   return `${name ? `request ${name}` : `request ${request}`}, sequence ${sequence}`;
 }
 
-/** When a cached block was needed last, as far as this page has seen the clock go. */
+/** Return the time of a cached block's last need, if this page has seen it. */
 function lastNeed(g, at) {
   const age = (then) => (pool.clock - then) >>> 0;
   const need = pool.rows[g][at + NEED] >>> 0;
@@ -105,7 +105,7 @@ function countsOf(page) {
   return counts;
 }
 
-/** A page in words, for the tooltip and for screen readers. */
+/** Describe a page for the tooltip and for screen readers. */
 function describe(page) {
   const g = pool.pageGroup[page];
   if (g === FREE) return `Page ${page}: free`;
@@ -540,7 +540,7 @@ async function watch() {
     const key = sessionStorage.getItem("jpaged-key");
     const headers = key ? { Authorization: `Bearer ${key}` } : {};
     const asked = new URLSearchParams({ replica: $("replica").value || 0 });
-    const server = new URLSearchParams(location.search).get("server"); // one of several behind a front
+    const server = new URLSearchParams(location.search).get("server"); // the replica that a front forwards to
     if (server) asked.set("server", server);
     const answer = await fetch(`memory/events?${asked}`, { headers, signal: stream.signal, cache: "no-store" });
     if (answer.status === 401 || answer.status === 403) {
@@ -585,7 +585,7 @@ function showReplicas(count) {
 
 $("replica").addEventListener("change", () => {
   wait = 50;
-  stream?.abort(); // what comes back is told of the other pool
+  stream?.abort(); // the next stream is that of the other pool
 });
 $("key").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -594,7 +594,7 @@ $("key").addEventListener("submit", (event) => {
   watch();
 });
 document.addEventListener("visibilitychange", () => {
-  if (document.hidden) stream?.abort(); // a page that nobody sees costs the engine nothing
+  if (document.hidden) stream?.abort(); // a hidden page costs the engine nothing
   else if ($("status").dataset.state === "wait") watch();
 });
 

@@ -183,3 +183,71 @@ def gptq_llama(
     fields = {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": act_order, "sym": symmetric}
     quantised = save(folder / "gptq", config, stored, fields | {"checkpoint_format": version})
     return quantised, save(folder / "values", config, values)
+
+
+# ------------------------------------------------------------------ AWQ and compressed-tensors
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""AutoAWQ's order_map: the output whose code lies in each place of a word, from the lowest bits."""
+
+
+def awq_words(numbers):
+    """int32 words [rows, outputs / 8] of 4-bit numbers [rows, outputs]."""
+    rows, outputs = numbers.shape
+    words = np.zeros((rows, outputs // 8), np.uint64)
+    for place, output in enumerate(AWQ_ORDER):
+        words |= numbers[:, output::8].astype(np.uint64) << np.uint64(4 * place)
+    return words.astype(np.uint32).view(np.int32)
+
+
+def awq_llama(folder, *, group=64, change=None):
+    """Write an AWQ checkpoint, and one of its values. Return both folders."""
+    config, tensors = float_llama()
+    rng = np.random.default_rng(2)
+    stored, values = {}, {}
+    for name, array in tensors.items():
+        if not name.endswith("_proj.weight"):
+            stored[name] = values[name] = array
+            continue
+        outputs, inputs = array.shape
+        size = inputs if group == -1 else group
+        codes = rng.integers(0, 16, (inputs, outputs))
+        zeros = rng.integers(0, 16, (inputs // size, outputs))
+        scales = rng.uniform(0.005, 0.02, zeros.shape).astype(np.float16)
+        wide = (codes - np.repeat(zeros, size, 0)).astype(np.float32) * np.repeat(scales, size, 0).astype(np.float32)
+        values[name] = wide.T
+        owner = name.removesuffix(".weight")
+        stored |= {f"{owner}.qweight": awq_words(codes), f"{owner}.qzeros": awq_words(zeros), f"{owner}.scales": scales}
+    if change is not None:
+        change(stored)
+    fields = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm"}
+    return save(folder / "awq", config, stored, fields), save(folder / "values", config, values)
+
+
+def packed_llama(folder, *, bits=4, group=64, change=None):
+    """Write a pack-quantized checkpoint, and one of its values; group=None: a scale an output. Return both folders."""
+    config, tensors = float_llama()
+    rng = np.random.default_rng(3)
+    stored, values = {}, {}
+    for name, array in tensors.items():
+        if not name.endswith("_proj.weight"):
+            stored[name] = values[name] = array
+            continue
+        outputs, inputs = array.shape
+        size = group or inputs
+        codes = rng.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (outputs, inputs))
+        scales = (rng.uniform(0.5, 1.5, (outputs, inputs // size)) * 0.2 / 2**bits).astype(ml_dtypes.bfloat16)
+        values[name] = codes.astype(np.float32) * np.repeat(scales, size, 1).astype(np.float32)
+        owner = name.removesuffix(".weight")
+        stored |= {
+            f"{owner}.weight_packed": pack_words(codes + 2 ** (bits - 1), bits, 1),
+            f"{owner}.weight_scale": scales,
+            f"{owner}.weight_shape": np.array([outputs, inputs], np.int64),
+        }
+    if change is not None:
+        change(stored)
+    weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group" if group else "channel"}
+    of_group = {"weights": weights | {"group_size": group, "actorder": None}, "input_activations": None}
+    fields = {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"]}
+    quantised = save(folder / "packed", config, stored, fields | {"config_groups": {"group_0": of_group}})
+    return quantised, save(folder / "values", config, values)

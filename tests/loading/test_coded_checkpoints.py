@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from coded_checkpoints import BLOCK, fp8_llama, gptq_llama
+from coded_checkpoints import BLOCK, awq_llama, fp8_llama, gptq_llama, packed_llama
 from dense_model import run_dense
 from flax import nnx
 
@@ -116,11 +116,26 @@ def test_fused_matrices_that_sort_their_inputs_differently_are_floats(tmp_path, 
     np.testing.assert_allclose(logits(quantised), expected, atol=1e-5 * np.abs(expected).max())
 
 
-# ------------------------------------------------------------------ both
+# ------------------------------------------------------------------ AWQ and compressed-tensors
+
+
+@pytest.mark.parametrize("group", [64, -1])
+def test_awq_computes_what_its_values_do(tmp_path, group):
+    assert_same_as_values(*awq_llama(tmp_path, group=group), stacked=False)
+
+
+@pytest.mark.parametrize(("bits", "group"), [(4, 64), (8, 64), (4, None), (8, None)])
+def test_packed_codes_compute_what_their_values_do(tmp_path, bits, group):
+    kept = assert_same_as_values(*packed_llama(tmp_path, bits=bits, group=group), stacked=False)
+    for name, matrix in coded(kept.params).items():
+        assert matrix.codes.nbytes == np.prod(matrix.shape) * bits / 8, name
+
+
+# ------------------------------------------------------------------ all
 
 
 def written(kind, folder):
-    return fp8_llama(folder) if kind == "fp8" else gptq_llama(folder)
+    return {"fp8": fp8_llama, "gptq": gptq_llama, "awq": awq_llama, "packed": packed_llama}[kind](folder)
 
 
 @pytest.mark.parametrize("kind", ["fp8", "gptq"])
@@ -147,7 +162,7 @@ def test_a_converted_checkpoint_keeps_codes_and_order(tmp_path, kind, stacked):
         load_model(tmp_path / "saved", quantization="int4")
 
 
-@pytest.mark.parametrize("kind", ["fp8", "gptq"])
+@pytest.mark.parametrize("kind", ["fp8", "gptq", "awq", "packed"])
 def test_an_engine_is_planned_by_names_as_it_is_loaded(tmp_path, kind):
     loaded = load_model(written(kind, tmp_path)[0], dtype="float32")
     method = method_of(loaded.config)
@@ -206,7 +221,7 @@ def test_a_bad_fp8_file_is_named_with_its_tensor(tmp_path, change, message):
         (without(f"{DOWN}.g_idx"), f"has {DOWN}.qweight, but there is no {DOWN}.g_idx"),
         (
             with_(f"{DOWN}.scales", np.ones((4, 192), np.float16)),
-            f"{DOWN}.scales has shape (4, 192); bits=4, group_size=64 need (5, 192)",
+            f"{DOWN}.scales has shape (4, 192); bits=4, group_size=64 needs (5, 192)",
         ),
         (with_(f"{DOWN}.qzeros", np.ones((5, 24), np.float32)), f"{DOWN}.qzeros is float32, not int32"),
         (
@@ -219,6 +234,22 @@ def test_a_bad_gptq_file_is_named_with_its_tensor(tmp_path, change, message):
     folder, _ = gptq_llama(tmp_path, change=change)
     with pytest.raises(ValueError, match=f"{re.escape(str(folder))}.*{re.escape(message)}"):
         load_model(folder, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("write", "part", "array", "message"),
+    [
+        (awq_llama, "scales", None, f"has {DOWN}.qweight, but there is no {DOWN}.scales"),
+        (awq_llama, "qzeros", np.ones((4, 24), np.int32), f"{DOWN}.qzeros has shape (4, 24); its matrix needs (5, 24)"),
+        (packed_llama, "weight_shape", None, f"has {DOWN}.weight_packed, but there is no {DOWN}.weight_shape"),
+        (packed_llama, "weight_scale", np.ones((192, 5), np.int32), f"{DOWN}.weight_scale is int32, not float16"),
+    ],
+)
+def test_a_bad_file_of_awq_or_packed_codes_is_named_with_its_tensor(tmp_path, write, part, array, message):
+    name = f"{DOWN}.{part}"
+    folder, _ = write(tmp_path, change=without(name) if array is None else with_(name, array))
+    with pytest.raises(ValueError, match=f"{re.escape(str(folder))}.*{re.escape(message)}"):
+        open_model(folder)
 
 
 def test_zero_points_that_are_not_in_the_middle_are_refused_where_the_config_says_so(tmp_path):

@@ -68,7 +68,7 @@ def test_shared_kv_needs_to_know_how_many_layers_share(config, change):
         load_model(config.parent)
 
 
-@pytest.mark.parametrize("method", ["bitsandbytes", "awq", "compressed-tensors", "mxfp4", None])
+@pytest.mark.parametrize("method", ["bitsandbytes", "eetq", "mxfp4", None])
 def test_weights_that_others_quantised_are_refused_by_name(config, change, method):
     change(quantization_config={"quant_method": method, "bits": 4})
     message = f"weights of llama that quantization_config.quant_method={method!r} quantised are not read"

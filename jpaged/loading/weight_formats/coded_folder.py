@@ -6,7 +6,7 @@ A format's own file supplies a `StoredMatrices`; this does the rest of a `CodedR
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -118,3 +118,21 @@ class CodedFolder:
         if self._matrices.inputs_last:
             return spread
         return SpreadCodes(*(None if part is None else part.swapaxes(-2, -1) for part in spread))  # type: ignore[arg-type]
+
+
+def check_part(
+    weights: SafetensorsWeights, name: str, shape: tuple[int, ...] | None, dtypes: Sequence[Any], settings: str = ""
+) -> None:
+    """Raise ValueError, naming file and tensor, unless a tensor has this shape and one of these dtypes.
+
+    Args:
+        shape: None = any of two dimensions.
+        settings: what of the config asks for the shape, for the message.
+    """
+    found, dtype = weights.shape(name), weights.held_dtype(name)
+    where = f"{weights.file_of(name)}: {name}"
+    if (len(found) != 2) if shape is None else (found != shape):
+        wanted = "two dimensions" if shape is None else shape
+        raise ValueError(f"{where} has shape {found}; {settings or 'its matrix'} needs {wanted}")
+    if dtype not in dtypes:
+        raise ValueError(f"{where} is {dtype}, not {' or '.join(np.dtype(one).name for one in dtypes)}")

@@ -22,7 +22,7 @@ import ml_dtypes
 import numpy as np
 
 from jpaged.loading.safetensors_reader import SafetensorsWeights
-from jpaged.loading.weight_formats.coded_folder import StoredCodes
+from jpaged.loading.weight_formats.coded_folder import StoredCodes, check_part
 from jpaged.loading.weight_formats.packed_words import unpack_words
 from jpaged.loading.weight_formats.stored_codes import Encoding
 from jpaged.loading.weight_formats.weight_format import WeightFormat
@@ -161,23 +161,12 @@ class GPTQMatrices:
 
     def _check(self, owner: str, has_groups: bool) -> None:
         weights, method = self._weights, self._method
-        self._check_part(owner + _CODES, None, (np.int32,))
+        settings = f"bits={method.bits}, group_size={method.group or -1}"
+        check_part(weights, owner + _CODES, None, (np.int32,))
         words, outputs = weights.shape(owner + _CODES)
         inputs = words * (32 // method.bits)
         groups = -(-inputs // (method.group or inputs))
-        self._check_part(owner + _SCALES, (groups, outputs), _FLOATS)
-        self._check_part(owner + _ZEROS, (groups, -(-outputs * method.bits // 32)), (np.int32,))
+        check_part(weights, owner + _SCALES, (groups, outputs), _FLOATS, settings)
+        check_part(weights, owner + _ZEROS, (groups, -(-outputs * method.bits // 32)), (np.int32,), settings)
         if has_groups:
-            self._check_part(owner + _GROUPS, (inputs,), (np.int32,))
-
-    def _check_part(self, name: str, shape: tuple[int, ...] | None, dtypes: Sequence[Any]) -> None:
-        found, dtype = self._weights.shape(name), self._weights.held_dtype(name)
-        where = f"{self._weights.file_of(name)}: {name}"
-        if (len(found) != 2) if shape is None else (found != shape):
-            wanted = "[words of inputs, outputs]" if shape is None else shape
-            method = self._method
-            raise ValueError(
-                f"{where} has shape {found}; bits={method.bits}, group_size={method.group or -1} need {wanted}"
-            )
-        if dtype not in dtypes:
-            raise ValueError(f"{where} is {dtype}, not {' or '.join(np.dtype(one).name for one in dtypes)}")
+            check_part(weights, owner + _GROUPS, (inputs,), (np.int32,))

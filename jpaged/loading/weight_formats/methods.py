@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jpaged.loading.safetensors_reader import SafetensorsWeights
+from jpaged.loading.weight_formats.awq import AWQ
 from jpaged.loading.weight_formats.coded_folder import CodedFolder, StoredMatrices
+from jpaged.loading.weight_formats.compressed_tensors import CompressedTensors
 from jpaged.loading.weight_formats.fp8_blocks import FP8Blocks
 from jpaged.loading.weight_formats.gptq import GPTQ
 from jpaged.loading.weight_formats.mxfp4 import MXFP4
@@ -39,7 +41,13 @@ class Method(Protocol):
         ...
 
 
-METHODS: dict[str, type[Method]] = {"mxfp4": MXFP4, "fp8": FP8Blocks, "gptq": GPTQ}
+METHODS: dict[str, type[Method]] = {
+    "mxfp4": MXFP4,
+    "fp8": FP8Blocks,
+    "gptq": GPTQ,
+    "awq": AWQ,
+    "compressed-tensors": CompressedTensors,
+}
 
 
 class NamedCodes:

@@ -49,10 +49,10 @@ class CompressedTensors:
         if groups[0].get("input_activations") is not None:
             raise ValueError("config_groups quantises activations, which is not read")
         weights = groups[0].get("weights") or {}
-        self.bits = weights.get("num_bits")
-        if self.bits not in _BITS or weights.get("type", "int") != "int":
+        bits = weights.get("num_bits")
+        if bits not in _BITS or weights.get("type", "int") != "int":
             known = ", ".join(map(str, _BITS))
-            raise ValueError(f"type={weights.get('type')!r}, num_bits={self.bits!r} is no int of {known} bits")
+            raise ValueError(f"type={weights.get('type')!r}, num_bits={bits!r} is no int of {known} bits")
         if not weights.get("symmetric", True):
             raise ValueError("symmetric=False is not read")
         if weights.get("actorder") not in (None, "weight", "static"):
@@ -60,6 +60,7 @@ class CompressedTensors:
         strategy = weights.get("strategy")
         if strategy not in ("group", "channel"):
             raise ValueError(f"strategy={strategy!r} is neither group nor channel, which are read")
+        self.bits: int = bits
         self.group = int(weights["group_size"]) if strategy == "group" else 0
         four = self.bits == 4
         held = WeightFormat(UINT4_PAIRS if four else INT8, self.group, np.dtype(np.float32), minimums=four)

@@ -67,10 +67,12 @@ class LLM:
 
     def __init__(self, model: str | Path, **settings: Any) -> None:
         from jpaged.engine.builder import build_engine  # imports jax, which takes a second
+        from jpaged.engine.step_dump import record_if_asked
 
         name = str(model) if isinstance(model, Path) else model
         config = EngineConfig(model=name, **engine_settings(settings, EngineConfig))
         built = build_engine(config)
+        record_if_asked(built)
         served = built.served
         self.config = served.config
         self.model_config = served.model_config

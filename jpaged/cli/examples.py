@@ -25,6 +25,7 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
         "jpaged compile smollm2-135m --out ./programs --max-num-seqs 32",
         "jpaged compile smollm2-135m --device v5e-1 --out ./programs-v5e",
     ),
+    "replay-step": ("jpaged replay-step steps/step-000042.jpaged",),
     "plan": (
         "jpaged plan --list",
         "jpaged plan --model llama-3.3-70b --device v6e-8 --context 8192 --concurrency 64",

@@ -1,4 +1,4 @@
-"""The command line: ``jpaged generate|chat|serve|run-batch|convert|compile|plan|bench``."""
+"""The command line: ``jpaged generate|chat|serve|run-batch|convert|compile|replay-step|plan|bench``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from jpaged.cli.generate import chat, generate
 from jpaged.cli.options import Command
 from jpaged.cli.plan import plan
 from jpaged.cli.prepare import compile_model, convert
+from jpaged.cli.replay_step import replay_step
 from jpaged.cli.run_batch import run_batch
 from jpaged.cli.serve import serve
 
@@ -50,6 +51,7 @@ for _name, _command in {
     "run-batch": run_batch,
     "plan": plan,
     "compile": compile_model,
+    "replay-step": replay_step,
 }.items():
     app.command(_name, cls=Command, epilog=examples(_name))(_command)
 app.add_typer(bench, name="bench")

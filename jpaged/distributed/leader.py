@@ -11,8 +11,8 @@ from typing import Any
 
 from jpaged.distributed.connection import Connection
 from jpaged.distributed.watch import Watch
-from jpaged.distributed.wire import decode, encode
 from jpaged.execution import Runner
+from jpaged.execution.wire import decode, encode
 
 
 class Leader:

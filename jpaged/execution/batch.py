@@ -138,6 +138,14 @@ class BatchBuilder:
             reads_all=None if bucket.decode_only else np.array([bool(step.scored or step.pooled)]),
         )
 
+    def blocks_of(self, step: ScheduledStep) -> list[list[int]]:
+        """Return, for each group of the pool, the blocks that a step reads or writes, once its batch is built."""
+        slots = [chunk.seq.slot for chunk in step.chunks]
+        found = [set(table[slots].reshape(-1).tolist()) - {-1} for table in self._tables]
+        for cache, group_slice, _ in self._caches:
+            found[group_slice.start].update(cache.untabled_blocks(step))
+        return [sorted(blocks) for blocks in found]
+
     def _refresh(self, chunk: Chunk) -> None:
         assert chunk.tables is not None
         for group, blocks in enumerate(chunk.tables):

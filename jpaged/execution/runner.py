@@ -19,6 +19,7 @@ from jpaged.execution.compile.store import ProgramStore
 from jpaged.execution.deterministic import padded_bucket
 from jpaged.execution.drafts import Drafter, DraftProgram
 from jpaged.execution.encode import Prepared, calls, feature_rows
+from jpaged.execution.mesh import is_local
 from jpaged.execution.pooling import PooledStates, owners_of_rows
 from jpaged.execution.replicas import num_replicas, stack
 from jpaged.execution.sampling.prompt_scores import PromptScores, score_rows, slices
@@ -26,6 +27,7 @@ from jpaged.execution.sampling.sample_step import StepOutput
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.execution.sampling.sampling_batch import all_plain, of_one_shape, sampling_arrays, top_size
 from jpaged.execution.shapes import Shapes, StepSettings, compiled_in_threads
+from jpaged.execution.step_dump import Recording, StepRecorder
 from jpaged.execution.transfer.disk import BlockThread
 from jpaged.execution.worker import Worker
 from jpaged.scheduling.request import Request
@@ -144,6 +146,7 @@ class Runner:
     Attributes:
         worker: owns the device state.
         shapes: what can be compiled ahead.
+        recorder: writes steps to files, see `record_steps`; None = nothing does.
         takes_larger: whether a step whose shape is not compiled runs in a larger one that is, rather than wait.
     """
 
@@ -183,6 +186,7 @@ class Runner:
             for _ in range(self.num_replicas)
         ]
         self.takes_larger = False
+        self.recorder: StepRecorder | None = None
         self.shapes = Shapes(
             model=self.worker.model,
             drafter=self.worker.models.drafter,
@@ -242,13 +246,29 @@ class Runner:
             reads = any(step.reads for step in steps)
             bucket = self._ready(self.buckets.common(sizes, images=reads, adapters=bool(first.adapted)))
         batches = [builder.build(step, bucket) for builder, step in zip(self._builders, steps, strict=True)]
+        recording = None
+        if self.recorder is not None:  # replicas have none
+            recording = self.recorder.record(self.worker, first, batches[0], bucket, self._builders[0].blocks_of(first))
         self.worker.compute(stack(self.mesh, batches), bucket, len(first.samples))
         scores = self._score_prompts(first, batches[0]) if first.scored else None  # nor do they score prompts
         pooled = self._pool_prompts(first, batches[0]) if first.pooled else None  # nor do they embed them
-        draw = self._draw(steps)
+        draw = self._draw(steps, recording)
         if len(steps) == 1:
             return [InFlight(first, draw, scores=scores, pooled=pooled)]
         return [InFlight(step, draw, replica) if step.chunks else None for replica, step in enumerate(steps)]
+
+    def record_steps(self, recorder: StepRecorder) -> None:
+        """Have steps written to files from now on.
+
+        Raises:
+            ValueError: there are several replicas, or processes.
+        """
+        if self.num_replicas > 1 or not is_local(self.mesh):
+            raise ValueError(
+                f"steps are written to files by engines of one process with data_parallel_size=1, not of "
+                f"{jax.process_count()} process(es) with data_parallel_size={self.num_replicas}"
+            )
+        self.recorder = recorder
 
     def _load(self, load: AdapterLoad) -> None:
         blocks, held = load.stored.blocks, load.adapter.blocks
@@ -278,7 +298,7 @@ class Runner:
         owners = owners_of_rows(step, np.asarray(batch.query_starts), most, len(batch.tokens))
         return PooledStates(step.pooled, self.worker.pool_hidden(owners, most), self.worker.fetch)
 
-    def _draw(self, steps: Sequence[ScheduledStep]) -> Draw:
+    def _draw(self, steps: Sequence[ScheduledStep], recording: Recording | None) -> Draw:
         num_top = max(step.num_top for step in steps)
         sizes = self.buckets.samples_holding(max(len(step.samples) for step in steps))
         args, top = self._sampling(steps, sizes[0], num_top)
@@ -289,7 +309,10 @@ class Runner:
                 if found is not None:
                     args, top = larger, found
                     break
-        return Draw(self.worker.draw(args, top), self.worker.fetch, ranked=num_top > 0)
+        output = self.worker.draw(args, top)
+        if recording is not None:
+            recording.finish(args, top, output)
+        return Draw(output, self.worker.fetch, ranked=num_top > 0)
 
     def _sampling(self, steps: Sequence[ScheduledStep], rows: int, num_top: int) -> tuple[SamplingArrays, int]:
         """Return what the sampler is given for so many rows, and how many of the most likely tokens it gives."""

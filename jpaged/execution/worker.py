@@ -165,6 +165,15 @@ class Worker:
         self._pool.array = pool
 
     @property
+    def last_tokens(self) -> Tokens:
+        """Return the tokens that the last step drew, by row of its sampler."""
+        return self._last_tokens
+
+    @last_tokens.setter
+    def last_tokens(self, tokens: Int[np.ndarray, " max_seqs"]) -> None:
+        self._last_tokens = replicate(tokens, self.mesh)
+
+    @property
     def frees_memory(self) -> bool:
         """Tell whether `give_back` does anything."""
         return platform(self.mesh) == "cpu" and frees_memory()

@@ -10,7 +10,7 @@ import pytest
 
 from jpaged.distributed.connection import Connection
 from jpaged.distributed.follower import Follower
-from jpaged.distributed.wire import encode
+from jpaged.execution.wire import encode
 from jpaged.execution.worker import DEVICE_CALLS, Worker
 
 

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from jpaged.distributed.wire import decode, encode
 from jpaged.execution.batch import StepBatch
 from jpaged.execution.caches.attention import AttentionBatch
 from jpaged.execution.caches.prompt_budget import PromptBudgetBatch
 from jpaged.execution.compile.buckets import Bucket
 from jpaged.execution.sampling.sampling_batch import greedy_rows
+from jpaged.execution.wire import decode, encode
 from jpaged.memory.copies import HostBlock, SwapCopy
 
 ARRAYS = npst.arrays(

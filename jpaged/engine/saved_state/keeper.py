@@ -208,5 +208,9 @@ def saved_settings(folder: str | Path) -> dict[str, Any]:
     Raises:
         StateRefused: there is no state, or what it says of itself is damaged or of another format.
     """
-    data: Mapping[str, Any] = read_about(newest(Path(folder)))["settings"]
+    return settings_of(read_about(newest(Path(folder)))["settings"])
+
+
+def settings_of(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that `settings_data` turned into plain data."""
     return {name: _SETTINGS[value[0]](**value[1]) if isinstance(value, list) else value for name, value in data.items()}

@@ -7,7 +7,7 @@ read them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -22,6 +22,7 @@ from jpaged.execution.replicas import over_tensor
 from jpaged.memory.layout import GroupLayout, GroupSpec
 from jpaged.memory.policies import Adapters
 from jpaged.model_api import TENSOR_AXIS, AdapterGroup, AdapterSite
+from jpaged.scheduling.step import ScheduledStep
 from pallas_kernels.layout import LANES
 from pallas_kernels.low_rank import AdaptedMatrix
 
@@ -89,6 +90,9 @@ class AdapterCache(LayerCache):
 
     def table_width(self, spec: GroupSpec, max_model_len: int) -> int:
         return 0  # adapters' blocks are in no sequence's table
+
+    def untabled_blocks(self, step: ScheduledStep) -> Iterable[int]:
+        return (block for use in step.adapted for block in use.held.blocks)
 
     def batch(self, step: HostStep, tables: Sequence[np.ndarray], plans: Sequence[GroupLayout]) -> Any:
         if step.adapted is None:

@@ -24,7 +24,7 @@ from jpaged.memory.checkpoint_spacing import spread_checkpoints
 from jpaged.memory.layout import GroupLayout, GroupSpec
 from jpaged.memory.policies import Policy
 from jpaged.model_api import LayerGroup
-from jpaged.scheduling.step import AdapterUse, Chunk, ImageRead
+from jpaged.scheduling.step import AdapterUse, Chunk, ImageRead, ScheduledStep
 from pallas_kernels.platform import Impl
 
 Pool: TypeAlias = Shaped[Array, "shards pages rows 128"]
@@ -203,6 +203,10 @@ class LayerCache(ABC):
     def table_width(self, spec: GroupSpec, max_model_len: int) -> int:
         """Return how many entries a pool group's block table has for the longest sequence."""
         return -(-max_model_len // spec.block_size)
+
+    def untabled_blocks(self, step: ScheduledStep) -> Iterable[int]:
+        """Return the blocks of the first pool group that a step reads and that are in no sequence's table."""
+        return ()
 
     def one_by_one(self, arrays: Any, rows: slice | Int[np.ndarray, " rows"], seqs: Int[np.ndarray, " rows"]) -> Any:
         """Return the arrays of a step of only the tokens in `rows`, each as a sequence of its own.

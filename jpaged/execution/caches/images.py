@@ -7,7 +7,7 @@ block holds tokens; each tensor shard keeps its own columns of them.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -23,6 +23,7 @@ from jpaged.execution.replicas import over_tensor
 from jpaged.memory.layout import GroupLayout, GroupSpec
 from jpaged.memory.policies import ImageFeatures
 from jpaged.model_api import TENSOR_AXIS, ImageGroup
+from jpaged.scheduling.step import ScheduledStep
 from pallas_kernels.layout import LANES
 from pallas_kernels.platform import Impl
 
@@ -43,6 +44,9 @@ class ImageBatch(NamedTuple):
 
 class EncodedCache(LayerCache):
     """Serves what an encoder makes of images and leaves in the pool before a step."""
+
+    def untabled_blocks(self, step: ScheduledStep) -> Iterable[int]:
+        return (block for read in step.reads for block in read.blocks)
 
     @abstractmethod
     def launch_rows(self, features: int) -> int:

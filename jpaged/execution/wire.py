@@ -1,4 +1,4 @@
-"""Encodes messages between the processes of a run: a name, and arguments of known kinds. Nothing in them is executed.
+"""Encodes values of device calls as bytes, for other processes and for files. Nothing in them is executed.
 
 A message is a JSON header, ended by a zero byte, and the bytes of its arrays. An array that repeats one value, as
 masks of no restriction do, takes the room of one.

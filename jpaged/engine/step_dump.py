@@ -1,0 +1,81 @@
+"""Has an engine write its steps to files if the environment asks for it, and runs one again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jpaged.config import EngineConfig
+from jpaged.engine.builder import Built, build_engine
+from jpaged.engine.saved_state.identity import model_difference, model_facts
+from jpaged.engine.saved_state.keeper import settings_data, settings_of
+from jpaged.execution.step_dump import DumpedStep, Replay, StepRecorder, replay
+
+VARIABLE = "JPAGED_DUMP_STEPS"
+"""Environment variable: ``FOLDER``, or ``FOLDER:FIRST-LAST`` for some of the steps, counted from 0."""
+_LEFT_OUT = (
+    *("compiled_programs", "background_compilation", "download_dir"),
+    *("disk_folder", "disk_space", "disk_break_even"),
+)
+"""Settings that change no step, and those that name files of the machine that wrote a dump."""
+
+
+def record_if_asked(built: Built, environment: Mapping[str, str] = os.environ) -> None:
+    """Have a new engine's steps written to the folder that `VARIABLE` names; nothing where it names none.
+
+    Raises:
+        ValueError: the variable names no range of steps, or the engine has several replicas or processes.
+        OSError: the folder cannot be made.
+    """
+    if not (asked := environment.get(VARIABLE)):
+        return
+    runner = built.engine.runner
+
+    def facts() -> dict[str, Any]:
+        settings = settings_data(built.served.config) | {"max_model_len": runner.settings.max_model_len}
+        return {"settings": settings, "model": model_facts(built.served.config, built.served.model_config, runner)}
+
+    try:
+        runner.record_steps(StepRecorder(*_parse(asked), facts))
+    except BaseException:
+        built.engine.close()
+        raise
+
+
+def _parse(asked: str) -> tuple[Path, range | None]:
+    folder, colon, numbers = asked.rpartition(":")
+    if not colon or os.sep in numbers:
+        return Path(asked), None
+    first, dash, last = numbers.partition("-")
+    if not (first.isdigit() and (last.isdigit() if dash else True)):
+        raise ValueError(f"{VARIABLE}={asked!r} must be FOLDER, FOLDER:STEP or FOLDER:FIRST-LAST")
+    return Path(folder), range(int(first), int(last if dash else first) + 1)
+
+
+def replay_step(path: Path, model: str | None = None, *, top: int = 5) -> Replay:
+    """Make an engine of a dumped step's settings, with a pool of the same size, run the step on it and close it.
+
+    Args:
+        model: where the model lies now; None = where it lay.
+        top: how many of the most likely tokens to find.
+
+    Raises:
+        ValueError: the file is no dump, is damaged or of another version, or the model is another one.
+        OSError: the file cannot be read.
+    """
+    dump = DumpedStep.read(path)
+    settings = settings_of(dump.facts["settings"])
+    settings = {name: value for name, value in settings.items() if name not in _LEFT_OUT}
+    settings["kv_cache_memory_bytes"] = dump.facts["pool"]["device_bytes"]
+    built = build_engine(EngineConfig(**settings | ({} if model is None else {"model": model})))
+    try:
+        runner = built.engine.runner
+        if difference := model_difference(
+            dump.facts["model"], model_facts(built.served.config, built.served.model_config, runner)
+        ):
+            raise ValueError(f"{path} cannot be replayed: {difference}")
+        return replay(runner.worker, dump, top=top)
+    finally:
+        built.engine.close()

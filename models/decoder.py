@@ -20,7 +20,7 @@ from jpaged.model_api import (
     ImageGroup,
     LayerGroup,
     LayerRef,
-    TakeImages,
+    PlaceImageFeatures,
     WeightSource,
     padded,
 )
@@ -45,11 +45,11 @@ class Decoder(nnx.Module):
     """A checkpoint's names: what all but the vocabulary's head begin with, the embedding, and the final norm."""
 
     image_group: ImageGroup | CrossAttentionGroup | None = None
-    """What the model keeps of images, where it takes any; see `jpaged.model_api.SeesImages`."""
+    """What the model keeps of images, where it takes any; see `jpaged.model_api.TakesImages`."""
 
-    leaves_out_unread = False
+    skips_unread_rows = False
     """Whether the layers leave out what nobody reads of the last one's results, see
-    `jpaged.model_api.LeavesOutUnread`."""
+    `jpaged.model_api.SkipsUnreadRows`."""
 
     _has_experts = False
     """Whether `BuildContext.expert_parallel` means something."""
@@ -136,7 +136,7 @@ class Decoder(nnx.Module):
             last = Read(jnp.where(read, positions, -1), jnp.minimum(number, live_rows))
             shared = replace(shared, every=Read(positions, live_rows), read=last, last=self.layers.depth - 1)
         if isinstance(self.image_group, ImageGroup):
-            take: TakeImages = attend  # type: ignore[assignment]  # one callback serves groups of every kind
+            take: PlaceImageFeatures = attend  # type: ignore[assignment]  # one callback serves groups of every kind
             cache, hidden = take(cache, LayerRef(self.image_group.name, 0), hidden)
         hidden, cache = self.layers(hidden, shared, cache, attend)
         return (hidden if self.norm is None else self.norm(hidden)), cache

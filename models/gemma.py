@@ -23,13 +23,13 @@ from .groups import kinds_from_types, layer_groups, type_of_group
 from .layers import GatedMLP, RMSNorm, check_activation
 from .linear import LiveRows
 from .rope import rotary_from_config
-from .stack import LayerKind, Shared, Sum
+from .stack import LayerKind, PendingResidual, Shared
 
 
 class GemmaLayer(nnx.Module):
     """``x += norm(attention(norm(x))); x += norm(mlp(norm(x)))``."""
 
-    takes_sum = True
+    takes_pending_residual = True
 
     def __init__(self, config: Any, heads: Heads, build: BuildContext):
         norm = partial(RMSNorm, config.hidden_size, config.rms_norm_eps, build, offset=1.0)
@@ -57,12 +57,19 @@ class GemmaLayer(nnx.Module):
         self.post_mlp_norm = norm()
 
     def __call__(
-        self, hidden: Sum | Float[Array, "tokens embed"], shared: Shared, cache: Any, ref: LayerRef, attend: Attend
-    ) -> tuple[Sum, Any]:
-        hidden, normed = self.input_norm.of_sum(hidden)
+        self,
+        hidden: PendingResidual | Float[Array, "tokens embed"],
+        shared: Shared,
+        cache: Any,
+        ref: LayerRef,
+        attend: Attend,
+    ) -> tuple[PendingResidual, Any]:
+        hidden, normed = self.input_norm.norm_residual(hidden)
         mixed, cache = self.attention(normed, shared, cache, ref, attend)
-        hidden, normed = self.pre_mlp_norm.of_sum(Sum(hidden, self.post_attention_norm.of_whole(mixed)))
-        return Sum(hidden, self.post_mlp_norm.of_whole(self.mlp(normed, shared.live_rows))), cache
+        hidden, normed = self.pre_mlp_norm.norm_residual(
+            PendingResidual(hidden, self.post_attention_norm.of_whole(mixed))
+        )
+        return PendingResidual(hidden, self.post_mlp_norm.of_whole(self.mlp(normed, shared.live_rows))), cache
 
     def weights(self, name: str, layer: int) -> Iterator[WeightSource]:
         """Yield the sources of layer number `layer`, whose tensors begin with `name`."""

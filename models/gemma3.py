@@ -20,7 +20,7 @@ from .vision import Gemma3Projector, SiglipVision
 
 
 class Gemma3(Gemma):
-    """`jpaged.model_api.CausalLM` and `SeesImages`; `config` is a Hugging Face ``Gemma3Config``."""
+    """`jpaged.model_api.CausalLM` and `TakesImages`; `config` is a Hugging Face ``Gemma3Config``."""
 
     def __init__(self, config: Any, build: BuildContext):
         check_model_type(config, ("gemma3",))
@@ -35,7 +35,7 @@ class Gemma3(Gemma):
         self.projector = Gemma3Projector(config, build)
 
     def encode(self, arrays: Mapping[str, Array]) -> Float[Array, "images features embed"]:
-        """See `jpaged.model_api.SeesImages`; the one array is ``pixel_values``, [images, channels, height, width]."""
+        """See `jpaged.model_api.TakesImages`; the one array is ``pixel_values``, [images, channels, height, width]."""
         return self.projector(self.vision(arrays["pixel_values"]))
 
     def padded(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:

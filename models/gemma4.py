@@ -37,7 +37,7 @@ from .linear import Embedding, Linear, LiveRows
 from .mixture import ExpertLayout
 from .parameters import constant_param
 from .rope import rotary_from_config
-from .stack import LayerKind, Shared, Sum
+from .stack import LayerKind, PendingResidual, Shared
 
 _NORMS = {
     "input_norm": "input_layernorm",
@@ -108,7 +108,9 @@ class Gemma4Layer(nnx.Module):
         self, hidden: Float[Array, "tokens embed"], shared: Shared, cache: Any, ref: LayerRef, attend: Attend
     ) -> tuple[Float[Array, "tokens embed"], Any]:
         mixed, cache = self.attention(self.input_norm(hidden), shared, cache, ref, attend)
-        hidden, normed = self.pre_mlp_norm.of_sum(Sum(hidden, self.post_attention_norm.of_whole(mixed)))
+        hidden, normed = self.pre_mlp_norm.norm_residual(
+            PendingResidual(hidden, self.post_attention_norm.of_whole(mixed))
+        )
         out = self.mlp(normed, shared.live_rows)
         if self.experts is not None:
             out = self.experts(out, hidden, shared.live_rows)

@@ -25,7 +25,7 @@ from . import weights as convert
 from .linear import Linear, LiveRows
 from .parameters import LayerVector, constant_param
 from .shards import each_shard
-from .stack import Sum
+from .stack import PendingResidual
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": partial(jax.nn.gelu, approximate=False),
@@ -66,9 +66,11 @@ class RMSNorm(nnx.Module):
         norm: Callable[..., Array] = partial(rms_norm, eps=self.eps, offset=self.offset, impl=self.impl)
         return self._on_each_shard(norm)(x, self._scale)
 
-    def of_sum(self, x: Sum | Float[Array, "*batch size"]) -> tuple[Float[Array, "*batch size"], ...]:
+    def norm_residual(
+        self, x: PendingResidual | Float[Array, "*batch size"]
+    ) -> tuple[Float[Array, "*batch size"], ...]:
         """Return the sum, added up, and its norm; where nothing is to be added, `x` and its norm."""
-        if not isinstance(x, Sum):
+        if not isinstance(x, PendingResidual):
             return x, self(x)
         add: Callable[..., tuple[Array, Array]] = partial(
             add_rms_norm, eps=self.eps, offset=self.offset, impl=self.impl

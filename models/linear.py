@@ -1,8 +1,8 @@
-"""Is the one place that multiplies with parameters: `Linear`, `ExpertLinear`, `HeadLinear` and `Embedding`.
+"""Multiplies with parameters, in one place for all models: `Linear`, `ExpertLinear`, `HeadLinear` and `Embedding`.
 
-A layer calls them and does not know how its weights are held: as a float matrix, quantised, one of a `Bank` of layers'
-matrices, or split over the mesh. Products of float32 are computed in float32 on every platform. Parameters are held
-unsharded here; `partition` says how each is split.
+A layer calls them and does not know how its weights are held: as a float matrix, quantised, in a `PerLayerWeights`,
+or split over the mesh. Products of float32 are computed in float32 on every platform. Parameters are held unsharded
+here; `partition` says how each is split.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pallas_kernels.low_rank import AdaptedMatrix
 from pallas_kernels.platform import Impl
 from pallas_kernels.products import multiply, multiply_grouped, multiply_table
 
-from .bank import Bank
 from .mixture import Dispatch
 from .parameters import constant_param, random_param
+from .per_layer_weights import PerLayerWeights
 from .weights import Converter, as_stored, pad_rows
 
 LiveRows: TypeAlias = Int[Array, ""] | None
@@ -94,8 +94,8 @@ class ExpertTable:
         impl: which version of `multiply_grouped` multiplies.
     """
 
-    weight: Float[Array, "experts inputs outputs"] | HeldMatrix | Bank
-    bias: Float[Array, "experts outputs"] | Bank | None
+    weight: Float[Array, "experts inputs outputs"] | HeldMatrix | PerLayerWeights
+    bias: Float[Array, "experts outputs"] | PerLayerWeights | None
     impl: Impl
 
     @property
@@ -177,7 +177,7 @@ class HeadLinear(nnx.Module):
             return jnp.einsum(product, x, own, precision=precision, preferred_element_type=x.dtype)
 
         weight = self.weight[...]
-        return weight.multiply(multiply, x) if isinstance(weight, Bank) else multiply(x, weight)
+        return weight.multiply(multiply, x) if isinstance(weight, PerLayerWeights) else multiply(x, weight)
 
     def weights(self, path: tuple[str, ...], tensor: str, layer: int) -> Iterator[WeightSource]:
         """Yield the source of this module at `path` in its layer: the checkpoint tensor ``{tensor}.weight``, with zero
@@ -234,29 +234,32 @@ def _whole_impl(build: BuildContext) -> Impl:
 
 
 def _dot(
-    x: Array, weight: Array | HeldMatrix | Bank | AdaptedMatrix, live_rows: LiveRows, impl: Impl, shards: int
+    x: Array, weight: Array | HeldMatrix | PerLayerWeights | AdaptedMatrix, live_rows: LiveRows, impl: Impl, shards: int
 ) -> Array:
     if isinstance(weight, AdaptedMatrix):
         return _dot(x, weight.weight, live_rows, impl, shards) + weight.addition(x)
-    bank = weight if isinstance(weight, Bank) else Bank((weight,), 0)
+    bank = weight if isinstance(weight, PerLayerWeights) else PerLayerWeights((weight,), 0)
     return multiply(x, bank.matrices, bank.index, rows=live_rows, input_shards=shards, impl=impl)
 
 
-def _rows_of_expert(table: Array | Bank, expert: Int[Array, " rows"]) -> Float[Array, "rows outputs"]:
+def _rows_of_expert(table: Array | PerLayerWeights, expert: Int[Array, " rows"]) -> Float[Array, "rows outputs"]:
     """Return the entry of each row's expert, such as its bias; some entry for an expert that is not here."""
 
     def pick(expert: Array, table: Array) -> Array:
         return jnp.take(table, expert, axis=0, mode="clip")
 
-    return table.multiply(pick, expert) if isinstance(table, Bank) else pick(expert, table)
+    return table.multiply(pick, expert) if isinstance(table, PerLayerWeights) else pick(expert, table)
 
 
 def _grouped_dot(
-    x: Float[Array, "rows inputs"], weight: Array | HeldMatrix | Bank, counts: Int[Array, " experts"], impl: Impl
+    x: Float[Array, "rows inputs"],
+    weight: Array | HeldMatrix | PerLayerWeights,
+    counts: Int[Array, " experts"],
+    impl: Impl,
 ) -> Float[Array, "rows outputs"]:
     """Multiply rows, sorted by expert, with their experts' matrices; the first ``counts[0]`` rows are expert 0's."""
 
     def product(x: Array, matrices: Array | HeldMatrix) -> Array:
         return multiply_grouped(x, matrices, counts, impl=impl)
 
-    return weight.multiply(product, x) if isinstance(weight, Bank) else product(x, weight)
+    return weight.multiply(product, x) if isinstance(weight, PerLayerWeights) else product(x, weight)

@@ -22,7 +22,7 @@ from .decoder import Decoder, check_model_type
 from .groups import kinds_from_types, layer_groups, share_kv
 from .layers import GatedMLP, RMSNorm, check_activation
 from .rope import rotary_from_config
-from .stack import LayerKind, Shared, Sum
+from .stack import LayerKind, PendingResidual, Shared
 
 _MODEL_TYPES = ("llama", "mistral", "ministral", "qwen2", "qwen3")
 
@@ -41,7 +41,7 @@ def _kinds(config: Any) -> tuple[LayerKind, ...]:
 class LlamaLayer(nnx.Module):
     """``x += attention(norm(x)); x += mlp(norm(x))``."""
 
-    takes_sum = True
+    takes_pending_residual = True
 
     def __init__(self, config: Any, kind: LayerKind, heads: Heads, build: BuildContext):
         # Qwen2 fixes its biases in code; Mistral and Ministral have none; the others have a field for all four.
@@ -68,12 +68,17 @@ class LlamaLayer(nnx.Module):
         )
 
     def __call__(
-        self, hidden: Sum | Float[Array, "tokens embed"], shared: Shared, cache: Any, ref: LayerRef, attend: Attend
-    ) -> tuple[Sum, Any]:
-        hidden, normed = self.input_norm.of_sum(hidden)
+        self,
+        hidden: PendingResidual | Float[Array, "tokens embed"],
+        shared: Shared,
+        cache: Any,
+        ref: LayerRef,
+        attend: Attend,
+    ) -> tuple[PendingResidual, Any]:
+        hidden, normed = self.input_norm.norm_residual(hidden)
         mixed, cache = self.attention(normed, shared, cache, ref, attend)
-        hidden, normed = self.post_norm.of_sum(Sum(hidden, mixed))
-        return Sum(hidden, self.mlp(normed, shared.read_rows)), cache
+        hidden, normed = self.post_norm.norm_residual(PendingResidual(hidden, mixed))
+        return PendingResidual(hidden, self.mlp(normed, shared.read_rows)), cache
 
     def weights(self, name: str, layer: int) -> Iterator[WeightSource]:
         """Yield the sources of layer number `layer`, whose tensors begin with `name`."""
@@ -108,4 +113,4 @@ class Llama(Decoder):
             norm=RMSNorm(config.hidden_size, config.rms_norm_eps, build),
         )
         # Loops on CPU pass rows by; other devices compute the rows of a program's shape, whatever is read of them.
-        self.leaves_out_unread = build.product_impl == "cpu"
+        self.skips_unread_rows = build.product_impl == "cpu"

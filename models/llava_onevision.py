@@ -18,7 +18,7 @@ from .vision import LlavaOnevisionProjector, SiglipVision
 
 
 class LlavaOnevision(Llama):
-    """`jpaged.model_api.CausalLM` and `SeesImages`; `config` is a Hugging Face ``LlavaOnevisionConfig``."""
+    """`jpaged.model_api.CausalLM` and `TakesImages`; `config` is a Hugging Face ``LlavaOnevisionConfig``."""
 
     def __init__(self, config: Any, build: BuildContext):
         check_model_type(config, ("llava_onevision",))
@@ -38,7 +38,7 @@ class LlavaOnevision(Llama):
         self.projector = LlavaOnevisionProjector(config, build)
 
     def encode(self, arrays: Mapping[str, Array]) -> Float[Array, "images features embed"]:
-        """See `jpaged.model_api.SeesImages`.
+        """See `jpaged.model_api.TakesImages`.
 
         Args:
             arrays: ``pixel_values``, [images, tiles, channels, height, width], ``pack_rows`` and ``pack_weights``,

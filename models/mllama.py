@@ -165,7 +165,7 @@ class MllamaText(Decoder):
 
 
 class Mllama(Decoder):
-    """`jpaged.model_api.CausalLM` and `SeesImages`; `config` is a Hugging Face ``MllamaConfig``."""
+    """`jpaged.model_api.CausalLM` and `TakesImages`; `config` is a Hugging Face ``MllamaConfig``."""
 
     def __init__(self, config: Any, build: BuildContext):
         check_model_type(config, ("mllama",))
@@ -203,7 +203,7 @@ class Mllama(Decoder):
     ) -> tuple[
         Float[Array, "images layers features heads head_dim"], Float[Array, "images layers features heads head_dim"]
     ]:
-        """See `jpaged.model_api.SeesImages`; K and V of each image's tiles, those of padding behind the others.
+        """See `jpaged.model_api.TakesImages`; K and V of each image's tiles, those of padding behind the others.
 
         Args:
             arrays: ``pixel_values``, [images, tiles, channels, height, width], ``aspect_ratio_id``, [images], and

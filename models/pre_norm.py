@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from jpaged.model_api import Attend, BuildContext, LayerRef, WeightSource
 
 from .layers import RMSNorm
-from .stack import Shared, Sum
+from .stack import PendingResidual, Shared
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class PreNormLayer(nnx.Module):
         norm_offset: see `RMSNorm`.
     """
 
-    takes_sum = True
+    takes_pending_residual = True
 
     def __init__(
         self,
@@ -54,12 +54,17 @@ class PreNormLayer(nnx.Module):
         self.names = names or LayerNames()
 
     def __call__(
-        self, hidden: Sum | Float[Array, "tokens embed"], shared: Shared, cache: Any, ref: LayerRef, attend: Attend
-    ) -> tuple[Sum, Any]:
-        hidden, normed = self.input_norm.of_sum(hidden)
+        self,
+        hidden: PendingResidual | Float[Array, "tokens embed"],
+        shared: Shared,
+        cache: Any,
+        ref: LayerRef,
+        attend: Attend,
+    ) -> tuple[PendingResidual, Any]:
+        hidden, normed = self.input_norm.norm_residual(hidden)
         mixed, cache = self.mixer(normed, shared, cache, ref, attend)
-        hidden, normed = self.post_norm.of_sum(Sum(hidden, mixed))
-        return Sum(hidden, self.mlp(normed, shared.live_rows)), cache
+        hidden, normed = self.post_norm.norm_residual(PendingResidual(hidden, mixed))
+        return PendingResidual(hidden, self.mlp(normed, shared.live_rows)), cache
 
     def weights(self, name: str, layer: int) -> Iterator[WeightSource]:
         """Yield the sources of layer number `layer`, whose tensors begin with `name`."""

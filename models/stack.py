@@ -1,9 +1,9 @@
 """Runs the layer stack: a loop over the repeats of a pattern of layers, whose weights are stacked or not.
 
 Scanning keeps the program's size independent of depth; the paged cache is part of the scan's carry, so that it is
-updated in place. Where layers are not stacked, the loop is rolled all the same, over a `Bank` of their weights:
-that suits XLA:CPU, which would copy each layer's weights out of a stack at every step. So would XLA:GPU, but it has to
-ask the host which branch of a bank to take: there the layers follow one another, see `BuildContext.unrolled`.
+updated in place. Layers that are not stacked are looped over too, with a `PerLayerWeights` for each matrix: XLA:CPU
+would copy each layer's weights out of a stack at every step. So would XLA:GPU, but it has to ask the host which branch
+of a `PerLayerWeights` to take: there the layers follow one another, see `BuildContext.unrolled`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from jaxtyping import Array, Float, Int
 from jpaged.model_api import Attend, BuildContext, LayerRef, WeightSource
 from pallas_kernels.stacked_row import StackedRow
 
-from .bank import choose
 from .linear import LiveRows
 from .parameters import LayerVector
+from .per_layer_weights import choose
 from .rope import RotaryTables
 
 
@@ -97,18 +97,19 @@ class Shared:
 
 @partial(jax.tree_util.register_dataclass, data_fields=("hidden", "rest"), meta_fields=())
 @dataclass(frozen=True)
-class Sum:
+class PendingResidual:
     """Leaves the last addition of a layer to the next, which a TPU and a CPU then do together with its norm.
 
-    A layer whose class has ``takes_sum = True`` returns one in place of its hidden states, and may be given one.
+    A layer whose class has ``takes_pending_residual = True`` may be given one, and returns one instead of its hidden
+    states.
     """
 
     hidden: Float[Array, "tokens embed"]
     rest: Float[Array, "tokens embed"]
 
 
-def _total(hidden: Array | Sum) -> Float[Array, "tokens embed"]:
-    return hidden.hidden + hidden.rest if isinstance(hidden, Sum) else hidden
+def _total(hidden: Array | PendingResidual) -> Float[Array, "tokens embed"]:
+    return hidden.hidden + hidden.rest if isinstance(hidden, PendingResidual) else hidden
 
 
 @dataclass(frozen=True)
@@ -215,18 +216,18 @@ class LayerStack(nnx.Module):
         pattern = self.kinds[segment.start : segment.start + segment.period]
         a_repeat = _keepers(pattern)
 
-        def repeat(layers: nnx.List, hidden: Array | Sum, cache: Any, number: int | Array):
+        def repeat(layers: nnx.List, hidden: Array | PendingResidual, cache: Any, number: int | Array):
             for place, (kind, layer) in enumerate(zip(pattern, layers, strict=True)):
                 kept = before[kind.group] + number * a_repeat[kind.group] + _keepers(pattern[:place])[kind.group]
                 ref = None if kind.group is None else LayerRef(kind.group, kept - kind.shares_kv)
                 own = shared.of_layer(segment.start + number * segment.period + place)
-                taken = hidden if getattr(layer, "takes_sum", False) else _total(hidden)
+                taken = hidden if getattr(layer, "takes_pending_residual", False) else _total(hidden)
                 hidden, cache = layer(taken, own, cache, ref, attend)
             return hidden, cache
 
-        def carried(hidden: Array) -> Array | Sum:
-            takes_sum = getattr(layers[-1], "takes_sum", False)
-            return Sum(hidden, jnp.zeros_like(hidden)) if takes_sum else hidden
+        def carried(hidden: Array) -> Array | PendingResidual:
+            takes_pending_residual = getattr(layers[-1], "takes_pending_residual", False)
+            return PendingResidual(hidden, jnp.zeros_like(hidden)) if takes_pending_residual else hidden
 
         held = self.plan[self._find(segment.start)[0]].repeats if self.stacked else 1
         if segment.repeats == 1 and held == 1:

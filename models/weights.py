@@ -15,9 +15,9 @@ import numpy as np
 
 from jpaged.model_api import HeadLayout
 
-from .joined import Joined, lines, zeros
+from .lazy_concat import LazyConcat, lines, zeros
 
-Converter = Callable[..., "np.ndarray | Joined"]
+Converter = Callable[..., "np.ndarray | LazyConcat"]
 
 
 def as_stored(array: np.ndarray) -> np.ndarray:
@@ -25,7 +25,7 @@ def as_stored(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def _resized(array: np.ndarray | Joined, axis: int, size: int) -> np.ndarray | Joined:
+def _resized(array: np.ndarray | LazyConcat, axis: int, size: int) -> np.ndarray | LazyConcat:
     """Pad with zeros at the end of `axis`; return the array itself when it has that size already."""
     missing = size - array.shape[axis]
     if missing == 0:
@@ -33,7 +33,7 @@ def _resized(array: np.ndarray | Joined, axis: int, size: int) -> np.ndarray | J
     if missing < 0:
         raise ValueError(f"axis {axis} of {array.shape} is longer than {size}")
     padding = zeros((*array.shape[:axis], missing, *array.shape[axis + 1 :]), array.dtype)
-    return Joined([array, padding], axis)
+    return LazyConcat([array, padding], axis)
 
 
 def pad_axis(axis: int, size: int) -> Converter:
@@ -52,7 +52,7 @@ def vocab_rows(vocab_size: int, rows: int) -> Converter:
     Tables with fewer rows than `vocab_size` are refused: the tokens without a row would look like padding.
     """
 
-    def convert(table: np.ndarray) -> np.ndarray | Joined:
+    def convert(table: np.ndarray) -> np.ndarray | LazyConcat:
         if table.shape[0] < vocab_size:
             raise ValueError(f"vocab_size={vocab_size} in the config, but only {table.shape[0]} rows are stored")
         return _resized(table, 0, rows)
@@ -65,19 +65,19 @@ def linear(inputs: int, outputs: int) -> Converter:
     return lambda array: _resized(_resized(array.T, 0, inputs), 1, outputs)
 
 
-def _in_turn(gate: np.ndarray, up: np.ndarray, axis: int, width: int, shards: int) -> Joined:
+def _in_turn(gate: np.ndarray, up: np.ndarray, axis: int, width: int, shards: int) -> LazyConcat:
     """Pad both to `width` along `axis`, and join each shard's part of gate with its part of up."""
     return _all_in_turn((gate, up), axis, width, shards)
 
 
-def _all_in_turn(arrays: Sequence[np.ndarray], axis: int, width: int, shards: int) -> Joined:
+def _all_in_turn(arrays: Sequence[np.ndarray], axis: int, width: int, shards: int) -> LazyConcat:
     """Pad each to `width` along `axis`, and join the shards' parts, each shard's of all arrays in turn."""
     shapes = [array.shape for array in arrays]
     if len(set(shapes)) > 1 or shapes[0][axis] > width:
         raise ValueError(f"{' and '.join(map(str, shapes))} do not make {width} columns each")
     borders = range(0, width + 1, width // shards)
     parts = [lines(array, axis, *part) for part in pairwise(borders) for array in arrays]
-    return Joined([piece for part in parts for piece in part], axis)
+    return LazyConcat([piece for part in parts for piece in part], axis)
 
 
 def fuse_gate_up(width: int, shards: int) -> Converter:
@@ -93,7 +93,7 @@ def split_gate_up(width: int, shards: int) -> Converter:
     """Return a converter [experts, embed, gate and up columns] -> [experts, embed, 2 * width], the columns as in
     `fuse_gate_up`."""
 
-    def convert(both: np.ndarray) -> Joined:
+    def convert(both: np.ndarray) -> LazyConcat:
         half = both.shape[2] // 2
         return _in_turn(both[:, :, :half], both[:, :, half:], 2, width, shards)
 
@@ -112,7 +112,7 @@ def split_in_turn(parts: int, width: int, shards: int) -> Converter:
     A bias, [parts * size], -> [parts * width].
     """
 
-    def convert(stored: np.ndarray) -> Joined:
+    def convert(stored: np.ndarray) -> LazyConcat:
         return _all_in_turn(np.split(stored, parts), 0, width, shards).T
 
     return convert
@@ -128,16 +128,16 @@ def stack_gate_up(width: int, shards: int) -> Converter:
     """Return a converter of every expert's gate and up in turn, [mlp, embed] each, -> [experts, embed, 2 * width], the
     columns as in `fuse_gate_up`."""
 
-    def convert(*tensors: np.ndarray) -> Joined:
+    def convert(*tensors: np.ndarray) -> LazyConcat:
         pairs = zip(tensors[::2], tensors[1::2], strict=True)
-        return Joined([_in_turn(gate.T[None], up.T[None], 2, width, shards) for gate, up in pairs], 0)
+        return LazyConcat([_in_turn(gate.T[None], up.T[None], 2, width, shards) for gate, up in pairs], 0)
 
     return convert
 
 
 def stack_linear(inputs: int) -> Converter:
     """Return a converter of every expert's matrix, [outputs, in] each, -> [experts, inputs, outputs], padded."""
-    return lambda *tensors: Joined([_resized(tensor.T[None], 1, inputs) for tensor in tensors], 0)
+    return lambda *tensors: LazyConcat([_resized(tensor.T[None], 1, inputs) for tensor in tensors], 0)
 
 
 def fuse_qkv(
@@ -163,7 +163,7 @@ def fuse_qkv(
     def rows(head: np.ndarray, rotates: bool) -> list[np.ndarray]:
         return [head[::2], head[1::2]] if rotates and rotates_neighbours else [head]
 
-    def convert(q: np.ndarray, *kv_pair: np.ndarray) -> Joined:
+    def convert(q: np.ndarray, *kv_pair: np.ndarray) -> LazyConcat:
         embed = q.shape[1:]
         queries = q.reshape(num_heads, head_dim * (1 + gated), *embed)
         pair = [a.reshape(num_kv_heads, head_dim, *embed) for a in kv_pair]
@@ -177,7 +177,7 @@ def fuse_qkv(
                 pieces += [queries[head][head_dim:] if head >= 0 else padding for head in heads]
             for number, stored in enumerate(pair):
                 pieces += rows(stored[kv] if kv >= 0 else padding, number == 0)
-        return Joined(pieces, 0).T
+        return LazyConcat(pieces, 0).T
 
     return convert
 
@@ -186,10 +186,10 @@ def place_kv(layout: HeadLayout, num_kv_heads: int, head_dim: int) -> Converter:
     """Return a converter of a K or V matrix, [num_kv_heads * head_dim, embed] -> [embed, kv_heads * head_dim], where
     each slot has its own head's columns."""
 
-    def convert(stored: np.ndarray) -> Joined:
+    def convert(stored: np.ndarray) -> LazyConcat:
         heads = stored.reshape(num_kv_heads, head_dim, -1)
         padding = zeros(heads.shape[1:], stored.dtype)
-        return Joined([heads[kv] if kv >= 0 else padding for kv in layout.kv_of_slot], 0).T
+        return LazyConcat([heads[kv] if kv >= 0 else padding for kv in layout.kv_of_slot], 0).T
 
     return convert
 
@@ -201,13 +201,13 @@ def rotary_last(heads: int, slots: int, plain: int, rotary: int, *, rotates_neig
     Biases come and go without the axis `in`.
     """
 
-    def convert(stored: np.ndarray) -> Joined:
+    def convert(stored: np.ndarray) -> LazyConcat:
         pieces: list[np.ndarray] = []
         for head in stored.reshape(heads, plain + rotary, *stored.shape[1:]):
             turned = head[plain:]
             pieces += [head[:plain], *([turned[::2], turned[1::2]] if rotates_neighbours else [turned])]
         padding = zeros(((slots - heads) * (plain + rotary), *stored.shape[1:]), stored.dtype)
-        return Joined([*pieces, padding], 0).T
+        return LazyConcat([*pieces, padding], 0).T
 
     return convert
 
@@ -222,10 +222,10 @@ def split_out(layout: HeadLayout, num_heads: int, head_dim: int) -> Converter:
     """Return a converter [embed, num_heads * head_dim] -> [kv_heads * q_per_kv * head_dim, embed], zero for padding
     heads."""
 
-    def convert(out: np.ndarray) -> Joined:
+    def convert(out: np.ndarray) -> LazyConcat:
         by_head = out.T.reshape(num_heads, head_dim, -1)
         padding = zeros((head_dim, len(out)), out.dtype)
         heads = [head for slot in layout.q_of_slot for head in slot]
-        return Joined([by_head[head] if head >= 0 else padding for head in heads], 0)
+        return LazyConcat([by_head[head] if head >= 0 else padding for head in heads], 0)
 
     return convert

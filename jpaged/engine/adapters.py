@@ -7,7 +7,7 @@ from jpaged.execution import PoolSpec
 from jpaged.execution.caches.adapters import AdapterCache
 from jpaged.loading import LoadedModel
 from jpaged.loading.lora import Adaptable, AdapterRegistry, adapter_group
-from jpaged.model_api import AdapterGroup, CrossAttentionGroup, SeesImages
+from jpaged.model_api import AdapterGroup, CrossAttentionGroup, TakesImages
 
 
 def adapters_of(config: EngineConfig, loaded: Adaptable, several_processes: bool) -> AdapterGroup | None:
@@ -20,7 +20,7 @@ def adapters_of(config: EngineConfig, loaded: Adaptable, several_processes: bool
         return None
     if several_processes:
         raise ValueError("enable_lora=True needs one process, not several hosts")
-    if isinstance(loaded.model, SeesImages) and isinstance(loaded.model.image_group, CrossAttentionGroup):
+    if isinstance(loaded.model, TakesImages) and isinstance(loaded.model.image_group, CrossAttentionGroup):
         raise ValueError(
             f"enable_lora=True, but {config.model} attends to images, whose K and V are made without adapters; "
             "language_model_only=True leaves images out"

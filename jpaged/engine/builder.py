@@ -20,13 +20,13 @@ from jpaged.engine.memory_plan import plan_memory, resolve_max_model_len
 from jpaged.engine.speculation import check_speculation, draft_source, make_speculation
 from jpaged.engine.startup import tell_loaded, tell_pool
 from jpaged.execution import PoolSpec, Runner, StepSettings, enable_compilation_cache, make_mesh, platform
-from jpaged.execution.compile.cache import compile_loops_ahead
+from jpaged.execution.compile.cache import precompile_attention_loops
 from jpaged.execution.device_memory import claim_gpu_share, memory_limit
 from jpaged.execution.kv_dtype import resolve_kv_dtype
 from jpaged.loading import LoadedModel, load_model
 from jpaged.loading.pooling_head import PoolingHead
 from jpaged.memory import DiskTier, MemoryManager
-from jpaged.model_api import CausalLM, CrossAttentionGroup, SeesImages
+from jpaged.model_api import CausalLM, CrossAttentionGroup, TakesImages
 from jpaged.scheduling import Scheduler
 from jpaged.scheduling.speculation import Speculation
 from jpaged.text.images import ImageInputs
@@ -98,7 +98,9 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
     mesh = make_mesh(asked.tensor_parallel_size, asked.data_parallel_size)
     config = with_compiled_pool(sized(asked, platform(mesh), memory_limit(mesh)), mesh)
     check_compute_dtype(config.dtype, platform(mesh), mesh.size)
-    compile_loops_ahead(mesh, dtype=config.dtype, kv_cache_dtype=config.kv_cache_dtype, block_size=config.block_size)
+    precompile_attention_loops(
+        mesh, dtype=config.dtype, kv_cache_dtype=config.kv_cache_dtype, block_size=config.block_size
+    )
     loaded = load_model(
         config.model,
         dtype=config.dtype,
@@ -183,7 +185,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         data_parallel_size=config.data_parallel_size,
         seed=config.seed,
         images=_image_inputs(config, loaded, no_images),
-        prompt_vocab_size=loaded.model.prompt_vocab_size if isinstance(loaded.model, SeesImages) else None,
+        prompt_vocab_size=loaded.model.prompt_vocab_size if isinstance(loaded.model, TakesImages) else None,
         adapters=adapters,
         no_output=None if loaded.pooling.generates else _no_output(config, loaded.pooling),
     )
@@ -212,12 +214,12 @@ def _no_output(config: EngineConfig, pooling: PoolingHead) -> str:
 
 
 def _examples(model: CausalLM) -> Iterable[tuple[Mapping[str, Any], int]]:
-    return model.examples() if isinstance(model, SeesImages) else ()
+    return model.examples() if isinstance(model, TakesImages) else ()
 
 
 def _image_inputs(config: EngineConfig, loaded: LoadedModel, refusal: str | None) -> ImageInputs:
     """Return what prepares images for a model, or refuses them."""
-    if not isinstance(loaded.model, SeesImages):
+    if not isinstance(loaded.model, TakesImages):
         return ImageInputs(refusal)
     group = loaded.model.image_group
     return ImageInputs(

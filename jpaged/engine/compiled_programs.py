@@ -13,7 +13,7 @@ from jpaged.engine.configuration_digest import configuration_digest
 from jpaged.execution import PoolSpec
 from jpaged.execution.compile.facts import device_facts, machine_facts, weight_facts
 from jpaged.execution.compile.store import Facts, ProgramStore, check_fact, read_manifest
-from jpaged.execution.params import num_exact
+from jpaged.execution.params import num_compact
 from jpaged.loading import LoadedModel
 from jpaged.speculative import DraftModel
 
@@ -109,7 +109,7 @@ def engine_facts(
         "model": model,
         "pool_bytes": spec.device_bytes,
         **{f"settings.{name}": value for name, value in settings.items()},
-        "weights.exact_matrices": num_exact(params),
+        "weights.exact_matrices": num_compact(params),
         **weight_facts(params),
     }
 

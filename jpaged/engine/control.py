@@ -13,7 +13,7 @@ from jpaged.engine.owner import Commit, EngineAccess
 from jpaged.engine.progress import warmup_progress
 from jpaged.engine.replica import chosen_replica
 from jpaged.engine.stats import EngineStats
-from jpaged.engine.weights import HeldWeights, Running, replacement, widen_weights
+from jpaged.engine.weights import HeldWeights, Running, hold_as_float32, replacement
 from jpaged.memory import MemoryMap, MemoryReport
 from jpaged.metrics import Metric
 from jpaged.outputs import PinnedPrefix, SavedState
@@ -171,7 +171,7 @@ class EngineControl:
         def params() -> Any:
             if not engine.runner.worker.model.has_params:
                 raise RuntimeError("params are not on the devices: release_memory() took them away")
-            widen_weights(engine, "params")
+            hold_as_float32(engine, "params")
             return engine.runner.worker.model.params
 
         return params

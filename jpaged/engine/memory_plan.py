@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jpaged.config import SizedConfig
 from jpaged.execution import PoolSpec
 from jpaged.execution.caches.adapters import AdapterCache
-from jpaged.execution.caches.base import BlockFormat, group_specs
+from jpaged.execution.caches.base import BlockSettings, group_specs
 from jpaged.execution.caches.registry import layer_caches
 from jpaged.execution.device_memory import (
     DeviceMemory,
@@ -28,7 +28,7 @@ from jpaged.execution.kv_dtype import rows_tile
 from jpaged.execution.lowering import StepPrograms
 from jpaged.memory import GroupSpec, PoolLayout
 from jpaged.memory.policies import ImageFeatures
-from jpaged.model_api import AdapterGroup, CausalLM, LayerGroup, SeesImages
+from jpaged.model_api import AdapterGroup, CausalLM, LayerGroup, TakesImages
 from pallas_kernels.layout import LANES
 from pallas_kernels.platform import Impl
 
@@ -97,7 +97,7 @@ def plan_memory(
             the model.
     """
     memory = device_memory(mesh, params) if memory is None else memory
-    form = BlockFormat(
+    form = BlockSettings(
         config.block_size,
         jnp.dtype(dtype),
         config.tensor_parallel_size,
@@ -176,7 +176,7 @@ def step_programs(
         max_model_len=max_model_len,
         vocab_size=model.vocab_size,
         kernel_impl=kernel_impl,
-        examples=tuple(model.examples()) if isinstance(model, SeesImages) else (),
+        examples=tuple(model.examples()) if isinstance(model, TakesImages) else (),
     )
 
 
@@ -210,7 +210,7 @@ def _stretched(text_config: Any, limit: int) -> int:
     return int(base * factor) if base and factor else limit
 
 
-def _in_blocks_of(adapters: AdapterGroup, specs: Sequence[GroupSpec], form: BlockFormat) -> AdapterGroup:
+def _in_blocks_of(adapters: AdapterGroup, specs: Sequence[GroupSpec], form: BlockSettings) -> AdapterGroup:
     """Return the group with blocks like the smallest of the model's, so that large pages stay as they are."""
     smallest = min(specs, key=lambda spec: spec.layer_bytes * spec.view_layers)
     rows = smallest.layer_bytes // (LANES * form.dtype.itemsize)

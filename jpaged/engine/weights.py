@@ -52,14 +52,14 @@ def replacement(
     Raises:
         ValueError: an argument is none of those, or the weights do not fit.
     """
-    from jpaged.execution.params import num_exact, widened_shapes  # imports jax, which takes a second
+    from jpaged.execution.params import float32_shapes, num_compact  # imports jax, which takes a second
     from jpaged.loading import nnx_state, state_dict
 
     boolean("cast", cast)
     boolean("copy", copy)
     one_of("running", running, RUNNING)
     worker, mesh = engine.runner.worker, engine.runner.mesh
-    old = widened_shapes(held.described)
+    old = float32_shapes(held.described)
     new = nnx_state.state_of(new, old)
     if state_dict.is_state_dict(new):
         layout = {"dtype": held.dtype, "quantization": held.quantization, "cast": cast}
@@ -74,7 +74,7 @@ def replacement(
         def replace() -> None:
             replace_weights(engine, lambda: worker.models.update_params(placed), running)
 
-        if num_exact(placed) == worker.model.num_exact:
+        if num_compact(placed) == worker.model.num_compact:
             replace()
         else:
             _with_other_programs(engine, replace)
@@ -82,7 +82,7 @@ def replacement(
     return put
 
 
-def widen_weights(engine: Engine, caller: str) -> None:
+def hold_as_float32(engine: Engine, caller: str) -> None:
     """Have an engine hold its weights as arrays, see `jpaged.execution.params`; nothing that it has computed
     changes.
 
@@ -90,14 +90,14 @@ def widen_weights(engine: Engine, caller: str) -> None:
         RuntimeError: the engine is in the middle of a step; names the caller.
     """
     worker = engine.runner.worker
-    if not worker.model.num_exact:
+    if not worker.model.num_compact:
         return
     if not engine.is_asleep:
         engine.settle(caller)
 
     def widen() -> None:
         with engine.change():
-            worker.models.widen_params()
+            worker.models.hold_as_float32()
 
     _with_other_programs(engine, widen)
 

@@ -80,7 +80,8 @@ class BatchBuilder:
 
     def __init__(self, spec: PoolSpec, *, max_num_seqs: int, max_model_len: int) -> None:
         self._caches = [
-            (cache, its, spec.layout.groups[its]) for cache, its in zip(spec.caches, spec.slices, strict=True)
+            (cache, group_slice, spec.layout.groups[group_slice])
+            for cache, group_slice in zip(spec.caches, spec.slices, strict=True)
         ]
         self._num_blocks = [group.num_blocks for group in spec.layout.groups]
         widths = [cache.table_width(plan.spec, max_model_len) for cache, _, plans in self._caches for plan in plans]
@@ -133,7 +134,7 @@ class BatchBuilder:
             positions=positions,
             query_starts=query_starts,
             kv_lens=kv_lens,
-            caches=tuple(cache.batch(host, tables[its], plans) for cache, its, plans in self._caches),
+            caches=tuple(cache.batch(host, tables[group_slice], plans) for cache, group_slice, plans in self._caches),
             sample_at=self._sample_at(step, query_starts),
             reads_all=None if bucket.decode_only else np.array([bool(step.scored or step.pooled)]),
         )

@@ -44,12 +44,12 @@ def make_encode(
 
     def encode(params: Any, pool: Pool, arrays: Mapping[str, Array], rows: Int[Array, "images features"]) -> Pool:
         model = nnx.merge(graphdef, params)
-        cache, its = _encoded(spec, prefix + model.image_group.name)
+        cache, group_slice = _encoded(spec, prefix + model.image_group.name)
         with under_mesh(mesh):
             encoded = model.encode(arrays)
-            for number, its_rows in enumerate(rows):
+            for number, image_rows in enumerate(rows):
                 own = jax.tree.map(lambda array, number=number: array[number], encoded)
-                pool = cache.write(mesh, spec.views[its.start], pool, own, its_rows, kernel_impl)
+                pool = cache.write(mesh, spec.views[group_slice.start], pool, own, image_rows, kernel_impl)
         return pool
 
     takes: tuple[Kind, ...] = ("shared", "split", "own", "own")
@@ -115,7 +115,7 @@ def feature_rows(spec: PoolSpec, stored: StoredImage, first: int, count: int) ->
     return rows
 
 
-def sees_images_on(spec: PoolSpec) -> bool:
+def decodes_read_images(spec: PoolSpec) -> bool:
     """Tell whether tokens that are generated read images too."""
     return any(isinstance(cache, CrossAttentionCache) for cache in spec.caches)
 
@@ -127,9 +127,9 @@ def image_group(spec: PoolSpec) -> Any:
 
 def _encoded(spec: PoolSpec, name: str | None = None) -> tuple[EncodedCache, slice]:
     """Return what keeps images, of this name, and which of the layout's groups it has."""
-    for cache, its in zip(spec.caches, spec.slices, strict=True):
+    for cache, group_slice in zip(spec.caches, spec.slices, strict=True):
         if isinstance(cache, EncodedCache) and name in (None, cache.group.name):
-            return cache, its
+            return cache, group_slice
     raise ValueError(f"no layer group {name or ''} keeps what an encoder makes of images")
 
 

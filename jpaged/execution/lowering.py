@@ -15,7 +15,7 @@ from jpaged.execution.batch import empty_batch
 from jpaged.execution.caches.adapters import AdapterCache
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool
 from jpaged.execution.compile.buckets import Bucket, Buckets
-from jpaged.execution.encode import calls, image_group, make_encode, no_rows, numbers_together, sees_images_on
+from jpaged.execution.encode import calls, decodes_read_images, image_group, make_encode, no_rows, numbers_together
 from jpaged.execution.mesh import platform
 from jpaged.execution.replicas import num_replicas, own_sharding, stack
 from jpaged.execution.sampling.sample_step import make_sample_step
@@ -34,7 +34,7 @@ class StepPrograms:
     Attributes:
         params: arrays, or shapes with shardings.
         kernel_impl: which kernels run; None = what this process's platform is best at.
-        examples: images that the encoder is compiled for, see `jpaged.model_api.SeesImages`; none where it does not
+        examples: images that the encoder is compiled for, see `jpaged.model_api.TakesImages`; none where it does not
             run.
         prefix: what the names of the model's layer groups begin with in `spec`, where it drafts for another model, see
             `jpaged.execution.step.make_step`.
@@ -54,7 +54,7 @@ class StepPrograms:
 
     def decode(self) -> jax.stages.Lowered:
         """Lower the step in which max_num_seqs sequences have one token each."""
-        return self._step(self._buckets.decode[-1], images=bool(self.examples) and sees_images_on(self.spec))
+        return self._step(self._buckets.decode[-1], images=bool(self.examples) and decodes_read_images(self.spec))
 
     def mixed(self) -> jax.stages.Lowered:
         """Lower the step of max_num_batched_tokens tokens, prompts among them, with images where the encoder runs."""

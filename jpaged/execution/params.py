@@ -57,13 +57,13 @@ def _leaves(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
-def num_exact(params: Any) -> int:
+def num_compact(params: Any) -> int:
     """Return how many matrices of some weights, or of their shapes, are held so."""
     return sum(map(_is_exact, _matrices(params)))
 
 
-def widened_shapes(described: Any) -> Any:
-    """Return shapes, dtypes and shardings of weights as `widened` would return these."""
+def float32_shapes(described: Any) -> Any:
+    """Return shapes, dtypes and shardings of weights as `to_float32` would return these."""
 
     def shape(leaf: Any) -> Any:
         if not _is_exact(leaf):
@@ -73,7 +73,7 @@ def widened_shapes(described: Any) -> Any:
     return jax.tree.map(shape, described, is_leaf=_is_exact)
 
 
-def widened(params: Any) -> Any:
+def to_float32(params: Any) -> Any:
     """Return weights with those matrices as arrays of float32; all other arrays are the same."""
     return jax.tree.map(lambda leaf: _wide(leaf) if _is_exact(leaf) else leaf, params, is_leaf=_is_exact)
 

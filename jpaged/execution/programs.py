@@ -19,7 +19,7 @@ from jpaged.execution.compile.store import ProgramStore
 from jpaged.execution.drafts import DraftProgram
 from jpaged.execution.encode import make_encode
 from jpaged.execution.mesh import HostOrDevice, is_local
-from jpaged.execution.params import check_like, num_exact, plain_dict, widened, widened_shapes
+from jpaged.execution.params import check_like, float32_shapes, num_compact, plain_dict, to_float32
 from jpaged.execution.pooling import make_pool_hidden
 from jpaged.execution.replicas import own_sharding
 from jpaged.execution.resharding import cuts_beside, reshard
@@ -52,7 +52,7 @@ class ModelPrograms:
         spec: the pool that holds what the model's layers keep.
         prefix: what the names of the model's layer groups begin with in `spec`.
         store: where the programs are loaded from, or collected for, see `Program`.
-        on_compile, on_compiled: told every shape that is compiled, see `Program`.
+        on_compile, on_compiled: called with each shape before and after it is compiled, see `Program`.
         kernel_impl: which kernels run; None = what this process's platform is best at.
         scored: whether every draw has log-probabilities; else the plain sampler may do without, see `ScreenedHead`.
 
@@ -80,17 +80,17 @@ class ModelPrograms:
         self._mesh = mesh
         self._graphdef = graphdef
         self._scored = scored
-        told, step_of, rest_of = (on_compile, on_compiled), (graphdef, spec, mesh, prefix), (graphdef, mesh)
+        callbacks, step_of, rest_of = (on_compile, on_compiled), (graphdef, spec, mesh, prefix), (graphdef, mesh)
 
         def program(kind: str, function: jax.stages.Wrapped, *made_of: Hashable) -> Program:
-            return Program(function, *told, (kind, *made_of), kind=prefix + kind, store=store)
+            return Program(function, *callbacks, (kind, *made_of), kind=prefix + kind, store=store)
 
         kernels: _Kernels = {"prefix": prefix, "kernel_impl": kernel_impl}
         self._step = program("step", make_step(graphdef, spec, mesh, **kernels), *step_of)
         self._sample = program("sample", make_sample_step(graphdef, mesh), *rest_of)
         self._encode = program("encode", make_encode(graphdef, spec, mesh, **kernels), *step_of)
         self._score = program("score", make_score(graphdef, mesh), *rest_of)
-        self._pool_hidden = Program(make_pool_hidden(mesh), *told, ("pool hidden", mesh))
+        self._pool_hidden = Program(make_pool_hidden(mesh), *callbacks, ("pool hidden", mesh))
         self.num_updates = 0
         self._describe(params)
         self._set_params(params)
@@ -113,14 +113,14 @@ class ModelPrograms:
         self._head = None if self._scored else ScreenedHead(self._graphdef, self._shapes, self._mesh)
 
     @property
-    def num_exact(self) -> int:
+    def num_compact(self) -> int:
         """Return how many matrices are not held as arrays, see `jpaged.execution.params`."""
-        return num_exact(self.described)
+        return num_compact(self.described)
 
-    def widen(self) -> None:
+    def hold_as_float32(self) -> None:
         """Hold all matrices as arrays from now on; programs are compiled again. The weights are on the devices."""
-        if self.num_exact:
-            self._take(widened(self._params))
+        if self.num_compact:
+            self._take(to_float32(self._params))
 
     def _take(self, params: Any) -> None:
         """Set the weights; where they are held otherwise than before, let go of programs that take the old form."""
@@ -141,7 +141,7 @@ class ModelPrograms:
 
     def placed(self, new: Any, *, copy: bool = False) -> Any:
         """Return other weights of the same structure, shapes and dtypes, placed where the engine's belong: from device
-        to device, and not at all where they lie there already. Arrays may stand where `widen` would put some.
+        to device, and not at all where they lie there already. Arrays may stand where `hold_as_float32` would put some.
 
         Args:
             copy: whether the arrays are new ones even then.
@@ -163,7 +163,7 @@ class ModelPrograms:
 
     def _shardings_of(self, new: Any) -> Any:
         form: Any = jax.tree.structure(self.described)
-        like = self.described if jax.tree.structure(new) == form else widened_shapes(self.described)
+        like = self.described if jax.tree.structure(new) == form else float32_shapes(self.described)
         check_like(new, like)
         return jax.tree.map(lambda leaf: leaf.sharding, like)
 
@@ -307,14 +307,14 @@ def _sample_key(args: SamplingArrays, top: int) -> Hashable:
     return "sample", *(array.shape[-1] for array in sizes), top
 
 
-class PairedModels:
+class TargetAndDraft:
     """Holds two models over one pool, or one where nothing drafts.
 
     Args:
         graphdef, params, spec, mesh, store: see `ModelPrograms`.
         draft: what drafts; None = nothing does.
         scored: see `ModelPrograms`.
-        told: told every shape that is about to be compiled, and every one that was.
+        callbacks: `on_compile` and `on_compiled` of `ModelPrograms`.
 
     Attributes:
         model: weights and programs of the model.
@@ -328,17 +328,17 @@ class PairedModels:
         params: Any,
         spec: PoolSpec,
         mesh: Mesh,
-        told: tuple[Callable[[Hashable], None], Callable[[Hashable, float], None]],
+        callbacks: tuple[Callable[[Hashable], None], Callable[[Hashable, float], None]],
         *,
         draft: DraftProgram | None,
         store: ProgramStore | None,
         scored: bool = True,
     ) -> None:
-        self.model = ModelPrograms(graphdef, params, spec, mesh, *told, store=store, scored=scored)
+        self.model = ModelPrograms(graphdef, params, spec, mesh, *callbacks, store=store, scored=scored)
         self.drafter: ModelPrograms | None = None
         if draft is not None:
             weights = params if draft.params is None else draft.params
-            self.drafter = ModelPrograms(draft.graphdef, weights, spec, mesh, *told, prefix=draft.prefix)
+            self.drafter = ModelPrograms(draft.graphdef, weights, spec, mesh, *callbacks, prefix=draft.prefix)
         self.drafter_follows = draft is not None and draft.prefix != ""
         self._drafter_has_weights = draft is not None and draft.params is not None
 
@@ -355,9 +355,9 @@ class PairedModels:
         if self.drafter is not None and not self._drafter_has_weights:
             self.drafter.share_params(self.model)
 
-    def widen_params(self) -> None:
-        """Hold the model's weights as arrays from now on, see `ModelPrograms.widen`."""
-        self.model.widen()
+    def hold_as_float32(self) -> None:
+        """Hold the model's weights as arrays from now on, see `ModelPrograms.hold_as_float32`."""
+        self.model.hold_as_float32()
         if self.drafter is not None and not self._drafter_has_weights:
             self.drafter.share_params(self.model)
 

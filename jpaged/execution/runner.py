@@ -123,9 +123,9 @@ class EncoderCalls:
                     by_shape.setdefault(shape, [[] for _ in each])[replica].append((image.arrays, rows))
                     first += image.features
         for images in by_shape.values():
-            example, its_rows = next(mine for mine in images if mine)[0]
+            example, image_rows = next(mine for mine in images if mine)[0]
             names = tuple(sorted(example))
-            for call in calls(images, self._numbers(its_rows)):
+            for call in calls(images, self._numbers(image_rows)):
                 arrays, rows = stack(mesh, call)
                 self._worker.encode(names, tuple(arrays[name] for name in names), rows)
 
@@ -139,7 +139,7 @@ class Runner:
         settings: what the steps may be like.
         can_swap: whether blocks may be swapped to the host: `warmup` then compiles for it.
         draft: what makes drafts on the device; None = nothing does.
-        examples: images to compile the encoder for, see `jpaged.model_api.SeesImages`.
+        examples: images to compile the encoder for, see `jpaged.model_api.TakesImages`.
         programs: where the model's programs are loaded from, or collected for; None = neither.
         disk: writes blocks to disk and reads them; None = nothing does.
 

@@ -26,7 +26,7 @@ from jpaged.execution.caches.pool import PoolSpec, abstract_pool
 from jpaged.execution.compile.buckets import Bucket, Buckets
 from jpaged.execution.compile.program import Program
 from jpaged.execution.deterministic import BUCKET, empty_launch, image_bucket
-from jpaged.execution.encode import calls, image_group, no_rows, numbers_together, sees_images_on
+from jpaged.execution.encode import calls, decodes_read_images, image_group, no_rows, numbers_together
 from jpaged.execution.mesh import platform
 from jpaged.execution.programs import Compile, ModelPrograms
 from jpaged.execution.replicas import num_replicas, own_sharding, stack
@@ -76,7 +76,7 @@ class StepSettings:
             max_num_batched_tokens=self.max_num_batched_tokens,
             verifies=self.verifies,
             images=self.images,
-            decodes_with_images=self.images and sees_images_on(spec),
+            decodes_with_images=self.images and decodes_read_images(spec),
             adapters=self.adapters,
             only=replace(BUCKET, images=self.images) if self.deterministic else None,
             together=image_bucket(self.together) if self.images and self.together else None,
@@ -114,7 +114,7 @@ class Shapes:
         settings: what the steps may be like.
         load_adapters: traces what writes these to the pool; None = there are none.
         adapters: what steps read of them; None = there are none.
-        examples: images to compile the encoder for, see `jpaged.model_api.SeesImages`.
+        examples: images to compile the encoder for, see `jpaged.model_api.TakesImages`.
     """
 
     model: ModelPrograms
@@ -234,9 +234,9 @@ class Shapes:
 
     def _encoders(self) -> Iterator[Shape]:
         for arrays, count in self.examples:
-            its_rows = no_rows(self.spec, count)
-            for number in self.numbers_together(its_rows):
-                (call,) = calls([[(arrays, its_rows)] * number], (number,))
+            image_rows = no_rows(self.spec, count)
+            for number in self.numbers_together(image_rows):
+                (call,) = calls([[(arrays, image_rows)] * number], (number,))
                 trace = partial(self.model.prepare_encode, *self._of_all(call[0]))
                 yield Shape(f"image encoder, {number} x {count} features", trace)
 

@@ -24,7 +24,7 @@ from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.mesh import row_impl
 from jpaged.execution.params import plain_dict
 from jpaged.execution.replicas import Kind, each_replica, over_tensor, own_sharding, pool_sharding, under_mesh
-from jpaged.model_api import TENSOR_AXIS, LayerRef, LeavesOutUnread
+from jpaged.model_api import TENSOR_AXIS, LayerRef, SkipsUnreadRows
 from pallas_kernels.block_copy import block_copy
 from pallas_kernels.platform import Impl
 from pallas_kernels.thread_pool import on_thread_pool
@@ -62,7 +62,7 @@ def make_step(
         model = nnx.merge(graphdef, params)
         if prefix:  # a draft model may not know the token that stands for an image
             tokens = jnp.minimum(tokens, model.vocab_size - 1)
-        read = rows_read(model, spec, batch)
+        read = read_rows(model, spec, batch)
         with under_mesh(mesh):
             call = partial(model, tokens, batch.positions, pool, operate, batch.query_starts[-1])
             hidden, pool = call() if read is None else call(read)
@@ -83,10 +83,10 @@ def make_step(
     )
 
 
-def rows_read(model: Any, spec: PoolSpec, batch: StepBatch) -> Bool[Array, " tokens"] | None:
+def read_rows(model: Any, spec: PoolSpec, batch: StepBatch) -> Bool[Array, " tokens"] | None:
     """Return of which rows the hidden states are read; None: of all, or the model computes all of them anyway."""
-    leaves_out = isinstance(model, LeavesOutUnread) and model.leaves_out_unread
-    if batch.reads_all is None or not leaves_out or not all(cache.leaves_out_unread for cache in spec.caches):
+    leaves_out = isinstance(model, SkipsUnreadRows) and model.skips_unread_rows
+    if batch.reads_all is None or not leaves_out or not all(cache.skips_unread_rows for cache in spec.caches):
         return None
     tokens = len(batch.tokens)
     return jnp.zeros(tokens, bool).at[batch.sample_at].set(True) | batch.reads_all
@@ -94,9 +94,9 @@ def rows_read(model: Any, spec: PoolSpec, batch: StepBatch) -> Bool[Array, " tok
 
 def with_adapters(spec: PoolSpec, mesh: Mesh, batch: StepBatch, params: Any) -> Any:
     """Return the weights with which the layers of a step compute: the model's, changed by its rows' adapters."""
-    for cache, its, arrays in zip(spec.caches, spec.slices, batch.caches, strict=True):
+    for cache, group_slice, arrays in zip(spec.caches, spec.slices, batch.caches, strict=True):
         if isinstance(cache, AdapterCache) and arrays.matrices is not None:
-            params = cache.adapted(_call(mesh, batch, arrays, spec.views[its]), plain_dict(params))
+            params = cache.adapted(_call(mesh, batch, arrays, spec.views[group_slice]), plain_dict(params))
     return params
 
 
@@ -110,8 +110,8 @@ def layer_operations(
         prefix: what is put before a group's name as the model knows it: the pool may hold the groups of two models.
     """
     kinds = {}
-    for cache, its, arrays in zip(spec.caches, spec.slices, batch.caches, strict=True):
-        call = _call(mesh, batch, arrays, spec.views[its], max_query_len, impl)
+    for cache, group_slice, arrays in zip(spec.caches, spec.slices, batch.caches, strict=True):
+        call = _call(mesh, batch, arrays, spec.views[group_slice], max_query_len, impl)
         kinds[cache.group.name] = (cache, replace(call, plan=cache.plan(call, len(batch.tokens))))
 
     def operate(pool: Pool, layer: LayerRef, *operands: Any, **options: Any) -> tuple[Pool, Any]:

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jaxtyping import Bool, Int, UInt8
 
 from jpaged.execution.batch import StepBatch
-from jpaged.execution.caches.pool import HeldPool, PoolSpec, make_zero_pages
+from jpaged.execution.caches.pool import DonatedPool, PoolSpec, make_zero_pages
 from jpaged.execution.compile.buckets import Bucket
 from jpaged.execution.compile.program import Compilations, Program
 from jpaged.execution.compile.store import ProgramStore
@@ -23,7 +23,7 @@ from jpaged.execution.deterministic import launches
 from jpaged.execution.drafts import DraftProgram
 from jpaged.execution.mesh import platform, replicate
 from jpaged.execution.pooling import HiddenStates
-from jpaged.execution.programs import ModelPrograms, PairedModels
+from jpaged.execution.programs import ModelPrograms, TargetAndDraft
 from jpaged.execution.replicas import num_replicas, stack
 from jpaged.execution.sampling.prompt_scores import ScoreOutput
 from jpaged.execution.sampling.sample_step import StepOutput
@@ -75,12 +75,8 @@ def device_call(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[
     return call
 
 
-def tell_nobody(name: str, args: tuple[Any, ...]) -> None:
-    """Do nothing: one process holds the whole mesh."""
-
-
-def blame_nobody(error: BaseException) -> None:
-    """Do nothing: no other process has made the call that raised."""
+def _noop(*args: Any) -> None:
+    """Do nothing: one process holds the whole mesh, and no other makes its calls."""
 
 
 BlockIds: TypeAlias = Int[np.ndarray, "*replicas groups copies"]
@@ -128,20 +124,22 @@ class Worker:
     ) -> None:
         self.spec = spec
         self.mesh = mesh
-        self.announce: Callable[[str, tuple[Any, ...]], None] = tell_nobody
-        self.failed: Callable[[BaseException], None] = blame_nobody
+        self.announce: Callable[[str, tuple[Any, ...]], None] = _noop
+        self.failed: Callable[[BaseException], None] = _noop
         self.fetch: Callable[[Any], Any] = jax.device_get
         self.compilations = Compilations()
         self.programs = programs
         self._deterministic = deterministic
-        told = self.compilations.begin, self.compilations.end
-        self.models = PairedModels(graphdef, params, spec, mesh, told, draft=draft, store=programs, scored=scored)
+        on_compile = self.compilations.begin, self.compilations.end
+        self.models = TargetAndDraft(
+            graphdef, params, spec, mesh, on_compile, draft=draft, store=programs, scored=scored
+        )
         copy = make_block_copy(spec, mesh)
-        self.copy = Program(copy, *told, ("copy", spec, mesh), kind="copy", store=programs)
+        self.copy = Program(copy, *on_compile, ("copy", spec, mesh), kind="copy", store=programs)
         self._zero = Program(make_zero_pages(mesh), lambda _: None, made_of=("zero pages", mesh))
-        self.host = HostStore(spec, mesh, *told)
-        self.blocks = PoolBlocks(spec, mesh, *told, store=programs)
-        self.adapters = AdapterMatrices(spec, mesh, *told, store=programs)
+        self.host = HostStore(spec, mesh, *on_compile)
+        self.blocks = PoolBlocks(spec, mesh, *on_compile, store=programs)
+        self.adapters = AdapterMatrices(spec, mesh, *on_compile, store=programs)
         self._disk = None if disk is None else DiskBlocks(self.host, disk)
         self._max_num_seqs = max_num_seqs
         self._masks = PlacedMasks(mesh)
@@ -149,7 +147,7 @@ class Worker:
 
     def _begin(self) -> None:
         """Make the state that the device calls go on from."""
-        self._pool = HeldPool(self.spec, self.mesh)
+        self._pool = DonatedPool(self.spec, self.mesh)
         self._sampled: jax.Array | None = None
         self._hidden = HiddenStates()
         tokens = [np.zeros(self._max_num_seqs, np.int32)] * num_replicas(self.mesh)

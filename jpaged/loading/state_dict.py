@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from jpaged.execution.params import num_exact, widened
+from jpaged.execution.params import num_compact, to_float32
 from jpaged.loading.language_model_only import LanguageModelReader, is_multimodal
 from jpaged.loading.parameters.targets import targets_of
 from jpaged.loading.parameters.weights import abstract_params, read_params
@@ -104,11 +104,11 @@ def params_of(
                 raise ValueError(f"{name} in {LOCATION} is {whole.dtype(name)}, the engine is {dtype}: give cast=True")
     structure: Any = jax.tree.structure(old)
     alike = False
-    if num_exact(old):
+    if num_compact(old):
         shapes = abstract_params(model, mesh, quantization=quantization, reader=reader, dtype_of=reader.dtype)
         alike = jax.tree.structure(shapes) == structure
     new = read_params(model, nnx.state(model), reader, mesh, quantization=quantization, may_be_exact=alike)
-    return new if jax.tree.structure(new) == structure else widened(new)
+    return new if jax.tree.structure(new) == structure else to_float32(new)
 
 
 def cast_like(new: Any, old: Any) -> Any:

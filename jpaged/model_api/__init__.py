@@ -23,10 +23,10 @@ from jpaged.model_api.contract import (
     CausalLM,
     Cuttable,
     HasHeadTable,
-    LeavesOutUnread,
+    PlaceImageFeatures,
     Recur,
-    SeesImages,
-    TakeImages,
+    SkipsUnreadRows,
+    TakesImages,
 )
 from jpaged.model_api.heads import TENSOR_AXIS, HeadLayout, head_layout, padded
 from jpaged.model_api.layer_groups import (
@@ -42,6 +42,9 @@ from jpaged.model_api.layer_groups import (
     StatePart,
 )
 from jpaged.model_api.weight_source import HostArray, Tiles, WeightSource
+
+LeavesOutUnread, SeesImages, TakeImages = SkipsUnreadRows, TakesImages, PlaceImageFeatures
+"""Names of version 0.2; they go in the release after the next."""
 
 __all__ = [
     "TENSOR_AXIS",
@@ -62,12 +65,12 @@ __all__ = [
     "LatentGroup",
     "LayerGroup",
     "LayerRef",
-    "LeavesOutUnread",
+    "PlaceImageFeatures",
     "Recur",
-    "SeesImages",
+    "SkipsUnreadRows",
     "StateGroup",
     "StatePart",
-    "TakeImages",
+    "TakesImages",
     "Tiles",
     "WeightSource",
     "head_layout",

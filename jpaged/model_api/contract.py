@@ -58,11 +58,11 @@ class Attend(Protocol):
 
     The same callback serves layers of every kind; those of another kind call it with other arguments after `layer`.
     For a layer of a `StateGroup` it is a `Recur`, of a `LatentGroup` an `AttendToLatents`, of a `CrossAttentionGroup`
-    an `AttendToImages`, for an `ImageGroup` a `TakeImages`.
+    an `AttendToImages`, for an `ImageGroup` a `PlaceImageFeatures`.
 
     `sinks` are logits, one a query head, that take their share of the softmax and give nothing.
     Without `k` and `v` it only reads: what another layer of the same step wrote, and of the steps before.
-    `last_keys` are given where a model leaves out what nobody reads (`LeavesOutUnread`): the position of the last token
+    `last_keys` are given where a model leaves out what nobody reads (`SkipsUnreadRows`): the position of the last token
     that each token sees, which is its own, or -1 for a token whose result may be anything.
 
     The cache is opaque to the model and must be threaded through: what comes back replaces what went in
@@ -130,7 +130,7 @@ class Recur(Protocol):
     ) -> tuple[Any, Array]: ...
 
 
-class TakeImages(Protocol):
+class PlaceImageFeatures(Protocol):
     """What the engine does for an `ImageGroup`: in the place of tokens that stand for images it puts their features.
 
     `layer` names the group. The cache must be threaded through, as for `Attend`.
@@ -159,11 +159,11 @@ class AttendToImages(Protocol):
 
 
 @runtime_checkable
-class SeesImages(Protocol):
-    """What a `CausalLM` offers that takes images.
+class TakesImages(Protocol):
+    """The further methods of a `CausalLM` that takes images.
 
-    It has either an `ImageGroup`, and calls the engine with it where tokens become hidden states, see `TakeImages`; or
-    a `CrossAttentionGroup`, whose layers call it, see `AttendToImages`.
+    Its groups have either an `ImageGroup`, with which it calls the engine where tokens become hidden states
+    (`PlaceImageFeatures`), or a `CrossAttentionGroup`, whose layers call the engine (`AttendToImages`).
     """
 
     image_group: ImageGroup | CrossAttentionGroup
@@ -219,10 +219,10 @@ class HasHeadTable(Protocol):
 
 
 @runtime_checkable
-class LeavesOutUnread(Protocol):
+class SkipsUnreadRows(Protocol):
     """What a `CausalLM` offers whose last layer need not compute what nobody reads."""
 
-    leaves_out_unread: bool
+    skips_unread_rows: bool
     """Whether ``__call__`` takes `read` [tokens], bool, behind its other arguments: of which tokens the hidden states
     are read; the others' may be anything. K and V of all tokens are written as ever."""
 

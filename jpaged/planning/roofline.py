@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.device_memory import device_bytes
 from jpaged.loading.parameters.targets import Target, flat_values, targets_of
-from jpaged.model_api import CausalLM, SeesImages
+from jpaged.model_api import CausalLM, TakesImages
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def step_work(model: CausalLM, config: Any, params: Any, spec: PoolSpec, mesh: M
     config = config.get_text_config()
     held = flat_values(params)
     sizes = {path: device_bytes(value) for path, value in held.items()}
-    encoder = model.encoder_parts if isinstance(model, SeesImages) else ()
+    encoder = model.encoder_parts if isinstance(model, TakesImages) else ()
     by_path = {target.path: target for target in targets_of(model) if target.source.path[0] not in encoder}
     experts = [target for target in by_path.values() if len(target.shape) == 3]
     tables = [target for target in by_path.values() if target.source.layer is None and len(target.shape) == 2]

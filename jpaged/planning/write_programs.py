@@ -20,7 +20,7 @@ from jpaged.execution.step import make_block_copy
 from jpaged.execution.transfer.adapter_matrices import AdapterMatrices
 from jpaged.execution.transfer.pool_blocks import PoolBlocks
 from jpaged.loading.parameters.formats import check_device
-from jpaged.model_api import SeesImages
+from jpaged.model_api import TakesImages
 from jpaged.planning.abstract_engine import AbstractEngine, abstract_engine
 from jpaged.planning.devices import find_device
 from jpaged.planning.target_mesh import target_capability
@@ -102,5 +102,5 @@ def _shapes(engine: AbstractEngine, spec: PoolSpec, store: ProgramStore) -> Shap
         settings=settings,
         load_adapters=blocks.prepare_adapters if settings.adapters else None,
         adapters=AdapterMatrices(spec, mesh, *on_compile, store=store) if settings.adapters else None,
-        examples=tuple(model.examples()) if settings.images and isinstance(model, SeesImages) else (),
+        examples=tuple(model.examples()) if settings.images and isinstance(model, TakesImages) else (),
     )

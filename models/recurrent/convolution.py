@@ -13,8 +13,8 @@ from jaxtyping import Array, Float
 from jpaged.model_api import TENSOR_AXIS, BuildContext, LayerRef, Recur, StatePart, WeightSource
 from pallas_kernels.recurrent import causal_conv
 
-from ..bank import matrix_of
 from ..parameters import constant_param, random_param
+from ..per_layer_weights import matrix_of
 from ..weights import Converter
 from .slots import of_channels
 

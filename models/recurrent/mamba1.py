@@ -20,10 +20,10 @@ from jpaged.model_api import TENSOR_AXIS, BuildContext, LayerRef, Recur, StatePa
 from pallas_kernels.recurrent import selective_scan
 
 from .. import weights as convert
-from ..bank import matrix_of
 from ..layers import RMSNorm
 from ..linear import Linear
 from ..parameters import wide_param
+from ..per_layer_weights import matrix_of
 from ..stack import Shared
 from .convolution import CausalConv, conv_state
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from jpaged.model_api import HeadLayout, head_layout
 
-from ..joined import Joined, zeros
+from ..lazy_concat import LazyConcat, zeros
 from ..weights import Converter
 
 
@@ -111,8 +111,8 @@ def columns(*parts: Rows) -> Converter:
 def rows(*parts: Rows) -> Converter:
     """Return a converter of tensors [rows, ...] -> [rows, ...], slot by slot the rows of all `parts`."""
 
-    def convert(*tensors: np.ndarray) -> Joined:
-        return Joined(
+    def convert(*tensors: np.ndarray) -> LazyConcat:
+        return LazyConcat(
             [piece for slot in zip(*(part.first for part in parts), strict=True) for piece in of(slot, tensors)], 0
         )
 

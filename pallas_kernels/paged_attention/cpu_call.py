@@ -17,13 +17,13 @@ from pallas_kernels.ffi import address, argument, dimension, result
 from pallas_kernels.ffi import data as at
 from pallas_kernels.ffi.primitives import add, allocate, free, pointer
 from pallas_kernels.layout import LANES
-from pallas_kernels.paged_attention.cpu_ahead import note_compiled
 from pallas_kernels.paged_attention.cpu_kernel import attend
 from pallas_kernels.paged_attention.cpu_math import FAST, HALF, LOG2_E, f32
 from pallas_kernels.paged_attention.cpu_memory import Memory
 from pallas_kernels.paged_attention.cpu_rows import BFLOAT16, FLOAT8, FLOAT32, INT8
 from pallas_kernels.paged_attention.cpu_scratch import floats, scratch_at, scratch_bytes, words
 from pallas_kernels.paged_attention.cpu_splits import merge, split_size, splits_of
+from pallas_kernels.paged_attention.numba_precompile import note_compiled
 
 
 @ffi.known_again

@@ -10,7 +10,7 @@ import time
 import numpy as np
 
 from jpaged.execution.batch import BatchBuilder
-from jpaged.execution.caches.base import BlockFormat
+from jpaged.execution.caches.base import BlockSettings
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.caches.registry import layer_caches
 from jpaged.execution.compile.buckets import Buckets
@@ -29,7 +29,7 @@ BUDGET = 2048
 
 def make_pool(num_seqs: int, max_model_len: int) -> PoolSpec:
     """Return a pool that never runs out, of one layer of attention."""
-    (cache,) = layer_caches([AttentionGroup("full", (0,), 1, 64)], BlockFormat(BLOCK_SIZE, np.dtype("float32"), 1))
+    (cache,) = layer_caches([AttentionGroup("full", (0,), 1, 64)], BlockSettings(BLOCK_SIZE, np.dtype("float32"), 1))
     block_bytes = cache.pool_groups()[0].real_bytes
     return PoolSpec.plan([cache], 2 * num_seqs * (max_model_len // BLOCK_SIZE) * block_bytes)
 

@@ -56,12 +56,12 @@ def plain(models, tmp_path_factory):
     folder = tmp_path_factory.mktemp("plain")
     models[1][0].save_pretrained(folder)
     with LLM(str(folder), **SHAPES) as llm:
-        assert llm.params is not None and num_exact(llm) == 0
+        assert llm.params is not None and num_compact(llm) == 0
         return answers(llm), weight_bytes(llm)
 
 
-def num_exact(llm):
-    return llm.control.engine.runner.worker.model.num_exact
+def num_compact(llm):
+    return llm.control.engine.runner.worker.model.num_compact
 
 
 def weight_bytes(llm):
@@ -91,7 +91,7 @@ def trained(params):
 def test_tokens_are_those_of_float32_in_half_of_the_memory(models, plain):
     (folder, _), (judge, _) = models
     with LLM(folder, **SHAPES) as llm:
-        assert num_exact(llm) > 0 and llm.dtype == np.float32
+        assert num_compact(llm) > 0 and llm.dtype == np.float32
         assert weight_bytes(llm) < 0.6 * plain[1]
         found = answers(llm)
     assert_alike(found, plain[0])
@@ -109,7 +109,7 @@ def test_weights_that_are_asked_for_are_float32_arrays_and_change_no_token(model
         before = answers(llm)
         params = llm.params
         assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {"float32"}
-        assert num_exact(llm) == 0 and weight_bytes(llm) == plain[1]
+        assert num_compact(llm) == 0 and weight_bytes(llm) == plain[1]
         assert_alike(answers(llm), before)
         assert llm.reset_prefix_cache()
         assert answers(llm) == plain[0]  # to the last bit: it is the same engine now
@@ -125,7 +125,7 @@ def test_trained_weights_are_held_in_float32_and_not_rounded(models):
     with LLM(models[0][0], **SHAPES) as llm:
         old = answers(llm)
         llm.update_params(new)
-        assert num_exact(llm) == 0
+        assert num_compact(llm) == 0
         assert answers(llm) == want != old
         scores = logprobs(llm, llm.params, jnp.asarray([LONGEST]))
         assert np.isfinite(scores).all()
@@ -138,7 +138,7 @@ def test_a_float32_state_dict_that_would_be_rounded_is_not(models, monkeypatch):
     with LLM(models[0][0], **SHAPES) as llm:
         monkeypatch.setattr(streaming, "panelled_floats", None)  # arrays are made at once, not of panels
         llm.update_params(state)
-        assert num_exact(llm) == 0
+        assert num_compact(llm) == 0
         found = np.asarray(llm.params["embed_tokens"]["weight"][...])[:211]
     np.testing.assert_array_equal(found, state["model.embed_tokens.weight"].numpy())
 
@@ -153,14 +153,14 @@ def test_a_float32_checkpoints_matrices_stay_in_panels_with_a_state_dict_and_bec
         assert llm.reset_prefix_cache()
         assert answers(llm) == want, "panels and arrays have the same bits"
     with LLM(str(tmp_path / "old"), **SHAPES) as llm:
-        number = num_exact(llm)
+        number = num_compact(llm)
         answers(llm)
         compiled = llm.num_recompiles
         llm.update_params({name: tensor.float() for name, tensor in models[1][1].state_dict().items()})
-        assert num_exact(llm) == number > 0 and llm.num_recompiles == compiled
+        assert num_compact(llm) == number > 0 and llm.num_recompiles == compiled
         assert answers(llm) == want
         llm.update_params(params)
-        assert num_exact(llm) == 0 and answers(llm) == want
+        assert num_compact(llm) == 0 and answers(llm) == want
 
 
 def test_a_bfloat16_state_dict_is_held_as_it_is(models):
@@ -168,23 +168,23 @@ def test_a_bfloat16_state_dict_is_held_as_it_is(models):
     with LLM(new, **SHAPES) as llm:
         want = answers(llm)
     with LLM(old, **SHAPES) as llm:
-        number = num_exact(llm)
+        number = num_compact(llm)
         answers(llm)
         compiled = llm.num_recompiles
         state = {name: tensor.to(torch.bfloat16) for name, tensor in judge.state_dict().items()}
         with pytest.raises(ValueError, match=r"is bfloat16, the engine is float32: give cast=True"):
             llm.update_params(state)
         llm.update_params(state, cast=True)
-        assert num_exact(llm) == number and llm.num_recompiles == compiled
+        assert num_compact(llm) == number and llm.num_recompiles == compiled
         assert answers(llm) == want
 
 
 def test_a_tree_that_does_not_fit_changes_nothing(models):
     with LLM(models[0][0], **SHAPES) as llm:
-        before, number = answers(llm), num_exact(llm)
+        before, number = answers(llm), num_compact(llm)
         with pytest.raises(ValueError, match=r"is missing, which the engine's params have"):
             llm.update_params({"norm": {"weight": jnp.ones(4)}})
-        assert num_exact(llm) == number
+        assert num_compact(llm) == number
         assert answers(llm) == before
 
 
@@ -202,22 +202,22 @@ def test_requests_that_run_go_on_when_the_weights_are_asked_for(models, plain):
 @pytest.mark.parametrize("weights", ["host", True])
 def test_memory_that_was_released_is_taken_again(models, weights):
     with LLM(models[0][0], **SHAPES) as llm:
-        before, number = answers(llm), num_exact(llm)
+        before, number = answers(llm), num_compact(llm)
         llm.release_memory(weights=weights)
         if weights == "host":
             llm.restore_memory()
-            assert num_exact(llm) == number
+            assert num_compact(llm) == number
             assert answers(llm) == before
         else:
             state = models[1][1].state_dict()
             llm.restore_memory({name: tensor * (1 + 2**-12) for name, tensor in state.items()})
-            assert num_exact(llm) == 0
+            assert num_compact(llm) == 0
             assert [tokens for tokens, _ in answers(llm)] != [tokens for tokens, _ in before]
 
 
 def test_training_has_the_bits_of_a_deterministic_engine(models):
     with LLM(models[0][0], deterministic=True, **SHAPES) as llm:
-        assert num_exact(llm) > 0
+        assert num_compact(llm) > 0
         drawn = llm.generate(PROMPTS[:1], GREEDY, use_tqdm=False)[0].outputs[0]
         tokens = [*IDS[0], *drawn.token_ids]
         found = logprobs(llm, llm.params, jnp.asarray([tokens]), start=len(IDS[0]), deterministic=True)[0]
@@ -242,7 +242,7 @@ def test_adapters_are_added_to_them(tmp_path):
     with LLM(
         str(tmp_path / "narrow"), enable_lora=True, max_lora_rank=6, lora_modules={"all": adapter}, **SHAPES
     ) as llm:
-        assert num_exact(llm) > 0
+        assert num_compact(llm) > 0
         outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False, lora_request=["all"] * len(PROMPTS))
         assert [list(output.outputs[0].token_ids) for output in outputs] == [each.tokens for each in want]
 

@@ -7,7 +7,7 @@ import pytest
 
 from jpaged.execution import Bucket
 from jpaged.execution.batch import BatchBuilder, empty_batch
-from jpaged.execution.caches.base import BlockFormat, LayerCache
+from jpaged.execution.caches.base import BlockSettings, LayerCache
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.caches.registry import layer_caches
 from jpaged.model_api import AttentionGroup
@@ -16,8 +16,8 @@ from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Chunk, Request, Sample, ScheduledStep, Sequence
 
 
-def block_format(block_size: int) -> BlockFormat:
-    return BlockFormat(block_size, jnp.dtype("float32"), 1)
+def block_format(block_size: int) -> BlockSettings:
+    return BlockSettings(block_size, jnp.dtype("float32"), 1)
 
 
 def builder_of(*caches: LayerCache) -> BatchBuilder:

@@ -11,7 +11,7 @@ from vision_checkpoints import gemma3_config, mllama_config
 
 from jpaged.execution import Bucket, make_mesh, make_step
 from jpaged.execution.batch import empty_batch
-from jpaged.execution.caches.base import BlockFormat
+from jpaged.execution.caches.base import BlockSettings
 from jpaged.execution.caches.images import ImageBatch, ImageCache
 from jpaged.execution.caches.pool import PoolSpec, plan_pool
 from jpaged.execution.encode import calls, make_encode, no_rows
@@ -61,7 +61,7 @@ def test_the_encoder_never_copies_the_pool(model):
 @pytest.mark.parametrize(("pool_dtype", "dtype"), [("float32", "float32"), ("int8", "bfloat16")])
 def test_features_are_kept_to_the_bit_whatever_the_pool_holds(pool_dtype, dtype):
     """Two blocks of 8 features, 130 wide, in a pool of another dtype."""
-    form = BlockFormat(8, jnp.dtype(pool_dtype), 1)
+    form = BlockSettings(8, jnp.dtype(pool_dtype), 1)
     cache = ImageCache(ImageGroup("images", (), 130, dtype), form)
     spec = PoolSpec.plan([cache], 5 * cache.pool_groups()[0].real_bytes)
     pool = jnp.zeros(spec.shape, form.dtype)

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from safetensors import safe_open
 from transformers import AutoConfig
 
-from jpaged.execution.caches.base import BlockFormat
+from jpaged.execution.caches.base import BlockSettings
 from jpaged.execution.caches.state import StateCache
 from jpaged.model_api import (
     TENSOR_AXIS,
@@ -131,7 +131,7 @@ def _counted(mine: dict[str, jax.Array], layer: LayerRef) -> jax.Array:
 
 def _state(group: StateGroup, shards: int) -> StateCache:
     """Where one block of float32 holds a shard's state of a sequence."""
-    return StateCache(group, BlockFormat(16, jnp.dtype(jnp.float32), shards))
+    return StateCache(group, BlockSettings(16, jnp.dtype(jnp.float32), shards))
 
 
 def _units_of_one(tokens: int) -> Units:

@@ -56,7 +56,7 @@ class AdapterCache(LayerCache):
 
     group: AdapterGroup
     Batch: ClassVar[type[tuple[Any, ...]]] = AdapterBatch
-    leaves_out_unread: ClassVar[bool] = True
+    skips_unread_rows: ClassVar[bool] = True
 
     @property
     def dtype(self) -> np.dtype:

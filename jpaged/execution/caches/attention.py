@@ -223,7 +223,7 @@ class AttentionCache(TokenSlots):
     """Serves layers that keep K and V of each token in its block."""
 
     group: AttentionGroup
-    leaves_out_unread: ClassVar[bool] = True
+    skips_unread_rows: ClassVar[bool] = True
 
     @property
     @abstractmethod

@@ -32,7 +32,7 @@ Pool: TypeAlias = Shaped[Array, "shards pages rows 128"]
 
 
 @dataclass(frozen=True)
-class BlockFormat:
+class BlockSettings:
     """Says what the blocks of all layer groups have in common.
 
     Attributes:
@@ -151,9 +151,9 @@ class LayerCache(ABC):
     """
 
     group: LayerGroup
-    format: BlockFormat
+    format: BlockSettings
     Batch: ClassVar[type[tuple[Any, ...]]]
-    leaves_out_unread: ClassVar[bool] = False
+    skips_unread_rows: ClassVar[bool] = False
     """Whether `operate` takes `last_keys` of -1, see `jpaged.model_api.Attend`, or no token's result is its own."""
 
     # ------------------------------------------------------------------ memory

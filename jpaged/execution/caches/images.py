@@ -68,7 +68,7 @@ class EncodedCache(LayerCache):
 
         Args:
             view: shape on one device of the pool as the group sees it.
-            encoded: what `jpaged.model_api.SeesImages.encode` returns of the image, without the axis of images.
+            encoded: what `jpaged.model_api.TakesImages.encode` returns of the image, without the axis of images.
             rows: ``block * block_size + place`` of each feature.
             impl: version of the kernels; None = what the current platform is best at.
         """
@@ -127,7 +127,7 @@ class ImageCache(EncodedCache):
         index: int | Int[Array, ""],
         hidden: Float[Array, "tokens embed"],
     ) -> tuple[Pool, Float[Array, "tokens embed"]]:
-        """Put features in the place of tokens that stand for images; see `jpaged.model_api.TakeImages`."""
+        """Put features in the place of tokens that stand for images; see `jpaged.model_api.PlaceImageFeatures`."""
         rows = call.arrays.rows
         if rows is None:
             return pool, hidden

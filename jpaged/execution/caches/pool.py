@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jpaged.execution.caches.base import BlockFormat, LayerCache, Pool, group_specs
+from jpaged.execution.caches.base import BlockSettings, LayerCache, Pool, group_specs
 from jpaged.execution.caches.registry import layer_caches
 from jpaged.execution.mesh import is_local, platform
 from jpaged.execution.replicas import num_replicas, pool_sharding
@@ -68,8 +68,8 @@ class PoolSpec:
         """Return the shape on one device of each view, one for each of the layout's groups."""
         return tuple(
             cache.view(plan)
-            for cache, its in zip(self.caches, self.slices, strict=True)
-            for plan in self.layout.groups[its]
+            for cache, group_slice in zip(self.caches, self.slices, strict=True)
+            for plan in self.layout.groups[group_slice]
         )
 
     @property
@@ -95,12 +95,12 @@ def plan_pool(
     state_interval: int = 512,
     most_drafts: int = 0,
 ) -> PoolSpec:
-    """Cut `pool_bytes` (a device) into large pages for the model's layer groups; see `BlockFormat`.
+    """Cut `pool_bytes` (a device) into large pages for the model's layer groups; see `BlockSettings`.
 
     Raises:
         ValueError: `pool_bytes` holds no large page, or a group is of an unknown kind.
     """
-    form = BlockFormat(block_size, jnp.dtype(dtype), shards, tile, state_interval, most_drafts=most_drafts)
+    form = BlockSettings(block_size, jnp.dtype(dtype), shards, tile, state_interval, most_drafts=most_drafts)
     return PoolSpec.plan(layer_caches(groups, form), pool_bytes)
 
 
@@ -131,7 +131,7 @@ def make_zero_pages(mesh: Mesh) -> jax.stages.Wrapped:
     return jax.jit(everywhere, donate_argnums=0)
 
 
-class HeldPool:
+class DonatedPool:
     """Holds the pool, donated to every program that changes it and replaced by what that gives back.
 
     A thread makes it, where no other process has a part in that: a CPU takes a second to map a gigabyte, and warming up

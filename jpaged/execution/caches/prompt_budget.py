@@ -49,7 +49,7 @@ class PromptBudgetCache(FullAttentionCache):
 
     group: PromptBudgetGroup
     Batch = PromptBudgetBatch
-    leaves_out_unread = False  # a prompt's last queries choose what is kept, whoever reads their results
+    skips_unread_rows = False  # a prompt's last queries choose what is kept, whoever reads their results
     one_by_one = LayerCache.one_by_one  # a prompt's last queries choose together
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from jpaged.execution.caches.adapters import AdapterCache
 from jpaged.execution.caches.attention import ChunkedAttentionCache, FullAttentionCache, SlidingWindowCache
-from jpaged.execution.caches.base import BlockFormat, LayerCache
+from jpaged.execution.caches.base import BlockSettings, LayerCache
 from jpaged.execution.caches.cross_attention import CrossAttentionCache
 from jpaged.execution.caches.images import ImageCache
 from jpaged.execution.caches.latent import LatentCache
@@ -28,7 +28,7 @@ KINDS: dict[str, type[LayerCache]] = {
 """The kinds of layers by `LayerGroup.kind`."""
 
 
-def layer_caches(groups: Iterable[LayerGroup], form: BlockFormat) -> tuple[LayerCache, ...]:
+def layer_caches(groups: Iterable[LayerGroup], form: BlockSettings) -> tuple[LayerCache, ...]:
     """Return the `LayerCache` of each of a model's layer groups, for blocks of this format.
 
     Raises:

@@ -76,7 +76,7 @@ def _problem(folder: Path) -> str | None:
     return f"{free >> 20} MiB are free, below {LEAST_FREE >> 20}" if free < LEAST_FREE else None
 
 
-def compile_loops_ahead(mesh: Mesh, *, dtype: str, kv_cache_dtype: str, block_size: int) -> None:
+def precompile_attention_loops(mesh: Mesh, *, dtype: str, kv_cache_dtype: str, block_size: int) -> None:
     """Start a process that compiles attention's loops, where this machine has not yet compiled them: on a cold start
     that is half of the time, and needs nothing of the model but the dtype of its KV.
 
@@ -88,7 +88,7 @@ def compile_loops_ahead(mesh: Mesh, *, dtype: str, kv_cache_dtype: str, block_si
     """
     if platform(mesh) != "cpu" or find_spec("numba") is None:
         return
-    from pallas_kernels.paged_attention.cpu_ahead import compile_ahead
+    from pallas_kernels.paged_attention.numba_precompile import compile_ahead
 
     guessed = jnp.bfloat16 if dtype == "bfloat16" else jnp.float32
     compile_ahead(resolve_kv_dtype(kv_cache_dtype, guessed, mesh, block_size).name)

@@ -72,11 +72,11 @@ class Compilations:
         logger.debug("compiled %s in %.2f s", shape, seconds)
 
 
-def _nobody_waits(key: Hashable, seconds: float) -> None:
+def _noop(key: Hashable, seconds: float) -> None:
     """Do nothing: nobody wants to know when a compilation ends."""
 
 
-def _nothing_to_do() -> None:
+def _nothing() -> None:
     """Do nothing: the shape is compiled."""
 
 
@@ -102,7 +102,7 @@ class Program:
         self,
         function: jax.stages.Wrapped,
         on_compile: Callable[[Hashable], None],
-        on_compiled: Callable[[Hashable, float], None] = _nobody_waits,
+        on_compiled: Callable[[Hashable, float], None] = _noop,
         made_of: Hashable | None = None,
         *,
         kind: str = "",
@@ -135,7 +135,7 @@ class Program:
         good or bad.
         """
         if key in self._compiled:
-            return _nothing_to_do
+            return _nothing
         over = threading.Event()
         compilation = _Compilation(lambda seconds: self._end(key, over, seconds))
         with self._lock:
@@ -151,7 +151,7 @@ class Program:
             raise
         if work is None:
             compilation.end()
-            return _nothing_to_do
+            return _nothing
         return compilation.of(work)
 
     def _traced(self, key: Hashable, args: tuple[Any, ...], static: dict[str, Any]) -> Callable[[], None] | None:
@@ -206,7 +206,7 @@ class _Compilation:
 
     def __init__(self, ended: Callable[[float], None]) -> None:
         self._ended: Callable[[float], None] | None = ended
-        self._work: Callable[[], None] = _nothing_to_do
+        self._work: Callable[[], None] = _nothing
         self._seconds = 0.0
         self._since: float | None = time.perf_counter()
 

@@ -33,7 +33,7 @@ class AdapterMatrices:
     """Holds the places of a step's adapters, on the devices; nothing where the pool keeps no adapters.
 
     Args:
-        on_compile, on_compiled: told of the programs that make and fill places, see `Program`: requests wait for them.
+        on_compile, on_compiled: called for the programs of places, for which requests wait, see `Program`.
         store: where these programs are loaded from, or collected for.
     """
 
@@ -51,9 +51,9 @@ class AdapterMatrices:
         self._matrices: Matrices | None = None
         self._held: dict[int, Int[np.ndarray, " blocks"]] = {}  # by place: the blocks of the adapter in it
         if self._at is not None:
-            told, begin, fill = (on_compile, on_compiled), make_begin(spec, mesh), make_fill(spec, mesh, self._at)
-            self._begin = Program(begin, *told, (_BEGIN, spec, mesh), kind=_BEGIN, store=store)
-            self._fill = Program(fill, *told, (_FILL, spec, mesh), kind=_FILL, store=store)
+            callbacks, begin, fill = (on_compile, on_compiled), make_begin(spec, mesh), make_fill(spec, mesh, self._at)
+            self._begin = Program(begin, *callbacks, (_BEGIN, spec, mesh), kind=_BEGIN, store=store)
+            self._fill = Program(fill, *callbacks, (_FILL, spec, mesh), kind=_FILL, store=store)
 
     def given(self, pool: Pool, batch: StepBatch) -> StepBatch:
         """Return a step's arrays with the matrices of its adapters for their blocks; the pool is only read.

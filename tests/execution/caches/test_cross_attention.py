@@ -9,7 +9,7 @@ import pytest
 
 from jpaged.execution import make_mesh
 from jpaged.execution.caches import cross_attention
-from jpaged.execution.caches.base import BlockFormat, LayerCall
+from jpaged.execution.caches.base import BlockSettings, LayerCall
 from jpaged.execution.caches.cross_attention import CrossAttentionBatch, CrossAttentionCache
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.model_api import CrossAttentionGroup
@@ -27,7 +27,7 @@ IMAGES = [(0, [3, 1], 11), (1, [7, 2, 5, 0], 30), (2, [6], 5)]
 def written():
     """The cache, its pool with all images written, and their keys and values by sequence."""
     cache = CrossAttentionCache(
-        CrossAttentionGroup("images", (1, 3), HEADS, WIDTH, 8), BlockFormat(SIZE, jnp.dtype("float32"), 1)
+        CrossAttentionGroup("images", (1, 3), HEADS, WIDTH, 8), BlockSettings(SIZE, jnp.dtype("float32"), 1)
     )
     spec = PoolSpec.plan([cache], 9 * cache.pool_groups()[0].real_bytes)
     pool, known = jnp.full(spec.shape, jnp.nan), {}

@@ -22,7 +22,7 @@ from small_schedulers import make_request
 
 from jpaged.execution import Bucket, Runner, StepSettings, make_mesh, make_step, plan_pool
 from jpaged.execution.batch import empty_batch
-from jpaged.execution.caches.base import BlockFormat, HostStep, LayerCache, LayerCall, Pool, Reads
+from jpaged.execution.caches.base import BlockSettings, HostStep, LayerCache, LayerCall, Pool, Reads
 from jpaged.execution.caches.registry import KINDS, layer_caches
 from jpaged.execution.mesh import HostOrDevice
 from jpaged.execution.replicas import over_tensor
@@ -259,7 +259,7 @@ def test_an_unknown_kind_is_refused():
     class Unknown(SumGroup):
         kind = "unheard of"
 
-    form = BlockFormat(BLOCK, jnp.dtype("float32"), 1)
+    form = BlockSettings(BLOCK, jnp.dtype("float32"), 1)
     with pytest.raises(ValueError, match="layer group 'sum' is of kind 'unheard of'; known: full attention"):
         layer_caches([Unknown("sum", (0,), WIDTH)], form)
 

@@ -33,7 +33,7 @@ from state_models import (
 )
 
 from jpaged.engine.pinned_prefixes import PinnedPrefixes
-from jpaged.execution.caches.base import BlockFormat
+from jpaged.execution.caches.base import BlockSettings
 from jpaged.execution.caches.state import StateCache
 from jpaged.memory import Pins
 from jpaged.sampling_params import BeamSearchParams
@@ -184,7 +184,7 @@ def test_deterministic_steps_carry_states_from_launch_to_launch():
 
 
 def test_two_devices_keep_half_of_each_state():
-    one, two = (StateCache(STATES, BlockFormat(BLOCK, jnp.dtype("float32"), shards)) for shards in (1, 2))
+    one, two = (StateCache(STATES, BlockSettings(BLOCK, jnp.dtype("float32"), shards)) for shards in (1, 2))
     assert [place.shape for place in two.places.values()] == [(64,), (32,)]
     assert two.layer_shape == one.layer_shape == (16, 128), "whole tiles"
     devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
@@ -196,5 +196,5 @@ def test_two_devices_keep_half_of_each_state():
 
 
 def test_a_state_of_another_width_than_the_pools_elements_takes_whole_tiles():
-    narrow = StateCache(STATES, BlockFormat(BLOCK, jnp.dtype("bfloat16"), 1))
+    narrow = StateCache(STATES, BlockSettings(BLOCK, jnp.dtype("bfloat16"), 1))
     assert narrow.layer_shape == (32, 128)

@@ -12,7 +12,7 @@ from checkpoints import make_checkpoint
 from dense_model import run_dense
 from flax import nnx
 
-from jpaged.execution.params import num_exact, widened
+from jpaged.execution.params import num_compact, to_float32
 from jpaged.loading import load_model
 from jpaged.loading.load import convert_checkpoint
 from jpaged.loading.open_checkpoint import open_model
@@ -99,7 +99,7 @@ def test_a_parameter_that_its_family_computes_is_held_in_float32_and_not_rounded
     assert "attention.out.weight: held in float32" in caplog.text
     plain = load_model(folder, dtype="float32")
     assert 0 < num_tiles(tiled.params) < num_tiles(load_model_as_it_is(folder, monkeypatch).params)
-    for one, other in zip(jax.tree.leaves(widened(tiled.params)), jax.tree.leaves(plain.params), strict=True):
+    for one, other in zip(jax.tree.leaves(to_float32(tiled.params)), jax.tree.leaves(plain.params), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -130,8 +130,8 @@ def test_matrices_of_a_float32_checkpoint_are_held_in_panels_and_computed_with_t
     make_checkpoint("llama", tmp_path / "folder")
     convert_checkpoint(tmp_path / "folder", tmp_path / "orbax")
     held, plain = (load_model(tmp_path / kind, dtype="float32", exact_tiles=tiles) for tiles in ("exact", None))
-    assert len(panels_of(held.params)) == num_exact(held.params) > 0 and not num_exact(plain.params)
-    for one, other in zip(jax.tree.leaves(widened(held.params)), jax.tree.leaves(plain.params), strict=True):
+    assert len(panels_of(held.params)) == num_compact(held.params) > 0 and not num_compact(plain.params)
+    for one, other in zip(jax.tree.leaves(to_float32(held.params)), jax.tree.leaves(plain.params), strict=True):
         np.testing.assert_array_equal(one, other)
     logits = [run_dense(nnx.merge(loaded.graphdef, loaded.params), np.arange(3, 23)) for loaded in (held, plain)]
     np.testing.assert_array_equal(*logits)
@@ -139,7 +139,7 @@ def test_matrices_of_a_float32_checkpoint_are_held_in_panels_and_computed_with_t
 
 def test_an_engine_that_promises_the_bits_of_arrays_holds_float32_as_arrays(tmp_path):
     make_checkpoint("llama", tmp_path)
-    assert not num_exact(load_model(tmp_path, dtype="float32", exact_tiles="same bits").params)
+    assert not num_compact(load_model(tmp_path, dtype="float32", exact_tiles="same bits").params)
 
 
 def test_panels_are_saved_as_the_arrays_they_stand_for(tmp_path):
@@ -147,10 +147,10 @@ def test_panels_are_saved_as_the_arrays_they_stand_for(tmp_path):
     held = load_model(tmp_path / "folder", dtype="float32", exact_tiles="exact")
     save_checkpoint(tmp_path / "saved", held)
     again = load_model(tmp_path / "saved", dtype="float32")
-    for one, other in zip(jax.tree.leaves(widened(held.params)), jax.tree.leaves(again.params), strict=True):
+    for one, other in zip(jax.tree.leaves(to_float32(held.params)), jax.tree.leaves(again.params), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_what_is_quantised_is_not(folder, quantization):
-    assert not num_exact(load_model(folder, dtype="float32", exact_tiles="exact", quantization=quantization).params)
+    assert not num_compact(load_model(folder, dtype="float32", exact_tiles="exact", quantization=quantization).params)

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-Pieces = Sequence["np.ndarray | Joined"]
+Pieces = Sequence["np.ndarray | LazyConcat"]
 
 
-class Joined:
+class LazyConcat:
     """Puts off ``np.concatenate(pieces, axis)``: slices with step 1, one for each axis, read the pieces they meet.
 
     Pieces are views of the memory-mapped files of a checkpoint, so a process of several reads its own parts only.
@@ -33,16 +33,16 @@ class Joined:
         self.ndim = len(self.shape)
 
     @property
-    def T(self) -> Joined:
+    def T(self) -> LazyConcat:
         """Return the arrays' transposes joined."""
-        return Joined([piece.T for piece in self.pieces], len(self.shape) - 1 - self.axis)
+        return LazyConcat([piece.T for piece in self.pieces], len(self.shape) - 1 - self.axis)
 
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
         start, stop, _ = index[self.axis].indices(self.shape[self.axis])
         parts = [piece[(*index[: self.axis], own, *index[self.axis + 1 :])] for piece, own in self._meet(start, stop)]
         return np.asarray(parts[0]) if len(parts) == 1 else np.concatenate(parts, self.axis)
 
-    def _meet(self, start: int, stop: int) -> Iterator[tuple[np.ndarray | Joined, slice]]:
+    def _meet(self, start: int, stop: int) -> Iterator[tuple[np.ndarray | LazyConcat, slice]]:
         """Yield the pieces between two places along the axis, and which part of each is meant."""
         at = 0
         for piece in self.pieces:

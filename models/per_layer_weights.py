@@ -2,7 +2,7 @@
 
 XLA:CPU copies a layer's weights out of a stack before it multiplies with them (measured on SmolLM2-135M, one token:
 31 ms a step against 14 ms), and unrolling the layers compiles the attention loops once a layer (6 to 10 s a shape
-against 2 to 3 s). A `Bank` has both: the loop's body is compiled once, and a product picks its weights by
+against 2 to 3 s). `PerLayerWeights` does both: the loop's body is compiled once, and a product picks its weights by
 branching on the layer's number, each branch a product that reads its own weights in place.
 """
 
@@ -21,7 +21,7 @@ from pallas_kernels.matmul import chosen_product
 
 
 @jax.tree_util.register_pytree_node_class
-class Bank:
+class PerLayerWeights:
     """Holds the same matrix of several layers, and says which layer's is meant.
 
     It stands where a matrix would in a layer's parameters; products understand it (`multiply`), and what else needs a
@@ -36,19 +36,19 @@ class Bank:
         return (self.matrices, self.index), None
 
     @classmethod
-    def tree_unflatten(cls, _: None, parts: tuple[Any, ...]) -> Bank:
-        bank = object.__new__(cls)
-        bank.matrices, bank.index = parts
-        return bank
+    def tree_unflatten(cls, _: None, parts: tuple[Any, ...]) -> PerLayerWeights:
+        weights = object.__new__(cls)
+        weights.matrices, weights.index = parts
+        return weights
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Return the shape of one matrix."""
         return self.matrices[0].shape
 
-    def __getitem__(self, key: Any) -> Bank:
+    def __getitem__(self, key: Any) -> PerLayerWeights:
         if key is not Ellipsis:
-            raise TypeError(f"a bank of matrices cannot be indexed with {key!r}: only products understand it")
+            raise TypeError(f"weights of several layers cannot be indexed with {key!r}: only products understand it")
         return self
 
     def read(self) -> Array:
@@ -64,21 +64,21 @@ _WHOLE = (HeldMatrix, AdaptedMatrix)
 """What stands for a matrix and is made of several arrays."""
 
 
-def matrix_of(parameter: Array | Bank) -> Array:
-    """Return a parameter's matrix, which is copied where it is one of a bank."""
-    return parameter.read() if isinstance(parameter, Bank) else parameter
+def matrix_of(parameter: Array | PerLayerWeights) -> Array:
+    """Return a parameter's matrix, copied where it is one of a `PerLayerWeights`."""
+    return parameter.read() if isinstance(parameter, PerLayerWeights) else parameter
 
 
 def choose(layers: Sequence[Any], index: int | Int[Array, ""]) -> Any:
-    """Pick one layer's parameters out of all layers' trees: banks for matrices; vectors, which are small, are
-    gathered."""
+    """Pick one layer's parameters out of all layers' trees: `PerLayerWeights` for matrices; vectors, which are
+    small, are gathered."""
 
-    def pick(*leaves: Any) -> Bank | Array | AdaptedMatrix:
+    def pick(*leaves: Any) -> PerLayerWeights | Array | AdaptedMatrix:
         if isinstance(leaves[0], AdaptedMatrix):  # the layers' adapters lie in one array
-            bank = Bank([leaf.weight for leaf in leaves], index)
+            bank = PerLayerWeights([leaf.weight for leaf in leaves], index)
             return leaves[0].of_layer(bank, jnp.asarray([leaf.at for leaf in leaves])[index])
         if is_held(leaves[0]) or leaves[0].ndim >= 2:
-            return Bank(leaves, index)
+            return PerLayerWeights(leaves, index)
         return jnp.stack(leaves)[index]
 
     return jax.tree.map(pick, *layers, is_leaf=lambda leaf: isinstance(leaf, _WHOLE))

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("numba")
 
 from pallas_kernels import ffi
-from pallas_kernels.paged_attention import cpu_ahead
+from pallas_kernels.paged_attention import numba_precompile
 
 
 @pytest.fixture
@@ -27,13 +27,13 @@ def started(monkeypatch, tmp_path):
         def wait(self):
             return 0
 
-    monkeypatch.setattr(cpu_ahead.subprocess, "Popen", Process)
-    monkeypatch.setattr(cpu_ahead, "_cores", lambda: 2)
+    monkeypatch.setattr(numba_precompile.subprocess, "Popen", Process)
+    monkeypatch.setattr(numba_precompile, "_cores", lambda: 2)
     return commands
 
 
 def test_a_process_is_started_for_loops_that_are_not_on_disk(started):
-    cpu_ahead.compile_ahead("float32")
+    numba_precompile.compile_ahead("float32")
     ((python, option, code, dtype),) = started
     assert (python, option, dtype) == (sys.executable, "-c", "float32")
     imports = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -46,31 +46,31 @@ def test_a_process_is_started_for_loops_that_are_not_on_disk(started):
 
 
 def test_none_is_started_when_they_are_there_and_other_dtypes_have_loops_of_their_own(started):
-    cpu_ahead.note_compiled("float32")
-    assert cpu_ahead.is_compiled("float32") and not cpu_ahead.is_compiled("int8")
-    assert cpu_ahead.compile_ahead("float32") is None and started == []
-    cpu_ahead.compile_ahead("int8")
+    numba_precompile.note_compiled("float32")
+    assert numba_precompile.is_compiled("float32") and not numba_precompile.is_compiled("int8")
+    assert numba_precompile.compile_ahead("float32") is None and started == []
+    numba_precompile.compile_ahead("int8")
     assert len(started) == 1
 
 
 def test_none_is_started_on_a_single_core(started, monkeypatch):
-    monkeypatch.setattr(cpu_ahead, "_cores", lambda: 1)
-    assert cpu_ahead.compile_ahead("float32") is None and started == []
+    monkeypatch.setattr(numba_precompile, "_cores", lambda: 1)
+    assert numba_precompile.compile_ahead("float32") is None and started == []
 
 
 def test_a_process_that_cannot_be_started_and_a_folder_that_cannot_be_written_are_no_errors(started, monkeypatch):
     def refuse(*_, **__):
         raise OSError("no more processes")
 
-    monkeypatch.setattr(cpu_ahead.subprocess, "Popen", refuse)
-    assert cpu_ahead.compile_ahead("float32") is None
-    monkeypatch.setattr(ffi, "cache_folder", lambda: cpu_ahead.Path("/proc/nowhere"))
-    cpu_ahead.note_compiled("float32")
-    assert not cpu_ahead.is_compiled("float32")
+    monkeypatch.setattr(numba_precompile.subprocess, "Popen", refuse)
+    assert numba_precompile.compile_ahead("float32") is None
+    monkeypatch.setattr(ffi, "cache_folder", lambda: numba_precompile.Path("/proc/nowhere"))
+    numba_precompile.note_compiled("float32")
+    assert not numba_precompile.is_compiled("float32")
 
 
 def test_what_this_process_compiled_is_noted(monkeypatch):
     from pallas_kernels.paged_attention.cpu_call import target
 
     target("float32")
-    assert cpu_ahead.is_compiled("float32")
+    assert numba_precompile.is_compiled("float32")

@@ -45,10 +45,10 @@ class Decoder(nnx.Module):
     """A checkpoint's names: what all but the vocabulary's head begin with, the embedding, and the final norm."""
 
     image_group: ImageGroup | CrossAttentionGroup | None = None
-    """What the model keeps of images, where it takes any; see `jpaged.model_api.TakesImages`."""
+    """Layer group of image features, if the model takes images; see `jpaged.model_api.TakesImages`."""
 
     skips_unread_rows = False
-    """Whether the layers leave out what nobody reads of the last one's results, see
+    """Whether the layers skip rows of the last one's results that are not read, see
     `jpaged.model_api.SkipsUnreadRows`."""
 
     _has_experts = False

@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3 (2024): attention to latents, and mixtures of many small experts beside shared ones.
+"""DeepSeek-V2 and V3 (2024): attention to latents, and mixtures of many small experts with shared ones.
 
 V2 weighs experts by a softmax over all of them, V3 by sigmoids, corrected by a bias to choose and normalised to weigh;
 both may choose among the experts of a few groups only. The first layers have a plain MLP.

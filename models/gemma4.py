@@ -2,7 +2,7 @@
 
 Beside the hidden state every layer is given a small vector of each token, of a table of its own (per-layer embeddings).
 The last layers may keep no KV and read that of the last layer of their type that does. Global layers may use their keys
-as values, and rotate a part of a head. Some models have experts beside the MLP.
+as values, and rotate a part of a head. Some models have experts next to the MLP.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class OwnInput(nnx.Module):
 
 
 class Gemma4Layer(nnx.Module):
-    """``x += norm(attention(norm(x))); x += norm(mlp(norm(x))); x = scalar * own_input(x)``; experts beside the MLP."""
+    """``x += norm(attention(norm(x))); x += norm(mlp(norm(x))); x = scalar * own_input(x)``, maybe with experts."""
 
     def __init__(self, config: Any, kind: LayerKind, heads: Heads, layout: ExpertLayout | None, build: BuildContext):
         size, eps = config.hidden_size, config.rms_norm_eps

@@ -1,4 +1,4 @@
-"""The experts that some models of Gemma 4 have beside each layer's MLP, and the router that picks them."""
+"""The experts that some models of Gemma 4 have next to each layer's MLP, and the router that picks them."""
 
 from __future__ import annotations
 

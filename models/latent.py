@@ -31,7 +31,7 @@ class LatentHeads:
 
     Attributes:
         num_heads: of the checkpoint.
-        slots: heads over all tensor shards, those of the checkpoint and zero ones behind them.
+        slots: heads over all tensor shards, those of the checkpoint and zero ones after them.
         rank: width of the latent.
         query_rank: width that queries are compressed to; None = they are not.
         plain, rotary: widths of a query's part that is not rotated, and of the part that is.

@@ -126,7 +126,7 @@ class LayerNorm(nnx.Module):
 
 
 MLP_NAMES = ("gate_proj", "up_proj", "down_proj")
-"""What most checkpoints call the matrices of a gated MLP."""
+"""Names of a gated MLP's matrices in most checkpoints."""
 
 
 class GatedMLP(nnx.Module):

@@ -30,8 +30,7 @@ from .per_layer_weights import PerLayerWeights
 from .weights import Converter, as_stored, pad_rows
 
 LiveRows: TypeAlias = Int[Array, ""] | None
-"""How many rows, the first ones, are a step's tokens or samples; the others' products, of padding, may be 0. None: all.
-"""
+"""Number of rows, the first ones, that are a step's tokens or samples; products of the others may be 0. None: all."""
 
 
 class Linear(nnx.Module):
@@ -181,7 +180,7 @@ class HeadLinear(nnx.Module):
 
     def weights(self, path: tuple[str, ...], tensor: str, layer: int) -> Iterator[WeightSource]:
         """Yield the source of this module at `path` in its layer: the checkpoint tensor ``{tensor}.weight``, with zero
-        heads behind its own."""
+        heads after its own."""
         rows = self.weight.shape[-2]
         split = P(TENSOR_AXIS, None)
         yield WeightSource((*path, "weight"), (f"{tensor}.weight",), pad_rows(rows), split, layer, -1)
@@ -202,7 +201,7 @@ class Embedding(nnx.Module):
         self.narrow = build.bfloat16_tiles
 
     def __call__(self, ids: Int[Array, " tokens"]) -> Float[Array, "tokens embed"]:
-        """Read rows of the table; ids out of range (padding) read some row, as nobody uses the result."""
+        """Read rows of the table; ids out of range (padding) read some row: their results are not used."""
         table = self.weight[...]
         if is_held(table):
             return table.read_rows(ids, self.dtype)

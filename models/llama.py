@@ -1,4 +1,4 @@
-"""Llama 2 and 3, SmolLM2, Mistral, Ministral, Qwen2 and Qwen3: one decoder, told apart by a few switches.
+"""Llama 2 and 3, SmolLM2, Mistral, Ministral, Qwen2 and Qwen3: one decoder with a few switches.
 
 Pre-norm RMSNorm, rotary grouped-query attention, gated MLP (Touvron et al., 2023). Mistral slides a window
 over every layer, Ministral over most, Qwen2 has biases on Q, K and V, Qwen3 norms queries and keys. Any of them

@@ -2,7 +2,7 @@
 
 Chunked layers rotate neighbouring pairs and may norm queries and keys; in global layers queries grow slowly with
 their position, so that attention stays sharp over long contexts (Nakanishi, 2025). Some or all layers have a
-mixture of experts beside a shared MLP instead of an MLP.
+mixture of experts and a shared MLP instead of an MLP.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAMES = SparseNames("router", "shared_expert", separate=None)
 
 
 def _layer(config: Any, kind: LayerKind, heads: Heads, layout: ExpertLayout, build: BuildContext) -> PreNormLayer:
-    """Return a layer, whose MLP is one for all tokens, in most layers with experts beside it."""
+    """Return a layer, whose MLP is one for all tokens, in most layers together with experts."""
     size, eps = config.hidden_size, config.rms_norm_eps
     activation = check_activation(config.hidden_act, "hidden_act")
     qk_norm = partial(RMSNorm, heads.head_dim, eps, build, affine=False)

@@ -1,7 +1,7 @@
 """Llama 3.2 Vision (Llama Team, 2024): Llama 3, and layers in between whose tokens attend to the tiles of an image.
 
 Such a layer makes no K and V of tokens: those of an image are made once, from the encoder's features, and every token
-behind the image reads them. Text before the first image sees none, and these layers leave it as it is, as in Meta's own
+after the image reads them. Text before the first image sees none, and these layers leave it as it is, as in Meta's own
 code and in prompts without images.
 """
 
@@ -38,7 +38,7 @@ from .stack import LayerKind, Shared
 from .vision import MllamaProjector, MllamaVision
 
 _MORE_TOKENS = 8
-"""Rows of the embedding behind the vocabulary: the first is the token that stands for an image."""
+"""Rows of the embedding after the vocabulary: the first is the token that stands for an image."""
 
 
 class ImageLayer(nnx.Module):
@@ -203,7 +203,7 @@ class Mllama(Decoder):
     ) -> tuple[
         Float[Array, "images layers features heads head_dim"], Float[Array, "images layers features heads head_dim"]
     ]:
-        """See `jpaged.model_api.TakesImages`; K and V of each image's tiles, those of padding behind the others.
+        """See `jpaged.model_api.TakesImages`; K and V of each image's tiles, those of padding last.
 
         Args:
             arrays: ``pixel_values``, [images, tiles, channels, height, width], ``aspect_ratio_id``, [images], and

@@ -61,7 +61,7 @@ class PerLayerWeights:
 
 
 _WHOLE = (HeldMatrix, AdaptedMatrix)
-"""What stands for a matrix and is made of several arrays."""
+"""Classes of matrices that are made of several arrays."""
 
 
 def matrix_of(parameter: Array | PerLayerWeights) -> Array:

@@ -1,7 +1,7 @@
 """Qwen3-Next and the text of Qwen3.5 (Qwen Team, 2025 and 2026): three layers of Gated DeltaNet to one of attention.
 
 Attention has a gate for each number of a head, norms queries and keys, and rotates a quarter of a head. Norms keep
-their scale's distance from one. Qwen3-Next's MLPs are experts beside a shared one that a token's gate weighs.
+their scale's distance from one. Qwen3-Next's MLPs are experts and a shared one that a token's gate weighs.
 """
 
 from __future__ import annotations

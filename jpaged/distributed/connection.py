@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 
 PING_SECONDS = 5.0
-"""How often a process says that it lives."""
+"""Interval at which a process says that it lives."""
 
 MAX_SILENCES = 6
 """Waits of `PING_SECONDS` in a row without a byte after which the other process counts as dead. Waits are counted,
@@ -18,7 +18,7 @@ _LENGTH_BYTES = 8
 
 
 class Connection:
-    """Is one end of a conversation: one thread reads, and one says every few seconds that this process lives.
+    """Holds one end of a conversation: one thread reads, and one says every few seconds that this process lives.
 
     Args:
         on_message: called in the reading thread for each message.

@@ -23,7 +23,7 @@ from jpaged.distributed.follower import Follower
 from jpaged.distributed.leader import Leader
 
 JOIN_SECONDS = 300
-"""How long processes wait for each other to make their `LLM`."""
+"""Time that processes wait for each other to make their `LLM`."""
 
 _KEY = "jpaged/leader"
 _HELLO_BYTES = 1 << 16
@@ -68,7 +68,7 @@ def _gather(settings: str) -> Leader:
 
 
 def _greet(peer: socket.socket, token: str, settings: str) -> int | None:
-    """Greet whoever connects; returns which follower it is, or None for a stranger."""
+    """Greet a process that connects; return which follower it is, or None for a stranger."""
     try:
         hello = json.loads(read_frame(peer, MAX_SILENCES, _HELLO_BYTES))
     except (OSError, ValueError, RecursionError):

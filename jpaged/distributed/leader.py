@@ -16,7 +16,7 @@ from jpaged.execution.wire import decode, encode
 
 
 class Leader:
-    """Speaks to all followers. They are told of the end when the interpreter exits.
+    """Speaks to all followers. They learn of the end when the interpreter exits.
 
     Args:
         peers: an open socket to each follower, by process number.
@@ -68,7 +68,7 @@ class Leader:
         self._send(encode(name, args))
 
     def _end_run(self, error: BaseException) -> None:
-        """End the run after a device call that failed here: the followers were told of it, and would be a call ahead.
+        """End the run after a device call that failed here: the followers have made it, and would be a call ahead.
 
         Raises:
             ProcessLost: another process was lost, which explains it.

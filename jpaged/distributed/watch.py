@@ -21,10 +21,10 @@ from jpaged.errors import ProcessLost
 logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 15.0
-"""Between the loss of a process and the end of this one, for whoever wants to save something."""
+"""Seconds between the loss of a process and the end of this one, in which a program may save something."""
 
 NEWS_SECONDS = 5.0
-"""How long a device call that failed waits for news of a process that died: the devices may hear of it first."""
+"""Seconds that a failed device call waits for news of a process that died: the devices may hear of it first."""
 
 
 class Watch:

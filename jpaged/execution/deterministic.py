@@ -29,7 +29,7 @@ BUCKET = Bucket(ROWS, ROWS, decode_only=True)
 
 
 class Launch(NamedTuple):
-    """Is a part of a step.
+    """Holds a part of a step.
 
     Attributes:
         batch: its arrays, of the shape of `bucket`.
@@ -105,7 +105,7 @@ def _one_by_one(
     stop = rows.start + ROWS
     here: slice | np.ndarray = slice(rows.start, stop)
     if stop > len(batch.tokens) or rows.stop < min(stop, num_tokens):
-        # What is behind is another launch's, or nothing: a row of padding stands for it.
+        # Later rows belong to another launch, or to none: a row of padding stands for them.
         here = np.append(rows, np.full(ROWS - len(rows), num_tokens))
     live = np.arange(ROWS) < len(rows)
     return StepBatch(

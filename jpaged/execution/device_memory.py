@@ -38,7 +38,8 @@ logger = logging.getLogger(__name__)
 CPU_POOL_LIMIT = 4 << 30
 """Most bytes of host memory that a pool may come to take on CPU without being asked for."""
 CPU_POOL_PART = 8
-"""On CPU a pool that nobody sized is this part of the free memory, as other programs live there too; see `_steady`."""
+"""On CPU a pool without a requested size is one part in this many of the free memory, for other programs' sake; see
+`_steady`."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class DeviceMemory:
     Attributes:
         limit: bytes that programs may take; on a host, the bytes that are free now.
         used: bytes of `limit` that are taken already.
-        is_host: the device is the CPU: what it computes beside the pool needs no room of its own.
+        is_host: the device is the CPU: what it computes besides the pool needs no room of its own.
     """
 
     limit: int
@@ -61,7 +62,7 @@ class ProgramSize:
     """Holds what compiling a program said of its memory.
 
     Attributes:
-        temporary_bytes: bytes on each device beside weights and pool.
+        temporary_bytes: bytes on each device besides weights and pool.
         argument_bytes: bytes on each device of weights and pool as the compiler lays them out, and of the batch.
         compile_seconds: seconds that the compiler took.
     """
@@ -88,8 +89,8 @@ def pool_bytes(
         requested: kv_cache_memory_bytes; taken as it is if it is free.
         memory_utilization: share of the device's memory that weights, temporaries and pool may take together.
             On CPU: most of the memory free now that the pool may come to take, within `CPU_POOL_LIMIT`.
-        temporary_bytes: what the largest step needs beside weights and pool.
-        adapter_bytes: what steps read of low-rank adapters, beside those in the pool.
+        temporary_bytes: what the largest step needs besides weights and pool.
+        adapter_bytes: what steps read of low-rank adapters, besides those in the pool.
         useful_bytes: what max_num_seqs sequences of max_model_len tokens need; more is never taken.
         sequence_bytes: what one of them needs: on CPU the pool holds it even where that is more than one part in
             `CPU_POOL_PART` of the free memory.
@@ -100,7 +101,7 @@ def pool_bytes(
     if requested is not None:
         free = memory.limit - memory.used - adapter_bytes
         if requested > free:
-            aside = f", beside {adapter_bytes:,} for adapters" if adapter_bytes else ""
+            aside = f", with {adapter_bytes:,} for adapters" if adapter_bytes else ""
             raise ValueError(
                 f"kv_cache_memory_bytes={requested:,} does not fit a device with {free:,} bytes free{aside}"
             )

@@ -102,7 +102,7 @@ def no_rows(spec: PoolSpec, count: int) -> np.ndarray:
 
 def feature_rows(spec: PoolSpec, stored: StoredImage, first: int, count: int) -> Int[np.ndarray, " rows"]:
     """Return the rows of the pool that `count` features of what is stored go to, from number `first` on, in order, and
-    padding behind.
+    padding after them.
 
     Raises:
         RuntimeError: a block is out of the pool's range.

@@ -14,7 +14,7 @@ from pallas_kernels.kv_codes import TPU_TILE, check_tpu_block
 from pallas_kernels.platform import why_no_triton
 
 _DTYPES = {"bfloat16": jnp.bfloat16, "int8": jnp.int8, "fp8": jnp.uint8}
-"""What elements are held as; see `pallas_kernels.kv_codes`."""
+"""Dtypes that the pool's elements are held in; see `pallas_kernels.kv_codes`."""
 _FP8_CAPABILITY = (8, 9)
 
 
@@ -46,7 +46,7 @@ def resolve_kv_dtype(asked: str, dtype: Any, mesh: Mesh, block_size: int) -> np.
         check_float8(f"kv_cache_dtype={asked!r}", device)  # the Triton kernels need no instruction for it
     found = np.dtype(dtype if asked == "auto" else _DTYPES[asked])
     if asked == "bfloat16" and platform(mesh) != "cpu" and found != dtype:
-        raise ValueError(f"kv_cache_dtype='bfloat16' beside dtype={np.dtype(dtype).name!r} is for CPUs")
+        raise ValueError(f"kv_cache_dtype='bfloat16' with dtype={np.dtype(dtype).name!r} is for CPUs")
     if found == jnp.bfloat16 and platform(mesh) == "cpu":
         return np.dtype(np.uint16)
     if device.platform == "tpu":

@@ -15,7 +15,7 @@ from pallas_kernels.held_matrix import HeldMatrix, is_held
 def plain_dict(state: Mapping[Any, Any]) -> dict[Any, Any]:
     """Turn a state into dictionaries of its variables' values, which a program takes apart faster.
 
-    It differs from `nnx.to_pure_dict` in leaving no circle behind that would keep the values alive.
+    Unlike `nnx.to_pure_dict` it leaves no reference cycle that would keep the values alive.
     """
     return {key: plain_dict(value) if isinstance(value, Mapping) else _value(value) for key, value in state.items()}
 

@@ -1,4 +1,4 @@
-"""Sums the hidden states of prompts for which somebody asked for one vector each."""
+"""Keeps the hidden states of a step, and sums them for requests that ask for one vector of their prompt."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class HiddenStates:
 
     def expect(self, tokens: range, computed: int) -> None:
         """Take note that the next launch computes these tokens of the step, as the first of `computed` rows."""
-        assert self._rows is not None, "begin() was not told of launches"
+        assert self._rows is not None, "begin() was called without a number of tokens"
         self._rows[tokens.start : tokens.stop] = self._computed + np.arange(len(tokens))
         self._computed += computed
 
@@ -54,12 +54,12 @@ class HiddenStates:
         """Return where in `whole` some of the step's tokens are."""
         return tokens if self._rows is None else self._rows[tokens]
 
-    def by_row(self, owners: Int[np.ndarray, " tokens"], nobody: int) -> Int[np.ndarray, " rows"]:
-        """Return who owns each row of `whole`, of who owns each of the step's tokens; from `nobody` on, no one."""
+    def by_row(self, owners: Int[np.ndarray, " tokens"], size: int) -> Int[np.ndarray, " rows"]:
+        """Return the owner of each row of `whole`, given those of the step's tokens; from `size` on there is none."""
         if self._rows is None:
             return owners
-        owned = owners < nobody
-        by_row = np.full(len(self.whole()), nobody, np.int32)
+        owned = owners < size
+        by_row = np.full(len(self.whole()), size, np.int32)
         by_row[self._rows[owned]] = owners[owned]
         return by_row
 

@@ -36,7 +36,7 @@ Compile = Callable[[], None]
 
 
 class _Kernels(TypedDict):
-    """How a model's layers find their groups and kernels."""
+    """Says which groups and kernels a model's layers use."""
 
     prefix: str
     kernel_impl: Impl | None
@@ -193,7 +193,7 @@ class ModelPrograms:
         return self._params is not None or self._on_host is not None
 
     def release_params(self, *, keep: bool) -> None:
-        """Let go of the weights, which live on where somebody else holds them. Where they are not on the devices any
+        """Let go of the weights, which live on if the caller holds them. Where they are not on the devices any
         more, the host goes on keeping what it kept, or lets go of that.
 
         Args:

@@ -21,7 +21,7 @@ DATA_AXIS = "data"
 """Mesh axis over which replicas are spread."""
 
 Kind = Literal["shared", "split", "own"]
-"""How an argument or result belongs to replicas: the same for all; cut along its first axis; one for each, stacked."""
+"""Relation of an argument or result to replicas: the same for all; cut along its first axis; one for each, stacked."""
 
 T = TypeVar("T")
 

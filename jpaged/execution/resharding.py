@@ -37,8 +37,10 @@ def reshard(tree: Any, shardings: Any, *, copy: bool = False) -> Any:
 
 
 def cuts_beside(tree: Any, shardings: Any) -> bool:
-    """Tell whether `reshard` would run programs on devices of `shardings` that span several: whoever runs others on
-    them from another thread meanwhile could have the two wait for each other."""
+    """Tell whether `reshard` would run programs on devices of `shardings` that span several.
+
+    If another thread ran programs on them meanwhile, the two could wait for each other.
+    """
 
     def cuts(array: Any, sharding: NamedSharding) -> bool:
         its = sharding.device_set

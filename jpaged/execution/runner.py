@@ -40,7 +40,7 @@ class Draw:
 
     Args:
         fetch: see `Worker`.
-        ranked: whether somebody asked for the most likely tokens.
+        ranked: whether a request asked for the most likely tokens.
     """
 
     def __init__(self, output: StepOutput, fetch: Callable[[Any], Any], *, ranked: bool) -> None:
@@ -71,7 +71,7 @@ class StepResults(NamedTuple):
 
 @dataclass(frozen=True)
 class InFlight:
-    """Is a dispatched step whose results may not exist yet.
+    """Holds a dispatched step whose results may not exist yet.
 
     Attributes:
         replica: whose step it is; None where there is one.

@@ -49,7 +49,7 @@ class StepSettings:
         images: whether steps may have tokens that stand for images, see `Buckets`.
         together: tokens of an image that see each other; None = they do not.
         adapters: whether sequences may run with low-rank adapters, see `Buckets`.
-        scored: whether every output is told how likely it is, asked for or not.
+        scored: whether every draw has a log-probability, asked for or not.
     """
 
     max_num_seqs: int
@@ -90,7 +90,7 @@ SAMPLERS = ((0, "greedy"), (RANKED, "full"))
 
 @dataclass(frozen=True)
 class Shape:
-    """Is a shape that steps may have.
+    """Holds a shape that steps may have.
 
     Attributes:
         name: what people call it; each shape of an engine has its own.
@@ -133,7 +133,7 @@ class Shapes:
     # ------------------------------------------------------------------ which there are
 
     def all(self) -> Iterator[Shape]:
-        """Yield every shape; the sampler's come behind a step's, which tells the shape of hidden states."""
+        """Yield every shape; the sampler's come after a step's, which gives the shape of hidden states."""
         yield from self._copies()
         if self.host is not None:
             yield from (Shape(name, trace) for name, trace in self.host.shapes(abstract_pool(self.spec, self.mesh)))
@@ -288,8 +288,7 @@ class Shapes:
 
 
 NICENESS = 10
-"""How far a compilation in the background steps back: beside threads that compute all the time it gets a tenth of what
-one of them gets."""
+"""Niceness of a compilation in the background: next to busy threads it gets a tenth of the time of one of them."""
 
 
 def compiled_in_threads(shapes: Iterable[Shape]) -> Iterator[str]:

@@ -129,7 +129,7 @@ def _call(
     max_query_len: int | None = None,
     impl: Impl | None = None,
 ) -> LayerCall:
-    """Return what the layers of a group whose arrays of the step and views of the pool are these are told."""
+    """Return the call that the layers of a group get, from the group's arrays of the step and its views of the pool."""
     return LayerCall(
         mesh=mesh,
         query_starts=batch.query_starts,

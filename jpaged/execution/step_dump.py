@@ -99,9 +99,9 @@ class DumpedStep(NamedTuple):
         """Write the file, whole or not at all."""
         said = json.dumps({"versions": versions(), "facts": self.facts, "rows": self.rows})
         body = encode(_NAME, (said, *self.inputs, self.sampling, self.top, *self.drawn))
-        beside = path.with_name(f".{path.name}.part")
-        beside.write_bytes(b"%s %d\n%s\n%s" % (MAGIC, FORMAT, hashlib.sha256(body).hexdigest().encode(), body))
-        beside.replace(path)
+        partial = path.with_name(f".{path.name}.part")
+        partial.write_bytes(b"%s %d\n%s\n%s" % (MAGIC, FORMAT, hashlib.sha256(body).hexdigest().encode(), body))
+        partial.replace(path)
 
     @classmethod
     def read(cls, path: Path) -> DumpedStep:
@@ -170,7 +170,7 @@ class StepRecorder:
 
 
 class Recording(NamedTuple):
-    """Is a step whose inputs were copied and whose tokens are still to be drawn."""
+    """Holds a step whose inputs were copied and whose tokens are still to be drawn."""
 
     path: Path
     facts: Mapping[str, Any]

@@ -20,8 +20,12 @@ from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.memory.copies import HostBlock, SwapCopy
 
 _STEP: tuple[type, ...] = (StepBatch, Bucket, SamplingArrays, LogitEdits, HostBlock, SwapCopy)
-_LAYERS: tuple[type, ...] = tuple(cache.Batch for cache in KINDS.values())
-_KINDS: dict[str, Any] = {kind.__name__: kind for kind in (*_STEP, *_LAYERS)}
+
+
+def _kind(name: str) -> Any:
+    """Return the class of this name that values may have, or None; a kind of layer may be registered at any time."""
+    kinds = (*_STEP, *(cache.Batch for cache in KINDS.values()))
+    return next((kind for kind in kinds if kind.__name__ == name), None)
 
 
 def encode(name: str, args: tuple[Any, ...]) -> bytes:
@@ -58,7 +62,7 @@ def _pack(value: Any, arrays: list[bytes]) -> Any:
         repeats = value.size > 1 and not any(value.strides)
         arrays.append((value.reshape(-1)[:1] if repeats else np.ascontiguousarray(value)).tobytes())
         return {"array": value.dtype.str, "shape": value.shape, "repeats": repeats}
-    if type(value).__name__ in _KINDS:
+    if _kind(type(value).__name__) is not None:
         fields = dataclasses.astuple(value) if isinstance(value, Bucket) else value
         return {"kind": type(value).__name__, "fields": [_pack(field, arrays) for field in fields]}
     if isinstance(value, tuple | list):
@@ -72,7 +76,7 @@ def _unpack(packed: Any, reader: _Reader) -> Any:
     if not isinstance(packed, dict):
         return packed
     if "kind" in packed:
-        return _KINDS[packed["kind"]](*(_unpack(field, reader) for field in packed["fields"]))
+        return _kind(packed["kind"])(*(_unpack(field, reader) for field in packed["fields"]))
     dtype, shape = np.dtype(packed["array"]), tuple(packed["shape"])
     if packed["repeats"]:
         return np.broadcast_to(reader.take(dtype, 1), shape)

@@ -1,4 +1,4 @@
-"""Owns the device state and the programs that run on it, told what to do by host values only."""
+"""Owns the device state and the programs that run on it. Its calls take host values only."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ R = TypeVar("R")
 
 
 class Announcing(Protocol):
-    """What has device calls."""
+    """Has device calls, see `device_call`."""
 
     announce: Callable[[str, tuple[Any, ...]], None]
-    """Told the name and arguments of every device call before it is made."""
+    """Called with the name and arguments of every device call before it is made."""
     failed: Callable[[BaseException], None]
-    """Told what a device call raised, which others may have made."""
+    """Called with the exception of a device call, which other processes may have made too."""
 
 
 W = TypeVar("W", bound=Announcing)
@@ -58,8 +58,8 @@ DEVICE_CALLS: set[str] = set()
 
 
 def device_call(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
-    """Mark a method that a worker is told step by step, by position: `announce` hears of each call first, and
-    `failed` of each that raises."""
+    """Mark a method that every process of an engine calls, in one order: `announce` is called before it, and `failed`
+    with its exception. Arguments are positional."""
 
     @wraps(method)
     def call(self: W, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -99,8 +99,8 @@ class Worker:
 
     Attributes:
         models: weights and programs of the model, and of what drafts.
-        announce: told the name and arguments of every device call before it is made.
-        failed: told what a device call raised.
+        announce: called with the name and arguments of every device call before it is made.
+        failed: called with the exception of a device call.
         blocks: copies blocks of the pool to be saved, and back.
         adapters: what steps read of low-rank adapters.
         copy: the program of `copy_blocks`.
@@ -240,7 +240,7 @@ class Worker:
 
     @device_call
     def give_back(self, unused: Bool[np.ndarray, "replicas pages"]) -> None:
-        """Return the memory of large pages that nobody needs to the system, where it can be; they read as zeros."""
+        """Return the memory of unused large pages to the system, where the platform can; they read as zeros."""
         if self.frees_memory:
             shards = np.repeat(unused, self.spec.shards, axis=0)
             with jax.transfer_guard_host_to_device("allow"):  # a trainer may forbid it, but means weights
@@ -331,7 +331,7 @@ class Worker:
 
     @device_call
     def close(self) -> None:
-        """Free all device memory at once, but weights that somebody else holds too; nothing can be called any more."""
+        """Free all device memory at once, except weights that the caller holds too; no call may follow."""
         if self._disk is not None:
             self._disk.close()
         with contextlib.suppress(Exception):  # a pool that was never made, or was lost to a failed call

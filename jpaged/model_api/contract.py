@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildContext:
-    """What a model is told, when it is built, of its parameters and of the devices it will run on.
+    """Describes the parameters and devices of a model that is being built.
 
-    A family's constructor takes it as its second argument and hands it on to its parts; nothing else is told it.
+    A family's constructor takes it as its second argument and hands it on to its parts.
 
     Attributes:
         dtype: the dtype of parameters, unless the family fixes another for some of them.
@@ -53,7 +53,7 @@ class BuildContext:
 
 
 class Attend(Protocol):
-    """What the engine does for a layer of an `AttentionGroup`: it writes this step's K and V into the paged cache and
+    """Runs a layer of an `AttentionGroup` in the engine: it writes this step's K and V into the paged cache and
     attends over each token's own sequence.
 
     The same callback serves layers of every kind; those of another kind call it with other arguments after `layer`.
@@ -62,7 +62,7 @@ class Attend(Protocol):
 
     `sinks` are logits, one a query head, that take their share of the softmax and give nothing.
     Without `k` and `v` it only reads: what another layer of the same step wrote, and of the steps before.
-    `last_keys` are given where a model leaves out what nobody reads (`SkipsUnreadRows`): the position of the last token
+    `last_keys` are given where a model skips unread rows (`SkipsUnreadRows`): the position of the last token
     that each token sees, which is its own, or -1 for a token whose result may be anything.
 
     The cache is opaque to the model and must be threaded through: what comes back replaces what went in
@@ -85,10 +85,10 @@ class Attend(Protocol):
 
 
 class AttendToLatents(Protocol):
-    """What the engine does for a layer of a `LatentGroup`: it writes this step's rows, each a latent and the rotated
-    key behind it, into the paged cache, and attends over each token's own sequence in the latents' space.
+    """Runs a layer of a `LatentGroup` in the engine: it writes this step's rows, each a latent and the rotated
+    key after it, into the paged cache, and attends over each token's own sequence in the latents' space.
 
-    Queries are given there too, with their rotated part behind; heads are a multiple of the tensor shards, which split
+    Queries are given there too, with their rotated part last; heads are a multiple of the tensor shards, which split
     them. A row is its token's key, its latent the value, for all heads.
 
     The cache must be threaded through, as for `Attend`.
@@ -106,7 +106,7 @@ class AttendToLatents(Protocol):
 
 
 class Recur(Protocol):
-    """What the engine does for a layer of a `StateGroup`: it runs a recurrence over each sequence's tokens of this
+    """Runs a layer of a `StateGroup` in the engine: it runs a recurrence over each sequence's tokens of this
     step, from the state of the steps before, and keeps the state that comes out.
 
     `kernel` is one of `pallas_kernels.recurrent`, called on each shard as ``kernel(view, layer, place, units,
@@ -131,7 +131,7 @@ class Recur(Protocol):
 
 
 class PlaceImageFeatures(Protocol):
-    """What the engine does for an `ImageGroup`: in the place of tokens that stand for images it puts their features.
+    """Replaces the hidden states of tokens that stand for images by the features in an `ImageGroup`.
 
     `layer` names the group. The cache must be threaded through, as for `Attend`.
     """
@@ -142,7 +142,7 @@ class PlaceImageFeatures(Protocol):
 
 
 class AttendToImages(Protocol):
-    """What the engine does for a layer of a `CrossAttentionGroup`: each token attends to the image that it sees.
+    """Runs a layer of a `CrossAttentionGroup` in the engine: each token attends to the image that it sees.
 
     It returns (result, whether each token sees an image); the result is 0 where it sees none. In a step without any
     image it returns None in the place of both. The cache must be threaded through, as for `Attend`.
@@ -177,7 +177,7 @@ class TakesImages(Protocol):
         """Return what the engine is to keep of some images, from what an image processor made of them.
 
         For an `ImageGroup` that is what their tokens are to be, [images, features, embed]; for a `CrossAttentionGroup`
-        K and V of all its layers, a pair of [images, layers, features, kv_heads, head_dim]. What stands behind an
+        K and V of all its layers, a pair of [images, layers, features, kv_heads, head_dim]. What follows an
         image's features means nothing.
 
         Args:
@@ -197,7 +197,7 @@ class TakesImages(Protocol):
 
 @runtime_checkable
 class Cuttable(Protocol):
-    """What a `CausalLM` offers whose first layers can draft for it."""
+    """The further method of a `CausalLM` whose first layers can draft for it."""
 
     def cut(self, layers: int) -> None:
         """Call only the first `layers` layers from now on, then the final norm as before; the parameters stay.
@@ -210,7 +210,7 @@ class Cuttable(Protocol):
 
 @runtime_checkable
 class HasHeadTable(Protocol):
-    """Is a model whose logits may be nothing but the product of hidden states and a table."""
+    """A model whose logits may be the plain product of hidden states and a table."""
 
     def head_table(self) -> Float[Array, "vocab embed"] | None:
         """Return the table whose rows' products with hidden states, in float32, are the logits of all tokens that can
@@ -220,16 +220,16 @@ class HasHeadTable(Protocol):
 
 @runtime_checkable
 class SkipsUnreadRows(Protocol):
-    """What a `CausalLM` offers whose last layer need not compute what nobody reads."""
+    """The attribute of a `CausalLM` whose last layer can skip rows that are not read."""
 
     skips_unread_rows: bool
-    """Whether ``__call__`` takes `read` [tokens], bool, behind its other arguments: of which tokens the hidden states
+    """Whether ``__call__`` takes `read` [tokens], bool, after its other arguments: of which tokens the hidden states
     are read; the others' may be anything. K and V of all tokens are written as ever."""
 
 
 @runtime_checkable
 class CausalLM(Protocol):
-    """What a family's NNX module offers. It is built with ``cls(config, build)``, `build` being a `BuildContext`.
+    """The NNX module of a family. It is built with ``cls(config, build)``, `build` being a `BuildContext`.
 
     The constructor raises ValueError, naming the field, when the config or the context asks for what is not
     implemented. The engine builds models from shapes only (``nnx.eval_shape``), and fills their parameters itself.

@@ -10,7 +10,7 @@ TENSOR_AXIS = "tensor"
 
 @dataclass(frozen=True)
 class HeadLayout:
-    """How query and KV heads are laid over tensor shards: kv-major slots, each slot one KV head with its queries.
+    """Lays query and KV heads over tensor shards: kv-major slots, each slot one KV head with its queries.
 
     ``kv_of_slot[s]`` is the checkpoint's KV head in slot s (-1: a padding slot, zero weights);
     ``q_of_slot[s]`` its ``q_per_kv`` query heads (-1: padding). Slots are a multiple of the shards, so every

@@ -41,9 +41,9 @@ class AttentionGroup(LayerGroup):
         sliding_window: tokens a query sees, itself included; None = all before it.
         chunk_size: a query sees only its own chunk, the tokens whose ``position // chunk_size`` is its own.
         readers: number of further layers that read the KV of these and keep none.
-        sees_images: whether the tokens of an image see all tokens of that image, also those behind them.
+        sees_images: whether the tokens of an image see all tokens of that image, also later ones.
         q_per_kv: query heads of a KV head, alike in all layers, so that a step can plan for all of them at once; None =
-            not told, and each layer plans for itself. It says nothing of what is kept and is not compared.
+            unknown, and each layer plans for itself. It says nothing of what is kept and is not compared.
 
     Raises:
         ValueError: both a window and chunks are given.
@@ -72,7 +72,7 @@ class AttentionGroup(LayerGroup):
 
 @dataclass(frozen=True)
 class ImageGroup(LayerGroup):
-    """What an encoder made of images, kept until the language model's tokens took it and, while there is room, for the
+    """Results of an encoder of images, kept until the language model's tokens took it and, while there is room, for the
     next request with the same image.
 
     Attributes:
@@ -103,7 +103,7 @@ class CrossAttentionGroup(LayerGroup):
     none of the tokens that read them (Llama 3.2 Vision).
 
     A token reads the image that comes last before it and, where several follow one another without text in between,
-    those of them that do not come behind it. Text before the first image reads none.
+    those of them that do not come after it. Text before the first image reads none.
 
     Attributes:
         kv_heads, head_dim: see `AttentionGroup`.

@@ -37,7 +37,7 @@ def logprobs(
         model: a `jpaged.LLM` or a `TrainableModel`.
         params: parameters like ``llm.params``, floats on the devices of the model's mesh.
         tokens: sequences of one padded length.
-        mask: which tokens are a sequence's; those of a sequence lie side by side, padding before or behind. None: all.
+        mask: which tokens are a sequence's; those of a sequence lie side by side, padding before or after. None: all.
             A mask that is traced cannot be looked at: where it has padding in between, values are none of the engine's.
         start: the first token that is scored, at least 1; tokens before it cost no logits.
         deterministic: needs ``LLM(..., deterministic=True)`` and sequences of at most its max_model_len tokens, padding

@@ -88,9 +88,9 @@ def exact_logprobs(
     Args:
         groups: names of the model's layer groups.
         wanted: real tokens that are not the first of their sequence.
-        real: which tokens are a sequence's; those lie side by side, with padding before or behind them.
+        real: which tokens are a sequence's; those lie side by side, with padding before or after them.
     """
-    # What a program is compiled beside must not change it: nothing is fused across its borders.
+    # The code around a program must not change its bits: nothing is fused across its borders.
     params, tokens, wanted, real = jax.lax.optimization_barrier((params, tokens, wanted, real))
     hidden, row_of = _hidden_states(shapes, groups, params, tokens, real)
     model = nnx.merge(shapes.graphdef, params)
@@ -129,7 +129,7 @@ def _hidden_states(
     padded = -(-tokens.size // ROWS) * ROWS
     row_of = jnp.zeros(tokens.size, jnp.int32).at[order].set(jnp.arange(tokens.size, dtype=jnp.int32))
     order = jnp.pad(order, (0, padded - tokens.size))
-    row, nobody = jnp.arange(ROWS, dtype=jnp.int32), jnp.zeros(shapes.max_num_seqs, jnp.int32)
+    row, no_rows = jnp.arange(ROWS, dtype=jnp.int32), jnp.zeros(shapes.max_num_seqs, jnp.int32)
     flat_tokens, flat_places = tokens.reshape(-1), places(real).reshape(-1)
 
     def launch(number: Array, pool: Array) -> tuple[Array, Array]:
@@ -146,9 +146,9 @@ def _hidden_states(
                 _arrays(cache, spec.layout.groups[its][0], table, rows)
                 for cache, its, table in zip(spec.caches, spec.slices, tables, strict=True)
             ),
-            sample_at=nobody,
+            sample_at=no_rows,
         )
-        pool, _, hidden = step(params, pool, jax.lax.optimization_barrier(arrays), nobody, decode_only=True)
+        pool, _, hidden = step(params, pool, jax.lax.optimization_barrier(arrays), no_rows, decode_only=True)
         return pool, hidden
 
     def put(number: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:

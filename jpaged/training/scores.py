@@ -19,14 +19,14 @@ def token_logprobs(
 ) -> Float[Array, " rows"]:
     """Return the log-probability of each target after its row's hidden state; differentiable."""
     rows = min(ROWS, len(hidden))
-    behind = -len(hidden) % rows
+    padding = -len(hidden) % rows
 
     @jax.checkpoint
     def some(of_rows: tuple[Array, Array]) -> Array:
         logits = model.logits(of_rows[0])
         return chosen_logprobs(logits, of_rows[1])
 
-    padded = jnp.pad(hidden, ((0, behind), (0, 0))), jnp.pad(targets, (0, behind))
+    padded = jnp.pad(hidden, ((0, padding), (0, 0))), jnp.pad(targets, (0, padding))
     parts = jax.lax.map(some, jax.tree.map(lambda x: x.reshape(-1, rows, *x.shape[1:]), padded))
     return parts.reshape(-1)[: len(hidden)]
 

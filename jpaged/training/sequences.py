@@ -47,7 +47,7 @@ def layer_operations(
     Tokens of no image are given: what a model keeps of images is as in a step without any.
 
     Args:
-        real: which tokens are a sequence's; those lie side by side, with padding before or behind them.
+        real: which tokens are a sequence's; those lie side by side, with padding before or after them.
     """
     kinds: Mapping[str, LayerGroup] = {group.name: group for group in groups}
 

@@ -29,7 +29,7 @@ from .slots import Rows, Slots, columns, rows
 
 _DELTA = "delta"
 _NORM_EPS = 1e-6
-"""Is added to the squared length of a query or key before its root is taken; no config names it."""
+"""Added to the squared length of a query or key before its root is taken; no config names it."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from ..linear import Linear
 from ..parameters import constant_param
 
 QUERIES_AT_ONCE = 1024
-"""How many of an image's tokens attend at a time."""
+"""Tokens of an image that attend at a time."""
 
 
 class Patches(nnx.Module):

@@ -1,6 +1,6 @@
 """Llama 3.2 Vision's encoder (Llama Team, 2024): the tiles of an image see each other, then gated layers follow.
 
-Every tile has a class token and its patches. Where a tile lies among the others, and in which arrangement, is told by
+Every tile has a class token and its patches. Where a tile lies among the others, and in which arrangement, is given by
 learned tables, one entry an arrangement (`aspect_ratio_id`; 0 is padding).
 """
 

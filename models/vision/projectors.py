@@ -78,7 +78,7 @@ class LlavaOnevisionProjector(nnx.Module):
         """Return one picture's tokens: each a weighted sum of four rows, summed in float32.
 
         Args:
-            projected: the picture's tiles, the overview first; tiles behind its own may be padding.
+            projected: the picture's tiles, the overview first; later tiles may be padding.
             rows: row 0 is the newline, ``1 + tile * patches + patch`` a patch.
         """
         table = jnp.concatenate([self.newline[...][None], projected.reshape(-1, projected.shape[-1])])

@@ -34,7 +34,7 @@ def test_by_itself_kv_has_the_models_dtype():
 def test_bfloat16_stands_beside_any_dtype_on_a_cpu_and_beside_itself_elsewhere():
     assert resolve_kv_dtype("bfloat16", np.float32, CPU, 16) == np.uint16
     assert resolve_kv_dtype("bfloat16", jnp.bfloat16, A100, 16) == jnp.bfloat16
-    with pytest.raises(ValueError, match="kv_cache_dtype='bfloat16' beside dtype='float16' is for CPUs"):
+    with pytest.raises(ValueError, match="kv_cache_dtype='bfloat16' with dtype='float16' is for CPUs"):
         resolve_kv_dtype("bfloat16", np.float16, T4, 16)
 
 

@@ -125,7 +125,7 @@ def test_programs_written_again_replace_those_before(tmp_path, mesh):
 def test_a_folder_that_has_more_than_its_programs_is_not_replaced(tmp_path, mesh):
     folder = written(tmp_path / "programs", mesh)
     (folder / "thesis.txt").write_text("years")
-    with pytest.raises(FileExistsError, match=r"holds thesis\.txt beside compiled programs"):
+    with pytest.raises(FileExistsError, match=r"holds thesis\.txt besides compiled programs"):
         free_folder(folder)
 
 

@@ -1,4 +1,4 @@
-"""Keeps the matrices of low-rank adapters, and puts those of a step's requests beside the model's (S-LoRA, 2023).
+"""Keeps the matrices of low-rank adapters, and adds those of a step's requests to the model's (S-LoRA, 2023).
 
 Which adapter lies in which blocks the host says (`jpaged.memory.adapters`). Rank by rank, an adapter's numbers fill as
 many blocks as they need at each site that it changes; `jpaged.execution.transfer.adapter_matrices` has them as steps
@@ -28,7 +28,7 @@ from pallas_kernels.low_rank import AdaptedMatrix
 
 Spec = jax.sharding.PartitionSpec
 Matrices: TypeAlias = tuple[tuple[Array, Array], ...]
-"""What products take of a step's adapters, site by site, for all layers: down ``[layers, adapters, parts * rank,
+"""Operands of products with a step's adapters, site by site, for all layers: down ``[layers, adapters, parts * rank,
 inputs]`` and up ``[layers, adapters, parts * rank, outputs]``, zero where a column is another part's."""
 
 

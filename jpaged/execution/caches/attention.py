@@ -292,7 +292,7 @@ class FullAttentionCache(AttentionCache):
 
 
 class SlidingWindowCache(AttentionCache):
-    """Serves layers whose queries see the last tokens, their own included; blocks behind the window are given up."""
+    """Serves layers whose queries see the last tokens, their own included; blocks before the window are released."""
 
     @property
     def policy(self) -> Policy:

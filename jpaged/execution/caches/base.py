@@ -1,4 +1,4 @@
-"""Is the seam between the engine and a kind of layer: it says what one layer group does with its blocks of the pool.
+"""Defines a kind of layer for the engine: `LayerCache` says what one layer group does with its blocks of the pool.
 
 A kind of layer is one file with one `LayerCache`, and a line in `jpaged.execution.caches.registry`. Its host half says
 how many bytes a block takes, which blocks a sequence still needs (a `Policy` of `jpaged.memory`) and which arrays a

@@ -36,7 +36,7 @@ class CrossAttentionBatch(NamedTuple):
     """Holds a step's arrays for layers that attend to images; None where no token of the step sees one.
 
     Attributes:
-        table: blocks of the image that each sequence's tokens see; -1 behind them.
+        table: blocks of the image that each sequence's tokens see; -1 after them.
         seen: how many of its features each token sees, the first ones; 0 = none.
     """
 
@@ -157,7 +157,7 @@ class _Reading(NamedTuple):
     call: LayerCall
 
     def by_sequence(self, q: Float[Array, "tokens ..."]) -> Float[Array, "tokens ..."]:
-        """Attend from each sequence's tokens together, by kernels that let a token see what is behind its own place."""
+        """Attend from each sequence's tokens together, by kernels that let a token see later places."""
         lens = self.seen[jnp.clip(self.starts[1:] - 1, 0, len(q) - 1)]
         return self._attend(q, self.table, self.starts, lens, last_keys=self.seen - 1)
 

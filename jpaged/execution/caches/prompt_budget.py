@@ -34,7 +34,7 @@ class PromptBudgetBatch(NamedTuple):
         dropped: tokens of each sequence's prompt that a band keeps no more; its tokens lie so many slots before their
             positions.
         ending: sequences of the batch whose prompt ends with this step and is longer than some band keeps; the places
-            behind them hold -1.
+            after them hold -1.
     """
 
     tables: Int[HostOrDevice, "bands seqs pages"]
@@ -49,7 +49,7 @@ class PromptBudgetCache(FullAttentionCache):
 
     group: PromptBudgetGroup
     Batch = PromptBudgetBatch
-    skips_unread_rows = False  # a prompt's last queries choose what is kept, whoever reads their results
+    skips_unread_rows = False  # a prompt's last queries choose what is kept, whether or not their results are read
     one_by_one = LayerCache.one_by_one  # a prompt's last queries choose together
 
     @property
@@ -145,7 +145,7 @@ class Selection(NamedTuple):
     """Says what a layer has to choose.
 
     Attributes:
-        ending: sequences of the batch whose prompt ends; the places behind them hold -1.
+        ending: sequences of the batch whose prompt ends; the places after them hold -1.
         budget: tokens that the layer keeps of a prompt.
     """
 

@@ -5,7 +5,7 @@ Which token's state lies in which block the host says (`jpaged.memory.policies.S
 entry for every block of tokens, and a block only at the entries where a checkpoint ends. Tokens read the state of the
 entry that ends before them or holds the sequence's running state, and leave theirs in the entry they end in.
 
-Where steps verify drafts a second table of each sequence holds the running states, one behind every token that may
+Where steps verify drafts a second table of each sequence holds the running states, one after every token that may
 stand (`jpaged.memory.policies.VerifiedStates`); its blocks are of the same view.
 """
 
@@ -118,7 +118,7 @@ def most_units(tokens: int, seqs: int, plan: GroupLayout, *, verifies: bool = Fa
     """Return the most units that so many tokens of so many sequences are cut into.
 
     A sequence's tokens are cut at multiples of `UNIT`, at regular checkpoints and at up to two ends of its own, and
-    behind each of the drafts where the step verifies any: there are no more of them than sequences that fit.
+    after each of the drafts where the step verifies any: there are no more of them than sequences that fit.
     """
     assert isinstance(plan.spec.policy, StateCheckpoints)
     apart = plan.spec.policy.interval

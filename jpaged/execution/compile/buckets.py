@@ -39,7 +39,7 @@ class Buckets:
         decodes_with_images: whether decode steps too may have tokens that read images.
         adapters: whether sequences may run with adapters: steps with some have buckets of their own.
         only: the bucket all steps run in, and the sampler for max_num_seqs rows only.
-        together: the bucket of tokens of images that see each other, beside `only`.
+        together: the bucket of tokens of images that see each other, in addition to `only`.
     """
 
     decode: tuple[Bucket, ...]

@@ -1,4 +1,4 @@
-"""Tells what compiled programs depend on beside their shapes: code, versions, machine, and how weights are held."""
+"""Lists what compiled programs depend on besides their shapes: code, versions, machine, and how weights are held."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def machine_facts(mesh: Mesh, family: type) -> dict[str, Any]:
     """Return what this installation and machine compile by, as plain data.
 
     Args:
-        family: the model's class, whose package may be somebody else's.
+        family: the model's class, which may come from another package.
     """
     return device_facts(mesh) | {
         "versions": {name: _version(name) for name in PACKAGES.get(platform(mesh), PACKAGES["gpu"])},

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class Compilations:
-    """Counts and times compilations: it is told when each begins and when it ends. Safe in threads.
+    """Counts and times compilations, from `begin` and `end` of each. Safe in threads.
 
     Attributes:
         warm: from now on a compilation counts as a recompile.
@@ -73,7 +73,7 @@ class Compilations:
 
 
 def _noop(key: Hashable, seconds: float) -> None:
-    """Do nothing: nobody wants to know when a compilation ends."""
+    """Do nothing at the end of a compilation."""
 
 
 def _nothing() -> None:
@@ -85,10 +85,10 @@ class Program:
 
     Args:
         function: jitted; static arguments are given by name.
-        on_compile: told each key that was not compiled before, when its tracing begins.
-        on_compiled: told the key and the seconds of tracing and compiling when that has ended, or has failed.
+        on_compile: called with each new key when its tracing begins.
+        on_compiled: called with the key and the seconds of tracing and compiling at the end, also after a failure.
         made_of: everything that `function` was made of, if it can be compared: then programs that this process compiled
-            for an equal function are taken from `recent_programs`. They are told of as if they had been compiled.
+            for an equal function are taken from `recent_programs`. The callbacks run as if they had been compiled.
         kind: which of its engine's functions it is, unique there; "" = one that is not kept in `store`.
         store: where programs are loaded from, or collected for; None = neither.
 
@@ -201,7 +201,7 @@ class _Compilation:
     traced it may have been interrupted, and others wait.
 
     Args:
-        ended: told the seconds of tracing and compiling, once.
+        ended: called once with the seconds of tracing and compiling.
     """
 
     def __init__(self, ended: Callable[[float], None]) -> None:
@@ -233,7 +233,7 @@ class _Compilation:
             ended(self._so_far)
 
     def forget(self) -> None:
-        """Be none: another one compiles the shape."""
+        """Cancel: another thread is already compiling this shape."""
         self._ended = None
 
     def __del__(self) -> None:

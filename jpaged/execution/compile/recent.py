@@ -1,4 +1,4 @@
-"""Keeps what this process compiled last, so that an engine made again, or beside its like, traces and compiles nothing.
+"""Keeps the programs that this process compiled last, so that a second engine like the first compiles nothing.
 
 Tracing takes about a second a shape whatever the cache on disk holds, and people make an engine again and again: in a
 notebook, after a change of a setting, in tests.

@@ -2,7 +2,7 @@
 
 A program follows from the code, the model's configuration, the engine's settings and the machine. `Facts` holds all of
 these; a folder is read only where they are equal, so that a program found by its shapes is the one that would be
-compiled. A folder is code: whoever can write it decides what the engine runs.
+compiled. A folder is code: write access to it decides what the engine runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CALLS = "calls"
 FORMAT = 2
 
 Facts = Mapping[str, Any]
-"""All that decides what is compiled beside shapes, as plain data by name."""
+"""All that decides what is compiled, besides shapes, as plain data by name."""
 
 
 class ProgramStore:
@@ -122,26 +122,26 @@ class ProgramStore:
 
     def write(self) -> int:
         """Write what was taken in, whole or not at all, and return how many bytes that is. An older folder of programs
-        is replaced; where the process is killed meanwhile both lie beside it, under names that begin with a dot.
+        is replaced; if the process is killed meanwhile, both lie next to it, under names that begin with a dot.
 
         Raises:
             FileExistsError: the folder holds something else.
             OSError: the disk refuses.
         """
         folder = free_folder(self.folder)
-        beside = folder.with_name(f".{folder.name}.{os.getpid()}")
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
+        partial = folder.with_name(f".{folder.name}.{os.getpid()}")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
         try:
             written = self._made | _calls()
             for name, data in written.items():
-                (beside / name).write_bytes(data)
+                (partial / name).write_bytes(data)
             files = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(written.items())}
             manifest = {"format": FORMAT, "facts": self._facts, "files": files}
-            (beside / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
-            _put(beside, folder)
+            (partial / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
+            _put(partial, folder)
         finally:
-            shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
         return sum(map(len, self._made.values()))
 
 
@@ -184,7 +184,7 @@ def free_folder(folder: str | Path) -> Path:
 
     Raises:
         FileExistsError: it is a file, or holds something other than compiled programs.
-        OSError: it is a mount point, or there is no writing beside it: it is made there and takes its place at the end.
+        OSError: it is a mount point, or its parent, where the new folder is made first, cannot be written.
     """
     folder = Path(folder).resolve()
     if folder.exists():
@@ -212,7 +212,7 @@ def _check_replaceable(folder: Path) -> None:
     except ValueError as error:
         raise FileExistsError(f"{folder} exists and holds no compiled programs: choose another folder") from error
     if others := sorted(there - ours):
-        raise FileExistsError(f"{folder} holds {others[0]} beside compiled programs: choose another folder")
+        raise FileExistsError(f"{folder} holds {others[0]} besides compiled programs: choose another folder")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

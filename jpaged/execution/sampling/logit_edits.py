@@ -202,7 +202,7 @@ def token_edits(params: SamplingParams, num_prompt: int, token_ids: list[int]) -
 
 
 def _bans(request: Request, num_prompt: int, token_ids: list[int], position: int) -> Iterator[tuple[int, int]]:
-    """Yield each (token, token that must be pending or -1) that the row cannot draw at `position`, behind
+    """Yield each (token, token that must be pending or -1) that the row cannot draw at `position`, after
     `token_ids`."""
     if position - num_prompt < request.params.min_tokens:
         yield from ((token, -1) for token in request.stop_ids)

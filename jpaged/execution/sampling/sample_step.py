@@ -1,7 +1,7 @@
 """Draws after the step, from the logits of the rows that are sampled. Jitted once a number of rows and variant.
 
-Where nobody wants a score and the head's table has a screen, the plain variant finds tokens without their logits, see
-`jpaged.execution.sampling.sample_step`.
+If no request wants a score and the head's table has a screen, the plain variant finds tokens without their logits
+(`ScreenedHead`).
 
 Kept apart from the step for two reasons: the head is computed for as many rows as are sampled, whatever bucket the
 step ran in, and a batch of plain greedy rows, the commonest, gets a program without branches (XLA:CPU fuses the

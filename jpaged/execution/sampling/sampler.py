@@ -93,7 +93,7 @@ def rank(
 
 
 def no_ranking(rows: int, top: int) -> Ranking:
-    """Return what `rank` does for rows that nobody asks about."""
+    """Return what `rank` does for rows without a ranking."""
     return jnp.zeros(rows, jnp.int32), jnp.zeros((rows, top), jnp.int32), jnp.zeros((rows, top), jnp.float32)
 
 
@@ -107,7 +107,7 @@ class SamplingArrays(NamedTuple):
         min_p: 0 = all.
         seed: the sequence's seed, as two 32-bit words.
         position: position of the token that is drawn; 0 for padding.
-        ranked: whether somebody asked for the most likely tokens.
+        ranked: whether the request asked for the most likely tokens.
         edits: edits of the logits.
     """
 

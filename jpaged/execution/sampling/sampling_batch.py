@@ -46,7 +46,7 @@ def of_one_shape(each: list[SamplingArrays]) -> list[SamplingArrays]:
 
 
 def all_plain(arrays: SamplingArrays) -> bool:
-    """Tell whether every row takes the most likely token of its unedited logits, and nobody asks for others."""
+    """Tell whether every row takes the most likely token of its unedited logits, and no row asks for others."""
     edits = arrays.edits
     edited = edits.token_row[0] != NO_ROW or edits.ban_row[0] != NO_ROW or edits.masked.any()
     penalised = (edits.repetition != 1).any() or edits.presence.any() or edits.frequency.any()

@@ -1,1 +1,1 @@
-"""Moves blocks between the pool, host memory and disk, and keeps adapters' matrices beside the pool."""
+"""Moves blocks between the pool, host memory and disk, and keeps adapters' matrices outside of the pool."""

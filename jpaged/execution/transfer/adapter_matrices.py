@@ -140,7 +140,7 @@ def with_abstract_matrices(batch: StepBatch, spec: PoolSpec, mesh: Mesh) -> Step
 
 
 def abstract_matrices(spec: PoolSpec, mesh: Mesh) -> Any:
-    """Return shapes and shardings of the matrices, which the devices hold beside the pool once an adapter is used; an
+    """Return shapes and shardings of the matrices, which the devices hold besides the pool once an adapter is used; an
     empty tree where the pool keeps no adapters."""
     at = _place(spec)
     if at is None:

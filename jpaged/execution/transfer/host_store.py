@@ -27,7 +27,7 @@ SIZES = (64, 16, 4, 1)
 """Blocks of one launch. A number of blocks is split into these, so that host memory holds no padding."""
 
 LAUNCH_BYTES = 512 << 20
-"""Most bytes of a launch of several blocks, which the device holds beside its pool: a block of states can be large."""
+"""Most bytes of a launch of several blocks, which the device holds besides its pool: a block of states can be large."""
 
 PINNED = "pinned_host"
 
@@ -38,7 +38,7 @@ class HostStore:
     A launch's blocks stay together in one array, which is freed when none of them is needed any more.
 
     Args:
-        on_compile, on_compiled: told of every shape that is compiled, see `Program`.
+        on_compile, on_compiled: called for every shape that is compiled, see `Program`.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class HostStore:
         return len(self._place)
 
     def forget(self, dropped: Iterable[HostBlock]) -> None:
-        """Let go of blocks that nobody will ask for."""
+        """Let go of blocks that will not be swapped in."""
         for block in dropped:
             del self._place[block]
 
@@ -155,7 +155,7 @@ class HostStore:
 
     def shapes(self, pool: jax.ShapeDtypeStruct) -> Iterator[tuple[str, Callable[[], Callable[[], None]]]]:
         """Yield every shape of a launch: its name, and what traces it and returns what compiles it. Those into the pool
-        come behind those out of it, which tell the shape of what is moved."""
+        come after those out of it, which give the shape of what is moved."""
         for group, plan in enumerate(self._spec.layout.groups):
             for size in self._sizes[group]:
                 name, ids = f"x{size}, {plan.spec.name}", np.zeros(size, np.int32)

@@ -59,7 +59,7 @@ class PoolBlocks:
 
     Args:
         mesh: the pool's devices, all of this process.
-        on_compile, on_compiled: told of the program that writes adapters, see `Program`: requests wait for it.
+        on_compile, on_compiled: called for the program that writes adapters, see `Program`: requests wait for it.
         store: where that program is loaded from, or collected for.
 
     Attributes:

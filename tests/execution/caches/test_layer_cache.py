@@ -26,10 +26,13 @@ from jpaged.execution.caches.base import BlockSettings, HostStep, LayerCache, La
 from jpaged.execution.caches.registry import KINDS, layer_caches
 from jpaged.execution.mesh import HostOrDevice
 from jpaged.execution.replicas import over_tensor
+from jpaged.execution.step_dump import DumpedStep, StepRecorder, replay
 from jpaged.memory import MemoryManager, StateCheckpoints
 from jpaged.memory.layout import GroupLayout, GroupSpec
 from jpaged.model_api import TENSOR_AXIS, AttentionGroup, LayerGroup, LayerRef
 from jpaged.scheduling import Scheduler
+from jpaged.training.exact import EngineShapes, check_exact
+from jpaged.training.sequences import layer_operations
 
 VOCAB, WIDTH, LAYERS, MODULUS, BLOCK = 59, 128, 2, 97, 8
 
@@ -268,3 +271,26 @@ def test_layers_that_cannot_be_computed_token_by_token_are_refused_before_the_fi
     model = nnx.split(SumModel(EMBED, HEAD))
     with pytest.raises(ValueError, match=r"deterministic=True: layer group 'sum' \(running sum\) cannot be"):
         Runner(*model, runner.spec, runner.mesh, replace(SETTINGS, deterministic=True))
+
+
+def test_training_refuses_a_kind_that_it_cannot_compute():
+    operate = layer_operations(SumModel.layer_groups, jnp.ones((1, 4), bool))
+    with pytest.raises(ValueError, match=r"group 'sum' \(running sum\) cannot be computed without the engine's pool"):
+        operate({}, LayerRef("sum", 0), jnp.zeros((4, WIDTH), jnp.int32))
+
+
+def test_exact_log_probabilities_refuse_a_kind_that_they_cannot_compute(runner):
+    shapes = EngineShapes(nnx.split(SumModel(EMBED, HEAD))[0], runner.spec, runner.mesh, 4, 64, deterministic=True)
+    with pytest.raises(ValueError, match=r"layer group 'sum' \(running sum\) has no logprobs to the bit"):
+        check_exact(shapes, frozenset({"sum", "full"}), 16)
+
+
+def test_a_kind_is_one_cache_and_one_line_of_the_registry(runner, tmp_path):
+    """A step of the new kind is written to a file and replayed: all that handles steps knows it by its cache alone."""
+    runner.record_steps(StepRecorder(tmp_path, range(3, 4), dict))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(KINDS, "running sum", SumCache)
+        serve(runner, [make_request(PROMPTS[0], 4, temperature=0)])
+        runner.recorder = None
+        (path,) = tmp_path.iterdir()
+        assert replay(runner.worker, DumpedStep.read(path)).is_same

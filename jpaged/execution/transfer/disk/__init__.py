@@ -1,4 +1,4 @@
-"""Moves blocks between the pool and a file: `BlockFile` has the bytes, `BlockThread` writes and reads them beside the
+"""Moves blocks between the pool and a file: `BlockFile` has the bytes, `BlockThread` writes and reads them during the
 engine, `DiskBlocks` copies them out of the pool and back. Which blocks, and where they lie, is `jpaged.memory.disk`'s.
 """
 

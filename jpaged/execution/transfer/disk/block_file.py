@@ -33,7 +33,7 @@ class DamagedBlock(Exception):
 
 
 class Speeds(NamedTuple):
-    """What a folder was measured to do, checksums included.
+    """Holds the measured speeds of a folder, checksums included.
 
     Attributes:
         write_rate, read_rate: bytes a second, to the disk and from it.
@@ -46,7 +46,7 @@ class Speeds(NamedTuple):
 
 
 class BlockFile:
-    """Keeps blocks in a file that has no name, so that nobody else opens it and it goes with the process, however that
+    """Keeps blocks in a file without a name, so that no other process opens it and it goes with this one, however that
     ends.
 
     The whole size is reserved at once, so that a write finds its place on the disk; file systems that write copies
@@ -144,7 +144,7 @@ class BlockFile:
         self.forget_all()
         self.num_bytes = 0
         self._bytes = np.empty(0, np.uint8)
-        with contextlib.suppress(BufferError):  # somebody holds a slice: the map goes with it
+        with contextlib.suppress(BufferError):  # a slice is still held: the map goes with it
             self._map.close()
         self._file.close()
 

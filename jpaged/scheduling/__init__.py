@@ -1,4 +1,4 @@
-"""Which tokens run next. Host only: nothing here imports jax, so it is tested by the thousand in milliseconds.
+"""Plans which tokens run next. Host only: nothing here imports jax, so tests run by the thousand in milliseconds.
 
 `Scheduler` turns waiting and running `Request`s into a `ScheduledStep` (iteration-level scheduling, FCFS or by
 priority, chunked prefill under a token budget, preemption of the last in that order, all or nothing) and takes the

@@ -49,7 +49,7 @@ class Admission:
             )
 
     def lifetime(self, request: Request) -> Lifetime:
-        """Return the most that a request will ever take; it is asked once, when the request is queued."""
+        """Return the most that a request will ever take; computed once, when the request is queued."""
         adapter = 0 if request.adapter is None else request.adapter.num_blocks
         return Lifetime(
             request.most_computed,
@@ -65,8 +65,8 @@ class Admission:
         return self._need(request, live, max(seq.num_tokens for seq in live), live[0].num_computed, live[0].seq_id)
 
     def is_possible(self, request: Request, lifetime: Lifetime) -> bool:
-        """Tell whether a request can grow to its full length in a pool with nothing but pinned blocks, of which those
-        at the beginning of its prompt are its own too."""
+        """Tell whether a request can grow to its full length in a pool that holds only pinned blocks. A pinned prefix
+        of its prompt counts as its own."""
         if self._memory.is_possible(lifetime):
             return True
         pinned = self.pinned_tokens(request)
@@ -84,16 +84,16 @@ class Admission:
         )
 
     def may_fit(self, request: Request) -> bool:
-        """Tell whether the request would fit now if all but its last token were found in blocks that others use: a
-        first look that costs no search."""
+        """Tell whether the request would fit now if the cache held all its tokens but the last. It is a cheap upper
+        bound, without a search of the cache."""
         live = request.live
         length = max(seq.num_tokens for seq in live)
         need = self._need(request, live, length, length - 1 if self._memory.prefix_caching else 0)
         return self._memory.can_admit(need, may_wait=bool(self._running)) is Fit.OK
 
     def fits(self, request: Request, need: Need, others: list[Request], reclaimed: ReclaimEstimate | None) -> bool:
-        """Tell whether a request, of which the first sequence's cached blocks are attached or which is swapped out,
-        fits together with `others` and what these have yet to take."""
+        """Tell whether a request fits together with `others` and the blocks that these have yet to take. The cached
+        blocks of its first sequence are attached, or it is swapped out."""
         most = urgency(request)  # that of the others is read in place: there may be thousands
         reserved = self._outstanding(other for other in others if (other.priority or 0) <= most)
         if not all(held.has_place(request, others) for held in self._allocation.holds):
@@ -113,10 +113,10 @@ class Admission:
         return fit is Fit.OK
 
     def find_victims(self, request: Request, plan: StepPlan, is_enough: Callable[[int], bool]) -> list[Request] | None:
-        """Return the fewest running requests, the last in service order, without which a request enters; None when
-        there is no room without all that are strictly less urgent, either.
+        """Return the fewest running requests, the last in service order, that have to be preempted for a request to
+        enter; None when preempting all strictly less urgent ones is not enough.
 
-        A request that needs the pool for itself enters where nobody runs, and nobody joins it.
+        A request that runs exclusively enters an empty batch only, and none joins it.
 
         Args:
             is_enough: tells whether so many tokens are enough for the request to begin.
@@ -151,7 +151,7 @@ class Admission:
         return self.fits(request, need, others, self._reclaimed(request, victims) if victims else None)
 
     def _reclaimed(self, request: Request, victims: list[Request]) -> ReclaimEstimate:
-        """Estimate what preempting `victims` would free for a request."""
+        """Estimate the blocks that preempting `victims` would free for a request."""
         estimate = self._memory.reclaim_estimate()
         for victim in victims:
             for seq in victim.live:
@@ -166,7 +166,7 @@ class Admission:
         reserved = None
         for request in requests:
             for seq in request.sequences:
-                # One token more is what every step takes: the watermark is for those.
+                # The watermark covers one more token of each sequence, which every step takes.
                 if seq.num_computed + 1 < len(seq.token_ids) + seq.num_pending and seq.finish_reason is None:
                     reserved = _sum(reserved, self._to_take(seq))
             for held in self._growing:
@@ -184,7 +184,7 @@ class Admission:
     def _need(
         self, request: Request, live: list[Sequence], num_tokens: int, cached_tokens: int, seq_id: int | None = None
     ) -> Need:
-        """Return what its live sequences take, `num_tokens` each."""
+        """Return the need of its live sequences, with `num_tokens` tokens each."""
         images = self._allocation.images.features(request)
         adapter = self._allocation.adapters.num_blocks(request)
         return Need(num_tokens, len(live), len(request.prompt_token_ids), images, adapter, cached_tokens, seq_id)
@@ -197,7 +197,7 @@ def _sum(some: list[int] | None, more: list[int] | None) -> list[int] | None:
 
 
 class SharedPrefills:
-    """Weighs what a request saves by waiting for another's prefill against what the wait costs.
+    """Weighs the steps that a request saves by waiting for the prefill of another against those that the wait costs.
 
     Args:
         budget: most tokens of a step.
@@ -212,8 +212,8 @@ class SharedPrefills:
     def worth_waiting(self, request: Request, plan: StepPlan) -> bool:
         """Tell whether a request that could be admitted should rather wait for a prefill of this step.
 
-        The wait ends with that prefill. It is for requests before it in the order of service only, of which none can
-        be added while it waits; so no request waits for ever.
+        The wait ends with that prefill. A request waits only for requests before it in service order, and none of these
+        is added while it waits, so no request waits for ever.
         """
         if not plan.prefills or not self._memory.prefix_caching or request.computes_whole_prompt:
             return False

@@ -60,11 +60,11 @@ class Allocation:
         self.free_slots = self._all_slots
 
     def attach(self, request: Request, seq: Sequence, most_cached: int | None, *, from_disk: bool = False) -> None:
-        """Give a sequence block tables with what the prefix cache holds of its tokens.
+        """Give a sequence block tables that begin with the cached blocks of its tokens.
 
         Args:
             most_cached: upper bound on these tokens, None = as many as there are.
-            from_disk: whether it also gets what was read from disk for the request.
+            from_disk: whether it also gets the blocks that were read from disk for the request.
         """
         self.memory.add(
             seq.seq_id,
@@ -86,19 +86,26 @@ class Allocation:
         )
 
     def detach(self, seq: Sequence) -> None:
-        """Take the tables back from a sequence that has no more than what `attach` gave it."""
+        """Undo `attach`, for a sequence to which nothing else was given."""
         self.drop(seq)
         seq.num_computed = seq.capacity = 0
 
     def place(
         self, request: Request, live: list[Sequence], budget: int, max_chunk: int, most_cached: int | None
     ) -> tuple[list[Chunk], list[BlockCopy], int] | None:
-        """Return the first chunks of a request's sequences, of which the first is attached, the copies to make, and
-        what is left of `budget`, the most tokens that they and the encoder take; None (and nothing held) when memory is
-        short. Each chunk takes `max_chunk` at most. A sequence that begins like another is left to be forked from it,
-        unless the cache holds what they share.
+        """Allocate the first chunks of a request's sequences, of which the first is attached already.
+
+        The order matters: what is held as a whole comes first, then for each sequence its images and its blocks. Where
+        one of them is not to be had, everything taken before is released. A sequence that begins like another waits to
+        be forked from it, unless the cache holds the tokens that they share.
+
+        Returns:
+            The chunks, the copies to make before them, and the rest of the budget; None, with nothing held, when memory
+            is short.
 
         Args:
+            budget: most tokens that all chunks and the encoder take together.
+            max_chunk: most tokens of one chunk.
             most_cached: see `attach`.
         """
         chunks: list[Chunk] = []
@@ -153,21 +160,22 @@ class Allocation:
             held.release(request)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Let the child share every block of its parent; the next append of either looks whether it has to copy."""
+        """Let the child share every block of its parent. The next append of either copies the block that both would
+        write."""
         self.memory.fork(parent.seq_id, child.seq_id)
         child.parent = None
         child.num_computed = parent.num_computed
         child.capacity = parent.capacity = 0
 
     def commit(self, seq: Sequence) -> None:
-        """Make the blocks that the sequence filled known to the cache, and give up those that it reads no more: its
+        """Add the blocks that the sequence filled to the prefix cache, and release those that it reads no more. Its
         tokens up to `num_computed` were dispatched."""
         if self.memory.commit(seq.seq_id, seq.token_ids, seq.num_computed):
             seq.capacity = 0  # the tables must be sent again
 
     def allocate(self, seq: Sequence, end: int) -> list[BlockCopy] | None:
-        """Return the copies that give the sequence slots for its tokens up to `end`; None when the pool cannot give
-        them."""
+        """Give the sequence blocks for its tokens up to `end`; return the block copies to make before, or None, with
+        nothing changed, when the pool is short."""
         self.memory.commit(seq.seq_id, seq.token_ids, seq.num_computed)
         copies = self.memory.allocate(seq.seq_id, end, first_write=seq.num_computed)
         if copies is not None:
@@ -180,11 +188,11 @@ class Allocation:
         return [memory.block_table(seq.seq_id, group) for group in range(len(memory.layout.groups))]
 
     def release(self, seq: Sequence) -> None:
-        """Take back what the sequence holds, if anything, in the pool or in host memory."""
+        """Release the blocks and the slot of a sequence, if it has any, in the pool or in host memory."""
         if seq.slot >= 0:
             if seq.parent is None:
                 self.drop(seq)
-            self._give_up_slot(seq)
+            self._release_slot(seq)
         elif self.memory.swap_space.holds(seq.seq_id):
             self.drop(seq)
         seq.parent = None
@@ -195,10 +203,11 @@ class Allocation:
         Sequences that are still to be forked have none; they wait with their parents.
 
         Args:
-            unmade: copies that will not be made: what their destinations should hold is in their sources.
+            unmade: planned copies that are cancelled. Their destinations were never written, so their sources are
+                swapped out instead.
         """
         if self.memory.disk is not None and self.memory.disk.has_fills:
-            return None  # what is to be filled from disk in this step is not in the pool yet
+            return None  # blocks that this step fills from disk hold nothing yet
         owners = [seq for seq in live if seq.parent is None]
         for seq in owners:
             self.memory.commit(seq.seq_id, seq.token_ids, seq.num_computed)
@@ -206,15 +215,15 @@ class Allocation:
         if moved is None:
             return None
         for seq in live:
-            self._give_up_slot(seq)
+            self._release_slot(seq)
         source = {(copy.group, copy.dst): copy.src for copy in unmade}
         return [move._replace(device_block=source.get(move[:2], move.device_block)) for move in moved]
 
     def swap_in(self, live: list[Sequence]) -> list[SwapCopy]:
-        """Move the blocks of a request's sequences back to the pool; slots and blocks were found to be there."""
+        """Move the blocks of a request's sequences back to the pool. Admission found enough slots and blocks."""
         owners = [seq.seq_id for seq in live if seq.parent is None]
         moved = self.memory.swap_space.move_in(owners, keep_room=False)
-        assert moved is not None, "whoever is brought back was found to have room"
+        assert moved is not None, "a request that is swapped in was found to have room"
         if self.memory.disk is not None:
             for move in moved:
                 self.memory.disk.comes_in(move.group, move.device_block)
@@ -222,19 +231,19 @@ class Allocation:
             seq.slot = self.free_slots.pop()
         return moved
 
-    def _give_up_slot(self, seq: Sequence) -> None:
+    def _release_slot(self, seq: Sequence) -> None:
         self.free_slots.append(seq.slot)
         seq.slot = -1
         seq.capacity = 0
 
     def drop(self, seq: Sequence) -> None:
-        """Give up the sequence's blocks, in the pool or in host memory, but not its place in the batch."""
+        """Release the sequence's blocks, in the pool or in host memory, but not its slot."""
         self.memory.free(seq.seq_id)
 
 
 def plan_forks(live: list[Sequence]) -> None:
-    """Say for each sequence of a request, none of which has blocks, which earlier one it is to be forked from: the
-    first that shares most with it."""
+    """Choose for each sequence of a request, none of which has blocks, the earlier sequence to fork it from: the first
+    that shares most tokens with it."""
     outputs = [seq.output_token_ids for seq in live]  # they have the prompt in common
     for number, seq in enumerate(live):
         seq.parent, seq.fork_at = None, 0
@@ -242,7 +251,7 @@ def plan_forks(live: list[Sequence]) -> None:
             shared = seq.num_prompt + num_common(output, outputs[number])
             if shared > seq.fork_at:
                 seq.parent, seq.fork_at = other, shared
-            if shared == len(seq.token_ids):  # nobody shares more
+            if shared == len(seq.token_ids):  # no other shares more
                 break
 
 

@@ -1,7 +1,7 @@
-"""Beam search on the host: which candidates go on, which have ended, and when nothing better can come.
+"""Beam search on the host: chooses the candidates that go on, collects those that ended, and decides when to stop.
 
 Rules and scores are those of transformers' `generate(num_beams=k, num_return_sequences=k)`. Nothing here knows of
-blocks: `beam_sequences` makes the sequences follow.
+blocks: `beam_sequences` applies the choices to the sequences.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class BeamSearch:
         self.begin()
 
     def begin(self) -> None:
-        """Go back to the prompt, a single beam; what was found is forgotten."""
+        """Go back to the prompt, a single beam, and forget all outputs."""
         self.logprobs = [0.0]
         self.finished: list[Hypothesis] = []
 
@@ -91,7 +91,7 @@ class BeamSearch:
         return [] if self._is_over(length) else [beam for _, beam in running[:width]]
 
     def _is_over(self, length: int) -> bool:
-        """Tell whether no beam runs or none that does, now of `length` tokens, could improve on what is finished."""
+        """Tell whether no running beam, now of `length` tokens, could still improve on the finished outputs."""
         params = self.params
         if not self.logprobs:
             return True

@@ -1,4 +1,4 @@
-"""The sequences of a beam request: as many as beams, forked, appended to and freed as the search goes on.
+"""Forks, extends and frees the sequences of a beam request as its search goes on; there are as many as beams.
 
 They begin as any request of several sequences, forked at the end of the prompt (see `forks`). Each step of the
 search a beam that several candidates continue is forked into the sequences of beams that none continues, so that

@@ -16,14 +16,16 @@ if TYPE_CHECKING:
 
 
 TIMED_TOKENS = 64
-"""Prompt tokens from which on a step's time tells what computing a token takes; half of the budget, if that is less."""
+"""A step with at least so many prompt tokens measures the time to compute one; half of the budget, if that is less."""
 
 LONGEST_STOP = 0.01
 """Seconds that planning waits for a read where nothing else can run: signals wait as long."""
 
 
 class DiskPrefetch:
-    """Asks the memory to read ahead for requests that wait, and tells it what steps cost.
+    """Makes the memory read ahead for requests that wait, and measures how long steps take.
+
+    It holds no blocks: what was read is staged by the disk tier until a request is admitted or ends.
 
     Args:
         budget: most tokens of a step.
@@ -46,10 +48,10 @@ class DiskPrefetch:
         self._look(request, is_next=False)
 
     def worth_waiting(self, request: Request, *, is_idle: bool) -> bool:
-        """Tell whether the request that comes into the batch next should wait for what is being read for it.
+        """Tell whether the request that enters the batch next should wait for the blocks that are being read for it.
 
         Args:
-            is_idle: whether nothing else can run meanwhile: then a short wait is made here.
+            is_idle: whether nothing else can run meanwhile. Then this call waits a little itself.
         """
         disk = self._memory.disk
         if disk is None:
@@ -67,7 +69,7 @@ class DiskPrefetch:
         return disk is not None and bool(disk.staged(request.request_id))
 
     def let_go(self, request: Request) -> None:
-        """Drop what was read for a request that runs now, or was ended."""
+        """Drop the blocks that were read for a request, which runs now or has ended."""
         if self._memory.disk is not None:
             self._memory.disk.let_go(request.request_id)
 
@@ -77,7 +79,7 @@ class DiskPrefetch:
             self._memory.disk.begin_step()
 
     def end_step(self, plan: StepPlan) -> None:
-        """Tell the plan what is written to disk before the step, and what was read."""
+        """Put the blocks to write to disk and those that were read into the plan."""
         if self._memory.disk is not None:
             plan.to_disk, plan.from_disk = self._memory.disk.take_moves()
 
@@ -94,7 +96,7 @@ class DiskPrefetch:
         now, tokens = self._clock(), step.num_tokens
         while self._dispatched:
             began, size = self._dispatched.popleft()
-            if size == tokens:  # others were dropped, as nobody waited for them any more
+            if size == tokens:  # steps between them were dropped: all their requests had ended
                 if tokens - step.num_decodes >= self._timed_tokens:
                     disk.computed(tokens, now - max(began, self._updated))
                 break

@@ -1,6 +1,6 @@
-"""What may look at a sequence's tokens as they come. The scheduler asks such a hook, and does not know its rule.
+"""Interfaces for grammars and stop-string searches, which inspect each new token.
 
-`jpaged.text` has the two that there are: a grammar and a search for stop strings.
+The scheduler calls them and does not know their rules; `jpaged.text` implements both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class TokenRules(Protocol):
     error: str | None
 
     def accept(self, token: int) -> None:
-        """Go on by a token of the mask."""
+        """Advance by a token of the mask."""
 
     def restart(self, tokens: Sequence[int]) -> None:
         """Follow `tokens` from the beginning, whatever was accepted before."""
@@ -41,7 +41,7 @@ def allowed_ahead(rules: TokenRules, tokens: Sequence[int]) -> int:
 
 
 def mask_after(rules: TokenRules, tokens: Sequence[int]) -> Int[np.ndarray, " words"] | None:
-    """Return the mask of what may come behind `tokens`; None where these cannot all come. The rules stay."""
+    """Return the mask of the tokens that may follow `tokens`; None where these are not all allowed. The rules stay."""
     if not tokens:
         return rules.mask
     allowed, ahead = _follow(rules, tokens)
@@ -61,10 +61,11 @@ class StopSearch(Protocol):
     """Says when the tokens, taken together, end the sequence."""
 
     def restart(self) -> None:
-        """Begin before the first token again."""
+        """Go back to before the first token."""
 
     def push(self, tokens: Iterable[int]) -> str | None:
-        """Take the next tokens; return what ends the sequence in them, or None when it goes on."""
+        """Take the next tokens; return the stop string that they complete, or None when the sequence goes on."""
 
     def finish(self) -> str | None:
-        """Take note that no more tokens come; return what the last ones ended after all, or None."""
+        """End the search: no more tokens come. Return the stop string that the last ones complete after all, or
+        None."""

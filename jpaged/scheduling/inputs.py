@@ -23,7 +23,7 @@ class PromptImage:
         features: number of vectors that the encoder makes of it; the tokens take them in order.
         arrays: the encoder's arguments by name, without a batch axis.
         whole: whether its tokens see each other, so that one step computes them together.
-        parts: the images that follow one another without text in between, where tokens behind them read them all
+        parts: the images that follow one another without text in between, where the tokens after them read them all
             (cross-attention); this one then stands for them together, and has no `arrays`. () = it is one image.
     """
 
@@ -42,11 +42,11 @@ class PromptImage:
 
     @property
     def stop(self) -> int:
-        """Return the position behind its last token."""
+        """Return the position after its last token."""
         return self.start + self.length
 
     def seen(self, positions: Int[np.ndarray, " tokens"]) -> Int[np.ndarray, " tokens"]:
-        """Return how many features, the first ones, tokens at these positions read, none of which lies behind the next
+        """Return how many features, the first ones, tokens at these positions read, none of which lies after the next
         image."""
         return sum((np.where(positions >= image.start, image.features, 0) for image in self.each), np.zeros(1, int))
 
@@ -57,7 +57,7 @@ class PromptImage:
 
     @cached_property
     def span(self) -> TokenSpan:
-        """Return what the memory is told of it."""
+        """Return its tokens and digest, as the prefix cache needs them."""
         return TokenSpan(self.start, self.length, self.digest, self.whole)
 
 
@@ -84,9 +84,9 @@ class Adapter:
     """A low-rank adapter, as it lies on the host.
 
     Attributes:
-        name: what requests call it.
+        name: the name by which requests ask for it.
         digest: names its content: equal for equal matrices and scales only.
-        blocks: what its blocks in the pool hold, on each shard.
+        blocks: content of its blocks in the pool, on each shard.
         site_blocks: how many of them, in order, each of the model's adapted sites has; 0 where it adapts none.
     """
 
@@ -102,5 +102,5 @@ class Adapter:
 
     @property
     def salt(self) -> tuple[str, str]:
-        """Return what keeps the KV that is computed with it apart in the prefix cache."""
+        """Return the part of a prefix salt that separates KV computed with it from other KV in the prefix cache."""
         return self.name, self.digest.hex()

@@ -57,7 +57,7 @@ class NextTokens:
             end = seq.num_computed + length + len(drafts)
             if drafts and end > seq.capacity:
                 made = self._allocation.allocate(seq, end)
-                if made is None:  # nobody gives memory back for a guess
+                if made is None:  # no request is preempted for a guess
                     drafts, end = (), seq.num_computed + length
                 else:
                     copies += made
@@ -117,7 +117,7 @@ def plan_decodes(running: list[Request], position: int, plan: StepPlan, allocati
                 break
             plan.copies += copies
             tables = allocation.tables(seq)
-        # `tuple.__new__` is what `Chunk(...)` comes to, without its call in between: it counts here.
+        # `tuple.__new__` skips the Python-level call of `Chunk(...)`, which shows at thousands of sequences.
         chunk = new(Chunk, (seq, start, 1, seq.pending_row if pending else -1, tables, ()))
         decodes.append(chunk)
         samples.append(new(Sample, (request, seq, chunk)))

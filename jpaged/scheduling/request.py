@@ -49,11 +49,11 @@ class Sequence:
         slot: row of the engine's persistent batch arrays that it has, -1 while it is not running.
         pending_row: row of the last step's samples that holds its pending token.
         needs_host: whether the host must see the pending token before the next can be planned: drafts are being
-            verified, or may be worth making behind it.
+            verified, or may be worth making after it.
         parent: the sequence it is to be forked from; None once it has block tables of its own.
         fork_at: tokens both have in common: it is forked when its parent has computed them.
         grammar: says which tokens may come next; None = all.
-        stop_search: looks for what ends it beside its stop tokens; None = nothing does.
+        stop_search: finds stop strings; None = it has none.
         candidates: most likely next tokens of a beam while those of other beams are awaited.
         score: score of a finished beam; None for other sequences.
         logprobs: each generated token's log-probability and ranking, for requests that ask for logprobs.
@@ -101,7 +101,7 @@ class Sequence:
 
 @dataclass(eq=False)
 class Request:
-    """What a user asked for. Its sequences are scheduled and preempted together (paper, section 4.5).
+    """A request of a user. Its sequences are scheduled and preempted together (paper, section 4.5).
 
     Attributes:
         seed: seed of output 0's random stream; `seed_of` makes those of the others.
@@ -130,10 +130,10 @@ class Request:
         runs_exclusively: whether it could not go on although no other request ran, because its blocks lay scattered. It
             is scheduled again with compact placement and the pool to itself.
         arrival_number: place in the order of arrival, given by the scheduler.
-        pooling: how the hidden states of its prompt become one vector; None = nobody asks for one.
-        pooled: what chunks of its prompt add to that vector, by their first position: the position after their last,
-            and a vector. A chunk that is computed again takes the place of the one before.
-        pause_times: when its memory was taken back and when it was back in the batch, in turn.
+        pooling: how the hidden states of its prompt become one vector; None = none is asked for.
+        pooled: the parts of that vector that chunks of its prompt made, by their first position: the position after
+            their last, and a vector. A chunk that is computed again replaces its part.
+        pause_times: times at which it was preempted and at which it was back in the batch, alternating.
         overflow_requests: requests for the outputs that exceed the number of sequences that may run at once. They are
             queued right after it, and are read and aborted together with it.
     """
@@ -184,7 +184,7 @@ class Request:
 
     @property
     def prefix_salt(self) -> Hashable:
-        """Return what keeps its KV apart in the prefix cache: its salt, and its adapter where it has one."""
+        """Return the salt that separates its KV in the prefix cache: its own, and its adapter's where it has one."""
         return self.cache_salt if self.adapter is None else (self.cache_salt, *self.adapter.salt)
 
     def shares_adapter(self, other: Request) -> bool:
@@ -243,7 +243,7 @@ class Request:
 
     @property
     def num_top(self) -> int:
-        """Return how many most likely tokens come back beside each sampled one; 0 = nothing but the token."""
+        """Return how many most likely tokens come back with each sampled one; 0 = only the token."""
         if self.beam is not None:
             return self.beam.num_candidates
         return 0 if self.params.logprobs is None else max(1, self.params.logprobs)
@@ -269,7 +269,7 @@ class Request:
 
     @property
     def times(self) -> tuple[float | None, float | None, float | None, int, int]:
-        """Return what `metrics` is made of, as far as it changes: it is the same while this is."""
+        """Return the changing inputs of `metrics`, by which a caller sees whether it changed."""
         pauses = len(self.pause_times)
         return self.first_scheduled_time, self.first_token_time, self.finished_time, self.num_swaps, pauses
 

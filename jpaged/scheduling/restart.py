@@ -1,4 +1,4 @@
-"""Requests are put back to the beginning of their computation: only the tokens that the host has are trusted."""
+"""Puts requests back to the beginning of their computation: after a failure only the host's tokens are trusted."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from jpaged.scheduling.stops import find_stop
 
 
 def begin_again(request: Request) -> None:
-    """Make an unfinished request one that waits and holds nothing, whatever moment an exception left it in.
+    """Make an unfinished request wait and hold nothing, whatever state an exception left it in.
 
-    Its sequences keep their tokens, and what looks at tokens is shown them anew; a sequence that its last token ends is
-    ended. A beam search begins again at its prompt, as it may have been between two beams, and finds the same.
+    Its sequences keep their tokens. Grammars and stop searches follow these anew, and a sequence that its last token
+    ends is ended. A beam search begins again at its prompt, because it may have been torn between two beams; it finds
+    the same outputs.
     """
     if request.beam is not None:
         _search_again(request)

@@ -27,7 +27,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Pictures:
-    """Numbers what encoders take of images."""
+    """Numbers the encoder inputs of images."""
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}
@@ -41,7 +41,7 @@ class Pictures:
         return self._numbers[image.digest]
 
     def data(self) -> list[Arrays]:
-        """Return the arrays of each, by its number: those of the requests, for whoever writes them to copy."""
+        """Return the arrays of each, by its number: those of the requests, not copies."""
         return self._arrays
 
 
@@ -95,7 +95,7 @@ def params_data(params: SamplingParams) -> dict[str, Any]:
     shape = params.structured_outputs
     if shape is not None:
         given = {field.name: getattr(shape, field.name) for field in fields(shape)}
-        # A schema may hold what only JSON can, such as numbers of any length.
+        # A schema may hold values that only JSON can express, such as integers of any length.
         data["structured_outputs"] = {**given, "json": None if shape.json is None else json.dumps(shape.json)}
     return {**data, "output_kind": params.output_kind.name}
 
@@ -168,12 +168,12 @@ SEQUENCE_FIELDS = (
 
 
 def request_data(request: Request, now: float, pictures: Pictures | None = None) -> dict[str, Any]:
-    """Return a request with those for its later outputs. One that is finished has no images any more, unless it is of a
-    pinned prefix, which may have to be computed again.
+    """Return a request with its overflow requests. A finished one is saved without its images, unless it is of a pinned
+    prefix, which may have to be computed again.
 
     Args:
         now: the time on the clock of the request's times.
-        pictures: told of the images; may be left out where there are none.
+        pictures: collects the encoder inputs of its images; may be left out where there are none.
     """
     mask, beam = request.allowed_mask, request.beam
     pictures = Pictures() if pictures is None else pictures
@@ -200,11 +200,11 @@ def request_data(request: Request, now: float, pictures: Pictures | None = None)
 
 
 def load_request(data: Mapping[str, Any], now: float, pictures: Seq[Arrays] = ()) -> Request:
-    """Return a request with those for its later outputs; what looks at its tokens is to be attached.
+    """Return a request with its overflow requests. Its grammar and stop search are not attached yet.
 
     Args:
         now: the time on the clock of the request's times.
-        pictures: what encoders take of the images, by their numbers.
+        pictures: the encoder inputs of the images, by their numbers.
 
     Raises:
         ValueError: a parameter of it cannot be given here.
@@ -236,7 +236,7 @@ def load_request(data: Mapping[str, Any], now: float, pictures: Seq[Arrays] = ()
 
 
 def _sequence_data(request: Request, seq: Sequence) -> dict[str, Any]:
-    # Of one that ended a token may be pending for ever: nobody waited for the step that drew it.
+    # An ended sequence may have a pending token for ever: the step that drew it was not read back.
     assert seq.num_pending == 0 or seq.finished, "a sequence is saved when all its tokens have reached the host"
     return {
         **{name: getattr(seq, name) for name in SEQUENCE_FIELDS},
@@ -282,7 +282,7 @@ def _time(age: float | None, now: float) -> Any:
 
 
 def scheduler_data(scheduler: Scheduler) -> dict[str, Any]:
-    """Return the order of the requests and of the free slots, and the counts; the requests are saved beside it."""
+    """Return the order of the requests and of the free slots, and the counts; the requests are saved separately."""
     speculation = scheduler.speculation
     return {
         "requests": [request.request_id for request in scheduler.requests],

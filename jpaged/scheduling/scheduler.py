@@ -115,7 +115,7 @@ class Scheduler:
         """Queue a request.
 
         Args:
-            first: whether it is served before all that are here, as urgent as the most urgent of these.
+            first: whether it is served before all others, as urgent as the most urgent of them.
 
         Raises:
             ValueError: it needs more sequences than may run at once, could not fit an empty pool, has an image that
@@ -143,7 +143,7 @@ class Scheduler:
 
     def restore(self, request: Request) -> None:
         """Put an unfinished request, which was saved and keeps its place in the order of arrival, into the queue that
-        its status names; what it holds is the memory's already."""
+        its status names. The memory has its blocks already."""
         self._unfinished[request.request_id] = request
         self.queues.put(request)
 
@@ -161,8 +161,8 @@ class Scheduler:
         last in service order, are preempted where that gives it the room it lacks; nothing is admitted while a swapped
         request waits that is as urgent.
 
-        While drafts are being verified, or are about to be made, nothing is planned: a step that went without their
-        sequence would cost as much, and the sequence would have every other step only.
+        While drafts are being verified, or are about to be made, nothing is planned: a step without their sequence
+        would cost as much, and the sequence would run in every other step only.
         """
         if self.speculation is not None and any(
             s.needs_host and s.num_pending for r in self.running for s in r.sequences if s.finish_reason is None
@@ -251,9 +251,8 @@ class Scheduler:
 
         live = request.live
         first = live[0]
-        if not (
-            self.running and urgency(request) < urgency(self.running[-1])
-        ):  # it cannot preempt: look at what is free first
+        may_preempt = self.running and urgency(request) < urgency(self.running[-1])
+        if not may_preempt:  # compare it with the free slots, tokens and blocks first, which is cheap
             slots, tokens = self.allocation.free_slots, plan.left - plan.reserved
             if len(live) > len(slots) or not is_enough(tokens) or not self.admission.may_fit(request):
                 return False
@@ -263,8 +262,8 @@ class Scheduler:
             return False
         planned = None if request.runs_exclusively else self._place(request, live, plan, is_enough, None)
         if planned is None and not self.running:
-            # Scattered hits can pin more pages than the sequence needs, and so can an adapter that is there already: an
-            # empty batch must not wait for itself.
+            # Scattered hits can pin more pages than the sequence needs, and so can an adapter that is cached. An empty
+            # batch must not wait for itself, so try again with pinned tokens only.
             self.allocation.adapters.forget(request)
             planned = self._place(request, live, plan, is_enough, self.admission.pinned_tokens(request))
         if planned is None:
@@ -290,23 +289,23 @@ class Scheduler:
         is_enough: Callable[[int], bool],
         most_cached: int | None,
     ) -> tuple[list[Chunk], list[BlockCopy], int] | None:
-        """Return the first chunks of a waiting request behind what the cache holds, see `Allocation.place`; None (and
-        nothing held) without room."""
+        """Return the first chunks of a waiting request after its cached prefix, see `Allocation.place`; None, with
+        nothing held, without room."""
         self.allocation.attach(request, live[0], most_cached)
         if not self.preemption.make_room(request, plan, is_enough):
             self.allocation.detach(live[0])
             return None
-        if most_cached is None and self.disk_prefetch.has_read(request):  # not before there is room for all of it
+        if most_cached is None and self.disk_prefetch.has_read(request):  # only now is there room for all of it
             self.allocation.detach(live[0])
             self.allocation.attach(request, live[0], None, from_disk=True)
         return self.allocation.place(request, live, plan.left - plan.reserved, self._max_chunk, most_cached)
 
-    # ------------------------------------------------------------------ what became of it
+    # ------------------------------------------------------------------ after the step
 
     def dispatched(self, step: ScheduledStep) -> None:
-        """Note that the device was told to run a step: every later step finds what it computes.
+        """Note that the device has a step: every later step finds the KV that it computes.
 
-        Until then nothing that it computes is known to the prefix cache.
+        Until then the prefix cache knows none of its blocks, since the step might never run.
         """
         for chunk in step.chunks:
             seq = chunk.seq
@@ -319,8 +318,11 @@ class Scheduler:
     def update(
         self, step: ScheduledStep, tokens: Seq[int], logprobs: Seq[float], top: TopTokens | None = None
     ) -> list[Request]:
-        """Take a step's sampled tokens, their log-probabilities and, where a request asked for them, the most likely
-        tokens; return the requests that finished."""
+        """Append a step's sampled tokens to their sequences; return the requests that finished.
+
+        Args:
+            top: the most likely tokens, where a request of the step asked for them.
+        """
         finished: list[Request] = []
         went_on: dict[Sequence, Request] = {}
         self.disk_prefetch.updated(step)
@@ -340,7 +342,7 @@ class Scheduler:
                     self._end(request)
                     finished.append(request)
                 continue
-            # What may fail comes before the token is the sequence's: see `begin_again`.
+            # A grammar may raise, so it comes first: a token that was appended is trusted by `begin_again`.
             if seq.grammar is not None:
                 seq.grammar.accept(token)
             if top is not None and request.params.logprobs is not None:
@@ -376,7 +378,7 @@ class Scheduler:
         self._forget(request)
 
     def abort(self, request: Request) -> None:
-        """Drop a request that nobody waits for; its memory is free at once. A finished one is left alone."""
+        """Drop a request and free its memory at once. A finished one is left alone."""
         if request.status is Status.FINISHED:
             return
         self._unfinished.pop(request.request_id, None)
@@ -388,9 +390,9 @@ class Scheduler:
     def restart(self) -> None:
         """Compute all unfinished requests again from the tokens the host has, over an empty memory.
 
-        It is for the time after an exception in the middle of a change, or a step that failed: no count, table or
-        cached block can be trusted then, whereas the requests' tokens can, and all else follows from them. A request
-        that turns out to have ended is finished.
+        Call it after an exception in the middle of a change, or a step that failed. No count, table or cached block can
+        be trusted then; the requests' tokens can, and all else follows from them. A request that turns out to have
+        ended is finished.
         """
         self.allocation.clear()
         self.disk_prefetch.clear()
@@ -399,7 +401,7 @@ class Scheduler:
             try:
                 if request.status is not Status.FINISHED:
                     begin_again(request)
-            except Exception:  # it may be what made the step fail
+            except Exception:  # its grammar may be the reason that the step failed
                 logger.exception("request %d is aborted: its tokens cannot be looked at again", request.request_id)
                 for seq in request.live:
                     seq.finish_reason = "abort"

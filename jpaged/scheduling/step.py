@@ -1,4 +1,4 @@
-"""What the scheduler hands to the device: plain facts, no arrays."""
+"""A scheduled step: the plain facts that the scheduler hands to the device, without arrays."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Chunk(NamedTuple):
         source_row: row of the last step's samples that holds the chunk's last token, which the host has not
             seen; -1 when the host has all tokens.
         tables: the sequence's block tables, one a group, when they changed since its last chunk, else None.
-        drafts: guesses of the tokens behind the sequence's newest one, or `UNKNOWN`; they are the chunk's last tokens.
+        drafts: guesses of the tokens after the sequence's newest one, or `UNKNOWN`; they are the chunk's last tokens.
     """
 
     seq: Sequence
@@ -46,7 +46,7 @@ class Chunk(NamedTuple):
 
     @property
     def prefixes(self) -> list[Chunk]:
-        """Return the chunk cut behind the newest token, and behind each of its drafts: the last one is the chunk."""
+        """Return the chunk cut after the newest token, and after each of its drafts: the last one is the chunk."""
         if not self.drafts:
             return [self]
         known, number = self.length - len(self.drafts), len(self.drafts)
@@ -121,7 +121,7 @@ class ScheduledStep:
     Attributes:
         copies: block copies the device makes before the chunks run.
         preempted: requests whose memory was taken back to make room.
-        dropped: host blocks whose content nobody will ask for.
+        dropped: host blocks whose content is of no use any more.
         swap_out: blocks the device copies to host memory before anything else of the step.
         swap_in: blocks it copies back after that and before `copies`.
         scored: chunks of requests that ask for prompt_logprobs.
@@ -131,7 +131,7 @@ class ScheduledStep:
         loads: adapters that are written to the pool before the chunks run.
         adapted: the chunks' sequences that run with an adapter.
         to_disk: blocks that the device copies out for the disk before anything else of the step.
-        from_disk: blocks that it fills with what was read from disk, after `swap_in` and before `copies`.
+        from_disk: blocks that it fills with content read from disk, after `swap_in` and before `copies`.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
@@ -170,7 +170,7 @@ class ScheduledStep:
 
     @property
     def num_top(self) -> int:
-        """Return how many most likely tokens to find beside each sampled one, the most that any request asks for."""
+        """Return how many most likely tokens to find for each sample: the most that any request asks for."""
         return max((request.num_top for request, _, _ in self.samples), default=0)
 
     @property

@@ -14,12 +14,12 @@ class StepPlan:
 
     Args:
         budget: most tokens of the step.
-        dropped: host blocks whose content nobody will ask for.
+        dropped: host blocks whose content is of no use any more.
 
     Attributes:
         left: tokens of the budget not planned yet.
         reserved: part of `left` that decodes not planned yet will take.
-        admission_stopped: whether a request could not come into the batch, so that nobody behind it may come.
+        admission_stopped: whether a request could not enter the batch, so that none after it may.
         free_rows: rows of the sampler that drafts may still take.
         num_drafts: drafts planned so far.
         decodes: chunks of one token, as planned so far.
@@ -30,7 +30,7 @@ class StepPlan:
         reads: tokens that stand for images, as planned so far.
         loads: adapters to load first.
         to_disk: blocks whose content goes to disk first.
-        from_disk: blocks that get what was read from disk.
+        from_disk: blocks that are filled with content read from disk.
     """
 
     def __init__(self, budget: int, dropped: list[HostBlock]) -> None:
@@ -68,7 +68,7 @@ class StepPlan:
                 seq.needs_host = True
             else:
                 self.prefills.append((request, chunk))
-            # What is computed behind the newest token counts once its tokens turn out to be the sequence's.
+            # Drafts count as computed once they turn out to be the sequence's tokens.
             seq.num_computed = end = start + length - len(drafts)
             if end == seq.num_tokens:
                 self.sample(request, seq, chunk)

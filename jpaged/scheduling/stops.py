@@ -1,4 +1,4 @@
-"""When a sequence ends: by its newest token, its length, its grammar, or what is found in its tokens."""
+"""Decides when a sequence ends: by its newest token, its length, its grammar, or a stop string."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Stop = tuple[FinishReason, str | int | None]
 def find_stop(request: Request, seq: Sequence) -> Stop | None:
     """Say why the sequence ends with its newest token, or return None when it goes on.
 
-    What `seq.stop_search` finds wins over what `token_stop` says of the same token.
+    A stop string that `seq.stop_search` finds wins over the reason that `token_stop` gives for the same token.
     """
     stop, found = token_stop(request, seq), None
     if seq.stop_search is None:

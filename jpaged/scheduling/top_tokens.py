@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 
 
 class TopTokens(NamedTuple):
-    """What the device says beside a step's sampled tokens, one row a sample, where a request asked for it.
+    """The most likely tokens of each sample of a step, one row a sample, where a request asked for them.
 
     Attributes:
         ranks: place of each sampled token among all tokens by probability, from 1.

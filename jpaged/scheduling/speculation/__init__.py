@@ -1,6 +1,6 @@
-"""Drafts: which tokens a step verifies beside those that are sure to be computed, and how many are worth it.
+"""Drafts: guesses of next tokens that a step verifies in addition, and how many of them are worth their cost.
 
-Host only. `Speculation` is what the scheduler asks; `NGramSpeculation` looks drafts up in the sequence itself,
+Host only. `Speculation` is the scheduler's interface; `NGramSpeculation` looks drafts up in the sequence itself,
 `DeviceSpeculation` leaves them to the device.
 """
 

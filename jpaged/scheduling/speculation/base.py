@@ -13,7 +13,7 @@ from jpaged.scheduling.request import Request, Sequence
 
 @dataclass(frozen=True)
 class StepCosts:
-    """What a step costs by its number of tokens; the step of one token costs 1.
+    """The cost of a step by its number of tokens, relative to the step of one token.
 
     Attributes:
         token: cost of one token more.
@@ -44,12 +44,12 @@ def best_length(rates: Seq[float], costs: StepCosts, *, batch: int, verifies: bo
         verifies: whether the step verifies drafts of another sequence already.
     """
     best, least = 0, costs.step(batch) / batch
-    beside = 0.0 if verifies else costs.verifying
+    verifying = 0.0 if verifies else costs.verifying
     tokens, reached = float(batch), 1.0
     for length, rate in enumerate(rates, 1):
         reached *= rate
         tokens += reached
-        cost = costs.step(batch + length) + beside + costs.draft * length
+        cost = costs.step(batch + length) + verifying + costs.draft * length
         if cost / tokens < least:
             best, least = length, cost / tokens
         elif reached < 1e-3:
@@ -67,7 +67,7 @@ class Acceptance:
     It counts outcomes, not seconds: a run of the same requests makes the same drafts.
 
     Args:
-        expected: what is taken for each class before anything was measured, in (0, 1).
+        expected: the estimate of each class before anything was measured, in (0, 1).
         weight: number of tries that this counts as.
     """
 
@@ -76,7 +76,7 @@ class Acceptance:
         self._tried = [weight] * len(expected)
 
     def note(self, kind: int, *, kept: int, lost: int) -> None:
-        """Take note of drafts of a class that were kept and lost."""
+        """Count drafts of a class that were kept and lost."""
         tried = self._tried[kind] + kept + lost
         fade = min(1.0, MEMORY / tried)
         self._tried[kind] = tried * fade
@@ -87,7 +87,7 @@ class Acceptance:
         return [self._kept.copy(), self._tried.copy()]
 
     def load(self, data: Seq[Seq[float]]) -> None:
-        """Take over what `data` returned."""
+        """Restore the estimates that `data` returned."""
         kept, tried = data
         self._kept, self._tried = list(kept), list(tried)
 
@@ -97,7 +97,7 @@ class Acceptance:
 
 
 class Speculation(ABC):
-    """Makes drafts of a sequence's next tokens and learns from what became of them.
+    """Makes drafts of a sequence's next tokens and learns which of them were kept.
 
     Args:
         tokens: most drafts of a sequence in one step.
@@ -115,7 +115,7 @@ class Speculation(ABC):
 
     def worth_waiting(self, request: Request, seq: Sequence, most: int, *, batch: int) -> bool:
         """Tell, when the host has got a token of the sequence, whether the next one should be awaited so that drafts
-        can be made behind it.
+        can be made after it.
 
         Args:
             most: most drafts that a step has room for.
@@ -125,36 +125,36 @@ class Speculation(ABC):
         return request.beam is None and most > 0 and self._worth_waiting(seq, most, batch)
 
     def draft(self, request: Request, seq: Sequence, most: int, *, batch: int, verifies: bool) -> tuple[int, ...]:
-        """Return drafts of the tokens behind the sequence's newest, which the host has; none where they do not pay.
+        """Return drafts of the tokens after the sequence's newest, which the host has; none where they do not pay.
 
         Args:
             most: most drafts that the step has room for.
             batch: number of sequences that run.
             verifies: whether the step verifies drafts of another sequence already.
         """
-        # The last token that a request may have is drawn in any case, and nothing is drawn behind it.
+        # The last token that a request may have is drawn in any case, and nothing is drawn after it.
         most = min(most, self.tokens, request.max_total_tokens - len(seq.token_ids) - 1)
         if most < 1 or request.beam is not None:
             return ()
         return self._draft(seq, most, batch=batch, verifies=verifies)
 
     def verified(self, seq: Sequence, drafted: int, accepted: int) -> None:
-        """Take note that of `drafted` drafts of a sequence the first `accepted` were kept."""
+        """Count the drafts of a sequence, `drafted` of them, of which the first `accepted` were kept."""
         self.num_drafts += 1
         self.num_drafted += drafted
         self.num_accepted += accepted
 
     def data(self) -> dict[str, Any]:
-        """Return what was counted and learnt, as plain data."""
+        """Return its counts and estimates as plain data."""
         return {"drafts": self.num_drafts, "drafted": self.num_drafted, "accepted": self.num_accepted}
 
     def load(self, data: Mapping[str, Any]) -> None:
-        """Take over what another of its kind had counted and learnt."""
+        """Restore the counts and estimates that another of its kind returned from `data`."""
         self.num_drafts, self.num_drafted, self.num_accepted = data["drafts"], data["drafted"], data["accepted"]
 
     @abstractmethod
     def took(self, seq: Sequence) -> None:
-        """Take note of the newest token of a sequence, drafted before or not."""
+        """Learn from the newest token of a sequence, whether it was drafted or not."""
 
     @abstractmethod
     def _worth_waiting(self, seq: Sequence, most: int, batch: int) -> bool: ...

@@ -18,11 +18,11 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 128, 4096
 class DeviceSpeculation(Speculation):
     """Says how many drafts the device makes of each sequence; which ones is known when the step runs.
 
-    What is kept of drafts shows only where there are some. Where they do not pay, one is tried after a pause.
+    Only verified drafts show how many are kept. So where drafts do not pay, one is still tried after a pause.
 
     Args:
         tokens: most drafts of a sequence in one step.
-        costs: what steps and drafts cost on this device.
+        costs: cost of steps and drafts on this device.
     """
 
     def __init__(self, tokens: int, costs: StepCosts) -> None:

@@ -12,7 +12,7 @@ from jpaged.scheduling.step_plan import StepPlan
 
 
 class Drafting:
-    """Stands between the scheduler and what makes drafts, if anything does.
+    """Asks a `Speculation`, if there is one, for the drafts of each step.
 
     Args:
         speculation: makes drafts; None = no draft is verified.
@@ -26,26 +26,27 @@ class Drafting:
 
     @property
     def _batch(self) -> int:
-        """Return how many sequences have a place in the batch; at least the one that is asked for, which may have lost
-        its own while its last step was computed."""
+        """Return how many sequences have a slot; at least 1, because the sequence in question may have lost its slot
+        while its last step was computed."""
         return max(1, self._max_num_seqs - len(self._allocation.free_slots))
 
     def drafts(self, request: Request, seq: Sequence, plan: StepPlan) -> tuple[int, ...]:
-        """Return the drafts to verify behind a sequence's newest token, which is all that it has to compute."""
+        """Return the drafts to verify after a sequence's newest token, the only one that it has to compute."""
         if self._speculation is None or seq.num_pending or not _may_draft(request, seq):
             return ()
         most = min(plan.free_rows, plan.left - plan.reserved)
         return self._speculation.draft(request, seq, most, batch=self._batch, verifies=plan.num_drafts > 0)
 
     def took(self, seq: Sequence) -> None:
-        """Take note of a sequence's newest token."""
+        """Learn from a sequence's newest token."""
         if self._speculation is not None:
             self._speculation.took(seq)
 
     def learn(self, step: ScheduledStep, went_on: Mapping[Sequence, Request], free_rows: int) -> None:
-        """Take note of what became of a step's drafts, and say which sequences await the host for new ones.
+        """Learn which drafts of a step were kept, and mark the sequences that wait for the host so that new drafts can
+        be made.
 
-        Where drafts would find no rows nobody waits: the engine runs ahead as without speculation.
+        Where drafts would find no rows, none waits: the engine runs ahead as without speculation.
 
         Args:
             went_on: sequences that got tokens from the step, with their requests.
@@ -70,7 +71,8 @@ def _may_draft(request: Request, seq: Sequence) -> bool:
 
 
 def drafts_kept(seq: Sequence, chunk: Chunk) -> bool:
-    """Tell whether a sequence drew all drafts of a chunk, one of `Chunk.prefixes` whose samples are taken in turn."""
+    """Tell whether a sequence drew all drafts of a chunk, one of `Chunk.prefixes`, whose samples are taken in their
+    order."""
     if not chunk.drafts:
         return True
     return len(seq.token_ids) == chunk.start + chunk.length and seq.token_ids[-1] == chunk.drafts[-1]

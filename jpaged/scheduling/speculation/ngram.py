@@ -56,7 +56,7 @@ class NGramIndex:
 
 
 def continuation(token_ids: Seq[int], start: int, most: int) -> list[int]:
-    """Return the `most` tokens from position `start` on; behind the sequence's end they repeat themselves."""
+    """Return the `most` tokens from position `start` on; after the sequence's end they repeat themselves."""
     period = len(token_ids) - start
     found = list(token_ids[start : start + most])
     while len(found) < most:
@@ -79,14 +79,14 @@ _WEIGHT = 8.0
 
 
 class NGramSpeculation(Speculation):
-    """Looks the last tokens of each sequence up in what it had before.
+    """Looks up the last tokens of each sequence among its earlier ones.
 
-    How likely the token behind a match comes again is learnt from every token, whether it was drafted or not, by the
-    match's length: so nothing has to be tried out, and where text does not repeat itself no draft is made.
+    The probability that the token after a match comes again is learnt from every token, whether it was drafted or not,
+    by the match's length: so nothing has to be tried out, and where text does not repeat itself no draft is made.
 
     Args:
-        settings: what the user asked for.
-        costs: what steps cost on this device.
+        settings: lengths of runs and drafts.
+        costs: cost of steps on this device.
     """
 
     def __init__(self, settings: NGram, costs: StepCosts) -> None:
@@ -127,7 +127,7 @@ class NGramSpeculation(Speculation):
     def _length(self, match: Match | None, most: int, *, batch: int, verifies: bool) -> int:
         if match is None:
             return 0
-        # Behind a draft that is kept the match is a token longer.
+        # After a draft that is kept, the match is a token longer.
         rates = [self._acceptance.rate(_class(match.length + kept)) for kept in range(most)]
         return best_length(rates, self._costs, batch=batch, verifies=verifies)
 
@@ -143,7 +143,7 @@ class _Lookup:
 
     Attributes:
         match: where the last tokens stood before; None = nowhere.
-        length: number of tokens that it was looked up behind.
+        length: number of tokens that the sequence had at the last look-up.
     """
 
     def __init__(self, index: NGramIndex) -> None:

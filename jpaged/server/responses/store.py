@@ -50,26 +50,26 @@ class ResponseStore:
         Raises:
             ApiError: a field is refused, or a background response would exceed the number that may run.
         """
-        whose = _key_name(caller)
+        key_name = _key_name(caller)
         if body.previous_response_id is not None:
             body = self._continued(self.find(caller, body.previous_response_id, "previous_response_id"), body)
         name = new_response_id(caller.request_id, self._replica)
-        if (whose, name) in self._kept:
+        if (key_name, name) in self._kept:
             name += f"-{uuid.uuid4().hex[:12]}"
         record = None
         if self._files.used and body.is_stored and caller.idempotency_key is None:
             if body.seed is None:  # after a restart the client must see the same text again
                 body = body.model_copy(update={"seed": secrets.randbits(62)})
             caller.idempotency_key = name
-            record = self._record(whose, name, body, caller)
+            record = self._record(key_name, name, body, caller)
         answer = Answer(self._serving, body, caller, name)
         job = Job(answer.state("queued"), _plain(body))
         if body.is_stored:
-            self._keep((whose, name), job, refuses=body.background)
+            self._keep((key_name, name), job, refuses=body.background)
         if record is not None:
             record["created"] = job.response["created_at"]
             self._files.write(record)
-            job.log = self._files.log(whose, name, fresh=True)
+            job.log = self._files.log(key_name, name, fresh=True)
         self._start(job, answer, caller, record, waits=body.background)
         return job
 
@@ -148,9 +148,9 @@ class ResponseStore:
 
     # ------------------------------------------------------------------ over a restart
 
-    def _record(self, whose: str, response_id: str, body: ResponsesRequest, caller: Caller) -> dict[str, Any]:
+    def _record(self, key_name: str, response_id: str, body: ResponsesRequest, caller: Caller) -> dict[str, Any]:
         return {
-            "key": whose,
+            "key": key_name,
             "id": response_id,
             "request_id": caller.request_id,
             "model": self._serving.settings.model,
@@ -163,28 +163,28 @@ class ResponseStore:
         engine's saved state has them."""
         keys = {key.name: key for key in self._serving.settings.keys}
         for record in self._files.read():
-            whose, response_id = record["key"], record["id"]
+            key_name, response_id = record["key"], record["id"]
             try:
-                if record["model"] != self._serving.settings.model or (whose and whose not in keys):
+                if record["model"] != self._serving.settings.model or (key_name and key_name not in keys):
                     raise ValueError("it belongs to another model or to a key that was removed")
                 body = ResponsesRequest.model_validate(record["body"])
-                caller = Caller(record["request_id"], key=keys.get(whose), idempotency_key=response_id)
-                sent = self._sent(whose, response_id, ended=record["response"] is not None)
+                caller = Caller(record["request_id"], key=keys.get(key_name), idempotency_key=response_id)
+                sent = self._sent(key_name, response_id, ended=record["response"] is not None)
                 if record["response"] is not None:
-                    self._keep((whose, response_id), Job.ended(record["response"], _plain(body), sent))
+                    self._keep((key_name, response_id), Job.ended(record["response"], _plain(body), sent))
                     continue
                 answer = Answer(self._serving, body, caller, response_id, record["created"])
-                log = self._files.log(whose, response_id)
+                log = self._files.log(key_name, response_id)
                 job = Job(answer.state("queued"), _plain(body), sent, log)
-                self._keep((whose, response_id), job)
+                self._keep((key_name, response_id), job)
                 self._start(job, answer, caller, record)
             except (ApiError, ValidationError, ValueError, KeyError) as error:
                 logger.error("a kept response is skipped: %s: %s", response_id, type(error).__name__)
-                self._files.remove(whose, response_id)
+                self._files.remove(key_name, response_id)
 
-    def _sent(self, whose: str, response_id: str, *, ended: bool) -> list[bytes | None] | None:
+    def _sent(self, key_name: str, response_id: str, *, ended: bool) -> list[bytes | None] | None:
         """Return the events that clients may have received before; None if they are unknown."""
-        events = self._files.events(whose, response_id)
+        events = self._files.events(key_name, response_id)
         return None if events is None else without_false_ends(events, ended=ended)
 
 

@@ -31,9 +31,12 @@ def shown(name: str) -> str:
     return docs_site.site_page(name, (ROOT / "docs" / name).read_text())
 
 
-def test_every_page_has_one_place_in_the_navigation():
+def test_every_page_has_one_place_in_the_navigation_and_a_decision_in_its_index():
     assert len(NAV) == len(set(NAV))
-    assert set(NAV) == DOCS | set(docs_site.PROJECT_PAGES.values())
+    decisions = {page for page in DOCS if page.startswith("decisions/0")}
+    assert set(NAV) == DOCS - decisions | set(docs_site.PROJECT_PAGES.values())
+    index = (ROOT / "docs" / "decisions" / "index.md").read_text()
+    assert [page for page in sorted(decisions) if f"({page.removeprefix('decisions/')})" not in index] == []
 
 
 def test_every_public_name_is_in_the_reference():

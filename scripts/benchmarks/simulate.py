@@ -110,8 +110,8 @@ class PagedServer:
 
     def held_bytes(self) -> int:
         """Return the bytes that requests hold, empty blocks in their large pages included."""
-        groups = zip(self.memory.layout.groups, self.memory.reserved_blocks, strict=True)
-        return sum(group.block_bytes * blocks for group, blocks in groups)
+        counts = zip(self.memory.layout.groups, self.memory.block_counts, strict=True)
+        return sum(group.block_bytes * (count.used + count.empty) for group, count in counts)
 
     def add(self, key: int, ask: Ask) -> bool:
         request = self._request(ask)

@@ -13,7 +13,7 @@ _Handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
 class AbortHold:
     """Calls a function in the thread that calls C's ``abort()``, before the process ends by it.
 
-    The client's own thread aborts as soon as its connection breaks, which may be before Python has told the error with
+    The client's own thread aborts as soon as its connection breaks, which may be before Python raised the error with
     the name of the process that is lost. Python's handlers of signals run in the main thread, too late for that, so
     this one is C's; the thread that aborts waits in it for the function's return.
 

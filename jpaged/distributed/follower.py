@@ -21,7 +21,7 @@ class Follower:
 
     def __init__(self, peer: socket.socket) -> None:
         self._watch = Watch()
-        self._told: SimpleQueue[tuple[str, tuple[Any, ...]]] = SimpleQueue()
+        self._messages: SimpleQueue[tuple[str, tuple[Any, ...]]] = SimpleQueue()
         self._host = peer.getpeername()[0]
         self._leader = Connection(peer, self._hear, self._lose)
         self._leader.start()
@@ -72,9 +72,9 @@ class Follower:
             self._leader.send(encode("failed", (repr(error),)))
 
     def _next(self) -> tuple[str, tuple[Any, ...]]:
-        told = self._told.get()
+        message = self._messages.get()
         self._watch.check()
-        return told
+        return message
 
     def _hear(self, message: bytes) -> None:
         name, args = decode(message)
@@ -82,8 +82,8 @@ class Follower:
             self._watch.lose(args[0])
         elif name == "end":
             self._leader.close()
-        self._told.put((name, args))
+        self._messages.put((name, args))
 
     def _lose(self, what: str) -> None:
         self._watch.lose(f"process 0 on {self._host} {what}")
-        self._told.put(("failed", ()))
+        self._messages.put(("failed", ()))

@@ -28,10 +28,11 @@ NEWS_SECONDS = 5.0
 
 
 class Watch:
-    """Knows whether the run is still whole.
+    """Watches whether a process of the run is lost.
 
-    A collective that waits for a dead process never returns, and nothing can call it off. So this process is told by
-    `ProcessLost` where its main thread can be told, and ended with exit status 1 after `GRACE_SECONDS` where not.
+    A collective that waits for a dead process never returns, and nothing can call it off. So the main thread
+    of this process gets `ProcessLost`, and if that cannot reach it, the process ends with status 1 after
+    `GRACE_SECONDS`.
     """
 
     def __init__(self) -> None:

@@ -12,10 +12,12 @@ if TYPE_CHECKING:
 
 
 Tiles: TypeAlias = Literal["rounded", "exact", "same bits"]
-"""How matrices are held in tiles of bfloat16. "rounded": rounded to it, and products round their rows too. "exact":
-only where their numbers are in bfloat16 as they are, and products are those of float32. "same bits": only where these
-have the very bits, too, that arrays in their place would give. With "exact", matrices that stay in float32 are held as
-`pallas_kernels.panelled_floats.PanelledFloats`, whose products have these bits too."""
+"""Use of tiles of bfloat16 for matrices.
+
+"rounded": matrices are rounded to bfloat16, and products round their rows too. "exact": only matrices whose numbers are
+bfloat16 already; products are those of float32, and matrices that stay in float32 are held as
+`pallas_kernels.panelled_floats.PanelledFloats`. "same bits": only if products have the bits of arrays too.
+"""
 
 
 class HostArray(Protocol):

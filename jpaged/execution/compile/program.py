@@ -197,8 +197,8 @@ class Program:
 
 
 class _Compilation:
-    """Compiles what was traced. It is over when that has ended, or when nobody is left who could call it: whoever
-    traced it may have been interrupted, and others wait.
+    """Compiles what was traced. It is over when that has ended, or when the last reference to it is gone: the thread
+    that traced it may have been interrupted, and others wait.
 
     Args:
         ended: called once with the seconds of tracing and compiling.

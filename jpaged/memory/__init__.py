@@ -2,22 +2,20 @@
 
 `PoolLayout` cuts the pool into large pages and blocks for every layer group; `MemoryManager` keeps the block
 tables, reference counts, copy-on-write and the prefix cache over Jenga's two-level allocator; policies say what
-each kind of layer still needs. Read in this order: layout, policies, pages, group_blocks, block_states, allocator,
-block_tables, copies, spans, hash_chain, prefix_cache, recent_prefixes, lost_prefixes, predicted_prefixes,
-pinned_blocks, ownership, images, adapters, capacity, swap, manager, pins; then report and invariants; then
-block_records, live_records, group_map, map_drawing, memory_map, group_tracker and map_tracker. `disk` is the third
-tier: cached blocks that the pool loses.
+each kind of layer still needs.
+
+Read in this order: layout, policies, pages, allocator, hash_chain, block_tables, prefix_cache, recent_prefixes,
+prefix_prediction, table_updater, prefix_lookup, shared_blocks, eviction_listener, pinned_blocks, capacity, swap,
+manager, pins; then report, memory_map and map_tracker; then saving. `disk` is the third tier: cached blocks that the
+pool loses.
 """
 
-from jpaged.memory.adapters import HeldAdapter, StoredAdapter
-from jpaged.memory.block_counts import BlockCounts
-from jpaged.memory.block_records import Block, BlockState
+from jpaged.memory.block_records import Block, BlockState, GroupMap
 from jpaged.memory.block_tables import NO_BLOCK
 from jpaged.memory.capacity import Fit, Lifetime, Need, ReclaimEstimate
 from jpaged.memory.copies import BlockCopy, HostBlock, SwapCopy
 from jpaged.memory.disk import DiskFill, DiskRead, DiskStats, DiskTier, DiskWrite
-from jpaged.memory.group_map import GroupMap
-from jpaged.memory.images import HeldImage, StoredImage
+from jpaged.memory.hash_chain import TokenSpan
 from jpaged.memory.layout import GroupLayout, GroupSpec, PoolLayout
 from jpaged.memory.manager import MemoryManager
 from jpaged.memory.memory_map import MapChanges, MemoryMap
@@ -34,8 +32,8 @@ from jpaged.memory.policies import (
     StateCheckpoints,
     TokenBudget,
 )
-from jpaged.memory.report import GroupReport, MemoryReport
-from jpaged.memory.spans import TokenSpan
+from jpaged.memory.report import BlockCounts, GroupReport, MemoryReport
+from jpaged.memory.shared_blocks import HeldAdapter, HeldImage, StoredAdapter, StoredImage
 
 __all__ = [
     "NO_BLOCK",

@@ -12,13 +12,12 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from jpaged.memory.adapters import AdapterBlocks, HeldAdapter
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables, Sequences, request_groups
-from jpaged.memory.images import HeldImage, ImageBlocks
 from jpaged.memory.layout import PoolLayout
-from jpaged.memory.pinned_blocks import PinnedBlocks
+from jpaged.memory.pinned_sequences import PinnedBlocks
 from jpaged.memory.policies import ImageFeatures, Policy
+from jpaged.memory.shared_blocks import AdapterBlocks, HeldAdapter, HeldImage, ImageBlocks
 
 
 class Fit(Enum):

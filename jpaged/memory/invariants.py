@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
-from jpaged.memory.images import ImageBlocks
 from jpaged.memory.pages import NO_GROUP
 from jpaged.memory.prefix_cache import PrefixCache
+from jpaged.memory.shared_blocks import ImageBlocks
 
 
 def check(

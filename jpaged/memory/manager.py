@@ -10,27 +10,25 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Literal, get_args
 
 from jpaged.memory import invariants
-from jpaged.memory.adapters import AdapterBlocks
 from jpaged.memory.allocator import BlockAllocator
-from jpaged.memory.block_counts import BlockCounts
 from jpaged.memory.block_tables import BlockTables, RequestBlocks, Sequences, request_groups
-from jpaged.memory.cached_content import CachedContent
 from jpaged.memory.capacity import CapacityCheck, Fit, Lifetime, Need, ReclaimEstimate
 from jpaged.memory.copies import BlockCopy
 from jpaged.memory.disk import DiskTier, Prefix
-from jpaged.memory.images import ImageBlocks
+from jpaged.memory.eviction_listener import CachedContent
+from jpaged.memory.hash_chain import TokenSpan
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.map_tracker import MapTracker
 from jpaged.memory.memory_map import MemoryMap
-from jpaged.memory.ownership import Ownership
-from jpaged.memory.pinned_blocks import PinnedBlocks
-from jpaged.memory.predicted_prefixes import PredictedPrefixes
+from jpaged.memory.pinned_sequences import PinnedBlocks
 from jpaged.memory.prefix_cache import PrefixCache
-from jpaged.memory.prefix_hits import PrefixHits
+from jpaged.memory.prefix_lookup import PrefixHits
+from jpaged.memory.prefix_prediction import PredictedPrefixes
 from jpaged.memory.recent_prefixes import RecentPrefixes
-from jpaged.memory.report import MemoryReport, build_report
-from jpaged.memory.spans import TokenSpan
+from jpaged.memory.report import BlockCounts, MemoryReport, build_report
+from jpaged.memory.shared_blocks import AdapterBlocks, ImageBlocks
 from jpaged.memory.swap import SwapSpace
+from jpaged.memory.table_updater import Ownership
 
 PrefixEviction = Literal["lru", "aligned", "predicted"]
 

@@ -17,8 +17,7 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
-from jpaged.memory.block_records import BlockState
-from jpaged.memory.group_map import GroupMap
+from jpaged.memory.block_records import BlockState, GroupMap
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c6d31", "#7f7f7f")
 """One for each group, told apart by colour-blind readers too (Okabe and Ito), in turns where there are more."""

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from jpaged.memory import map_drawing
-from jpaged.memory.block_records import ROW, Block, BlockState, Indices, Rows
-from jpaged.memory.group_map import GroupMap
+from jpaged.memory.block_records import ROW, Block, BlockState, GroupMap
+from jpaged.memory.versioned_array import Indices, Rows
 from jpaged.validation import integer
 
 

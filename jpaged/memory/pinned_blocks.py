@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from jpaged.memory.block_tables import NO_BLOCK, Sequences
+from jpaged.memory.hash_chain import TokenSpan
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.prefix_cache import PrefixCache
-from jpaged.memory.spans import TokenSpan
 
 
 class PinnedBlocks:

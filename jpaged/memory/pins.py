@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from jpaged.memory.capacity import Lifetime
+from jpaged.memory.hash_chain import TokenSpan, last_end
 from jpaged.memory.manager import MemoryManager
-from jpaged.memory.spans import TokenSpan, last_end
 
 
 class Pins:

@@ -10,9 +10,8 @@ import math
 from collections.abc import Collection, Container, Hashable, Iterator, Mapping, Sequence
 
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
-from jpaged.memory.hash_chain import HashChain, Link
+from jpaged.memory.hash_chain import HashChain, Link, TokenSpan, may_end
 from jpaged.memory.policies import Policy
-from jpaged.memory.spans import TokenSpan, may_end
 
 
 class PrefixCache:

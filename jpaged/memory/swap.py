@@ -14,7 +14,7 @@ from jpaged.memory.block_tables import NO_BLOCK, BlockTables
 from jpaged.memory.capacity import CapacityCheck, ReclaimEstimate
 from jpaged.memory.copies import HostBlock, SwapCopy
 from jpaged.memory.layout import PoolLayout
-from jpaged.memory.ownership import Ownership
+from jpaged.memory.table_updater import Ownership
 
 
 class HostBlocks:

@@ -18,7 +18,7 @@ from jpaged.memory import (
     StateCheckpoints,
     TokenBudget,
 )
-from jpaged.memory.checkpoint_spacing import spread_checkpoints
+from jpaged.memory.layout import spread_checkpoints
 
 BLOCK_SIZE = 16
 ROW_BYTES = 4096

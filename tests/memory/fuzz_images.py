@@ -7,7 +7,7 @@ from typing import Protocol
 from memory_shadow import ShadowPool
 
 from jpaged.memory import GroupSpec, ImageFeatures, MemoryManager
-from jpaged.memory.images import HeldImage
+from jpaged.memory.shared_blocks import HeldImage
 
 EMBEDDINGS = GroupSpec("embeddings", layer_bytes=3, num_layers=1, block_size=2, policy=ImageFeatures())
 """Features that tokens of the prompt take the place of, once."""

@@ -11,7 +11,7 @@ from fuzz_pools import DOCUMENT, IMAGE_TOKENS, IMAGES, MOST_SEQS, MOST_TOKENS, S
 from memory_shadow import ShadowPool
 
 from jpaged.memory import BlockCopy, Fit, GroupSpec, MemoryManager, Need, Pins
-from jpaged.memory.images import HeldImage
+from jpaged.memory.shared_blocks import HeldImage
 
 
 @dataclass

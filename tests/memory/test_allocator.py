@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from thorough import examples
 
 from jpaged.memory.allocator import BlockAllocator
-from jpaged.memory.group_blocks import SHARED_PAGE_BLOCKS
-from jpaged.memory.pages import NO_GROUP, Time
+from jpaged.memory.pages import NO_GROUP, SHARED_PAGE_BLOCKS, Time
 
 
 class Pool:

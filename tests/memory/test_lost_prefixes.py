@@ -9,7 +9,7 @@ import pytest
 from memory_pools import full_manager, serve
 
 from jpaged.memory import MemoryManager
-from jpaged.memory.predicted_prefixes import protected_bytes
+from jpaged.memory.prefix_prediction import protected_bytes
 from jpaged.memory.saving import load_memory, memory_data
 
 SIZE, BLOCK_BYTES = 4, 8
@@ -128,7 +128,7 @@ BLOCKS, REQUESTS = 64, 1000
 def cheap_steps(monkeypatch):
     """A device on which the cost model protects whatever is shared: only what is learned bounds it."""
     protect_all = partial(protected_bytes, step_overhead=0.0)
-    monkeypatch.setattr("jpaged.memory.predicted_prefixes.protected_bytes", protect_all)
+    monkeypatch.setattr("jpaged.memory.prefix_prediction.protected_bytes", protect_all)
 
 
 def conversations(rng: random.Random) -> list[list[int]]:
@@ -197,5 +197,5 @@ def test_it_is_ahead_where_some_documents_are_popular():
 
 @pytest.mark.usefixtures("cheap_steps")
 def test_without_learning_it_would_starve_what_comes_back_once(monkeypatch):
-    monkeypatch.setattr("jpaged.memory.lost_prefixes.LostPrefixes.asked", lambda *args: None)
+    monkeypatch.setattr("jpaged.memory.prefix_prediction.LostPrefixes.asked", lambda *args: None)
     assert hits(twice, "predicted", 0) < 0.1 * hits(twice, "lru", 0)

@@ -16,7 +16,7 @@ from fuzz_lives import Fuzz
 from fuzz_pools import POOLS
 
 from jpaged.memory import StateCheckpoints
-from jpaged.memory.images import ImageBlocks
+from jpaged.memory.shared_blocks import ImageBlocks
 
 
 def fuzz(

@@ -6,7 +6,7 @@ from memory_pools import full_manager
 
 from jpaged.memory.block_tables import BlockTables
 from jpaged.memory.recent_prefixes import MOST_REQUESTS, RecentPrefixes
-from jpaged.memory.saving.saved_tables import load_recent, recent_data
+from jpaged.memory.saving.saved_parts import load_recent, recent_data
 
 SIZE = 4
 

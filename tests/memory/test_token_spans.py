@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from memory_pools import full_manager, run
 
 from jpaged.memory import TokenSpan
-from jpaged.memory.hash_chain import HashChain
-from jpaged.memory.spans import in_common, last_end, may_end
+from jpaged.memory.hash_chain import HashChain, in_common, last_end, may_end
 
 CAT, DOG = b"cat" * 11, b"dog" * 11
 IDS = [1, 2, 9, 9, 9, 9, 9, 9, 3, 4, 5, 6]

@@ -13,7 +13,7 @@ from small_schedulers import group, make_request, make_scheduler
 from thorough import examples
 from unpaged import alone
 
-from jpaged.memory.disk import BreakEven, reading
+from jpaged.memory.disk import BreakEven, prefetch
 from jpaged.scheduling import Request, disk_prefetch
 
 FULL = [group()]
@@ -124,7 +124,7 @@ def test_a_read_that_does_not_end_is_given_up():
     again = make_request(PROMPT, 4)
     loop.scheduler.add(again)
     assert not loop.step().chunks
-    now[0] = reading.LONGEST_WAIT + 1
+    now[0] = prefetch.LONGEST_WAIT + 1
     loop.run()
     check_tokens(again)
     assert again.num_cached_tokens == 0 and loop.scheduler.memory.disk.stats().failures == 1

@@ -1,8 +1,8 @@
 """Keeps the matrices of low-rank adapters, and adds those of a step's requests to the model's (S-LoRA, 2023).
 
-Which adapter lies in which blocks the host says (`jpaged.memory.adapters`). Rank by rank, an adapter's numbers fill as
-many blocks as they need at each site that it changes; `jpaged.execution.transfer.adapter_matrices` has them as steps
-read them.
+Which adapter lies in which blocks the host says (`jpaged.memory.shared_blocks`). Rank by rank, an adapter's numbers
+fill as many blocks as they need at each site that it changes; `jpaged.execution.transfer.adapter_matrices` has them as
+steps read them.
 """
 
 from __future__ import annotations

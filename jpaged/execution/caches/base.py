@@ -20,8 +20,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int, Shaped
 
 from jpaged.execution.mesh import HostOrDevice
-from jpaged.memory.checkpoint_spacing import spread_checkpoints
-from jpaged.memory.layout import GroupLayout, GroupSpec
+from jpaged.memory.layout import GroupLayout, GroupSpec, spread_checkpoints
 from jpaged.memory.policies import Policy
 from jpaged.model_api import LayerGroup
 from jpaged.scheduling.step import AdapterUse, Chunk, ImageRead, ScheduledStep

@@ -1,7 +1,7 @@
 """Keeps K and V of images for layers whose tokens attend to them (cross-attention, Llama 3.2 Vision).
 
 The encoder's program writes them, one image at a time, for all layers; a step only reads. Which image lies in which
-blocks the host says (`jpaged.memory.images`), and which of it each token sees.
+blocks the host says (`jpaged.memory.shared_blocks`), and which of it each token sees.
 """
 
 from __future__ import annotations

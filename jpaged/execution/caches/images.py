@@ -1,7 +1,7 @@
 """Keeps the features of images, from their encoder until the tokens that stand for them have taken them.
 
-Which image lies in which blocks the host says (`jpaged.memory.images`). A block holds as many features as an attention
-block holds tokens; each tensor shard keeps its own columns of them.
+Which image lies in which blocks the host says (`jpaged.memory.shared_blocks`). A block holds as many features as an
+attention block holds tokens; each tensor shard keeps its own columns of them.
 """
 
 from __future__ import annotations

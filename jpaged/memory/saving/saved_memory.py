@@ -9,18 +9,18 @@ from typing import Any
 from jpaged.memory.block_tables import NO_BLOCK
 from jpaged.memory.hash_chain import Link
 from jpaged.memory.manager import MemoryManager
-from jpaged.memory.saving.saved_blocks import (
+from jpaged.memory.saving.saved_parts import (
     Associations,
+    Links,
     associations_data,
     blocks_data,
+    blocks_with_content,
+    cache_data,
+    images_data,
     load_associations,
     load_blocks,
-)
-from jpaged.memory.saving.saved_images import blocks_with_content, images_data, load_images
-from jpaged.memory.saving.saved_tables import (
-    Links,
-    cache_data,
     load_cache,
+    load_images,
     load_recent,
     load_request,
     load_tables,

@@ -19,7 +19,7 @@ from jpaged.memory import (
     SlidingWindow,
     StateCheckpoints,
 )
-from jpaged.memory.checkpoint_spacing import spread_checkpoints
+from jpaged.memory.layout import spread_checkpoints
 from jpaged.memory.policies import Policy
 
 SIZE = 4

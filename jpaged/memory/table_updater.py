@@ -9,8 +9,8 @@ from jpaged.memory.block_tables import NO_BLOCK, BlockTables
 from jpaged.memory.copies import BlockCopy
 from jpaged.memory.hash_chain import Link
 from jpaged.memory.pages import Time
-from jpaged.memory.predicted_prefixes import PredictedPrefixes
 from jpaged.memory.prefix_cache import PrefixCache
+from jpaged.memory.prefix_prediction import PredictedPrefixes
 from jpaged.memory.recent_prefixes import RecentPrefixes
 
 

@@ -7,7 +7,7 @@ from memory_pools import full_manager, serve, window_manager
 
 from jpaged.config import EngineConfig
 from jpaged.memory import ChunkedLocalAttention, Fit, GroupSpec, MemoryManager, Need, PoolLayout
-from jpaged.memory.predicted_prefixes import Candidate, protected_bytes
+from jpaged.memory.prefix_prediction import Candidate, protected_bytes
 
 SYSTEM = list(range(1000, 1008))
 

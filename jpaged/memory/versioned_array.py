@@ -8,7 +8,11 @@ from __future__ import annotations
 from threading import RLock
 from weakref import WeakSet
 
-from jpaged.memory.block_records import Indices, Rows
+import numpy as np
+import numpy.typing as npt
+
+Rows = npt.NDArray[np.void]
+Indices = npt.NDArray[np.int64]
 
 
 class LiveRecords:

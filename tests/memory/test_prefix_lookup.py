@@ -7,7 +7,7 @@ from memory_pools import serve
 
 from jpaged.memory import FullAttention, GroupSpec, MemoryManager, PoolLayout, StateCheckpoints
 from jpaged.memory.hash_chain import HashChain
-from jpaged.memory.prefix_hits import MOST_NAMED
+from jpaged.memory.prefix_lookup import MOST_NAMED
 
 SIZE = 4
 TOKENS = list(range(41))

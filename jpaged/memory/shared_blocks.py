@@ -16,7 +16,7 @@ from typing import ClassVar
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.pages import Time
-from jpaged.memory.policies import ImageFeatures, Policy
+from jpaged.memory.policies import Adapters, ImageFeatures, Policy
 
 
 @dataclass(eq=False)
@@ -268,3 +268,24 @@ class ImageBlocks:
             named = {block for block in image.blocks if self._image_of.get(block) is image}
             assert named == (set(image.blocks) if image.is_encoded else set()), "an image's blocks are not its own"
         assert set(self._image_of.values()) <= set(self._images.values()), "blocks name an image that is lost"
+
+
+StoredAdapter = StoredImage
+"""An adapter in the pool; its `features` are its blocks, and it `is_encoded` once the device was told to load it."""
+
+HeldAdapter = HeldImage
+"""One request's hold on an adapter."""
+
+
+class AdapterBlocks(ImageBlocks):
+    """Blocks of adapters by digest; see `ImageBlocks` for its arguments and methods."""
+
+    policy: ClassVar[type[Policy]] = Adapters
+    refusal: ClassVar[str] = "no layer group keeps adapters"
+
+    def forget(self, digest: bytes) -> None:
+        """Give up the blocks of an adapter that nobody holds: they may lie scattered over large pages."""
+        image = self._images.get(digest)
+        if image is not None and not image.users:
+            self._forget(image)
+            self._sweep()

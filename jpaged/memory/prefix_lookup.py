@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import BlockTables, RequestBlocks
-from jpaged.memory.disk import DiskTier, attach_with_disk
-from jpaged.memory.hash_chain import HashChain
-from jpaged.memory.ownership import Ownership
+from jpaged.memory.disk import DiskFill, DiskTier
+from jpaged.memory.hash_chain import HashChain, TokenSpan
+from jpaged.memory.pages import Time
 from jpaged.memory.policies import Policy
-from jpaged.memory.predicted_prefixes import PredictedPrefixes
 from jpaged.memory.prefix_cache import PrefixCache, longest_prefix, prefix_tables
+from jpaged.memory.prefix_prediction import PredictedPrefixes
 from jpaged.memory.recent_prefixes import RecentPrefixes
-from jpaged.memory.spans import TokenSpan
+from jpaged.memory.table_updater import Ownership
+
+if TYPE_CHECKING:
+    import numpy as np
+
 
 MOST_NAMED = 4
 """Prompts whose hash chains are remembered: one that waits for room is asked about in every step."""
@@ -115,7 +119,7 @@ class PrefixHits:
         if length <= cached:
             return 0
         self._begin(sequence, length)
-        fills = attach_with_disk(self._allocator, self._cache, self._ownership, sequence, found, length, staged)
+        fills = self._attach_staged(sequence, found, length, staged)
         if fills is None:
             return 0
         self._disk.fill(fills, length - cached)
@@ -128,3 +132,47 @@ class PrefixHits:
         if self._predicted is not None:
             self._predicted.lost.asked(sequence.request.request_id, length)
             self._predicted.predict(sequence, shared)
+
+    def _attach_staged(
+        self,
+        sequence: BlockTables,
+        found: list[list[int | None]],
+        length: int,
+        staged: Mapping[tuple[int, bytes], np.ndarray],
+    ) -> list[DiskFill] | None:
+        """Attach a prefix of `length` tokens; return the fills of the blocks that it took for what was read from disk,
+        or None, with nothing attached, when the pool is short of blocks.
+
+        The prefix cache finds these blocks from now on, so they have to be filled before any chunk of this step runs.
+
+        Args:
+            found: for each group, the block of the pool for each logical one, None where it has none.
+            staged: bytes that were read, by group and digest.
+        """
+        groups = sequence.request.groups
+        active = [
+            [i for run in policy.active_blocks(length, size) for i in run] for policy, size in groups
+        ]  # whatever else was read is not needed
+        missing = [[i for i in mine if found[g][i] is None] for g, mine in enumerate(active)]
+        held = [(g, block) for g, mine in enumerate(active) for i in mine if (block := found[g][i]) is not None]
+        for g, block in held:  # else they could be evicted for those that are taken
+            self._allocator.share(g, block)
+        taken = self._allocator.take([len(mine) for mine in missing], sequence.request.association)
+        if taken is None:
+            time = Time(self._ownership.next_tick(), 0)
+            for g, block in held:
+                self._allocator.release(g, block, time, keep=True)
+            return None
+        fills = []
+        for g, mine in enumerate(missing):
+            links = self._cache.chain(sequence, g).links
+            for i, block in zip(mine, taken[g], strict=True):
+                found[g][i] = block
+                fills.append(DiskFill(g, block, staged[g, links[i].digest]))
+                held.append((g, block))
+                if self._cache.twin(g, links[i]) is None:
+                    self._cache.insert(g, block, links[i])
+        self._ownership.attach(sequence, prefix_tables(groups, found, length), length)
+        for g, block in held:
+            self._allocator.release(g, block, Time(0, 0), keep=True)  # the time is never used: the sequence owns it too
+        return fills

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.disk import DiskTier
-from jpaged.memory.images import ImageBlocks
-from jpaged.memory.predicted_prefixes import PredictedPrefixes
 from jpaged.memory.prefix_cache import PrefixCache
+from jpaged.memory.prefix_prediction import PredictedPrefixes
+from jpaged.memory.shared_blocks import ImageBlocks
 
 
 class CachedContent:

@@ -1,0 +1,254 @@
+"""The parts of a memory as plain data, and back: blocks and pages, block tables, images, cached and recent prefixes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jpaged.memory.allocator import BlockAllocator
+from jpaged.memory.block_tables import BlockTables, RequestBlocks
+from jpaged.memory.hash_chain import HashChain, Link, TokenSpan
+from jpaged.memory.pages import NO_GROUP, Association, Time
+from jpaged.memory.policies import Policy
+from jpaged.memory.prefix_cache import PrefixCache
+from jpaged.memory.recent_prefixes import Recent, RecentPrefixes
+from jpaged.memory.shared_blocks import HeldImage, ImageBlocks, StoredImage
+
+
+class Associations:
+    """Numbers the placement states of requests, of which some belong to requests that are gone."""
+
+    def __init__(self) -> None:
+        self.all: list[Association] = []
+        self._numbers: dict[int, int] = {}
+
+    def number(self, association: Association) -> int:
+        """Return the number of a placement state; each new one gets the next."""
+        if id(association) not in self._numbers:
+            self._numbers[id(association)] = len(self.all)
+            self.all.append(association)
+        return self._numbers[id(association)]
+
+
+def blocks_data(allocator: BlockAllocator, associations: Associations) -> dict[str, Any]:
+    """Return the order of free pages, every other page, and each group's lists in their order; counts follow from
+    tables.
+
+    Args:
+        associations: numbers those of the pages, too.
+    """
+    pages = allocator.pages
+    owned = [page for page in range(pages.num_pages) if pages.group[page] != NO_GROUP]
+    owners = []
+    for page in owned:
+        owner = pages.owner[page]
+        assert owner is not None, "a page of a group was carved for somebody"
+        owners.append(associations.number(owner))
+    return {
+        "num_pages": pages.num_pages,
+        "free": list(pages.free),
+        "touched": sorted(pages.touched | pages.resting),
+        "pages": [
+            [page, pages.group[page], owner, list(pages.empty[page]), *pages.newest[page]]
+            for page, owner in zip(owned, owners, strict=True)
+        ],
+        "groups": [
+            {
+                "evictable": [[block, *time] for block, time in group.evictable.items()],
+                "protected": [[block, *time] for block, time in group.protected.items()],
+                "open": list(group.open_pages),
+                "stale": list(group.stale_pages),
+            }
+            for group in allocator.groups
+        ],
+    }
+
+
+def associations_data(associations: Associations) -> list[Any]:
+    """Return whether each is packed, and its pages with empty blocks by group."""
+    return [[one.packed, [list(pages) for pages in one.open_pages]] for one in associations.all]
+
+
+def load_associations(data: Sequence[Any], num_groups: int) -> list[Association]:
+    """Return placement states by their number."""
+    loaded = []
+    for packed, open_pages in data:
+        association = Association(num_groups)
+        association.packed = packed
+        for mine, pages in zip(association.open_pages, open_pages, strict=True):
+            mine.update(dict.fromkeys(pages))
+        loaded.append(association)
+    return loaded
+
+
+def load_blocks(
+    allocator: BlockAllocator, data: dict[str, Any], associations: Sequence[Association], owners: list[Counter[int]]
+) -> None:
+    """Bring a fresh allocator into the state that was saved.
+
+    Args:
+        owners: how many tables hold each block, for each group.
+    """
+    pages = allocator.pages
+    pages.free.clear()
+    pages.free.extend(data["free"])
+    pages.touched = set(data["touched"])
+    for page, g, owner, empty, *newest in data["pages"]:
+        pages.group[page], pages.owner[page], pages.empty[page] = g, associations[owner], list(empty)
+        pages.newest[page] = Time(*newest)
+        allocator.groups[g].num_empty += len(empty)
+    for group, counts, saved in zip(allocator.groups, owners, data["groups"], strict=True):
+        group.num_used = len(counts)
+        for block, count in counts.items():
+            group.ref_count[block] = count
+            pages.num_used[block // group.blocks_per_page] += 1
+        for name, blocks in (("evictable", group.evictable), ("protected", group.protected)):
+            for block, *time in saved[name]:
+                blocks[block] = Time(*time)
+                pages.num_evictable[block // group.blocks_per_page] += 1
+        for block in group.protected:
+            pages.num_protected[block // group.blocks_per_page] += 1
+        group.open_pages.update(dict.fromkeys(saved["open"]))
+        group.stale_pages.update(dict.fromkeys(saved["stale"]))
+    for page, g, *_ in data["pages"]:
+        if not pages.num_used[page]:
+            pages.make_idle(page)
+            allocator.groups[g].num_idle += 1
+            allocator.groups[g].num_protected_idle += pages.num_protected[page]
+
+
+def images_data(images: ImageBlocks) -> dict[str, Any]:
+    """Return the group that images lie in, every image, and how many blocks each of those who hold one has given up."""
+    stored = list(dict.fromkeys([*images.cached, *(held.image for held in images.held)]))
+    numbers = {id(image): number for number, image in enumerate(stored)}
+    return {
+        "group": images.group,
+        "stored": [[one.digest, one.features, list(one.blocks), one.is_encoded, one.is_torn] for one in stored],
+        "held": [[numbers[id(held.image)], held.given] for held in images.held],
+    }
+
+
+def load_images(images: ImageBlocks, data: Mapping[str, Any]) -> None:
+    """Tell fresh books of images what was saved, those who hold some included: blocks are counted by them."""
+    stored = [
+        StoredImage(digest, features, list(blocks), is_encoded=is_encoded, is_torn=is_torn)
+        for digest, features, blocks, is_encoded, is_torn in data["stored"]
+    ]
+    holds = [HeldImage(stored[number], given) for number, given in data["held"]]
+    images.restore(stored, holds)
+
+
+def blocks_with_content(data: Mapping[str, Any]) -> dict[int, bytes]:
+    """Return the name of what each block holds, of images that can be found."""
+    return {
+        block: digest + place.to_bytes(4, "little")
+        for digest, _, blocks, is_encoded, is_torn in data["stored"]
+        for place, block in enumerate(blocks)
+        if is_encoded and not is_torn
+    }
+
+
+class Links:
+    """Numbers the contents of blocks, each of which many tables may name."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Link, int] = {}
+
+    def number(self, link: Link) -> int:
+        """Return the number of a content; each new one gets the next."""
+        return self._numbers.setdefault(link, len(self._numbers))
+
+    def data(self) -> list[list[bytes]]:
+        """Return digest and tokens of each, by its number."""
+        return [list(link) for link in self._numbers]
+
+
+def request_data(request: RequestBlocks, associations: Associations) -> dict[str, Any]:
+    """Return what the tables of a request share."""
+    return {
+        "id": request.request_id,
+        "association": associations.number(request.association),
+        "encoder_tokens": request.encoder_tokens,
+        "prompt_tokens": request.prompt_tokens,
+        "kept_tokens": request.kept_tokens,
+        "begun": None if request.begun is None else list(request.begun),
+    }
+
+
+def load_request(
+    data: Mapping[str, Any], associations: Sequence[Association], groups: Sequence[tuple[Policy, int]]
+) -> RequestBlocks:
+    """Return what the tables of a request share; its sequences are to be counted."""
+    tokens = data["encoder_tokens"], data["prompt_tokens"], data["kept_tokens"]
+    request = RequestBlocks(data["id"], associations[data["association"]], groups, *tokens)
+    if data["begun"] is not None:
+        request.begin(*data["begun"])
+    return request
+
+
+def tables_data(tables: BlockTables, links: Links) -> dict[str, Any]:
+    """Return the tables and the progress of a sequence."""
+    return {
+        "request": tables.request.request_id,
+        "tables": [table.copy() for table in tables.tables],
+        "behind": tables.behind.copy(),
+        "hashed": tables.num_hashed.copy(),
+        "slots": tables.num_slots,
+        "computed": tables.num_computed,
+        "version": tables.version,
+        "predicted": [[[run.start, run.stop] for run in runs] for runs in tables.predicted],
+        "chains": {
+            key: [chain.root, [links.number(link) for link in chain.links], [list(span) for span in chain.spans]]
+            for key, chain in tables.chains.items()
+        },
+    }
+
+
+def load_tables(data: Mapping[str, Any], request: RequestBlocks, links: Sequence[Link]) -> BlockTables:
+    """Return the tables and the progress of a sequence."""
+    chains = {
+        key: _chain(abs(key), root, [links[number] for number in mine], [TokenSpan(*span) for span in spans])
+        for key, (root, mine, spans) in data["chains"].items()
+    }
+    tables = BlockTables(request, chains, data["version"])
+    tables.tables = [list(table) for table in data["tables"]]
+    tables.behind, tables.num_hashed = list(data["behind"]), list(data["hashed"])
+    tables.num_slots, tables.num_computed = data["slots"], data["computed"]
+    tables.predicted = [tuple(range(start, stop) for start, stop in runs) for runs in data["predicted"]]
+    return tables
+
+
+def _chain(block_size: int, root: bytes, links: list[Link], spans: Sequence[TokenSpan]) -> HashChain:
+    chain = HashChain(block_size, spans=spans)
+    chain.root, chain.links = root, links
+    return chain
+
+
+def cache_data(cache: PrefixCache, num_groups: int, links: Links) -> list[list[list[int]]]:
+    """Return the block and the number of its content, for all that each group has cached."""
+    return [[[block, links.number(link)] for block, link in cache.contents(g).items()] for g in range(num_groups)]
+
+
+def load_cache(cache: PrefixCache, data: Sequence[Sequence[Sequence[int]]], links: Sequence[Link]) -> None:
+    """Tell an empty cache what blocks hold."""
+    for g, contents in enumerate(data):
+        for block, number in contents:
+            cache.insert(g, block, links[number])
+
+
+def recent_data(recent: RecentPrefixes | None) -> list[Any] | None:
+    """Return what is remembered of recent requests."""
+    if recent is None:
+        return None
+    return [
+        [request_id, list(entry.digests), entry.num_prompt, entry.shared, entry.num_bytes]
+        for request_id, entry in recent.entries.items()
+    ]
+
+
+def load_recent(recent: RecentPrefixes, data: Sequence[Any]) -> None:
+    """Remember again what was remembered, all of it unless the pool is too small."""
+    recent.most_requests = max(recent.most_requests, len(data))
+    for request_id, digests, num_prompt, shared, num_bytes in data:
+        recent.remember(request_id, Recent(list(digests), num_prompt, shared, num_bytes))

@@ -5,7 +5,7 @@ tables, reference counts, copy-on-write and the prefix cache over Jenga's two-le
 each kind of layer still needs.
 
 Read in this order: layout, policies, pages, allocator, hash_chain, block_tables, prefix_cache, recent_prefixes,
-prefix_prediction, table_updater, prefix_lookup, shared_blocks, eviction_listener, pinned_blocks, capacity, swap,
+prefix_prediction, table_updater, prefix_lookup, shared_blocks, eviction_listener, pinned_sequences, capacity, swap,
 manager, pins; then report, memory_map and map_tracker; then saving. `disk` is the third tier: cached blocks that the
 pool loses.
 """

@@ -1,6 +1,6 @@
 """The two-level block allocator with reference counts: five steps to find a block (Jenga, section 4).
 
-A request whose association is packed goes through them in another order, see `Association`, and so does every request
+A request whose association is packed goes through them in another order, see `OpenPages`, and so does every request
 in a group with so many blocks in a large page that requests share pages: 4 comes before 2 there, and 5 before 3 where
 the group's own oldest block was needed before the idle page.
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from jpaged.memory.pages import NO_GROUP, PROTECTED, Association, GroupBlocks, LargePages, Time
+from jpaged.memory.pages import NO_GROUP, PROTECTED, EvictionKey, GroupBlocks, LargePages, OpenPages
 
 
 class BlockAllocator:
@@ -37,9 +37,9 @@ class BlockAllocator:
         self._on_evict = on_evict
         self._after_evicting = after_evicting
 
-    def associate(self) -> Association:
+    def new_request(self) -> OpenPages:
         """Return the placement state of a new request."""
-        return Association(len(self.groups))
+        return OpenPages(len(self.groups))
 
     def pages_needed(self, needs: Sequence[int], spare: Sequence[int] | None = None) -> int:
         """Return how many large pages `needs` (blocks of each group) takes beyond what mixed pages have to spare.
@@ -66,7 +66,7 @@ class BlockAllocator:
         """Return how many large pages can be had without losing a protected block."""
         return self.pages.num_available - self.pages.num_guarded
 
-    def take(self, needs: Sequence[int], request: Association) -> list[list[int]] | None:
+    def take(self, needs: Sequence[int], request: OpenPages) -> list[list[int]] | None:
         """Return blocks of each group for `request`, with count 1; None, with nothing changed, if some cannot be had.
 
         Each block is found by the five steps. Groups that must get a large page take theirs before any group
@@ -106,7 +106,7 @@ class BlockAllocator:
             self._list_stale(g, page)
         group.ref_count[block] += 1
 
-    def release(self, g: int, block: int, time: Time, keep: bool, protect: bool = False) -> None:
+    def release(self, g: int, block: int, time: EvictionKey, keep: bool, protect: bool = False) -> None:
         """Count one owner less; a block without owners is evictable if its content is to be kept, else empty.
 
         Args:
@@ -130,7 +130,7 @@ class BlockAllocator:
         pages.num_used[page] -= 1
         if keep:
             if protect:
-                time = Time(PROTECTED + time.tick, time.minus_end)
+                time = EvictionKey(PROTECTED + time.tick, time.negative_end)
                 pages.num_protected[page] += 1
             (group.protected if protect else group.evictable)[block] = time
             pages.num_evictable[page] += 1
@@ -144,7 +144,7 @@ class BlockAllocator:
         if pages.num_used[page] == 0:
             self._settle_unused(g, page)
 
-    def unprotect(self, g: int, block: int, time: Time) -> None:
+    def unprotect(self, g: int, block: int, time: EvictionKey) -> None:
         """Make a protected block an evictable one that was needed at `time`, which is not before any other's."""
         group, page = self.groups[g], block // self.groups[g].blocks_per_page
         idle = self.pages.is_idle[page]
@@ -187,9 +187,9 @@ class BlockAllocator:
 
     # The five steps.
 
-    def _take_one(self, g: int, request: Association) -> int:
+    def _take_one(self, g: int, request: OpenPages) -> int:
         group, pages = self.groups[g], self.pages
-        if mine := request.open_pages[g]:  # 1: an empty block associated with the request
+        if mine := request.by_group[g]:  # 1: an empty block associated with the request
             page = next(reversed(mine))
         elif request.packed and group.open_pages:  # before a page is opened: 4, and 5 in mixed pages
             page = next(reversed(group.open_pages))
@@ -250,7 +250,7 @@ class BlockAllocator:
 
     # The ways from one state to another: all counts and lists stay true.
 
-    def _carve(self, g: int, request: Association) -> int:
+    def _carve(self, g: int, request: OpenPages) -> int:
         group, pages = self.groups[g], self.pages
         page = pages.free.popleft()
         pages.touched.add(page)
@@ -280,10 +280,10 @@ class BlockAllocator:
         assert owner is not None
         if self.pages.empty[page]:
             group.open_pages[page] = None
-            owner.open_pages[g][page] = None
+            owner.by_group[g][page] = None
         else:
             group.open_pages.pop(page, None)
-            owner.open_pages[g].pop(page, None)
+            owner.by_group[g].pop(page, None)
 
     def _list_stale(self, g: int, page: int) -> None:
         """List a mixed page as stale if it has cached blocks that nobody uses, else unlist it."""
@@ -352,7 +352,7 @@ class BlockAllocator:
         pages = self.pages
         owner = pages.owner[page]
         assert owner is not None
-        owner.open_pages[g].pop(page, None)
+        owner.by_group[g].pop(page, None)
         self.groups[g].num_empty -= len(pages.empty[page])
         pages.empty[page] = []
         if pages.changed is not None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jpaged.memory.versioned_array import Rows, Version
+from jpaged.memory.versioned_array import Rows, Snapshot
 
 
 class BlockState(IntEnum):
@@ -90,7 +90,7 @@ class GroupMap:
     block_size: int
     block_bytes: int
     blocks_per_page: int
-    records: Version = field(repr=False)
+    records: Snapshot = field(repr=False)
 
     @property
     def num_blocks(self) -> int:

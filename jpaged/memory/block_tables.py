@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jpaged.memory.hash_chain import HashChain
-from jpaged.memory.pages import Association
+from jpaged.memory.pages import OpenPages
 from jpaged.memory.policies import UNBOUNDED, Policy
 
 NO_BLOCK = -1
@@ -29,7 +29,7 @@ class RequestBlocks:
     """What the sequences of one request share: where their blocks are placed, and how many they are.
 
     Attributes:
-        association: where its blocks are placed.
+        open_pages: where its blocks are placed.
         encoder_tokens: number of encoder tokens that its cross-attention layers read.
         prompt_tokens: length of its prompt; None = unknown.
         kept_tokens: leading tokens that are to be found as a prefix once they are computed; 0 = none.
@@ -40,12 +40,12 @@ class RequestBlocks:
     """
 
     __slots__ = (
-        "association",
         "begun",
         "encoder_tokens",
         "groups",
         "kept_tokens",
         "num_seqs",
+        "open_pages",
         "prompt_tokens",
         "releases",
         "request_id",
@@ -54,14 +54,14 @@ class RequestBlocks:
     def __init__(
         self,
         request_id: int,
-        association: Association,
+        open_pages: OpenPages,
         groups: Sequence[tuple[Policy, int]],
         encoder_tokens: int,
         prompt_tokens: int | None = None,
         kept_tokens: int = 0,
     ) -> None:
         self.request_id = request_id
-        self.association = association
+        self.open_pages = open_pages
         self.encoder_tokens = encoder_tokens
         self.prompt_tokens = prompt_tokens
         self.kept_tokens = kept_tokens
@@ -102,7 +102,7 @@ class BlockTables:
     Attributes:
         request: the request it belongs to.
         tables: per group, logical block to physical block or `NO_BLOCK`.
-        behind: per group, logical blocks below it were released if they were inactive.
+        released_below: per group, logical blocks below it were released if they were inactive.
         num_hashed: per group, number of leading blocks that the prefix cache was told of.
         chains: hash chains, see `PrefixCache.chains`; at least as long as the blocks in `num_hashed`.
         num_computed: tokens that had KV at the last commit or prefix hit.
@@ -112,12 +112,12 @@ class BlockTables:
     """
 
     __slots__ = (
-        "behind",
         "chains",
         "num_computed",
         "num_hashed",
         "num_slots",
         "predicted",
+        "released_below",
         "request",
         "tables",
         "version",
@@ -126,7 +126,7 @@ class BlockTables:
     def __init__(self, request: RequestBlocks, chains: dict[int, HashChain], version: int) -> None:
         self.request = request
         self.tables: list[list[int]] = [[] for _ in request.groups]
-        self.behind = [0] * len(request.groups)
+        self.released_below = [0] * len(request.groups)
         self.num_hashed = [0] * len(request.groups)
         self.num_slots = 0
         self.predicted: list[tuple[range, ...]] = [() for _ in request.groups]
@@ -143,7 +143,7 @@ class BlockTables:
             if key > 0:
                 chain.truncate(max(self.num_computed // chain.block_size, *self._hashed(key)))
         child.tables = [table.copy() for table in self.tables]
-        child.behind = self.behind.copy()
+        child.released_below = self.released_below.copy()
         child.num_hashed = self.num_hashed.copy()
         child.num_computed = self.num_computed
         child.num_slots = self.num_slots

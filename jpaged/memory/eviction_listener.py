@@ -9,7 +9,7 @@ from jpaged.memory.prefix_prediction import PredictedPrefixes
 from jpaged.memory.shared_blocks import ImageBlocks
 
 
-class CachedContent:
+class EvictionListener:
     """Follows what an allocator takes of cached blocks: its `lost` and `after_taking` are what the allocator calls.
 
     Args:
@@ -17,32 +17,32 @@ class CachedContent:
         disk: where that goes when it is lost; None = nowhere.
 
     Attributes:
-        wholes: images and adapters, by their groups; they are lost as wholes.
+        shared: images and adapters, by their groups; they are lost as shared.
         predicted: is told what prefixes were lost; None = nothing is predicted.
     """
 
     def __init__(self, cache: PrefixCache, disk: DiskTier | None) -> None:
         self._cache = cache
         self._disk = disk
-        self.wholes: dict[int, ImageBlocks] = {}
+        self.shared: dict[int, ImageBlocks] = {}
         self.predicted: PredictedPrefixes | None = None
 
-    def lost(self, g: int, block: int) -> None:
+    def evicted(self, g: int, block: int) -> None:
         """Note that a cached block lost its content."""
-        if g in self.wholes:
-            self.wholes[g].lost(block)
+        if g in self.shared:
+            self.shared[g].evicted(block)
             return
         link = self._cache.link(g, block)
         if link is not None and self.predicted is not None:
             self.predicted.lost.evicted(g, link.digest)
         if link is not None and self._disk is not None:
-            self._disk.lost(g, block, link)
+            self._disk.evicted(g, block, link)
         self._cache.forget(g, block)
 
-    def after_taking(self) -> None:
+    def discard_torn(self) -> None:
         """Give up what is left of images and adapters that were evicted in part."""
-        for blocks in self.wholes.values():
-            blocks.after_taking()
+        for blocks in self.shared.values():
+            blocks.discard_torn()
 
     def forget(self, allocator: BlockAllocator) -> None:
         """Forget all of it, on disk too."""

@@ -13,7 +13,7 @@ from jpaged.memory.shared_blocks import ImageBlocks
 
 
 def check(
-    allocator: BlockAllocator, cache: PrefixCache, tables: Iterable[BlockTables], wholes: Iterable[ImageBlocks]
+    allocator: BlockAllocator, cache: PrefixCache, tables: Iterable[BlockTables], shared: Iterable[ImageBlocks]
 ) -> None:
     """Compare all state with the block tables and what is held beside them, images and adapters. O(pool).
 
@@ -25,7 +25,7 @@ def check(
         for g, table in enumerate(sequence.tables):
             owners[g].update(block for block in table if block != NO_BLOCK)
     known: dict[int, PrefixCache | ImageBlocks] = dict.fromkeys(range(len(owners)), cache)
-    for whole in wholes:
+    for whole in shared:
         if whole.group is not None:
             owners[whole.group], known[whole.group] = whole.owners(), whole
     for g, counts in enumerate(owners):
@@ -90,7 +90,7 @@ def _check_pages(allocator: BlockAllocator) -> None:
         if not used:
             assert pages.newest[page] == max(evictable), f"page {page}: time is not that of its newest block"
         assert owner is not None, f"page {page} is associated with nobody"
-        assert (page in owner.open_pages[g]) == bool(pages.empty[page]), f"page {page}: association"
+        assert (page in owner.by_group[g]) == bool(pages.empty[page]), f"page {page}: association"
     assert pages.num_idle == sum(pages.is_idle), "number of idle pages"
     guarded = sum(pages.is_guarded(page) for page in range(pages.num_pages) if pages.is_idle[page])
     assert pages.num_guarded == guarded, "number of guarded pages"

@@ -15,20 +15,20 @@ from jpaged.memory.block_tables import BlockTables, RequestBlocks, Sequences, re
 from jpaged.memory.capacity import CapacityCheck, Fit, Lifetime, Need, ReclaimEstimate
 from jpaged.memory.copies import BlockCopy
 from jpaged.memory.disk import DiskTier, Prefix
-from jpaged.memory.eviction_listener import CachedContent
+from jpaged.memory.eviction_listener import EvictionListener
 from jpaged.memory.hash_chain import TokenSpan
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.map_tracker import MapTracker
 from jpaged.memory.memory_map import MemoryMap
-from jpaged.memory.pinned_sequences import PinnedBlocks
+from jpaged.memory.pinned_sequences import PinnedSequences
 from jpaged.memory.prefix_cache import PrefixCache
-from jpaged.memory.prefix_lookup import PrefixHits
+from jpaged.memory.prefix_lookup import PrefixLookup
 from jpaged.memory.prefix_prediction import PredictedPrefixes
 from jpaged.memory.recent_prefixes import RecentPrefixes
 from jpaged.memory.report import BlockCounts, MemoryReport, build_report
 from jpaged.memory.shared_blocks import AdapterBlocks, ImageBlocks
 from jpaged.memory.swap import SwapSpace
-from jpaged.memory.table_updater import Ownership
+from jpaged.memory.table_updater import TableUpdater
 
 PrefixEviction = Literal["lru", "aligned", "predicted"]
 
@@ -96,12 +96,12 @@ class MemoryManager:
         if self.disk is not None:
             self.disk.clear()
         self._cache = PrefixCache(self._groups)
-        self._content = content = CachedContent(self._cache, self.disk)
+        self._listener = listener = EvictionListener(self._cache, self.disk)
         self._allocator = BlockAllocator(
             [group.blocks_per_page for group in layout.groups],
             layout.num_pages,
-            content.lost,
-            content.after_taking,
+            listener.evicted,
+            listener.discard_torn,
         )
         predicts = self.prefix_caching and self._prefix_eviction == "predicted"
         is_chosen = any(policy.optional_blocks for policy, _ in self._groups)
@@ -109,24 +109,24 @@ class MemoryManager:
         self._recent = recent = RecentPrefixes(layout, self._requests) if predicts or is_chosen else None
         self._predicted = PredictedPrefixes(layout, self._allocator, recent) if predicts and recent else None
         aligned = self._prefix_eviction != "lru"
-        self._ownership = Ownership(
+        self._updater = TableUpdater(
             self._allocator, self._cache, aligned=aligned, recent=recent, predicted=self._predicted
         )
-        self.images = ImageBlocks(layout, self._allocator, self._ownership.next_tick, keeps=self.prefix_caching)
-        self.adapters = AdapterBlocks(layout, self._allocator, self._ownership.next_tick, keeps=True)
-        content.wholes = {blocks.group: blocks for blocks in (self.images, self.adapters) if blocks.group is not None}
-        content.predicted = self._predicted
-        self._prefix_hits = PrefixHits(
+        self.images = ImageBlocks(layout, self._allocator, self._updater.next_tick, keeps=self.prefix_caching)
+        self.adapters = AdapterBlocks(layout, self._allocator, self._updater.next_tick, keeps=True)
+        listener.shared = {blocks.group: blocks for blocks in (self.images, self.adapters) if blocks.group is not None}
+        listener.predicted = self._predicted
+        self._lookup = PrefixLookup(
             self._groups,
             self._allocator,
             self._cache,
-            self._ownership,
+            self._updater,
             recent=recent,
             predicted=self._predicted,
             disk=self.disk,
         )
         self._sequences = Sequences()
-        self._pinned = PinnedBlocks(layout, self._cache, self._sequences)
+        self._pinned = PinnedSequences(layout, self._cache, self._sequences)
         self._capacity = CapacityCheck(
             layout,
             self._groups,
@@ -140,7 +140,7 @@ class MemoryManager:
         self.swap_space = SwapSpace(
             layout,
             self._allocator,
-            self._ownership,
+            self._updater,
             self._sequences,
             limit_bytes=self._swap_space_bytes,
             capacity=self._capacity,
@@ -173,7 +173,7 @@ class MemoryManager:
         self._new_id(seq_id)
         request = self._requests.get(request_id)
         if request is None:
-            placed = self._allocator.associate()
+            placed = self._allocator.new_request()
             request = RequestBlocks(request_id, placed, self._groups, encoder_tokens, prompt_tokens, kept_tokens)
             self._requests[request_id] = request
         elif request.encoder_tokens != encoder_tokens:
@@ -182,7 +182,7 @@ class MemoryManager:
                 f"{request.encoder_tokens}"
             )
         request.num_seqs += 1
-        self._sequences[seq_id] = BlockTables(request, self._cache.chains(), self._ownership.next_version())
+        self._sequences[seq_id] = BlockTables(request, self._cache.chains(), self._updater.next_version())
 
     def match_prefix(
         self,
@@ -219,7 +219,7 @@ class MemoryManager:
         if not self.prefix_caching:
             return 0
         limit = len(token_ids) - 1 if max_tokens is None else min(len(token_ids) - 1, max_tokens)
-        return self._prefix_hits.attach(sequence, token_ids, max(limit, 0), salt=salt, spans=spans, from_disk=from_disk)
+        return self._lookup.attach(sequence, token_ids, max(limit, 0), salt=salt, spans=spans, from_disk=from_disk)
 
     def allocate(self, seq_id: int, num_tokens: int, *, first_write: int) -> list[BlockCopy] | None:
         """Give a sequence slots for positions [0, `num_tokens`), of which [`first_write`, `num_tokens`) get written.
@@ -235,12 +235,12 @@ class MemoryManager:
             ValueError: when positions before `first_write` have no slot, or one to be written was released.
         """
         sequence = self._sequences[seq_id]
-        needs, replaced = self._ownership.missing_blocks(sequence, num_tokens, first_write)
+        needs, replaced = self._updater.missing_blocks(sequence, num_tokens, first_write)
         if any(needs):
-            taken = self._allocator.take(needs, sequence.request.association)
+            taken = self._allocator.take(needs, sequence.request.open_pages)
             if taken is None:
                 return None
-            copies = self._ownership.install(sequence, num_tokens, taken, replaced, first_write)
+            copies = self._updater.install(sequence, num_tokens, taken, replaced, first_write)
         else:
             copies = []
         sequence.num_slots = max(sequence.num_slots, num_tokens)
@@ -265,8 +265,8 @@ class MemoryManager:
         sequence = self._sequences[seq_id]
         version, sequence.num_computed = sequence.version, num_computed
         if self.prefix_caching:
-            self._ownership.cache_full(sequence, token_ids, min(num_computed, len(token_ids)))
-        self._ownership.release_inactive(sequence, num_computed)
+            self._updater.cache_full(sequence, token_ids, min(num_computed, len(token_ids)))
+        self._updater.release_inactive(sequence, num_computed)
         return sequence.version != version
 
     def fork(self, parent_id: int, child_id: int) -> None:
@@ -279,18 +279,18 @@ class MemoryManager:
         """
         self._new_id(child_id)
         swapped = self.swap_space.sequences.get(parent_id)
-        child = (swapped or self._sequences[parent_id]).fork(self._ownership.next_version())
+        child = (swapped or self._sequences[parent_id]).fork(self._updater.next_version())
         child.request.num_seqs += 1
         if swapped is not None:
             self.swap_space.fork(child_id, child)
             return
-        self._ownership.share_all(child)
+        self._updater.share_all(child)
         self._sequences[child_id] = child
 
     def pack(self, seq_id: int) -> None:
         """Place the blocks of the sequence's request, from now on, where they open as few large pages as can be."""
         sequence = self.swap_space.sequences.get(seq_id) or self._sequences[seq_id]
-        sequence.request.association.packed = True
+        sequence.request.open_pages.packed = True
 
     def free(self, seq_id: int) -> None:
         """Give up the blocks of a sequence, tails before heads; those in the prefix cache stay, evictable.
@@ -301,7 +301,7 @@ class MemoryManager:
             sequence = self.swap_space.free(seq_id)
         else:
             sequence = self._sequences[seq_id]
-            self._ownership.release_all(sequence)
+            self._updater.release_all(sequence)
             del self._sequences[seq_id]
         self._pinned.remove(seq_id)
         request = sequence.request
@@ -317,14 +317,14 @@ class MemoryManager:
         """Forget all cached content, on disk too; refused (False) while any block is in use."""
         if any(group.num_used for group in self._allocator.groups):
             return False
-        self._content.forget(self._allocator)
+        self._listener.forget(self._allocator)
         return True
 
     def new_generation(self) -> None:
         """Forget cached content, and let nobody find what sequences hold now or make of it: other weights made it than
         those that are used from now on."""
         self._cache.generation += 1
-        self._content.forget(self._allocator)
+        self._listener.forget(self._allocator)
 
     def take_vacated_pages(self, *, at_once: bool = False) -> list[int]:
         """Return the large pages whose memory may go: used once, and since the last call they held no used or cached
@@ -402,7 +402,7 @@ class MemoryManager:
 
     def cached_prefix(self, token_ids: Sequence[int], *, salt: Hashable = None, spans: Sequence[TokenSpan] = ()) -> int:
         """Return how many tokens `match_prefix` would attach now; nothing is attached."""
-        return self._prefix_hits.cached(token_ids, salt, spans) if self.prefix_caching else 0
+        return self._lookup.cached(token_ids, salt, spans) if self.prefix_caching else 0
 
     def prefix_to_come(self, seq_id: int, num_tokens: int) -> int:
         """Return how many of the first `num_tokens` tokens of a sequence can be found as a prefix once it has computed
@@ -426,7 +426,7 @@ class MemoryManager:
         """Begin to read from disk what `match_prefix` would not find in the pool, where that is worth it.
 
         Args:
-            now, is_next: see `DiskReading.look`.
+            now, is_next: see `Prefetch.look`.
         """
         if self.disk is None or not self.prefix_caching:
             return
@@ -499,7 +499,7 @@ class MemoryManager:
         if self._tracker is None or self._tracker.allocator is not self._allocator:
             self._tracker = MapTracker(self.layout, self._allocator, self._cache, self._sequences)
         tracker, self._tracker = self._tracker, None  # an exception in between, as Ctrl-C, leaves none half changed
-        found = tracker.take(self._ownership.clock, lengths or {})
+        found = tracker.take(self._updater.clock, lengths or {})
         self._tracker = tracker
         return found
 

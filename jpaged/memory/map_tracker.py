@@ -18,7 +18,7 @@ from jpaged.memory.layout import GroupLayout, PoolLayout
 from jpaged.memory.memory_map import MapChanges, MemoryMap
 from jpaged.memory.pages import NO_GROUP, PROTECTED, GroupBlocks
 from jpaged.memory.prefix_cache import PrefixCache
-from jpaged.memory.versioned_array import Indices, LiveRecords, Rows, Version
+from jpaged.memory.versioned_array import Indices, Rows, Snapshot, VersionedArray
 
 NOBODY = -1
 
@@ -59,14 +59,14 @@ class GroupTracker:
         self._owner = [NOBODY] * plan.num_blocks
         self._tokens = [0] * plan.num_blocks
         self._shared: dict[int, dict[int, int]] = {}  # of blocks with several owners: sequence -> entry of its table
-        self._live = LiveRecords(zero_rows(plan.num_blocks))
+        self._live = VersionedArray(zero_rows(plan.num_blocks))
         self._map = self._new_map()
         blocks.changed = self.changed
 
     def _new_map(self) -> GroupMap:
         spec = self._plan.spec
         plan = self._plan
-        return GroupMap(spec.name, spec.block_size, plan.block_bytes, plan.blocks_per_page, Version(self._live))
+        return GroupMap(spec.name, spec.block_size, plan.block_bytes, plan.blocks_per_page, Snapshot(self._live))
 
     # Owners.
 

@@ -19,20 +19,20 @@ PROTECTED = 1 << 62
 """Added to the tick of a protected block's time: it is evicted after all that are not."""
 
 
-class Time(NamedTuple):
+class EvictionKey(NamedTuple):
     """When a block was last needed, on one logical clock for all groups; the least is evicted first.
 
     Attributes:
         tick: blocks released together share a tick.
-        minus_end: minus the last token position the block's prefix covers, so that among equal ticks the
+        negative_end: minus the last token position the block's prefix covers, so that among equal ticks the
             longest prefix goes first and all groups lose the same tokens (Jenga's aligned eviction).
     """
 
     tick: int
-    minus_end: int
+    negative_end: int
 
 
-class Association:
+class OpenPages:
     """The pages carved for one request that still have empty blocks, by group (request-aware placement).
 
     It needs no dissolving: when its request is gone nobody asks it for blocks any more.
@@ -43,12 +43,12 @@ class Association:
             only while every block of the others is used.
     """
 
-    __slots__ = ("open_pages", "packed")
+    __slots__ = ("by_group", "packed")
 
     def __init__(self, num_groups: int) -> None:
         self.packed = False
         # OrderedDict as a stack with O(1) removal anywhere; a plain dict scans over deleted entries.
-        self.open_pages: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(num_groups)]
+        self.by_group: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(num_groups)]
 
 
 class LargePages:
@@ -61,16 +61,16 @@ class LargePages:
         self.resting: set[int] = set()  # free when it was last called, and carved before: their memory is there
         self.changed: set[int] | None = None  # carved or freed since somebody emptied it; None = nobody asks
         self.group = [NO_GROUP] * num_pages
-        self.owner: list[Association | None] = [None] * num_pages
+        self.owner: list[OpenPages | None] = [None] * num_pages
         self.empty: list[list[int]] = [[] for _ in range(num_pages)]  # stacks of block ids
         self.num_used = [0] * num_pages
         self.num_evictable = [0] * num_pages  # protected ones among them
         self.num_protected = [0] * num_pages
-        self.newest: list[Time] = [Time(0, 0)] * num_pages
+        self.newest: list[EvictionKey] = [EvictionKey(0, 0)] * num_pages
         self.is_idle = bytearray(num_pages)
         self.num_idle = 0
         self.num_guarded = 0  # idle pages with protected blocks
-        self._idle_heap: list[tuple[Time, int]] = []
+        self._idle_heap: list[tuple[EvictionKey, int]] = []
 
     @property
     def num_available(self) -> int:
@@ -161,8 +161,8 @@ class GroupBlocks:
         self.num_blocks = num_pages * blocks_per_page
         self.shares_pages = blocks_per_page >= SHARED_PAGE_BLOCKS
         self.ref_count = [0] * self.num_blocks
-        self.evictable: OrderedDict[int, Time] = OrderedDict()
-        self.protected: OrderedDict[int, Time] = OrderedDict()
+        self.evictable: OrderedDict[int, EvictionKey] = OrderedDict()
+        self.protected: OrderedDict[int, EvictionKey] = OrderedDict()
         self.open_pages: OrderedDict[int, None] = OrderedDict()
         self.stale_pages: OrderedDict[int, None] = OrderedDict()
         self.num_used = 0

@@ -10,12 +10,12 @@ from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import BlockTables, RequestBlocks
 from jpaged.memory.disk import DiskFill, DiskTier
 from jpaged.memory.hash_chain import HashChain, TokenSpan
-from jpaged.memory.pages import Time
+from jpaged.memory.pages import EvictionKey
 from jpaged.memory.policies import Policy
 from jpaged.memory.prefix_cache import PrefixCache, longest_prefix, prefix_tables
 from jpaged.memory.prefix_prediction import PredictedPrefixes
 from jpaged.memory.recent_prefixes import RecentPrefixes
-from jpaged.memory.table_updater import Ownership
+from jpaged.memory.table_updater import TableUpdater
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,12 +36,12 @@ def _copies(chains: dict[int, HashChain]) -> dict[int, HashChain]:
     return {key: chain.copy() for key, chain in chains.items()}
 
 
-class PrefixHits:
+class PrefixLookup:
     """Finds and attaches the longest prefix of a prompt that is cached, see `MemoryManager.match_prefix`.
 
     Args:
         groups: policy and block size (tokens) of each layer group.
-        allocator, cache, ownership: the blocks, what they hold and who has them.
+        allocator, cache, updater: the blocks, what they hold and who has them.
         recent: is told of each prompt that begins; None = nobody asks.
         predicted: chooses what to protect of it; None = nothing is protected.
         disk: has what the pool lost; None = there is none.
@@ -52,7 +52,7 @@ class PrefixHits:
         groups: Sequence[tuple[Policy, int]],
         allocator: BlockAllocator,
         cache: PrefixCache,
-        ownership: Ownership,
+        updater: TableUpdater,
         *,
         recent: RecentPrefixes | None,
         predicted: PredictedPrefixes | None,
@@ -61,7 +61,7 @@ class PrefixHits:
         self._groups = groups
         self._allocator = allocator
         self._cache = cache
-        self._ownership = ownership
+        self._updater = updater
         self._recent = recent
         self._predicted = predicted
         self._disk = disk
@@ -87,12 +87,12 @@ class PrefixHits:
         self._named.append(_NamedPrompt(known, _copies(sequence.chains)))
         self._begin(sequence, length)
         if length:
-            self._ownership.attach(sequence, prefix_tables(sequence.request.groups, found, length), length)
+            self._updater.attach(sequence, prefix_tables(sequence.request.groups, found, length), length)
         return length
 
     def cached(self, token_ids: Sequence[int], salt: Hashable, spans: Sequence[TokenSpan]) -> int:
         """Return how many tokens `attach` would find in the pool now; nothing is attached."""
-        request = RequestBlocks(-1, self._allocator.associate(), self._groups, 0)
+        request = RequestBlocks(-1, self._allocator.new_request(), self._groups, 0)
         tables = BlockTables(request, self._cache.chains(salt, spans), 0)
         return self._cache.match(tables, token_ids, max(len(token_ids) - 1, 0), spans)[0]
 
@@ -130,7 +130,7 @@ class PrefixHits:
         shared = 0 if self._recent is None else self._recent.arrived(sequence)
         sequence.request.begin(length, shared)
         if self._predicted is not None:
-            self._predicted.lost.asked(sequence.request.request_id, length)
+            self._predicted.lost.requested(sequence.request.request_id, length)
             self._predicted.predict(sequence, shared)
 
     def _attach_staged(
@@ -157,9 +157,9 @@ class PrefixHits:
         held = [(g, block) for g, mine in enumerate(active) for i in mine if (block := found[g][i]) is not None]
         for g, block in held:  # else they could be evicted for those that are taken
             self._allocator.share(g, block)
-        taken = self._allocator.take([len(mine) for mine in missing], sequence.request.association)
+        taken = self._allocator.take([len(mine) for mine in missing], sequence.request.open_pages)
         if taken is None:
-            time = Time(self._ownership.next_tick(), 0)
+            time = EvictionKey(self._updater.next_tick(), 0)
             for g, block in held:
                 self._allocator.release(g, block, time, keep=True)
             return None
@@ -172,7 +172,8 @@ class PrefixHits:
                 held.append((g, block))
                 if self._cache.twin(g, links[i]) is None:
                     self._cache.insert(g, block, links[i])
-        self._ownership.attach(sequence, prefix_tables(groups, found, length), length)
+        self._updater.attach(sequence, prefix_tables(groups, found, length), length)
         for g, block in held:
-            self._allocator.release(g, block, Time(0, 0), keep=True)  # the time is never used: the sequence owns it too
+            # The key is never used: the sequence owns the block too.
+            self._allocator.release(g, block, EvictionKey(0, 0), keep=True)
         return fills

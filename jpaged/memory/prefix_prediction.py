@@ -58,7 +58,7 @@ class LostPrefixes:
         if len(self.names) > self._most_names:
             self.names.popitem(last=False)
 
-    def asked(self, request_id: int, cached: int) -> None:
+    def requested(self, request_id: int, cached: int) -> None:
         """Learn from a request that `RecentPrefixes` was told of and that found `cached` tokens of what it shares."""
         entry, often = self._recent.entries[request_id], self.often
         for place, name in enumerate(entry.digests[: entry.shared]):
@@ -144,7 +144,7 @@ class PredictedPrefixes:
             policy.active_blocks(length, size) if length else () for policy, size in sequence.request.groups
         ]
 
-    def left(self, sequence: BlockTables) -> None:
+    def ended(self, sequence: BlockTables) -> None:
         """Note what a sequence held that has given up its blocks, which `RecentPrefixes` has been told."""
         entry = self._recent.entries.get(sequence.request.request_id)
         if entry is not None:
@@ -156,14 +156,14 @@ class PredictedPrefixes:
                 self.limit_bytes = self._choose_limit(sequence)
 
     def overflow(self) -> tuple[int, int, int] | None:
-        """Return (group, block, `Time.minus_end`) of the least recently needed protected block, or None while the
+        """Return (group, block, `EvictionKey.negative_end`) of the least recently needed protected block; None while the
         protected blocks take no more bytes than the limit."""
         groups = list(zip(self._allocator.groups, self._layout.groups, strict=True))
         if sum(len(state.protected) * group.block_bytes for state, group in groups) <= self.limit_bytes:
             return None
         firsts = ((g, *next(iter(state.protected.items()))) for g, (state, _) in enumerate(groups) if state.protected)
         g, block, time = min(firsts, key=lambda first: first[2])
-        return g, block, time.minus_end
+        return g, block, time.negative_end
 
     def _choose_limit(self, sequence: BlockTables) -> int:
         done = [entry for entry in self._recent.entries.values() if entry.num_bytes]

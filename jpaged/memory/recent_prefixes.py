@@ -69,7 +69,7 @@ class RecentPrefixes:
         self.remember(request_id, Recent(digests, len(digests), shared))
         return shared * self._step
 
-    def left(self, sequence: BlockTables) -> None:
+    def ended(self, sequence: BlockTables) -> None:
         """Note what a sequence generated, which may be the next request's prompt; it has given up its blocks."""
         entry = self.entries.get(sequence.request.request_id)
         if entry is None:

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.layout import PoolLayout
-from jpaged.memory.pages import Time
+from jpaged.memory.pages import EvictionKey
 from jpaged.memory.policies import Adapters, ImageFeatures, Policy
 
 
@@ -113,7 +113,7 @@ class ImageBlocks:
         if image is None:
             needs = [0] * len(self._allocator.groups)
             needs[self.group] = -(-features // self.block_size)
-            taken = self._allocator.take(needs, self._allocator.associate())
+            taken = self._allocator.take(needs, self._allocator.new_request())
             if taken is None:
                 return None
             image = StoredImage(digest, features, taken[self.group])
@@ -161,7 +161,7 @@ class ImageBlocks:
 
     def _release(self, image: StoredImage, blocks: list[int]) -> None:
         assert self.group is not None
-        time, keep = Time(self._next_tick(), 0), self._stays(image)
+        time, keep = EvictionKey(self._next_tick(), 0), self._stays(image)
         for block in reversed(blocks):
             self._allocator.release(self.group, block, time, keep)
         ref_count = self._allocator.groups[self.group].ref_count
@@ -211,12 +211,12 @@ class ImageBlocks:
 
     # ------------------------------------------------------------------ what the allocator tells
 
-    def lost(self, block: int) -> None:
+    def evicted(self, block: int) -> None:
         """Note that a cached block lost its content: the rest of its image is of no use."""
         if (image := self._image_of.get(block)) is not None:
             self._forget(image)
 
-    def after_taking(self) -> None:
+    def discard_torn(self) -> None:
         """Give up the other blocks of images of which some were evicted."""
         if self._torn:
             self._sweep()

@@ -14,7 +14,7 @@ from jpaged.memory.block_tables import NO_BLOCK, BlockTables
 from jpaged.memory.capacity import CapacityCheck, ReclaimEstimate
 from jpaged.memory.copies import HostBlock, SwapCopy
 from jpaged.memory.layout import PoolLayout
-from jpaged.memory.table_updater import Ownership
+from jpaged.memory.table_updater import TableUpdater
 
 
 class HostBlocks:
@@ -97,7 +97,7 @@ class SwapSpace:
         self,
         layout: PoolLayout,
         allocator: BlockAllocator,
-        ownership: Ownership,
+        updater: TableUpdater,
         resident: dict[int, BlockTables],
         *,
         limit_bytes: int,
@@ -108,7 +108,7 @@ class SwapSpace:
         self._resident = resident
         self._capacity = capacity
         self._allocator = allocator
-        self._ownership = ownership
+        self._updater = updater
         self._dropped: list[HostBlock] = []
 
     def move_out(self, seq_ids: Sequence[int]) -> list[SwapCopy] | None:
@@ -132,7 +132,7 @@ class SwapSpace:
         there = [dict(zip(mine, theirs, strict=True)) for mine, theirs in zip(blocks, taken, strict=True)]
         for seq_id, sequence in sequences.items():
             tables = _translate(sequence.tables, there)
-            self._ownership.release_all(sequence)
+            self._updater.release_all(sequence)
             sequence.tables = tables
             self._share(sequence)
             self.sequences[seq_id] = self._resident.pop(seq_id)
@@ -178,7 +178,7 @@ class SwapSpace:
             return None
         sequences = _whole_request(self.sequences, seq_ids)
         blocks = _distinct(sequences)
-        taken = self._allocator.take([len(mine) for mine in blocks], next(iter(sequences.values())).request.association)
+        taken = self._allocator.take([len(mine) for mine in blocks], next(iter(sequences.values())).request.open_pages)
         assert taken is not None, "what pages_needed promises is delivered"
         here = [dict(zip(mine, theirs, strict=True)) for mine, theirs in zip(blocks, taken, strict=True)]
         unowned = [set(mine) for mine in taken]  # taken with a count of 1, which stands for the first owner
@@ -192,7 +192,7 @@ class SwapSpace:
                     elif block != NO_BLOCK:
                         self._allocator.share(g, block)
             sequence.num_hashed = [0] * len(blocks)  # other blocks, which the prefix cache was not told of
-            sequence.version = self._ownership.next_version()
+            sequence.version = self._updater.next_version()
             self._resident[seq_id] = self.sequences.pop(seq_id)
         return [SwapCopy(g, device, host) for g, pairs in enumerate(here) for host, device in pairs.items()]
 

@@ -8,13 +8,13 @@ from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
 from jpaged.memory.copies import BlockCopy
 from jpaged.memory.hash_chain import Link
-from jpaged.memory.pages import Time
+from jpaged.memory.pages import EvictionKey
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.prefix_prediction import PredictedPrefixes
 from jpaged.memory.recent_prefixes import RecentPrefixes
 
 
-class Ownership:
+class TableUpdater:
     """Gives and takes the blocks of sequences, and tells the allocator and the prefix cache of it.
 
     Args:
@@ -23,7 +23,7 @@ class Ownership:
         predicted: protects what it expects to be asked for again; None = nothing is protected.
 
     Attributes:
-        clock: tick of the newest release, see `Time`.
+        clock: tick of the newest release, see `EvictionKey`.
         version: newest version of a table.
     """
 
@@ -60,7 +60,7 @@ class Ownership:
             for block in tables[g]:
                 if block != NO_BLOCK:
                     self._allocator.share(g, block)
-            sequence.behind[g] = policy.active_blocks(length, size)[-1].start
+            sequence.released_below[g] = policy.active_blocks(length, size)[-1].start
             sequence.num_hashed[g] = len(tables[g])
         sequence.tables = tables
         sequence.num_computed = sequence.num_slots = length
@@ -118,7 +118,7 @@ class Ownership:
                 if policy.holds(i, first_write, size):
                     copies.append(BlockCopy(g, old, table[i]))
                 # The time is never used: the block has other owners left.
-                self._allocator.release(g, old, Time(self.clock, 0), keep=False)
+                self._allocator.release(g, old, EvictionKey(self.clock, 0), keep=False)
             if policy.appends:
                 table += new_blocks
                 continue
@@ -165,7 +165,7 @@ class Ownership:
         for g, (policy, size) in enumerate(groups):
             self._cut(sequence, g, policy.most_blocks(length, size))
             runs = policy.active_blocks(length, size)
-            behind, first_active = sequence.behind[g], runs[-1].start
+            behind, first_active = sequence.released_below[g], runs[-1].start
             if first_active <= behind:
                 continue
             table = sequence.tables[g]
@@ -176,7 +176,7 @@ class Ownership:
                 self._release(sequence, g, gap)
                 for i in gap:
                     table[i] = NO_BLOCK
-            sequence.behind[g] = first_active
+            sequence.released_below[g] = first_active
             sequence.version = self.next_version()
         if self._predicted is not None:
             self._trim()
@@ -195,9 +195,9 @@ class Ownership:
         for g, table in enumerate(sequence.tables):
             self._release(sequence, g, range(len(table)))
         if self._recent is not None:
-            self._recent.left(sequence)
+            self._recent.ended(sequence)
         if self._predicted is not None:
-            self._predicted.left(sequence)
+            self._predicted.ended(sequence)
             self._trim()
 
     def _release(self, sequence: BlockTables, g: int, logical: range) -> None:
@@ -208,7 +208,7 @@ class Ownership:
         for i in reversed(logical):
             block = table[i]
             if block != NO_BLOCK:
-                time = Time(tick, -policy.prefix_end(i, size) if self._aligned else 0)
+                time = EvictionKey(tick, -policy.prefix_end(i, size) if self._aligned else 0)
                 protect = bool(runs) and any(i in run for run in runs)
                 release(g, block, time, self._is_cached(sequence, g, i), protect)
 
@@ -225,5 +225,5 @@ class Ownership:
         assert self._predicted is not None
         while (oldest := self._predicted.overflow()) is not None:
             self.clock += 1
-            g, block, minus_end = oldest
-            self._allocator.unprotect(g, block, Time(self.clock, minus_end))
+            g, block, negative_end = oldest
+            self._allocator.unprotect(g, block, EvictionKey(self.clock, negative_end))

@@ -15,7 +15,7 @@ Rows = npt.NDArray[np.void]
 Indices = npt.NDArray[np.int64]
 
 
-class LiveRecords:
+class VersionedArray:
     """An array of records that one thread changes.
 
     Attributes:
@@ -26,7 +26,7 @@ class LiveRecords:
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
         self.lock = RLock()
-        self.versions: WeakSet[Version] = WeakSet()
+        self.snapshots: WeakSet[Snapshot] = WeakSet()
 
     def write(self, at: Indices, rows: Rows) -> Indices:
         """Replace the records at `at`, ascending; return the places of those that are other ones than before."""
@@ -35,25 +35,25 @@ class LiveRecords:
         at, before = at[differs], before[differs]
         if len(at):
             with self.lock:
-                for version in list(self.versions):
-                    version.keep(at, before)
+                for snapshot in list(self.snapshots):
+                    snapshot.keep(at, before)
                 self.rows[at] = rows[differs]
         return at
 
 
-class Version:
+class Snapshot:
     """The records of one moment.
 
     Args:
         live: the records, which are as they shall stay here.
     """
 
-    def __init__(self, live: LiveRecords) -> None:
+    def __init__(self, live: VersionedArray) -> None:
         self._live = live
         self._overwritten: list[tuple[Indices, Rows]] = []
         self._num_overwritten = 0
         self._rows: Rows | None = None
-        live.versions.add(self)
+        live.snapshots.add(self)
 
     def __len__(self) -> int:
         return len(self._live.rows)
@@ -86,16 +86,16 @@ class Version:
         rows.flags.writeable = False
         self._rows = rows
         self._overwritten.clear()
-        self._live.versions.discard(self)
+        self._live.snapshots.discard(self)
 
-    def __reduce__(self) -> tuple[type[FixedVersion], tuple[Rows]]:
-        return FixedVersion, (self.rows,)
+    def __reduce__(self) -> tuple[type[FixedSnapshot], tuple[Rows]]:
+        return FixedSnapshot, (self.rows,)
 
 
-class FixedVersion(Version):
+class FixedSnapshot(Snapshot):
     """The same in another process, where nothing goes on changing."""
 
     def __init__(self, rows: Rows) -> None:
         rows.flags.writeable = False
-        super().__init__(LiveRecords(rows))
+        super().__init__(VersionedArray(rows))
         self._rows = rows

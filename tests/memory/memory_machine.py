@@ -88,7 +88,9 @@ class Machine(RuleBasedStateMachine):
             for g in m._allocator.groups
         ]
         sequences = {**m._sequences, **m.swap_space.sequences}
-        tables = {s: (t.tables, t.behind, t.num_hashed, t.num_computed, t.version) for s, t in sequences.items()}
+        tables = {
+            s: (t.tables, t.released_below, t.num_hashed, t.num_computed, t.version) for s, t in sequences.items()
+        }
         host = (m.swap_space.host.ref_count, m.swap_space.host._free, m.swap_space.host.used_bytes)
         return copy.deepcopy((pages, groups, m._cache._block_of, m._cache._link_of, tables, host))
 

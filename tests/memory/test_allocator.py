@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from thorough import examples
 
 from jpaged.memory.allocator import BlockAllocator
-from jpaged.memory.pages import NO_GROUP, SHARED_PAGE_BLOCKS, Time
+from jpaged.memory.pages import NO_GROUP, SHARED_PAGE_BLOCKS, EvictionKey
 
 
 class Pool:
@@ -20,7 +20,7 @@ class Pool:
         self.tick = 0
 
     def request(self):
-        return self.allocator.associate()
+        return self.allocator.new_request()
 
     def take(self, request, n=1, g=0):
         needs = [0] * len(self.allocator.groups)
@@ -31,7 +31,7 @@ class Pool:
     def release(self, *blocks, g=0, keep=True):
         for block in blocks:
             self.tick += 1
-            self.allocator.release(g, block, Time(self.tick, 0), keep)
+            self.allocator.release(g, block, EvictionKey(self.tick, 0), keep)
 
 
 def test_step_1_an_empty_block_of_the_requests_own_page_comes_first():

@@ -197,5 +197,5 @@ def test_it_is_ahead_where_some_documents_are_popular():
 
 @pytest.mark.usefixtures("cheap_steps")
 def test_without_learning_it_would_starve_what_comes_back_once(monkeypatch):
-    monkeypatch.setattr("jpaged.memory.prefix_prediction.LostPrefixes.asked", lambda *args: None)
+    monkeypatch.setattr("jpaged.memory.prefix_prediction.LostPrefixes.requested", lambda *args: None)
     assert hits(twice, "predicted", 0) < 0.1 * hits(twice, "lru", 0)

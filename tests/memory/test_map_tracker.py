@@ -9,7 +9,7 @@ from memory_pools import full_manager, serve
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.map_tracker import differences
-from jpaged.memory.pages import Time
+from jpaged.memory.pages import EvictionKey
 
 TOKENS = list(range(100))
 
@@ -40,7 +40,7 @@ def test_whatever_an_operation_changes_is_noted(seed):
     for group, blocks in zip(allocator.groups, noted, strict=True):
         group.changed = blocks
     pages = allocator.pages.changed = set()
-    requests = [allocator.associate() for _ in range(2)]
+    requests = [allocator.new_request() for _ in range(2)]
     owned: list[tuple[int, int]] = []
     done = set()
     for tick in range(600):
@@ -56,9 +56,9 @@ def test_whatever_an_operation_changes_is_noted(seed):
             owned.append((g, block))
         elif what == "release" and owned:
             h, block = owned.pop(rng.randrange(len(owned)))
-            allocator.release(h, block, Time(tick, 0), keep=rng.random() < 0.8, protect=rng.random() < 0.3)
+            allocator.release(h, block, EvictionKey(tick, 0), keep=rng.random() < 0.8, protect=rng.random() < 0.3)
         elif what == "unprotect" and group.protected:
-            allocator.unprotect(g, next(iter(group.protected)), Time(tick, 0))
+            allocator.unprotect(g, next(iter(group.protected)), EvictionKey(tick, 0))
         elif what == "discard" and cached:
             allocator.discard(g, rng.choice(cached))
         else:

@@ -278,7 +278,7 @@ def test_groups_lose_the_same_tokens():
     pages = manager._allocator.pages
     lost = []
     while (page := pages.oldest_idle()) is not None:
-        lost.append(-pages.newest[page].minus_end)
+        lost.append(-pages.newest[page].negative_end)
         manager._allocator._evict_page(pages.group[page], page)
     # Group 0 has pages of 4 tokens, group 1 of 6; a page lives as long as its shortest prefix.
     assert lost == [10, 8, 6, 2, 2]

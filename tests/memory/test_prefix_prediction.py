@@ -196,7 +196,7 @@ def test_plain_lru_does_not_align_the_groups():
         manager = window_manager(40, window=50, prefix_caching=True, prefix_eviction=eviction)
         serve(manager, 0, list(range(12)))
         manager.free(0)
-        lost[eviction] = {time.minus_end for g in manager._allocator.groups for time in g.evictable.values()}
+        lost[eviction] = {time.negative_end for g in manager._allocator.groups for time in g.evictable.values()}
     assert lost == {"lru": {0}, "aligned": {-2, -4, -6, -8, -10, -12}}
 
 

@@ -50,7 +50,7 @@ def test_what_was_generated_may_be_the_next_prompt():
     prefixes.arrived(one)
     manager.allocate(0, 20, first_write=0)
     manager.commit(0, list(range(20)), 20)
-    prefixes.left(one)
+    prefixes.ended(one)
     assert prefixes.arrived(sequence(manager, 1, list(range(30)))) == 20
 
 

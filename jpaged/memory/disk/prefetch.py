@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-class Asked:
+class WaitingRequest:
     """What is known of a request that waits.
 
     Args:
@@ -73,7 +73,7 @@ class Prefix(NamedTuple):
     spans: Sequence[TokenSpan] = ()
 
 
-class DiskReading:
+class Prefetch:
     """Says what is read for whom, and how long anybody waits for it.
 
     Args:
@@ -99,7 +99,7 @@ class DiskReading:
         self._begin_reading()
 
     def _begin_reading(self) -> None:
-        self._asked: OrderedDict[int, Asked] = OrderedDict()
+        self._asked: OrderedDict[int, WaitingRequest] = OrderedDict()
         self._num_staged = 0
         self._late: DiskRead | None = None
 
@@ -119,7 +119,7 @@ class DiskReading:
         if asked is None:
             if not len(self._index) or not self.is_open:
                 return
-            asked = self._asked[request_id] = Asked(prefix.chains)
+            asked = self._asked[request_id] = WaitingRequest(prefix.chains)
         self._take(asked)
         if asked.read is not None or asked.has_given_up or asked.seen == self.version or not self.is_open:
             return
@@ -177,7 +177,7 @@ class DiskReading:
         """Return the name under which a block is written, and read."""
         return self._epoch.to_bytes(8, "little") + stored.group.to_bytes(2, "little") + stored.digest
 
-    def _take(self, asked: Asked) -> None:
+    def _take(self, asked: WaitingRequest) -> None:
         """Take over what has been read, if the read has ended."""
         read = asked.read
         if read is None or not read.is_done:
@@ -191,7 +191,7 @@ class DiskReading:
             self._failures += len(read.damaged)
             logger.warning("%d blocks on disk are damaged: their tokens are computed", len(read.damaged))
 
-    def _missing(self, asked: Asked, prefix: Prefix, cache: PrefixCache) -> tuple[int, list[StoredBlock]]:
+    def _missing(self, asked: WaitingRequest, prefix: Prefix, cache: PrefixCache) -> tuple[int, list[StoredBlock]]:
         """Return how many tokens more would be found if some blocks on disk were read, and these blocks."""
         here: list[list[bool]] = []
         there: list[list[StoredBlock | None]] = []
@@ -218,7 +218,7 @@ class DiskReading:
         """Return a block that is on disk, or will be before anything that is asked for now is read."""
         return None if (g, link.digest) in self._unsent else self._index.find(g, link)
 
-    def _has_room(self, asked: Asked, num_bytes: int, *, is_next: bool) -> bool:
+    def _has_room(self, asked: WaitingRequest, num_bytes: int, *, is_next: bool) -> bool:
         """Tell whether so many bytes more may be read ahead: within the bound, or where nobody else has any. The next
         request takes them from the last ones."""
         while self._num_staged + num_bytes > self._most_staged and self._num_staged > asked.num_bytes:

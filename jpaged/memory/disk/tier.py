@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from jpaged.memory.disk.break_even import BreakEven
 from jpaged.memory.disk.index import DiskIndex
-from jpaged.memory.disk.prefetch import DiskReading
+from jpaged.memory.disk.prefetch import Prefetch
 from jpaged.memory.disk.transfers import BlockStore, DiskFill, DiskWrite
 from jpaged.memory.hash_chain import Link
 from jpaged.memory.layout import PoolLayout
@@ -60,7 +60,7 @@ STAGED_PART = 4
 """The pool over the bytes that are read ahead for requests that wait."""
 
 
-class DiskTier(DiskReading):
+class DiskTier(Prefetch):
     """Says which evicted blocks are written, what is read for whom, and which blocks of the pool are filled with it.
 
     Args:
@@ -104,7 +104,7 @@ class DiskTier(DiskReading):
         device can copy it before the step changes it."""
         self._is_planning = True
 
-    def lost(self, g: int, block: int, link: Link) -> None:
+    def evicted(self, g: int, block: int, link: Link) -> None:
         """Note that a block of the pool loses its content."""
         self.version += 1
         if self._fills.pop((g, block), None) is not None:

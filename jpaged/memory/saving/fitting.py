@@ -40,7 +40,7 @@ class Fitting:
         while self._old_pages - len(pages.free) > self._memory.layout.num_pages:
             if not self._trial._allocator.evict_idle_page():
                 return False
-            self._trial.images.after_taking()
+            self._trial.images.discard_torn()
         return True
 
     def fits_host(self) -> bool:

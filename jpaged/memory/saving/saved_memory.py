@@ -50,8 +50,8 @@ def memory_data(memory: MemoryManager) -> dict[str, Any]:
         "recent": recent_data(memory._recent),
         "protected_bytes": 0 if predicted is None else predicted.limit_bytes,
         "lost": None if predicted is None else predicted.lost.data(),
-        "clock": memory._ownership.clock,
-        "version": memory._ownership.version,
+        "clock": memory._updater.clock,
+        "version": memory._updater.version,
         "links": links.data(),
         "associations": associations_data(associations),
     }
@@ -91,7 +91,7 @@ def load_memory(memory: MemoryManager, data: Mapping[str, Any]) -> None:
     memory.swap_space.host.load(data["host"]["owners"], data["host"]["free"])
     memory._cache.generation = data.get("generation", 0)  # saved by 0.1.0 without it
     load_cache(memory._cache, data["cached"], links)
-    memory._ownership.clock, memory._ownership.version = data["clock"], data["version"]
+    memory._updater.clock, memory._updater.version = data["clock"], data["version"]
     memory.images.release_all()
     for seq_id in data["pinned"]:
         memory.pin(seq_id)

@@ -9,7 +9,7 @@ from typing import Any
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import BlockTables, RequestBlocks
 from jpaged.memory.hash_chain import HashChain, Link, TokenSpan
-from jpaged.memory.pages import NO_GROUP, Association, Time
+from jpaged.memory.pages import NO_GROUP, EvictionKey, OpenPages
 from jpaged.memory.policies import Policy
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.recent_prefixes import Recent, RecentPrefixes
@@ -20,10 +20,10 @@ class Associations:
     """Numbers the placement states of requests, of which some belong to requests that are gone."""
 
     def __init__(self) -> None:
-        self.all: list[Association] = []
+        self.all: list[OpenPages] = []
         self._numbers: dict[int, int] = {}
 
-    def number(self, association: Association) -> int:
+    def number(self, association: OpenPages) -> int:
         """Return the number of a placement state; each new one gets the next."""
         if id(association) not in self._numbers:
             self._numbers[id(association)] = len(self.all)
@@ -67,23 +67,23 @@ def blocks_data(allocator: BlockAllocator, associations: Associations) -> dict[s
 
 def associations_data(associations: Associations) -> list[Any]:
     """Return whether each is packed, and its pages with empty blocks by group."""
-    return [[one.packed, [list(pages) for pages in one.open_pages]] for one in associations.all]
+    return [[one.packed, [list(pages) for pages in one.by_group]] for one in associations.all]
 
 
-def load_associations(data: Sequence[Any], num_groups: int) -> list[Association]:
+def load_associations(data: Sequence[Any], num_groups: int) -> list[OpenPages]:
     """Return placement states by their number."""
     loaded = []
     for packed, open_pages in data:
-        association = Association(num_groups)
+        association = OpenPages(num_groups)
         association.packed = packed
-        for mine, pages in zip(association.open_pages, open_pages, strict=True):
+        for mine, pages in zip(association.by_group, open_pages, strict=True):
             mine.update(dict.fromkeys(pages))
         loaded.append(association)
     return loaded
 
 
 def load_blocks(
-    allocator: BlockAllocator, data: dict[str, Any], associations: Sequence[Association], owners: list[Counter[int]]
+    allocator: BlockAllocator, data: dict[str, Any], associations: Sequence[OpenPages], owners: list[Counter[int]]
 ) -> None:
     """Bring a fresh allocator into the state that was saved.
 
@@ -96,7 +96,7 @@ def load_blocks(
     pages.touched = set(data["touched"])
     for page, g, owner, empty, *newest in data["pages"]:
         pages.group[page], pages.owner[page], pages.empty[page] = g, associations[owner], list(empty)
-        pages.newest[page] = Time(*newest)
+        pages.newest[page] = EvictionKey(*newest)
         allocator.groups[g].num_empty += len(empty)
     for group, counts, saved in zip(allocator.groups, owners, data["groups"], strict=True):
         group.num_used = len(counts)
@@ -105,7 +105,7 @@ def load_blocks(
             pages.num_used[block // group.blocks_per_page] += 1
         for name, blocks in (("evictable", group.evictable), ("protected", group.protected)):
             for block, *time in saved[name]:
-                blocks[block] = Time(*time)
+                blocks[block] = EvictionKey(*time)
                 pages.num_evictable[block // group.blocks_per_page] += 1
         for block in group.protected:
             pages.num_protected[block // group.blocks_per_page] += 1
@@ -168,7 +168,7 @@ def request_data(request: RequestBlocks, associations: Associations) -> dict[str
     """Return what the tables of a request share."""
     return {
         "id": request.request_id,
-        "association": associations.number(request.association),
+        "association": associations.number(request.open_pages),
         "encoder_tokens": request.encoder_tokens,
         "prompt_tokens": request.prompt_tokens,
         "kept_tokens": request.kept_tokens,
@@ -177,7 +177,7 @@ def request_data(request: RequestBlocks, associations: Associations) -> dict[str
 
 
 def load_request(
-    data: Mapping[str, Any], associations: Sequence[Association], groups: Sequence[tuple[Policy, int]]
+    data: Mapping[str, Any], associations: Sequence[OpenPages], groups: Sequence[tuple[Policy, int]]
 ) -> RequestBlocks:
     """Return what the tables of a request share; its sequences are to be counted."""
     tokens = data["encoder_tokens"], data["prompt_tokens"], data["kept_tokens"]
@@ -192,7 +192,7 @@ def tables_data(tables: BlockTables, links: Links) -> dict[str, Any]:
     return {
         "request": tables.request.request_id,
         "tables": [table.copy() for table in tables.tables],
-        "behind": tables.behind.copy(),
+        "behind": tables.released_below.copy(),
         "hashed": tables.num_hashed.copy(),
         "slots": tables.num_slots,
         "computed": tables.num_computed,
@@ -213,7 +213,7 @@ def load_tables(data: Mapping[str, Any], request: RequestBlocks, links: Sequence
     }
     tables = BlockTables(request, chains, data["version"])
     tables.tables = [list(table) for table in data["tables"]]
-    tables.behind, tables.num_hashed = list(data["behind"]), list(data["hashed"])
+    tables.released_below, tables.num_hashed = list(data["behind"]), list(data["hashed"])
     tables.num_slots, tables.num_computed = data["slots"], data["computed"]
     tables.predicted = [tuple(range(start, stop) for start, stop in runs) for runs in data["predicted"]]
     return tables

@@ -10,7 +10,7 @@ from jpaged.memory.layout import PoolLayout
 from jpaged.memory.prefix_cache import PrefixCache
 
 
-class PinnedBlocks:
+class PinnedSequences:
     """The pinned sequences, their blocks and the large pages that these take.
 
     Args:

@@ -156,8 +156,8 @@ class PredictedPrefixes:
                 self.limit_bytes = self._choose_limit(sequence)
 
     def overflow(self) -> tuple[int, int, int] | None:
-        """Return (group, block, `EvictionKey.negative_end`) of the least recently needed protected block; None while the
-        protected blocks take no more bytes than the limit."""
+        """Return the least recently needed protected block as (group, block, `EvictionKey.negative_end`); None while
+        the protected blocks take no more bytes than the limit."""
         groups = list(zip(self._allocator.groups, self._layout.groups, strict=True))
         if sum(len(state.protected) * group.block_bytes for state, group in groups) <= self.limit_bytes:
             return None

@@ -7,7 +7,7 @@ free. Blocks are shared by reference count and copied on the first diverging wri
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from jpaged.memory import invariants
 from jpaged.memory.allocator import BlockAllocator
@@ -21,6 +21,7 @@ from jpaged.memory.layout import PoolLayout
 from jpaged.memory.map_tracker import MapTracker
 from jpaged.memory.memory_map import MemoryMap
 from jpaged.memory.pinned_sequences import PinnedSequences
+from jpaged.memory.policies import Policy
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.prefix_lookup import PrefixLookup
 from jpaged.memory.prefix_prediction import PredictedPrefixes
@@ -31,6 +32,34 @@ from jpaged.memory.swap import SwapSpace
 from jpaged.memory.table_updater import TableUpdater
 
 PrefixEviction = Literal["lru", "aligned", "predicted"]
+
+
+class MemoryParts(NamedTuple):
+    """The live parts of a memory, for those who save it, restore it or look into it. `MemoryManager.clear` makes new
+    ones.
+
+    Attributes:
+        groups: policy and block size (tokens) of each layer group.
+        allocator: the state of the pool's blocks.
+        cache: what full blocks hold.
+        updater: puts blocks into tables; it has the clock of evictions and the version of tables.
+        requests: what the sequences of a request share, by request id.
+        sequences: block tables of the sequences in the pool, by sequence id; those of swapped ones are
+            `MemoryManager.swap_space`'s.
+        pinned: the sequences that stay for good.
+        recent: what recent requests began with; None = nothing asks.
+        predicted: what is protected of it; None = nothing.
+    """
+
+    groups: Sequence[tuple[Policy, int]]
+    allocator: BlockAllocator
+    cache: PrefixCache
+    updater: TableUpdater
+    requests: dict[int, RequestBlocks]
+    sequences: Sequences
+    pinned: PinnedSequences
+    recent: RecentPrefixes | None
+    predicted: PredictedPrefixes | None
 
 
 class MemoryManager:
@@ -144,6 +173,33 @@ class MemoryManager:
             self._sequences,
             limit_bytes=self._swap_space_bytes,
             capacity=self._capacity,
+        )
+
+    @property
+    def parts(self) -> MemoryParts:
+        """Return the live parts."""
+        return MemoryParts(
+            self._groups,
+            self._allocator,
+            self._cache,
+            self._updater,
+            self._requests,
+            self._sequences,
+            self._pinned,
+            self._recent,
+            self._predicted,
+        )
+
+    def empty_copy(self, layout: PoolLayout, *, swap_space_bytes: int) -> MemoryManager:
+        """Return an empty memory without a disk on another pool of the same layer groups; its other settings are
+        equal."""
+        return MemoryManager(
+            layout,
+            watermark=self._watermark,
+            prefix_caching=self.prefix_caching,
+            max_step_tokens=self.max_step_tokens,
+            swap_space_bytes=swap_space_bytes,
+            prefix_eviction=self._prefix_eviction,
         )
 
     # The life of a sequence.
@@ -331,6 +387,17 @@ class MemoryManager:
         block. `at_once` adds those that hold none now."""
         return self._allocator.pages.take_vacated(at_once=at_once)
 
+    def holds(self, seq_id: int) -> bool:
+        """Tell whether a sequence has block tables, in the pool or in host memory."""
+        return seq_id in self._sequences or self.swap_space.holds(seq_id)
+
+    def evict_idle_page(self) -> bool:
+        """Forget the least recently needed large page that nothing uses; return False where there is none."""
+        evicted = self._allocator.evict_idle_page()
+        if evicted:
+            self._listener.discard_torn()
+        return evicted
+
     # Questions of admission; they change no block.
 
     def is_possible(self, lifetime: Lifetime, *, pinned_tokens: int = 0) -> bool:
@@ -515,5 +582,5 @@ class MemoryManager:
             self.disk.check()
 
     def _new_id(self, seq_id: int) -> None:
-        if seq_id in self._sequences or self.swap_space.holds(seq_id):
+        if self.holds(seq_id):
             raise ValueError(f"sequence {seq_id} exists already")

@@ -17,7 +17,7 @@ def table(manager, seq_id: int) -> list[int]:
 
 
 def ref_counts(manager, blocks: list[int]) -> list[int]:
-    return [manager._allocator.groups[0].ref_count[block] for block in blocks]
+    return [manager.parts.allocator.groups[0].ref_count[block] for block in blocks]
 
 
 def test_fork_keeps_the_free_count():
@@ -108,7 +108,7 @@ def test_swap_out_and_in_maps_every_block_once():
 def test_55_tokens_in_blocks_of_16_are_three_hashed_blocks():
     manager = full_manager(block_size=16, prefix_caching=True)
     serve(manager, 0, TOKENS[:55])
-    hashed = [manager._cache.holds(0, block) for block in table(manager, 0)]
+    hashed = [manager.parts.cache.holds(0, block) for block in table(manager, 0)]
     assert hashed == [True, True, True, False]
 
 

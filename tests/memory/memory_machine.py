@@ -63,7 +63,7 @@ class Machine(RuleBasedStateMachine):
 
     def watch_prediction(self) -> None:
         if self.eviction == "predicted":
-            self.manager._predicted._choose_limit = lambda sequence: self.pool_bytes // 2
+            self.manager.parts.predicted._choose_limit = lambda sequence: self.pool_bytes // 2
 
     def names(self, seq_id: int, length: int) -> list[object]:
         life = self.lives[seq_id]
@@ -80,19 +80,19 @@ class Machine(RuleBasedStateMachine):
         """A copy of all of the manager's state, to be compared."""
         m = self.manager
         left_out = ("owner", "_idle_heap", "newest", "changed")
-        pages = {name: value for name, value in vars(m._allocator.pages).items() if name not in left_out}
-        owned = zip(m._allocator.pages.newest, m._allocator.pages.group, strict=True)
+        pages = {name: value for name, value in vars(m.parts.allocator.pages).items() if name not in left_out}
+        owned = zip(m.parts.allocator.pages.newest, m.parts.allocator.pages.group, strict=True)
         pages["newest"] = [time if group != NO_GROUP else None for time, group in owned]
         groups = [
             (list(g.ref_count), list(g.evictable.items()), list(g.protected.items()), list(g.open_pages), g.num_empty)
-            for g in m._allocator.groups
+            for g in m.parts.allocator.groups
         ]
-        sequences = {**m._sequences, **m.swap_space.sequences}
+        sequences = {**m.parts.sequences, **m.swap_space.sequences}
         tables = {
             s: (t.tables, t.released_below, t.num_hashed, t.num_computed, t.version) for s, t in sequences.items()
         }
         host = (m.swap_space.host.ref_count, m.swap_space.host._free, m.swap_space.host.used_bytes)
-        return copy.deepcopy((pages, groups, m._cache._block_of, m._cache._link_of, tables, host))
+        return copy.deepcopy((pages, groups, m.parts.cache._block_of, m.parts.cache._link_of, tables, host))
 
     @property
     def num_seqs(self) -> int:
@@ -265,7 +265,7 @@ class Machine(RuleBasedStateMachine):
         if done:
             report = self.manager.report()
             assert report.free_pages == report.num_pages
-            assert self.manager._cache._link_of == [{} for _ in self.groups]
+            assert self.manager.parts.cache._link_of == [{} for _ in self.groups]
 
     @precondition(lambda self: self.next_id > 3)
     @rule()
@@ -351,5 +351,5 @@ class Machine(RuleBasedStateMachine):
         report = self.manager.report()
         assert report.free_pages + report.idle_pages == report.num_pages, "something leaked"
         assert self.caching or report.free_pages == report.num_pages
-        assert not self.manager._requests
+        assert not self.manager.parts.requests
         assert self.manager.reset_prefix_cache()

@@ -64,7 +64,7 @@ class ShadowPool:
     ) -> None:
         """The step writes positions [start, len(names)) of a sequence in every group, the first one the image."""
         for g, spec in enumerate(self.groups):
-            table, policy = manager.block_table(seq_id, g), manager._sequences[seq_id].request.groups[g][0]
+            table, policy = manager.block_table(seq_id, g), manager.parts.sequences[seq_id].request.groups[g][0]
             written = writes(policy, spec.block_size, names, start, image if start == 0 else ())
             for slot, name in written:
                 block = table[slot // spec.block_size]
@@ -84,7 +84,7 @@ class ShadowPool:
             if not names:
                 continue
             table, size = manager.block_table(seq_id, g), spec.block_size
-            policy = manager._sequences[seq_id].request.groups[g][0]
+            policy = manager.parts.sequences[seq_id].request.groups[g][0]
             expected = dict(writes(policy, size, names, 0, image))  # slot by slot, the last write counts
             if isinstance(policy, StateCheckpoints):
                 slots = {(policy.end_after(position) // size - 1) * size} if position else set()

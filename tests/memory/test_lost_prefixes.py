@@ -28,7 +28,7 @@ def ask(manager: MemoryManager, seq_id: int, tokens: list[int]) -> int:
 
 def bound(manager: MemoryManager) -> int:
     """Blocks that may be protected."""
-    return manager._predicted.lost.most_bytes // BLOCK_BYTES
+    return manager.parts.predicted.lost.most_bytes // BLOCK_BYTES
 
 
 def prompt(start: int, blocks: int) -> list[int]:
@@ -42,7 +42,7 @@ def test_at_first_a_quarter_of_the_pool_may_be_protected():
 
 def test_a_lost_prefix_that_one_request_began_with_moves_the_bound_down():
     manager = predicting(10)
-    manager._predicted.lost.most_bytes = 10 * BLOCK_BYTES
+    manager.parts.predicted.lost.most_bytes = 10 * BLOCK_BYTES
     ask(manager, 0, prompt(0, 4))
     ask(manager, 1, prompt(100, 9))  # takes all ten blocks
     assert ask(manager, 2, prompt(0, 4)) == 0
@@ -51,7 +51,7 @@ def test_a_lost_prefix_that_one_request_began_with_moves_the_bound_down():
 
 def test_a_lost_prefix_that_was_asked_for_again_before_moves_it_up():
     manager = predicting(10)
-    manager._predicted.lost.most_bytes = 0
+    manager.parts.predicted.lost.most_bytes = 0
     for i in range(2):
         ask(manager, i, prompt(0, 4))
     ask(manager, 2, prompt(100, 9))
@@ -64,7 +64,7 @@ def test_what_is_found_or_new_moves_nothing():
     for i in range(3):
         ask(manager, i, prompt(0, 4))
     ask(manager, 3, prompt(50, 2))
-    assert bound(manager) == bound(predicting(10)) and not manager._predicted.lost.names
+    assert bound(manager) == bound(predicting(10)) and not manager.parts.predicted.lost.names
 
 
 def test_what_another_request_is_still_computing_is_not_lost():
@@ -86,7 +86,7 @@ def test_as_many_names_are_remembered_as_the_pool_has_blocks():
     manager = predicting(6)
     for i in range(20):
         ask(manager, i, prompt(100 * i, 5))
-    assert len(manager._predicted.lost.names) == 6
+    assert len(manager.parts.predicted.lost.names) == 6
 
 
 def test_a_cache_that_is_forgotten_at_once_teaches_nothing():
@@ -104,8 +104,8 @@ def test_the_bound_and_the_names_are_saved():
     ask(manager, 2, prompt(100, 9))
     ask(manager, 3, prompt(200, 3))
     load_memory(other, memory_data(manager))
-    assert list(other._predicted.lost.names) == list(manager._predicted.lost.names) != []
-    assert other._predicted.lost.most_bytes == manager._predicted.lost.most_bytes
+    assert list(other.parts.predicted.lost.names) == list(manager.parts.predicted.lost.names) != []
+    assert other.parts.predicted.lost.most_bytes == manager.parts.predicted.lost.most_bytes
     assert [ask(m, 4, prompt(0, 4)) for m in (manager, other)] == [0, 0]
     assert bound(other) == bound(manager)
 

@@ -26,22 +26,22 @@ TOKENS = list(range(100))
 
 def expected_blocks(manager: MemoryManager, g: int, lengths: dict[int, int]) -> list[Block]:
     """Every block of a group, from the tables and lengths of all sequences and the allocator's lists."""
-    group, spec = manager._allocator.groups[g], manager.layout.groups[g].spec
+    group, spec = manager.parts.allocator.groups[g], manager.layout.groups[g].spec
     blocks = []
     for block in range(group.num_blocks):
         holders = [
             (seq_id, table.index(block))
-            for seq_id, sequence in manager._sequences.items()
+            for seq_id, sequence in manager.parts.sequences.items()
             if block in (table := sequence.tables[g])
         ]
         cached = block in group.evictable or block in group.protected
-        if manager._allocator.pages.group[block // group.blocks_per_page] != g:
+        if manager.parts.allocator.pages.group[block // group.blocks_per_page] != g:
             blocks.append(Block(BlockState.NONE, 0, 0, 0, -1, -1, 0))
         elif holders:
             tokens = [
                 policy.filled_tokens(entry, lengths.get(seq_id, sequence.num_computed), size)
                 for seq_id, entry in holders
-                for sequence in [manager._sequences[seq_id]]
+                for sequence in [manager.parts.sequences[seq_id]]
                 for policy, size in [sequence.request.groups[g]]
             ]
             state = BlockState.SHARED if len(holders) > 1 else BlockState.USED
@@ -55,23 +55,23 @@ def expected_blocks(manager: MemoryManager, g: int, lengths: dict[int, int]) -> 
 
 def check_map(manager: MemoryManager, seen: MemoryMap, lengths: dict[int, int]) -> None:
     """Compare a map taken now with tables, lengths, lists, cache and report."""
-    assert seen.page_groups.tolist() == manager._allocator.pages.group
+    assert seen.page_groups.tolist() == manager.parts.allocator.pages.group
     report = manager.report(lengths)
     for g, (shown, counted) in enumerate(zip(seen.groups, report.groups, strict=True)):
         for number, wanted in enumerate(expected_blocks(manager, g, lengths)):
             block = seen.block(g, number)
             assert block[:3] == wanted[:3], f"group {g}, block {number}"
-            link = manager._cache.link(g, number)
+            link = manager.parts.cache.link(g, number)
             if block.owners:
-                sequence = manager._sequences[block.sequence]
+                sequence = manager.parts.sequences[block.sequence]
                 assert number in sequence.tables[g] and block.request == sequence.request.request_id
-                links = manager._cache.chain(sequence, g).links
+                links = manager.parts.cache.chain(sequence, g).links
                 assert (block.prefix != 0) == bool(links)
                 if links and link is not None:
                     assert link.first == links[0].first
             elif block.state is BlockState.CACHED:
                 assert block.prefix != 0 and (block.request, block.sequence) == (-1, -1)
-                group = manager._allocator.groups[g]
+                group = manager.parts.allocator.groups[g]
                 tick = (group.evictable.get(number) or group.protected.get(number)).tick % PROTECTED
                 assert block.last_need == tick <= seen.clock
             else:
@@ -97,7 +97,7 @@ class Watched(Machine):
         """Sequences may be some tokens further, within their slots, than the manager was told."""
         if self.watched is not self.manager:  # a saved state went on in another pool
             self.last, self.watched = None, self.manager
-        known = {seq_id: (each.num_computed, each.num_slots) for seq_id, each in self.manager._sequences.items()}
+        known = {seq_id: (each.num_computed, each.num_slots) for seq_id, each in self.manager.parts.sequences.items()}
         lengths = {seq_id: max(done, min(done + ahead, slots)) for seq_id, (done, slots) in known.items() if ahead}
         now = self.manager.map(lengths)
         check_map(self.manager, now, lengths)
@@ -207,7 +207,7 @@ def test_last_needs_are_in_the_order_of_eviction():
     for seq_id in (1, 0, 2):
         manager.free(seq_id)
     seen = manager.map()
-    order = [seen.block(0, block).last_need for block in manager._allocator.groups[0].evictable]
+    order = [seen.block(0, block).last_need for block in manager.parts.allocator.groups[0].evictable]
     assert order == sorted(order) and len(set(order)) == 3 and order[-1] <= seen.clock
 
 
@@ -224,7 +224,7 @@ def test_a_map_after_everything_was_forgotten_begins_anew():
 def test_nothing_is_noted_before_somebody_asks_for_a_map():
     manager = full_manager(10, 4)
     serve(manager, 0, TOKENS[:8])
-    assert manager._allocator.groups[0].changed is None and manager._allocator.pages.changed is None
+    assert manager.parts.allocator.groups[0].changed is None and manager.parts.allocator.pages.changed is None
 
 
 def test_maps_of_other_pools_and_blocks_that_are_not_there_are_refused():

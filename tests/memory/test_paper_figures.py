@@ -8,7 +8,7 @@ from memory_pools import full_manager
 def test_figure_9_beam_search():
     """Four beams over blocks of 4 tokens; beams 0 and 3 drop out and all that go on come from beams 1 and 2."""
     manager = full_manager(13, 4)
-    ref_count = manager._allocator.groups[0].ref_count
+    ref_count = manager.parts.allocator.groups[0].ref_count
 
     def append(*beams: int) -> None:
         """One block of tokens each, which the sequences share with none."""

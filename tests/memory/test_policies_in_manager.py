@@ -125,7 +125,7 @@ def test_one_lost_image_block_loses_the_prefix():
     run(manager, 0, TOKENS[:9])
     last = manager.block_table(0, 1)[1]
     manager.free(0)
-    manager._cache.forget(1, last)
+    manager.parts.cache.forget(1, last)
     manager.add(1, 1, encoder_tokens=4)
     assert manager.match_prefix(1, TOKENS[:9], salt="cat") == 0
 

@@ -18,11 +18,11 @@ def caching(num_blocks=20, block_size=4):
 
 def hashed(manager, seq_id):
     """Blocks of a sequence whose content can be found."""
-    return sum(manager._cache.holds(0, block) for block in manager.block_table(seq_id, 0))
+    return sum(manager.parts.cache.holds(0, block) for block in manager.block_table(seq_id, 0))
 
 
 def owners(manager, block):
-    return manager._allocator.groups[0].ref_count[block]
+    return manager.parts.allocator.groups[0].ref_count[block]
 
 
 def test_55_tokens_in_blocks_of_16_make_three_hashed_blocks_and_the_second_such_request_reuses_three():
@@ -248,8 +248,8 @@ def test_a_window_attaches_only_what_it_still_reads():
 def test_with_two_groups_evicting_one_window_block_shortens_the_hit():
     manager = window_manager(40, window=4, prefix_caching=True)
     serve(manager, 0, TOKENS[:12])
-    cache = manager._cache
-    link = manager._sequences[0].chains[2].links[5]
+    cache = manager.parts.cache
+    link = manager.parts.sequences[0].chains[2].links[5]
     last = cache.find(1, link)
     manager.free(0)
     cache.forget(1, last)
@@ -263,10 +263,10 @@ def test_blocks_behind_the_window_are_lost_before_what_a_hit_needs():
     manager.add(0, 0)
     for length in range(2, 22, 2):
         run(manager, 0, TOKENS[:length], length - 2)
-    cache = manager._cache
-    links = list(manager._sequences[0].chains[2].links)
+    cache = manager.parts.cache
+    links = list(manager.parts.sequences[0].chains[2].links)
     manager.free(0)
-    order = [cache._link_of[1][block] for block in manager._allocator.groups[1].evictable]
+    order = [cache._link_of[1][block] for block in manager.parts.allocator.groups[1].evictable]
     assert order == [*links[:8], links[9], links[8]]
 
 
@@ -275,11 +275,11 @@ def test_groups_lose_the_same_tokens():
     manager = window_manager(40, window=50, prefix_caching=True)
     serve(manager, 0, TOKENS[:12])
     manager.free(0)
-    pages = manager._allocator.pages
+    pages = manager.parts.allocator.pages
     lost = []
     while (page := pages.oldest_idle()) is not None:
         lost.append(-pages.newest[page].negative_end)
-        manager._allocator._evict_page(pages.group[page], page)
+        manager.parts.allocator._evict_page(pages.group[page], page)
     # Group 0 has pages of 4 tokens, group 1 of 6; a page lives as long as its shortest prefix.
     assert lost == [10, 8, 6, 2, 2]
 
@@ -307,10 +307,10 @@ def test_gemmas_two_groups_are_evicted_in_the_order_of_last_need_and_within_it_f
     manager.add(2, 2)
     assert manager.match_prefix(2, TOKENS[:7]) == 6
     manager.free(2)
-    lost, pages = [], manager._allocator.pages
+    lost, pages = [], manager.parts.allocator.pages
     while (page := pages.oldest_idle()) is not None:
         lost.append(content[pages.group[page], page])
-        manager._allocator._evict_page(pages.group[page], page)
+        manager.parts.allocator._evict_page(pages.group[page], page)
     assert lost == [
         "A2 win",
         *("A10 full", "A10 win", "A8 full", "A8 win"),
@@ -393,7 +393,7 @@ def test_of_two_equal_blocks_the_one_needed_last_stays():
     manager.free(2)
     manager.free(1)
     assert counts(manager) == (0, 2, 6)
-    assert list(manager._allocator.groups[0].evictable)[-1] == last
+    assert list(manager.parts.allocator.groups[0].evictable)[-1] == last
     assert serve(manager, 3, TOKENS[:6]) == 4
     manager.check_invariants()
 

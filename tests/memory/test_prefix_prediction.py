@@ -19,7 +19,7 @@ def predicting(num_blocks: int = 10, limit: int | None = None, **options) -> Mem
 
 
 def limited(manager: MemoryManager, num_bytes: int) -> MemoryManager:
-    predicted = manager._predicted
+    predicted = manager.parts.predicted
     predicted.limit_bytes = num_bytes
     predicted._choose_limit = lambda sequence: num_bytes
     return manager
@@ -33,7 +33,7 @@ def ask(manager: MemoryManager, seq_id: int, tokens: list[int]) -> int:
 
 
 def protected(manager: MemoryManager, group: int = 0) -> int:
-    return len(manager._allocator.groups[group].protected)
+    return len(manager.parts.allocator.groups[group].protected)
 
 
 def test_what_one_request_began_with_is_not_yet_predicted():
@@ -47,7 +47,7 @@ def test_what_two_requests_began_with_is_protected_and_the_rest_is_not():
     ask(manager, 0, [*SYSTEM, 1, 2, 3, 4, 5])
     assert ask(manager, 1, [*SYSTEM, 6, 7, 8, 9, 10]) == 8
     assert protected(manager) == 2
-    assert len(manager._allocator.groups[0].evictable) == 2
+    assert len(manager.parts.allocator.groups[0].evictable) == 2
 
 
 def test_requests_that_share_nothing_lose_each_others_blocks_first():
@@ -103,9 +103,9 @@ def test_overflow_joins_the_others_as_the_most_recently_needed():
     for i in range(2, 4):
         ask(manager, i, [7] * 8 + [i])
     assert protected(manager) == 2
-    group = manager._allocator.groups[0]
-    newest = [manager._cache._link_of[0][block] for block in group.evictable][-2:]
-    chain = manager._cache.chains()[4]
+    group = manager.parts.allocator.groups[0]
+    newest = [manager.parts.cache._link_of[0][block] for block in group.evictable][-2:]
+    chain = manager.parts.cache.chains()[4]
     chain.extend(SYSTEM, 2)
     assert newest == chain.links[::-1], "the system prompt gave way to what was shared last, its tail first"
 
@@ -115,9 +115,11 @@ def test_a_prefix_longer_than_the_pool_is_protected_as_far_as_it_fits():
     for i in range(2):
         ask(manager, i, [*range(40), i])
     assert protected(manager) == 3
-    chain = manager._cache.chains()[4]
+    chain = manager.parts.cache.chains()[4]
     chain.extend(list(range(40)), 3)
-    assert {manager._cache.find(0, link) for link in chain.links} == set(manager._allocator.groups[0].protected)
+    assert {manager.parts.cache.find(0, link) for link in chain.links} == set(
+        manager.parts.allocator.groups[0].protected
+    )
 
 
 def test_what_a_request_generated_counts_for_the_next_turn():
@@ -168,13 +170,13 @@ def test_a_request_that_ends_after_hundreds_that_came_later_is_still_known():
     for i in range(1, 300):
         ask(manager, i, [i] * 5)
     manager.free(0)
-    assert manager._recent.entries[0].num_bytes == 7 * 8
+    assert manager.parts.recent.entries[0].num_bytes == 7 * 8
 
 
 def test_an_end_looks_at_no_more_requests_on_the_average_however_many_ran_at_once(monkeypatch):
     manager, looked = full_manager(4000, 4, prefix_caching=True, prefix_eviction="predicted", watermark=0), []
     monkeypatch.setattr(
-        manager._predicted, "_choose_limit", lambda sequence: looked.append(len(manager._recent.entries)) or 0
+        manager.parts.predicted, "_choose_limit", lambda sequence: looked.append(len(manager.parts.recent.entries)) or 0
     )
     for i in range(512):
         serve(manager, i, [i] * 5)
@@ -196,7 +198,7 @@ def test_plain_lru_does_not_align_the_groups():
         manager = window_manager(40, window=50, prefix_caching=True, prefix_eviction=eviction)
         serve(manager, 0, list(range(12)))
         manager.free(0)
-        lost[eviction] = {time.negative_end for g in manager._allocator.groups for time in g.evictable.values()}
+        lost[eviction] = {time.negative_end for g in manager.parts.allocator.groups for time in g.evictable.values()}
     assert lost == {"lru": {0}, "aligned": {-2, -4, -6, -8, -10, -12}}
 
 
@@ -227,8 +229,8 @@ def test_the_size_follows_what_recent_requests_shared():
     manager = full_manager(100, 4, prefix_caching=True, prefix_eviction="predicted", watermark=0)
     for i in range(20):
         ask(manager, i, [*range(80), *[i] * 8])
-    assert manager._predicted.limit_bytes == 20 * 8
+    assert manager.parts.predicted.limit_bytes == 20 * 8
     assert protected(manager) == 20
     for i in range(20, 20 + 200):
         ask(manager, i, [i] * 30)
-    assert manager._predicted.limit_bytes == 0 == protected(manager)
+    assert manager.parts.predicted.limit_bytes == 0 == protected(manager)

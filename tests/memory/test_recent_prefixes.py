@@ -20,7 +20,7 @@ def sequence(manager, number: int, tokens: list[int], salt: str | None = None) -
     """A sequence whose prompt is in its hash chains."""
     manager.add(number, number)
     manager.match_prefix(number, tokens, salt=salt)
-    return manager._sequences[number]
+    return manager.parts.sequences[number]
 
 
 def test_a_request_shares_the_whole_blocks_that_an_earlier_one_began_with():

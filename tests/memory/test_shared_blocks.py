@@ -85,7 +85,7 @@ def test_blocks_of_one_image_have_one_time_however_they_were_given_up():
     memory.images.consumed(held, 8)
     memory.images.release(hold(memory, b"dog")[0])
     memory.images.release(held)
-    evictable = memory._allocator.groups[1].evictable
+    evictable = memory.parts.allocator.groups[1].evictable
     assert len({evictable[block] for block in held.blocks}) == 1
     assert list(evictable)[:3] != sorted(held.blocks), "the cat was needed after the dog"
 

@@ -30,17 +30,16 @@ class Fitting:
     def give_up(self, seq_ids: Iterable[int]) -> None:
         """Free sequences, wherever they are; those without tables are left alone."""
         for seq_id in seq_ids:
-            if seq_id in self._trial._sequences or self._trial.swap_space.holds(seq_id):
+            if self._trial.holds(seq_id):
                 self._trial.free(seq_id)
 
     def fits_pool(self) -> bool:
         """Forget cached pages, the least recently needed first, until the rest fits; return False where that is not
         enough."""
-        pages = self._trial._allocator.pages
+        pages = self._trial.parts.allocator.pages
         while self._old_pages - len(pages.free) > self._memory.layout.num_pages:
-            if not self._trial._allocator.evict_idle_page():
+            if not self._trial.evict_idle_page():
                 return False
-            self._trial.images.discard_torn()
         return True
 
     def fits_host(self) -> bool:
@@ -66,13 +65,7 @@ def _of_pages(memory: MemoryManager, num_pages: int) -> MemoryManager:
     layout = memory.layout
     groups = tuple(replace(group, num_blocks=num_pages * group.blocks_per_page) for group in layout.groups)
     layout = replace(layout, groups=groups, num_pages=num_pages)
-    return MemoryManager(
-        layout,
-        prefix_caching=memory.prefix_caching,
-        prefix_eviction=memory._prefix_eviction,
-        max_step_tokens=memory.max_step_tokens,
-        swap_space_bytes=layout.pool_bytes,
-    )
+    return memory.empty_copy(layout, swap_space_bytes=layout.pool_bytes)
 
 
 def _moved(data: dict[str, Any], pages: Mapping[int, int], num_pages: int, sizes: list[int]) -> dict[str, Any]:

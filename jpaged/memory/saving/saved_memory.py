@@ -36,22 +36,23 @@ def memory_data(memory: MemoryManager) -> dict[str, Any]:
     Host blocks whose content nobody will ask for are left out: their places are free.
     """
     links, associations, host = Links(), Associations(), memory.swap_space.host
-    predicted = memory._predicted
+    parts = memory.parts
+    predicted = parts.predicted
     return {
-        "blocks": blocks_data(memory._allocator, associations),
-        "requests": [request_data(request, associations) for request in memory._requests.values()],
-        "sequences": {seq_id: tables_data(tables, links) for seq_id, tables in memory._sequences.items()},
+        "blocks": blocks_data(parts.allocator, associations),
+        "requests": [request_data(request, associations) for request in parts.requests.values()],
+        "sequences": {seq_id: tables_data(tables, links) for seq_id, tables in parts.sequences.items()},
         "swapped": {seq_id: tables_data(tables, links) for seq_id, tables in memory.swap_space.sequences.items()},
         "host": {"owners": [list(counts) for counts in host.ref_count], "free": host.free_blocks()},
-        "generation": memory._cache.generation,
-        "cached": cache_data(memory._cache, len(memory.layout.groups), links),
+        "generation": parts.cache.generation,
+        "cached": cache_data(parts.cache, len(memory.layout.groups), links),
         "images": images_data(memory.images),
-        "pinned": sorted(memory._pinned.seq_ids),
-        "recent": recent_data(memory._recent),
+        "pinned": sorted(parts.pinned.seq_ids),
+        "recent": recent_data(parts.recent),
         "protected_bytes": 0 if predicted is None else predicted.limit_bytes,
         "lost": None if predicted is None else predicted.lost.data(),
-        "clock": memory._updater.clock,
-        "version": memory._updater.version,
+        "clock": parts.updater.clock,
+        "version": parts.updater.version,
         "links": links.data(),
         "associations": associations_data(associations),
     }
@@ -71,36 +72,37 @@ def load_memory(memory: MemoryManager, data: Mapping[str, Any]) -> None:
             f"{layout.num_pages} for {len(layout.groups)}"
         )
     memory.clear()
+    parts = memory.parts
     links = [Link(*link) for link in data["links"]]
     associations = load_associations(data["associations"], len(layout.groups))
-    requests = {one["id"]: load_request(one, associations, memory._groups) for one in data["requests"]}
+    requests = {one["id"]: load_request(one, associations, parts.groups) for one in data["requests"]}
     owners: list[Counter[int]] = [Counter() for _ in layout.groups]
-    for saved, sequences in ((data["sequences"], memory._sequences), (data["swapped"], memory.swap_space.sequences)):
+    for saved, sequences in ((data["sequences"], parts.sequences), (data["swapped"], memory.swap_space.sequences)):
         for seq_id, one in saved.items():
             request = requests[one["request"]]
             request.num_seqs += 1
             sequences[seq_id] = tables = load_tables(one, request, links)
-            if sequences is memory._sequences:
+            if sequences is parts.sequences:
                 for counts, table in zip(owners, tables.tables, strict=True):
                     counts.update(block for block in table if block != NO_BLOCK)
     load_images(memory.images, data["images"])
     if memory.images.group is not None:
         owners[memory.images.group].update(memory.images.owners())
-    memory._requests.update(requests)  # the one that others look at
-    load_blocks(memory._allocator, blocks, associations, owners)
+    parts.requests.update(requests)  # the one that others look at
+    load_blocks(parts.allocator, blocks, associations, owners)
     memory.swap_space.host.load(data["host"]["owners"], data["host"]["free"])
-    memory._cache.generation = data.get("generation", 0)  # saved by 0.1.0 without it
-    load_cache(memory._cache, data["cached"], links)
-    memory._updater.clock, memory._updater.version = data["clock"], data["version"]
+    parts.cache.generation = data.get("generation", 0)  # saved by 0.1.0 without it
+    load_cache(parts.cache, data["cached"], links)
+    parts.updater.clock, parts.updater.version = data["clock"], data["version"]
     memory.images.release_all()
     for seq_id in data["pinned"]:
         memory.pin(seq_id)
-    if memory._recent is not None and data["recent"] is not None:
-        load_recent(memory._recent, data["recent"])
-    if memory._predicted is not None:
-        memory._predicted.limit_bytes = data["protected_bytes"]
+    if parts.recent is not None and data["recent"] is not None:
+        load_recent(parts.recent, data["recent"])
+    if parts.predicted is not None:
+        parts.predicted.limit_bytes = data["protected_bytes"]
         if (lost := data.get("lost")) is not None:  # saved by 0.2.0 without it
-            memory._predicted.lost.load(*lost)
+            parts.predicted.lost.load(*lost)
 
 
 def held_blocks(data: Mapping[str, Any]) -> list[list[int]]:

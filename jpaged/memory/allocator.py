@@ -1,8 +1,8 @@
 """The two-level block allocator with reference counts: five steps to find a block (Jenga, section 4).
 
-A request whose association is packed goes through them in another order, see `OpenPages`, and so does every request
-in a group with so many blocks in a large page that requests share pages: 4 comes before 2 there, and 5 before 3 where
-the group's own oldest block was needed before the idle page.
+Two cases use another order. A packed request (see `OpenPages`) opens a page last. In a group with so many blocks in a
+large page that requests share pages, 4 comes before 2, and 5 before 3 where the group's own oldest block was needed
+before the idle page.
 
 `BlockAllocator` knows blocks, groups and requests, but no sequence, no token and no hash. All operations are O(1)
 or O(log pages), apart from carving and evicting a page, which visit its blocks once.
@@ -42,10 +42,10 @@ class BlockAllocator:
         return OpenPages(len(self.groups))
 
     def pages_needed(self, needs: Sequence[int], spare: Sequence[int] | None = None) -> int:
-        """Return how many large pages `needs` (blocks of each group) takes beyond what mixed pages have to spare.
+        """Return how many large pages `needs` (blocks of each group) takes beyond the spare blocks of mixed pages.
 
         Args:
-            spare: blocks of each group to be had from mixed pages beside those that can be had now.
+            spare: more blocks of each group that mixed pages will have to spare, in addition to those they have now.
         """
         pages = 0
         for g, (group, need) in enumerate(zip(self.groups, needs, strict=True)):
@@ -70,7 +70,7 @@ class BlockAllocator:
         """Return blocks of each group for `request`, with count 1; None, with nothing changed, if some cannot be had.
 
         Each block is found by the five steps. Groups that must get a large page take theirs before any group
-        takes one by preference only, hence what `pages_needed` promises is always delivered.
+        takes one by preference only, so an allocation that `pages_needed` allows never fails.
         """
         pages = self.pages_needed(needs)
         if pages > self.pages.num_available:
@@ -107,10 +107,10 @@ class BlockAllocator:
         group.ref_count[block] += 1
 
     def release(self, g: int, block: int, time: EvictionKey, keep: bool, protect: bool = False) -> None:
-        """Count one owner less; a block without owners is evictable if its content is to be kept, else empty.
+        """Count one owner less; a block without owners is evictable if its content is kept, else empty.
 
         Args:
-            time: when it was needed last; never less than that of an earlier release in the same group.
+            time: its last need; never less than that of an earlier release in the same group.
             keep: whether the content is kept, as the prefix cache knows it.
             protect: whether new requests may not evict a block that is kept.
         """
@@ -118,7 +118,7 @@ class BlockAllocator:
         self._check(g, block)
         count = group.ref_count[block] - 1
         if count < 0:
-            raise RuntimeError(f"block {block} of group {g} is released but nobody owns it")
+            raise RuntimeError(f"block {block} of group {g} is released but has no owner")
         group.ref_count[block] = count
         if group.changed is not None:
             group.changed.add(block)
@@ -159,7 +159,7 @@ class BlockAllocator:
             self._settle_unused(g, page)
 
     def discard(self, g: int, block: int) -> None:
-        """Take the content from an evictable block at once, because it is cached elsewhere."""
+        """Evict one block at once, because its content is cached elsewhere or useless."""
         page = block // self.groups[g].blocks_per_page
         idle = self.pages.is_idle[page]
         if idle:
@@ -177,7 +177,7 @@ class BlockAllocator:
         self._after_evicting()
 
     def evict_idle_page(self) -> bool:
-        """Forget the least recently needed page that nobody uses, which is free then; return False where there is
+        """Evict the least recently needed page without a used block, which is free then; return False if there is
         none."""
         page = self.pages.oldest_idle()
         if page is None:
@@ -204,10 +204,10 @@ class BlockAllocator:
             page = block // group.blocks_per_page
             self._evict(g, block)
         elif (idle := pages.oldest_idle()) is not None and not pages.is_guarded(idle):
-            # 3: the least recently needed page nobody uses
+            # 3: the least recently needed page without a used block
             self._evict_page(pages.group[idle], idle)
             page = self._carve(g, request)
-        elif group.open_pages:  # 4: an empty block of the group, whosever it is
+        elif group.open_pages:  # 4: an empty block of the group, in any request's page
             page = next(reversed(group.open_pages))
         elif group.evictable:  # 5: the least recently needed block of the group
             block = next(iter(group.evictable))
@@ -232,8 +232,8 @@ class BlockAllocator:
         return block
 
     def _older_than_idle(self, g: int) -> int | None:
-        """Return the least recently needed block of a group that nobody owns, where no idle page was needed before it;
-        else None."""
+        """Return the group's least recently needed block without an owner, if no idle page was needed before it; else
+        None."""
         group, idle = self.groups[g], self.pages.oldest_idle()
         if not group.evictable:
             return None
@@ -286,7 +286,7 @@ class BlockAllocator:
             owner.by_group[g].pop(page, None)
 
     def _list_stale(self, g: int, page: int) -> None:
-        """List a mixed page as stale if it has cached blocks that nobody uses, else unlist it."""
+        """List a mixed page as stale if it has cached blocks without an owner, else unlist it."""
         if self.pages.num_used[page] and self.pages.num_evictable[page]:
             self.groups[g].stale_pages[page] = None
         else:

@@ -13,7 +13,7 @@ from jpaged.memory.versioned_array import Rows, Snapshot
 
 
 class BlockState(IntEnum):
-    """What a block is at the moment; `NONE`: its large page does not belong to the group."""
+    """State of a block; `NONE`: its large page does not belong to the group."""
 
     NONE = 0
     EMPTY = 1
@@ -31,9 +31,9 @@ class Block(NamedTuple):
         tokens: tokens it holds; a recurrent state counts as a whole block of them.
         prefix: a number that blocks have in common whose tokens begin with the same first block, where block size and
             salt are the same too; 0 = not known, as without prefix caching.
-        request: id of the request that owns it, one of them where several do; -1 = nobody does. A pinned prefix has
+        request: id of the request that owns it, one of them if several do; -1 = no owner. A pinned prefix has
             minus 1 minus the id of its sequence.
-        sequence: id of that request's sequence that owns it; -1 = nobody does.
+        sequence: id of that request's sequence that owns it; -1 = no owner.
         last_need: for a cached block, `MemoryMap.clock` when it was needed last; 0 for others.
     """
 
@@ -61,7 +61,7 @@ ROW = np.dtype(
 
 
 def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a copy that nobody can write."""
+    """Return a read-only copy."""
     copy = array.copy()
     copy.flags.writeable = False
     return copy
@@ -118,7 +118,7 @@ class GroupMap:
 
     @property
     def cached(self) -> int:
-        """Return how many blocks nobody owns whose content is kept."""
+        """Return how many blocks without an owner keep their content."""
         return self.count(BlockState.CACHED)
 
     @property

@@ -26,14 +26,14 @@ def request_groups(
 
 
 class RequestBlocks:
-    """What the sequences of one request share: where their blocks are placed, and how many they are.
+    """The state that the sequences of one request share: placement, policies and their number.
 
     Attributes:
-        open_pages: where its blocks are placed.
+        open_pages: its large pages with empty blocks, where its next blocks are placed.
         encoder_tokens: number of encoder tokens that its cross-attention layers read.
         prompt_tokens: length of its prompt; None = unknown.
         kept_tokens: leading tokens that are to be found as a prefix once they are computed; 0 = none.
-        begun: what the first `begin` was told; None before it.
+        begun: arguments of the first `begin`; None before it.
         groups: policy and block size (tokens) of each layer group, for this request.
         releases: whether any group's policy may give up blocks while a sequence grows.
         num_seqs: number of its sequences.
@@ -71,7 +71,7 @@ class RequestBlocks:
         self.num_seqs = 0
 
     def begin(self, cached: int, shared: int) -> None:
-        """Decide what depends on the prefix that the request's first sequence begins with, of `cached` tokens.
+        """Fix the policies, which may depend on the cached prefix of `cached` tokens at the first sequence's beginning.
 
         Args:
             shared: leading tokens that recent requests began with, too.
@@ -102,8 +102,8 @@ class BlockTables:
     Attributes:
         request: the request it belongs to.
         tables: per group, logical block to physical block or `NO_BLOCK`.
-        released_below: per group, logical blocks below it were released if they were inactive.
-        num_hashed: per group, number of leading blocks that the prefix cache was told of.
+        released_below: per group, number of the first logical block that was not yet considered for release.
+        num_hashed: per group, number of leading blocks that were offered to the prefix cache.
         chains: hash chains, see `PrefixCache.chains`; at least as long as the blocks in `num_hashed`.
         num_computed: tokens that had KV at the last commit or prefix hit.
         predicted: per group, runs of blocks that are active at the end of the predicted prefix.
@@ -139,7 +139,7 @@ class BlockTables:
         child = BlockTables(self.request, {key: chain.copy() for key, chain in self.chains.items()}, version)
         for key, chain in child.chains.items():
             # It may name tokens to come (`PrefixCache.match`), which the child need not have in common. After a rewind
-            # the blocks behind the computed tokens still hold what their links say, until they are overwritten.
+            # the blocks after the computed tokens hold the content that their links name until it is overwritten.
             if key > 0:
                 chain.truncate(max(self.num_computed // chain.block_size, *self._hashed(key)))
         child.tables = [table.copy() for table in self.tables]

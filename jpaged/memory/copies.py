@@ -1,4 +1,4 @@
-"""What the device is asked to move, a whole block each."""
+"""Copies that a step asks of the device, each of one whole block."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class BlockCopy(NamedTuple):
 
 
 class SwapCopy(NamedTuple):
-    """A whole block to be moved; whether to the host or back is told by the list it is in."""
+    """A whole block that moves to the host or back; the list it is in says which."""
 
     group: int
     device_block: int

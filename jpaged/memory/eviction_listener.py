@@ -1,4 +1,4 @@
-"""What blocks keep when nobody holds them any more, prefixes, images and adapters, and how it is lost."""
+"""Handles evictions: updates the prefix cache, images, adapters and the disk tier."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from jpaged.memory.shared_blocks import ImageBlocks
 
 
 class EvictionListener:
-    """Follows what an allocator takes of cached blocks: its `lost` and `after_taking` are what the allocator calls.
+    """The allocator's callbacks: it calls `evicted` for each cached block that it takes, and `discard_torn` after all.
 
     Args:
-        cache: what full blocks of sequences hold.
-        disk: where that goes when it is lost; None = nowhere.
+        cache: the contents of full blocks of sequences.
+        disk: gets the content of evicted blocks; None = it is lost.
 
     Attributes:
-        shared: images and adapters, by their groups; they are lost as shared.
-        predicted: is told what prefixes were lost; None = nothing is predicted.
+        shared: images and adapters by their groups. Losing one block of an image loses the whole image.
+        predicted: learns which prefixes were evicted; None = nothing is predicted.
     """
 
     def __init__(self, cache: PrefixCache, disk: DiskTier | None) -> None:
@@ -28,7 +28,7 @@ class EvictionListener:
         self.predicted: PredictedPrefixes | None = None
 
     def evicted(self, g: int, block: int) -> None:
-        """Note that a cached block lost its content."""
+        """Forget the content of a block that is being evicted, after the disk tier could take it."""
         if g in self.shared:
             self.shared[g].evicted(block)
             return
@@ -40,12 +40,12 @@ class EvictionListener:
         self._cache.forget(g, block)
 
     def discard_torn(self) -> None:
-        """Give up what is left of images and adapters that were evicted in part."""
+        """Discard the other blocks of images and adapters of which some were evicted."""
         for blocks in self.shared.values():
             blocks.discard_torn()
 
     def forget(self, allocator: BlockAllocator) -> None:
-        """Forget all of it, on disk too."""
+        """Forget all cached content, on disk too."""
         allocator.drop_evictable()
         if self._disk is not None:
             self._disk.clear()

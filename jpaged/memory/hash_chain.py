@@ -26,13 +26,13 @@ class TokenSpan(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Return the position behind the last."""
+        """Return the position after the last."""
         return self.start + self.length
 
 
 def marks(spans: Sequence[TokenSpan], start: int, stop: int) -> bytes:
-    """Return what distinguishes the tokens [`start`, `stop`) beside their ids: each image that lies among them, and
-    which part of it does."""
+    """Return bytes that, with the ids, tell tokens [`start`, `stop`) apart: each image among them, and which part of
+    it."""
     return b"".join(
         span.digest + (start - span.start).to_bytes(8, "little", signed=True)
         for span in spans

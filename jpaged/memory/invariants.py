@@ -1,4 +1,4 @@
-"""What must hold between tables, counts and pages at any moment, recomputed from scratch for tests."""
+"""Recomputes from scratch, for tests, all that must hold between tables, counts and pages at any moment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jpaged.memory.shared_blocks import ImageBlocks
 def check(
     allocator: BlockAllocator, cache: PrefixCache, tables: Iterable[BlockTables], shared: Iterable[ImageBlocks]
 ) -> None:
-    """Compare all state with the block tables and what is held beside them, images and adapters. O(pool).
+    """Compare all state with the block tables, and with the holds on images and adapters. O(pool).
 
     Raises:
         AssertionError: a count is wrong; the message names the group, page or block.
@@ -89,8 +89,8 @@ def _check_pages(allocator: BlockAllocator) -> None:
         assert bool(pages.is_idle[page]) == (used == 0), f"page {page}: idle"
         if not used:
             assert pages.newest[page] == max(evictable), f"page {page}: time is not that of its newest block"
-        assert owner is not None, f"page {page} is associated with nobody"
-        assert (page in owner.by_group[g]) == bool(pages.empty[page]), f"page {page}: association"
+        assert owner is not None, f"page {page} has no owner"
+        assert (page in owner.by_group[g]) == bool(pages.empty[page]), f"page {page}: open pages of its owner"
     assert pages.num_idle == sum(pages.is_idle), "number of idle pages"
     guarded = sum(pages.is_guarded(page) for page in range(pages.num_pages) if pages.is_idle[page])
     assert pages.num_guarded == guarded, "number of guarded pages"

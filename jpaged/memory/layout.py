@@ -29,7 +29,7 @@ MAX_CANDIDATES = 1 << 12
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """What the pool has to know of a layer group.
+    """A layer group, as far as the pool has to know it.
 
     Attributes:
         name: unique among the groups.
@@ -170,7 +170,7 @@ class PoolLayout:
 
     @property
     def pool_bytes(self) -> int:
-        """Return the bytes of the pool as laid out, without what was left over."""
+        """Return the bytes of the pool as laid out, without the rest that fills no large page."""
         return self.page_bytes * self.num_pages
 
 
@@ -255,8 +255,8 @@ MOST_INTERVALS = 4
 def spread_checkpoints(groups: Sequence[GroupSpec]) -> list[GroupSpec]:
     """Return the layer groups with checkpoints further apart inside prompts where a state is large.
 
-    A state of Bamba-9B takes what its attention keeps for 10,000 tokens: with a checkpoint every 512 tokens a long
-    prompt would fill a pool with states that hardly anybody begins with, and so push out those that are.
+    A state of Bamba-9B is as large as the KV of 10,000 tokens. With a checkpoint every 512 tokens, a long prompt would
+    fill a pool with states that hardly any request begins with, and evict the useful ones.
     """
     kept = sum(spec.real_bytes / spec.block_size for spec in groups if _keeps_tokens(spec))
     taken = sum(spec.real_bytes for spec in groups if isinstance(spec.policy, StateCheckpoints))
@@ -269,7 +269,7 @@ def spread_checkpoints(groups: Sequence[GroupSpec]) -> list[GroupSpec]:
 
 
 def _intervals(policy: StateCheckpoints, taken: float, kept: float) -> int:
-    """Return how many intervals lie between two checkpoints of `taken` bytes beside `kept` bytes of KV a token."""
+    """Return how many intervals lie between two checkpoints of `taken` bytes, for `kept` bytes of KV a token."""
     wanted = taken / (MOST_OF_KV * policy.interval * kept) if kept else MOST_INTERVALS
     return round(min(MOST_INTERVALS, max(1.0, wanted)))
 

@@ -1,4 +1,4 @@
-"""Who owns which block: the block tables of every sequence over the two-level allocator and the prefix cache.
+"""Manages the block tables of all sequences over the two-level allocator and the prefix cache.
 
 Decoding modes are built from three primitives (PagedAttention, section 5.2): fork, append (`allocate`) and
 free. Blocks are shared by reference count and copied on the first diverging write only (section 4.4).
@@ -35,20 +35,19 @@ PrefixEviction = Literal["lru", "aligned", "predicted"]
 
 
 class MemoryParts(NamedTuple):
-    """The live parts of a memory, for those who save it, restore it or look into it. `MemoryManager.clear` makes new
-    ones.
+    """The live parts of a memory, for saving and for tests. `MemoryManager.clear` makes new ones.
 
     Attributes:
         groups: policy and block size (tokens) of each layer group.
         allocator: the state of the pool's blocks.
-        cache: what full blocks hold.
+        cache: the contents of full blocks.
         updater: puts blocks into tables; it has the clock of evictions and the version of tables.
-        requests: what the sequences of a request share, by request id.
+        requests: the state that the sequences of a request share, by request id.
         sequences: block tables of the sequences in the pool, by sequence id; those of swapped ones are
             `MemoryManager.swap_space`'s.
         pinned: the sequences that stay for good.
-        recent: what recent requests began with; None = nothing asks.
-        predicted: what is protected of it; None = nothing.
+        recent: the prefixes of recent requests; None = nothing needs them.
+        predicted: chooses the protected ones; None = none.
     """
 
     groups: Sequence[tuple[Policy, int]]
@@ -71,16 +70,16 @@ class MemoryManager:
             (PagedAttention's system keeps 1 %).
         prefix_caching: keep the content of full blocks for later requests.
         swap_space_bytes: host memory that swapped sequences may take, as bytes of one device; 0 = none.
-        prefix_eviction: the order in which cached blocks are lost. "lru": least recently needed first, each group on
+        prefix_eviction: the order in which cached blocks are evicted. "lru": least recently needed first, each group on
             its own. "aligned": "lru" and, among equals, the longest prefix first, so that all groups lose the same
-            tokens (Jenga). "predicted": "aligned" and, beside it, blocks of prefixes that recent requests shared are
+            tokens (Jenga). "predicted": "aligned", and blocks of prefixes that recent requests shared are also
             protected from new requests, as far as that pays, see `PredictedPrefixes`.
         max_step_tokens: most tokens a sequence computes in one step. It bounds what a windowed group needs at
             admission; without it a whole prompt is taken to be computed at once.
-        disk: where cached blocks go that the pool loses; None = they are lost. It needs prefix caching.
+        disk: gets the cached blocks that the pool evicts; None = they are lost. It needs prefix caching.
 
     Attributes:
-        swap_space: host memory for sequences that are swapped out.
+        swap_space: the swapped sequences and their host memory.
         images: the features of images, which belong to no sequence.
         adapters: low-rank adapters, which belong to no sequence either.
 
@@ -117,9 +116,9 @@ class MemoryManager:
         self.clear()
 
     def clear(self) -> None:
-        """Forget every sequence, pin, swapped block and all cached content, whatever state an exception left them in.
+        """Forget every sequence, pin, swapped block and all cached content, in whatever state an exception left them.
 
-        What the pool and host memory hold means nothing afterwards.
+        The contents of the pool and of host memory mean nothing afterwards.
         """
         layout = self.layout
         if self.disk is not None:
@@ -213,7 +212,7 @@ class MemoryManager:
         prompt_tokens: int | None = None,
         kept_tokens: int = 0,
     ) -> None:
-        """Add a sequence with empty tables; its blocks will be placed beside those of its request.
+        """Add a sequence with empty tables; its blocks will be placed in the pages of its request.
 
         Args:
             encoder_tokens: number of tokens of the request's images or audio, whose KV cross-attention layers keep;
@@ -255,16 +254,16 @@ class MemoryManager:
         Args:
             seq_id: a sequence with empty tables.
             token_ids: all tokens to be computed; the sequence keeps to them.
-            salt: anything with a stable repr that keeps tenants, adapters or images apart. It also marks what
-                this sequence will put into the cache: give it even where no hit is wanted (``max_tokens=0``).
-            spans: tokens that stand for images, in order; they are told for the same ends.
+            salt: anything with a stable repr that keeps tenants, adapters or images apart. It also marks the blocks
+                that this sequence will put into the cache: give it even where no hit is wanted (``max_tokens=0``).
+            spans: tokens that stand for images, in order; they mark the blocks too.
             max_tokens: upper bound on the hit.
-            from_disk: whether what was read for the request counts as cached; it takes blocks of the pool, which have
-                to be filled before the step's chunks run.
+            from_disk: whether blocks that were read from disk for the request count as cached. They take blocks of the
+                pool, which have to be filled before the step's chunks run.
 
         Returns:
             Cached tokens: a multiple of every block size, at most ``len(token_ids) - 1``, so that the last
-            token is computed and yields logits, and not in the midst of a whole image; 0 without prefix caching.
+            token is computed and yields logits, and never inside a whole image; 0 without prefix caching.
 
         Raises:
             RuntimeError: when the sequence already has blocks.
@@ -308,8 +307,8 @@ class MemoryManager:
         """Record that the first `num_computed` tokens have KV once the steps dispatched so far have run.
 
         Newly full blocks become known to the prefix cache, blocks that left every window are released. Do not
-        commit tokens of a step that is still being planned: what is released here may be handed to another
-        sequence at once, and that step would both read and overwrite it.
+        commit tokens of a step that is still being planned: a block released here may go to another sequence at
+        once, and that step would both read and overwrite it.
 
         Args:
             token_ids: all tokens the host knows; may end before `num_computed` while one is in flight, then
@@ -344,14 +343,14 @@ class MemoryManager:
         self._sequences[child_id] = child
 
     def pack(self, seq_id: int) -> None:
-        """Place the blocks of the sequence's request, from now on, where they open as few large pages as can be."""
+        """From now on, place the blocks of the sequence's request where they open the fewest large pages."""
         sequence = self.swap_space.sequences.get(seq_id) or self._sequences[seq_id]
         sequence.request.open_pages.packed = True
 
     def free(self, seq_id: int) -> None:
-        """Give up the blocks of a sequence, tails before heads; those in the prefix cache stay, evictable.
+        """Free the blocks of a sequence, tails before heads; those in the prefix cache stay, evictable.
 
-        A swapped sequence gives up its host blocks.
+        A swapped sequence frees its host blocks.
         """
         if self.swap_space.holds(seq_id):
             sequence = self.swap_space.free(seq_id)
@@ -377,8 +376,8 @@ class MemoryManager:
         return True
 
     def new_generation(self) -> None:
-        """Forget cached content, and let nobody find what sequences hold now or make of it: other weights made it than
-        those that are used from now on."""
+        """Forget cached content because the weights change: no later request finds a block that the old ones computed,
+        not even one of a sequence that goes on."""
         self._cache.generation += 1
         self._listener.forget(self._allocator)
 
@@ -424,7 +423,7 @@ class MemoryManager:
         """Tell whether a request fits, in large pages over all groups.
 
         Args:
-            need: what it takes.
+            need: the blocks that it takes now.
             reserved: blocks of each group that others have yet to take, see `outstanding`.
             may_wait: whether LATER is an answer rather than the loss of protected blocks; None = it is while there are
                 sequences that are not pinned.
@@ -490,7 +489,7 @@ class MemoryManager:
         prompt_tokens: int | None = None,
         is_next: bool = False,
     ) -> None:
-        """Begin to read from disk what `match_prefix` would not find in the pool, where that is worth it.
+        """Begin to read blocks from disk that `match_prefix` would not find in the pool, where that is worth it.
 
         Args:
             now, is_next: see `Prefetch.look`.
@@ -558,14 +557,14 @@ class MemoryManager:
         )
 
     def map(self, lengths: Mapping[int, int] | None = None) -> MemoryMap:
-        """Return every large page and block. O(pool) the first time, and O(what changed since) from then on.
+        """Return every large page and block. O(pool) the first time, then O(changes since).
 
         Args:
             lengths: as for `report`.
         """
         if self._tracker is None or self._tracker.allocator is not self._allocator:
             self._tracker = MapTracker(self.layout, self._allocator, self._cache, self._sequences)
-        tracker, self._tracker = self._tracker, None  # an exception in between, as Ctrl-C, leaves none half changed
+        tracker, self._tracker = self._tracker, None  # an exception in between (Ctrl-C) leaves no half-changed tracker
         found = tracker.take(self._updater.clock, lengths or {})
         self._tracker = tracker
         return found

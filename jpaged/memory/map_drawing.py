@@ -20,7 +20,7 @@ import numpy.typing as npt
 from jpaged.memory.block_records import BlockState, GroupMap
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c6d31", "#7f7f7f")
-"""One for each group, told apart by colour-blind readers too (Okabe and Ito), in turns where there are more."""
+"""One for each group, distinct for colour-blind readers too (Okabe and Ito), in turns where there are more."""
 
 OPACITY = {BlockState.EMPTY: 0.12, BlockState.CACHED: 0.38, BlockState.USED: 0.7, BlockState.SHARED: 1.0}
 

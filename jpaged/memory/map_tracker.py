@@ -1,7 +1,7 @@
-"""Takes maps of the memory again and again at the price of what changed in between.
+"""Takes maps of the memory, each at the cost of the changes since the last one.
 
-The allocator notes the blocks and pages it changes once somebody asks for a map (`GroupBlocks.changed`). Who owns a
-block is read from the tables that changed, entry by entry.
+From the first map on, the allocator notes the blocks and pages that it changes (`GroupBlocks.changed`). The owners of
+blocks are read from the tables that changed, entry by entry.
 """
 
 from __future__ import annotations
@@ -162,7 +162,8 @@ class GroupTracker:
             need = filled = prefix = 0
             if count:
                 state, prefix = _SHARED if count > 1 else _USED, self.prefix_of[owner]
-                filled = size if owner == NOBODY else self._tokens[block]  # what no sequence has counts as full
+                # Blocks of images and adapters belong to no sequence, and count as full.
+                filled = size if owner == NOBODY else self._tokens[block]
             elif (time := self._blocks.evictable.get(block) or self._blocks.protected.get(block)) is not None:
                 state, filled, prefix = _CACHED, size, self._cached_prefix(block)
                 need = time.tick - PROTECTED if time.tick >= PROTECTED else time.tick
@@ -188,7 +189,7 @@ CHUNK = 64
 
 
 class Seen:
-    """What the last map knew of a sequence; `tables` are copies of those it had then."""
+    """A sequence as of the last map; `tables` are copies."""
 
     __slots__ = ("length", "sequence", "tables", "version")
 
@@ -224,7 +225,7 @@ class MapTracker:
         self._last: object = None
 
     def take(self, clock: int, lengths: Mapping[int, int]) -> MemoryMap:
-        """Return the map of this moment, `clock` on the memory's clock. O(what changed).
+        """Return the map of this moment, `clock` on the memory's clock. O(changes since the last map).
 
         Args:
             lengths: tokens with KV by sequence id, where the caller knows better than the last commit.
@@ -241,7 +242,7 @@ class MapTracker:
             self._layout.page_bytes, self._pages, groups, clock, identity=self._last, since=before, newest=changes
         )
 
-    # What changed since the last map.
+    # Changes since the last map.
 
     def _read_pages(self) -> np.ndarray:
         """Mark the blocks of pages that changed hands, in the old group and the new one; return those pages."""
@@ -263,7 +264,7 @@ class MapTracker:
         return at
 
     def _read_tables(self) -> None:
-        """Take in which sequences own other blocks or hold other tokens than before; who leaves goes first."""
+        """Read which sequences own other blocks or hold other tokens than before; those that were freed come first."""
         sequences, seen = self._sequences, self._seen
         for seq_id in [s for s, mine in seen.items() if sequences.get(s) is not mine.sequence]:
             for group, table in zip(self._groups, seen.pop(seq_id).tables, strict=True):
@@ -290,7 +291,7 @@ class MapTracker:
             self._read_progress(seq_id, mine)
 
     def _read_progress(self, seq_id: int, mine: Seen) -> None:
-        """Take in how many tokens of a sequence have KV, and what prefix they begin with."""
+        """Read how many tokens of a sequence have KV, and the prefix they begin with."""
         sequence, before = mine.sequence, mine.length
         now = mine.length = self._lengths.get(seq_id, sequence.num_computed)
         start, stop = (before, now) if before < now else (now, before)
@@ -304,7 +305,7 @@ class MapTracker:
                 group.prefix_of[seq_id] = prefix
                 group.rename(seq_id, sequence.tables[g])
 
-    # What is asked of a block or a sequence.
+    # Facts of a block or a sequence.
 
     def _fill(self, g: int, seq_id: int, entry: int) -> int:
         sequence = self._seen[seq_id].sequence

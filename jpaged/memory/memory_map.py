@@ -1,6 +1,6 @@
-"""What lies where: every large page and block of the pool at one moment, as a value.
+"""Every large page and block of the pool at one moment, as a value.
 
-`MemoryMap` is what `MapTracker` takes between two steps; its arrays are read-only and never change afterwards.
+`MapTracker` takes a `MemoryMap` between two steps. Its arrays are read-only and never change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jpaged.validation import integer
 
 @dataclass(frozen=True, eq=False)
 class MapChanges:
-    """What differs between two maps of one pool.
+    """Differences between two maps of one pool.
 
     Attributes:
         pages: ascending numbers of the large pages that belong to another group than before.
@@ -46,10 +46,10 @@ class MemoryMap:
         page_groups: for each large page, the number of its group, -1 where it is free.
         groups: the blocks of each layer group.
         clock: the memory's logical clock, on which `Block.last_need` lies; it grows whenever blocks are given up.
-        request_names: what clients call the requests of `Block.request`, where they gave them names.
+        request_names: the clients' names of the requests of `Block.request`, where they gave them any.
         identity: tells the map from others of its pool.
         since: `identity` of the map that was taken before.
-        newest: what differs from that one; None = not known.
+        newest: the differences from that one; None = not known.
     """
 
     page_bytes: int
@@ -98,7 +98,7 @@ class MemoryMap:
         return [self.block(g, first + i) for i in range(self.groups[g].blocks_per_page)]
 
     def changes(self, before: MemoryMap | None) -> MapChanges:
-        """Return what differs from an earlier map of the same pool; None stands for an empty pool.
+        """Return the differences from an earlier map of the same pool; None stands for an empty pool.
 
         Raises:
             ValueError: the other map is of another pool.
@@ -134,7 +134,7 @@ class MemoryMap:
         return "\n".join(lines)
 
     def to_svg(self, *, columns: int = 0) -> str:
-        """Return the map as an SVG image: a cell a large page, its blocks in it; tooltips name what a cell holds.
+        """Return the map as an SVG image: a cell a large page, its blocks in it; tooltips name a cell's content.
 
         Args:
             columns: cells in a row; 0 = three times as many as rows.

@@ -20,7 +20,7 @@ PROTECTED = 1 << 62
 
 
 class EvictionKey(NamedTuple):
-    """When a block was last needed, on one logical clock for all groups; the least is evicted first.
+    """Order of eviction: the time of a block's last need on one logical clock for all groups. The least goes first.
 
     Attributes:
         tick: blocks released together share a tick.
@@ -35,12 +35,12 @@ class EvictionKey(NamedTuple):
 class OpenPages:
     """The pages carved for one request that still have empty blocks, by group (request-aware placement).
 
-    It needs no dissolving: when its request is gone nobody asks it for blocks any more.
+    It is never dissolved: once its request has ended, no allocation uses it.
 
     Attributes:
-        packed: whether the request's blocks go where they open fewest large pages, at the price of what mixed pages
-            have cached. Where nobody else runs, a group then never has more pages than its blocks fill: one is opened
-            only while every block of the others is used.
+        packed: whether the request's blocks go where they open the fewest large pages, at the price of blocks cached in
+            mixed pages. If the request runs alone, a group then never has more pages than its blocks fill: a page is
+            opened only while every block of the others is used.
     """
 
     __slots__ = ("by_group", "packed")
@@ -59,7 +59,7 @@ class LargePages:
         self.free: deque[int] = deque(range(num_pages))  # those used last come first: their memory is there already
         self.touched: set[int] = set()  # carved since `take_vacated` last saw them free
         self.resting: set[int] = set()  # free when it was last called, and carved before: their memory is there
-        self.changed: set[int] | None = None  # carved or freed since somebody emptied it; None = nobody asks
+        self.changed: set[int] | None = None  # carved or freed since the last map; None = no map was taken
         self.group = [NO_GROUP] * num_pages
         self.owner: list[OpenPages | None] = [None] * num_pages
         self.empty: list[list[int]] = [[] for _ in range(num_pages)]  # stacks of block ids
@@ -132,12 +132,12 @@ class GroupBlocks:
         evictable: blocks with count 0 whose content is cached, least recently needed first.
         protected: the same, but only evicted when nothing else is left, and not for new requests.
         open_pages: mixed pages with empty blocks (step 4 takes from them).
-        stale_pages: mixed pages with cached blocks that nobody uses.
+        stale_pages: mixed pages with cached blocks that no sequence uses.
         shares_pages: whether empty blocks of other requests' pages are taken before a page is opened.
         num_empty: empty blocks in pages of this group.
         num_idle: pages of this group that are idle.
         num_protected_idle: protected blocks in those.
-        changed: blocks whose state or count changed since somebody emptied it; None = nobody asks.
+        changed: blocks whose state or count changed since the last map; None = no map was taken.
     """
 
     __slots__ = (

@@ -1,4 +1,4 @@
-"""What pinned sequences hold: blocks that no other sequence will ever take, but may share."""
+"""Pinned sequences: other sequences may share their blocks, but never take them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PinnedSequences:
 
     Attributes:
         seq_ids: the pinned ones.
-        num_pages: large pages that nobody will get while they are pinned.
+        num_pages: large pages that hold pinned blocks, which no other group can get.
     """
 
     def __init__(self, layout: PoolLayout, cache: PrefixCache, sequences: Sequences) -> None:
@@ -30,7 +30,7 @@ class PinnedSequences:
         self._blocks: list[set[int]] = [set() for _ in layout.groups]
 
     def add(self, seq_id: int) -> None:
-        """Pin a sequence: it keeps the blocks it has now until it is freed."""
+        """Pin a sequence: it keeps its present blocks until it is freed."""
         self.seq_ids.add(seq_id)
         self._count()
 

@@ -13,7 +13,7 @@ class Pins:
     """Holds whole blocks of prefixes, each as a sequence that never runs.
 
     Args:
-        room_tokens: length of a sequence that must always fit beside what is pinned.
+        room_tokens: length of a sequence that must always fit together with the pinned blocks.
 
     Attributes:
         seq_ids: ids of the prefixes that are pinned, or were until `lose`.
@@ -54,14 +54,13 @@ class Pins:
     def pin(
         self, seq_id: int, token_ids: Sequence[int], salt: Hashable = None, spans: Sequence[TokenSpan] = ()
     ) -> bool:
-        """Hold the blocks of a prefix under a new sequence id; return False, with nothing held, when some are not
-        cached.
+        """Hold the blocks of a prefix under a new sequence id; return False, holding nothing, when some are not cached.
 
         Args:
             spans: tokens that stand for images, in order.
 
         Raises:
-            ValueError: `length` refuses the prefix, or what is left of the pool would be too small.
+            ValueError: `length` refuses the prefix, or the rest of the pool would be too small.
         """
         memory, length = self._memory, self.length(len(token_ids), spans)
         memory.add(seq_id, -1 - seq_id)
@@ -87,13 +86,13 @@ class Pins:
         self.lost = set(self.seq_ids)
 
     def release(self) -> None:
-        """Give up every prefix's blocks and mark it as lost: what they hold is of no use any more."""
+        """Free every prefix's blocks and mark it as lost: other weights make their content useless."""
         for seq_id in self.seq_ids - self.lost:
             self._memory.free(seq_id)
         self.lose()
 
     def unpin(self, seq_id: int) -> None:
-        """Give up the blocks of a prefix; they stay cached, evictable.
+        """Free the blocks of a prefix; they stay cached, evictable.
 
         Raises:
             ValueError: nothing is pinned under this id.

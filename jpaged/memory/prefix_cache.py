@@ -1,7 +1,7 @@
 """The prefix cache: which physical block holds which content, and the longest prefix all groups can serve together.
 
-It owns no block: one that somebody uses is found here just as one that waits, evictable, in the allocator,
-which says when content is lost (`PrefixCache.forget`).
+It owns no block. It finds a block that sequences use just as one that waits, evictable, in the allocator. When the
+allocator evicts a block, the cache forgets its content (`PrefixCache.forget`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class PrefixCache:
         groups: policy and block size (tokens) of each group.
 
     Attributes:
-        generation: number of the weights that blocks are computed with; those of one generation are not found in
-            another.
+        generation: number of the weights that blocks are computed with. Blocks of one generation are never found
+            in another.
     """
 
     def __init__(self, groups: Sequence[tuple[Policy, int]]) -> None:
@@ -63,7 +63,7 @@ class PrefixCache:
         return block in self._link_of[g]
 
     def contents(self, g: int) -> Mapping[int, Link]:
-        """Return what is known of the blocks of a group, by block."""
+        """Return the known contents of a group's blocks, by block."""
         return self._link_of[g]
 
     def forget(self, g: int, block: int) -> None:
@@ -162,16 +162,17 @@ class PrefixCache:
                 tables.num_hashed[g] = full
 
     def content(self, tables: BlockTables, g: int, logical: int) -> Link | None:
-        """Return what a block of a table holds; None while it is not known to be full."""
+        """Return the content of a block of a table; None while it is not known to be full."""
         if logical >= tables.num_hashed[g]:
             return None
         return tables.chains[self._chain_keys[g]].links[logical]
 
     def overwrite(self, tables: BlockTables, first_write: int, num_tokens: int) -> None:
-        """Forget what the sequence's own blocks held at [`first_write`, `num_tokens`), where it is about to write.
+        """Forget the content of the sequence's own blocks at [`first_write`, `num_tokens`), which is about to be
+        overwritten.
 
-        They hold something after a rewind, as of rejected speculative tokens. A sequence that shared them may
-        have told the cache, so every block is looked up.
+        Such blocks hold content after a rewind, for example of rejected drafts. A sequence that shared them may have
+        put them into the cache, so every block is looked up.
         """
         for g, (policy, size) in enumerate(tables.request.groups):
             written, link_of = policy.written_blocks(first_write, num_tokens, size), self._link_of[g]
@@ -190,7 +191,7 @@ def prefix_tables(
 
     Args:
         groups: policy and block size (tokens) of each group.
-        found: what `PrefixCache.match` found.
+        found: the blocks that `PrefixCache.match` returned.
     """
     tables = []
     for (policy, size), blocks in zip(groups, found, strict=True):

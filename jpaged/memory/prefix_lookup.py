@@ -1,4 +1,4 @@
-"""Gives a new sequence the blocks that hold its prompt's beginning already, in the pool or on disk."""
+"""Gives a new sequence the cached blocks of its prompt's beginning, from the pool or from disk."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 MOST_NAMED = 4
-"""Prompts whose hash chains are remembered: one that waits for room is asked about in every step."""
+"""Prompts whose hash chains are remembered: a prompt that waits for room is looked up in every step."""
 
 
 class _NamedPrompt(NamedTuple):
-    """The hash chains of a prompt, and all that they follow from."""
+    """The hash chains of a prompt, with the values that they follow from."""
 
     known: tuple[Any, ...]
     chains: dict[int, HashChain]
@@ -41,10 +41,10 @@ class PrefixLookup:
 
     Args:
         groups: policy and block size (tokens) of each layer group.
-        allocator, cache, updater: the blocks, what they hold and who has them.
-        recent: is told of each prompt that begins; None = nobody asks.
-        predicted: chooses what to protect of it; None = nothing is protected.
-        disk: has what the pool lost; None = there is none.
+        allocator, cache, updater: the blocks, their contents and their owners.
+        recent: hears of each prompt that begins; None = nothing needs it.
+        predicted: chooses which of its blocks to protect; None = none.
+        disk: has content that the pool lost; None = there is none.
     """
 
     def __init__(
@@ -97,8 +97,7 @@ class PrefixLookup:
         return self._cache.match(tables, token_ids, max(len(token_ids) - 1, 0), spans)[0]
 
     def _chains_of(self, known: tuple[Any, ...]) -> dict[int, HashChain] | None:
-        """Return the hash chains of a prompt that was asked about a moment ago, which is asked about no more; None
-        where they are forgotten."""
+        """Take the hash chains of a prompt out of the memory of recent lookups; None where they are not in it."""
         for named in self._named:
             if named.known == known:
                 self._named.remove(named)
@@ -126,7 +125,7 @@ class PrefixLookup:
         return length
 
     def _begin(self, sequence: BlockTables, length: int) -> None:
-        """Decide what depends on the prefix that a sequence begins with, of `length` tokens."""
+        """Fix the policies and predictions of a sequence that begins with a cached prefix of `length` tokens."""
         shared = 0 if self._recent is None else self._recent.arrived(sequence)
         sequence.request.begin(length, shared)
         if self._predicted is not None:

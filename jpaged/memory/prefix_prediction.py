@@ -2,8 +2,8 @@
 
 A prefix that several recent requests began with will be asked for again, while their other tokens will hardly be. So
 of a request's blocks those that are active at the end of its predicted prefix, the longest prefix it shares with a
-recent request, are protected when nobody owns them any more: new requests wait rather than evict them. (Running
-ones do evict them before anybody is preempted, and so does a new one when nobody runs.)
+recent request, are protected once no sequence owns them: new requests wait rather than evict them. (Running requests do
+evict them before one is preempted, and so does a new request when none runs.)
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ FIRST_PART = 4
 
 
 class LostPrefixes:
-    """Remembers the names of evicted blocks, as many as the pool has, and the bound that they taught.
+    """Remembers the names of evicted blocks, as many as the pool has, and learns a bound from them (ARC, FAST'03).
 
     Args:
         layout: how the pool is cut.
-        recent: what recent requests began with.
+        recent: the prefixes of recent requests.
 
     Attributes:
         group: the layer group whose evicted blocks are noted: one that keeps every token, if any does.
         most_bytes: most bytes that may be protected.
-        names: names of evicted blocks that nobody asked for since, the oldest first.
-        often: names of what was asked for again, the oldest first.
+        names: names of evicted blocks that no request needed since, the oldest first.
+        often: names of blocks that were needed again, the oldest first.
     """
 
     def __init__(self, layout: PoolLayout, recent: RecentPrefixes) -> None:
@@ -59,7 +59,7 @@ class LostPrefixes:
             self.names.popitem(last=False)
 
     def requested(self, request_id: int, cached: int) -> None:
-        """Learn from a request that `RecentPrefixes` was told of and that found `cached` tokens of what it shares."""
+        """Learn from a request in `RecentPrefixes` that found `cached` tokens of its shared prefix."""
         entry, often = self._recent.entries[request_id], self.often
         for place, name in enumerate(entry.digests[: entry.shared]):
             if place >= cached // self._step and name in self.names:
@@ -74,16 +74,16 @@ class LostPrefixes:
         self.most_bytes = min(self._pool_bytes, max(0, self.most_bytes + num_bytes))
 
     def data(self) -> list[Any]:
-        """Return what `load` takes, as plain data."""
+        """Return the state as plain data, for `load`."""
         return [self.most_bytes, list(self.names), list(self.often)]
 
     def load(self, most_bytes: int, names: Iterable[bytes], often: Iterable[bytes]) -> None:
-        """Take over what was saved."""
+        """Restore a saved state."""
         self.most_bytes = min(self._pool_bytes, most_bytes)
         self.names, self.often = OrderedDict.fromkeys(names), OrderedDict.fromkeys(often)
 
     def forget(self) -> None:
-        """Forget the names of evicted blocks: all were given up at once, which tells nothing."""
+        """Forget the names of evicted blocks: all were dropped at once, which teaches nothing."""
         self.names.clear()
 
 
@@ -101,7 +101,7 @@ def _step_bytes(layout: PoolLayout, g: int) -> int:
 
 
 STEP_OVERHEAD = 128
-"""What a step costs beside its tokens (reading the weights), as a number of prefill tokens that take as long."""
+"""Fixed cost of a step (reading the weights), as a number of prefill tokens that take as long."""
 
 
 @dataclass(frozen=True)
@@ -114,16 +114,16 @@ class Candidate:
 
 
 class PredictedPrefixes:
-    """Says what to protect and how much of it.
+    """Chooses the prefixes to protect, and the size of the protected pool.
 
     Args:
         layout: how the pool is cut.
         allocator: the state of the pool's blocks.
-        recent: what recent requests began with.
+        recent: the prefixes of recent requests.
 
     Attributes:
         limit_bytes: size of the protected pool: see `protected_bytes`, and `LostPrefixes` for a bound.
-        lost: what was evicted.
+        lost: the evicted prefixes, which bound the protected pool.
     """
 
     def __init__(self, layout: PoolLayout, allocator: BlockAllocator, recent: RecentPrefixes) -> None:
@@ -136,7 +136,7 @@ class PredictedPrefixes:
         self.lost = LostPrefixes(layout, recent)
 
     def predict(self, sequence: BlockTables, shared: int) -> None:
-        """Choose what to protect of a sequence that is about to run, at most the first `shared` tokens' blocks."""
+        """Choose the blocks to protect of a sequence that is about to run, within its first `shared` tokens."""
         steps = range(1, shared // self._step + 1)
         fitting = bisect_left(steps, True, key=lambda n: self._num_bytes(sequence, n) > self.limit_bytes)
         length = sequence.request.prefix_to_come(fitting * self._step, self._step)
@@ -145,7 +145,7 @@ class PredictedPrefixes:
         ]
 
     def ended(self, sequence: BlockTables) -> None:
-        """Note what a sequence held that has given up its blocks, which `RecentPrefixes` has been told."""
+        """Note the size of a sequence that was freed, after `RecentPrefixes.ended`."""
         entry = self._recent.entries.get(sequence.request.request_id)
         if entry is not None:
             entry.num_bytes = self._num_bytes(sequence, max(1, len(entry.digests)))
@@ -217,7 +217,7 @@ def protected_bytes(
         pool_bytes: size of the whole pool.
         request_bytes: bytes that a mean request holds.
         output_tokens: tokens that it generates.
-        step_overhead: cost of a step beside its tokens, see `STEP_OVERHEAD`.
+        step_overhead: fixed cost of a step, see `STEP_OVERHEAD`.
     """
 
     def waiting(protected: int) -> float:

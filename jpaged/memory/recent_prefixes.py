@@ -1,4 +1,4 @@
-"""What recent requests began with: a prefix that several of them share is likely to be asked for again."""
+"""Remembers the prefixes of recent requests: a prefix that several of them share is likely to come again."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MOST_REQUESTS = 128
 
 @dataclass
 class Recent:
-    """What is remembered of a recent request.
+    """A recent request.
 
     Attributes:
         digests: names of its prefixes, shortest first, one for each length that can hit.
-        num_prompt: number of digests that its prompt had; the others came with what it generated.
+        num_prompt: number of digests that its prompt had; its generated tokens added the others.
         shared: number of digests that it had in common with an earlier recent request when it came.
         num_bytes: bytes that it held at its end; 0 while it runs.
     """
@@ -64,13 +64,13 @@ class RecentPrefixes:
         request_id = sequence.request.request_id
         self._forget(request_id)
         digests = self._digests(sequence)
-        # Whoever has a prefix has all shorter ones: bisect for the first that nobody has.
+        # A request that has a prefix has all shorter ones: bisect for the first that no request has.
         shared = bisect_left(digests, True, key=lambda digest: self._uses[digest] == 0)
         self.remember(request_id, Recent(digests, len(digests), shared))
         return shared * self._step
 
     def ended(self, sequence: BlockTables) -> None:
-        """Note what a sequence generated, which may be the next request's prompt; it has given up its blocks."""
+        """Note the generated tokens of a sequence that was freed: they may be in the next request's prompt."""
         entry = self.entries.get(sequence.request.request_id)
         if entry is None:
             return

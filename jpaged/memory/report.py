@@ -1,4 +1,4 @@
-"""What the pool holds right now: blocks by state, bytes reserved and used, waste, and what sharing saves."""
+"""Reports the state of the pool: blocks by state, bytes reserved and used, waste, and the blocks that sharing saves."""
 
 from __future__ import annotations
 

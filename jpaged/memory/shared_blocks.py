@@ -1,9 +1,12 @@
-"""Which blocks hold the features of which image: a vision-embedding cache in the pool (Jenga, section 5).
+"""Blocks that belong to no sequence: a cache of images' features (Jenga, section 5) and of low-rank adapters.
 
-An image's blocks are its own, whoever asks for it: requests hold them while their tokens have yet to take the features'
-place, give up what was taken, and leave the rest of the pool's users to it; or they hold all of them as long as their
-tokens read them (`ImageFeatures.stays`). An image that nobody holds stays cached.
-Its blocks then have one time, and when the first of them is evicted the others are given up too.
+Blocks belong to an image, and requests hold the image. A request whose tokens take the features' place once holds each
+block until those tokens were dispatched; one whose tokens go on reading an image holds all its blocks
+(`ImageFeatures.stays`). An image without a hold stays cached. Its blocks then share one eviction key, and when the
+first of them is evicted the others are discarded too.
+
+An adapter is kept the same way: all of its blocks are there or none, running requests share them, and it is read back
+from the host when it is needed again.
 """
 
 from __future__ import annotations
@@ -27,9 +30,9 @@ class StoredImage:
         digest: names the image.
         features: how many vectors it has.
         blocks: where they lie, in order.
-        users: number of those who hold it.
-        is_encoded: whether the device was told to write them.
-        is_torn: whether some of the blocks were evicted: nobody finds it any more.
+        users: number of holds on it.
+        is_encoded: whether a dispatched step writes them.
+        is_torn: whether some of the blocks were evicted: no request finds it any more.
     """
 
     digest: bytes
@@ -42,7 +45,7 @@ class StoredImage:
 
 @dataclass(eq=False)
 class HeldImage:
-    """One user's hold on an image; `given` leading blocks were given up."""
+    """One request's hold on an image; `given` leading blocks were given back."""
 
     image: StoredImage
     given: int = 0
@@ -60,7 +63,7 @@ class ImageBlocks:
         layout: how the pool is cut.
         allocator: the state of the pool's blocks.
         next_tick: moves the common clock of evictions on.
-        keeps: whether images that nobody holds stay cached.
+        keeps: whether images without a hold stay cached.
 
     Attributes:
         group: number of the pool group that holds features; None = the model takes no images.
@@ -87,22 +90,22 @@ class ImageBlocks:
         self._images: dict[bytes, StoredImage] = {}
         self._image_of: dict[int, StoredImage] = {}  # by block, once encoded
         self._pending: dict[bytes, StoredImage] = {}
-        self._held: dict[HeldImage, None] = {}  # in order, so that what is saved is the same each time
+        self._held: dict[HeldImage, None] = {}  # in order, so that equal states are saved equally
         self._torn: list[int] = []
 
-    # ------------------------------------------------------------------ whoever needs an image
+    # Requests.
 
     def holds_content(self, digest: bytes) -> bool:
         """Tell whether an image need not be encoded again: it is there, or about to be."""
         return digest in self._images
 
     def in_use(self, digest: bytes) -> bool:
-        """Tell whether somebody holds an image, so that holding it too takes no block."""
+        """Tell whether a request holds an image, so that one more hold takes no block."""
         image = self._images.get(digest)
         return image is not None and image.users > 0
 
     def hold(self, digest: bytes, features: int) -> HeldImage | None:
-        """Hold an image; None, with nothing changed, when memory is short. One that is not there is `take_pending`'s.
+        """Hold an image; None, with nothing changed, when memory is short. A missing one joins `take_pending`.
 
         Raises:
             ValueError: the model takes no images.
@@ -127,31 +130,31 @@ class ImageBlocks:
         return held
 
     def take_pending(self) -> list[StoredImage]:
-        """Return the images that are to be encoded before the next step, in order, and take them to be under way."""
+        """Return the images that are to be encoded before the next step, in order; each is returned once."""
         pending, self._pending = list(self._pending.values()), {}
         return pending
 
     def encoded(self, image: StoredImage) -> None:
-        """Note that the device was told to encode an image: whoever comes later finds it."""
+        """Note that a step which encodes the image was dispatched: later requests find it."""
         image.is_encoded = True
         self._image_of |= dict.fromkeys(image.blocks, image)
 
     def consumed(self, held: HeldImage, features: int) -> None:
-        """Give up the blocks of the first `features` features, whose tokens were dispatched."""
+        """Give back the blocks of the first `features` features, whose tokens were dispatched."""
         stop = features // self.block_size
         if stop > held.given:
             self._release(held.image, held.blocks[held.given : stop])
             held.given = stop
 
     def release(self, held: HeldImage) -> None:
-        """Give up what is left of a hold. An image that nobody holds then is evictable as a whole, or forgotten."""
+        """End a hold. An image without any other is evictable as a whole then, or forgotten."""
         image = held.image
         assert self.group is not None
         del self._held[held]
         image.users -= 1
         if image.users or not self._stays(image):
             self._release(image, held.blocks[held.given :])
-        else:  # what was given up before gets the same time
+        else:  # blocks that were given back before get the same key
             for block in held.blocks[: held.given]:
                 self._allocator.share(self.group, block)
             self._release(image, image.blocks)
@@ -166,7 +169,7 @@ class ImageBlocks:
             self._allocator.release(self.group, block, time, keep)
         ref_count = self._allocator.groups[self.group].ref_count
         if not keep and not all(ref_count[block] for block in blocks):
-            self._forget(image)  # those who hold the rest go on
+            self._forget(image)  # requests that hold the rest go on
             self._sweep()
 
     def blocks_for(self, features: int) -> list[int] | None:
@@ -183,20 +186,20 @@ class ImageBlocks:
         blocks[self.group] = -(-features // self.block_size)
         return blocks
 
-    # ------------------------------------------------------------------ saved states
+    # Saved states.
 
     @property
     def cached(self) -> list[StoredImage]:
-        """Return the images that can be found, those that somebody holds included."""
+        """Return the images that can be found, with or without a hold."""
         return list(self._images.values())
 
     @property
     def held(self) -> list[HeldImage]:
-        """Return all holds, in the order in which their images were asked for first."""
+        """Return all holds, the oldest first."""
         return list(self._held)
 
     def restore(self, images: list[StoredImage], holds: list[HeldImage]) -> None:
-        """Know these images and holds; the allocator is to be told of their blocks."""
+        """Restore images and holds; the caller restores their blocks in the allocator."""
         self._images = {image.digest: image for image in images if not image.is_torn}
         self._pending = {digest: image for digest, image in self._images.items() if not image.is_encoded}
         self._image_of = {block: image for image in self._images.values() if image.is_encoded for block in image.blocks}
@@ -205,19 +208,19 @@ class ImageBlocks:
             hold.image.users += 1
 
     def release_all(self) -> None:
-        """Give up all holds; those who had them ask again."""
+        """End all holds; restored requests ask again."""
         for hold in self.held:
             self.release(hold)
 
-    # ------------------------------------------------------------------ what the allocator tells
+    # Evictions.
 
     def evicted(self, block: int) -> None:
-        """Note that a cached block lost its content: the rest of its image is of no use."""
+        """Note that a cached block is being evicted: the rest of its image is useless."""
         if (image := self._image_of.get(block)) is not None:
             self._forget(image)
 
     def discard_torn(self) -> None:
-        """Give up the other blocks of images of which some were evicted."""
+        """Discard the other blocks of images of which some were evicted."""
         if self._torn:
             self._sweep()
 
@@ -239,7 +242,7 @@ class ImageBlocks:
             if block in evictable and block not in self._image_of:
                 self._allocator.discard(self.group, block)
 
-    # ------------------------------------------------------------------ questions
+    # Questions.
 
     def holds(self, g: int, block: int) -> bool:
         """Tell whether the content of a block can be found."""
@@ -271,7 +274,7 @@ class ImageBlocks:
 
 
 StoredAdapter = StoredImage
-"""An adapter in the pool; its `features` are its blocks, and it `is_encoded` once the device was told to load it."""
+"""An adapter in the pool; its `features` are its blocks, and it `is_encoded` once a dispatched step loads it."""
 
 HeldAdapter = HeldImage
 """One request's hold on an adapter."""
@@ -284,7 +287,7 @@ class AdapterBlocks(ImageBlocks):
     refusal: ClassVar[str] = "no layer group keeps adapters"
 
     def forget(self, digest: bytes) -> None:
-        """Give up the blocks of an adapter that nobody holds: they may lie scattered over large pages."""
+        """Discard the blocks of an adapter without a hold: they may lie scattered over large pages."""
         image = self._images.get(digest)
         if image is not None and not image.users:
             self._forget(image)

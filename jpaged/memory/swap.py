@@ -72,7 +72,7 @@ class HostBlocks:
     def release(self, g: int, block: int) -> bool:
         """Count one owner less; return True when it was the last and the block is free again."""
         if self.ref_count[g][block] < 1:
-            raise RuntimeError(f"host block {block} of group {g} is released but nobody owns it")
+            raise RuntimeError(f"host block {block} of group {g} is released but has no owner")
         self.ref_count[g][block] -= 1
         if self.ref_count[g][block]:
             return False
@@ -114,8 +114,8 @@ class SwapSpace:
     def move_out(self, seq_ids: Sequence[int]) -> list[SwapCopy] | None:
         """Give up the device blocks of a request's sequences for host blocks; each shared block is moved once.
 
-        Commit before: what left every window is not moved. Until it is swapped in again such a sequence can be
-        forked and freed, and nothing else. Cached blocks stay on the device, evictable.
+        Commit before: blocks that left every window are not moved. Until it is swapped in again, such a sequence can
+        only be forked and freed. Cached blocks stay on the device, evictable.
 
         Returns:
             The copies to make before anything else of the step, or None when host memory is short: then nothing
@@ -179,7 +179,7 @@ class SwapSpace:
         sequences = _whole_request(self.sequences, seq_ids)
         blocks = _distinct(sequences)
         taken = self._allocator.take([len(mine) for mine in blocks], next(iter(sequences.values())).request.open_pages)
-        assert taken is not None, "what pages_needed promises is delivered"
+        assert taken is not None, "an allocation that has room never fails"
         here = [dict(zip(mine, theirs, strict=True)) for mine, theirs in zip(blocks, taken, strict=True)]
         unowned = [set(mine) for mine in taken]  # taken with a count of 1, which stands for the first owner
         for seq_id, sequence in sequences.items():
@@ -191,7 +191,7 @@ class SwapSpace:
                         unowned[g].remove(block)
                     elif block != NO_BLOCK:
                         self._allocator.share(g, block)
-            sequence.num_hashed = [0] * len(blocks)  # other blocks, which the prefix cache was not told of
+            sequence.num_hashed = [0] * len(blocks)  # other blocks, which are not in the prefix cache
             sequence.version = self._updater.next_version()
             self._resident[seq_id] = self.sequences.pop(seq_id)
         return [SwapCopy(g, device, host) for g, pairs in enumerate(here) for host, device in pairs.items()]
@@ -237,7 +237,7 @@ class SwapSpace:
                     self.host.share(g, block)
 
     def _release(self, sequence: BlockTables) -> list[HostBlock]:
-        """Count `sequence` out of the owners of its host blocks; return the blocks that nobody owns now."""
+        """Take `sequence` off the owners of its host blocks; return the blocks without an owner now."""
         owned = (HostBlock(g, b) for g, table in enumerate(sequence.tables) for b in table if b != NO_BLOCK)
         return [block for block in owned if self.host.release(*block)]
 

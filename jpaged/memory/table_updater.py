@@ -15,12 +15,12 @@ from jpaged.memory.recent_prefixes import RecentPrefixes
 
 
 class TableUpdater:
-    """Gives and takes the blocks of sequences, and tells the allocator and the prefix cache of it.
+    """Gives blocks to sequences and takes them back, in step with the allocator and the prefix cache.
 
     Args:
         aligned: whether, among blocks needed last together, the longest prefix is evicted first in every group.
-        recent: remembers what sequences held at their end; None = nobody asks.
-        predicted: protects what it expects to be asked for again; None = nothing is protected.
+        recent: remembers the prefixes of sequences that end; None = nothing needs them.
+        predicted: protects the blocks that it expects to be needed again; None = none.
 
     Attributes:
         clock: tick of the newest release, see `EvictionKey`.
@@ -50,7 +50,7 @@ class TableUpdater:
         return self.version
 
     def next_tick(self) -> int:
-        """Return a time on the clock of evictions that is after all before."""
+        """Return a tick of the eviction clock that is later than all before."""
         self.clock += 1
         return self.clock
 
@@ -69,8 +69,8 @@ class TableUpdater:
     def missing_blocks(
         self, sequence: BlockTables, num_tokens: int, first_write: int
     ) -> tuple[list[int], list[list[int]]]:
-        """Return what an append takes: for each group, how many blocks are to be had, and which shared logical blocks
-        they replace.
+        """Return the blocks that an append takes: for each group their number, and the shared logical blocks that some
+        of them replace.
 
         Raises:
             ValueError: when positions before `first_write` have no slot, or one to be written was released.
@@ -134,14 +134,14 @@ class TableUpdater:
         return copies
 
     def cache_full(self, sequence: BlockTables, token_ids: Sequence[int], num_known: int) -> None:
-        """Tell the prefix cache of the blocks that the first `num_known` tokens have filled since the last call."""
+        """Cache the blocks that the first `num_known` tokens have filled since the last call."""
         for g, block, link in self._cache.newly_full(sequence, token_ids, num_known):
             self._remember(g, block, link)
 
     def _remember(self, g: int, block: int, link: Link) -> bool:
-        """Cache the content of a block, in place of an equal one that nobody uses; return False where somebody uses it.
+        """Cache the content of a block in place of an equal, unused one; return False if the equal one is used.
 
-        So what was computed again is as recent in every group, although some may still have had it.
+        So a prefix that was computed again is equally recent in all groups, although some may still have had it.
         """
         twin = self._cache.twin(g, link)
         if twin is not None:
@@ -159,20 +159,20 @@ class TableUpdater:
                     self._allocator.share(g, block)
 
     def release_inactive(self, sequence: BlockTables, length: int) -> None:
-        """Give up the blocks that no token from position `length` on will read."""
+        """Release the blocks that no token from position `length` on will read."""
         self.clock += 1
         groups = sequence.request.groups if sequence.request.releases else ()
         for g, (policy, size) in enumerate(groups):
             self._cut(sequence, g, policy.most_blocks(length, size))
             runs = policy.active_blocks(length, size)
-            behind, first_active = sequence.released_below[g], runs[-1].start
-            if first_active <= behind:
+            first, first_active = sequence.released_below[g], runs[-1].start
+            if first_active <= first:
                 continue
             table = sequence.tables[g]
             # The gaps before and between the runs, the last first.
             gap_starts = [0, *(run.stop for run in runs[:-1])]
             for start, run in zip(reversed(gap_starts), reversed(runs), strict=True):
-                gap = range(max(start, behind), run.start)
+                gap = range(max(start, first), run.start)
                 self._release(sequence, g, gap)
                 for i in gap:
                     table[i] = NO_BLOCK
@@ -182,7 +182,7 @@ class TableUpdater:
             self._trim()
 
     def _cut(self, sequence: BlockTables, g: int, most: int) -> None:
-        """Give up the entries of a table behind the first `most`."""
+        """Release the entries of a table after the first `most`."""
         table = sequence.tables[g]
         if len(table) > most:
             self._release(sequence, g, range(most, len(table)))
@@ -190,7 +190,7 @@ class TableUpdater:
             sequence.version = self.next_version()
 
     def release_all(self, sequence: BlockTables) -> None:
-        """Give up every block, tails before heads; those in the prefix cache stay, evictable."""
+        """Release every block, tails before heads; those in the prefix cache stay, evictable."""
         self.clock += 1
         for g, table in enumerate(sequence.tables):
             self._release(sequence, g, range(len(table)))
@@ -201,7 +201,7 @@ class TableUpdater:
             self._trim()
 
     def _release(self, sequence: BlockTables, g: int, logical: range) -> None:
-        """Give up the blocks `logical` of a table, the longest prefix first."""
+        """Release the blocks `logical` of a table, the longest prefix first."""
         tick, table = self.clock, sequence.tables[g]
         policy, size = sequence.request.groups[g]
         runs, release = sequence.predicted[g], self._allocator.release
@@ -213,7 +213,7 @@ class TableUpdater:
                 release(g, block, time, self._is_cached(sequence, g, i), protect)
 
     def _is_cached(self, sequence: BlockTables, g: int, logical: int) -> bool:
-        """Tell whether a block's content can be found: its twin may have been lost, or be in use no longer."""
+        """Tell whether a block's content can be found. It is cached now if its twin was evicted or is unused."""
         block = sequence.tables[g][logical]
         if self._cache.holds(g, block):
             return True

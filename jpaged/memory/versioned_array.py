@@ -1,6 +1,7 @@
-"""Records of blocks that go on changing, of which versions stay as they were.
+"""A mutable record array with copy-on-write snapshots.
 
-A version is no copy: it holds what was overwritten since. Its array is made when somebody asks for it, in their thread.
+A snapshot is no copy: it keeps the records that were overwritten since. Its array is made on first use, in the reader's
+thread.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ Indices = npt.NDArray[np.int64]
 
 
 class VersionedArray:
-    """An array of records that one thread changes.
+    """An array of records that one thread changes, and others read as snapshots.
 
     Attributes:
         rows: the records as they are now; only `write` may change them.
-        lock: held while they are changed, and while a version is made an array.
+        lock: held while records change, and while a snapshot becomes an array.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -42,10 +43,10 @@ class VersionedArray:
 
 
 class Snapshot:
-    """The records of one moment.
+    """The records at one moment; any thread may read it.
 
     Args:
-        live: the records, which are as they shall stay here.
+        live: the array, whose records are now as the snapshot keeps them.
     """
 
     def __init__(self, live: VersionedArray) -> None:
@@ -70,7 +71,7 @@ class Snapshot:
 
     @property
     def rows(self) -> Rows:
-        """Return the records as an array that nobody can write."""
+        """Return the records as a read-only array."""
         if self._rows is None:
             with self._live.lock:
                 self._settle()
@@ -93,7 +94,7 @@ class Snapshot:
 
 
 class FixedSnapshot(Snapshot):
-    """The same in another process, where nothing goes on changing."""
+    """A snapshot that was sent to another process, where nothing changes any more."""
 
     def __init__(self, rows: Rows) -> None:
         rows.flags.writeable = False

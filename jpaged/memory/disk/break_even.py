@@ -25,7 +25,7 @@ class BreakEven:
     Args:
         latency: seconds from asking for a block to its first bytes.
         read_rate: bytes a second that a read brings, checksum included.
-        min_tokens: fewest tokens that are read, whatever was measured; None = what is measured decides.
+        min_tokens: fewest tokens that are read, regardless of measurements; None = measurements decide.
     """
 
     def __init__(self, *, latency: float, read_rate: float, min_tokens: int | None = None) -> None:
@@ -49,7 +49,7 @@ class BreakEven:
         self._steps.append(seconds / tokens)
 
     def read(self, num_bytes: int, seconds: float) -> None:
-        """Learn from a read; one that took hardly longer than the latency tells nothing of the rate."""
+        """Learn from a read; one that took hardly longer than the latency says nothing about the rate."""
         if num_bytes and seconds > 2 * self.latency:
             newest = (seconds - self.latency) / num_bytes
             self._seconds_per_byte += NEWEST_READ * (newest - self._seconds_per_byte)

@@ -1,4 +1,4 @@
-"""Knows which content lies where on disk, within a bound; what was needed least recently is given up first."""
+"""Maps content to its place on disk, within a bound; the least recently needed pages are dropped first."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class _Page(NamedTuple):
 class DiskIndex:
     """Maps content to its place in a file that is cut as the pool is: into large pages, each with blocks of one group.
 
-    A page is filled from its beginning. When none is free, the one that was written or read least recently is given
-    up whole, so that blocks of all sizes share the file and no gap stays.
+    A page is filled from its beginning. When none is free, the one that was written or read least recently is
+    dropped whole, so that blocks of all sizes share the file and no gap stays.
 
     Args:
         block_bytes: size of a block, for each group; each divides `page_bytes`.
@@ -93,7 +93,7 @@ class DiskIndex:
         return stored
 
     def forget(self, stored: StoredBlock) -> None:
-        """Let nobody find a block, if it is there; its place stays unused until its page is given up."""
+        """Hide a damaged or dropped block; its place is reclaimed with its page."""
         if self._blocks[stored.group].get(stored.digest) == stored:
             del self._blocks[stored.group][stored.digest]
 

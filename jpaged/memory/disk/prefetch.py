@@ -1,4 +1,4 @@
-"""What is read from disk ahead of need: for requests that wait, into host memory, and no block of the pool is held."""
+"""Reads blocks from disk ahead of need, for requests that wait, into host memory; it holds no block of the pool."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 class WaitingRequest:
-    """What is known of a request that waits.
+    """The reads of one request that waits.
 
     Args:
         chains: its empty hash chains, see `PrefixCache.chains`.
 
     Attributes:
         contents: bytes of blocks that were read for it, by group and digest.
-        read: what is being read; None = nothing.
-        deadline: time after which nobody waits for that any more.
+        read: the read in progress; None = none.
+        deadline: time after which the request stops waiting for it.
         num_bytes: size of all that was or is being read.
         seen: state of the pool and the disk, as `DiskTier.version` counts it, when it was last looked at.
         has_given_up: whether a read took too long, so that none is begun again.
@@ -43,7 +43,7 @@ class WaitingRequest:
         self.has_given_up = False
 
     def cancel(self) -> None:
-        """Say that nobody waits for what is being read."""
+        """Cancel the read in progress."""
         if self.read is not None:
             self.read.is_cancelled = True
             self.read = None
@@ -56,7 +56,7 @@ LONGEST_WAIT = 5.0
 
 
 class Prefix(NamedTuple):
-    """The beginning of a request, as it is looked up.
+    """The beginning of a request, to be looked up.
 
     Attributes:
         tokens: all tokens to be computed.
@@ -74,12 +74,12 @@ class Prefix(NamedTuple):
 
 
 class Prefetch:
-    """Says what is read for whom, and how long anybody waits for it.
+    """Chooses the blocks to read for each request, and bounds how long a request waits.
 
     Args:
-        index: knows what is on disk.
+        index: the blocks on disk.
         store: moves the bytes.
-        break_even: says what is worth reading.
+        break_even: weighs reading against computing.
         most_staged: most bytes that are read ahead for several requests; one alone may have more.
 
     Attributes:
@@ -109,11 +109,11 @@ class Prefetch:
         return self._store.is_open
 
     def look(self, request_id: int, prefix: Prefix, cache: PrefixCache, now: float, *, is_next: bool) -> None:
-        """Begin to read what a request begins with, as far as the pool does not have it and it is worth reading.
+        """Begin to read the blocks of a request's prefix that the pool lacks, if they are worth reading.
 
         Args:
             now: time in seconds, on the clock of `waits_for`.
-            is_next: whether no other request comes into the batch before it, so that what was read for others may go.
+            is_next: whether the request is the next to be admitted, so that blocks read for others may be dropped.
         """
         asked = self._asked.get(request_id)
         if asked is None:
@@ -124,7 +124,7 @@ class Prefetch:
         if asked.read is not None or asked.has_given_up or asked.seen == self.version or not self.is_open:
             return
         if self._late is not None and not self._late.is_done:
-            return  # the disk hangs, and nobody else should wait for it
+            return  # the disk hangs: no other request should wait for it
         tokens, blocks = self._missing(asked, prefix, cache)
         num_bytes = sum(block.num_bytes for block in blocks)
         if not blocks or not self.break_even.is_worth(tokens, num_bytes):
@@ -142,7 +142,7 @@ class Prefetch:
         self._store.read(asked.read)
 
     def waits_for(self, request_id: int, now: float) -> DiskRead | None:
-        """Return what is still being read for a request; None where nothing is, or it takes too long."""
+        """Return the read in progress for a request; None if there is none, or it takes too long."""
         asked = self._asked.get(request_id)
         if asked is None:
             return None
@@ -161,14 +161,14 @@ class Prefetch:
         return {} if asked is None else asked.contents
 
     def let_go(self, request_id: int) -> None:
-        """Drop what was or is being read for a request."""
+        """Drop all reads of a request."""
         asked = self._asked.pop(request_id, None)
         if asked is not None:
             asked.cancel()
             self._num_staged -= asked.num_bytes
 
     def _forget_asked(self) -> None:
-        """Drop what was or is being read for anybody."""
+        """Drop all reads."""
         for asked in self._asked.values():
             asked.cancel()
         self._begin_reading()
@@ -178,7 +178,7 @@ class Prefetch:
         return self._epoch.to_bytes(8, "little") + stored.group.to_bytes(2, "little") + stored.digest
 
     def _take(self, asked: WaitingRequest) -> None:
-        """Take over what has been read, if the read has ended."""
+        """Take over the result of a read that has ended."""
         read = asked.read
         if read is None or not read.is_done:
             return
@@ -219,8 +219,8 @@ class Prefetch:
         return None if (g, link.digest) in self._unsent else self._index.find(g, link)
 
     def _has_room(self, asked: WaitingRequest, num_bytes: int, *, is_next: bool) -> bool:
-        """Tell whether so many bytes more may be read ahead: within the bound, or where nobody else has any. The next
-        request takes them from the last ones."""
+        """Tell whether so many bytes more may be read ahead: within the bound, or if no other request has any. For the
+        next request to be admitted, the bytes of the last ones are dropped."""
         while self._num_staged + num_bytes > self._most_staged and self._num_staged > asked.num_bytes:
             if not is_next:
                 return False

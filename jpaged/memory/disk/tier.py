@@ -1,9 +1,8 @@
 """The third tier: cached blocks that the pool loses go to disk, and are read ahead for requests that begin with them.
 
-Nothing on disk is needed: what is not found, cannot be read or turns out damaged is computed again. A block goes to
-disk when the pool evicts it, under its name in the hash chain, so that whatever keeps prefixes apart (salts, adapters,
-images) keeps them apart here. It stays there when it is read, and is not written again when the pool loses it once
-more.
+No block on disk is needed: tokens of a block that is missing, unreadable or damaged are computed again. A block goes to
+disk when the pool evicts it, under its name in the hash chain, so salts, adapters and images keep prefixes apart here
+too. It stays on disk when it is read, and is not written again when the pool evicts it once more.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from jpaged.memory.layout import PoolLayout
 
 @dataclass(frozen=True)
 class DiskStats:
-    """What the disk tier has and did.
+    """Contents and counters of the disk tier.
 
     Attributes:
         limit_bytes, used_bytes: size of the file, and of its part that is in use.
@@ -61,14 +60,14 @@ STAGED_PART = 4
 
 
 class DiskTier(Prefetch):
-    """Says which evicted blocks are written, what is read for whom, and which blocks of the pool are filled with it.
+    """Decides which evicted blocks are written to disk, which are read ahead, and which blocks of the pool they fill.
 
     Args:
         layout: how the pool is cut.
         store: moves the bytes.
         num_bytes: size of the file.
         shards: parts that a block has, one on each device.
-        break_even: says what is worth reading.
+        break_even: weighs reading against computing.
     """
 
     def __init__(
@@ -89,26 +88,26 @@ class DiskTier(Prefetch):
         self._is_planning = False
 
     def clear(self) -> None:
-        """Forget everything: what is on disk, on its way there, and read for requests that wait."""
-        self._epoch += 1  # what is still being written then has names that nobody asks for
+        """Forget all blocks: on disk, on their way there, and read for requests that wait."""
+        self._epoch += 1  # blocks that are still being written have names that no read uses
         self._index.clear()
         self._store.forget_all()
         self._unsent.clear()
         self._forget_asked()
         self._begin()
 
-    # What the pool loses.
+    # Blocks that the pool evicts.
 
     def begin_step(self) -> None:
-        """Note that a step is being planned: what the pool evicts from here to `take_moves` may be written, as the
-        device can copy it before the step changes it."""
+        """Note that a step is being planned: blocks that the pool evicts until `take_moves` may be written, because the
+        device copies them before the step changes them."""
         self._is_planning = True
 
     def evicted(self, g: int, block: int, link: Link) -> None:
-        """Note that a block of the pool loses its content."""
+        """Note that the pool evicts a block, and write it if there is room."""
         self.version += 1
         if self._fills.pop((g, block), None) is not None:
-            return  # nobody put it into the pool yet
+            return  # its content is not in the pool yet
         if not self._is_planning or not self.is_open or (g, block) in self._incoming:
             return
         stored = self._index.find(g, link)
@@ -127,8 +126,7 @@ class DiskTier(Prefetch):
             self._written_bytes += stored.num_bytes
 
     def comes_in(self, g: int, block: int) -> None:
-        """Note that a block gets its content in the step that is being planned, from host memory: nobody could copy it
-        out before."""
+        """Note that the step in planning fills a block from host memory: its content cannot be copied out before."""
         self._incoming.add((g, block))
 
     def fill(self, fills: Sequence[DiskFill], tokens: int) -> None:
@@ -144,17 +142,17 @@ class DiskTier(Prefetch):
         return bool(self._fills)
 
     def take_moves(self) -> tuple[list[DiskWrite], list[DiskFill]]:
-        """Return what the device is to do before the step: copy these blocks out, then fill those."""
+        """Return the device's work before the step: blocks to copy out, then blocks to fill."""
         writes, fills = self._writes, list(self._fills.values())
         self.version += bool(writes)  # from now on they can be read
         self._unsent.clear()
         self._begin()
         return writes, fills
 
-    # How it goes.
+    # Measurements.
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """Learn from a step with prompts; the first time that it can be said, tell what is worth reading."""
+        """Learn from a step with prompts. Log the break-even once, as soon as it is known."""
         even = self.break_even
         was_known = even.seconds_per_token is not None
         even.computed(tokens, seconds)
@@ -168,7 +166,7 @@ class DiskTier(Prefetch):
             )
 
     def stats(self) -> DiskStats:
-        """Return what the tier has and did."""
+        """Return contents and counters."""
         even = self.break_even
         return DiskStats(
             limit_bytes=self._index.num_pages * self._index.page_bytes,

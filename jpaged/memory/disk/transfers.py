@@ -1,4 +1,4 @@
-"""What is asked of whoever moves blocks to disk and back, and what that answers."""
+"""Request and result types of the disk store, and its interface."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class DiskWrite(NamedTuple):
 
 
 class DiskFill(NamedTuple):
-    """A block of the pool that gets what was read from disk, before the step's block copies and chunks.
+    """A block of the pool to be filled with bytes from disk, before the step's block copies and chunks.
 
     Attributes:
         content: the bytes of all shards, one shard's after another's.
@@ -39,17 +39,17 @@ class DiskFill(NamedTuple):
 
 
 class DiskRead:
-    """Blocks to be read, and what became of them. A thread fills it in; `is_done` tells when.
+    """Blocks to be read, and the result. The store's thread fills it in until `is_done`; other threads read it then.
 
     Args:
-        blocks: what to read.
+        blocks: the blocks to read.
         names: for each block, the name under which it was written.
 
     Attributes:
         contents: bytes of each block that was read, by group and digest.
         damaged: blocks whose bytes are not those that were written.
         seconds: time that reading took, without the wait for it to begin.
-        is_cancelled: whether nobody waits for it any more.
+        is_cancelled: whether no request waits for it any more.
     """
 
     def __init__(self, blocks: Sequence[StoredBlock], names: Sequence[bytes]) -> None:
@@ -72,7 +72,7 @@ class DiskRead:
         return self._done.is_set()
 
     def finish(self) -> None:
-        """Say that nothing more will change."""
+        """Mark the read as done; nothing changes after it."""
         self._done.set()
 
     def wait(self, seconds: float) -> bool:
@@ -81,7 +81,7 @@ class DiskRead:
 
 
 class BlockStore(Protocol):
-    """Moves blocks to disk and back; it does one thing after another, in the order in which they are asked for."""
+    """Moves blocks to disk and back, one request after another, in order."""
 
     @property
     def is_open(self) -> bool:
@@ -89,10 +89,10 @@ class BlockStore(Protocol):
 
     @property
     def num_queued_bytes(self) -> int:
-        """Return the size of what was copied out of the pool and is not on disk yet."""
+        """Return the bytes that were copied out of the pool and are not on disk yet."""
 
     def read(self, read: DiskRead) -> None:
         """Begin to read blocks; returns at once."""
 
     def forget_all(self) -> None:
-        """Drop what is still to be written, and know nothing of what was."""
+        """Drop the writes that wait, and forget all written blocks."""

@@ -1,4 +1,4 @@
-"""What a layer group needs to keep: one small class for each kind of layer (Jenga, section 5).
+"""The blocks that a layer group needs: one small class for each kind of layer (Jenga, section 5).
 
 `base` has the rules, `attention` the layers that read the tokens before them, `recurrent` states, their checkpoints and
 those of drafts, `features` blocks that hold no token of a sequence (images, adapters, the encoder's K and V),

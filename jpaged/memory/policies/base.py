@@ -28,8 +28,8 @@ class Policy(ABC):
         appends: whether the table has a block in every entry, entry ``i`` is that of tokens
             ``[i * block_size, (i + 1) * block_size)``, and only their own computation writes to it; True spares the
             questions where tokens lie.
-        prompt_tail: number of a prompt's last tokens that one step has to compute together, and no token behind them
-            with them; 0 = chunks end anywhere.
+        prompt_tail: number of a prompt's last tokens that one step has to compute together, without any token after
+            them; 0 = chunks end anywhere.
     """
 
     names_tokens: ClassVar[bool] = True
@@ -49,8 +49,7 @@ class Policy(ABC):
 
     @property
     def optional_blocks(self) -> int:
-        """Return how many blocks a sequence may take beside those that `placed` tells, while `for_prefix` has not
-        decided."""
+        """Return how many blocks a sequence may take in addition to those of `placed`, until `for_prefix` decides."""
         return 0
 
     # Which blocks are needed.
@@ -60,7 +59,7 @@ class Policy(ABC):
         """Return ascending, disjoint runs of blocks that the token at position `length` and all later ones may read.
 
         Everything else may be released; after a prefix hit of `length` tokens, exactly these are attached
-        and so touched (Jenga's balanced eviction: a group touches only what it would need again).
+        and so touched (Jenga's balanced eviction: a group touches only the blocks it would need again).
         """
 
     @abstractmethod
@@ -77,8 +76,8 @@ class Policy(ABC):
         return block_size
 
     def most_blocks(self, length: int, block_size: int) -> int:
-        """Return how many entries the block table keeps once `length` tokens are computed; those behind are given up,
-        and new ones may be appended in their place."""
+        """Return how many entries the block table keeps once `length` tokens are computed; later ones are released, and
+        new ones may be appended in their place."""
         return UNBOUNDED
 
     def longest_prefix(self, length: int, block_size: int) -> int:
@@ -102,7 +101,7 @@ class Policy(ABC):
 
     def holds(self, entry: int, length: int, block_size: int) -> bool:
         """Tell whether the block of a table entry holds something of the first `length` tokens, so that it has to be
-        copied before somebody else changes it."""
+        copied before another sequence changes it."""
         return entry * block_size < length
 
     def capacity(self, num_blocks: int, block_size: int, num_slots: int) -> int:

@@ -44,11 +44,10 @@ class NoTable(Policy):
 
 @dataclass(frozen=True)
 class ImageFeatures(NoTable):
-    """What an encoder made of images: vectors that tokens take the place of once, or K and V that tokens behind the
-    image read.
+    """An encoder's output for images: vectors that replace tokens once, or K and V that tokens after the image read.
 
     It belongs to images and not to sequences, so a sequence's table is always empty and a prefix of any length is
-    valid without it. Admission counts the blocks of the largest image of a request beside everything else.
+    valid without it. Admission counts the blocks of a request's largest image in addition to all others.
 
     Attributes:
         most: features of the largest image of the request; 0 = it has none.
@@ -76,7 +75,7 @@ class ImageFeatures(NoTable):
 class Adapters(NoTable):
     """The matrices of low-rank adapters: an adapter's blocks are shared by all requests that run with it.
 
-    They belong to no sequence. Admission is told of an adapter's blocks beside what a request's sequences take.
+    They belong to no sequence. A request's demand names its adapter's blocks in addition to those of its sequences.
     """
 
     def peak_blocks(self, length: int, step_tokens: int, block_size: int) -> int:
@@ -87,7 +86,7 @@ class Adapters(NoTable):
 class CrossAttention(Policy):
     """KV of the request's encoder tokens: written with its first token, read by all until the end.
 
-    Block ``i`` covers encoder tokens, not the sequence's. What they are is told by the request's salt, which has
+    Block ``i`` covers encoder tokens, not the sequence's. The request's salt identifies them, so it has
     to name the images; a prefix of any length is valid if all blocks are cached, else none.
 
     Raises:

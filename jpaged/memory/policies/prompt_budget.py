@@ -13,12 +13,12 @@ from jpaged.memory.policies.base import UNBOUNDED, Policy
 class PromptBudget(Policy):
     """Full attention up to the prompt's end; there the device moves `budget` tokens of it to the first slots.
 
-    The blocks behind are given up, and the tokens that follow take the slots after those kept: token ``p`` lies in slot
+    The blocks after them are released, and later tokens take the slots after those kept: token ``p`` lies in slot
     ``p - dropped``. A step computes no tokens of both sides. Nothing is a prefix that another request could use.
 
     Attributes:
         budget: tokens of a prompt that are kept; fewer are all kept.
-        prompt_tail: the prompt's last tokens, whose queries choose what is kept.
+        prompt_tail: the prompt's last tokens, whose queries choose the tokens to keep.
         prompt_tokens: length of the request's prompt; None = unknown, and nothing is dropped.
 
     Raises:
@@ -69,11 +69,11 @@ class PromptBudget(Policy):
     def capacity(self, num_blocks: int, block_size: int, num_slots: int) -> int:
         if num_slots > self._drops_at:
             return num_blocks * block_size + self.dropped
-        # The prompt's end and the token behind it have to be allocated: that gives up the blocks of those dropped.
+        # The prompt's end and the token after it have to be allocated: that releases the blocks of dropped tokens.
         return self._drops_at if num_slots == self._drops_at else min(self._drops_at - 1, num_blocks * block_size)
 
     def written_blocks(self, start: int, stop: int, block_size: int) -> range:
-        if start < self._drops_at <= stop:  # what is kept moves to the front
+        if start < self._drops_at <= stop:  # the kept tokens move to the front
             return range(self.num_blocks(self._drops_at, block_size))
         moved = self.dropped if start >= self._drops_at else 0
         return super().written_blocks(start - moved, stop - moved, block_size)
@@ -86,8 +86,8 @@ class PromptBudget(Policy):
 class TokenBudget(Policy):
     """The first `sink` tokens, the last `recent` and, of those between, the `top` with the highest attention scores.
 
-    Up to `budget` tokens this is full attention. Then the table stays as it is: the device writes each new token
-    over one it no longer keeps, in whatever block that is. So from there on every step may write every block,
+    Up to `budget` tokens this is full attention. Then the table no longer changes: the device writes each new token
+    over one it no longer keeps, in any block. So from there on every step may write every block,
     a forked sequence copies them all, and nothing is a prefix that another request could use.
 
     Raises:

@@ -21,8 +21,8 @@ class StateCheckpoints(Policy):
     A state may take as many bytes as attention keeps for thousands of tokens. `spacing` keeps checkpoints apart where
     they are hardly worth that: inside a prompt, which a later request seldom leaves midway. From the last multiple of
     `interval` in the prompt on, where the next turn of a conversation or the next question about a document begins,
-    they lie every `interval` tokens (compare Marconi, MLSys'25, which keeps the end of a sequence and what prompts
-    share).
+    they lie every `interval` tokens (compare Marconi, MLSys'25, which keeps the end of a sequence and the shared
+    parts of prompts).
 
     Attributes:
         interval: fewest tokens between two checkpoints that are not `ends`; a multiple of the block size.
@@ -150,10 +150,10 @@ def _multiples(entries: range, apart: int) -> range:
 class VerifiedStates(Policy):
     """A ring of states: the one after ``n`` tokens lies in entry ``n % slots``, unless a checkpoint ends there.
 
-    They stand beside the checkpoints of `StateCheckpoints`. A step of a token and its drafts leaves a state behind each
-    of them, all in entries of their own; the next step starts from the one behind the tokens that were kept, wherever
-    that is, and nothing has to be told or moved. A sequence takes all entries with its first token and gives them up
-    when it ends. A prefix ends at a checkpoint and brings none of them along, so none counts as active.
+    They are kept in addition to the checkpoints of `StateCheckpoints`. A step of a token and its drafts leaves a state
+    after each of them, each in its own entry. The next step starts from the state after the tokens that were kept, so
+    nothing has to be moved. A sequence takes all entries with its first token and frees them when it ends. A prefix
+    ends at a checkpoint and brings none of them along, so none counts as active.
 
     Attributes:
         slots: number of entries, the drafts of a step and one more at least.

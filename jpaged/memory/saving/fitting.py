@@ -1,4 +1,4 @@
-"""A saved memory moves into a pool of another size: what is cached goes first, then whole requests that the caller
+"""Moves a saved memory into a pool of another size: drops cached pages first, then whole requests that the caller
 names."""
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from jpaged.memory.saving.saved_memory import load_memory, memory_data
 
 
 class Fitting:
-    """Holds a saved memory in a pool of its own size on the host, until it has given up what the new pool cannot hold.
+    """Holds a saved memory in a trial pool of its old size, and drops from it until the rest fits the new pool.
 
     Args:
-        memory: the memory of the new pool, whose layer groups and block sizes are those of the saved one. It stays as
-            it is until `apply`.
-        data: what `memory_data` returned.
+        memory: the memory of the new pool, whose layer groups and block sizes are those of the saved one. It does not
+            change before `apply`.
+        data: the result of `memory_data`.
     """
 
     def __init__(self, memory: MemoryManager, data: Mapping[str, Any]) -> None:
@@ -28,14 +28,13 @@ class Fitting:
         load_memory(self._trial, data)
 
     def give_up(self, seq_ids: Iterable[int]) -> None:
-        """Free sequences, wherever they are; those without tables are left alone."""
+        """Free sequences, in the pool or in host memory; ids without tables are ignored."""
         for seq_id in seq_ids:
             if self._trial.holds(seq_id):
                 self._trial.free(seq_id)
 
     def fits_pool(self) -> bool:
-        """Forget cached pages, the least recently needed first, until the rest fits; return False where that is not
-        enough."""
+        """Forget cached pages, the least recently needed first, until the rest fits; return False if it never does."""
         pages = self._trial.parts.allocator.pages
         while self._old_pages - len(pages.free) > self._memory.layout.num_pages:
             if not self._trial.evict_idle_page():

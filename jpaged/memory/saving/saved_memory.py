@@ -33,7 +33,7 @@ from jpaged.memory.saving.saved_parts import (
 def memory_data(memory: MemoryManager) -> dict[str, Any]:
     """Return the whole state of a memory, copied. O(blocks in use or cached).
 
-    Host blocks whose content nobody will ask for are left out: their places are free.
+    Host blocks whose content is never read again are left out: their places are free.
     """
     links, associations, host = Links(), Associations(), memory.swap_space.host
     parts = memory.parts
@@ -59,8 +59,9 @@ def memory_data(memory: MemoryManager) -> dict[str, Any]:
 
 
 def load_memory(memory: MemoryManager, data: Mapping[str, Any]) -> None:
-    """Bring a memory into the state that was saved, whatever it held; its pool has as many large pages as that one's.
-    Images that somebody held are cached, for whoever asks.
+    """Replace the state of a memory by a saved one; both pools have the same number of large pages.
+
+    Images that requests held are cached: a restored request asks for them again.
 
     Raises:
         ValueError: the pool has another number of large pages, or groups.
@@ -88,7 +89,7 @@ def load_memory(memory: MemoryManager, data: Mapping[str, Any]) -> None:
     load_images(memory.images, data["images"])
     if memory.images.group is not None:
         owners[memory.images.group].update(memory.images.owners())
-    parts.requests.update(requests)  # the one that others look at
+    parts.requests.update(requests)  # in place: `RecentPrefixes` holds the same dict
     load_blocks(parts.allocator, blocks, associations, owners)
     memory.swap_space.host.load(data["host"]["owners"], data["host"]["free"])
     parts.cache.generation = data.get("generation", 0)  # saved by 0.1.0 without it
@@ -106,7 +107,7 @@ def load_memory(memory: MemoryManager, data: Mapping[str, Any]) -> None:
 
 
 def held_blocks(data: Mapping[str, Any]) -> list[list[int]]:
-    """Return the blocks of each group that are in use or cached, in order: those whose content is needed."""
+    """Return the blocks of each group whose content is needed, in order: blocks in use and cached ones."""
     held: list[set[int]] = [set(names) for names in block_names(data)]
     for one in data["sequences"].values():
         for mine, table in zip(held, one["tables"], strict=True):
@@ -115,7 +116,7 @@ def held_blocks(data: Mapping[str, Any]) -> list[list[int]]:
 
 
 def block_names(data: Mapping[str, Any]) -> list[dict[int, bytes]]:
-    """Return the name of what each cached block of each group holds."""
+    """Return the content's name of each cached block of each group."""
     links, images = data["links"], data["images"]
     names = [{block: links[number][0] for block, number in contents} for contents in data["cached"]]
     if images["group"] is not None:

@@ -17,7 +17,7 @@ from jpaged.memory.shared_blocks import HeldImage, ImageBlocks, StoredImage
 
 
 class Associations:
-    """Numbers the placement states of requests, of which some belong to requests that are gone."""
+    """Numbers the open pages of requests; some of these requests have ended."""
 
     def __init__(self) -> None:
         self.all: list[OpenPages] = []
@@ -43,7 +43,7 @@ def blocks_data(allocator: BlockAllocator, associations: Associations) -> dict[s
     owners = []
     for page in owned:
         owner = pages.owner[page]
-        assert owner is not None, "a page of a group was carved for somebody"
+        assert owner is not None, "a page of a group was carved for a request"
         owners.append(associations.number(owner))
     return {
         "num_pages": pages.num_pages,
@@ -119,7 +119,7 @@ def load_blocks(
 
 
 def images_data(images: ImageBlocks) -> dict[str, Any]:
-    """Return the group that images lie in, every image, and how many blocks each of those who hold one has given up."""
+    """Return the pool group of images, every image, and for each hold its image and the blocks it has given back."""
     stored = list(dict.fromkeys([*images.cached, *(held.image for held in images.held)]))
     numbers = {id(image): number for number, image in enumerate(stored)}
     return {
@@ -130,7 +130,7 @@ def images_data(images: ImageBlocks) -> dict[str, Any]:
 
 
 def load_images(images: ImageBlocks, data: Mapping[str, Any]) -> None:
-    """Tell fresh books of images what was saved, those who hold some included: blocks are counted by them."""
+    """Restore images and holds into an empty `ImageBlocks`; blocks are counted by the holds."""
     stored = [
         StoredImage(digest, features, list(blocks), is_encoded=is_encoded, is_torn=is_torn)
         for digest, features, blocks, is_encoded, is_torn in data["stored"]
@@ -140,7 +140,7 @@ def load_images(images: ImageBlocks, data: Mapping[str, Any]) -> None:
 
 
 def blocks_with_content(data: Mapping[str, Any]) -> dict[int, bytes]:
-    """Return the name of what each block holds, of images that can be found."""
+    """Return the name of each block's content, for images that can be found."""
     return {
         block: digest + place.to_bytes(4, "little")
         for digest, _, blocks, is_encoded, is_torn in data["stored"]
@@ -165,7 +165,7 @@ class Links:
 
 
 def request_data(request: RequestBlocks, associations: Associations) -> dict[str, Any]:
-    """Return what the tables of a request share."""
+    """Return the state that the tables of a request share."""
     return {
         "id": request.request_id,
         "association": associations.number(request.open_pages),
@@ -179,7 +179,7 @@ def request_data(request: RequestBlocks, associations: Associations) -> dict[str
 def load_request(
     data: Mapping[str, Any], associations: Sequence[OpenPages], groups: Sequence[tuple[Policy, int]]
 ) -> RequestBlocks:
-    """Return what the tables of a request share; its sequences are to be counted."""
+    """Return the state that the tables of a request share. The caller counts its sequences."""
     tokens = data["encoder_tokens"], data["prompt_tokens"], data["kept_tokens"]
     request = RequestBlocks(data["id"], associations[data["association"]], groups, *tokens)
     if data["begun"] is not None:
@@ -231,14 +231,14 @@ def cache_data(cache: PrefixCache, num_groups: int, links: Links) -> list[list[l
 
 
 def load_cache(cache: PrefixCache, data: Sequence[Sequence[Sequence[int]]], links: Sequence[Link]) -> None:
-    """Tell an empty cache what blocks hold."""
+    """Put the contents of blocks into an empty cache."""
     for g, contents in enumerate(data):
         for block, number in contents:
             cache.insert(g, block, links[number])
 
 
 def recent_data(recent: RecentPrefixes | None) -> list[Any] | None:
-    """Return what is remembered of recent requests."""
+    """Return the entries of recent requests."""
     if recent is None:
         return None
     return [
@@ -248,7 +248,7 @@ def recent_data(recent: RecentPrefixes | None) -> list[Any] | None:
 
 
 def load_recent(recent: RecentPrefixes, data: Sequence[Any]) -> None:
-    """Remember again what was remembered, all of it unless the pool is too small."""
+    """Restore the entries, all of them unless the pool is too small."""
     recent.most_requests = max(recent.most_requests, len(data))
     for request_id, digests, num_prompt, shared, num_bytes in data:
         recent.remember(request_id, Recent(list(digests), num_prompt, shared, num_bytes))

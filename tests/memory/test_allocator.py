@@ -211,7 +211,7 @@ def test_sharing_or_releasing_what_nobody_owns_raises():
     pool = Pool([2], 1)
     with pytest.raises(RuntimeError, match="shared but empty"):
         pool.allocator.share(0, 0)
-    with pytest.raises(RuntimeError, match="nobody owns it"):
+    with pytest.raises(RuntimeError, match="has no owner"):
         pool.release(0)
 
 

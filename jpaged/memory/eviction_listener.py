@@ -6,7 +6,7 @@ from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.disk import DiskTier
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.prefix_prediction import PredictedPrefixes
-from jpaged.memory.shared_blocks import ImageBlocks
+from jpaged.memory.shared_blocks import SharedBlocks
 
 
 class EvictionListener:
@@ -24,7 +24,7 @@ class EvictionListener:
     def __init__(self, cache: PrefixCache, disk: DiskTier | None) -> None:
         self._cache = cache
         self._disk = disk
-        self.shared: dict[int, ImageBlocks] = {}
+        self.shared: dict[int, SharedBlocks] = {}
         self.predicted: PredictedPrefixes | None = None
 
     def evicted(self, g: int, block: int) -> None:

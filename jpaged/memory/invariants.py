@@ -9,11 +9,11 @@ from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
 from jpaged.memory.pages import NO_GROUP
 from jpaged.memory.prefix_cache import PrefixCache
-from jpaged.memory.shared_blocks import ImageBlocks
+from jpaged.memory.shared_blocks import SharedBlocks
 
 
 def check(
-    allocator: BlockAllocator, cache: PrefixCache, tables: Iterable[BlockTables], shared: Iterable[ImageBlocks]
+    allocator: BlockAllocator, cache: PrefixCache, tables: Iterable[BlockTables], shared: Iterable[SharedBlocks]
 ) -> None:
     """Compare all state with the block tables, and with the holds on images and adapters. O(pool).
 
@@ -24,7 +24,7 @@ def check(
     for sequence in tables:
         for g, table in enumerate(sequence.tables):
             owners[g].update(block for block in table if block != NO_BLOCK)
-    known: dict[int, PrefixCache | ImageBlocks] = dict.fromkeys(range(len(owners)), cache)
+    known: dict[int, PrefixCache | SharedBlocks] = dict.fromkeys(range(len(owners)), cache)
     for whole in shared:
         if whole.group is not None:
             owners[whole.group], known[whole.group] = whole.owners(), whole
@@ -33,7 +33,7 @@ def check(
     _check_pages(allocator)
 
 
-def _check_group(g: int, allocator: BlockAllocator, cache: PrefixCache | ImageBlocks, owners: Counter[int]) -> None:
+def _check_group(g: int, allocator: BlockAllocator, cache: PrefixCache | SharedBlocks, owners: Counter[int]) -> None:
     group, pages = allocator.groups[g], allocator.pages
     for block in owners:
         assert 0 <= block < group.num_blocks, f"group {g}: block {block} is out of range"

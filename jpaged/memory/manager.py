@@ -498,7 +498,7 @@ class MemoryManager:
             return
         groups = request_groups(self._groups, encoder_tokens, prompt_tokens)
         prefix = Prefix(token_ids, max(len(token_ids) - 1, 0), groups, self._cache.chains(salt, spans), spans)
-        self.disk.look(request_id, prefix, self._cache, now, is_next=is_next)
+        self.disk.prefetch.look(request_id, prefix, self._cache, now, is_next=is_next)
 
     # Counts, tables and reports.
 

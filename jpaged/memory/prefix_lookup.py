@@ -109,7 +109,7 @@ class PrefixLookup:
     ) -> int:
         """Attach a prefix of which a part was read from disk; return its tokens, 0 where the pool has as much of it or
         is short of blocks."""
-        staged = {} if self._disk is None else self._disk.staged(sequence.request.request_id)
+        staged = {} if self._disk is None else self._disk.prefetch.staged(sequence.request.request_id)
         if self._disk is None or not staged:
             return 0
         length, found = self._cache.match(sequence, token_ids, limit, spans, staged)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
 from jpaged.memory.layout import PoolLayout
-from jpaged.memory.shared_blocks import ImageBlocks
+from jpaged.memory.shared_blocks import SharedBlocks
 from jpaged.memory.swap import HostBlocks
 
 
@@ -167,7 +167,7 @@ def build_report(
     lengths: Mapping[int, int],
     host: HostBlocks,
     pinned: Iterable[int],
-    shared: Iterable[ImageBlocks],
+    shared: Iterable[SharedBlocks],
 ) -> MemoryReport:
     """Collect the report; `lengths` overrides the committed length of a sequence, `shared` are images
     and adapters. O(blocks in use)."""

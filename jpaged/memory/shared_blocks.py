@@ -56,8 +56,8 @@ class HeldImage:
         return self.image.blocks
 
 
-class ImageBlocks:
-    """Blocks of images by digest.
+class SharedBlocks:
+    """Blocks of images, or of adapters, by digest. A subclass names the policy of its pool group.
 
     Args:
         layout: how the pool is cut.
@@ -68,13 +68,12 @@ class ImageBlocks:
     Attributes:
         group: number of the pool group that holds features; None = the model takes no images.
         block_size: features of a block.
-        stays: whether requests hold an image as long as their tokens see it, see `ImageFeatures`.
         policy: class of the pool group's policy.
         refusal: error message of a model without such a group.
     """
 
-    policy: ClassVar[type[Policy]] = ImageFeatures
-    refusal: ClassVar[str] = "no layer group takes images"
+    policy: ClassVar[type[Policy]]
+    refusal: ClassVar[str]
 
     def __init__(
         self, layout: PoolLayout, allocator: BlockAllocator, next_tick: Callable[[], int], *, keeps: bool
@@ -82,8 +81,6 @@ class ImageBlocks:
         found = [g for g, group in enumerate(layout.groups) if isinstance(group.spec.policy, self.policy)]
         self.group: int | None = found[0] if found else None
         self.block_size = layout.groups[found[0]].spec.block_size if found else 1
-        policy = layout.groups[found[0]].spec.policy if found else None
-        self.stays = isinstance(policy, ImageFeatures) and policy.stays
         self._allocator = allocator
         self._next_tick = next_tick
         self._keeps = keeps
@@ -273,6 +270,24 @@ class ImageBlocks:
         assert set(self._image_of.values()) <= set(self._images.values()), "blocks name an image that is lost"
 
 
+class ImageBlocks(SharedBlocks):
+    """Features of images by digest.
+
+    Attributes:
+        stays: whether requests hold an image as long as their tokens see it, see `ImageFeatures`.
+    """
+
+    policy: ClassVar[type[Policy]] = ImageFeatures
+    refusal: ClassVar[str] = "no layer group takes images"
+
+    def __init__(
+        self, layout: PoolLayout, allocator: BlockAllocator, next_tick: Callable[[], int], *, keeps: bool
+    ) -> None:
+        super().__init__(layout, allocator, next_tick, keeps=keeps)
+        policy = None if self.group is None else layout.groups[self.group].spec.policy
+        self.stays = isinstance(policy, ImageFeatures) and policy.stays
+
+
 StoredAdapter = StoredImage
 """An adapter in the pool; its `features` are its blocks, and it `is_encoded` once a dispatched step loads it."""
 
@@ -280,8 +295,8 @@ HeldAdapter = HeldImage
 """One request's hold on an adapter."""
 
 
-class AdapterBlocks(ImageBlocks):
-    """Blocks of adapters by digest; see `ImageBlocks` for its arguments and methods."""
+class AdapterBlocks(SharedBlocks):
+    """Low-rank adapters by digest."""
 
     policy: ClassVar[type[Policy]] = Adapters
     refusal: ClassVar[str] = "no layer group keeps adapters"

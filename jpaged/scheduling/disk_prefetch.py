@@ -57,21 +57,21 @@ class DiskPrefetch:
         if disk is None:
             return False
         self._look(request, is_next=True)
-        read = disk.waits_for(request.request_id, self._clock())
+        read = disk.prefetch.waits_for(request.request_id, self._clock())
         if read is not None and is_idle and read.wait(LONGEST_STOP):
             self._look(request, is_next=True)  # it may go on where the first read ended
-            read = disk.waits_for(request.request_id, self._clock())
+            read = disk.prefetch.waits_for(request.request_id, self._clock())
         return read is not None
 
     def has_read(self, request: Request) -> bool:
         """Tell whether something was read for a request."""
         disk = self._memory.disk
-        return disk is not None and bool(disk.staged(request.request_id))
+        return disk is not None and bool(disk.prefetch.staged(request.request_id))
 
     def let_go(self, request: Request) -> None:
         """Drop the blocks that were read for a request, which runs now or has ended."""
         if self._memory.disk is not None:
-            self._memory.disk.let_go(request.request_id)
+            self._memory.disk.prefetch.let_go(request.request_id)
 
     def begin_step(self) -> None:
         """Note that a step is being planned."""

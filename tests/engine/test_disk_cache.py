@@ -79,7 +79,7 @@ def hanging(llm):
 def check_empty(llm):
     engine = llm.control.engine
     assert not engine.has_work and engine.memory.num_used_blocks == 0
-    assert not engine.memory.disk._asked, "something is read for nobody"
+    assert not engine.memory.disk.prefetch.requests, "something is read for nobody"
     engine.memory.check_invariants()
 
 
@@ -133,7 +133,7 @@ def test_a_request_that_is_aborted_while_its_blocks_are_read_leaves_nothing(mode
     with hanging(llm):
         request = llm.input_processor.process({"prompt_token_ids": PROMPTS[0]}, PARAMS[0])
         llm.control.engine.add(request)
-        assert llm.control.engine.memory.disk.waits_for(request.request_id, 0.0) is not None
+        assert llm.control.engine.memory.disk.prefetch.waits_for(request.request_id, 0.0) is not None
         llm.control.engine.step()
         assert llm.control.engine.memory.num_used_blocks == 0
         llm.control.engine.abort(request)

@@ -41,12 +41,12 @@ def test_what_a_step_evicts_is_written_under_a_name_and_found_from_the_next_step
     memory.disk.begin_step()
     fill_pool(memory)
     memory.read_ahead(2, [*TOKENS, 1], 0.0)
-    assert not memory.disk.staged(2), "it is not on its way yet"
+    assert not memory.disk.prefetch.staged(2), "it is not on its way yet"
     writes, fills = memory.disk.take_moves()
     assert len(writes) == 4 and not fills
     assert len({write.place for write in writes}) == len({write.name for write in writes}) == 4
     memory.read_ahead(3, [*TOKENS, 1], 0.0)
-    memory.disk.waits_for(3, 0.0)
+    memory.disk.prefetch.waits_for(3, 0.0)
     assert memory.disk.stats().failures == 4, "the fake disk was not given the writes"
 
 
@@ -76,7 +76,7 @@ def test_a_disk_that_failed_is_left_alone(memory):
     fill_pool(memory)
     assert memory.disk.take_moves() == ([], [])
     memory.read_ahead(2, [*TOKENS, 1], 0.0)
-    assert memory.disk.waits_for(2, 0.0) is None and not memory.disk.stats().is_open
+    assert memory.disk.prefetch.waits_for(2, 0.0) is None and not memory.disk.stats().is_open
 
 
 def test_other_weights_have_other_names(memory):
@@ -112,11 +112,11 @@ def test_reading_ahead_is_bounded_and_the_next_request_comes_first():
         disk.write(write.place, write.name, ["content"])
     memory.read_ahead(10, prompts[0], 0.0)
     memory.read_ahead(11, prompts[1], 0.0)
-    assert memory.disk.waits_for(10, 0.0) and memory.disk.waits_for(11, 0.0) is None
+    assert memory.disk.prefetch.waits_for(10, 0.0) and memory.disk.prefetch.waits_for(11, 0.0) is None
     memory.read_ahead(12, prompts[2], 0.0, is_next=True)
-    assert memory.disk.waits_for(12, 0.0) and memory.disk.waits_for(10, 0.0) is None
+    assert memory.disk.prefetch.waits_for(12, 0.0) and memory.disk.prefetch.waits_for(10, 0.0) is None
     disk.step()
-    memory.disk.waits_for(12, 0.0)
-    assert len(memory.disk.staged(12)) == 2 and memory.disk.stats().failures == 0
-    memory.disk.let_go(12)
+    memory.disk.prefetch.waits_for(12, 0.0)
+    assert len(memory.disk.prefetch.staged(12)) == 2 and memory.disk.stats().failures == 0
+    memory.disk.prefetch.let_go(12)
     memory.check_invariants()

@@ -259,4 +259,4 @@ def test_whatever_is_read_from_disk_every_request_gets_the_tokens_it_would_get_a
             check_tokens(request, GROUPS[groups])
     assert loop.num_used_blocks == 0
     scheduler.memory.check_invariants()
-    assert not scheduler.memory.disk._asked, "something is read for nobody"
+    assert not scheduler.memory.disk.prefetch.requests, "something is read for nobody"

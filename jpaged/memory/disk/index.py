@@ -47,14 +47,20 @@ class DiskIndex:
         self.block_bytes = block_bytes
         self.page_bytes = page_bytes
         self.num_pages = num_pages
-        self.clear()
+        self._epoch = 0
+        self._clear()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget everything. Blocks that are still being written get names that no later read uses."""
+        self._epoch += 1
+        self._clear()
+
+    def _clear(self) -> None:
         self._blocks: list[dict[bytes, StoredBlock]] = [{} for _ in self.block_bytes]
         self._pages: OrderedDict[int, _Page] = OrderedDict()  # the least recently needed first
         self._open: list[int | None] = [None] * len(self.block_bytes)
         self._num_new = 0  # pages that were ever used
+        self._unsent: set[tuple[int, bytes]] = set()  # have a place, but are not on their way to it yet
 
     def __len__(self) -> int:
         """Return how many blocks can be found."""
@@ -71,12 +77,21 @@ class DiskIndex:
         stored = self._blocks[g].get(link.digest)
         return stored if stored is not None and stored.tokens == link.tokens else None
 
+    def readable(self, g: int, link: Link) -> StoredBlock | None:
+        """Return the block if a read that begins now finds it: the store writes and reads in order."""
+        return None if (g, link.digest) in self._unsent else self.find(g, link)
+
+    def name(self, stored: StoredBlock) -> bytes:
+        """Return the name under which a block is written and read."""
+        return self._epoch.to_bytes(8, "little") + stored.group.to_bytes(2, "little") + stored.digest
+
     def touch(self, stored: StoredBlock) -> None:
         """Note that a block that can be found is needed now."""
         self._pages.move_to_end(stored.place // self.page_bytes)
 
     def put(self, g: int, link: Link) -> StoredBlock | None:
-        """Give content a place, for which others may be forgotten; None where there is none, or the digest has one."""
+        """Give content a place, for which others may be forgotten; None where there is none, or the digest has one. A
+        read finds it after `sent`."""
         if link.digest in self._blocks[g] or not self.num_pages:
             return None
         number = self._open[g]
@@ -89,8 +104,13 @@ class DiskIndex:
         if (len(page.blocks) + 1) * size > self.page_bytes:
             self._open[g] = None
         self._blocks[g][link.digest] = stored
+        self._unsent.add((g, link.digest))
         self._pages.move_to_end(number)
         return stored
+
+    def sent(self) -> None:
+        """Note that all blocks with a place are on disk, or on their way there."""
+        self._unsent.clear()
 
     def forget(self, stored: StoredBlock) -> None:
         """Hide a damaged or dropped block; its place is reclaimed with its page."""

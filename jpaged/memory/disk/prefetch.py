@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from jpaged.memory.disk.break_even import BreakEven
 from jpaged.memory.disk.index import DiskIndex, StoredBlock
 from jpaged.memory.disk.transfers import BlockStore, DiskRead
-from jpaged.memory.hash_chain import HashChain, Link, TokenSpan
+from jpaged.memory.hash_chain import HashChain, TokenSpan
 from jpaged.memory.policies import Policy
 from jpaged.memory.prefix_cache import PrefixCache, longest_prefix
 
@@ -29,7 +29,7 @@ class WaitingRequest:
         read: the read in progress; None = none.
         deadline: time after which the request stops waiting for it.
         num_bytes: size of all that was or is being read.
-        seen: state of the pool and the disk, as `DiskTier.version` counts it, when it was last looked at.
+        seen: state of the pool and the disk, as `Prefetch.version` counts it, when it was last looked at.
         has_given_up: whether a read took too long, so that none is begun again.
     """
 
@@ -85,6 +85,7 @@ class Prefetch:
     Attributes:
         break_even: see the arguments.
         version: changes when the pool loses a block, or one can be read that could not before.
+        failures: damaged blocks, and reads that took too long.
     """
 
     def __init__(self, index: DiskIndex, store: BlockStore, break_even: BreakEven, most_staged: int) -> None:
@@ -93,20 +94,10 @@ class Prefetch:
         self._index = index
         self._store = store
         self._most_staged = most_staged
-        self._epoch = 0
-        self._failures = 0
-        self._unsent: set[tuple[int, bytes]] = set()  # given a place, but not to the store yet
-        self._begin_reading()
-
-    def _begin_reading(self) -> None:
-        self._asked: OrderedDict[int, WaitingRequest] = OrderedDict()
+        self.failures = 0
+        self._waiting: OrderedDict[int, WaitingRequest] = OrderedDict()
         self._num_staged = 0
         self._late: DiskRead | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Tell whether the disk works."""
-        return self._store.is_open
 
     def look(self, request_id: int, prefix: Prefix, cache: PrefixCache, now: float, *, is_next: bool) -> None:
         """Begin to read the blocks of a request's prefix that the pool lacks, if they are worth reading.
@@ -115,91 +106,98 @@ class Prefetch:
             now: time in seconds, on the clock of `waits_for`.
             is_next: whether the request is the next to be admitted, so that blocks read for others may be dropped.
         """
-        asked = self._asked.get(request_id)
-        if asked is None:
-            if not len(self._index) or not self.is_open:
+        waiting = self._waiting.get(request_id)
+        if waiting is None:
+            if not len(self._index) or not self._store.is_open:
                 return
-            asked = self._asked[request_id] = WaitingRequest(prefix.chains)
-        self._take(asked)
-        if asked.read is not None or asked.has_given_up or asked.seen == self.version or not self.is_open:
+            waiting = self._waiting[request_id] = WaitingRequest(prefix.chains)
+        self._take(waiting)
+        if waiting.read is not None or waiting.has_given_up or waiting.seen == self.version or not self._store.is_open:
             return
         if self._late is not None and not self._late.is_done:
             return  # the disk hangs: no other request should wait for it
-        tokens, blocks = self._missing(asked, prefix, cache)
+        tokens, blocks = self._missing(waiting, prefix, cache)
         num_bytes = sum(block.num_bytes for block in blocks)
         if not blocks or not self.break_even.is_worth(tokens, num_bytes):
-            asked.seen = self.version
+            waiting.seen = self.version
             return
-        if not self._has_room(asked, num_bytes, is_next=is_next):
+        if not self._has_room(waiting, num_bytes, is_next=is_next):
             return
-        asked.seen = self.version
+        waiting.seen = self.version
         for block in blocks:
             self._index.touch(block)
-        asked.read = DiskRead(blocks, [self._name(block) for block in blocks])
-        asked.deadline = now + max(LONGEST_WAIT, 2 * tokens * (self.break_even.seconds_per_token or 0))
-        asked.num_bytes += num_bytes
+        waiting.read = DiskRead(blocks, [self._index.name(block) for block in blocks])
+        waiting.deadline = now + max(LONGEST_WAIT, 2 * tokens * (self.break_even.seconds_per_token or 0))
+        waiting.num_bytes += num_bytes
         self._num_staged += num_bytes
-        self._store.read(asked.read)
+        self._store.read(waiting.read)
 
     def waits_for(self, request_id: int, now: float) -> DiskRead | None:
         """Return the read in progress for a request; None if there is none, or it takes too long."""
-        asked = self._asked.get(request_id)
-        if asked is None:
+        waiting = self._waiting.get(request_id)
+        if waiting is None:
             return None
-        self._take(asked)
-        if asked.read is not None and now > asked.deadline:
-            logger.warning("%d bytes were not read from disk in time: they are computed", asked.read.num_bytes)
-            self._late = asked.read
-            asked.cancel()
-            asked.has_given_up = True
-            self._failures += 1
-        return asked.read
+        self._take(waiting)
+        if waiting.read is not None and now > waiting.deadline:
+            logger.warning("%d bytes were not read from disk in time: they are computed", waiting.read.num_bytes)
+            self._late = waiting.read
+            waiting.cancel()
+            waiting.has_given_up = True
+            self.failures += 1
+        return waiting.read
 
     def staged(self, request_id: int) -> Mapping[tuple[int, bytes], np.ndarray]:
         """Return the bytes of the blocks that were read for a request, by group and digest."""
-        asked = self._asked.get(request_id)
-        return {} if asked is None else asked.contents
+        waiting = self._waiting.get(request_id)
+        return {} if waiting is None else waiting.contents
 
     def let_go(self, request_id: int) -> None:
         """Drop all reads of a request."""
-        asked = self._asked.pop(request_id, None)
-        if asked is not None:
-            asked.cancel()
-            self._num_staged -= asked.num_bytes
+        waiting = self._waiting.pop(request_id, None)
+        if waiting is not None:
+            waiting.cancel()
+            self._num_staged -= waiting.num_bytes
 
-    def _forget_asked(self) -> None:
+    def clear(self) -> None:
         """Drop all reads."""
-        for asked in self._asked.values():
-            asked.cancel()
-        self._begin_reading()
+        for waiting in self._waiting.values():
+            waiting.cancel()
+        self._waiting.clear()
+        self._num_staged = 0
+        self._late = None
 
-    def _name(self, stored: StoredBlock) -> bytes:
-        """Return the name under which a block is written, and read."""
-        return self._epoch.to_bytes(8, "little") + stored.group.to_bytes(2, "little") + stored.digest
+    @property
+    def requests(self) -> list[int]:
+        """Return the ids of the requests for which blocks were or are being read."""
+        return list(self._waiting)
 
-    def _take(self, asked: WaitingRequest) -> None:
+    def check(self) -> None:
+        """Raise AssertionError where a count is wrong; for tests."""
+        assert self._num_staged == sum(waiting.num_bytes for waiting in self._waiting.values()), "bytes read ahead"
+
+    def _take(self, waiting: WaitingRequest) -> None:
         """Take over the result of a read that has ended."""
-        read = asked.read
+        read = waiting.read
         if read is None or not read.is_done:
             return
-        asked.read, asked.seen = None, -1
-        asked.contents.update(read.contents)
+        waiting.read, waiting.seen = None, -1
+        waiting.contents.update(read.contents)
         self.break_even.read(sum(map(len, read.contents.values())), read.seconds)
         for block in read.damaged:
             self._index.forget(block)
         if read.damaged:
-            self._failures += len(read.damaged)
+            self.failures += len(read.damaged)
             logger.warning("%d blocks on disk are damaged: their tokens are computed", len(read.damaged))
 
-    def _missing(self, asked: WaitingRequest, prefix: Prefix, cache: PrefixCache) -> tuple[int, list[StoredBlock]]:
+    def _missing(self, waiting: WaitingRequest, prefix: Prefix, cache: PrefixCache) -> tuple[int, list[StoredBlock]]:
         """Return how many tokens more would be found if some blocks on disk were read, and these blocks."""
         here: list[list[bool]] = []
         there: list[list[StoredBlock | None]] = []
         for g, (policy, size) in enumerate(prefix.groups):
             wanted = policy.full_blocks(prefix.limit, 0, size)
-            links = cache.links(asked.chains, g, prefix.tokens, wanted)
-            here.append([cache.find(g, link) is not None or (g, link.digest) in asked.contents for link in links])
-            there.append([self._readable(g, link) for link in links])
+            links = cache.links(waiting.chains, g, prefix.tokens, wanted)
+            here.append([cache.find(g, link) is not None or (g, link.digest) in waiting.contents for link in links])
+            there.append([self._index.readable(g, link) for link in links])
         either = [
             [hit or block is not None for hit, block in zip(hits, blocks, strict=True)]
             for hits, blocks in zip(here, there, strict=True)
@@ -214,16 +212,14 @@ class Prefetch:
                 found += [block for i in run if not here[g][i] and (block := there[g][i]) is not None]
         return tokens, found
 
-    def _readable(self, g: int, link: Link) -> StoredBlock | None:
-        """Return a block that is on disk, or will be before anything that is asked for now is read."""
-        return None if (g, link.digest) in self._unsent else self._index.find(g, link)
-
-    def _has_room(self, asked: WaitingRequest, num_bytes: int, *, is_next: bool) -> bool:
+    def _has_room(self, waiting: WaitingRequest, num_bytes: int, *, is_next: bool) -> bool:
         """Tell whether so many bytes more may be read ahead: within the bound, or if no other request has any. For the
         next request to be admitted, the bytes of the last ones are dropped."""
-        while self._num_staged + num_bytes > self._most_staged and self._num_staged > asked.num_bytes:
+        while self._num_staged + num_bytes > self._most_staged and self._num_staged > waiting.num_bytes:
             if not is_next:
                 return False
-            last = next(key for key, other in reversed(self._asked.items()) if other is not asked and other.num_bytes)
+            last = next(
+                key for key, other in reversed(self._waiting.items()) if other is not waiting and other.num_bytes
+            )
             self.let_go(last)
         return True

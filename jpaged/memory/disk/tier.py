@@ -59,7 +59,7 @@ STAGED_PART = 4
 """The pool over the bytes that are read ahead for requests that wait."""
 
 
-class DiskTier(Prefetch):
+class DiskTier:
     """Decides which evicted blocks are written to disk, which are read ahead, and which blocks of the pool they fill.
 
     Args:
@@ -68,6 +68,9 @@ class DiskTier(Prefetch):
         num_bytes: size of the file.
         shards: parts that a block has, one on each device.
         break_even: weighs reading against computing.
+
+    Attributes:
+        prefetch: the reads for requests that wait.
     """
 
     def __init__(
@@ -75,7 +78,10 @@ class DiskTier(Prefetch):
     ) -> None:
         page_bytes = layout.page_bytes * shards
         index = DiskIndex([group.block_bytes * shards for group in layout.groups], page_bytes, num_bytes // page_bytes)
-        super().__init__(index, store, break_even, layout.pool_bytes * shards // STAGED_PART)
+        self.prefetch = Prefetch(index, store, break_even, layout.pool_bytes * shards // STAGED_PART)
+        self._index = index
+        self._store = store
+        self._break_even = break_even
         self._layout = layout
         self._hits = self._read_bytes = self._written_bytes = self._skipped = 0
         self._begin()
@@ -89,11 +95,9 @@ class DiskTier(Prefetch):
 
     def clear(self) -> None:
         """Forget all blocks: on disk, on their way there, and read for requests that wait."""
-        self._epoch += 1  # blocks that are still being written have names that no read uses
         self._index.clear()
         self._store.forget_all()
-        self._unsent.clear()
-        self._forget_asked()
+        self.prefetch.clear()
         self._begin()
 
     # Blocks that the pool evicts.
@@ -105,10 +109,10 @@ class DiskTier(Prefetch):
 
     def evicted(self, g: int, block: int, link: Link) -> None:
         """Note that the pool evicts a block, and write it if there is room."""
-        self.version += 1
+        self.prefetch.version += 1
         if self._fills.pop((g, block), None) is not None:
             return  # its content is not in the pool yet
-        if not self._is_planning or not self.is_open or (g, block) in self._incoming:
+        if not self._is_planning or not self._store.is_open or (g, block) in self._incoming:
             return
         stored = self._index.find(g, link)
         if stored is not None:
@@ -120,8 +124,7 @@ class DiskTier(Prefetch):
             return
         stored = self._index.put(g, link)
         if stored is not None:
-            self._writes.append(DiskWrite(g, block, stored.place, self._name(stored)))
-            self._unsent.add((g, link.digest))
+            self._writes.append(DiskWrite(g, block, stored.place, self._index.name(stored)))
             self._unsent_bytes += stored.num_bytes
             self._written_bytes += stored.num_bytes
 
@@ -144,8 +147,8 @@ class DiskTier(Prefetch):
     def take_moves(self) -> tuple[list[DiskWrite], list[DiskFill]]:
         """Return the device's work before the step: blocks to copy out, then blocks to fill."""
         writes, fills = self._writes, list(self._fills.values())
-        self.version += bool(writes)  # from now on they can be read
-        self._unsent.clear()
+        self.prefetch.version += bool(writes)  # from now on they can be read
+        self._index.sent()
         self._begin()
         return writes, fills
 
@@ -153,7 +156,7 @@ class DiskTier(Prefetch):
 
     def computed(self, tokens: int, seconds: float) -> None:
         """Learn from a step with prompts. Log the break-even once, as soon as it is known."""
-        even = self.break_even
+        even = self._break_even
         was_known = even.seconds_per_token is not None
         even.computed(tokens, seconds)
         if not was_known and even.seconds_per_token is not None and even.min_tokens is None:
@@ -167,7 +170,7 @@ class DiskTier(Prefetch):
 
     def stats(self) -> DiskStats:
         """Return contents and counters."""
-        even = self.break_even
+        even = self._break_even
         return DiskStats(
             limit_bytes=self._index.num_pages * self._index.page_bytes,
             used_bytes=self._index.num_bytes,
@@ -175,18 +178,18 @@ class DiskTier(Prefetch):
             hits=self._hits,
             read_bytes=self._read_bytes,
             written_bytes=self._written_bytes,
-            failures=self._failures,
+            failures=self.prefetch.failures,
             skipped=self._skipped,
             break_even=even.tokens(self._layout.prefix_step, self._prefix_bytes),
             read_rate=even.read_rate,
             seconds_per_token=even.seconds_per_token,
-            is_open=self.is_open,
+            is_open=self._store.is_open,
         )
 
     def check(self) -> None:
         """Raise AssertionError where a count is wrong; for tests."""
         self._index.check()
-        assert self._num_staged == sum(asked.num_bytes for asked in self._asked.values()), "bytes read ahead"
+        self.prefetch.check()
         assert not (self._writes or self._fills or self._is_planning), "moves were not taken"
 
     def _prefix_bytes(self, tokens: int) -> int:

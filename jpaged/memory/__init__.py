@@ -1,4 +1,4 @@
-"""Host memory management without JAX: who owns which block of the one pool.
+"""Host memory management without JAX: the owners of all blocks of the one pool.
 
 `PoolLayout` cuts the pool into large pages and blocks for every layer group; `MemoryManager` keeps the block
 tables, reference counts, copy-on-write and the prefix cache over Jenga's two-level allocator; policies say what

@@ -38,7 +38,7 @@ class BlockAllocator:
         self._after_evicting = after_evicting
 
     def new_request(self) -> OpenPages:
-        """Return the placement state of a new request."""
+        """Return the open pages of a new request: none yet."""
         return OpenPages(len(self.groups))
 
     def pages_needed(self, needs: Sequence[int], spare: Sequence[int] | None = None) -> int:
@@ -241,8 +241,8 @@ class BlockAllocator:
         return block if idle is None or time <= self.pages.newest[idle] else None
 
     def _oldest_block(self, g: int, page: int) -> int:
-        """Return the least recently needed of a page's cached blocks without an owner; a protected one only for want of
-        others."""
+        """Return the least recently needed of a page's cached blocks without an owner; a protected one only if there is no
+        other."""
         group, first = self.groups[g], page * self.groups[g].blocks_per_page
         mine = range(first, first + group.blocks_per_page)
         cached = ((group.evictable.get(block) or group.protected.get(block), block) for block in mine)

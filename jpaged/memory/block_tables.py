@@ -35,7 +35,7 @@ class RequestBlocks:
         kept_tokens: leading tokens that are to be found as a prefix once they are computed; 0 = none.
         begun: arguments of the first `begin`; None before it.
         groups: policy and block size (tokens) of each layer group, for this request.
-        releases: whether any group's policy may give up blocks while a sequence grows.
+        releases: whether any group's policy may release blocks while a sequence grows.
         num_seqs: number of its sequences.
     """
 

@@ -1,4 +1,4 @@
-"""Whether a request fits the pool: now, later or never (PagedAttention, section 4.5), counted in large pages.
+"""Decides whether a request fits the pool: now, later or never (PagedAttention, section 4.5), in large pages.
 
 Blocks that several sequences share count once. A prefix that the cache holds is attached before its request is
 checked, and a pinned prefix left the pool when it was pinned. Blocks that running prompts have yet to take count as
@@ -196,7 +196,7 @@ class CapacityCheck:
     def is_tight(self, lifetime: Lifetime) -> bool:
         """Tell whether the request could fail to fit the same pool where its blocks are not packed.
 
-        Blocks that are given up one by one leave large pages that a single block holds.
+        Blocks that are freed one by one can leave large pages that a single block holds.
         """
         pages, size = 0, self._size(lifetime)
         for g, (group, (policy, block_size)) in enumerate(zip(self._layout.groups, size.groups, strict=True)):
@@ -211,7 +211,7 @@ class CapacityCheck:
     def verdict(
         self, need: Need, *, reserved: Sequence[int] | None, may_wait: bool | None, reclaimed: ReclaimEstimate | None
     ) -> Fit:
-        """See `MemoryManager.can_admit`."""
+        """Tell whether a request fits now, later or never; see `MemoryManager.can_admit`."""
         needs = self._missing(self._size(need), need.cached_tokens)
         if not self._fits_empty(needs):
             return Fit.NEVER

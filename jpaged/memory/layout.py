@@ -1,4 +1,4 @@
-"""How one pool is cut: large pages for all layer groups, blocks of one group inside each (Jenga, section 4).
+"""Cuts one pool: large pages for all layer groups, blocks of one group inside each (Jenga, section 4).
 
 The large page is the least common multiple of the groups' block bytes, so every group sees the whole pool as a
 pure reshape ``[num_blocks, padded_layers, ...]`` and any page can serve any group. Where the exact multiple would

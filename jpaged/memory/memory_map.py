@@ -45,7 +45,7 @@ class MemoryMap:
         page_bytes: bytes of a large page on one device.
         page_groups: for each large page, the number of its group, -1 where it is free.
         groups: the blocks of each layer group.
-        clock: the memory's logical clock, on which `Block.last_need` lies; it grows whenever blocks are given up.
+        clock: the memory's logical clock, on which `Block.last_need` lies; it grows whenever blocks are released.
         request_names: the clients' names of the requests of `Block.request`, where they gave them any.
         identity: tells the map from others of its pool.
         since: `identity` of the map that was taken before.

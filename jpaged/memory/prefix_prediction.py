@@ -1,4 +1,4 @@
-"""Which cached blocks are worth more than room for one more request (Jenga, SOSP'25: the predicted prefix).
+"""Chooses cached blocks that are worth more than room for one more request (Jenga, SOSP'25: predicted prefixes).
 
 A prefix that several recent requests began with will be asked for again, while their other tokens will hardly be. So
 of a request's blocks those that are active at the end of its predicted prefix, the longest prefix it shares with a

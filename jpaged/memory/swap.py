@@ -60,7 +60,7 @@ class HostBlocks:
         return [list(free) for free in self._free]
 
     def load(self, ref_count: Sequence[Sequence[int]], free: Sequence[Sequence[int]]) -> None:
-        """Take over owner counts and free lists that were saved."""
+        """Restore saved owner counts and free lists."""
         self.ref_count = [list(counts) for counts in ref_count]
         self._free = [list(blocks) for blocks in free]
         self.used_bytes = sum(self.num_used(g) * size for g, size in enumerate(self.block_bytes))
@@ -112,7 +112,7 @@ class SwapSpace:
         self._dropped: list[HostBlock] = []
 
     def move_out(self, seq_ids: Sequence[int]) -> list[SwapCopy] | None:
-        """Give up the device blocks of a request's sequences for host blocks; each shared block is moved once.
+        """Exchange the device blocks of a request's sequences for host blocks; each shared block is moved once.
 
         Commit before: blocks that left every window are not moved. Until it is swapped in again, such a sequence can
         only be forked and freed. Cached blocks stay on the device, evictable.
@@ -206,13 +206,13 @@ class SwapSpace:
         self.sequences[child_id] = child
 
     def free(self, seq_id: int) -> BlockTables:
-        """Give up the host blocks of a swapped sequence, and return its tables."""
+        """Free the host blocks of a swapped sequence, and return its tables."""
         sequence = self.sequences.pop(seq_id)
         self._dropped += self._release(sequence)
         return sequence
 
     def take_dropped(self) -> list[HostBlock]:
-        """Return the host blocks freed since the last call without having been swapped in: their content can go."""
+        """Return the host blocks freed since the last call without having been swapped in: the host store may drop them."""
         dropped, self._dropped = self._dropped, []
         return dropped
 

@@ -1,4 +1,4 @@
-"""Puts blocks into the tables of sequences and takes them out again, so that every count stays true."""
+"""Puts blocks into the tables of sequences and takes them out again; every count stays true."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ class TableUpdater:
         return link is not None and self._allocator.groups[g].ref_count[block] == 1 and self._remember(g, block, link)
 
     def _trim(self) -> None:
-        """Make protected blocks beyond the pool's size ordinary ones, the most recently needed of them."""
+        """Make the oldest protected blocks ordinary while they exceed the protected pool; as ordinary ones they are newest."""
         assert self._predicted is not None
         while (oldest := self._predicted.overflow()) is not None:
             self.clock += 1

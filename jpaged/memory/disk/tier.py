@@ -1,4 +1,4 @@
-"""The third tier: cached blocks that the pool loses go to disk, and are read ahead for requests that begin with them.
+"""The third tier: cached blocks go to disk when the pool evicts them, and are read ahead for requests that need them.
 
 No block on disk is needed: tokens of a block that is missing, unreadable or damaged are computed again. A block goes to
 disk when the pool evicts it, under its name in the hash chain, so salts, adapters and images keep prefixes apart here

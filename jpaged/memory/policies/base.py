@@ -24,7 +24,7 @@ class Policy(ABC):
     Attributes:
         names_tokens: whether blocks are cached under the tokens up to their end; False: under the salt and their
             number.
-        releases: whether a sequence may give up blocks while it grows; False spares the question after every block.
+        releases: whether a sequence may release blocks while it grows; False spares the question after every block.
         appends: whether the table has a block in every entry, entry ``i`` is that of tokens
             ``[i * block_size, (i + 1) * block_size)``, and only their own computation writes to it; True spares the
             questions where tokens lie.

@@ -24,7 +24,7 @@ class Associations:
         self._numbers: dict[int, int] = {}
 
     def number(self, association: OpenPages) -> int:
-        """Return the number of a placement state; each new one gets the next."""
+        """Return the number of a request's open pages; each new one gets the next."""
         if id(association) not in self._numbers:
             self._numbers[id(association)] = len(self.all)
             self.all.append(association)
@@ -71,7 +71,7 @@ def associations_data(associations: Associations) -> list[Any]:
 
 
 def load_associations(data: Sequence[Any], num_groups: int) -> list[OpenPages]:
-    """Return placement states by their number."""
+    """Return the open pages of requests by their number."""
     loaded = []
     for packed, open_pages in data:
         association = OpenPages(num_groups)

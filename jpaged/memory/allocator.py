@@ -241,8 +241,8 @@ class BlockAllocator:
         return block if idle is None or time <= self.pages.newest[idle] else None
 
     def _oldest_block(self, g: int, page: int) -> int:
-        """Return the least recently needed of a page's cached blocks without an owner; a protected one only if there is no
-        other."""
+        """Return the least recently needed of a page's cached blocks without an owner; a protected one only if all
+        are."""
         group, first = self.groups[g], page * self.groups[g].blocks_per_page
         mine = range(first, first + group.blocks_per_page)
         cached = ((group.evictable.get(block) or group.protected.get(block), block) for block in mine)

@@ -212,7 +212,7 @@ class SwapSpace:
         return sequence
 
     def take_dropped(self) -> list[HostBlock]:
-        """Return the host blocks freed since the last call without having been swapped in: the host store may drop them."""
+        """Return the host blocks that were freed, not swapped in, since the last call: the host store may drop them."""
         dropped, self._dropped = self._dropped, []
         return dropped
 

@@ -221,7 +221,7 @@ class TableUpdater:
         return link is not None and self._allocator.groups[g].ref_count[block] == 1 and self._remember(g, block, link)
 
     def _trim(self) -> None:
-        """Make the oldest protected blocks ordinary while they exceed the protected pool; as ordinary ones they are newest."""
+        """Make the oldest protected blocks ordinary, as the newest of these, while the protected pool is too full."""
         assert self._predicted is not None
         while (oldest := self._predicted.overflow()) is not None:
             self.clock += 1

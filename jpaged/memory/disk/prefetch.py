@@ -52,7 +52,7 @@ class WaitingRequest:
 logger = logging.getLogger(__name__)
 
 LONGEST_WAIT = 5.0
-"""Seconds, or twice the time of computing the tokens where that is more, after which a request stops waiting for a read."""
+"""Seconds (or twice the time of computing the tokens, if that is more) after which a request stops waiting."""
 
 
 class Prefix(NamedTuple):

@@ -16,7 +16,7 @@ from jpaged.memory.capacity import Fit, Lifetime, Need, ReclaimEstimate
 from jpaged.memory.copies import BlockCopy, HostBlock, SwapCopy
 from jpaged.memory.disk import DiskFill, DiskRead, DiskStats, DiskTier, DiskWrite
 from jpaged.memory.hash_chain import TokenSpan
-from jpaged.memory.layout import GroupLayout, GroupSpec, PoolLayout
+from jpaged.memory.layout import GroupLayout, GroupSpec, PoolLayout, spread_checkpoints
 from jpaged.memory.manager import MemoryManager
 from jpaged.memory.memory_map import MapChanges, MemoryMap
 from jpaged.memory.pins import Pins
@@ -77,4 +77,5 @@ __all__ = [
     "SwapCopy",
     "TokenBudget",
     "TokenSpan",
+    "spread_checkpoints",
 ]

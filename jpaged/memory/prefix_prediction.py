@@ -153,7 +153,7 @@ class PredictedPrefixes:
             # same on the average however many run at once.
             self._ends += 1
             if self._ends % max(1, len(self._recent.entries) // MOST_REQUESTS) == 0:
-                self.limit_bytes = self._choose_limit(sequence)
+                self.limit_bytes = self.choose_limit(sequence)
 
     def overflow(self) -> tuple[int, int, int] | None:
         """Return the least recently needed protected block as (group, block, `EvictionKey.negative_end`); None while
@@ -165,7 +165,8 @@ class PredictedPrefixes:
         g, block, time = min(firsts, key=lambda first: first[2])
         return g, block, time.negative_end
 
-    def _choose_limit(self, sequence: BlockTables) -> int:
+    def choose_limit(self, sequence: BlockTables) -> int:
+        """Return the size of the protected pool that serves the recent requests best, in bytes."""
         done = [entry for entry in self._recent.entries.values() if entry.num_bytes]
         output = sum(len(entry.digests) - entry.num_prompt for entry in done) * self._step / len(done)
         by_prefix = Counter(entry.digests[entry.shared - 1] for entry in self._recent.entries.values() if entry.shared)

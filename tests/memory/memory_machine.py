@@ -63,7 +63,7 @@ class Machine(RuleBasedStateMachine):
 
     def watch_prediction(self) -> None:
         if self.eviction == "predicted":
-            self.manager.parts.predicted._choose_limit = lambda sequence: self.pool_bytes // 2
+            self.manager.parts.predicted.choose_limit = lambda sequence: self.pool_bytes // 2
 
     def names(self, seq_id: int, length: int) -> list[object]:
         life = self.lives[seq_id]
@@ -91,8 +91,9 @@ class Machine(RuleBasedStateMachine):
         tables = {
             s: (t.tables, t.released_below, t.num_hashed, t.num_computed, t.version) for s, t in sequences.items()
         }
-        host = (m.swap_space.host.ref_count, m.swap_space.host._free, m.swap_space.host.used_bytes)
-        return copy.deepcopy((pages, groups, m.parts.cache._block_of, m.parts.cache._link_of, tables, host))
+        host = (m.swap_space.host.ref_count, m.swap_space.host.free_blocks(), m.swap_space.host.used_bytes)
+        contents = [dict(m.parts.cache.contents(g)) for g in range(len(groups))]
+        return copy.deepcopy((pages, groups, contents, tables, host))
 
     @property
     def num_seqs(self) -> int:
@@ -265,7 +266,7 @@ class Machine(RuleBasedStateMachine):
         if done:
             report = self.manager.report()
             assert report.free_pages == report.num_pages
-            assert self.manager.parts.cache._link_of == [{} for _ in self.groups]
+            assert not any(self.manager.parts.cache.contents(g) for g in range(len(self.groups)))
 
     @precondition(lambda self: self.next_id > 3)
     @rule()
@@ -308,13 +309,13 @@ class Machine(RuleBasedStateMachine):
         self.shadow.host = old.host
         there = {(g, block) for g, blocks in enumerate(held_blocks(memory_data(manager))) for block in blocks}
         for g, blocks in enumerate(held_blocks(saved)):
-            size, each = self.groups[g].block_size, layout.groups[g].blocks_per_page
+            each = layout.groups[g].blocks_per_page
             for block in blocks:
                 place = pages.get(block // each, -1) * each + block % each
                 if (g, place) in there:
                     there.remove((g, place))
-                    for offset, value in enumerate(old._block(g, block)):
-                        self.shadow._put(g, place * size + offset, value)
+                    for offset, value in enumerate(old.block(g, block)):
+                        self.shadow.put(g, place, offset, value)
         assert not there, "a block holds what was not saved"
 
     @rule(num_tokens=st.sampled_from([1, 2, 5, 9, 60]), num_seqs=st.integers(1, 3))

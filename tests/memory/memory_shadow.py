@@ -36,7 +36,7 @@ class ShadowPool:
     def copy(self, copies: Iterable[BlockCopy]) -> None:
         """All copies at once, as one kernel launch does: in any order."""
         copies = list(copies)
-        read = [self._block(c.group, c.src) for c in copies]
+        read = [self.block(c.group, c.src) for c in copies]
         targets = [(c.group, c.dst) for c in copies]
         assert len(set(targets)) == len(targets), "two copies to one block"
         assert not set(targets) & {(c.group, c.src) for c in copies}, "a copy's source is overwritten"
@@ -48,7 +48,7 @@ class ShadowPool:
     def swap_out(self, copies: Iterable[SwapCopy]) -> None:
         for group, device, host in copies:
             assert HostBlock(group, host) not in self.host, "a host block that is still needed is overwritten"
-            self.host[HostBlock(group, host)] = self._block(group, device)
+            self.host[HostBlock(group, host)] = self.block(group, device)
 
     def swap_in(self, copies: Iterable[SwapCopy]) -> None:
         for group, device, host in copies:
@@ -110,7 +110,7 @@ class ShadowPool:
         """Write a slot of a block, as an encoder does."""
         self._put(g, block * self.groups[g].block_size + offset, value)
 
-    def _block(self, g: int, block: int) -> list[object]:
+    def block(self, g: int, block: int) -> list[object]:
         size = self.groups[g].block_size
         return [self.slots[g].get(block * size + offset) for offset in range(size)]
 

@@ -21,9 +21,14 @@ def make_tier(disk: FakeDisk, *, pages: int = 100) -> DiskTier:
 
 
 @pytest.fixture
-def memory():
+def disk():
+    return FakeDisk()
+
+
+@pytest.fixture
+def memory(disk):
     """A pool of eight blocks that holds four cached ones of `TOKENS`, and a disk without any."""
-    memory = MemoryManager(LAYOUT, prefix_caching=True, disk=make_tier(FakeDisk()))
+    memory = MemoryManager(LAYOUT, prefix_caching=True, disk=make_tier(disk))
     memory.add(0, 0)
     memory.match_prefix(0, TOKENS)
     run(memory, 0, TOKENS)
@@ -63,15 +68,15 @@ def test_a_block_that_comes_from_host_memory_in_this_step_is_not_written(memory)
     assert memory.disk.take_moves() == ([], [])
 
 
-def test_a_disk_that_cannot_keep_up_is_given_no_more(memory):
-    memory.disk._store.num_queued_bytes = BACKLOG_BYTES
+def test_a_disk_that_cannot_keep_up_is_given_no_more(memory, disk):
+    disk.num_queued_bytes = BACKLOG_BYTES
     memory.disk.begin_step()
     fill_pool(memory)
     assert memory.disk.take_moves() == ([], []) and memory.disk.stats().skipped == 4
 
 
-def test_a_disk_that_failed_is_left_alone(memory):
-    memory.disk._store.is_open = False
+def test_a_disk_that_failed_is_left_alone(memory, disk):
+    disk.is_open = False
     memory.disk.begin_step()
     fill_pool(memory)
     assert memory.disk.take_moves() == ([], [])

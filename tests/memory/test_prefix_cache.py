@@ -266,7 +266,7 @@ def test_blocks_behind_the_window_are_lost_before_what_a_hit_needs():
     cache = manager.parts.cache
     links = list(manager.parts.sequences[0].chains[2].links)
     manager.free(0)
-    order = [cache._link_of[1][block] for block in manager.parts.allocator.groups[1].evictable]
+    order = [cache.link(1, block) for block in manager.parts.allocator.groups[1].evictable]
     assert order == [*links[:8], links[9], links[8]]
 
 
@@ -279,7 +279,7 @@ def test_groups_lose_the_same_tokens():
     lost = []
     while (page := pages.oldest_idle()) is not None:
         lost.append(-pages.newest[page].negative_end)
-        manager.parts.allocator._evict_page(pages.group[page], page)
+        manager.evict_idle_page()
     # Group 0 has pages of 4 tokens, group 1 of 6; a page lives as long as its shortest prefix.
     assert lost == [10, 8, 6, 2, 2]
 
@@ -310,7 +310,7 @@ def test_gemmas_two_groups_are_evicted_in_the_order_of_last_need_and_within_it_f
     lost, pages = [], manager.parts.allocator.pages
     while (page := pages.oldest_idle()) is not None:
         lost.append(content[pages.group[page], page])
-        manager.parts.allocator._evict_page(pages.group[page], page)
+        manager.evict_idle_page()
     assert lost == [
         "A2 win",
         *("A10 full", "A10 win", "A8 full", "A8 win"),

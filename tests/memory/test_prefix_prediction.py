@@ -21,7 +21,7 @@ def predicting(num_blocks: int = 10, limit: int | None = None, **options) -> Mem
 def limited(manager: MemoryManager, num_bytes: int) -> MemoryManager:
     predicted = manager.parts.predicted
     predicted.limit_bytes = num_bytes
-    predicted._choose_limit = lambda sequence: num_bytes
+    predicted.choose_limit = lambda sequence: num_bytes
     return manager
 
 
@@ -104,7 +104,7 @@ def test_overflow_joins_the_others_as_the_most_recently_needed():
         ask(manager, i, [7] * 8 + [i])
     assert protected(manager) == 2
     group = manager.parts.allocator.groups[0]
-    newest = [manager.parts.cache._link_of[0][block] for block in group.evictable][-2:]
+    newest = [manager.parts.cache.link(0, block) for block in group.evictable][-2:]
     chain = manager.parts.cache.chains()[4]
     chain.extend(SYSTEM, 2)
     assert newest == chain.links[::-1], "the system prompt gave way to what was shared last, its tail first"
@@ -176,7 +176,7 @@ def test_a_request_that_ends_after_hundreds_that_came_later_is_still_known():
 def test_an_end_looks_at_no_more_requests_on_the_average_however_many_ran_at_once(monkeypatch):
     manager, looked = full_manager(4000, 4, prefix_caching=True, prefix_eviction="predicted", watermark=0), []
     monkeypatch.setattr(
-        manager.parts.predicted, "_choose_limit", lambda sequence: looked.append(len(manager.parts.recent.entries)) or 0
+        manager.parts.predicted, "choose_limit", lambda sequence: looked.append(len(manager.parts.recent.entries)) or 0
     )
     for i in range(512):
         serve(manager, i, [i] * 5)

@@ -37,7 +37,8 @@ STEPS = {
     "images": f"{WHOLES} consumed",
     "adapters": f"{WHOLES} forget",
     "swap_space": "move_out move_in take_dropped",
-    "disk": "begin_step waits_for let_go comes_in take_moves",
+    "disk": "begin_step comes_in take_moves",
+    "prefetch": "waits_for let_go",
 }
 """What acquires and releases, by the part of the memory that does it; "" is the memory itself."""
 
@@ -84,7 +85,7 @@ class FailingMemory:
 
     def __getattr__(self, name: str):
         found = getattr(self._target, name)
-        if not self._part and name in STEPS and found is not None:
+        if name in STEPS and found is not None:
             return FailingMemory(found, name, self._faults)
         return self._faults.around(f"{self._part} {name}".strip(), found) if name in self._steps else found
 

@@ -135,9 +135,10 @@ class MemoryManager:
             listener.discard_torn,
         )
         predicts = self.prefix_caching and self._prefix_eviction == "predicted"
-        is_chosen = any(policy.optional_blocks for policy, _ in self._groups)
+        # Policies with optional blocks place checkpoints where recent requests' shared prefixes end.
+        places_ends = any(policy.optional_blocks for policy, _ in self._groups)
         self._requests: dict[int, RequestBlocks] = {}
-        self._recent = recent = RecentPrefixes(layout, self._requests) if predicts or is_chosen else None
+        self._recent = recent = RecentPrefixes(layout, self._requests) if predicts or places_ends else None
         self._predicted = PredictedPrefixes(layout, self._allocator, recent) if predicts and recent else None
         aligned = self._prefix_eviction != "lru"
         self._updater = TableUpdater(

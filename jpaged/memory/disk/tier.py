@@ -93,6 +93,11 @@ class DiskTier:
         self._incoming: set[tuple[int, int]] = set()
         self._is_planning = False
 
+    @property
+    def is_open(self) -> bool:
+        """Tell whether the disk works; without it all tokens are computed."""
+        return self._store.is_open
+
     def clear(self) -> None:
         """Forget all blocks: on disk, on their way there, and read for requests that wait."""
         self._index.clear()
@@ -112,7 +117,7 @@ class DiskTier:
         self.prefetch.version += 1
         if self._fills.pop((g, block), None) is not None:
             return  # its content is not in the pool yet
-        if not self._is_planning or not self._store.is_open or (g, block) in self._incoming:
+        if not self._is_planning or not self.is_open or (g, block) in self._incoming:
             return
         stored = self._index.find(g, link)
         if stored is not None:
@@ -183,7 +188,7 @@ class DiskTier:
             break_even=even.tokens(self._layout.prefix_step, self._prefix_bytes),
             read_rate=even.read_rate,
             seconds_per_token=even.seconds_per_token,
-            is_open=self._store.is_open,
+            is_open=self.is_open,
         )
 
     def check(self) -> None:

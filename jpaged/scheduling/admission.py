@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 
 from jpaged.memory import Fit, Lifetime, MemoryManager, Need, ReclaimEstimate
-from jpaged.memory.prefix_prediction import STEP_OVERHEAD
 from jpaged.memory.hash_chain import in_common, last_end
+from jpaged.memory.prefix_prediction import STEP_OVERHEAD
 from jpaged.scheduling.allocation import Allocation
 from jpaged.scheduling.queues import service_order, urgency
 from jpaged.scheduling.request import Request, Sequence, Status

@@ -16,7 +16,7 @@ from jpaged.execution.caches.registry import layer_caches
 from jpaged.execution.compile.buckets import Buckets
 from jpaged.memory import MemoryManager, PoolLayout
 from jpaged.memory.allocator import BlockAllocator
-from jpaged.memory.pages import Time
+from jpaged.memory.pages import EvictionKey
 from jpaged.model_api import AttentionGroup
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Request, ScheduledStep, Scheduler, Sequence
@@ -114,7 +114,7 @@ def allocator(operations: int = 1_000_000, blocks: int = 100_000, seed: int = 0)
     rng = random.Random(seed)
     draws = [rng.random() for _ in range(operations)]
     pool = BlockAllocator(BLOCKS_PER_PAGE, blocks // max(BLOCKS_PER_PAGE), lambda g, block: None)
-    requests = [pool.associate() for _ in range(256)]
+    requests = [pool.new_request() for _ in range(256)]
     owned: list[tuple[int, int]] = []
     counts = {"take": 0, "refused": 0, "release": 0, "share": 0}
     start = time.process_time()
@@ -137,7 +137,7 @@ def allocator(operations: int = 1_000_000, blocks: int = 100_000, seed: int = 0)
             i = pick % len(owned)
             owned[i], owned[-1] = owned[-1], owned[i]
             g, block = owned.pop()
-            pool.release(g, block, Time(tick, 0), keep=bool(pick & 2))
+            pool.release(g, block, EvictionKey(tick, 0), keep=bool(pick & 2))
             counts["release"] += 1
     seconds = time.process_time() - start
     return [{"operations": operations, "blocks": blocks, "CPU seconds": seconds, **counts}]

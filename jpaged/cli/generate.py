@@ -51,7 +51,7 @@ def generate(
     *,
     engine: EngineOptions,
 ) -> None:
-    """Complete one or many prompts in one batch and print the outputs."""
+    """Complete prompts in one batch and print the outputs."""
     texts = list(prompts or [])
     if file is not None:
         texts += read_prompts(file)

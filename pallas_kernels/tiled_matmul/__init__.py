@@ -47,7 +47,7 @@ def tiled_matmul(
     """
     from pallas_kernels.cpu_dots import best_kind, kind_for, kinds_here
     from pallas_kernels.tiled_matmul.cpu_kernel import rounded_bytes, target
-    from pallas_kernels.tiled_matmul.cpu_tiles import Form
+    from pallas_kernels.tiled_matmul.cpu_tiles import TileVariant
 
     if kind is not None and kind not in kinds_here():
         raise ValueError(f"kind={kind!r} is none of {', '.join(kinds_here())}, which this machine has")
@@ -58,16 +58,18 @@ def tiled_matmul(
         groups = first.inputs // rounded_together(first.inputs)
     half = first.scales.dtype == jnp.float16
     instructions = kind_for(kind or best_kind(), first.inputs // groups, packed=first.codec.paired)
-    form = Form(instructions, groups > 1, shared and groups > 1, first.codec.paired, has_minimums, first.offset, half)
+    variant = TileVariant(
+        instructions, groups > 1, shared and groups > 1, first.codec.paired, has_minimums, first.offset, half
+    )
     results = (
         jax.ShapeDtypeStruct((len(x), first.outputs), jnp.float32),
-        jax.ShapeDtypeStruct((len(x), rounded_bytes(first.inputs, form)), jnp.int8),
+        jax.ShapeDtypeStruct((len(x), rounded_bytes(first.inputs, variant)), jnp.int8),
         jax.ShapeDtypeStruct((len(x), groups, 3), jnp.float32),
     )
     index_and_rows = jnp.asarray([index, len(x) if rows is None else rows], jnp.int32)
     codes, scales = [m.codes for m in matrices], [m.scales for m in matrices]
     minimums = [m.minimums for m in matrices] if has_minimums else []
-    call = jax.ffi.ffi_call(target(form), results)
+    call = jax.ffi.ffi_call(target(variant), results)
     return call(x.astype(jnp.float32), index_and_rows, *codes, *scales, *minimums)[0]
 
 

@@ -1,4 +1,4 @@
-"""Holds the loops that multiply with tiled matrices, compiled by Numba for each form that is met.
+"""Holds the loops that multiply with tiled matrices, compiled by Numba for each variant that is met.
 
 A call first rounds all rows, each once, into a buffer that XLA gives it; then each item is a few panels. Rows do not
 meet: what a row gives depends on it and on the matrix only.
@@ -19,7 +19,7 @@ from pallas_kernels.ffi.primitives import pointer
 from pallas_kernels.tiled import OUTPUTS
 from pallas_kernels.tiled_matmul.cpu_rounding import rounding
 from pallas_kernels.tiled_matmul.cpu_shorts import rows_by_widened_panels
-from pallas_kernels.tiled_matmul.cpu_tiles import FACTORS, FLOAT, TILE_BYTES, Form, product
+from pallas_kernels.tiled_matmul.cpu_tiles import FACTORS, FLOAT, TILE_BYTES, TileVariant, product
 
 GRAINS = 4
 """Portions of a thread."""
@@ -30,7 +30,7 @@ MOST_AS_THEY_ARE = 4
 _rounded: Any = None
 _whole: Any = None
 _single: Any = None
-"""Stand for what `_bound` puts in their places: for each form, how rows are rounded and multiplied."""
+"""Stand for what `_bound` puts in their places: for each variant, how rows are rounded and multiplied."""
 _panels_of_an_item: Any = None
 _has_minimums: Any = None
 _scale_bytes: Any = None
@@ -38,28 +38,28 @@ _number_bytes: Any = None
 
 
 @ffi.known_again
-def target(form: Form) -> str:
+def target(variant: TileVariant) -> str:
     """Return the name of the custom call ``(x, [index, wanted], codes..., scales..., minimums...) -> (x @ matrix,
-    rounded x, factors of its groups)`` for matrices of one form and shape, of which number `index` is meant.
+    rounded x, factors of its groups)`` for matrices of one variant and shape, of which number `index` is meant.
 
     x: float32 [rows, inputs]. Results: float32 [rows, outputs], int8 [rows, `rounded_bytes`], float32 [rows, groups,
     3]. Only the first `wanted` rows are multiplied; the others give 0.
     """
-    name = f"jpaged_tiled_{form.name}"
-    _, panels = form.tiles
-    names = {"_panels_of_an_item": panels, "_has_minimums": form.minimums, "_scale_bytes": form.scale_bytes}
-    parts = {"_whole": _rows_by_panels(form, panels), "_single": _rows_by_panels(form, 1)}
+    name = f"jpaged_tiled_{variant.name}"
+    _, panels = variant.tiles
+    names = {"_panels_of_an_item": panels, "_has_minimums": variant.minimums, "_scale_bytes": variant.scale_bytes}
+    parts = {"_whole": _rows_by_panels(variant, panels), "_single": _rows_by_panels(variant, 1)}
     run = ffi.cfunc(ffi.RUN, error_model="numpy")(_bound(_multiply, name, **names, **parts))
     first = ffi.cfunc(ffi.RUN, error_model="numpy")(
-        _bound(_round, name, _rounded=rounding(form), _number_bytes=form.dots.number_bytes)
+        _bound(_round, name, _rounded=rounding(variant), _number_bytes=variant.dots.number_bytes)
     )
     ffi.register(name, run, items_of=((2, 0),), portion=panels, grains=GRAINS, before=(first, 0, 0))
     return name
 
 
-def rounded_bytes(inputs: int, form: Form) -> int:
+def rounded_bytes(inputs: int, variant: TileVariant) -> int:
     """Return the bytes that a row's rounded numbers take: whole vectors, and one more."""
-    return (-(-inputs // OUTPUTS) * OUTPUTS + OUTPUTS) * form.dots.number_bytes
+    return (-(-inputs // OUTPUTS) * OUTPUTS + OUTPUTS) * variant.dots.number_bytes
 
 
 def _bound(function: Any, name: str, **names: Any) -> Any:
@@ -67,12 +67,12 @@ def _bound(function: Any, name: str, **names: Any) -> Any:
     return ffi.named(FunctionType(function.__code__, function.__globals__ | names, function.__name__), name)
 
 
-def _rows_by_panels(form: Form, panels: int) -> Any:
+def _rows_by_panels(variant: TileVariant, panels: int) -> Any:
     """Return the product of any number of rows and so many panels, as a compiled function."""
-    most, together = form.tiles[0][0], 1 if form.widens else panels
-    full, one = product(form, most, together), product(form, 1, together)
+    most, together = variant.tiles[0][0], 1 if variant.widens else panels
+    full, one = product(variant, most, together), product(variant, 1, together)
     # What is not widened is not compiled: it does nothing.
-    many, widens = (rows_by_widened_panels(form, panels), True) if form.widens else (_nothing, False)
+    many, widens = (rows_by_widened_panels(variant, panels), True) if variant.widens else (_nothing, False)
 
     def multiply(x, x_stride, f, f_stride, rows, w, w_panel, scales, least, s_panel, groups, quads, out, stride):
         if widens and rows > MOST_AS_THEY_ARE:
@@ -92,12 +92,12 @@ def _rows_by_panels(form: Form, panels: int) -> Any:
                 row += 1
             w, scales, least, out = w + w_panel, scales + s_panel, least + s_panel, out + OUTPUTS * FLOAT
 
-    return njit(ffi.named(multiply, f"{form.name}_{panels}"))
+    return njit(ffi.named(multiply, f"{variant.name}_{panels}"))
 
 
 @njit
 def _nothing(x, x_stride, f, f_stride, rows, w, w_panel, scales, least, s_panel, groups, quads, out, stride):
-    """Stand where a form widens nothing."""
+    """Stand where a variant widens nothing."""
 
 
 def _round(frame, begin, end):
@@ -126,7 +126,7 @@ def _multiply(frame, begin, end):
     w_panel, s_panel = dimension(codes, 1) * TILE_BYTES, dimension(scales, 1) * OUTPUTS * _scale_bytes
     quads, stride = dimension(codes, 1) // groups, outputs * FLOAT
     of_minimums = address(argument(frame, 2 + 2 * matrices + index)) if _has_minimums else 0
-    room = stack_memory(TILE_BYTES)
+    scratch = stack_memory(TILE_BYTES)
     live = min(rows, wanted)
     for item in range(begin, end):
         panel, stop = item * _panels_of_an_item, min((item + 1) * _panels_of_an_item, panels)
@@ -149,8 +149,10 @@ def _multiply(frame, begin, end):
             else:
                 for row in range(live):
                     mine, factor = x + row * x_stride, f + row * f_stride
-                    _single(mine, x_stride, factor, f_stride, 1, w, w_panel, s, least, s_panel, groups, quads, room, 0)
-                    whole, part = carray(pointer(room), (OUTPUTS,), np.float32), pointer(out + row * stride)
+                    _single(
+                        mine, x_stride, factor, f_stride, 1, w, w_panel, s, least, s_panel, groups, quads, scratch, 0
+                    )
+                    whole, part = carray(pointer(scratch), (OUTPUTS,), np.float32), pointer(out + row * stride)
                     for column in range(width):
                         carray(part, (OUTPUTS,), np.float32)[column] = whole[column]
                 panel += 1

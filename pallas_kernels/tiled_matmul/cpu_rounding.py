@@ -9,7 +9,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from pallas_kernels.cpu_dots import FLOATS, INTS, Emitter, vector
-from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, Form, repeated
+from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TileVariant, repeated
 
 _WORD, _INT, _FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()
 _NUMBERS = {1: ir.IntType(8), 2: ir.IntType(16)}
@@ -19,18 +19,18 @@ SMALLEST = 1e-30
 """Groups in which no number is larger are taken as 0: the inverse of their scale may have no number."""
 
 
-def rounding(form: Form) -> Any:
+def rounding(variant: TileVariant) -> Any:
     """Return ``f(x, count, numbers, factors)``, to be called from compiled loops.
 
     `numbers` gets `count` float32 numbers of x rounded to ``x / scale`` from -127 to 127, each in as many bytes as the
-    form's products read, and zeros up to a multiple of 16; `factors` gets what `FACTORS` says, the scale being the
+    variant's products read, and zeros up to a multiple of 16; `factors` gets what `FACTORS` says, the scale being the
     largest number's share of 127.
     """
 
     @intrinsic
     def rounded(typingctx, x, count, numbers, factors):
         def generate(context, builder, signature, args):
-            emit_rounding(Emitter(builder), form, *args)
+            emit_rounding(Emitter(builder), variant, *args)
             return context.get_dummy_value()
 
         return types.void(*[types.intp] * 4), generate
@@ -39,11 +39,11 @@ def rounding(form: Form) -> Any:
 
 
 def emit_rounding(
-    emit: Emitter, form: Form, x: ir.Value, count: ir.Value, numbers: ir.Value, factors: ir.Value
+    emit: Emitter, variant: TileVariant, x: ir.Value, count: ir.Value, numbers: ir.Value, factors: ir.Value
 ) -> None:
     """Append the instructions of `rounding`."""
     builder = emit.builder
-    bytes_of_one = form.dots.number_bytes
+    bytes_of_one = variant.dots.number_bytes
     held = vector(_NUMBERS[bytes_of_one], _LANES)
     turns = builder.sdiv(emit.at(count, _LANES - 1), ir.Constant(_WORD, _LANES))
     places = ir.Constant(vector(_WORD, _LANES), list(range(_LANES)))
@@ -84,5 +84,5 @@ def emit_rounding(
         sums = builder.add(emit.pick(sums, range(half)), emit.pick(sums, range(half, 2 * half)))
     total = builder.extract_element(sums, ir.Constant(_INT, 0))
     emit.store(scale, factors)
-    emit.store(builder.mul(total, ir.Constant(_INT, -form.offset)), emit.at(factors, FLOAT))
+    emit.store(builder.mul(total, ir.Constant(_INT, -variant.offset)), emit.at(factors, FLOAT))
     emit.store(builder.fmul(scale, builder.sitofp(total, _FLOAT)), emit.at(factors, 2 * FLOAT))

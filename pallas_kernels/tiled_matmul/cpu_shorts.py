@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 from pallas_kernels import ffi
 from pallas_kernels.cpu_dots import INTS, SHORTS, Emitter, vector
 from pallas_kernels.cpu_tiles import stack_memory
-from pallas_kernels.tiled_matmul.cpu_tiles import ADDS, FACTORS, TILE_BYTES, UNFINISHED, Form, product, repeated
+from pallas_kernels.tiled_matmul.cpu_tiles import ADDS, FACTORS, TILE_BYTES, UNFINISHED, TileVariant, product, repeated
 
 _SHORTS = vector(ir.IntType(16), 32)
 ROWS = 4
@@ -29,14 +29,14 @@ DEPTH = 512
 PANEL_BYTES = DEPTH // 2 * TILE_BYTES
 
 
-def rows_by_widened_panels(form: Form, panels: int) -> Any:
+def rows_by_widened_panels(variant: TileVariant, panels: int) -> Any:
     """Return the product of any number of rows and so many panels, as a compiled function; its arguments are those of
     `product` with `rows` behind the rows' factors, and without `more`."""
-    wide, widen = replace(form, kind=SHORTS.kind, offset=0), widening(form)
+    wide, widen = replace(variant, kind=SHORTS.kind, offset=0), widening(variant)
     several, single = _rows_by_all(wide, ROWS, panels), _rows_by_all(wide, 1, panels)
     room = panels * PANEL_BYTES
-    scales_of_group = 0 if form.shared else 16 * form.scale_bytes
-    least_of_group = 16 * form.scale_bytes
+    scales_of_group = 0 if variant.shared else 16 * variant.scale_bytes
+    least_of_group = 16 * variant.scale_bytes
 
     def multiply(x, x_stride, f, f_stride, rows, w, w_panel, scales, least, s_panel, groups, quads, out, stride):
         aside, pairs = stack_memory(room), 2 * quads
@@ -60,10 +60,10 @@ def rows_by_widened_panels(form: Form, panels: int) -> Any:
                 single(mine, x_stride, factors, f_stride, aside, s, least_here, s_panel, some, pairs, to, stride, more)
                 mine, factors, to, row = mine + x_stride, factors + f_stride, to + stride, row + 1
 
-    return njit(ffi.named(multiply, f"{form.name}_widened_{panels}"))
+    return njit(ffi.named(multiply, f"{variant.name}_widened_{panels}"))
 
 
-def _rows_by_all(wide: Form, rows: int, panels: int) -> Any:
+def _rows_by_all(wide: TileVariant, rows: int, panels: int) -> Any:
     """Return the product of so many rows and all widened panels, as a compiled function."""
     one = product(wide, rows, 1)
 
@@ -76,17 +76,17 @@ def _rows_by_all(wide: Form, rows: int, panels: int) -> Any:
     return by_all
 
 
-def widening(form: Form) -> Any:
+def widening(variant: TileVariant) -> Any:
     """Return ``f(w, quads, aside)``, to be called from compiled loops.
 
     It writes the codes of so many tiles of a panel, at w, as tiles of `SHORTS`: 16 outputs by 2 inputs of 16 bits, in
-    the order of the inputs, without the form's offset.
+    the order of the inputs, without the variant's offset.
     """
 
     @intrinsic
     def widen(typingctx, w, quads, aside):
         def generate(context, builder, signature, args):
-            emit_widening(Emitter(builder), form, *args)
+            emit_widening(Emitter(builder), variant, *args)
             return context.get_dummy_value()
 
         return types.void(*[types.intp] * 3), generate
@@ -94,7 +94,7 @@ def widening(form: Form) -> Any:
     return widen
 
 
-def emit_widening(emit: Emitter, form: Form, *arguments: ir.Value) -> None:
+def emit_widening(emit: Emitter, variant: TileVariant, *arguments: ir.Value) -> None:
     """Append the instructions of `widening`."""
     w, quads, aside = arguments
     builder = emit.builder
@@ -105,7 +105,7 @@ def emit_widening(emit: Emitter, form: Form, *arguments: ir.Value) -> None:
     def store(low: ir.Value, high: ir.Value, to: ir.Value) -> None:
         """Store pairs of numbers, each in 16 bits."""
         shorts = builder.bitcast(builder.or_(low, high), _SHORTS)
-        emit.store(builder.sub(shorts, emit.constant(_SHORTS, form.offset)) if form.offset else shorts, to)
+        emit.store(builder.sub(shorts, emit.constant(_SHORTS, variant.offset)) if variant.offset else shorts, to)
 
     def one_tile(quad: ir.Value, unchanged: list[ir.Value]) -> list[ir.Value]:
         codes = emit.load(emit.at(w, emit.times(quad, TILE_BYTES)), INTS)

@@ -36,7 +36,7 @@ with them."""
 
 
 @dataclass(frozen=True)
-class Form:
+class TileVariant:
     """Says what is known of a tiled matrix when its product is compiled.
 
     Attributes:
@@ -59,7 +59,7 @@ class Form:
 
     @property
     def name(self) -> str:
-        """Return a name that no other form has."""
+        """Return a name that no other variant has."""
         of_scales = "shared" if self.shared else "", "least" if self.minimums else "", "half" if self.half else ""
         parts = ("packed" if self.packed else "bytes", *of_scales)
         return "_".join([self.kind, *filter(None, parts), "groups" if self.grouped else "whole", str(self.offset)])
@@ -94,20 +94,20 @@ class Form:
         return ((4, 1) if dots.pieces == 2 or dots.registers == 32 else (2, 1)), 1
 
 
-def product(form: Form, rows: int, panels: int) -> Any:
+def product(variant: TileVariant, rows: int, panels: int) -> Any:
     """Return ``f(x, x_stride, factors, factors_stride, w, w_panel, scales, minimums, scales_panel, groups, quads, out,
     out_stride, more, coming, step)``, to be called from compiled loops.
 
     out [rows, panels * 16], float32, gets the product of some rows and panels. Strides and ``_panel``, from one panel
     to the next, are bytes; `quads` are the tiles of a panel in a group; `factors` are a row's `FACTORS` of each group.
-    Grouped forms heed `more`: with `ADDS`, groups are added to what is there; with `UNFINISHED`, others will be.
+    Grouped variants heed `more`: with `ADDS`, groups are added to what is there; with `UNFINISHED`, others will be.
     With each tile of a panel the cache line at `coming` is fetched, which lies `step` bytes further each time.
     """
 
     @intrinsic
     def tile(typingctx, x, xs, f, fs, w, w_panel, scales, least, s_panel, groups, quads, out, outs, more, coming, step):
         def generate(context, builder, signature, args):
-            emit_product(Emitter(builder), form, rows, panels, *args)
+            emit_product(Emitter(builder), variant, rows, panels, *args)
             return context.get_dummy_value()
 
         return types.void(*[types.intp] * 16), generate
@@ -115,15 +115,15 @@ def product(form: Form, rows: int, panels: int) -> Any:
     return tile
 
 
-def emit_product(emit: Emitter, form: Form, rows: int, panels: int, *arguments: ir.Value) -> None:
+def emit_product(emit: Emitter, variant: TileVariant, rows: int, panels: int, *arguments: ir.Value) -> None:
     """Append the instructions of `product`."""
     x, x_stride, factors, factors_stride, w, w_panel, scales, minimums, scales_panel, *of_sizes = arguments
     groups, quads, out, out_stride, more, coming, step = of_sizes
-    builder, dots = emit.builder, form.dots
+    builder, dots = emit.builder, variant.dots
     x_rows = [emit.at(x, emit.times(x_stride, row)) for row in range(rows)]
     factor_rows = [emit.at(factors, emit.times(factors_stride, row)) for row in range(rows)]
     w_panels = [emit.at(w, emit.times(w_panel, panel)) for panel in range(panels)]
-    halves = 2 if form.packed else 1
+    halves = 2 if variant.packed else 1
 
     def add_tile(sums: list[list[ir.Value]], quad: ir.Value, half_of_group: ir.Value) -> list[list[ir.Value]]:
         """Add the products of the tiles number `quad`; a packed tile's upper codes meet numbers further on."""
@@ -134,7 +134,7 @@ def emit_product(emit: Emitter, form: Form, rows: int, panels: int, *arguments: 
         out = list(sums)
         # A byte's high nibbles hold the group's second half, so they meet numbers that lie `quads` tiles further on.
         for half in range(halves):
-            tiles = [dots.tile(emit, _codes(emit, codes, form, half)) for codes in loaded]
+            tiles = [dots.tile(emit, _codes(emit, codes, variant, half)) for codes in loaded]
             number = emit.at(half_of_group, quad) if half == 0 else emit.at(half_of_group, quad, quads)
             for row, x_row in enumerate(x_rows):
                 four = dots.four(emit, emit.at(x_row, emit.times(number, dots.inputs * dots.number_bytes)))
@@ -149,10 +149,10 @@ def emit_product(emit: Emitter, form: Form, rows: int, panels: int, *arguments: 
 
     def scaled(sums: list[list[ir.Value]], totals: list[ir.Value] | None, group: ir.Value) -> list[ir.Value]:
         """Return a group's sums as floats, added to those of the groups before."""
-        at = emit.times(group, 16 * form.scale_bytes)
+        at = emit.times(group, 16 * variant.scale_bytes)
         of_panels = [emit.at(at, emit.times(scales_panel, panel)) for panel in range(panels)]
-        factors_of = [] if form.shared else [_scales(emit, emit.at(scales, panel), form) for panel in of_panels]
-        least = [_scales(emit, emit.at(minimums, panel), form) for panel in of_panels] if form.minimums else []
+        factors_of = [] if variant.shared else [_scales(emit, emit.at(scales, panel), variant) for panel in of_panels]
+        least = [_scales(emit, emit.at(minimums, panel), variant) for panel in of_panels] if variant.minimums else []
         found = []
         for row, factor_row in enumerate(factor_rows):
             mine = emit.spread(of_row(factor_row, group, 0, _FLOAT), 16)
@@ -161,13 +161,13 @@ def emit_product(emit: Emitter, form: Form, rows: int, panels: int, *arguments: 
             for panel in range(panels):
                 place = row * panels + panel
                 whole = dots.totals(emit, sums[place])
-                if form.makes_up and not dots.whole:
+                if variant.makes_up and not dots.whole:
                     whole = builder.add(whole, makes_up)
                 value = builder.sitofp(whole, FLOATS)
-                if not form.shared:
+                if not variant.shared:
                     value = builder.fmul(value, factors_of[panel])
                 value = builder.fmul(value, mine) if totals is None else _fma(emit, value, mine, totals[place])
-                if form.minimums:
+                if variant.minimums:
                     value = _fma(emit, least[panel], moment, value)
                 found.append(value)
         return found
@@ -188,14 +188,14 @@ def emit_product(emit: Emitter, form: Form, rows: int, panels: int, *arguments: 
         start = []
         for factor_row in factor_rows:
             begins = emit.constant(dots.piece, 0)
-            if form.makes_up and dots.whole:
+            if variant.makes_up and dots.whole:
                 begins = emit.spread(of_row(factor_row, group, FLOAT, _INT), dots.piece.count)
             start += [begins] * (dots.pieces * panels)
         return by_place(repeated(emit, quads, start, one_quad))
 
     lines = [emit.at(out, emit.times(out_stride, row)) for row in range(rows)]
     places = [emit.at(line, panel * 16 * FLOAT) for line in lines for panel in range(panels)]
-    if form.grouped:
+    if variant.grouped:
         adds, zeros = _has(builder, more, ADDS), emit.constant(FLOATS, 0.0)
         start = [builder.select(adds, emit.load(place, FLOATS), zeros) for place in places]
 
@@ -208,8 +208,10 @@ def emit_product(emit: Emitter, form: Form, rows: int, panels: int, *arguments: 
     else:
         none = ir.Constant(_WORD, 0)
         results = scaled(all_quads(none, none, none), None, none)
-    if form.shared:
-        of_panels = [_scales(emit, emit.at(scales, emit.times(scales_panel, panel)), form) for panel in range(panels)]
+    if variant.shared:
+        of_panels = [
+            _scales(emit, emit.at(scales, emit.times(scales_panel, panel)), variant) for panel in range(panels)
+        ]
         whole = [builder.fmul(value, of_panels[place % panels]) for place, value in enumerate(results)]
         goes_on = _has(builder, more, UNFINISHED)
         results = [builder.select(goes_on, part, value) for part, value in zip(results, whole, strict=True)]
@@ -221,18 +223,18 @@ def _has(builder: ir.IRBuilder, flags: ir.Value, flag: int) -> ir.Value:
     return builder.icmp_signed("!=", builder.and_(flags, ir.Constant(_WORD, flag)), ir.Constant(_WORD, 0))
 
 
-def _codes(emit: Emitter, loaded: ir.Value, form: Form, half: int) -> ir.Value:
+def _codes(emit: Emitter, loaded: ir.Value, variant: TileVariant, half: int) -> ir.Value:
     """Return the codes of 64 bytes, or of one half of them."""
     builder, bytes_ = emit.builder, loaded.type
-    if not form.packed:
-        return builder.xor(loaded, emit.constant(bytes_, 128)) if form.dots.signed else loaded
+    if not variant.packed:
+        return builder.xor(loaded, emit.constant(bytes_, 128)) if variant.dots.signed else loaded
     if half == 0:
         return builder.and_(loaded, emit.constant(bytes_, 15))
     return builder.lshr(loaded, emit.constant(bytes_, 4))
 
 
-def _scales(emit: Emitter, address: ir.Value, form: Form) -> ir.Value:
-    if not form.half:
+def _scales(emit: Emitter, address: ir.Value, variant: TileVariant) -> ir.Value:
+    if not variant.half:
         return emit.load(address, FLOATS)
     return emit.builder.fpext(emit.load(address, vector(ir.HalfType(), 16)), FLOATS)
 

@@ -18,7 +18,7 @@ from pallas_kernels.products import multiply, multiply_table
 from pallas_kernels.quantised import QuantisedMatrix
 from pallas_kernels.tiled import tiled
 from pallas_kernels.tiled_matmul import rounded_together, tiled_matmul
-from pallas_kernels.tiled_matmul.cpu_tiles import Form, emit_product
+from pallas_kernels.tiled_matmul.cpu_tiles import TileVariant, emit_product
 
 KINDS = kinds_here()
 RNG = np.random.default_rng(0)
@@ -50,9 +50,9 @@ def test_whole_numbers_are_multiplied_exactly(kind, rows, inputs, outputs):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("form", TILED.values(), ids=TILED)
-def test_products_are_those_of_rounded_rows(kind, form):
-    matrix = random_matrix(form, (96, 50))
+@pytest.mark.parametrize("variant", TILED.values(), ids=TILED)
+def test_products_are_those_of_rounded_rows(kind, variant):
+    matrix = random_matrix(variant, (96, 50))
     x = RNG.standard_normal((11, 96), np.float32)
     found = multiplied(x, tiled(matrix), kind)
     groups = matrix.scales.shape[0] if matrix.scales.shape[0] > 1 else 96 // rounded_together(96)
@@ -81,9 +81,9 @@ def test_instructions_that_the_machine_lacks_are_refused():
 
 
 @pytest.mark.parametrize("rows", [1, 11])
-@pytest.mark.parametrize("form", TILED.values(), ids=TILED)
-def test_all_kinds_of_instructions_give_the_same_bits(form, rows):
-    matrix, x = tiled(random_matrix(form, (1088, 66))), RNG.standard_normal((rows, 1088), np.float32)
+@pytest.mark.parametrize("variant", TILED.values(), ids=TILED)
+def test_all_kinds_of_instructions_give_the_same_bits(variant, rows):
+    matrix, x = tiled(random_matrix(variant, (1088, 66))), RNG.standard_normal((rows, 1088), np.float32)
     first, *others = (multiplied(x, matrix, kind) for kind in KINDS)
     for other in others:
         np.testing.assert_array_equal(other, first)
@@ -94,11 +94,11 @@ def test_all_kinds_of_instructions_give_the_same_bits(form, rows):
     rows=st.integers(1, 20),
     inputs=st.sampled_from([32, 64, 160, 1088]),
     outputs=st.integers(1, 70),
-    form=st.sampled_from(sorted(TILED)),
+    variant=st.sampled_from(sorted(TILED)),
     seed=st.integers(0, 99),
 )
-def test_a_row_gives_the_same_bits_whatever_is_beside_it(rows, inputs, outputs, form, seed):
-    matrix = tiled(random_matrix(TILED[form], (inputs, outputs)))
+def test_a_row_gives_the_same_bits_whatever_is_beside_it(rows, inputs, outputs, variant, seed):
+    matrix = tiled(random_matrix(TILED[variant], (inputs, outputs)))
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((rows, inputs), np.float32)
     together = np.asarray(tiled_matmul(x, [matrix]))
@@ -106,10 +106,10 @@ def test_a_row_gives_the_same_bits_whatever_is_beside_it(rows, inputs, outputs, 
     np.testing.assert_array_equal(together[row], np.asarray(tiled_matmul(x[row : row + 1], [matrix]))[0])
 
 
-@pytest.mark.parametrize("form", TILED.values(), ids=TILED)
+@pytest.mark.parametrize("variant", TILED.values(), ids=TILED)
 @pytest.mark.parametrize("axis", [-2, -1])
-def test_tiles_hold_the_matrix_to_the_last_bit(form, axis):
-    matrix = random_matrix(form, (64, 50) if axis == -2 else (50, 64), axis=axis)
+def test_tiles_hold_the_matrix_to_the_last_bit(variant, axis):
+    matrix = random_matrix(variant, (64, 50) if axis == -2 else (50, 64), axis=axis)
     tiles = tiled(matrix)
     assert tiles.shape == matrix.shape
     for found, want in zip(jax.tree.leaves(tiles.untiled()), jax.tree.leaves(matrix), strict=True):
@@ -117,9 +117,9 @@ def test_tiles_hold_the_matrix_to_the_last_bit(form, axis):
         np.testing.assert_array_equal(found, want)
 
 
-@pytest.mark.parametrize("form", TILED.values(), ids=TILED)
-def test_rows_of_a_table_are_those_of_the_matrix(form):
-    table = random_matrix(form, (50, 64), axis=-1)
+@pytest.mark.parametrize("variant", TILED.values(), ids=TILED)
+def test_rows_of_a_table_are_those_of_the_matrix(variant):
+    table = random_matrix(variant, (50, 64), axis=-1)
     ids = jnp.asarray([0, 49, 17, 16, 15, 99])
     found = jax.tree.map(jnp.asarray, tiled(table)).rows(ids).dequantised(jnp.float32)
     want = jax.tree.map(jnp.asarray, table).rows(ids).dequantised(jnp.float32)
@@ -159,15 +159,15 @@ def test_other_products_take_tiles_too_and_round_nothing(impl):
     np.testing.assert_allclose(found, want, atol=1e-5 * np.abs(want).max())
 
 
-@pytest.mark.parametrize("form", ["fp8", "mxfp4"])
-def test_what_has_no_whole_numbers_is_refused(form):
+@pytest.mark.parametrize("variant", ["fp8", "mxfp4"])
+def test_what_has_no_whole_numbers_is_refused(variant):
     with pytest.raises(ValueError, match="cannot be tiled"):
-        tiled(random_matrix(FORMS[form], (64, 24)))
+        tiled(random_matrix(FORMS[variant], (64, 24)))
 
 
-@pytest.mark.parametrize("form", ["int8", "int4"])
-def test_no_copy_of_the_matrix_is_made(form):
-    matrix = jax.tree.map(jnp.asarray, tiled(random_matrix(TILED[form], (256, 512))))
+@pytest.mark.parametrize("variant", ["int8", "int4"])
+def test_no_copy_of_the_matrix_is_made(variant):
+    matrix = jax.tree.map(jnp.asarray, tiled(random_matrix(TILED[variant], (256, 512))))
     compiled = jax.jit(tiled_matmul).lower(jnp.ones((2, 256)), [matrix]).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < matrix.codes.nbytes / 4
 
@@ -179,12 +179,12 @@ def test_arms_form_compiles_to_its_dot_product(packed):
     kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 16)
     function = ir.Function(module, kind, "tile")
     builder = ir.IRBuilder(function.append_basic_block())
-    form = Form("neon", True, False, packed, packed, 0 if packed else 128, False)
-    emit_product(Emitter(builder), form, form.tiles[0][0], form.tiles[1], *function.args)
+    variant = TileVariant("neon", True, False, packed, packed, 0 if packed else 128, False)
+    emit_product(Emitter(builder), variant, variant.tiles[0][0], variant.tiles[1], *function.args)
     builder.ret_void()
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
     target = binding.Target.from_triple("aarch64-unknown-linux-gnu").create_target_machine(features="+dotprod")
     text = target.emit_assembly(binding.parse_assembly(str(module)))
-    rows = form.tiles[0][0]
+    rows = variant.tiles[0][0]
     assert len(re.findall(r"\bsdot\b", text)) == rows * 4 * (2 if packed else 1)

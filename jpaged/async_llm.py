@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
 
 from jpaged.config import SizedConfig
+from jpaged.engine.async_stream import Ticket
 from jpaged.engine.control import Released
 from jpaged.engine.owner import Commit
 from jpaged.engine.process import refuse_pickling
-from jpaged.engine.request_book import name_of
-from jpaged.engine.saved_state.periodic import PeriodicSaver
+from jpaged.engine.request_registry import name_of
+from jpaged.engine.saved_state.keeper import PeriodicSaver
 from jpaged.engine.stats import EngineStats
 from jpaged.engine.thread import EngineThread
-from jpaged.engine.ticket import Ticket
 from jpaged.engine.weights import Running
 from jpaged.llm import LLM
 from jpaged.memory import MemoryMap, MemoryReport

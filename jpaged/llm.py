@@ -16,13 +16,21 @@ from jpaged.engine.generate import Batch, OnError, generate, resume, stream
 from jpaged.engine.owner import OwnedEngine
 from jpaged.engine.pooled import Pooler, RunOptions
 from jpaged.engine.process import refuse_pickling
-from jpaged.engine.request_book import name_of
+from jpaged.engine.request_registry import name_of
 from jpaged.engine.stats import EngineStats
 from jpaged.engine.weights import Running
 from jpaged.memory import MemoryMap, MemoryReport
 from jpaged.metrics import Metric
-from jpaged.outputs import PinnedPrefix, RequestOutput, SavedState, StreamDelta
-from jpaged.pooling_outputs import ClassificationOutput, EmbeddingOutput, PoolingRequestOutput, ScoringOutput
+from jpaged.outputs import (
+    ClassificationOutput,
+    EmbeddingOutput,
+    PinnedPrefix,
+    PoolingRequestOutput,
+    RequestOutput,
+    SavedState,
+    ScoringOutput,
+    StreamDelta,
+)
 from jpaged.pooling_params import PoolingParams
 from jpaged.sampling_params import BeamSearchParams, SamplingParams
 from jpaged.text.adapters import LoRA
@@ -83,7 +91,7 @@ class LLM:
         self._pooler = Pooler(served, self._owner)
         self.control = EngineControl(served, self._owner)
         if config.background_compilation:
-            from jpaged.engine.first_shapes import compile_while_serving
+            from jpaged.engine.startup_compilation import compile_while_serving
 
             compile_while_serving(built.engine)
 

@@ -1,6 +1,8 @@
-"""The engine's loop and what surrounds it: tokens in, tokens out. Text is the business of `jpaged.text`.
+"""The engine's loop and its surroundings: tokens in, tokens out. `jpaged.text` turns text into tokens and back.
 
-`builder` puts an engine together (`memory_plan` sizes its pool), `engine` schedules, dispatches and reads back,
-`replica` is what it keeps for each pool, `pinned_prefixes` what stays in all of them. `offline` answers batches in the
-caller's thread; `thread` owns an engine for `AsyncLLM`, and `mailbox` carries outputs to its coroutines.
+`builder` puts an engine together; `memory_plan` sizes its pool. `engine` schedules, dispatches and reads back; a
+`replica` holds one pool's state, `request_registry` the requests, `pinned_prefixes` the prefixes kept in all pools, and
+`recovery` mends the state after an exception. `generate` and `pooled` answer batches in the caller's thread. `thread`
+runs an engine for `AsyncLLM`, and `async_stream` delivers its tokens to coroutines. `owner` and `control` are the parts
+of `LLM` and `AsyncLLM` that are about the engine rather than about a prompt.
 """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,29 +11,30 @@ from typing import Any
 
 from jpaged.config import EngineConfig, SizedConfig
 from jpaged.distributed import Follower, Leader, join
-from jpaged.engine.adapters import adapter_registry, adapters_of
-from jpaged.engine.compiled_programs import open_programs, with_compiled_pool
-from jpaged.engine.compute_dtype import check_compute_dtype
-from jpaged.engine.default_sizes import sized
 from jpaged.engine.disk_tier import open_disk
 from jpaged.engine.engine import Engine
-from jpaged.engine.image_limits import tokens_together, why_no_images
 from jpaged.engine.memory_plan import plan_memory, resolve_max_model_len
+from jpaged.engine.program_folder import open_programs, with_compiled_pool
+from jpaged.engine.sizes import check_compute_dtype, longest_sequence, pool_tokens, sized
 from jpaged.engine.speculation import check_speculation, draft_source, make_speculation
-from jpaged.engine.startup import tell_loaded, tell_pool
 from jpaged.execution import PoolSpec, Runner, StepSettings, enable_compilation_cache, make_mesh, platform
+from jpaged.execution.caches.adapters import AdapterCache
 from jpaged.execution.compile.cache import precompile_attention_loops
-from jpaged.execution.device_memory import claim_gpu_share, memory_limit
+from jpaged.execution.device_memory import claim_gpu_share, device_bytes, memory_limit
 from jpaged.execution.kv_dtype import resolve_kv_dtype
 from jpaged.loading import LoadedModel, load_model
+from jpaged.loading.lora import Adaptable, AdapterRegistry, adapter_group
 from jpaged.loading.pooling_head import PoolingHead
-from jpaged.memory import DiskTier, MemoryManager
-from jpaged.model_api import CausalLM, CrossAttentionGroup, TakesImages
+from jpaged.memory import DiskTier, MemoryManager, StateCheckpoints
+from jpaged.memory.policies import VerifiedStates
+from jpaged.model_api import AdapterGroup, CausalLM, CrossAttentionGroup, TakesImages
 from jpaged.scheduling import Scheduler
 from jpaged.scheduling.speculation import Speculation
 from jpaged.text.images import ImageInputs
 from jpaged.text.input_processor import InputProcessor
 from jpaged.text.output_processor import OutputProcessor
+
+logger = logging.getLogger("jpaged")
 
 DEFAULT_SWAP_LIMIT = 4 << 30
 """Most host memory for swapped blocks without being asked for."""
@@ -269,3 +272,125 @@ def _swap_space_bytes(config: EngineConfig, pool_bytes: int) -> int:
     if config.swap_space_bytes is not None:
         return config.swap_space_bytes
     return min(pool_bytes, DEFAULT_SWAP_LIMIT if config.swap_space is None else int(config.swap_space * (1 << 30)))
+
+
+def adapters_of(config: EngineConfig, loaded: Adaptable, several_processes: bool) -> AdapterGroup | None:
+    """Return the layer group that keeps adapters; None where there are none.
+
+    Raises:
+        ValueError: adapters do not go with the model, or with the way it is run.
+    """
+    if not config.enable_lora:
+        return None
+    if several_processes:
+        raise ValueError("enable_lora=True needs one process, not several hosts")
+    if isinstance(loaded.model, TakesImages) and isinstance(loaded.model.image_group, CrossAttentionGroup):
+        raise ValueError(
+            f"enable_lora=True, but {config.model} attends to images, whose K and V are made without adapters; "
+            "language_model_only=True leaves images out"
+        )
+    return adapter_group(loaded, rank=config.max_lora_rank, adapters=config.max_loras, in_turn=config.deterministic)
+
+
+def adapter_registry(config: EngineConfig, loaded: LoadedModel, spec: PoolSpec) -> AdapterRegistry | None:
+    """Return what finds adapters, those of lora_modules read; None where there are none.
+
+    Raises:
+        ValueError: one of them cannot be used.
+    """
+    found = [cache for cache in spec.caches if isinstance(cache, AdapterCache)]
+    return AdapterRegistry(loaded, found[0], config.lora_modules) if found else None
+
+
+def why_no_images(config: EngineConfig, model: CausalLM, several_processes: bool) -> str | None:
+    """Return why prompts cannot have images; None where they can.
+
+    Args:
+        several_processes: whether the devices belong to several processes.
+    """
+    if not isinstance(model, TakesImages):
+        only = " with language_model_only=True" if config.language_model_only else ""
+        return f"prompts are text only, as model={config.model!r}{only} takes no images"
+    if several_processes:
+        return "images need one process, not several hosts"
+    return None
+
+
+def tokens_together(model: CausalLM) -> int | None:
+    """Return how many tokens of an image see each other; None where they do not."""
+    if not isinstance(model, TakesImages) or not model.image_group.whole:
+        return None
+    return max(features for _, features in model.examples())
+
+
+def tell_loaded(loaded: LoadedModel, config: EngineConfig) -> None:
+    """Log what was loaded and how it is sampled by default; warn where there is no tokenizer."""
+    logger.info(
+        "%s: %s from %s; dtype %s, quantization %s, %s bytes of weights on each of %d %s device(s)",
+        loaded.name,
+        type(loaded.model).__name__,
+        loaded.location,
+        loaded.dtype,
+        config.quantization,
+        f"{device_bytes(loaded.params):,}",
+        loaded.mesh.size,
+        platform(loaded.mesh),
+    )
+    logger.info("%s: generations end with tokens %s", loaded.name, list(loaded.eos_token_ids))
+    if loaded.sampling:
+        logger.info(
+            "%s: generation_config=%r: requests without SamplingParams get %s; generation_config='vllm' ignores them",
+            loaded.name,
+            config.generation_config,
+            dict(loaded.sampling),
+        )
+    if loaded.tokenizer is None:
+        _warn(
+            f"{loaded.location} has no tokenizer: prompts must be token ids, and outputs have no text; "
+            "tokenizer= takes another model's"
+        )
+
+
+def tell_pool(memory: MemoryManager, spec: PoolSpec, config: SizedConfig, max_model_len: int) -> None:
+    """Log the size of the pool and what it holds; warn where no sequence can be as long as max_model_len."""
+    longest = longest_sequence(memory, max_model_len)
+    tokens = pool_tokens(memory, max(longest, 1))
+    logger.info(
+        "KV pool of %s bytes a device (%d large pages of %s bytes, %s): %d tokens, that is %.1f sequences of %d; "
+        "max_model_len=%d, max_num_seqs=%d, max_num_batched_tokens=%d, block_size=%d",
+        f"{spec.device_bytes:,}",
+        spec.layout.num_pages,
+        f"{spec.layout.page_bytes:,}",
+        spec.dtype,
+        tokens,
+        tokens / max(longest, 1),
+        longest,
+        max_model_len,
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        config.block_size,
+    )
+    states = [group.spec for group in spec.layout.groups if isinstance(group.spec.policy, StateCheckpoints)]
+    for group in states:
+        logger.info(
+            "layer group %r: a state of %s bytes a sequence; checkpoints every %d tokens, inside prompts %d, and where "
+            "shared prompts end",
+            group.name,
+            f"{group.real_bytes:,}",
+            config.state_interval,
+            group.policy.entries_apart(group.block_size) * group.block_size,
+        )
+    for group in (group.spec for group in spec.layout.groups):
+        if isinstance(group.policy, VerifiedStates):
+            logger.info("layer group %r: %d more states a sequence, behind drafts", group.name, group.policy.slots)
+    if longest < max_model_len:
+        _warn(
+            f"the KV pool of {spec.device_bytes:,} bytes a device holds a sequence of at most {longest} tokens, prompt "
+            f"and output, which is below max_model_len={max_model_len}: longer requests are refused. Raise "
+            f"kv_cache_memory_bytes or memory_utilization, or set max_model_len={max(longest, 1)}"
+        )
+
+
+def _warn(message: str) -> None:
+    """Tell the user, who may have no log; `logging.captureWarnings` brings it there."""
+    warnings.warn(message, UserWarning, stacklevel=2)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from jpaged.config import EngineConfig
 from jpaged.engine.builder import build_engine
-from jpaged.engine.compiled_programs import check_one_model
 from jpaged.engine.control import EngineControl
 from jpaged.engine.owner import OwnedEngine
+from jpaged.engine.program_folder import check_one_model
 from jpaged.execution.compile.cache import compiled_anew
 from jpaged.execution.compile.store import free_folder
 

@@ -8,11 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from jpaged.engine.metrics import metrics_of
 from jpaged.engine.owner import Commit, EngineAccess
 from jpaged.engine.progress import warmup_progress
 from jpaged.engine.replica import chosen_replica
-from jpaged.engine.stats import EngineStats
+from jpaged.engine.stats import EngineStats, metrics_of
 from jpaged.engine.weights import HeldWeights, Running, hold_as_float32, replacement
 from jpaged.memory import MemoryMap, MemoryReport
 from jpaged.metrics import Metric

@@ -7,16 +7,14 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
-from jpaged.engine.background import BackgroundCompiler
+from jpaged.engine.compilation import BackgroundCompiler
 from jpaged.engine.interrupts import signals_held
 from jpaged.engine.pinned_prefixes import PinnedPrefixes
 from jpaged.engine.process import check_process
 from jpaged.engine.recovery import Recovery
-from jpaged.engine.replica import Replica
-from jpaged.engine.request_book import RequestBook
-from jpaged.engine.snapshot import take_snapshot
-from jpaged.engine.stats import Counters, EngineStats
-from jpaged.engine.stats_log import StatsLog, watched
+from jpaged.engine.replica import Replica, take_snapshot
+from jpaged.engine.request_registry import RequestBook
+from jpaged.engine.stats import Counters, EngineStats, StatsLog, watched
 from jpaged.execution import Runner
 from jpaged.memory import MemoryManager
 from jpaged.scheduling import Request, Scheduler, Status

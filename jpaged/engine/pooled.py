@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from jpaged.engine.generate import Batch, generate, run_to_end
-from jpaged.pooling_outputs import ClassificationOutput, EmbeddingOutput, PoolingRequestOutput, ScoringOutput
+from jpaged.outputs import ClassificationOutput, EmbeddingOutput, PoolingRequestOutput, ScoringOutput
 from jpaged.pooling_params import Pooling, PoolingParams
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Request

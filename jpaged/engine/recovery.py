@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from jpaged.engine.interrupts import signals_held
 from jpaged.engine.replica import Replica
-from jpaged.engine.request_book import RequestBook
+from jpaged.engine.request_registry import RequestBook
 from jpaged.execution import Runner
 from jpaged.scheduling import Request
 

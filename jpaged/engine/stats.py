@@ -1,13 +1,29 @@
-"""What an engine has done and is doing: counters while it runs, and the snapshot of them that users get."""
+"""Counters of a running engine, the snapshot that users get, its log lines and its named metrics."""
 
 from __future__ import annotations
 
+import logging
+import time
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
+from typing import Protocol, TypeVar
 
 from jpaged.memory import BlockCounts, DiskStats
+from jpaged.metrics import Counter, Gauge, Histogram, Metric
 from jpaged.scheduling import ScheduledStep
+
+logger = logging.getLogger("jpaged.engine")
+
+R = TypeVar("R")
+Clock = Callable[[], float]
+
+INTERVAL = 10.0
+"""Least seconds between two lines of the log."""
+
+PREFIX = "jpaged:"
+"""The beginning of every metric's name."""
 
 STEP_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Upper bounds of the buckets of step times, in seconds; one bucket more holds the longer ones."""
@@ -162,3 +178,149 @@ class Counters:
         """Return the times of all steps so far."""
         buckets = tuple(self.step_buckets)
         return StepTimes(sum(buckets), self.step_seconds, self.last_step_seconds, buckets)
+
+
+class StatsLog:
+    """Says at most every `INTERVAL` seconds what the steps since the last line did.
+
+    Args:
+        clock: returns seconds that only grow.
+
+    Attributes:
+        enabled: whether lines are written at all.
+    """
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self.enabled = True
+        self._clock = clock
+        self._last: tuple[float, EngineStats] | None = None
+        self._stepped = clock()
+
+    def step_ended(self, snapshot: Callable[[], EngineStats]) -> None:
+        """Write a line if it is time, and somebody listens."""
+        now = self._clock()
+        idle, self._stepped = now - self._stepped > INTERVAL, now
+        if not self.enabled or (self._last is not None and not idle and now - self._last[0] < INTERVAL):
+            return
+        if not logger.isEnabledFor(logging.INFO):
+            return
+        stats = snapshot()
+        if self._last is not None and not idle:  # a time without requests would say nothing about the speed
+            logger.info("%s", describe(self._last[1], stats, now - self._last[0]))
+        self._last = now, stats
+
+
+def describe(before: EngineStats, now: EngineStats, seconds: float) -> str:
+    """Return one line about what happened within `seconds`, and what is now."""
+    prompt = now.num_prompt_tokens - before.num_prompt_tokens
+    output = now.num_output_tokens - before.num_output_tokens
+    queries, hits = now.prefix_queries - before.prefix_queries, now.prefix_hits - before.prefix_hits
+    preempted = now.num_preemptions - before.num_preemptions
+    disk = ""
+    if now.disk is not None and before.disk is not None:
+        least = now.disk.break_even
+        disk = f"; {now.disk.hits - before.disk.hits} prompt tokens from disk, which pays " + (
+            "nowhere yet" if least is None else f"from {least} tokens on"
+        )
+    return (
+        f"{prompt / seconds:.1f} prompt tokens/s, {output / seconds:.1f} output tokens/s; {now.num_running} running, "
+        f"{now.num_waiting} waiting, {now.num_swapped} swapped; {now.kv_cache_usage:.1%} of the KV pool in use, "
+        f"{hits / queries if queries else 0:.1%} of prompt tokens from the prefix cache; {preempted} preempted, "
+        f"{now.num_compiled - before.num_compiled} shapes compiled{disk}"
+    )
+
+
+class Watched(Protocol):
+    """An engine, as `watched` needs it."""
+
+    stats: Counters
+    stats_log: StatsLog
+
+    def snapshot(self) -> EngineStats: ...
+
+
+E = TypeVar("E", bound=Watched)
+
+
+def watched(step: Callable[[E], R]) -> Callable[[E], R]:
+    """Time every call of an engine's step, and let its log speak."""
+
+    @wraps(step)
+    def timed(self: E) -> R:
+        start = time.perf_counter()
+        result = step(self)
+        self.stats.took(time.perf_counter() - start)
+        self.stats_log.step_ended(self.snapshot)
+        return result
+
+    return timed
+
+
+def metrics_of(stats: EngineStats) -> list[Metric]:
+    """Name every number of a snapshot."""
+    gauges = {
+        "num_requests_running": stats.num_running,
+        "num_requests_waiting": stats.num_waiting,
+        "num_requests_swapped": stats.num_swapped,
+        "kv_cache_usage_perc": stats.kv_cache_usage,
+        "shapes_to_compile": stats.num_shapes_to_come,
+    }
+    counters = {
+        "prompt_tokens": stats.num_prompt_tokens,
+        "generation_tokens": stats.num_output_tokens,
+        "computed_tokens": stats.num_computed_tokens,
+        "prefix_cache_queries": stats.prefix_queries,
+        "prefix_cache_hits": stats.prefix_hits,
+        "spec_decode_num_drafts": stats.num_drafts,
+        "spec_decode_num_draft_tokens": stats.num_draft_tokens,
+        "spec_decode_num_accepted_tokens": stats.num_accepted_tokens,
+        "adapter_loads": stats.num_adapter_loads,
+        "encoded_images": stats.num_encoded_images,
+        "num_preemptions": stats.num_preemptions,
+        "compiled_shapes": stats.num_compiled,
+        "compile_seconds": stats.compile_seconds,
+        "recompiled_shapes": stats.num_recompiles,
+        "background_compiled_shapes": stats.num_compiled_in_background,
+    }
+    metrics: list[Metric] = [Gauge(PREFIX + name, value) for name, value in gauges.items()]
+    for blocks in stats.blocks:
+        for state in ("used", "evictable", "empty"):
+            labels = {"group": blocks.name, "state": state}
+            metrics.append(Gauge(f"{PREFIX}kv_blocks", getattr(blocks, state), labels=labels))
+    metrics += [Counter(PREFIX + name, value) for name, value in counters.items()]
+    if stats.disk is not None:
+        metrics += _disk(stats.disk)
+    for way, count in (("recompute", stats.num_recomputes), ("swap", stats.num_swaps)):
+        metrics.append(Counter(f"{PREFIX}preemptions_by_way", count, labels={"way": way}))
+    for reason, count in stats.finished.items():
+        metrics.append(Counter(f"{PREFIX}request_success", count, labels={"finished_reason": reason}))
+    metrics.append(_steps(stats))
+    return metrics
+
+
+def _disk(disk: DiskStats) -> list[Metric]:
+    gauges = {
+        "disk_usage_perc": disk.used_bytes / disk.limit_bytes,
+        "disk_blocks": disk.num_blocks,
+        "disk_read_bytes_per_second": disk.read_rate,
+        "disk_open": int(disk.is_open),
+    }
+    if disk.break_even is not None:  # a scrape without it: nothing is read, or nothing is known yet
+        gauges["disk_break_even_tokens"] = disk.break_even
+    counters = {
+        "disk_cache_hits": disk.hits,
+        "disk_read_bytes": disk.read_bytes,
+        "disk_written_bytes": disk.written_bytes,
+        "disk_failures": disk.failures,
+        "disk_skipped_blocks": disk.skipped,
+    }
+    metrics: list[Metric] = [Gauge(PREFIX + name, value) for name, value in gauges.items()]
+    return metrics + [Counter(PREFIX + name, value) for name, value in counters.items()]
+
+
+def _steps(stats: EngineStats) -> Histogram:
+    times, total, buckets = stats.step_times, 0, {}
+    for bound, count in zip([*map(str, STEP_BOUNDS), "+Inf"], times.buckets, strict=True):
+        total += count
+        buckets[bound] = total
+    return Histogram(f"{PREFIX}step_time_seconds", times.count, times.total, buckets)

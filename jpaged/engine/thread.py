@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from jpaged.engine.async_stream import Ticket, deliver, patience_behind
 from jpaged.engine.engine import Engine
-from jpaged.engine.mailbox import deliver, patience_behind
 from jpaged.engine.owner import Commit
 from jpaged.engine.process import check_process
-from jpaged.engine.ticket import Ticket
 from jpaged.errors import EngineBusy, EngineStopped
 from jpaged.scheduling import Request
 from jpaged.text.token_reader import TokenReader

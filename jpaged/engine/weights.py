@@ -105,7 +105,7 @@ def hold_as_float32(engine: Engine, caller: str) -> None:
 def _with_other_programs(engine: Engine, change: Callable[[], None]) -> None:
     """Change how weights are held, which takes other programs; an engine that compiles in the background begins again
     with that, whether they were changed or refused."""
-    from jpaged.engine.first_shapes import compile_anew  # imports jax
+    from jpaged.engine.startup_compilation import compile_anew  # imports jax
 
     engine.stop_compiling()
     try:

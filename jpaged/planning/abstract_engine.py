@@ -14,7 +14,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jpaged.config import SizedConfig
-from jpaged.engine.adapters import adapters_of
+from jpaged.engine.builder import adapters_of
 from jpaged.engine.memory_plan import resolve_max_model_len
 from jpaged.execution.device_memory import device_bytes
 from jpaged.loading.build_context import build_context, layers_are_stacked

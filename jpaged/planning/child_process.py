@@ -16,9 +16,8 @@ from typing import Any, Literal
 import platformdirs
 
 from jpaged.config import EngineConfig, SizedConfig
-from jpaged.engine.compute_dtype import check_compute_dtype
-from jpaged.engine.default_sizes import sized
 from jpaged.engine.memory_plan import resolve_max_model_len
+from jpaged.engine.sizes import check_compute_dtype, sized
 from jpaged.execution.device_memory import host_memory_available
 from jpaged.loading.chosen_dtype import check_dtype, chosen_dtype
 from jpaged.loading.describe import Described, describe_model

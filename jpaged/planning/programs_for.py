@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jpaged.config import EngineConfig
-from jpaged.engine.configuration_digest import configuration_digest
+from jpaged.engine.program_folder import configuration_digest
 from jpaged.execution.compile.store import free_folder
 from jpaged.planning.child_process import Question, compiler_python, refuse_settings
 from jpaged.planning.devices import find_device

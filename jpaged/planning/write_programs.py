@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jpaged.engine.compiled_programs import engine_facts
-from jpaged.engine.image_limits import tokens_together, why_no_images
+from jpaged.engine.builder import tokens_together, why_no_images
 from jpaged.engine.memory_plan import plan_memory
+from jpaged.engine.program_folder import engine_facts
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.compile.cache import compiled_anew
 from jpaged.execution.compile.program import Compilations, Program

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from jpaged.engine.background import BackgroundCompiler
+from jpaged.engine.compilation import BackgroundCompiler
 from jpaged.execution.compile.program import Compilations
 from jpaged.execution.shapes import Shape
 
@@ -17,7 +17,7 @@ SCRIPT = """
 import sys
 import threading
 import time
-from jpaged.engine.background import BackgroundCompiler
+from jpaged.engine.compilation import BackgroundCompiler
 from jpaged.execution.compile.program import Compilations
 from jpaged.execution.shapes import Shape
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_schedulers import group, make_request, make_scheduler
 
-from jpaged.engine.capacity import longest_sequence, pool_tokens
+from jpaged.engine.sizes import longest_sequence, pool_tokens
 
 
 def memory(num_blocks, **options):

@@ -12,7 +12,7 @@ from tiny_chat_model import make_chat_model
 from transformers import AutoModelForCausalLM
 
 from jpaged import LLM, AsyncLLM, SamplingParams
-from jpaged.engine.background import BackgroundCompiler
+from jpaged.engine.compilation import BackgroundCompiler
 from jpaged.execution.compile.recent import recent_programs
 from jpaged.execution.programs import ModelPrograms
 

@@ -108,7 +108,7 @@ def test_another_model_of_the_same_shapes_is_refused(made, tmp_path):
 def test_a_checkpoint_of_the_same_model_in_another_form_is_refused(made, tmp_path, monkeypatch):
     facts = json.loads((Path(made.programs) / MANIFEST).read_text())["facts"]
     monkeypatch.setattr(
-        "jpaged.engine.compiled_programs.num_compact", lambda params: facts["weights.exact_matrices"]
+        "jpaged.engine.program_folder.num_compact", lambda params: facts["weights.exact_matrices"]
     )  # elsewhere none is, and this tells no forms apart
     convert_checkpoint(made.model, tmp_path / "saved", quantization="int8")
     with pytest.raises(ValueError, match=r"was compiled for weights\.held=.* and this engine has .*int8"):

@@ -9,7 +9,7 @@ import pytest
 from checkpoints import make_checkpoint
 
 from jpaged import LLM, SamplingParams
-from jpaged.engine.compute_dtype import check_compute_dtype
+from jpaged.engine.sizes import check_compute_dtype
 
 SHAPES = {"max_model_len": 64, "max_num_seqs": 4, "max_num_batched_tokens": 24, "enforce_eager": True}
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=0, detokenize=False)
@@ -71,7 +71,7 @@ def test_several_devices_are_refused_with_what_to_use_instead():
 
 
 def test_a_base_install_is_told_what_to_install(monkeypatch):
-    monkeypatch.setattr("jpaged.engine.compute_dtype.find_spec", lambda name: None)
+    monkeypatch.setattr("jpaged.engine.sizes.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"needs Numba.*pip install 'jpaged\[cpu\]'"):
         check_compute_dtype("bfloat16", "cpu")
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jpaged.config import EngineConfig
-from jpaged.engine.default_sizes import DEFAULTS, GIB, sized
+from jpaged.engine.sizes import DEFAULTS, GIB, sized
 
 LARGE = 75 * GIB
 

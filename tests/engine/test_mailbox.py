@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from jpaged.engine.mailbox import Mailbox, deliver, patience_behind
+from jpaged.engine.async_stream import Mailbox, deliver, patience_behind
 
 SECONDS = 60  # nothing may hang
 

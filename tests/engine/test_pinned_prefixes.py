@@ -10,7 +10,7 @@ from small_schedulers import group, make_request, make_scheduler
 from unpaged import alone, hash_model
 
 from jpaged.engine.engine import Engine
-from jpaged.engine.saved_state.loading import _take_over_memory
+from jpaged.engine.saved_state.load import _take_over_memory
 from jpaged.execution import StepResults
 from jpaged.memory.saving import memory_data
 from jpaged.scheduling import Status

@@ -7,7 +7,7 @@ from fake_device import Loop
 from small_schedulers import make_request, make_scheduler
 
 from jpaged.engine.replica import Replica
-from jpaged.engine.request_book import RequestBook
+from jpaged.engine.request_registry import RequestBook
 from jpaged.scheduling import Status
 
 

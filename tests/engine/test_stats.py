@@ -10,11 +10,8 @@ from fake_device import Loop
 from small_schedulers import make_request, make_scheduler
 
 import jpaged
-from jpaged.engine.metrics import metrics_of
-from jpaged.engine.replica import Replica
-from jpaged.engine.snapshot import take_snapshot
-from jpaged.engine.stats import STEP_BOUNDS, Counters
-from jpaged.engine.stats_log import INTERVAL, StatsLog, describe
+from jpaged.engine.replica import Replica, take_snapshot
+from jpaged.engine.stats import INTERVAL, STEP_BOUNDS, Counters, StatsLog, describe, metrics_of
 from jpaged.execution.compile.program import Compilations
 from jpaged.metrics import Counter, Gauge, Histogram
 

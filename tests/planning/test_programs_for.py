@@ -12,7 +12,7 @@ from tiny_chat_model import make_chat_model
 
 from jpaged import LLM, SamplingParams
 from jpaged.config import EngineConfig
-from jpaged.engine.configuration_digest import configuration_digest
+from jpaged.engine.program_folder import configuration_digest
 from jpaged.execution.compile.recent import recent_programs
 from jpaged.execution.compile.store import MANIFEST
 from jpaged.loading import convert_checkpoint

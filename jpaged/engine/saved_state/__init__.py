@@ -1,9 +1,8 @@
-"""The state of an engine between two steps as a value: captured, written, read, checked and taken up again.
+"""The state of an engine between two steps as a value: captured, written, read, checked and restored.
 
 Each room turns its own part into plain data and back (`jpaged.memory.saving`, `jpaged.scheduling.saving`,
-`jpaged.execution.transfer.pool_blocks`, `InputProcessor.data`). Here `capture` puts them together, `folder` writes and
-reads them, `identity` says of which model they are, `loading` lets an engine go on from them; `keeper` is what `LLM`
-and `AsyncLLM` use of it all, `handle` gives `LLM` its methods, `periodic` saves again and again. Plain data, no
-pickles:
-a state that somebody else wrote can be wrong, but runs nothing.
+`jpaged.execution.transfer.pool_blocks`, `InputProcessor.data`). Here `capture` joins them, `folder` writes and reads
+them, `identity` names the model they belong to, `incremental` skips blocks that the last save has, and `load` restores
+an engine. `keeper` is the entry for `EngineControl`. The files hold plain data and no pickles: a forged state can be
+wrong, but it runs no code.
 """

@@ -10,7 +10,7 @@ import numpy as np
 
 from jpaged.engine.engine import Engine
 from jpaged.engine.interrupts import signals_held
-from jpaged.engine.saved_state.written import Written
+from jpaged.engine.saved_state.incremental import Written
 from jpaged.execution.transfer.pool_blocks import BlockCopies
 from jpaged.memory.saving import held_blocks, memory_data
 from jpaged.scheduling.saving import Pictures, request_data, scheduler_data

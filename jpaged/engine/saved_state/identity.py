@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jpaged.config import EngineConfig
-from jpaged.engine.configuration_digest import configuration_digest
+from jpaged.engine.program_folder import configuration_digest
 from jpaged.execution import Runner, platform
 
 

@@ -19,9 +19,9 @@ from jpaged.engine.engine import Engine
 from jpaged.engine.saved_state.capture import Capture, capture
 from jpaged.engine.saved_state.folder import StateFiles, newest, read_about, read_state, write_state
 from jpaged.engine.saved_state.identity import model_difference, model_facts, pool_facts
-from jpaged.engine.saved_state.loading import check_fresh, load
-from jpaged.engine.saved_state.written import Written
-from jpaged.errors import StateRefused
+from jpaged.engine.saved_state.incremental import Written
+from jpaged.engine.saved_state.load import check_fresh, load
+from jpaged.errors import EngineStopped, StateRefused
 from jpaged.execution.mesh import is_local
 from jpaged.image_sources import ImageSources
 from jpaged.outputs import SavedState
@@ -214,3 +214,46 @@ def saved_settings(folder: str | Path) -> dict[str, Any]:
 def settings_of(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that `settings_data` turned into plain data."""
     return {name: _SETTINGS[value[0]](**value[1]) if isinstance(value, list) else value for name, value in data.items()}
+
+
+class PeriodicSaver:
+    """Saves every so many seconds, where something has changed since the last time, until it is stopped.
+
+    A save that fails is told in the log, and the next one tries again.
+
+    Args:
+        save: saves the state.
+        moment: returns something that differs once the engine has done anything.
+        seconds: from the end of one save to the beginning of the next.
+
+    Attributes:
+        last: what the last save took; None before the first.
+    """
+
+    def __init__(self, save: Callable[[], SavedState], moment: Callable[[], Any], seconds: float) -> None:
+        self.last: SavedState | None = None
+        self._save = save
+        self._moment = moment
+        self._seconds = seconds
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="jpaged-saver", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Save no more; a save that is being written is waited for."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        saved: Any = None
+        while not self._stopped.wait(self._seconds):
+            moment = self._moment()
+            if moment == saved:
+                continue
+            try:
+                self.last = self._save()
+                saved = moment
+            except EngineStopped:
+                return
+            except Exception:
+                logger.exception("the state could not be saved; the next save tries again")

@@ -1,4 +1,4 @@
-"""Compiles what an engine's first requests need, and leaves the rest to the background."""
+"""Compiles the shapes of an engine's first requests at its start, and leaves the rest to a thread."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 
-from jpaged.engine.background import BackgroundCompiler
+from jpaged.engine.compilation import BackgroundCompiler
 from jpaged.engine.engine import Engine
 from jpaged.execution.shapes import Shape, compiled_in_threads
 

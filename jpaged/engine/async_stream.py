@@ -1,4 +1,4 @@
-"""How a thread hands things to coroutines."""
+"""Delivers what the engine's thread generates to asyncio readers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
+
+from jpaged.scheduling import Request
+from jpaged.text.token_reader import Progress
 
 T = TypeVar("T")
 _SHARE, _MOST = 0.1, 0.02
@@ -89,3 +93,30 @@ def _take_all(letters: list[tuple[Mailbox[Any], Any]], done: threading.Event) ->
     for mailbox, item in letters:
         mailbox.take(item)
     asyncio.get_running_loop().call_soon(done.set)  # behind the readers, which were woken before
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A client's hold on its request. The engine's thread writes it, others read.
+
+    Attributes:
+        request: None until `EngineThread.submit` has it.
+        aborted: whether somebody asked for the request's end.
+        ended: whether the last of its progress, or an error, is on its way to the mailbox.
+    """
+
+    request_id: str
+    mailbox: Mailbox[Progress] = field(default_factory=Mailbox)
+    request: Request | None = None
+    aborted: bool = False
+    ended: bool = False
+
+    @property
+    def waiting(self) -> bool:
+        """Tell whether the request was not admitted to the batch yet."""
+        return not self.ended and (self.request is None or self.request.first_scheduled_time is None)
+
+    def end(self, content: Progress | Exception) -> None:
+        """Put the last thing the client gets."""
+        self.ended = True
+        self.mailbox.put(content)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 from jax.sharding import Mesh
 
 from jpaged.config import EngineConfig, SizedConfig
-from jpaged.engine.configuration_digest import configuration_digest
 from jpaged.execution import PoolSpec
 from jpaged.execution.compile.facts import device_facts, machine_facts, weight_facts
 from jpaged.execution.compile.store import Facts, ProgramStore, check_fact, read_manifest
@@ -122,3 +123,12 @@ def check_one_model(config: EngineConfig) -> None:
 
 def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)
+
+
+def configuration_digest(model_config: Any) -> str:
+    """Return a hash of a model's configuration, whatever its folder is called."""
+    facts = model_config.to_dict() if hasattr(model_config, "to_dict") else vars(model_config)
+    left_out = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
+    plain = {name: value for name, value in facts.items() if name not in left_out}
+    text = json.dumps(plain, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
 
 from jpaged.config import SizedConfig
-from jpaged.engine.async_stream import Ticket
+from jpaged.engine.async_stream import RequestStream
 from jpaged.engine.control import Released
 from jpaged.engine.owner import Commit
 from jpaged.engine.process import refuse_pickling
@@ -46,6 +46,10 @@ _GRAMMAR_THREADS = 2
 
 class AsyncLLM:
     """An `LLM` whose engine runs in a thread of its own, for any number of asyncio clients.
+
+    Coroutines of any event loop may call it. It differs from `LLM` on purpose in two names: `resume` continues one
+    restored request for one client, as restored requests run by themselves here, and `is_sleeping` is a coroutine, as
+    in vLLM.
 
     >>> async with AsyncLLM("smollm2-135m") as engine:                       # doctest: +SKIP
     ...     async for output in engine.generate("Once", SamplingParams(), "request-1"):
@@ -156,24 +160,24 @@ class AsyncLLM:
         lora: LoRA | None,
         tokenization: Tokenization = DEFAULT,
     ) -> AsyncGenerator[RequestOutput, None]:
-        (rank,) = priorities(priority, 1)
+        (level,) = priorities(priority, 1)
         kind = params.output_kind if isinstance(params, SamplingParams) else RequestOutputKind.FINAL_ONLY
         whole = kind is RequestOutputKind.FINAL_ONLY
-        ticket = self._thread.reserve(request_id)
+        stream = self._thread.reserve(request_id)
         try:
             make = partial(self.input_processor.process, streamed=not whole, tokenization=tokenization, lora=lora)
             if isinstance(params, SamplingParams) and params.structured_outputs is not None:
-                inside = partial(copy_context().run, make, prompt, params, rank)
+                inside = partial(copy_context().run, make, prompt, params, level)
                 request = await asyncio.get_running_loop().run_in_executor(self._grammar_threads, inside)
             else:
-                request = await asyncio.to_thread(make, prompt, params, rank)
+                request = await asyncio.to_thread(make, prompt, params, level)
             builder = self.output_processor.builder(request, request_id)
-            self._thread.submit(ticket, request, TokenReader(request, whole=whole))
-            async with aclosing(_told(ticket, builder, kind)) as outputs:
+            self._thread.submit(stream, request, TokenReader(request, whole=whole))
+            async with aclosing(_read(stream, builder, kind)) as outputs:
                 async for output in outputs:
                     yield output
         finally:
-            self._thread.release(ticket)
+            self._thread.release(stream)
 
     async def resume(
         self, request_id: str, output_kind: RequestOutputKind | None = None
@@ -196,15 +200,15 @@ class AsyncLLM:
         if output_kind is not None and not (known and known.beam):
             kind = output_kind
         whole = kind is RequestOutputKind.FINAL_ONLY
-        ticket = self._thread.resume(request_id, lambda request: TokenReader(request, whole=whole))
+        stream = self._thread.resume(request_id, lambda request: TokenReader(request, whole=whole))
         try:
-            assert ticket.request is not None
-            builder = self.output_processor.builder(ticket.request, request_id)
-            async with aclosing(_told(ticket, builder, kind)) as outputs:
+            assert stream.request is not None
+            builder = self.output_processor.builder(stream.request, request_id)
+            async with aclosing(_read(stream, builder, kind)) as outputs:
                 async for output in outputs:
                     yield output
         finally:
-            self._thread.release(ticket)
+            self._thread.release(stream)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its memory is free when this returns, and its iterator ends with finish_reason "abort".
@@ -408,9 +412,10 @@ class AsyncLLM:
         return await asyncio.wrap_future(self._thread.ask(commit))
 
     async def shutdown(self) -> None:
-        """Abort all requests and end the engine's thread; running iterators raise EngineStopped. Again is no error.
+        """Abort all requests and end the engine's thread; running iterators raise EngineStopped. Calling it
+        twice is harmless.
 
-        What is to go on later is saved before, by `save_state`.
+        To continue the requests later, call `save_state` first.
 
         The devices' memory is free when this returns, unless the engine is that of an LLM (`from_llm`).
         """
@@ -439,11 +444,13 @@ def _leave(thread: EngineThread, lender: LLM, engine: Engine) -> None:
     thread.leave()
 
 
-async def _told(ticket: Ticket, builder: OutputBuilder, kind: RequestOutputKind) -> AsyncGenerator[RequestOutput, None]:
-    """Yield outputs of what comes into a ticket's mailbox, until its request has finished."""
+async def _read(
+    stream: RequestStream, builder: OutputBuilder, kind: RequestOutputKind
+) -> AsyncGenerator[RequestOutput, None]:
+    """Yield a stream's outputs until its request has finished."""
     finished = False
     while not finished:
-        for progress in await ticket.mailbox.get():
+        for progress in await stream.updates.get():
             builder.add(progress)
             finished = progress.finished
         yield builder.delta() if kind is RequestOutputKind.DELTA else builder.cumulative()

@@ -17,7 +17,7 @@ T = TypeVar("T")
 _SHARE, _MOST = 0.1, 0.02
 
 
-class Mailbox(Generic[T]):
+class AsyncStream(Generic[T]):
     """Holds what was put until its reader, who may be slow, takes all of it at once.
 
     Made by the coroutine that reads it, in its event loop. Only that loop touches what it holds, so there is no lock.
@@ -59,54 +59,54 @@ class Mailbox(Generic[T]):
         return items
 
 
-def deliver(letters: Iterable[tuple[Mailbox[Any], Any]], patience: float = 0.0) -> None:
-    """Put an item, or an exception, into each mailbox; from any thread. Each event loop is woken once for all of its
-    mailboxes: waking it for each of them would cost a step of many streams more than the items themselves do.
+def deliver(pending: Iterable[tuple[AsyncStream[Any], Any]], wait: float = 0.0) -> None:
+    """Put an item, or an exception, into each stream; from any thread. Each event loop is woken once for all of its
+    streams: waking it for each of them would cost a step of many streams more than the items themselves do.
 
     Args:
-        patience: most seconds to wait until the readers have dealt with what they got. Only one thread runs Python at a
+        wait: most seconds to wait until the readers have dealt with what they got. Only one thread runs Python at a
             time, so a caller that goes on at once keeps them waiting (`sys.getswitchinterval`), and they it.
     """
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Mailbox[Any], Any]]] = {}
-    for mailbox, item in letters:
-        by_loop.setdefault(mailbox.loop, []).append((mailbox, item))
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[AsyncStream[Any], Any]]] = {}
+    for stream, item in pending:
+        by_loop.setdefault(stream.loop, []).append((stream, item))
     dealt_with = []
     for loop, mine in by_loop.items():
         with contextlib.suppress(RuntimeError):  # the loop was closed, and its readers went with it
             done = threading.Event()
             loop.call_soon_threadsafe(_take_all, mine, done)
             dealt_with.append(done)
-    end = time.monotonic() + patience
+    end = time.monotonic() + wait
     for done in dealt_with:
         if (left := end - time.monotonic()) > 0:
             done.wait(left)
 
 
-def patience_behind(step_seconds: float) -> float:
+def delivery_wait(step_seconds: float) -> float:
     """Return the seconds that readers get to take in a step's tokens before the engine goes on, while its device is
     busy with the step behind it: a tenth of what the last one took, and 20 ms at most. What the engine does next is
     wanted at that step's end only; readers want the tokens now."""
     return min(_SHARE * step_seconds, _MOST)
 
 
-def _take_all(letters: list[tuple[Mailbox[Any], Any]], done: threading.Event) -> None:
-    for mailbox, item in letters:
-        mailbox.take(item)
+def _take_all(pending: list[tuple[AsyncStream[Any], Any]], done: threading.Event) -> None:
+    for stream, item in pending:
+        stream.take(item)
     asyncio.get_running_loop().call_soon(done.set)  # behind the readers, which were woken before
 
 
 @dataclass(eq=False)
-class Ticket:
+class RequestStream:
     """A client's hold on its request. The engine's thread writes it, others read.
 
     Attributes:
         request: None until `EngineThread.submit` has it.
         aborted: whether somebody asked for the request's end.
-        ended: whether the last of its progress, or an error, is on its way to the mailbox.
+        ended: whether the last of its progress, or an error, is on its way to the stream.
     """
 
     request_id: str
-    mailbox: Mailbox[Progress] = field(default_factory=Mailbox)
+    updates: AsyncStream[Progress] = field(default_factory=AsyncStream)
     request: Request | None = None
     aborted: bool = False
     ended: bool = False
@@ -119,4 +119,4 @@ class Ticket:
     def end(self, content: Progress | Exception) -> None:
         """Put the last thing the client gets."""
         self.ended = True
-        self.mailbox.put(content)
+        self.updates.put(content)

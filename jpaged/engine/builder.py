@@ -193,8 +193,8 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         no_output=None if loaded.pooling.generates else _no_output(config, loaded.pooling),
     )
     engine.stats_log.enabled = not config.disable_log_stats
-    tell_loaded(loaded, config)
-    tell_pool(engine.memory, spec, config, max_model_len)
+    log_model(loaded, config)
+    log_pool(engine.memory, spec, config, max_model_len)
     served = ServedModel(
         config=config,
         input_processor=inputs,
@@ -323,7 +323,7 @@ def tokens_together(model: CausalLM) -> int | None:
     return max(features for _, features in model.examples())
 
 
-def tell_loaded(loaded: LoadedModel, config: EngineConfig) -> None:
+def log_model(loaded: LoadedModel, config: EngineConfig) -> None:
     """Log what was loaded and how it is sampled by default; warn where there is no tokenizer."""
     logger.info(
         "%s: %s from %s; dtype %s, quantization %s, %s bytes of weights on each of %d %s device(s)",
@@ -351,7 +351,7 @@ def tell_loaded(loaded: LoadedModel, config: EngineConfig) -> None:
         )
 
 
-def tell_pool(memory: MemoryManager, spec: PoolSpec, config: SizedConfig, max_model_len: int) -> None:
+def log_pool(memory: MemoryManager, spec: PoolSpec, config: SizedConfig, max_model_len: int) -> None:
     """Log the size of the pool and what it holds; warn where no sequence can be as long as max_model_len."""
     longest = longest_sequence(memory, max_model_len)
     tokens = pool_tokens(memory, max(longest, 1))

@@ -31,7 +31,7 @@ class BackgroundCompiler:
         self._shapes = shapes
         self._compilations = compilations
         self._is_busy = is_busy
-        self._told = threading.Event()
+        self._stopping = threading.Event()
         # No daemon: the interpreter waits for it to come out of the compiler, which would crash.
         self._thread = threading.Thread(target=self._run, name="jpaged-background")
 
@@ -47,13 +47,13 @@ class BackgroundCompiler:
 
     def stop(self) -> None:
         """End the thread, once the shape that is being compiled is, and wait for that; again is no error."""
-        self._told.set()
+        self._stopping.set()
         if self._thread is not threading.current_thread():  # the garbage collector may close an engine anywhere
             self._thread.join()
 
     @property
     def _is_ending(self) -> bool:
-        return self._told.is_set() or not threading.main_thread().is_alive()
+        return self._stopping.is_set() or not threading.main_thread().is_alive()
 
     def _run(self) -> None:
         self._compilations.background = threading.get_ident()
@@ -89,5 +89,5 @@ class BackgroundCompiler:
                 logger.exception("the %s cannot be compiled in the background; steps take a larger one", shape.name)
             return False
         if self._is_busy():
-            self._told.wait(tracing)
+            self._stopping.wait(tracing)
         return True

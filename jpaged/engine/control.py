@@ -148,7 +148,7 @@ class EngineControl:
         def warm_up() -> int:
             if engine.has_work:
                 raise RuntimeError("warmup() is refused while requests run")
-            engine.check_awake("warmup()")
+            engine.check_memory("warmup()")
             runner, start = engine.runner, time.monotonic()
             if eager:
                 return runner.worker.num_compiled
@@ -184,7 +184,7 @@ class EngineControl:
     @property
     def is_released(self) -> bool:
         """Tell whether the devices' memory is given back, so that no step can run."""
-        return self.engine.is_asleep
+        return self.engine.is_released
 
     def prepare_release(self, weights: Released) -> Commit[None]:
         """Return what gives the memory back; see `LLM.release_memory`."""
@@ -196,10 +196,10 @@ class EngineControl:
             worker.model.check_local("release_memory()")
 
         def release() -> None:
-            if not engine.is_asleep:
+            if not engine.is_released:
                 engine.settle("release_memory()")
             with engine.change():
-                engine.recovery.fall_asleep()
+                engine.recovery.release_memory()
                 worker.release()
                 if weights is True or (weights == "host" and worker.model.has_params):
                     worker.models.release_params(keep=weights == "host")
@@ -216,9 +216,9 @@ class EngineControl:
                 put()
             if not engine.runner.worker.models.restore_params():
                 raise ValueError("params=None, but release_memory(weights=True) left no weights: give params")
-            if engine.is_asleep:
+            if engine.is_released:
                 with engine.change():
-                    engine.recovery.wake_up()
+                    engine.recovery.restore_memory()
 
         return restore
 

@@ -13,7 +13,7 @@ from jpaged.engine.pinned_prefixes import PinnedPrefixes
 from jpaged.engine.process import check_process
 from jpaged.engine.recovery import Recovery
 from jpaged.engine.replica import Replica, take_snapshot
-from jpaged.engine.request_registry import RequestBook
+from jpaged.engine.request_registry import RequestRegistry
 from jpaged.engine.stats import Counters, EngineStats, StatsLog, watched
 from jpaged.execution import Runner
 from jpaged.memory import MemoryManager
@@ -46,7 +46,7 @@ class Engine:
         self.max_model_len = max_model_len
         self.stats = Counters()
         self.stats_log = StatsLog()
-        self.requests = RequestBook()
+        self.requests = RequestRegistry()
         self.recovery = Recovery(self.replicas, self.requests, runner)
         self._closed = False
         self._process = os.getpid()
@@ -58,8 +58,8 @@ class Engine:
         )
 
     @property
-    def turn(self) -> threading.RLock:
-        """Return the lock that whoever uses the engine has to hold: one thread at a time.
+    def lock(self) -> threading.RLock:
+        """Return the lock that a caller holds while it uses the engine; it is reentrant, for signal handlers.
 
         Raises:
             RuntimeError: this process is a fork of the one that made the engine.
@@ -67,7 +67,7 @@ class Engine:
         check_process(self._process)
         return self._lock
 
-    def check_turn(self) -> None:
+    def check_available(self) -> None:
         """Raise where the engine was lent or closed while the caller waited for its lock, or before its stream began.
 
         Raises:
@@ -115,19 +115,19 @@ class Engine:
     @property
     def can_step(self) -> bool:
         """Tell whether there is work that can be done now."""
-        return self.has_work and not self.is_asleep
+        return self.has_work and not self.is_released
 
-    def check_awake(self, caller: str) -> None:
+    def check_memory(self, caller: str) -> None:
         """Raise RuntimeError, naming the caller, where the devices' memory was given back."""
-        if self.is_asleep:
+        if self.is_released:
             raise RuntimeError(
                 f"{caller} needs the memory that release_memory() gave back: call restore_memory() first"
             )
 
     @property
-    def is_asleep(self) -> bool:
+    def is_released(self) -> bool:
         """Tell whether the devices' memory was given back, so that no step can run."""
-        return self.recovery.is_asleep
+        return self.recovery.is_released
 
     @property
     def is_taken(self) -> bool:
@@ -147,7 +147,7 @@ class Engine:
         """
         if self._closed:
             return self.requests.take_finished()
-        self.check_awake("generating")
+        self.check_memory("generating")
         try:
             self.prefixes.pin_again()
             self._advance()
@@ -173,7 +173,7 @@ class Engine:
 
     @watched
     def _advance(self) -> None:
-        self.check_awake("generating")
+        self.check_memory("generating")
         for replica in self.replicas:
             while len(replica.in_flight) > 1:  # the wait for the older one was interrupted
                 self._read_back(replica)
@@ -201,7 +201,7 @@ class Engine:
         Raises:
             RuntimeError: the engine is in the middle of a change, into which a signal's handler has come.
         """
-        self.check_awake(caller)
+        self.check_memory(caller)
         if self.recovery.is_changing:
             raise RuntimeError(
                 f"{caller} is refused in the middle of a step; handlers of SIGINT, SIGTERM and SIGALRM come between"

@@ -82,8 +82,8 @@ def generate(
         except ValueError as error:
             entries.append(refuse(i, error))
     requests = [entry for entry in entries if isinstance(entry, Request)]
-    with engine.turn:
-        engine.check_turn()
+    with engine.lock:
+        engine.check_available()
         try:
             for i, entry in enumerate(entries):
                 if isinstance(entry, Request):
@@ -100,8 +100,8 @@ def generate(
 def resume(engine: Engine, outputs: OutputProcessor, use_tqdm: bool) -> list[RequestOutput]:
     """Run the requests that came with a saved state to their ends, see `LLM.resume`."""
     boolean("use_tqdm", use_tqdm)
-    with engine.turn:
-        engine.check_turn()
+    with engine.lock:
+        engine.check_available()
         requests = list(engine.requests.restored.values())
         run_to_end(engine, requests, use_tqdm)
         engine.abort(*requests)  # no other caller reads them
@@ -129,14 +129,14 @@ def _deltas(engine: Engine, outputs: OutputProcessor, requests: list[Request]) -
     Each step takes the engine's lock anew, so that other threads run between two deltas.
     """
     try:
-        with engine.turn:
-            engine.check_turn()
+        with engine.lock:
+            engine.check_available()
             for request in requests:
                 engine.add(request)
         readers = [TokenReader(request) for request in requests]
         builders = [outputs.builder(request) for request in requests]
         while not all(reader.done for reader in readers):
-            with engine.turn:
+            with engine.lock:
                 engine.step()
                 news = [reader.read() for reader in readers]
             for i, (progress, builder) in enumerate(zip(news, builders, strict=True)):

@@ -1,4 +1,4 @@
-"""Signals wait while the engine's state is half changed; then their handlers run as if they had come just now."""
+"""Defers SIGINT, SIGTERM and SIGALRM until a change of the engine's state is complete."""
 
 from __future__ import annotations
 

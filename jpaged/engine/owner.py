@@ -65,7 +65,7 @@ class OwnedEngine:
         Raises:
             EngineStopped, RuntimeError: as `engine`; RuntimeError also in a fork of the process that made the engine.
         """
-        _ = self.engine.turn
+        _ = self.engine.lock
 
     def check_open(self) -> None:
         """Do nothing unless the engine was closed; a lent one is healthy.
@@ -83,8 +83,8 @@ class OwnedEngine:
             EngineStopped, RuntimeError: as `check`, also where the engine was lent or closed during the wait.
         """
         engine = self.engine
-        with engine.turn:
-            engine.check_turn()
+        with engine.lock:
+            engine.check_available()
             return commit()
 
     def close(self) -> None:
@@ -106,8 +106,8 @@ class OwnedEngine:
             RuntimeError: requests are running, or the engine is lent already.
         """
         engine = self.engine
-        with engine.turn:
-            engine.check_turn()
+        with engine.lock:
+            engine.check_available()
             if engine.is_taken:
                 raise RuntimeError("an AsyncLLM cannot take the engine while requests run")
             self._lent, engine.refusal = True, _is_lent

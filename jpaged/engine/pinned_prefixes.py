@@ -135,7 +135,7 @@ class PinnedPrefixes:
             self._requests[seq_id] = [copy_unstarted(request) for _ in self._replicas]
 
     def forget(self) -> None:
-        """Know of no prefix any more; the replicas' memories hold none."""
+        """Forget all pins, after the replicas' memories were cleared."""
         self.stop()
         self._requests.clear()
         for replica in self._replicas:

@@ -181,8 +181,8 @@ class Pooler:
                 raise ValueError(f"prompt {i}: {error}") from error
             request.pooling = pooling
             requests.append(request)
-        with engine.turn:
-            engine.check_turn()
+        with engine.lock:
+            engine.check_available()
             try:
                 for i, request in enumerate(requests):
                     try:

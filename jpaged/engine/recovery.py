@@ -1,4 +1,4 @@
-"""Keeps the state of an engine whole: what changes it is done at once or mended, from the requests' tokens."""
+"""Keeps an engine's state consistent: a change completes, or the state is rebuilt from the requests' tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from jpaged.engine.interrupts import signals_held
 from jpaged.engine.replica import Replica
-from jpaged.engine.request_registry import RequestBook
+from jpaged.engine.request_registry import RequestRegistry
 from jpaged.execution import Runner
 from jpaged.scheduling import Request
 
@@ -16,7 +16,9 @@ logger = logging.getLogger(__name__)
 
 
 class Recovery:
-    """Makes the changes of an engine's state, and begins anew where one was torn or the device failed.
+    """Guards the changes of an engine's state, and rebuilds it where one was torn or the device failed.
+
+    Call it in the thread that holds the engine's lock.
 
     Args:
         replicas, requests: those of the engine.
@@ -26,10 +28,10 @@ class Recovery:
         late_aborts: requests to be aborted at the end of the change that is being made.
         is_changing: whether one is.
         device_is_whole: whether the pool holds what the host believes.
-        is_asleep: whether the devices' memory was given back, so that no step can run.
+        is_released: whether the devices' memory was given back, so that no step can run.
     """
 
-    def __init__(self, replicas: Sequence[Replica], requests: RequestBook, runner: Runner) -> None:
+    def __init__(self, replicas: Sequence[Replica], requests: RequestRegistry, runner: Runner) -> None:
         self._replicas = replicas
         self._requests = requests
         self._runner = runner
@@ -37,11 +39,11 @@ class Recovery:
         self.late_aborts: list[Request] = []
         self.is_changing = False
         self.device_is_whole = True
-        self.is_asleep = False
+        self.is_released = False
 
     @contextmanager
     def change(self, refusal: type[Exception] | tuple[()] = ()) -> Iterator[None]:
-        """Do what stands within as a whole: after an exception in it the state is mended.
+        """Hold signals off and run the block; after an exception in it, rebuild the state.
 
         Args:
             refusal: exception that is raised only before anything has changed.
@@ -65,7 +67,7 @@ class Recovery:
                 self.is_changing = False
 
     def mend(self) -> None:
-        """Go on from the requests' tokens: everything that was computed, or may have been, is forgotten."""
+        """Rebuild the state from the requests' tokens, over an empty pool."""
         self._host_is_whole = self.device_is_whole = False
         self._requests.put_back(self._replicas)
         self._host_is_whole = True
@@ -91,15 +93,15 @@ class Recovery:
 
     def restart_device(self) -> None:
         """Make an empty pool, unless the memory for it was given back."""
-        if not self.is_asleep:
+        if not self.is_released:
             self._begin_device()
 
-    def fall_asleep(self) -> None:
-        """Know that nothing of the pool is left; within `change`, with no step in flight."""
-        self.is_asleep, self.device_is_whole = True, False
+    def release_memory(self) -> None:
+        """Mark the pool as released. Call inside `change()`, with no step in flight."""
+        self.is_released, self.device_is_whole = True, False
         self._requests.put_back(self._replicas)
 
-    def wake_up(self) -> None:
+    def restore_memory(self) -> None:
         """Begin anew with an empty pool; within `change`.
 
         Raises what kept the devices from making the pool, as a trainer that still holds their memory; the engine sleeps
@@ -107,7 +109,7 @@ class Recovery:
         """
         self._begin_device()
         self._runner.worker.pool.block_until_ready()
-        self.is_asleep = False
+        self.is_released = False
 
     def _begin_device(self) -> None:
         self._runner.worker.restart()

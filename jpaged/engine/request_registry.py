@@ -1,4 +1,4 @@
-"""Knows which requests an engine has: where each unfinished one runs, and which of them somebody holds."""
+"""The requests of an engine: the replica of each unfinished one, and those that a caller still holds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jpaged.engine.replica import Replica
 from jpaged.scheduling import Request, Status
 
 
-class RequestBook:
+class RequestRegistry:
     """Holds an engine's requests by their ids.
 
     Attributes:

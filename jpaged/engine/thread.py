@@ -1,4 +1,4 @@
-"""The thread that owns a running engine, and what other threads may ask of it."""
+"""Runs an engine in a thread of its own, and queues the calls of other threads for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from jpaged.engine.async_stream import Ticket, deliver, patience_behind
+from jpaged.engine.async_stream import RequestStream, deliver, delivery_wait
 from jpaged.engine.engine import Engine
 from jpaged.engine.owner import Commit
 from jpaged.engine.process import check_process
@@ -41,8 +41,9 @@ class _Call:
 class EngineThread:
     """Runs an engine's loop in a thread of its own, which alone touches the engine's state.
 
-    Other threads reach it through a queue of calls, taken between steps. When the thread ends, for whatever reason,
-    every client gets `EngineStopped` and every later call raises it.
+    Any thread may call the methods above "the engine's thread", coroutines too: none of them waits, but `run` and
+    `stop`. They queue calls, which the engine's thread takes between two steps. The methods below run in that thread
+    only. When the thread ends, for any reason, every client gets `EngineStopped` and every later call raises it.
 
     Args:
         max_waiting_requests: most requests that wait for admission.
@@ -56,12 +57,12 @@ class EngineThread:
         self._max_waiting = max_waiting_requests
         self._calls: SimpleQueue[_Call] = SimpleQueue()
         self._lock = threading.Lock()  # guards the next four
-        self._live: dict[str, Ticket] = {}
+        self._live: dict[str, RequestStream] = {}
         self._stopped = False
         self._failure: BaseException | None = None
         self._restored = engine.requests.restored_by_name()
         self._stopping = False  # only the engine's thread touches this one and the next
-        self._readers: dict[Ticket, TokenReader] = {}  # readers of the requests that run
+        self._readers: dict[RequestStream, TokenReader] = {}  # readers of the requests that run
         self._process = os.getpid()
         self.ended: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="jpaged-engine", daemon=True)
@@ -90,7 +91,7 @@ class EngineThread:
         with self._lock:
             self._check_running()
 
-    def reserve(self, request_id: str) -> Ticket:
+    def reserve(self, request_id: str) -> RequestStream:
         """Take a place among the waiting requests; a coroutine calls it, makes the request and submits it.
 
         Raises:
@@ -107,27 +108,27 @@ class EngineThread:
             known = self._live.get(request_id)
             if known is not None and not known.ended:
                 raise ValueError(f"request_id={request_id!r} is running already")
-            waiting = sum(ticket.waiting for ticket in self._live.values())
+            waiting = sum(stream.waiting for stream in self._live.values())
             if waiting >= self._max_waiting:
                 raise EngineBusy(f"{waiting} requests are waiting, and max_waiting_requests={self._max_waiting}")
-            ticket = self._live[request_id] = Ticket(request_id)
-        return ticket
+            stream = self._live[request_id] = RequestStream(request_id)
+        return stream
 
     def request_names(self) -> dict[int, str]:
         """Return what clients call the requests that run, by the engine's ids; each output of one is named."""
         with self._lock:
-            live = [ticket for ticket in self._live.values() if ticket.request is not None and not ticket.ended]
+            live = [stream for stream in self._live.values() if stream.request is not None and not stream.ended]
         return {part.request_id: t.request_id for t in live if t.request is not None for part in t.request.all_requests}
 
-    def submit(self, ticket: Ticket, request: Request, reader: TokenReader) -> None:
-        """Queue a request; what `reader` tells of it comes into the ticket's mailbox.
+    def submit(self, stream: RequestStream, request: Request, reader: TokenReader) -> None:
+        """Queue a request; its reader's progress goes to the stream.
 
-        A request that could never fit the pool makes the mailbox raise ValueError.
+        A request that could never fit the pool makes the stream raise ValueError.
         """
-        ticket.request, request.name = request, ticket.request_id
+        stream.request, request.name = request, stream.request_id
         with self._lock:
-            if not (ticket.ended or self._stopped):
-                self._calls.put(_Call(lambda: self._add(ticket, request, reader)))
+            if not (stream.ended or self._stopped):
+                self._calls.put(_Call(lambda: self._add(stream, request, reader)))
 
     @property
     def restored(self) -> dict[str, Request]:
@@ -135,8 +136,8 @@ class EngineThread:
         with self._lock:
             return dict(self._restored)
 
-    def resume(self, request_id: str, reader_of: Callable[[Request], TokenReader]) -> Ticket:
-        """Take up a request that came with a saved state; what it has comes into the ticket's mailbox first.
+    def resume(self, request_id: str, reader_of: Callable[[Request], TokenReader]) -> RequestStream:
+        """Take up a request that came with a saved state; its tokens so far go to the stream first.
 
         Raises:
             ValueError: there is no such request, or a client has it already.
@@ -151,27 +152,27 @@ class EngineThread:
             if known is not None and not known.ended:  # it was here before the state came
                 raise ValueError(f"request_id={request_id!r} is running: the restored one waits until it has ended")
             request = self._restored.pop(request_id)
-            ticket = self._live[request_id] = Ticket(request_id, request=request)
-            self._calls.put(_Call(lambda: self._take_up(ticket, reader_of(request))))
-        return ticket
+            stream = self._live[request_id] = RequestStream(request_id, request=request)
+            self._calls.put(_Call(lambda: self._take_up(stream, reader_of(request))))
+        return stream
 
-    def release(self, ticket: Ticket) -> None:
+    def release(self, stream: RequestStream) -> None:
         """Let go of a client that went away: its name is free at once, its memory before the next step."""
         with self._lock:
-            if self._live.get(ticket.request_id) is ticket:
-                del self._live[ticket.request_id]
+            if self._live.get(stream.request_id) is stream:
+                del self._live[stream.request_id]
             if not self._stopped:
-                self._calls.put(_Call(lambda: self._let_go(ticket)))
+                self._calls.put(_Call(lambda: self._let_go(stream)))
 
     def abort(self, request_id: str) -> Future[None]:
         """End a request with finish_reason "abort"; one that is not running is left alone."""
         with self._lock:
-            ticket, restored = self._live.get(request_id), self._restored.pop(request_id, None)
-            if ticket is not None:
-                ticket.aborted = True
+            stream, restored = self._live.get(request_id), self._restored.pop(request_id, None)
+            if stream is not None:
+                stream.aborted = True
         if restored is not None:
             return self._call(lambda: self._engine.abort(restored))
-        return self._call(lambda: self._abort(ticket))
+        return self._call(lambda: self._abort(stream))
 
     def ask(self, commit: Commit[T]) -> Future[T]:
         """Run a function in the engine's thread, between steps; clients get the tokens it brings about.
@@ -236,7 +237,7 @@ class EngineThread:
                 if self._engine.can_step:
                     self._engine.step()
                     ahead = any(replica.in_flight for replica in self._engine.replicas)
-                    self._publish(patience_behind(self._engine.stats.last_step_seconds) if ahead else 0.0)
+                    self._publish(delivery_wait(self._engine.stats.last_step_seconds) if ahead else 0.0)
             self._engine.abort(*self._engine.requests.awaited.values())
         except BaseException as error:
             logger.exception("the engine's loop failed")
@@ -272,42 +273,42 @@ class EngineThread:
         with self._lock:
             self._restored = self._engine.requests.restored_by_name()
 
-    def _publish(self, patience: float = 0.0) -> None:
-        """Tell the clients of requests with new tokens, all of them at once; `patience` is that of `deliver`."""
-        letters = []
-        for ticket, reader in list(self._readers.items()):
+    def _publish(self, wait: float = 0.0) -> None:
+        """Tell the clients of requests with new tokens, all of them at once; `wait` is that of `deliver`."""
+        pending = []
+        for stream, reader in list(self._readers.items()):
             if (progress := reader.read()) is not None:
-                letters.append((ticket.mailbox, progress))
+                pending.append((stream.updates, progress))
                 if progress.finished:
-                    del self._readers[ticket]
-                    ticket.ended = True
-        deliver(letters, patience)
+                    del self._readers[stream]
+                    stream.ended = True
+        deliver(pending, wait)
 
-    def _add(self, ticket: Ticket, request: Request, reader: TokenReader) -> None:
+    def _add(self, stream: RequestStream, request: Request, reader: TokenReader) -> None:
         try:
             self._engine.add(request)
         except ValueError as error:
-            return ticket.end(error)
-        self._readers[ticket] = reader
-        if ticket.aborted:  # while its request was being made
-            self._abort(ticket)
+            return stream.end(error)
+        self._readers[stream] = reader
+        if stream.aborted:  # while its request was being made
+            self._abort(stream)
         return None
 
-    def _take_up(self, ticket: Ticket, reader: TokenReader) -> None:
-        assert ticket.request is not None
-        self._engine.requests.restored.pop(ticket.request.request_id, None)
-        self._readers[ticket] = reader
+    def _take_up(self, stream: RequestStream, reader: TokenReader) -> None:
+        assert stream.request is not None
+        self._engine.requests.restored.pop(stream.request.request_id, None)
+        self._readers[stream] = reader
         self._publish()
 
-    def _let_go(self, ticket: Ticket) -> None:
-        self._abort(ticket)
-        if ticket.request is not None:
-            self._engine.abort(ticket.request)  # it may have finished, and was kept for its client
+    def _let_go(self, stream: RequestStream) -> None:
+        self._abort(stream)
+        if stream.request is not None:
+            self._engine.abort(stream.request)  # it may have finished, and was kept for its client
 
-    def _abort(self, ticket: Ticket | None) -> None:
-        if ticket in self._readers:
-            assert ticket is not None and ticket.request is not None
-            self._engine.abort(ticket.request)
+    def _abort(self, stream: RequestStream | None) -> None:
+        if stream in self._readers:
+            assert stream is not None and stream.request is not None
+            self._engine.abort(stream.request)
             self._publish()
 
     def _begin_stopping(self) -> None:
@@ -317,9 +318,9 @@ class EngineThread:
         with self._lock:
             self._stopped, self._failure = True, failure
             live, self._live = self._live, {}
-        for ticket in live.values():
-            if not ticket.ended:
-                ticket.end(self._error())
+        for stream in live.values():
+            if not stream.ended:
+                stream.end(self._error())
         while not self._calls.empty():
             future = self._calls.get().future
             if future.set_running_or_notify_cancel():

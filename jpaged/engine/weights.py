@@ -92,7 +92,7 @@ def hold_as_float32(engine: Engine, caller: str) -> None:
     worker = engine.runner.worker
     if not worker.model.num_compact:
         return
-    if not engine.is_asleep:
+    if not engine.is_released:
         engine.settle(caller)
 
     def widen() -> None:
@@ -121,7 +121,7 @@ def replace_weights(engine: Engine, replace: Callable[[], None], running: str) -
         ValueError: ``running="finish"`` while requests hold images; the old weights stay.
         RuntimeError: the engine is in the middle of a step.
     """
-    if not engine.is_asleep:
+    if not engine.is_released:
         engine.settle("update_params()")
     engine.prefixes.stop()  # what it computes is of no use afterwards
     if running == "finish" and any(request.images for request in engine.requests.unfinished.values()):

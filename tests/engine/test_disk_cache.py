@@ -178,7 +178,7 @@ def test_a_device_call_that_fails_changes_no_later_token(model, llm, monkeypatch
 def test_new_weights_find_nothing_of_the_old_ones(model, llm):
     answers(llm)
     before = llm.stats().disk.hits
-    with llm.control.engine.turn:
+    with llm.control.engine.lock:
         llm.control.engine.memory.new_generation()  # which is how weights are replaced
     assert answers(llm) == model.answers and llm.stats().disk.hits == before
 

@@ -54,12 +54,12 @@ def test_threads_take_turns_and_mix_no_token(llm):
 
 
 def test_a_call_waits_for_the_one_of_another_thread(llm):
-    llm.control.engine.turn.acquire()
+    llm.control.engine.lock.acquire()
     done = threading.Event()
     thread = threading.Thread(target=lambda: (generated(llm, PROMPTS[0]), done.set()))
     thread.start()
     assert not done.wait(0.3)
-    llm.control.engine.turn.release()
+    llm.control.engine.lock.release()
     assert done.wait(60)
     thread.join()
 
@@ -68,7 +68,7 @@ def test_a_stream_closed_in_a_thread_that_the_turn_waits_for_is_dropped_later(ll
     expected = generated(llm, PROMPTS[1])
     stream = llm.stream(PROMPTS[0], GREEDY)
     next(stream)
-    with llm.control.engine.turn:
+    with llm.control.engine.lock:
         thread = threading.Thread(target=stream.close)
         thread.start()
         thread.join(60)
@@ -152,7 +152,7 @@ def test_a_call_that_waited_while_the_engine_was_lent_is_refused(llm):
         refused.set()
 
     thread = threading.Thread(target=ask)
-    with llm.control.engine.turn:
+    with llm.control.engine.lock:
         thread.start()
         refused.wait(0.2)
         engine = llm.lend_engine()

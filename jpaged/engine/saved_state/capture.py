@@ -10,7 +10,7 @@ import numpy as np
 
 from jpaged.engine.engine import Engine
 from jpaged.engine.interrupts import signals_held
-from jpaged.engine.saved_state.incremental import Written
+from jpaged.engine.saved_state.incremental import LastSave
 from jpaged.execution.transfer.pool_blocks import BlockCopies
 from jpaged.memory.saving import held_blocks, memory_data
 from jpaged.scheduling.saving import Pictures, request_data, scheduler_data
@@ -33,7 +33,7 @@ class Capture:
 
     host: dict[str, Any]
     copies: BlockCopies | None
-    written: Written
+    written: LastSave
     swapped: list[list[np.ndarray]]
     num_requests: int
     pause_seconds: float
@@ -68,7 +68,7 @@ def host_array(replica: int, group: int) -> str:
     return f"swapped_{replica}_{group}"
 
 
-def capture(engine: Engine, inputs: InputProcessor, before: Written | None = None) -> Capture:
+def capture(engine: Engine, inputs: InputProcessor, before: LastSave | None = None) -> Capture:
     """Read back what is in flight and copy the state; only who has the engine's turn may ask.
 
     The plain data are: "inputs", ids and seeds; "requests", all that are awaited, with their parts; "pins", the
@@ -95,7 +95,7 @@ def capture(engine: Engine, inputs: InputProcessor, before: Written | None = Non
     worker, now = engine.runner.worker, time.monotonic()
     with signals_held:
         memories = [memory_data(replica.memory) for replica in engine.replicas]
-        written, held, changed = (before or Written()).split(memories, [held_blocks(memory) for memory in memories])
+        written, held, changed = (before or LastSave()).split(memories, [held_blocks(memory) for memory in memories])
         copies = worker.blocks.read(worker.pool, changed) if any(some for mine in changed for some in mine) else None
         host_blocks = [[_owned(owners) for owners in memory["host"]["owners"]] for memory in memories]
         swapped = [

@@ -1,4 +1,4 @@
-"""What the last save has of an engine's blocks: one that is cached under the name it had then need not be copied."""
+"""Tracks which blocks the last save contains, so that the next one can skip them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Held = list[list[list[int]]]
 
 
 @dataclass(frozen=True)
-class Written:
+class LastSave:
     """Is the blocks of a save, by their names.
 
     A block of the prefix cache is named by the tokens up to its end, one of an image's features by the image. Neither
@@ -34,7 +34,7 @@ class Written:
     rows: Held = field(default_factory=list)
 
     @classmethod
-    def of(cls, path: Path, host: Mapping[str, Any]) -> Written:
+    def of(cls, path: Path, host: Mapping[str, Any]) -> LastSave:
         """Return the blocks of a save that was just written."""
         places = []
         for replica in host["replicas"]:
@@ -47,7 +47,7 @@ class Written:
             )
         return cls(path, places)
 
-    def split(self, memories: Sequence[Mapping[str, Any]], held: Held) -> tuple[Written, Held, Held]:
+    def split(self, memories: Sequence[Mapping[str, Any]], held: Held) -> tuple[LastSave, Held, Held]:
         """Return these blocks with the rows to take over, all blocks in the order of the next save's arrays, first
         those that are taken over, and the others, which are to be copied."""
         rows: Held = []
@@ -65,7 +65,7 @@ class Written:
                 rows[-1].append([known[block][1] for block in kept])
                 order[-1].append(kept + others)
                 changed[-1].append(others)
-        return Written(self.path, self.places, rows), order, changed
+        return LastSave(self.path, self.places, rows), order, changed
 
     def arrays(self, name: str, rows: list[int]) -> list[np.ndarray]:
         """Return what an array of the save has in some rows, in a list that is empty where they are none.

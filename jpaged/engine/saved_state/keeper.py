@@ -19,7 +19,7 @@ from jpaged.engine.engine import Engine
 from jpaged.engine.saved_state.capture import Capture, capture
 from jpaged.engine.saved_state.folder import StateFiles, newest, read_about, read_state, write_state
 from jpaged.engine.saved_state.identity import model_difference, model_facts, pool_facts
-from jpaged.engine.saved_state.incremental import Written
+from jpaged.engine.saved_state.incremental import LastSave
 from jpaged.engine.saved_state.load import check_fresh, load
 from jpaged.errors import EngineStopped, StateRefused
 from jpaged.execution.mesh import is_local
@@ -63,7 +63,7 @@ class StateKeeper:
         self._busy = False
         self._facts: tuple[int, dict[str, Any]] | None = None
         self._prepared = False
-        self._written: tuple[int, Written] | None = None  # by the number of times that weights were replaced
+        self._written: tuple[int, LastSave] | None = None  # by the number of times that weights were replaced
 
     def save(self, folder: str | Path) -> SavedState:
         """Write the state as it is between two steps; see `LLM.save_state`.
@@ -75,14 +75,14 @@ class StateKeeper:
         """
         start = time.perf_counter()
         with self._alone():
-            self._engine.check_awake("save_state()")
+            self._engine.check_memory("save_state()")
             if not self._prepared:
                 self._engine.runner.worker.blocks.prepare()
                 self._prepared = True
             updates, about, captured, arrays = self._of_one_model(Path(folder))
             num_bytes = write_state(Path(folder), about, captured.host, arrays)
             path = newest(Path(folder))
-            self._written = updates, Written.of(path, captured.host)
+            self._written = updates, LastSave.of(path, captured.host)
             seconds = time.perf_counter() - start
             saved = SavedState(str(path), captured.num_requests, num_bytes, captured.pause_seconds, seconds)
         logger.info(
@@ -104,7 +104,7 @@ class StateKeeper:
         """
         start = time.perf_counter()
         with self._alone():
-            self._engine.check_awake("load_state()")
+            self._engine.check_memory("load_state()")
             check_fresh(self._engine)
             files = read_state(Path(folder))
             _, about = self._about()
@@ -134,7 +134,7 @@ class StateKeeper:
             if updates_then == updates:
                 return updates, about, captured, arrays
 
-    def _capture(self, before: Written | None) -> tuple[int, Capture, dict[str, np.ndarray]]:
+    def _capture(self, before: LastSave | None) -> tuple[int, Capture, dict[str, np.ndarray]]:
         model = self._engine.runner.worker.model
         updates, captured = self._between_steps(
             lambda: (model.num_updates, capture(self._engine, self._inputs, before))
@@ -147,7 +147,7 @@ class StateKeeper:
             logger.warning("the save before cannot be read, so all blocks are copied: %s", error)
             return self._capture(None)
 
-    def _before(self, folder: Path) -> Written | None:
+    def _before(self, folder: Path) -> LastSave | None:
         """Return what the save before, in the same folder, has of this engine's blocks, if the weights are the same."""
         if self._written is None:
             return None

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from jpaged.engine.async_stream import Mailbox, deliver, patience_behind
+from jpaged.engine.async_stream import AsyncStream, deliver, delivery_wait
 
 SECONDS = 60  # nothing may hang
 
@@ -18,7 +18,7 @@ def run(coroutine):
 
 def test_a_reader_takes_all_that_came_in_order():
     async def main():
-        mailbox = Mailbox()
+        mailbox = AsyncStream()
         await asyncio.to_thread(deliver, [(mailbox, 1), (mailbox, 2)])
         mailbox.put(3)
         await asyncio.sleep(0)
@@ -29,7 +29,7 @@ def test_a_reader_takes_all_that_came_in_order():
 
 def test_an_exception_comes_before_any_item():
     async def main():
-        mailbox = Mailbox()
+        mailbox = AsyncStream()
         mailbox.put(1)
         mailbox.put(ValueError("no"))
         await asyncio.sleep(0)
@@ -46,7 +46,7 @@ def test_who_delivers_with_patience_goes_on_when_all_readers_have_dealt_with_it(
         async def reader(mailbox):
             seen.append(await mailbox.get())
 
-        mailboxes = [Mailbox() for _ in range(32)]
+        mailboxes = [AsyncStream() for _ in range(32)]
         readers = [asyncio.create_task(reader(mailbox)) for mailbox in mailboxes]
         await asyncio.sleep(0)
 
@@ -70,7 +70,7 @@ def test_a_loop_that_is_busy_is_not_waited_for_beyond_the_patience(patience):
         told.set()
 
     async def main():
-        mailbox = Mailbox()
+        mailbox = AsyncStream()
         thread = threading.Thread(target=tell, args=(mailbox,))
         thread.start()
         assert told.wait(SECONDS)  # the event loop does nothing else
@@ -82,11 +82,11 @@ def test_a_loop_that_is_busy_is_not_waited_for_beyond_the_patience(patience):
 
 def test_a_loop_that_was_closed_is_not_waited_for():
     async def make():
-        return Mailbox()
+        return AsyncStream()
 
     deliver([(run(make()), 1)], SECONDS)
 
 
 def test_a_step_behind_a_compiler_is_waited_for_no_longer_than_another():
-    assert patience_behind(0.05) == pytest.approx(0.005)
-    assert patience_behind(30.0) == 0.02
+    assert delivery_wait(0.05) == pytest.approx(0.005)
+    assert delivery_wait(30.0) == 0.02

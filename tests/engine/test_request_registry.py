@@ -7,7 +7,7 @@ from fake_device import Loop
 from small_schedulers import make_request, make_scheduler
 
 from jpaged.engine.replica import Replica
-from jpaged.engine.request_registry import RequestBook
+from jpaged.engine.request_registry import RequestRegistry
 from jpaged.scheduling import Status
 
 
@@ -24,7 +24,7 @@ def registered(book, replica, *requests):
 
 
 def test_a_request_that_ended_is_told_once_and_leaves_its_replica(replica):
-    book, request = RequestBook(), make_request(5, max_tokens=2)
+    book, request = RequestRegistry(), make_request(5, max_tokens=2)
     registered(book, replica, request)
     Loop(replica.scheduler).run()
     book.finish(request)
@@ -34,7 +34,7 @@ def test_a_request_that_ended_is_told_once_and_leaves_its_replica(replica):
 
 
 def test_an_abort_frees_what_the_request_holds_and_whoever_waits_for_it(replica):
-    book, loop = RequestBook(), Loop(replica.scheduler)
+    book, loop = RequestRegistry(), Loop(replica.scheduler)
     one, other = registered(book, replica, make_request(5), make_request(6))
     book.awaited[one.request_id] = book.restored[one.request_id] = one
     loop.step()
@@ -49,7 +49,7 @@ def test_an_abort_frees_what_the_request_holds_and_whoever_waits_for_it(replica)
 
 
 def test_all_requests_can_be_ended_for_their_callers_to_read(replica):
-    book = RequestBook()
+    book = RequestRegistry()
     requests = registered(book, replica, make_request(5), make_request(6, width=2))
     book.end_all()
     assert book.take_finished() == list(requests) and not book.unfinished and replica.load == 0
@@ -57,7 +57,7 @@ def test_all_requests_can_be_ended_for_their_callers_to_read(replica):
 
 
 def test_what_is_put_back_waits_over_an_empty_memory_and_what_had_ended_is_told(replica):
-    book, loop = RequestBook(), Loop(replica.scheduler)
+    book, loop = RequestRegistry(), Loop(replica.scheduler)
     ended, running = registered(book, replica, make_request(5, max_tokens=1), make_request(6, max_tokens=9))
     for _ in range(2):
         loop.step()
@@ -68,7 +68,7 @@ def test_what_is_put_back_waits_over_an_empty_memory_and_what_had_ended_is_told(
 
 
 def test_a_request_that_nobody_awaits_computes_a_prefix_to_be_pinned(replica):
-    book = RequestBook()
+    book = RequestRegistry()
     awaited, other = registered(book, replica, make_request(5), make_request(6))
     book.awaited[awaited.request_id] = awaited
     assert book.is_pinning

@@ -14,8 +14,8 @@ logger = logging.getLogger(__name__)
 
 
 class BackgroundCompiler:
-    """Compiles shapes one after another in a thread of its own, which ends when it is told to, when all are compiled,
-    or with the program.
+    """Compiles shapes one after another in a thread of its own, which ends by `stop`, when all are compiled, or with the
+    program.
 
     A step that needs a shape which is being compiled waits for it, and the thread leaves out what a step compiled. A
     shape that cannot be compiled is logged, and left to the step that finds no larger one.
@@ -23,7 +23,7 @@ class BackgroundCompiler:
     Args:
         shapes: what to compile, in this order.
         compilations: counts them.
-        is_busy: tells whether requests run. Then the thread rests after each shape as long as tracing it took: that
+        is_busy: whether requests run. Then the thread rests after each shape as long as tracing it took: that
             holds the interpreter, which steps need too.
     """
 
@@ -31,7 +31,7 @@ class BackgroundCompiler:
         self._shapes = shapes
         self._compilations = compilations
         self._is_busy = is_busy
-        self._stopping = threading.Event()
+        self.stopping = threading.Event()
         # No daemon: the interpreter waits for it to come out of the compiler, which would crash.
         self._thread = threading.Thread(target=self._run, name="jpaged-background")
 
@@ -46,14 +46,18 @@ class BackgroundCompiler:
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """End the thread, once the shape that is being compiled is, and wait for that; again is no error."""
-        self._stopping.set()
+        """End the thread, once the shape that is being compiled is, and wait for that; calling it twice is harmless."""
+        self.stopping.set()
         if self._thread is not threading.current_thread():  # the garbage collector may close an engine anywhere
             self._thread.join()
 
+    def wait(self, timeout: float) -> None:
+        """Wait until the thread has ended, for so many seconds at most."""
+        self._thread.join(timeout)
+
     @property
     def _is_ending(self) -> bool:
-        return self._stopping.is_set() or not threading.main_thread().is_alive()
+        return self.stopping.is_set() or not threading.main_thread().is_alive()
 
     def _run(self) -> None:
         self._compilations.background = threading.get_ident()
@@ -89,5 +93,5 @@ class BackgroundCompiler:
                 logger.exception("the %s cannot be compiled in the background; steps take a larger one", shape.name)
             return False
         if self._is_busy():
-            self._stopping.wait(tracing)
+            self.stopping.wait(tracing)
         return True

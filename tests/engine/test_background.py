@@ -78,7 +78,7 @@ def shapes():
 
 
 def ended(background: BackgroundCompiler) -> None:
-    background._thread.join(60)
+    background.wait(60)
     assert not background.is_running
 
 
@@ -113,7 +113,7 @@ def test_stopping_waits_for_the_shape_that_is_being_compiled_and_leaves_the_othe
     assert shapes.begun.acquire(timeout=60)
     stopping = threading.Thread(target=background.stop)
     stopping.start()
-    assert background._told.wait(60) and stopping.is_alive(), "a compiler that is left alone crashes"
+    assert background.stopping.wait(60) and stopping.is_alive(), "a compiler that is left alone crashes"
     shapes.go_on.set()
     stopping.join(60)
     assert not background.is_running and shapes.compiled == ["a"]

@@ -60,7 +60,7 @@ def tokens(llm: LLM) -> list[list[int]]:
 
 
 def finish(llm: LLM) -> None:
-    llm.control.engine.background._thread.join(120)
+    llm.control.engine.background.wait(120)
     assert not llm.control.engine.background.is_running
 
 

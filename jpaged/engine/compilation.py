@@ -14,8 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class BackgroundCompiler:
-    """Compiles shapes one after another in a thread of its own, which ends by `stop`, when all are compiled, or with the
-    program.
+    """Compiles shapes one after another in a thread, which ends by `stop`, when all are compiled, or with the program.
 
     A step that needs a shape which is being compiled waits for it, and the thread leaves out what a step compiled. A
     shape that cannot be compiled is logged, and left to the step that finds no larger one.
@@ -25,6 +24,9 @@ class BackgroundCompiler:
         compilations: counts them.
         is_busy: whether requests run. Then the thread rests after each shape as long as tracing it took: that
             holds the interpreter, which steps need too.
+
+    Attributes:
+        stopping: is set once `stop` was called.
     """
 
     def __init__(self, shapes: Sequence[Shape], compilations: Compilations, is_busy: Callable[[], bool]) -> None:

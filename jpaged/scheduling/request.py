@@ -189,8 +189,8 @@ class Request:
 
     def shares_adapter(self, other: Request) -> bool:
         """Tell whether both run with the same adapter."""
-        mine, its = self.adapter, other.adapter
-        return mine is not None and its is not None and mine.digest == its.digest
+        mine, theirs = self.adapter, other.adapter
+        return mine is not None and theirs is not None and mine.digest == theirs.digest
 
     @cached_property
     def is_plain(self) -> bool:

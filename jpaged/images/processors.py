@@ -205,7 +205,7 @@ def open_image_processor(folder: str | os.PathLike[str], config: Any, tokenizer:
     pillow()
     from transformers import AutoImageProcessor
 
-    processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    processor = AutoImageProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
     if getattr(processor, "backend", None) != "pil":
         raise ImportError('transformers has no image processors without torch: pip install "jpaged[images]"')
     return _PROCESSORS[config.model_type](processor, config, placeholder_of(config, tokenizer))

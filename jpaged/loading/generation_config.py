@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,27 @@ def read_generation_config(
     advised = {} if nobodys else _sampling(file)
     end = getattr(tokenizer, "eos_token_id", None)
     return GenerationConfig(tuple(dict.fromkeys(ends if end is None else (*ends, end))), advised)
+
+
+def usable_end_ids(ids: Iterable[Any], vocab_size: int, place: object) -> tuple[int, ...]:
+    """Return the end-of-sequence ids that a model can draw; others are dropped with a warning.
+
+    Args:
+        ids: those that files or a tokenizer name.
+        vocab_size: number of the model's logits; a tokenizer may have more tokens or fewer.
+        place: file or folder of the model, for messages.
+
+    Raises:
+        ValueError: ids are named, and the model can draw none of them.
+    """
+    named = tuple(ids)
+    usable = tuple(one for one in named if isinstance(one, int) and 0 <= one < vocab_size)
+    dropped = [one for one in named if one not in usable]
+    if named and not usable:
+        raise ValueError(f"{place}: eos_token_id={list(named)} names no token below the model's {vocab_size} logits")
+    if dropped:
+        warnings.warn(f"{place}: eos_token_id={dropped} is ignored: the model has {vocab_size} logits", stacklevel=2)
+    return usable
 
 
 def file_fields(eos_token_ids: tuple[int, ...], sampling: Mapping[str, Any]) -> dict[str, Any]:

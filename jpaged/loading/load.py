@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jpaged.config import DTYPES
 from jpaged.loading.build_context import ExactTiles, build_context
 from jpaged.loading.chosen_dtype import capability_of, check_dtype, chosen_dtype
-from jpaged.loading.generation_config import read_generation_config
+from jpaged.loading.generation_config import read_generation_config, usable_end_ids
 from jpaged.loading.loaded_model import LoadedModel
 from jpaged.loading.open_checkpoint import OpenedModel, open_model
 from jpaged.loading.orbax.checkpoint import OrbaxWeights, restore_params, save_checkpoint
@@ -76,7 +76,8 @@ def load_model(
     loaded = _load(
         opened, np.dtype(jnp.dtype(held)), mesh, stacked, quantization, expert_parallel, exact_tiles=exact_tiles
     )
-    return replace(loaded, tokenizer=other, eos_token_ids=generation.eos_token_ids, sampling=generation.sampling)
+    ends = usable_end_ids(generation.eos_token_ids, loaded.model.vocab_size, opened.source.path)
+    return replace(loaded, tokenizer=other, eos_token_ids=ends, sampling=generation.sampling)
 
 
 def convert_checkpoint(
@@ -104,7 +105,8 @@ def convert_checkpoint(
     loaded = _load(opened, np.dtype(jnp.dtype(dtype)), _mesh(None, 1), False, quantization, computes=False)
     tokenizer = load_tokenizer(opened.source, opened.gguf) if has_tokenizer(opened.source) else None
     generation = read_generation_config("auto", opened.source, opened.gguf, None)
-    loaded = replace(loaded, eos_token_ids=generation.eos_token_ids, sampling=generation.sampling)
+    ends = usable_end_ids(generation.eos_token_ids, loaded.model.vocab_size, opened.source.path)
+    loaded = replace(loaded, eos_token_ids=ends, sampling=generation.sampling)
     save_checkpoint(target, replace(loaded, tokenizer=tokenizer))
 
 

@@ -103,7 +103,7 @@ def _config(folder: Path, file: Path) -> PretrainedConfig:
     from huggingface_hub.errors import StrictDataclassError
 
     try:
-        return transformers().AutoConfig.from_pretrained(folder)
+        return transformers().AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{file} is refused by transformers: {type(error).__name__}: {reason}") from error

@@ -37,6 +37,8 @@ def has_tokenizer(source: Source) -> bool:
 def load_tokenizer(source: Source, gguf: GGUFFile | None = None) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a source; `gguf` saves opening the file again.
 
+    No code of the folder is run. A folder whose tokenizer has code of its own is read by its tokenizer.json.
+
     Raises:
         ValueError: the folder has no tokenizer that transformers can load, or the GGUF file's is not supported, or a
             chat template's file is damaged.
@@ -44,14 +46,41 @@ def load_tokenizer(source: Source, gguf: GGUFFile | None = None) -> PreTrainedTo
     if source.kind == "gguf":
         return tokenizer_from_gguf(gguf or GGUFFile(source.path))
     try:
-        tokenizer = transformers().AutoTokenizer.from_pretrained(source.path)
+        tokenizer = transformers().AutoTokenizer.from_pretrained(source.path, trust_remote_code=False)
     except (OSError, ValueError, ImportError) as error:
-        raise ValueError(f"no tokenizer can be loaded from {source.path}: {error}") from error
+        if not _has_code(source.path):
+            raise ValueError(f"no tokenizer can be loaded from {source.path}: {error}") from error
+        tokenizer = _without_code(source.path)
     # A multimodal model's template may lie where transformers lets its processor alone look, which then prefers it.
     own = read_json(source.path / _PROCESSORS_TEMPLATE).get("chat_template")
     if own is not None:
         tokenizer.chat_template = own
     return tokenizer
+
+
+def _has_code(folder: Path) -> bool:
+    """Tell whether a folder names Python code for its tokenizer (``auto_map``)."""
+    return any(
+        "AutoTokenizer" in (read_json(folder / name).get("auto_map") or {})
+        for name in ("tokenizer_config.json", "config.json")
+    )
+
+
+def _without_code(folder: Path) -> PreTrainedTokenizerBase:
+    """Return the tokenizer that a folder's tokenizer.json describes.
+
+    Raises:
+        ValueError: there is no such file, or transformers cannot read it.
+    """
+    if not (folder / "tokenizer.json").exists():
+        raise ValueError(
+            f"{folder}: its tokenizer is Python code (auto_map), which is never run, and it has no tokenizer.json: "
+            "tokenizer= takes another model's"
+        )
+    try:
+        return transformers().PreTrainedTokenizerFast.from_pretrained(folder)
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"no tokenizer can be loaded from {folder}: {error}") from error
 
 
 def find_tokenizer(name: str, download_dir: str | Path | None = None) -> PreTrainedTokenizerBase:

@@ -86,7 +86,7 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
     config = SizedConfig(**request["engine"])
     module, _, name = request["family"].partition(":")
     family = getattr(import_module(module), name)
-    model_config = transformers().AutoConfig.from_pretrained(Path(request["config_folder"]))
+    model_config = transformers().AutoConfig.from_pretrained(Path(request["config_folder"]), trust_remote_code=False)
     mesh, kernels, dtype = target_mesh(device, request["compiled"]), _kernels(device), jnp.dtype(request["dtype"])
     build = build_context(
         mesh,

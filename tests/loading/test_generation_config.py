@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jpaged.loading.generation_config import file_fields, read_generation_config
+from jpaged.loading.generation_config import file_fields, read_generation_config, usable_end_ids
 from jpaged.loading.source import Source
 
 
@@ -83,3 +83,17 @@ def test_what_is_written_reads_back_the_same(folder):
     write(folder, fields)
     found = read(folder)
     assert file_fields(found.eos_token_ids, found.sampling) == fields
+
+
+def test_ends_that_the_model_cannot_draw_are_dropped_with_a_warning():
+    assert usable_end_ids((5, 6), 7, "m") == (5, 6)
+    with pytest.warns(
+        UserWarning, match=r"m: eos_token_id=\[7, 2147483648, -1, 'x'\] is ignored: .* 7 logits"
+    ):
+        assert usable_end_ids((5, 7, 2**31, -1, "x"), 7, "m") == (5,)
+    assert usable_end_ids((), 7, "m") == ()
+
+
+def test_ends_none_of_which_the_model_can_draw_are_an_error():
+    with pytest.raises(ValueError, match=r"m: eos_token_id=\[7, 9\] names no token below the model's 7 logits"):
+        usable_end_ids((7, 9), 7, "m")

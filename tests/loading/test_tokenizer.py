@@ -234,3 +234,41 @@ def test_generation_config_decides_what_ends_a_generation(tmp_path, generation, 
     if generation is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     assert eos_token_ids(Source("folder", "safetensors", tmp_path)) == expected
+
+
+@pytest.mark.parametrize("with_json", [True, False])
+def test_code_of_a_folder_never_runs_and_nothing_is_asked(tmp_path, monkeypatch, with_json):
+    """transformers would ask on the terminal whether to run the code, and run it after a y."""
+    folder, marker = tmp_path / "coded", tmp_path / "ran"
+    folder.mkdir()
+    if with_json:
+        tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        tokenizer.save(str(folder / "tokenizer.json"))
+    described = {
+        "tokenizer_class": "CodedTokenizer",
+        "auto_map": {"AutoTokenizer": ["tokenization_coded.CodedTokenizer", None]},
+        "unk_token": "?",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(described))
+    (folder / "tokenization_coded.py").write_text(
+        f"from pathlib import Path\nPath({str(marker)!r}).touch()\n\nclass CodedTokenizer:\n    pass\n"
+    )
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question was asked"))
+    source = Source("coded", "safetensors", folder)
+    if with_json:
+        assert load_tokenizer(source).encode("b a c") == [1, 0, 2]
+    else:
+        with pytest.raises(
+            ValueError, match=r"Python code \(auto_map\), which is never run, .* no tokenizer.json"
+        ):
+            load_tokenizer(source)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("role", ["bos", "eos", "unknown", "padding"])
+def test_a_special_id_of_a_gguf_file_that_is_no_token_is_ignored_with_a_warning(tmp_path, role):
+    source = tiny(tmp_path, pre="gpt-2", add_bos_token=True, **{f"{role}_token_id": 2**31 + 5})
+    with pytest.warns(UserWarning, match=rf"{role}_token_id=2147483653 is ignored: there are 22 tokens"):
+        tokenizer = load_tokenizer(source)
+    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("ab"))[-1] == "ab"

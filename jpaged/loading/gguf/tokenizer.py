@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -70,16 +71,9 @@ def tokenizer_from_gguf(file: GGUFFile) -> PreTrainedTokenizerFast:
     """
     metadata = file.metadata
     tokens: list[str] = _required(file, "tokens")
-    specials = {
-        role: tokens[metadata[key]]
-        for role, key in {
-            "bos_token": "tokenizer.ggml.bos_token_id",
-            "eos_token": "tokenizer.ggml.eos_token_id",
-            "unk_token": "tokenizer.ggml.unknown_token_id",
-            "pad_token": "tokenizer.ggml.padding_token_id",
-        }.items()
-        if key in metadata
-    }
+    roles = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    named = {role: _special(file, tokens, name) for role, name in roles.items()}
+    specials = {role: tokens[number] for role, number in named.items() if number is not None}
     kind = _required(file, "model")
     if kind not in _MODELS:
         raise ValueError(
@@ -91,7 +85,7 @@ def tokenizer_from_gguf(file: GGUFFile) -> PreTrainedTokenizerFast:
     _match_whole(tokenizer, tokens, metadata.get("tokenizer.ggml.token_type", []), in_normalised)
     if kind == "gemma4":  # as llama.cpp does whatever the file says: some files deny what the model was trained with
         metadata = metadata | {"tokenizer.ggml.add_bos_token": True}
-    tokenizer.post_processor = _around(metadata, tokens, bos_by_default=kind == "llama")
+    tokenizer.post_processor = _around(file, metadata, tokens, bos_by_default=kind == "llama")
     fast = transformers().PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         clean_up_tokenization_spaces=False,
@@ -120,13 +114,27 @@ def _required(file: GGUFFile, key: str) -> Any:
     return file.metadata[full]
 
 
-def _around(metadata: dict[str, Any], tokens: list[str], *, bos_by_default: bool) -> processors.PostProcessor:
+def _special(file: GGUFFile, tokens: list[str], role: str) -> int | None:
+    """Return the id that the file names for a special token; None where it names none, or one that is no token."""
+    number = file.metadata.get(f"tokenizer.ggml.{role}_token_id")
+    if number is None or 0 <= number < len(tokens):
+        return number
+    warnings.warn(
+        f"{file.path}: tokenizer.ggml.{role}_token_id={number} is ignored: there are {len(tokens)} tokens", stacklevel=2
+    )
+    return None
+
+
+def _around(
+    file: GGUFFile, metadata: dict[str, Any], tokens: list[str], *, bos_by_default: bool
+) -> processors.PostProcessor:
     """Return what puts the tokens of beginning and end where the file says, or as llama.cpp does where it does not."""
     wanted = {
         "bos": metadata.get("tokenizer.ggml.add_bos_token", bos_by_default),
         "eos": metadata.get("tokenizer.ggml.add_eos_token", False),
     }
-    ids = {role: metadata[f"tokenizer.ggml.{role}_token_id"] for role, is_wanted in wanted.items() if is_wanted}
+    named = {role: _special(file, tokens, role) for role, is_wanted in wanted.items() if is_wanted}
+    ids = {role: number for role, number in named.items() if number is not None}
     if not ids:
         return processors.ByteLevel(trim_offsets=False)
     first, last = ([tokens[ids[role]]] if role in ids else [] for role in ("bos", "eos"))
@@ -138,7 +146,7 @@ def _around(metadata: dict[str, Any], tokens: list[str], *, bos_by_default: bool
 
 
 def _sentencepiece(file: GGUFFile, tokens: list[str]) -> Tokenizer:
-    unknown = file.metadata.get("tokenizer.ggml.unknown_token_id")
+    unknown = _special(file, tokens, "unknown")
     return sentencepiece_bpe(
         tokens,
         _required(file, "scores"),
@@ -150,7 +158,7 @@ def _sentencepiece(file: GGUFFile, tokens: list[str]) -> Tokenizer:
 
 def _bpe_of_letters(file: GGUFFile, tokens: list[str]) -> Tokenizer:
     """Return Gemma 4's tokenizer: SentencePiece's pieces, joined in the order of the merges that the file has."""
-    unknown = file.metadata.get("tokenizer.ggml.unknown_token_id")
+    unknown = _special(file, tokens, "unknown")
     return spaced_bpe(tokens, _merges(file), unknown=None if unknown is None else tokens[unknown], prefix_space=False)
 
 

@@ -87,9 +87,7 @@ def test_what_is_written_reads_back_the_same(folder):
 
 def test_ends_that_the_model_cannot_draw_are_dropped_with_a_warning():
     assert usable_end_ids((5, 6), 7, "m") == (5, 6)
-    with pytest.warns(
-        UserWarning, match=r"m: eos_token_id=\[7, 2147483648, -1, 'x'\] is ignored: .* 7 logits"
-    ):
+    with pytest.warns(UserWarning, match=r"m: eos_token_id=\[7, 2147483648, -1, 'x'\] is ignored: .* 7 logits"):
         assert usable_end_ids((5, 7, 2**31, -1, "x"), 7, "m") == (5,)
     assert usable_end_ids((), 7, "m") == ()
 

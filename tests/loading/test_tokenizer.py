@@ -259,9 +259,7 @@ def test_code_of_a_folder_never_runs_and_nothing_is_asked(tmp_path, monkeypatch,
     if with_json:
         assert load_tokenizer(source).encode("b a c") == [1, 0, 2]
     else:
-        with pytest.raises(
-            ValueError, match=r"Python code \(auto_map\), which is never run, .* no tokenizer.json"
-        ):
+        with pytest.raises(ValueError, match=r"Python code \(auto_map\), which is never run, .* no tokenizer.json"):
             load_tokenizer(source)
     assert not marker.exists()
 

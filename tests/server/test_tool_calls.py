@@ -217,6 +217,19 @@ def test_any_shape_comes_behind_a_thought_that_the_prompt_began(allows, shape, t
     assert not allows(grammar, text) and not allows(grammar, f"so it is</think>{other}")
 
 
+@pytest.mark.parametrize(("family", "mark"), [("hermes", "<tool_call>"), ("mistral", "[TOOL_CALLS]")])
+def test_a_mark_that_is_no_token_is_written_as_text_where_the_tokenizer_has_an_unknown_token(family, mark):
+    tokenizer = byte_level_tokenizer()
+    tokenizer.unk_token = "<pad>"
+    assert tokenizer.convert_tokens_to_ids(mark) == tokenizer.unk_token_id
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    body = ChatRequest(messages=[{"role": "user", "content": "hi"}], tools=tools, tool_choice="required")
+    turn = ChatTurn(body, tokenizer, tool_parser=family)
+    turn.follow("hi")
+    grammar = turn.parameters()["structured_outputs"].grammar
+    assert f'"{mark}"' in grammar and "<[" not in grammar
+
+
 # ---------------------------------------------------------------------- answers that may be text
 
 THOUGHTS = {"none": "", "may": "<think>so < it is</think>", "runs": "so < it is</think>"}

@@ -137,7 +137,7 @@ class ChatTurn:
         return "runs" if self._inside else "none" if self._marks is None else "may"
 
     def _special(self, text: str) -> int | None:
-        token = self._tokenizer.convert_tokens_to_ids(text)
+        token = _token_of(self._tokenizer, text)
         return token if token in self._tokenizer.all_special_ids else None
 
     @property
@@ -155,9 +155,18 @@ class ChatTurn:
         if self._marks is None or not isinstance(reader, ThoughtReader):
             return None
         tokenizer = self._tokenizer
-        end = tokenizer.convert_tokens_to_ids(self._marks.end)
+        end = _token_of(tokenizer, self._marks.end)
         decode = partial(tokenizer.decode, skip_special_tokens=self._body.skip_special_tokens is not False)
-        return ThoughtTokens(reader, None if end == tokenizer.unk_token_id else end, decode)
+        return ThoughtTokens(reader, end, decode)
+
+
+def _token_of(tokenizer: Any, text: str) -> int | None:
+    """Return the token that is a text, or None.
+
+    A tokenizer with an unknown token gives that token's id for a text that is no token.
+    """
+    token = tokenizer.convert_tokens_to_ids(text)
+    return token if token is not None and tokenizer.convert_ids_to_tokens(token) == text else None
 
 
 def _refusal(name: str, message: str) -> ApiError:

@@ -141,7 +141,7 @@ class StepRecorder:
     """
 
     def __init__(self, folder: Path, numbers: range | None, facts: Callable[[], Mapping[str, Any]]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds users' tokens
         self._folder = folder
         self._numbers = numbers
         self._find_facts = facts

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from contextlib import suppress
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from jpaged import AsyncLLM, StateRefused
 from jpaged.server.caller import AGAIN
@@ -12,6 +16,8 @@ from jpaged.server.caller import AGAIN
 logger = logging.getLogger(__name__)
 PATIENCE = 600.0
 """Seconds that restored requests wait for their clients to send them again."""
+_LOCK, _OWNER = ".lock", ".owner"
+"""Files of the folder: the lock that a server holds, and the number of its process."""
 _CHECK_INTERVAL = 0.5
 """Seconds between two checks of the engine while its last state is saved."""
 
@@ -36,6 +42,7 @@ class KeptState:
         self._save_every = save_every
         self._step_timeout = step_timeout
         self._patience: asyncio.Task[None] | None = None
+        self._lock: FileLock | None = None
 
     async def restore(self) -> None:
         """Load the folder's state, if there is one, and begin to save. A refused state is ignored and logged.
@@ -43,20 +50,28 @@ class KeptState:
         Restored requests without an Idempotency-Key end, since no client can send them again.
 
         Raises:
-            StateRefused: this engine's state cannot be saved.
+            StateRefused: this engine's state cannot be saved, or another server uses the folder.
             OSError: the folder cannot be written.
         """
         if self._folder is None:
             return
+        self._lock = _claimed(self._folder)
         try:
-            if self._folder.is_dir() and any(self._folder.iterdir()):
+            if any(entry.name not in (_LOCK, _OWNER) for entry in self._folder.iterdir()):
                 await self._load(self._folder)
             else:
                 await self._engine.save_state(self._folder)
         except RuntimeError as error:
             folder, self._folder = self._folder, None
+            self.release()
             raise StateRefused(f"state_dir={str(folder)!r}: {error}") from error
         self._engine.save_every(self._folder, self._save_every)
+
+    def release(self) -> None:
+        """Let another server use the folder. Calling it twice is harmless; the end of the process does it too."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     async def _load(self, folder: Path) -> None:
         try:
@@ -99,6 +114,7 @@ class KeptState:
             logger.error("the last state was not saved: %s", error)
         finally:
             saving.cancel()
+            self.release()
 
     async def _ended(self, saving: asyncio.Task[None]) -> bool:
         """Wait a moment for a save; tell whether it has ended or is abandoned."""
@@ -119,3 +135,25 @@ class KeptState:
     async def _save(self, folder: Path) -> None:
         await self._engine.stop_saving()
         await self._engine.save_state(folder)
+
+
+def _claimed(folder: Path) -> FileLock:
+    """Lock a folder for this server, so that no other one overwrites its saves.
+
+    Raises:
+        StateRefused: another server holds the lock; names its process.
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = FileLock(folder / _LOCK, mode=0o600, thread_local=False)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        owner = "another process"
+        with suppress(OSError):
+            owner = f"process {(folder / _OWNER).read_text().strip()}"
+        raise StateRefused(
+            f"state_dir={str(folder)!r} is used by {owner}: give each server a folder of its own"
+        ) from None
+    (folder / _OWNER).write_text(f"{os.getpid()}\n")
+    return lock

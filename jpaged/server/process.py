@@ -67,6 +67,11 @@ class Server(uvicorn.Server):
             scheme = "https" if self.config.is_ssl else "http"
             self._on_ready(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the port, end the connections, and let another server use the folder of the state."""
+        await super().shutdown(sockets)
+        self.kept.release()
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain at the first signal, and end at once at the second."""
         if self._loop is None or self._serving.draining:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import threading
 
 import httpx
 import pytest
 from live_server import until
+
+from jpaged import StateRefused
+from jpaged.server.kept_state import KeptState
 
 PATH = "/v1/completions"
 BODY = {"prompt": "the far cab", "max_tokens": 100, "ignore_eos": True, "seed": 3, "temperature": 0.8}
@@ -114,3 +119,44 @@ def test_a_key_whose_request_is_running_runs_it_once(serve, pace):
     client.join()
     assert client.answer.status_code == 200
     assert ask(server, max_tokens=110) == client.answer.json()["choices"][0]["text"]
+
+
+def test_a_second_server_on_one_folder_is_refused_and_names_the_first(tmp_path):
+    def held() -> KeptState:
+        return KeptState(IdleEngine(), tmp_path / "state", 1e6)
+
+    async def run() -> None:
+        first, second = held(), held()
+        await first.restore()
+        with pytest.raises(StateRefused, match=rf"/state' is used by process {os.getpid()}: give each server a folder"):
+            await second.restore()
+        await first.save_last()
+        await second.restore()
+        second.release()
+
+    asyncio.run(run())
+
+
+class IdleEngine:
+    """An engine with no state to save."""
+
+    async def save_state(self, folder):
+        """Do nothing."""
+
+    async def stop_saving(self):
+        """Do nothing."""
+
+    def save_every(self, folder, seconds):
+        """Do nothing."""
+
+
+def test_only_its_owner_reads_what_a_server_keeps(serve, tmp_path):
+    server = serve(state_dir=tmp_path / "state", save_every=1e6)
+    made = server.http.post("/v1/responses", json={"input": "a secret", "max_output_tokens": 4, "background": True})
+    assert made.status_code == 200, made.text
+    server.call(server.engine.save_state(tmp_path / "state"))
+    server.stop()
+    kept = [path for path in (tmp_path / "state").rglob("*") if path.is_file() and not path.name.startswith(".")]
+    assert {path.suffix for path in kept} >= {".json", ".events", ".msgpack"}
+    assert {oct(path.stat().st_mode & 0o777) for path in kept} == {"0o600"}
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700

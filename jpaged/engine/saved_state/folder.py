@@ -65,12 +65,12 @@ def write_state(
         OSError: the disk refuses; the save before is left as it was.
     """
     folder = folder.absolute()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     saves = _saves(folder)
     path = folder / f"{max(saves, default=0) + 1:06d}"
     new = path.with_name(path.name + _UNFINISHED)
     shutil.rmtree(new, ignore_errors=True)
-    new.mkdir()
+    new.mkdir(mode=0o700)  # it holds users' texts
     try:
         (new / HOST).write_bytes(msgpack.packb(host, default=plain_array, unicode_errors=_CHARACTERS))
         if arrays:
@@ -78,6 +78,8 @@ def write_state(
         checksums = {str(file.relative_to(new)): _checksum(file) for file in _files(new)}
         said = {"format": FORMAT, **about, "checksums": checksums}
         (new / ABOUT).write_text(json.dumps({**said, "checksum": _of_json(said)}, indent=1))
+        for file in _files(new):
+            file.chmod(0o600)
         num_bytes = sum(_to_disk(file) for file in _files(new))
         os.rename(new, path)
     except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import logging
 import os
@@ -14,6 +15,11 @@ from typing import Any
 logger = logging.getLogger(__name__)
 _END = b"\n\n"
 """The end of an event. JSON on one line contains no empty line."""
+
+
+def private(path: str, flags: int) -> int:
+    """Open a file that only its owner may read, if it is new; for the argument `opener` of `open`."""
+    return os.open(path, flags, 0o600)
 
 
 class EventLog:
@@ -30,7 +36,7 @@ class EventLog:
 
     def __init__(self, file: Path, *, fresh: bool) -> None:
         self._file = file
-        self._out = file.open("wb" if fresh else "ab", buffering=0)
+        self._out = io.FileIO(file, "wb" if fresh else "ab", opener=private)
 
     def append(self, event: bytes) -> None:
         """Write an event. When this returns, it survives the end of the process."""
@@ -76,7 +82,8 @@ class KeptFiles:
         new = file.with_suffix(".new")
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            new.write_text(json.dumps(record), encoding="utf-8")
+            with open(new, "w", encoding="utf-8", opener=private) as file_of_record:
+                file_of_record.write(json.dumps(record))
             os.replace(new, file)
         except OSError as error:
             logger.error("a response cannot be written and is lost at a restart: %s", error)

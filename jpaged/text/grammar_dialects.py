@@ -45,12 +45,14 @@ _CLASSES = {
     "s": r"\t\n\x0B\x0C\r\x20",
 }
 _CLASS = re.compile(r"\\(.)", re.DOTALL)
-_FLAG_U = re.compile(r"\\.|(?P<flag>\(\?[A-Za-z]*-?[A-Za-z]*u[A-Za-z]*(-[A-Za-z]+)?[:)])", re.DOTALL)
+# Both patterns take linear time on any text: a client may send megabytes. No two quantifiers meet, and what is not
+# closed is matched to the end of its line, so that the search does not begin anew within it.
+_FLAGS = re.compile(r"\\.|\(\?(?P<flags>[A-Za-z-]*)[:)]", re.DOTALL)
 _LARK_PARTS = re.compile(
     r"""
-    "(?:\\.|[^"\\\n])*"                  # a text
+    "(?:\\.|[^"\\\n])*"?                 # a text
     | (?://|\#)[^\n]*                    # a comment
-    | /(?P<regex>(?:\\.|[^/\\\n])+)/     # a regular expression
+    | /(?P<regex>(?:\\.|[^/\\\n])+)(?P<end>/?)  # a regular expression
     """,
     re.VERBOSE,
 )
@@ -66,7 +68,7 @@ def ascii_classes(regex: str) -> str:
     >>> ascii_classes(r"(?u)\d")
     '(?u)\\d'
     """
-    if any(match["flag"] for match in _FLAG_U.finditer(regex)):
+    if any("u" in (match["flags"] or "") for match in _FLAGS.finditer(regex)):
         return regex
     return _CLASS.sub(_ascii, regex)
 
@@ -74,7 +76,8 @@ def ascii_classes(regex: str) -> str:
 def ascii_classes_in_lark(grammar: str) -> str:
     """Return a Lark grammar with `ascii_classes` of each of its regular expressions."""
     return _LARK_PARTS.sub(
-        lambda match: match[0] if match["regex"] is None else f"/{ascii_classes(match['regex'])}/", grammar
+        lambda match: f"/{ascii_classes(match['regex'])}/" if match["end"] else match[0],
+        grammar,
     )
 
 

@@ -119,3 +119,14 @@ def test_the_regular_expressions_of_a_grammar_are_read_alike(bytes_):
     assert made == grammar[: grammar.index("NUMBER: ")] + r"NUMBER: /[0-9]+(\/[0-9]+)?/i"
     assert matches(bytes_, LLMatcher.grammar_from_lark(made), '"/\\d/3/4')
     assert not matches(bytes_, LLMatcher.grammar_from_lark(made), '"/\\d/٣')
+
+
+@pytest.mark.parametrize("text", ["(?" + "u" * 300_000, "(?i" * 100_000, "(?-" * 100_000, "\\" * 300_001])
+def test_a_long_regex_is_read_in_linear_time(text):
+    """A pattern that takes the square of the length needs minutes here."""
+    assert ascii_classes(text) == text
+
+
+@pytest.mark.parametrize("text", ['x: "' + '\\"' * 150_000, "x: /" + "\\/" * 150_000, '"' * 300_001, "/" * 300_001])
+def test_a_long_grammar_that_closes_nothing_is_read_in_linear_time(text):
+    assert ascii_classes_in_lark(text) == text

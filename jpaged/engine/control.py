@@ -177,6 +177,7 @@ class EngineControl:
 
     def prepare_update(self, new: Any, *, cast: bool = False, copy: bool = False, running: Running) -> Commit[None]:
         """Read new weights and return what puts them in place; see `LLM.update_params`."""
+        self.check()  # before JAX is touched, which may hang in a forked process
         return replacement(self.held_weights, self.engine, new, cast=cast, copy=copy, running=running)
 
     # ------------------------------------------------------------------ device memory

@@ -18,6 +18,7 @@ VARIABLE = "JPAGED_DUMP_STEPS"
 _LEFT_OUT = (
     *("compiled_programs", "background_compilation", "download_dir"),
     *("disk_folder", "disk_space", "disk_break_even"),
+    *("images", "lora_modules", "tokenizer", "generation_config"),
 )
 """Settings that change no step, and those that name files of the machine that wrote a dump."""
 
@@ -66,8 +67,8 @@ def replay_step(path: Path, model: str | None = None, *, top: int = 5) -> Replay
         OSError: the file cannot be read.
     """
     dump = DumpedStep.read(path)
-    settings = settings_of(dump.facts["settings"])
-    settings = {name: value for name, value in settings.items() if name not in _LEFT_OUT}
+    kept = {name: value for name, value in dump.facts["settings"].items() if name not in _LEFT_OUT}
+    settings = settings_of(kept)
     settings["kv_cache_memory_bytes"] = dump.facts["pool"]["device_bytes"]
     built = build_engine(EngineConfig(**settings | ({} if model is None else {"model": model})))
     try:

@@ -252,18 +252,20 @@ class EngineThread:
     def _answer(self, call: _Call) -> None:
         future, contained = call.future, call.contained
         wanted = future.set_running_or_notify_cancel()
+        published = not contained
         try:
-            result = call.function()
+            try:
+                result = call.function()
+            finally:
+                if contained:
+                    self._publish()  # before the caller hears of it; an error here stops the engine
+                    published = True
         except BaseException as error:
-            if contained:
-                self._publish()
             if wanted:
                 future.set_exception(error)
-            if not (contained and isinstance(error, Exception)):
+            if not (contained and published and isinstance(error, Exception)):
                 raise
         else:
-            if contained:
-                self._publish()
             if wanted:
                 future.set_result(result)
         finally:

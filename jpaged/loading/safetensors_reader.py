@@ -6,7 +6,7 @@ import json
 import math
 import struct
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,7 +81,7 @@ class SafetensorsWeights:
         return _DTYPES.get(self._entries[name].dtype, np.dtype(np.float32))
 
     def held_dtype(self, name: str) -> np.dtype | None:
-        """Return the type that `read` returns a tensor in, be it codes; None where it is of no known type."""
+        """Return the type that `read_codes` returns a tensor in; None where it is of no known type."""
         return (_DTYPES | _CODES).get(self._entries[name].dtype)
 
     def file_of(self, name: str) -> Path:
@@ -89,10 +89,18 @@ class SafetensorsWeights:
         return self._entries[name].file
 
     def read(self, name: str) -> np.ndarray:
+        # Codes are refused: without their scales they would load as weights, and give nonsense.
+        return self._read(name, _DTYPES)
+
+    def read_codes(self, name: str) -> np.ndarray:
+        """Return a tensor that may hold codes, for the reader of a weight format, which knows what they stand for."""
+        return self._read(name, _DTYPES | _CODES)
+
+    def _read(self, name: str, known: Mapping[str, np.dtype]) -> np.ndarray:
         entry = self._entries[name]
-        dtype = self.held_dtype(name)
+        dtype = known.get(entry.dtype)
         if dtype is None:
-            raise ValueError(f"tensor {name} in {entry.file} has type {entry.dtype}; read are {', '.join(_DTYPES)}")
+            raise ValueError(f"tensor {name} in {entry.file} has type {entry.dtype}; read are {', '.join(known)}")
         # A map a tensor: its pages leave memory with the last view of it.
         raw = np.memmap(entry.file, np.uint8, "r", entry.begin, entry.end - entry.begin)
         return raw.view(np.ndarray).view(dtype).reshape(entry.shape)

@@ -53,7 +53,7 @@ class Admission:
         adapter = 0 if request.adapter is None else request.adapter.num_blocks
         return Lifetime(
             request.most_computed,
-            len(request.sequences),
+            len(request.live),  # a restored request may have sequences that ended
             len(request.prompt_token_ids),
             request.encoder_tokens,
             adapter,

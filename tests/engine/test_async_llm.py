@@ -14,6 +14,7 @@ import pytest
 from tiny_chat_model import make_chat_model
 
 from jpaged import LLM, AsyncLLM, EngineBusy, EngineStopped, SamplingParams, StructuredOutputsParams
+from jpaged.text.token_reader import TokenReader
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_num_seqs": 4, "max_model_len": 128, "max_num_batched_tokens": 64}
 DRAWN = SamplingParams(temperature=1.0, seed=7, max_tokens=24, ignore_eos=True)
@@ -390,6 +391,36 @@ def test_a_failure_of_the_loop_reaches_every_client_and_later_callers(folder):
         for late in (outputs_of(engine, "late"), engine.abort("r0")):
             with pytest.raises(EngineStopped, match="the device is full"):
                 await late
+        await engine.shutdown()
+
+    run(main())
+
+
+def test_a_call_is_answered_though_the_news_after_it_cannot_be_read(folder, monkeypatch):
+    """The clients' news are read after a call and before its caller hears of it; an error there stops the engine."""
+
+    async def main():
+        engine = AsyncLLM(folder, kv_cache_memory_bytes=1 << 20, **SETTINGS)
+        replica, read = engine.control.engine.replicas[0], TokenReader.read
+        reported = threading.Event()
+
+        def report():
+            reported.set()
+            return "a report"
+
+        def news(reader):
+            if reported.is_set():
+                raise MemoryError("no room for news")
+            return read(reader)
+
+        monkeypatch.setattr(replica, "memory_report", report)
+        monkeypatch.setattr(TokenReader, "read", news)
+        asking = asyncio.create_task(outputs_of(engine, "one", params=LONG))
+        await engine.check_health()
+        with pytest.raises(MemoryError, match="no room for news"):
+            await engine.memory_report()
+        with pytest.raises(EngineStopped, match="no room for news"):
+            await asking
         await engine.shutdown()
 
     run(main())

@@ -9,6 +9,7 @@ import signal
 import threading
 import warnings
 
+import numpy as np
 import pytest
 from greedy_reference import random_prompts
 from tiny_chat_model import make_chat_model
@@ -93,7 +94,7 @@ def test_a_stream_that_the_collector_closes_in_the_middle_of_a_step_is_dropped_a
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
-@pytest.mark.parametrize("call", ["generate", "stream", "params", "pin_prefix", "warmup"])
+@pytest.mark.parametrize("call", ["generate", "stream", "params", "pin_prefix", "warmup", "update_params"])
 def test_a_fork_is_refused_at_its_first_call(llm, call):
     calls = {
         "generate": lambda: generated(llm, PROMPTS[0]),
@@ -101,6 +102,7 @@ def test_a_fork_is_refused_at_its_first_call(llm, call):
         "params": lambda: llm.params,
         "pin_prefix": lambda: llm.pin_prefix(PROMPTS[2]),
         "warmup": llm.warmup,
+        "update_params": lambda: llm.update_params({"weight": np.zeros(3, np.float32)}),
     }
     reader, writer = os.pipe()
     with warnings.catch_warnings():

@@ -20,6 +20,8 @@ from jpaged.loading import convert_checkpoint, load_model
 from jpaged.loading.open_checkpoint import open_model
 from jpaged.loading.parameters.targets import flat_values
 from jpaged.loading.parameters.weights import abstract_params
+from jpaged.loading.weight_formats.compressed_tensors import CompressedTensors
+from jpaged.loading.weight_formats.gptq import GPTQ
 from jpaged.loading.weight_formats.methods import NamedCodes, method_of
 from pallas_kernels.codecs import INT8
 from pallas_kernels.held_matrix import is_held
@@ -206,6 +208,10 @@ def with_(name, array):
             with_(f"{DOWN}.weight_scale_inv", np.ones((2, 3), np.uint8)),
             f"{DOWN}.weight_scale_inv is uint8, not float32 or bfloat16",
         ),
+        (
+            with_(f"{DOWN}.weight", np.ones((192, 320), np.float16)),
+            f"{DOWN}.weight has {DOWN}.weight_scale_inv, but is float16, not float8_e4m3fn",
+        ),
     ],
 )
 def test_a_bad_fp8_file_is_named_with_its_tensor(tmp_path, change, message):
@@ -275,3 +281,38 @@ def test_settings_that_are_not_read_are_named(tmp_path, fields, message):
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=re.escape(message)):
         load_model(folder)
+
+
+GROUP = {"weights": {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "channel"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"transform_config": {"config_groups": {"R1": {}}}}, "transform_config rotates activations"),
+        ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config has format='sparse-24-bitmask'"),
+        ({"config_groups": {"g": GROUP | {"input_activations": {"num_bits": 8}}}}, "has input_activations"),
+        ({"config_groups": {"g": GROUP | {"output_activations": {"num_bits": 8}}}}, "has output_activations"),
+    ],
+)
+def test_settings_of_compressed_tensors_that_would_change_values_are_refused(fields, message):
+    plain = {"format": "pack-quantized", "config_groups": {"g": GROUP}}
+    assert CompressedTensors(plain).bits == 4
+    with pytest.raises(ValueError, match=re.escape(message)):
+        CompressedTensors(plain | fields)
+
+
+@pytest.mark.parametrize(("stored", "held"), [(np.float16, np.float16), (np.float32, np.float32)])
+def test_scales_of_symmetric_gptq_are_held_as_exactly_as_they_are_stored(stored, held):
+    method = GPTQ({"bits": 4, "group_size": 64, "sym": True})
+    assert method.encoding(64, None, np.dtype(stored)).format.scales == held
+
+
+def test_codes_without_a_quantization_config_are_refused(tmp_path):
+    """ModelOpt's older exports name their format in another file; read as weights, their codes give nonsense."""
+    folder, _ = fp8_llama(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"tensor .* has type F8_E4M3; read are F64, F32, F16, BF16"):
+        load_model(folder, dtype="float32")

@@ -99,8 +99,9 @@ class AWQMatrices:
     def read(self, name: str) -> StoredCodes:
         owner = name.removesuffix(_WEIGHT)
         codes, zeros = (
-            unpack_words(self._weights.read(owner + part), _BITS, axis=1, order=_PLACES).T for part in (_CODES, _ZEROS)
+            unpack_words(self._weights.read_codes(owner + part), _BITS, axis=1, order=_PLACES).T
+            for part in (_CODES, _ZEROS)
         )
-        scales = self._weights.read(owner + _SCALES).astype(np.float32).T
+        scales = self._weights.read_codes(owner + _SCALES).astype(np.float32).T
         assert self._method.encoding.format is not None
         return StoredCodes(codes, scales, -zeros.astype(np.float32) * scales, self._method.encoding.format)

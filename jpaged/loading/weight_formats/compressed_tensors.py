@@ -46,8 +46,14 @@ class CompressedTensors:
         groups = list((fields.get("config_groups") or {}).values())
         if len(groups) != 1:
             raise ValueError(f"config_groups has {len(groups)} groups; one is read")
-        if groups[0].get("input_activations") is not None:
-            raise ValueError("config_groups quantises activations, which is not read")
+        for part in ("input_activations", "output_activations"):
+            if groups[0].get(part) is not None:
+                raise ValueError(f"config_groups has {part}: quantised activations are not read")
+        if fields.get("transform_config"):
+            raise ValueError("transform_config rotates activations while the model runs, which is not read")
+        sparsity = (fields.get("sparsity_config") or {}).get("format", "dense")
+        if sparsity != "dense":
+            raise ValueError(f"sparsity_config has format={sparsity!r}; dense is read")
         weights = groups[0].get("weights") or {}
         bits = weights.get("num_bits")
         if bits not in _BITS or weights.get("type", "int") != "int":
@@ -55,7 +61,7 @@ class CompressedTensors:
             raise ValueError(f"type={weights.get('type')!r}, num_bits={bits!r} is no int of {known} bits")
         if not weights.get("symmetric", True):
             raise ValueError("symmetric=False is not read")
-        if weights.get("actorder") not in (None, "weight", "static"):
+        if weights.get("actorder") not in (None, False, "weight", "static"):
             raise ValueError(f"actorder={weights['actorder']!r} is not read: groups must be neighbours")
         strategy = weights.get("strategy")
         if strategy not in ("group", "channel"):
@@ -101,15 +107,15 @@ class PackedMatrices:
         return found
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(map(int, self._weights.read(name.removesuffix(_WEIGHT) + _SHAPE)))
+        return tuple(map(int, self._weights.read_codes(name.removesuffix(_WEIGHT) + _SHAPE)))
 
     def encoding(self, name: str) -> Encoding:
         return self._method.encoding
 
     def read(self, name: str) -> StoredCodes:
         owner, method = name.removesuffix(_WEIGHT), self._method
-        codes = unpack_words(self._weights.read(owner + _CODES), method.bits, axis=1)[:, : self.shape(name)[1]]
-        scales = self._weights.read(owner + _SCALES).astype(np.float32)
+        codes = unpack_words(self._weights.read_codes(owner + _CODES), method.bits, axis=1)[:, : self.shape(name)[1]]
+        scales = self._weights.read_codes(owner + _SCALES).astype(np.float32)
         assert method.encoding.format is not None
         if method.bits == 4:
             return StoredCodes(codes, scales, -8 * scales, method.encoding.format)

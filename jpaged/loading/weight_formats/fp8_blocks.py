@@ -69,6 +69,11 @@ class FP8Matrices:
                 matrix = name.removesuffix(_SCALES) + _WEIGHT
                 if matrix not in there:
                     raise ValueError(f"{weights.file_of(name)} has {name}, but there is no {matrix}")
+                if weights.held_dtype(matrix) != _FLOAT8:
+                    kind = weights.held_dtype(matrix)
+                    raise ValueError(
+                        f"{weights.file_of(matrix)}: {matrix} is {kind}, not float8_e4m3fn, but has {name}"
+                    )
             elif weights.held_dtype(name) == _FLOAT8:
                 scales = name.removesuffix(_WEIGHT) + _SCALES
                 if not name.endswith(_WEIGHT) or scales not in there:
@@ -86,8 +91,8 @@ class FP8Matrices:
         return self._encoding
 
     def read(self, name: str) -> StoredCodes:
-        codes = self._weights.read(name)
-        scales = self._weights.read(name.removesuffix(_WEIGHT) + _SCALES).astype(np.float32)
+        codes = self._weights.read_codes(name)
+        scales = self._weights.read_codes(name.removesuffix(_WEIGHT) + _SCALES).astype(np.float32)
         by_output = np.repeat(scales, self._block[0], axis=0)[: len(codes)]
         assert self._encoding.format is not None
         return StoredCodes(codes, by_output, None, self._encoding.format)

@@ -66,10 +66,15 @@ class GPTQ:
             return None
         return self.encoding(self.group, order=b"" if self.act_order else None)
 
-    def encoding(self, group: int, order: bytes | None) -> Encoding:
-        """Return how a matrix is stored whose inputs have this order; None where its groups are neighbours."""
+    def encoding(self, group: int, order: bytes | None, scales_dtype: np.dtype | None = None) -> Encoding:
+        """Return how a matrix is stored whose inputs have this order; None where its groups are neighbours.
+
+        Args:
+            scales_dtype: dtype of the file's scales; None = float16, as most files have them.
+        """
         # A zero point in the middle makes the minimum a power of two times the scale, exact in float16, or 0.
-        scales = np.dtype(np.float16 if self.symmetric else np.float32)
+        half = self.symmetric and scales_dtype in (None, np.float16)
+        scales = np.dtype(np.float16 if half else np.float32)
         codec = UINT4_PAIRS if self.bits == 4 else INT8
         minimums = self.bits == 4 or not self.symmetric
         form = WeightFormat(codec, group, scales, minimums, rounds_rows=False, ordered=order is not None)
@@ -111,15 +116,16 @@ class GPTQMatrices:
 
     def encoding(self, name: str) -> Encoding:
         if name not in self._encodings:
-            groups = self._groups(name)
+            groups, scales = self._groups(name), name.removesuffix(_WEIGHT) + _SCALES
+            dtype = self._weights.held_dtype(scales)
             if groups is None:
-                size = self._weights.shape(name.removesuffix(_WEIGHT) + _SCALES)[0]
-                found = self._method.encoding(0 if size == 1 else self._method.group, None)
+                size = self._weights.shape(scales)[0]
+                found = self._method.encoding(0 if size == 1 else self._method.group, None, dtype)
             else:
                 # Sorted, groups are neighbours. The greatest common divisor of their lengths cuts none of them.
                 lengths = np.bincount(groups)
                 group = int(np.gcd.reduce(lengths[lengths > 0]))
-                found = self._method.encoding(group, groups.tobytes())
+                found = self._method.encoding(group, groups.tobytes(), dtype)
             self._encodings[name] = found
         return self._encodings[name]
 
@@ -128,11 +134,11 @@ class GPTQMatrices:
         outputs = self.shape(name)[0]
         encoding, groups = self.encoding(name), self._groups(name)
         assert encoding.format is not None
-        codes = unpack_words(self._weights.read(owner + _CODES), method.bits, axis=0).T
-        zeros = unpack_words(self._weights.read(owner + _ZEROS), method.bits, axis=1)[:, :outputs].T
+        codes = unpack_words(self._weights.read_codes(owner + _CODES), method.bits, axis=0).T
+        zeros = unpack_words(self._weights.read_codes(owner + _ZEROS), method.bits, axis=1)[:, :outputs].T
         if method.zeros_minus_one:
             zeros = (zeros + 1) & (2**method.bits - 1)
-        scales = self._weights.read(owner + _SCALES).astype(np.float32).T
+        scales = self._weights.read_codes(owner + _SCALES).astype(np.float32).T
         middle = 1 << (method.bits - 1)
         if method.symmetric and (zeros != middle).any():
             raise ValueError(
@@ -149,7 +155,7 @@ class GPTQMatrices:
         owner, (_, inputs) = name.removesuffix(_WEIGHT), self.shape(name)
         if owner + _GROUPS not in set(self._weights.names()):
             return None
-        groups, count = self._weights.read(owner + _GROUPS), self._weights.shape(owner + _SCALES)[0]
+        groups, count = self._weights.read_codes(owner + _GROUPS), self._weights.shape(owner + _SCALES)[0]
         if groups.min() < 0 or groups.max() >= count:
             beyond = int(groups[(groups < 0) | (groups >= count)][0])
             raise ValueError(

@@ -65,10 +65,10 @@ class MXFP4Matrices:
         return _ENCODING
 
     def read(self, name: str) -> StoredCodes:
-        blocks = self._weights.read(name + _BLOCKS)
+        blocks = self._weights.read_codes(name + _BLOCKS)
         codes = np.stack([blocks & 15, blocks >> 4], axis=-1)
         codes = codes.reshape(*blocks.shape[:2], -1)
-        return StoredCodes(codes, self._weights.read(name + _SCALES), None, _FORMAT)
+        return StoredCodes(codes, self._weights.read_codes(name + _SCALES), None, _FORMAT)
 
     def _check(self, name: str, there: set[str]) -> None:
         if name + _SCALES not in there:

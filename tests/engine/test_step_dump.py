@@ -12,7 +12,7 @@ from greedy_reference import random_prompts
 from tiny_chat_model import make_chat_model
 from typer.testing import CliRunner
 
-from jpaged import LLM, NGram, SamplingParams
+from jpaged import LLM, ImageSources, NGram, SamplingParams
 from jpaged.cli.main import app
 from jpaged.engine.step_dump import VARIABLE, replay_step
 from jpaged.execution.step_dump import DumpedStep
@@ -90,6 +90,15 @@ def test_some_steps_can_be_chosen(model, tmp_path):
     assert [path.name for path in sorted((tmp_path / "some").iterdir())] == ["step-000002.jpaged", "step-000003.jpaged"]
     with pytest.raises(ValueError, match="JPAGED_DUMP_STEPS='steps:2-' must be FOLDER, FOLDER:STEP or FOLDER:FIRST"):
         run(model, "steps:2-")
+
+
+def test_a_dump_needs_no_folder_of_the_machine_that_wrote_it(model, tmp_path):
+    allowed = tmp_path / "allowed"
+    allowed.mkdir()
+    run(model, f"{tmp_path / 'steps'}:2", times=1, images=ImageSources(folders=[allowed]))
+    allowed.rmdir()
+    (path,) = (tmp_path / "steps").iterdir()
+    assert replay_step(path).is_same
 
 
 @pytest.mark.parametrize("settings", [{"speculative": NGram(tokens=2)}, {"deterministic": True}], ids=str)

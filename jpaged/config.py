@@ -1,7 +1,10 @@
 """The engine's settings. Each is one field: its default, its check, its flag, and its text below it.
 
 To add a setting, add a field to `EngineConfig` and read it where it acts. The command line, the table of vLLM's names
-and the reference in the documentation follow from the field.
+and the reference in the documentation follow from the field. Settings that change no program are listed in
+`jpaged.engine.program_folder`; settings that depend on each other are checked in `_check_together`.
+
+The file is long because it holds each setting's text, which the command line and the documentation show.
 """
 
 from __future__ import annotations

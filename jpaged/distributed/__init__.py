@@ -1,8 +1,8 @@
 """Joins several processes into one engine: process 0 schedules, the others make the same device calls.
 
 `join` finds the processes that `jax.distributed` brought together. The `Leader` announces every device call of its
-`Worker` before making it; each `Follower` makes the same calls, in the same order. `wire` is what they say,
-`connection` how it travels and how a dead process is noticed, `watch` how a run ends that has lost one.
+`Worker` before making it; each `Follower` makes the same calls, in the same order. `jpaged.execution.wire` is
+what they say, `connection` how it travels and how a dead process is noticed, `watch` how a run ends that has lost one.
 """
 
 from jpaged.distributed.follower import Follower

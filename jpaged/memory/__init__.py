@@ -4,10 +4,10 @@
 tables, reference counts, copy-on-write and the prefix cache over Jenga's two-level allocator; policies say what
 each kind of layer still needs.
 
-Read in this order: layout, policies, pages, allocator, hash_chain, block_tables, prefix_cache, recent_prefixes,
-prefix_prediction, table_updater, prefix_lookup, shared_blocks, eviction_listener, pinned_sequences, capacity, swap,
-manager, pins; then report, memory_map and map_tracker; then saving. `disk` is the third tier: cached blocks that the
-pool loses.
+Read in this order: layout, policies, block_records, pages, allocator, hash_chain, block_tables, prefix_cache,
+recent_prefixes, prefix_prediction, copies, table_updater, prefix_lookup, shared_blocks, eviction_listener,
+pinned_sequences, capacity, swap, manager, pins; then report, memory_map and map_tracker; then saving. `disk` is the
+third tier: cached blocks that the pool loses.
 """
 
 from jpaged.memory.block_records import Block, BlockState, GroupMap

@@ -3,8 +3,8 @@
 Decoding modes are built from three primitives (PagedAttention, section 5.2): fork, append (`allocate`) and
 free. Blocks are shared by reference count and copied on the first diverging write only (section 4.4).
 
-The file is long because it is the room's one door: the mechanisms are in the parts that `clear` puts together, and the
-questions and reports at its end are mostly one line each.
+The file is long because it is the package's one interface: the mechanisms are in the parts that `clear` puts
+together, and the questions and reports at its end are mostly one line each.
 """
 
 from __future__ import annotations

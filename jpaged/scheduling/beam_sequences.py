@@ -1,8 +1,9 @@
 """Forks, extends and frees the sequences of a beam request as its search goes on; there are as many as beams.
 
-They begin as any request of several sequences, forked at the end of the prompt (see `forks`). Each step of the
-search a beam that several candidates continue is forked into the sequences of beams that none continues, so that
-their number, their places in the batch and their identifiers stay (PagedAttention, section 4.4).
+They begin as any request of several sequences, forked at the end of the prompt (see `plan_forks` of
+`jpaged.scheduling.allocation`). Each step of the search a beam that several candidates continue is forked into the
+sequences of beams that none continues, so that their number, their places in the batch and their identifiers stay
+(PagedAttention, section 4.4).
 """
 
 from __future__ import annotations

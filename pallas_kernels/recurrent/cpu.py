@@ -52,7 +52,7 @@ class Tiles:
     unit_lanes: int = UNIT_LANES
 
     def width(self, most: int) -> int:
-        """Return the columns of a tile, `most` if possible."""
+        """Return the columns of a tile: the largest equal part that is at most `most`, or `least`."""
         pieces = (self.cuts or self.shape[1]) // self.least
         return self.least * max(
             n for n in range(1, pieces + 1) if pieces % n == 0 and n * self.least <= max(most, self.least)

@@ -2,6 +2,8 @@
 
 jpaged is its real scheduler and memory manager with made-up tokens; the systems to compare with are those of
 `baselines`. A roofline says how long each step takes.
+
+The file is long because its cases share the simulated server, the machine and the arrivals.
 """
 
 from __future__ import annotations

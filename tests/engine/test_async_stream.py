@@ -18,22 +18,22 @@ def run(coroutine):
 
 def test_a_reader_takes_all_that_came_in_order():
     async def main():
-        mailbox = AsyncStream()
-        await asyncio.to_thread(deliver, [(mailbox, 1), (mailbox, 2)])
-        mailbox.put(3)
+        stream = AsyncStream()
+        await asyncio.to_thread(deliver, [(stream, 1), (stream, 2)])
+        stream.put(3)
         await asyncio.sleep(0)
-        return await mailbox.get()
+        return await stream.get()
 
     assert run(main()) == [1, 2, 3]
 
 
 def test_an_exception_comes_before_any_item():
     async def main():
-        mailbox = AsyncStream()
-        mailbox.put(1)
-        mailbox.put(ValueError("no"))
+        stream = AsyncStream()
+        stream.put(1)
+        stream.put(ValueError("no"))
         await asyncio.sleep(0)
-        await mailbox.get()
+        await stream.get()
 
     with pytest.raises(ValueError, match="no"):
         run(main())
@@ -43,15 +43,15 @@ def test_who_delivers_with_patience_goes_on_when_all_readers_have_dealt_with_it(
     async def main():
         seen = []
 
-        async def reader(mailbox):
-            seen.append(await mailbox.get())
+        async def reader(stream):
+            seen.append(await stream.get())
 
-        mailboxes = [AsyncStream() for _ in range(32)]
-        readers = [asyncio.create_task(reader(mailbox)) for mailbox in mailboxes]
+        streams = [AsyncStream() for _ in range(32)]
+        readers = [asyncio.create_task(reader(stream)) for stream in streams]
         await asyncio.sleep(0)
 
         def tell():
-            deliver([(mailbox, i) for i, mailbox in enumerate(mailboxes)], SECONDS)
+            deliver([(stream, i) for i, stream in enumerate(streams)], SECONDS)
             return list(seen)
 
         found = await asyncio.to_thread(tell)
@@ -65,17 +65,17 @@ def test_who_delivers_with_patience_goes_on_when_all_readers_have_dealt_with_it(
 def test_a_loop_that_is_busy_is_not_waited_for_beyond_the_patience(patience):
     told = threading.Event()
 
-    def tell(mailbox):
-        deliver([(mailbox, 1)], patience)
+    def tell(stream):
+        deliver([(stream, 1)], patience)
         told.set()
 
     async def main():
-        mailbox = AsyncStream()
-        thread = threading.Thread(target=tell, args=(mailbox,))
+        stream = AsyncStream()
+        thread = threading.Thread(target=tell, args=(stream,))
         thread.start()
         assert told.wait(SECONDS)  # the event loop does nothing else
         thread.join()
-        return await mailbox.get()
+        return await stream.get()
 
     assert run(main()) == [1]
 

@@ -1,5 +1,5 @@
 """Holds the kinds of layers, and the pool of what they keep.
 
-`base` has the interface, `LayerCache`; `attention` and `prompt_budget` are kinds, `registry` lists them, and `pool`
-cuts device memory for those of a model.
+`base` has the interface, `LayerCache`; `registry` lists the kinds; `pool` cuts device memory for those of a model; the
+other modules are kinds.
 """

@@ -109,9 +109,9 @@ class Place(NamedTuple):
 
     Attributes:
         layer: the layer's index in the view.
-        table, slots: see `token_slots.AttentionBatch`.
+        table, slots: see `AttentionBatch`.
         kv_lens: tokens of each sequence that lie there.
-        last_keys: see `token_slots.AttentionBatch`.
+        last_keys: see `AttentionBatch`.
         extra: what else `attend`'s `finish` needs.
         plan: what the kernels need, if it is alike for all layers.
     """

@@ -157,7 +157,7 @@ class _Reading(NamedTuple):
     call: LayerCall
 
     def by_sequence(self, q: Float[Array, "tokens ..."]) -> Float[Array, "tokens ..."]:
-        """Attend from each sequence's tokens together, by kernels that let a token see later places."""
+        """Attend from all tokens of a sequence in one call; the kernels let a token see later places."""
         lens = self.seen[jnp.clip(self.starts[1:] - 1, 0, len(q) - 1)]
         return self._attend(q, self.table, self.starts, lens, last_keys=self.seen - 1)
 

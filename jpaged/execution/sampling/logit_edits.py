@@ -22,7 +22,7 @@ from jpaged.scheduling.step import Sample
 
 
 class LogitEdits(NamedTuple):
-    """Holds the edits of a batch's logits. Padding of `token` and `ban` has rows out of range.
+    """Holds the edits of a batch's logits. Padding of `token_row` and `ban_row` is out of range.
 
     Attributes:
         pending: where in the last step's samples a row's newest token lies; -1 = the host knew it.

@@ -36,7 +36,7 @@ async def complete(body: CompletionRequest, request: Request) -> Response:
 
 
 class _Completion:
-    """One answer. Choice ``prompt * n + i`` is output i of a prompt."""
+    """Answers one request. Choice ``prompt * n + i`` is output i of a prompt."""
 
     def __init__(self, serving: Serving, body: CompletionRequest, caller: Caller) -> None:
         self._serving = serving

@@ -32,7 +32,7 @@ def checks(
     held: tuple[str, ...] = HELD,
     counts: tuple[str, ...] = tuple(COUNTS),
 ) -> Iterator[dict[str, Any]]:
-    """Yield lines as `gpu_products.checks` does; arguments as there, and `counts` of `COUNTS`."""
+    """Yield lines as `products.checks` does; arguments as there, and `counts` of `COUNTS`."""
     random = np.random.default_rng(seed)
     for what in counts:
         rows = np.asarray(COUNTS[what], np.int32)

@@ -54,7 +54,7 @@ RECURRENCES: dict[str, tuple[Callable[..., Any], tuple[int, ...], Callable[[Draw
 def checks(
     seed: int, *, impl: Impl | None = None, context: int = 3000, names: tuple[str, ...] = tuple(RECURRENCES)
 ) -> Iterator[dict[str, Any]]:
-    """Yield lines as `gpu_correctness.checks` does; arguments as there, and `names` of the recurrences."""
+    """Yield lines as `correctness.checks` does; arguments as there, and `names` of the recurrences."""
     random = np.random.default_rng(seed)
     for name in names:
         for pool in ("float32", "bfloat16"):

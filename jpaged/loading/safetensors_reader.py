@@ -25,11 +25,11 @@ _CODES: dict[str, np.dtype] = {
     "I64": np.dtype(np.int64),
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
 }
-"""Types of codes, which are weights only together with other tensors."""
+"""Types of quantised codes, which need other tensors, such as scales, to give weights."""
 
 
 _BAD_HEADER = (AttributeError, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError)
-"""What reading JSON that is no header raises."""
+"""Exceptions that reading a damaged header raises."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class SafetensorsWeights:
     package would copy each tensor, and its NumPy framework has no bfloat16 in older versions.)
 
     Raises:
-        ValueError: no safetensors in the folder, a damaged file, an index naming an absent shard, or a tensor that
-            several files hold.
+        ValueError: the folder has no safetensors, a file is damaged, the index names an absent shard, or several files
+            hold the same tensor.
     """
 
     quantised = False
@@ -81,7 +81,7 @@ class SafetensorsWeights:
         return _DTYPES.get(self._entries[name].dtype, np.dtype(np.float32))
 
     def held_dtype(self, name: str) -> np.dtype | None:
-        """Return the type that `read` returns a tensor in, be it codes; None where it is of no known type."""
+        """Return the dtype in which `read` returns a tensor, including dtypes of codes; None if it is unknown."""
         return (_DTYPES | _CODES).get(self._entries[name].dtype)
 
     def file_of(self, name: str) -> Path:
@@ -93,7 +93,7 @@ class SafetensorsWeights:
         dtype = self.held_dtype(name)
         if dtype is None:
             raise ValueError(f"tensor {name} in {entry.file} has type {entry.dtype}; read are {', '.join(_DTYPES)}")
-        # A map a tensor: its pages leave memory with the last view of it.
+        # One map per tensor: its pages are released with the last view of it.
         raw = np.memmap(entry.file, np.uint8, "r", entry.begin, entry.end - entry.begin)
         return raw.view(np.ndarray).view(dtype).reshape(entry.shape)
 
@@ -101,7 +101,7 @@ class SafetensorsWeights:
 def _shards(folder: Path) -> list[Path]:
     if folder.is_file():
         return [folder]
-    whole = folder / "model.safetensors"  # which transformers takes first, too
+    whole = folder / "model.safetensors"  # transformers prefers this file too
     if whole.exists():
         return [whole]
     index = folder / "model.safetensors.index.json"

@@ -1,4 +1,5 @@
-"""Lists the keys of PEFT's adapter_config.json: keys that are read, have required values, or matter only in training."""
+"""Lists the keys of PEFT's adapter_config.json: those that are read, have required values, or matter in training
+only."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from pallas_kernels.paged_attention.numba_precompile import note_compiled
 
 @ffi.known_again
 def target(dtype: str) -> str:
-    """Return the name of the custom call for views of this dtype, compiled and registered when first asked for.
+    """Return the name of the custom call for views of this dtype, compiled and registered at its first use.
 
     Arguments of the call: q ``[rows, kv_heads, q_per_kv, key_width]``; view; layer, block_size, strides of scales
     ``[4]``; tables ``[seqs, pages]``; seq, first and stop ``[rows]``: row r sees keys ``first[r]:stop[r]`` of sequence

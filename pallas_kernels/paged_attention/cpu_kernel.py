@@ -128,7 +128,7 @@ def attend(memory, numbers, table, number, begin, end, cap, then, scratch):
     _begin(scratch, number, value_width)
     rows, coming, key_0 = scratch.rows, scratch.coming, begin // SPAN * SPAN
     partly, holes = find_rows(memory, table, key_0, begin, end, scratch.nothing, rows)
-    # Two lists of rows take turns: those of this span, and those of the next one, which are prefetched meanwhile. After
+    # Two lists of rows take turns: those of this span, and those of the next one, which are prefetched. After
     # the last span that is the first span of what the thread reads next, which `then` says.
     while key_0 < end:
         following, then_partly, then_holes, further = key_0 + SPAN, False, False, 0

@@ -23,7 +23,7 @@ ROWS = min(8, LANES)
 """Rows whose maxima and sums are folded together."""
 
 SCALES = LANES == 16 and FEATURES.get("avx512f", False)
-"""Whether the processor has an instruction that multiplies vectors with powers of two."""
+"""True if the processor has an instruction that multiplies vectors by powers of two."""
 
 _INDEX = ir.IntType(32)
 _ROW_BYTES = SPAN * FLOAT

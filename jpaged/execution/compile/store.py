@@ -122,7 +122,7 @@ class ProgramStore:
 
     def write(self) -> int:
         """Write what was taken in, whole or not at all, and return how many bytes that is. An older folder of programs
-        is replaced; if the process is killed meanwhile, both lie next to it, under names that begin with a dot.
+        is replaced; if the process is killed during this, both lie next to it, under names that begin with a dot.
 
         Raises:
             FileExistsError: the folder holds something else.

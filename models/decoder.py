@@ -48,11 +48,11 @@ class Decoder(nnx.Module):
     """Layer group of image features, if the model takes images; see `jpaged.model_api.TakesImages`."""
 
     skips_unread_rows = False
-    """Whether the layers skip rows of the last one's results that are not read, see
+    """True if the layers skip rows of the last one's results that are not read, see
     `jpaged.model_api.SkipsUnreadRows`."""
 
     _has_experts = False
-    """Whether `BuildContext.expert_parallel` means something."""
+    """True if the family supports `BuildContext.expert_parallel`."""
 
     def __init__(
         self,

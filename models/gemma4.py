@@ -1,6 +1,6 @@
 """Gemma 4, text only (Gemma Team, 2026): local and global layers with heads of different widths and numbers.
 
-Beside the hidden state every layer is given a small vector of each token, of a table of its own (per-layer embeddings).
+Besides the hidden state, every layer gets a small vector for each token, from its own table (per-layer embeddings).
 The last layers may keep no KV and read that of the last layer of their type that does. Global layers may use their keys
 as values, and rotate a part of a head. Some models have experts next to the MLP.
 """

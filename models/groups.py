@@ -41,7 +41,7 @@ def kinds_from_types(config: Any, local: str = "sliding_attention") -> tuple[Lay
 
 
 def share_kv(kinds: Sequence[LayerKind], factor: int | None) -> tuple[LayerKind, ...]:
-    """Have the first of every `factor` layers of each group, in order, keep KV, which those after it read.
+    """Share KV: the first of every `factor` layers of each group keeps KV, and the others of them read it.
 
     Cross-layer attention (Brandon et al., 2024); interleaved with windows, as character.ai serves its models.
 

@@ -149,7 +149,7 @@ class ExpertLinear(nnx.Module):
 
 
 class HeadLinear(nnx.Module):
-    """Takes each head's vectors into a space that all heads share, and out of it, by two matrices of its own.
+    """Maps each head's vectors into a space that all heads share, and back, by two matrices per head.
 
     weight [heads * (inner + outer), shared], head by head the rows that lead in and those that lead out. Heads are
     split over the mesh.

@@ -59,7 +59,7 @@ class ExpertLayout:
         chosen: Int[Array, "tokens per_token"],
         tables: Tables,
     ) -> Float[Array, "tokens embed"]:
-        """Return ``mlps(x, share, chosen, tables)``, summed over devices where each has experts of its own.
+        """Return ``mlps(x, share, chosen, tables)``, summed over devices if each holds different experts.
 
         There `mlps` is given a device's tables, and `chosen` counts from its first expert; other devices' experts
         get the number after its last. Called under a mesh (`jax.sharding.use_abstract_mesh`).

@@ -1,7 +1,7 @@
 """Llama 3.2 Vision (Llama Team, 2024): Llama 3, and layers in between whose tokens attend to the tiles of an image.
 
 Such a layer makes no K and V of tokens: those of an image are made once, from the encoder's features, and every token
-after the image reads them. Text before the first image sees none, and these layers leave it as it is, as in Meta's own
+after the image reads them. Text before the first image sees none, and these layers do not change it, as in Meta's own
 code and in prompts without images.
 """
 

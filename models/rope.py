@@ -40,7 +40,7 @@ class Rotary:
 
 
 def rotate(x: Float[Array, "tokens *heads head_dim"], tables: RotaryTables) -> Float[Array, "tokens *heads head_dim"]:
-    """Turn each pair (i, i + half) of every head by its token's angle, and leave what follows the pairs as it is;
+    """Turn each pair (i, i + half) of every head by its token's angle, and keep the lanes after the pairs unchanged;
     computed in float32."""
     cos, sin = (jnp.expand_dims(t, tuple(range(1, x.ndim - 1))) for t in tables)
     half = cos.shape[-1]
@@ -53,7 +53,7 @@ def rotate(x: Float[Array, "tokens *heads head_dim"], tables: RotaryTables) -> F
 def rotate_by_product(
     x: Float[Array, "tokens kv_heads rows head_dim"], tables: RotaryTables, *, still: int
 ) -> Float[Array, "tokens kv_heads rows head_dim"]:
-    """Return what `rotate` does, but for the last `still` rows of each KV head, which stay as they are.
+    """Return the result of `rotate`, except that the last `still` rows of each KV head stay unchanged.
 
     A product exchanges the halves of a head, exactly, as each number of its result is one of `x` or its negative. A TPU
     takes several operations to move halves of its rows of lanes, and one for this.

@@ -11,7 +11,7 @@ from jpaged.model_api import TENSOR_AXIS
 
 
 def each_shard(function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-    """Return `function` mapped over the tensor shards of the mesh in use, or as it is where no mesh has any.
+    """Return `function` mapped over the tensor shards of the mesh in use, or unchanged if no mesh has any.
 
     Args:
         in_specs, out_specs: see `jax.shard_map`.

@@ -63,11 +63,12 @@ class Shared:
     Attributes:
         tables: each group's `Rotary.tables`, by its name; None where nothing is rotated.
         live_rows: see `jpaged.model_api.CausalLM.__call__`.
-        growth: what multiplies each token's queries, by a group's name; groups whose queries do not grow are left out.
-        per_layer: vectors of each token for every layer; a layer is given its own. None where there are none.
-        every: what a layer is given as `read` where all results are read.
-        read: of which tokens the last layer's result is read; a layer is given what is read of its own. None: all.
-        last: the number of the last layer, where there is `read`.
+        growth: factor of each token's queries, by a group's name; groups whose queries do not grow are left out.
+        per_layer: vectors of each token for every layer; each layer gets its own. None if the model has none.
+        every: a layer's `read` if all results are read.
+        read: the tokens whose results of the last layer are read; None = all. Each layer gets the tokens whose results
+            of that layer are read.
+        last: the number of the last layer, if there is `read`.
     """
 
     tables: Mapping[str, RotaryTables | None]

@@ -31,7 +31,7 @@ def _e2m1(codes: Int[Array, "*codes"]) -> Float[Array, "*codes"]:
 def _e8m0(bits: Int[Array, "*scales"]) -> Float[Array, "*scales"]:
     """Return ``2 ** (bits - 127)``; 255 means no number."""
     wide = bits.astype(jnp.uint32)
-    pattern = jnp.where(wide == 0, jnp.uint32(0x00400000), wide << 23)  # 2 ** -127 has a pattern of its own
+    pattern = jnp.where(wide == 0, jnp.uint32(0x00400000), wide << 23)  # 2 ** -127 is subnormal
     pattern = jnp.where(wide == 255, jnp.uint32(0x7FC00000), pattern)
     return jax.lax.bitcast_convert_type(pattern, jnp.float32)
 

@@ -1,9 +1,9 @@
 """Adds up products of codes and rounded numbers as integers, as LLVM instructions of each kind of processor.
 
 A kind multiplies a tile of 64 bytes, 16 outputs by 4 inputs, with 4 numbers from -127 to 127, and adds each output's
-products to its sum. Codes have no sign, but for ``neon``, whose instruction wants one (`Dots.signed`). AVX2 multiplies
-pairs of 16 bits: rows are held so, and many rows have tiles widened once for all (`SHORTS`, 16 outputs by 2 inputs).
-Codes of 4 bits in short groups need no more than 16 bits for their sums (`kind_for`).
+products to its sum. Codes are unsigned, except for ``neon``, whose instruction takes signed ones (`Dots.signed`). AVX2
+multiplies pairs of 16 bits: rows are held so, and many rows have tiles widened once for all (`SHORTS`, 16 outputs by 2
+inputs). Codes of 4 bits in short groups need no more than 16 bits for their sums (`kind_for`).
 
 Integers leave no choice of order, so all kinds give the same sums. `KINDS` says which instructions; `best_kind` which
 of them this machine has.
@@ -22,7 +22,7 @@ Kind: TypeAlias = Literal["vnni512", "vnni256", "avx2", "avx2 widened", "avx2 ni
 
 _BYTE, _SHORT, _INT, _WORD, _FLOAT = (*(ir.IntType(bits) for bits in (8, 16, 32, 64)), ir.FloatType())
 INTS, FLOATS = ir.VectorType(_INT, 16), ir.VectorType(_FLOAT, 16)
-"""What a tile's 16 outputs are added up in, and scaled in."""
+"""Types in which a tile's 16 outputs are summed, and scaled."""
 _CODES = ir.VectorType(_BYTE, 64)
 
 
@@ -57,12 +57,12 @@ class Emitter:
         return self.builder.shuffle_vector(first, none, ir.Constant(vector(_INT, lanes), [0] * lanes))
 
     def pick(self, value: ir.Value, lanes: range | list[int], other: ir.Value | None = None) -> ir.Value:
-        """Return some numbers of a vector, or of two behind one another."""
+        """Return some numbers of a vector, or of two concatenated vectors."""
         other = ir.Constant(value.type, ir.Undefined) if other is None else other
         return self.builder.shuffle_vector(value, other, ir.Constant(vector(_INT, len(lanes)), list(lanes)))
 
     def joined(self, parts: list[ir.Value]) -> ir.Value:
-        """Return vectors behind one another as one."""
+        """Concatenate vectors."""
         while len(parts) > 1:
             pairs = zip(parts[::2], parts[1::2], strict=True)
             parts = [self.pick(low, range(2 * low.type.count), high) for low, high in pairs]

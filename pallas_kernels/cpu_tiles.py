@@ -1,8 +1,8 @@
 """Multiplies small tiles with every sum in a register, as LLVM instructions for the machine they run on.
 
 Sizes are chosen so that the sums of a tile, the vectors of a turn and one more fill the vector registers: 32 with
-AVX-512 and on ARM, else 16. Every sum is added up in one order, whatever the tile: a row's bits do not depend on the
-rows beside it.
+AVX-512 and on ARM, else 16. Every sum has a fixed order, whatever the tile, so a row's bits do not depend on the
+other rows.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def _features() -> dict[str, bool]:
 
 
 FEATURES = _features()
-"""What this machine's processor has."""
+"""Features of this machine's processor."""
 MANY_REGISTERS = any(FEATURES.get(name) for name in ("avx512f", "neon"))
-"""Whether there are 32 vector registers, not 16."""
+"""True if there are 32 vector registers; otherwise there are 16."""
 LANES = 16 if FEATURES.get("avx512f") else 8 if FEATURES.get("avx") else 4
-"""How many float32 a vector register holds."""
+"""Float32 numbers in a vector register."""
 ROWS = 8 if MANY_REGISTERS else 4
 """Rows of x in a tile."""
 VECTORS = 3
@@ -59,7 +59,7 @@ class VectorCode:
         return self.builder.add(base, ir.Constant(_WORD, offset) if isinstance(offset, int) else offset)
 
     def rows(self, base: ir.Value, stride: ir.Value, number: int) -> list[ir.Value]:
-        """Return the addresses of so many rows."""
+        """Return the addresses of `number` rows, `stride` apart."""
         return [self.at(base, self.builder.mul(stride, ir.Constant(_WORD, row))) for row in range(number)]
 
     def load(self, address: ir.Value, kind: ir.Type = VECTOR, align: int = FLOAT) -> ir.Value:
@@ -69,7 +69,7 @@ class VectorCode:
         self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer()), align=FLOAT)
 
     def put(self, value: ir.Value, address: ir.Value, more: ir.Value) -> None:
-        """Store; where `more` is not 0, add to what is there."""
+        """Store a value; if `more` is not 0, add it to the stored one."""
         both = self.builder.fadd(self.load(address, value.type), value)
         further = self.builder.icmp_signed("!=", more, ir.Constant(_WORD, 0))
         self.store(self.builder.select(further, both, value), address)
@@ -90,7 +90,7 @@ class VectorCode:
         return self.folded(vectors, self.builder.fadd)
 
     def folded(self, vectors: list[ir.Value], operation: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
-        """Do as `totals` with another operation than a sum."""
+        """Do the same as `totals` with another operation than a sum."""
         segment, out = LANES, list(vectors)
         while segment > LANES // len(vectors):
             out = [self._halved(segment, operation, a, b) for a, b in zip(out[::2], out[1::2], strict=True)]
@@ -115,7 +115,7 @@ class VectorCode:
         return operation(*halves)
 
     def joined(self, vectors: list[ir.Value]) -> ir.Value:
-        """Return vectors one after the other, as one; they are a power of two."""
+        """Concatenate vectors; their number is a power of two."""
         while len(vectors) > 1:
             mask = ir.Constant(ir.VectorType(_INDEX, 2 * vectors[0].type.count), list(range(2 * vectors[0].type.count)))
             vectors = [
@@ -124,7 +124,7 @@ class VectorCode:
         return vectors[0]
 
     def turned_quarters(self, rows: list[ir.Value]) -> list[ir.Value]:
-        """Return the columns of each four by four numbers of four vectors."""
+        """Transpose each 4 x 4 block, the same quarter of four vectors; returns the columns as four vectors."""
 
         def pick(a: ir.Value, b: ir.Value, *lanes: int) -> ir.Value:
             """Take two lanes of each four of a, and two of b's."""
@@ -154,7 +154,7 @@ class VectorCode:
     def turns(
         self, turns: ir.Value, start: list[ir.Value], turn: Callable[[ir.Value, list[ir.Value]], list[ir.Value]]
     ) -> list:
-        """Do as `sums` from other vectors than zeros."""
+        """Do the same as `sums`, but start from the vectors `start`."""
         builder, before = self.builder, self.builder.block
         loop, after = builder.append_basic_block("turn"), builder.append_basic_block("after")
         builder.branch(loop)
@@ -178,8 +178,8 @@ def tile(rows: int, vectors: int, *, pack: bool = False, fetch: int = 0) -> Any:
     compiled loops.
 
     out [rows, vectors * LANES] gets, or with `more` is added to, the product of x [rows, depth] and w [depth, same].
-    Addresses and strides are in bytes. `aside` is for `depth` rows of memory, `aside_stride` apart: with `pack`, w is
-    copied there; with `fetch`, so many lines of each are fetched for what follows.
+    Addresses and strides are in bytes. `aside` points to `depth` rows of memory, `aside_stride` apart: with `pack`, w
+    is copied there; with `fetch`, so many lines of each row are prefetched.
     """
 
     @intrinsic
@@ -189,6 +189,8 @@ def tile(rows: int, vectors: int, *, pack: bool = False, fetch: int = 0) -> Any:
             code = VectorCode(builder)
             x_rows = code.rows(x, x_stride, rows)
 
+            # One turn is one input: its row of w, `vectors` vectors, is multiplied by that input of every row of x. The
+            # rows * vectors sums stay in registers from turn to turn.
             def turn(position, sums):
                 row = code.at(w, builder.mul(position, w_stride))
                 columns = [code.load(code.at(row, n * _BYTES)) for n in range(vectors)]
@@ -220,8 +222,8 @@ def dots(rows: int, table_rows: int, *, fetch: int = 0) -> Any:
     loops.
 
     out [rows, table_rows] gets, or with `more` is added to, the product of x [rows, length] and the transpose of table
-    [table_rows, length]. Length is a multiple of `LANES`; addresses and strides are in bytes. So many rows of the table
-    at `coming` are fetched meanwhile.
+    [table_rows, length]. Length is a multiple of `LANES`; addresses and strides are in bytes. `fetch` rows of the
+    table at `coming` are prefetched.
     """
 
     @intrinsic
@@ -232,6 +234,8 @@ def dots(rows: int, table_rows: int, *, fetch: int = 0) -> Any:
             x_rows, t_rows = code.rows(x, x_stride, rows), code.rows(table, table_stride, table_rows)
             following = code.rows(coming, table_stride, fetch)
 
+            # One turn is a vector of inputs. Sums are vectors too, one for each pair of rows; their lanes are added up
+            # once, after the loop.
             def turn(counter, sums):
                 offset = builder.mul(counter, ir.Constant(_WORD, _BYTES))
                 for row in following:
@@ -260,7 +264,7 @@ def dots(rows: int, table_rows: int, *, fetch: int = 0) -> Any:
 
 @intrinsic(prefer_literal=True)
 def stack_memory(typingctx, size):
-    """Return the address of so many bytes (a literal) that last until the function returns."""
+    """Return the address of `size` bytes (a literal) of stack memory, valid until the function returns."""
     length = size.literal_value
 
     def generate(context, builder, signature, args):

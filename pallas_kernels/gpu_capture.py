@@ -26,7 +26,7 @@ VARIABLE = "PALLAS_KERNELS_RECORD_LAUNCHES"
 def target_of_calls() -> str | None:
     """Return the target that jax-triton shall call, None for its own: that of recorded calls from `FIRST_JAXLIB` on.
 
-    With jaxlib 0.10.2 the handler is there too, but nobody is known to have used it.
+    jaxlib 0.10.2 has the handler too, but it is untested there.
 
     Raises:
         ValueError: `VARIABLE` is neither 0 nor 1.
@@ -59,7 +59,8 @@ def _has_handler() -> bool:
 
 @cache
 def _register() -> None:
-    """Have jax-triton's primitive lowered here where its call's target is `TARGET`, and as before elsewhere."""
+    """Lower jax-triton's primitive by `_lower`, which handles calls whose target is `TARGET` and leaves others as
+    before."""
     from jax.interpreters import mlir
     from jax_triton import triton_lib
 

@@ -1,4 +1,4 @@
-"""Finds whose rows a program multiplies, in Triton, where rows that are sorted by expert are cut into tiles."""
+"""Finds a program's expert and rows, in Triton, where rows sorted by expert are cut into tiles."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ def tile_of_program(counts, row_count, EXPERTS: tl.constexpr, GROUPS: tl.constex
     """Return the expert and the first row of the tile of program ``p = tl.program_id(0)``, and where the expert's rows
     end.
 
-    Tiles are counted over all experts, and none has rows of two. Rows of no expert, whose products are 0, are a group
-    of their own behind the last expert: their expert is EXPERTS. Programs that are more than the tiles have GROUPS for
-    their expert and no rows.
+    Tiles are counted over all experts; a tile has rows of one expert only. Rows of no expert, whose products are 0,
+    form a group after the last expert, with the number EXPERTS. Programs after the last tile get the number GROUPS
+    and no rows.
 
     Args:
         counts: pointer to the rows of each expert, [EXPERTS] int32.
-        row_count: how many rows there are.
+        row_count: number of rows.
         GROUPS: a power of two above EXPERTS.
     """
     number = tl.program_id(0)

@@ -3,7 +3,7 @@
 A kernel module builds a `Launch` and hands it with its arrays to a *launcher*. `triton_call` is the launcher of
 compiled programs; tests use others, which compile the same launch for a GPU that is not there, or interpret it.
 
-Triton and jax-triton are imported by what needs them only: neither is installed beside a CPU's or TPU's JAX.
+Triton and jax-triton are imported only where they are used, as neither is installed with JAX for CPUs or TPUs.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def compiling_for(compute_capability: int, chip: str = "") -> Iterator[None]:
 
 
 def chip_name() -> str:
-    """Return what JAX calls the GPU that is compiled for; "" where nobody said which."""
+    """Return JAX's name of the GPU compiled for; "" if none was named."""
     return jax.devices()[0].device_kind if _capability.get() is None else _chip.get()
 
 
@@ -109,7 +109,7 @@ def triton_call(launch: Launch, *inputs: jax.Array | int) -> list[jax.Array]:
     from pallas_kernels.gpu_capture import target_of_calls
 
     call = jax_triton.triton_call
-    # From 0.4 on, an aliased output has no pointer of its own: the parameter kept for it gets a constant.
+    # From 0.4 on, an aliased output has no separate pointer: the parameter kept for it gets a constant.
     newer = "out_type" in inspect.signature(call).parameters
     outputs = {"out_type" if newer else "out_shape": list(launch.out)}
     target = None if newer else target_of_calls()

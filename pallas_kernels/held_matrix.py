@@ -52,7 +52,7 @@ class HeldMatrix(ABC):
         return self.dequantised(dtype)
 
     def parts(self) -> Mapping[str, Any]:
-        """Return the arrays that a checkpoint stores, by name. Only what `as_saved` returns is asked."""
+        """Return the arrays that a checkpoint stores, by name. Called only on the result of `as_saved`."""
         raise TypeError(f"a {type(self).__name__} is saved as an array, not in parts")
 
     def __getitem__(self, key: Any) -> Self:

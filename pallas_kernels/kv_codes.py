@@ -9,7 +9,7 @@ and lie in rows of the same block, after its tokens' rows, so that whatever move
 a row of 128 lanes, a row of scales for 32 rows of codes.
 
 On TPUs a block is whole memory tiles of eight rows (`TPU_TILE`), and the bytes of a token's scales lie in one lane of
-four rows: the kernel reads them as one 32-bit word, in a lane of its own as the key's scores are.
+four rows: the kernel reads them as one 32-bit word per lane, like the keys' scores.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def decode(blocks: Shaped[Array, "*batch rows 128"]) -> Float[Array, "*batch blo
 
 
 def _scale_bytes(blocks: Int8[Array, "*batch rows 128"], size: int) -> Int8[Array, "*batch ..."]:
-    """Return the scales' bytes with those of a token beside each other, the tokens in order."""
+    """Return the scales' bytes, token by token, with the bytes of a token contiguous."""
     rows = blocks[..., size:, :]
     return rows[..., :SCALE_BYTES, :].swapaxes(-1, -2) if scales_in_lanes(blocks.shape[-2]) else rows
 

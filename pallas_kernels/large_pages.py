@@ -1,4 +1,4 @@
-"""Lets arrays on a CPU lie in large pages of memory, as Linux can where it is asked to.
+"""Puts arrays on a CPU into large pages of memory, which Linux provides on request.
 
 A product of few rows reads a matrix once, at the speed of memory; in pages of four kilobytes a processor looks up where
 each of them lies, and what it fetches ahead ends at each one's end.
@@ -22,7 +22,7 @@ _COLLAPSE = 25
 def use_large_pages(arrays: Iterable[jax.Array]) -> None:
     """Ask for large pages where arrays of a CPU lie; no number in them changes.
 
-    Arrays that are smaller than a page are passed over. What lies beside an array may come to share a page with it.
+    Arrays that are smaller than a page are skipped. Neighbouring memory may end up in the same page as an array.
     """
     if _ADVICE is None or not sys.platform.startswith("linux"):
         return

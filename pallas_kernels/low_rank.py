@@ -59,7 +59,7 @@ class AdaptedMatrix:
         return self
 
     def of_layer(self, weight: Any, at: int | Int[Array, ""]) -> AdaptedMatrix:
-        """Return the same adapters' part of layer `at`, beside that layer's `weight`."""
+        """Return the same adapters' part of layer `at`, with that layer's `weight`."""
         return replace(self, weight=weight, at=at)
 
     def addition(self, x: Float[Array, "rows inputs"]) -> Float[Array, "rows outputs"]:

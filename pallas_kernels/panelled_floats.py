@@ -21,7 +21,7 @@ from pallas_kernels.held_matrix import HeldMatrix
 PANEL = 48
 """Columns of a panel: three cache lines of float32."""
 _WHOLE_VECTORS = 16
-"""What divides the columns of a matrix that all processors' loops multiply, whatever vectors they have."""
+"""Divisor of the columns of a matrix, such that the loops of all processors can multiply it, whatever their vectors."""
 _BYTES_AT_ONCE = 1 << 26
 """Bytes of a matrix that are read at once: some readers map the whole of it each time."""
 

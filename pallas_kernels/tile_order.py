@@ -38,7 +38,7 @@ def fill_tiles(tiles: np.ndarray, lines: np.ndarray, nothing: int = 0) -> None:
         lines = padded
     target = tiles.reshape(panels, across, OUTPUTS * numbers).view(np.uint32)
     if lines.strides[0] == lines.itemsize:
-        # Outputs lie beside one another: numbers are joined a whole row at a time.
+        # Outputs are contiguous: join numbers a whole row at a time.
         words = _joined(lines.T, numbers)
         np.copyto(target, words.reshape(across, panels, OUTPUTS).swapaxes(0, 1))
         return

@@ -87,7 +87,7 @@ def with_engine_options(
 
 
 def _default(field: Field[Any], setting: Setting) -> Any:
-    """Return the default of a setting's flag: that of the setting, unless the flag's value has a form of its own."""
+    """Return the default of a setting's flag: that of the setting, unless the flag's value has a different form."""
     return None if setting.from_flags is not None or field.default is MISSING else field.default
 
 

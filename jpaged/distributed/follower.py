@@ -45,7 +45,7 @@ class Follower:
         Raises:
             SystemExit: the leader ended.
             ProcessLost: a process is gone.
-            ValueError: the leader asked for what is no device call.
+            ValueError: the leader sent an unknown device call.
         """
         while True:
             name, args = self._next()

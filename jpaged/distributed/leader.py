@@ -49,7 +49,7 @@ class Leader:
         return value
 
     def lead(self, runner: Runner) -> None:
-        """Have the followers make the runner's device calls too, from now on."""
+        """Repeat the runner's device calls on the followers from now on."""
         runner.worker.announce = self._announce
         runner.worker.failed = self._end_run
         runner.worker.fetch = self._watch.fetch
@@ -59,7 +59,7 @@ class Leader:
         self._send(encode("failed", (_failure(error),)))
 
     def close(self) -> None:
-        """Let the followers end."""
+        """Tell the followers to end."""
         for follower in self._followers.values():
             follower.close(encode("end", ()))
 

@@ -1,7 +1,7 @@
 """Runs deterministic steps: programs of few shapes compute every token, whatever it is batched with.
 
 A product's bits depend on the shapes it is computed with, and attention's on how the keys are cut. Here a step runs
-as launches of `ROWS` tokens, each token a decode of its own: the rows of a launch are independent of each other, and
+as launches of `ROWS` tokens, each token a separate decode: the rows of a launch are independent of each other, and
 the keys of a token are always cut at the same positions. So a token's hidden state depends on its sequence only, not
 on chunks, neighbours, preemption or prefix hits.
 
@@ -101,7 +101,7 @@ def _launch(batch: StepBatch, part: StepBatch, bucket: Bucket, rows: range, samp
 def _one_by_one(
     batch: StepBatch, rows: range, seq: Int[np.ndarray, " tokens"], caches: Sequence[LayerCache], num_tokens: int
 ) -> StepBatch:
-    """Return the arrays of some tokens, each a sequence of its own."""
+    """Return the arrays of some tokens, each as a separate sequence."""
     stop = rows.start + ROWS
     here: slice | np.ndarray = slice(rows.start, stop)
     if stop > len(batch.tokens) or rows.stop < min(stop, num_tokens):

@@ -19,7 +19,7 @@ GPU_SHARE = 0.95
 """Share of a GPU that programs may take where the user names none: the rest is for CUDA's context and its libraries.
 XLA's own default is 0.75."""
 VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
-"""Where a user names another; XLA refuses both at once."""
+"""Environment variables with the user's share; XLA refuses both at once."""
 
 
 def gpu_share(environment: MutableMapping[str, str] = os.environ) -> float:
@@ -28,7 +28,7 @@ def gpu_share(environment: MutableMapping[str, str] = os.environ) -> float:
 
 
 def claim_gpu_share(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Have JAX take that share of each GPU; of no effect once its devices are in use, or where there is no GPU."""
+    """Set JAX's share of each GPU; has no effect once its devices are in use, or without a GPU."""
     if not any(environment.get(name) for name in VARIABLES):
         environment[VARIABLES[0]] = str(GPU_SHARE)
 
@@ -36,7 +36,7 @@ def claim_gpu_share(environment: MutableMapping[str, str] = os.environ) -> None:
 logger = logging.getLogger(__name__)
 
 CPU_POOL_LIMIT = 4 << 30
-"""Most bytes of host memory that a pool may come to take on CPU without being asked for."""
+"""Most bytes of host memory that a pool may grow to on CPU by default."""
 CPU_POOL_PART = 8
 """On CPU a pool without a requested size is one part in this many of the free memory, for other programs' sake; see
 `_steady`."""
@@ -49,7 +49,7 @@ class DeviceMemory:
     Attributes:
         limit: bytes that programs may take; on a host, the bytes that are free now.
         used: bytes of `limit` that are taken already.
-        is_host: the device is the CPU: what it computes besides the pool needs no room of its own.
+        is_host: the device is the CPU; no room is reserved for temporaries besides the pool.
     """
 
     limit: int
@@ -86,7 +86,7 @@ def pool_bytes(
     """Return how many bytes the pool gets on each device.
 
     Args:
-        requested: kv_cache_memory_bytes; taken as it is if it is free.
+        requested: kv_cache_memory_bytes; used unchanged if it is free.
         memory_utilization: share of the device's memory that weights, temporaries and pool may take together.
             On CPU: most of the memory free now that the pool may come to take, within `CPU_POOL_LIMIT`.
         temporary_bytes: what the largest step needs besides weights and pool.
@@ -131,7 +131,7 @@ def _steady(size: int) -> int:
 
 
 def device_memory(mesh: Mesh, params: Any) -> DeviceMemory:
-    """Return the memory of the mesh's first device in this process as it is now, with the weights in it."""
+    """Return the memory of the mesh's first device in this process at this moment, with the weights in it."""
     if platform(mesh) == "cpu":
         return DeviceMemory(host_memory_available(), is_host=True)
     stats = mesh.local_devices[0].memory_stats()
@@ -139,7 +139,7 @@ def device_memory(mesh: Mesh, params: Any) -> DeviceMemory:
 
 
 def memory_limit(mesh: Mesh) -> int:
-    """Return how many bytes programs may take of each device; 0 for a host, which has no limit of its own."""
+    """Return how many bytes programs may take of each device; 0 for a host, which has no such limit."""
     return 0 if platform(mesh) == "cpu" else mesh.local_devices[0].memory_stats()["bytes_limit"]
 
 

@@ -154,7 +154,7 @@ class ModelPrograms:
         return reshard(new, self._shardings_of(new), copy=copy)
 
     def cuts_beside(self, new: Any) -> bool:
-        """Tell whether `placed` runs programs on the engine's devices, which then may run no others meanwhile.
+        """Tell whether `placed` runs programs on the engine's devices, which then must run no others.
 
         Raises:
             ValueError: as `placed`.
@@ -193,8 +193,8 @@ class ModelPrograms:
         return self._params is not None or self._on_host is not None
 
     def release_params(self, *, keep: bool) -> None:
-        """Let go of the weights, which live on if the caller holds them. Where they are not on the devices any
-        more, the host goes on keeping what it kept, or lets go of that.
+        """Release the weights; they stay alive if the caller holds them. If they have left the devices already, the
+        host's copy is kept or released.
 
         Args:
             keep: whether the host keeps them for `restore_params`.
@@ -213,7 +213,7 @@ class ModelPrograms:
         return self._params is not None
 
     def close(self) -> None:
-        """Let go of the weights and of all that was compiled."""
+        """Release the weights and all compiled programs."""
         self._params, self._weights, self._on_host, self.screen = None, {}, None, None
         self._forget_programs()
 
@@ -318,8 +318,8 @@ class TargetAndDraft:
 
     Attributes:
         model: weights and programs of the model.
-        drafter: those of what drafts; None = nothing does.
-        drafter_follows: whether it keeps KV of its own, and so computes whatever the model does.
+        drafter: weights and programs of the drafter; None = no drafter.
+        drafter_follows: whether it has its own KV, and so must compute all tokens that the model computes.
     """
 
     def __init__(
@@ -343,7 +343,7 @@ class TargetAndDraft:
         self._drafter_has_weights = draft is not None and draft.params is not None
 
     def follow(self, pool: jax.Array, batch: StepBatch, last_tokens: jax.Array, bucket: Bucket) -> jax.Array:
-        """Let a drafter that follows compute what the model has computed; return the pool, which is donated."""
+        """Run a drafter that follows over the tokens that the model has computed; return the pool, which is donated."""
         assert self.drafter is not None and self.drafter_follows
         plain, like = without_adapters(batch), replace(bucket, adapters=False)
         pool, _, _ = self.drafter.step(pool, plain, last_tokens, like)
@@ -362,7 +362,7 @@ class TargetAndDraft:
             self.drafter.share_params(self.model)
 
     def release_params(self, *, keep: bool) -> None:
-        """Let go of the weights, see `ModelPrograms.release_params`; the host keeps those of a draft model."""
+        """Release the weights, see `ModelPrograms.release_params`; the host keeps those of a draft model."""
         self.model.release_params(keep=keep)
         if self.drafter is not None and self._drafter_has_weights:
             self.drafter.release_params(keep=True)
@@ -381,6 +381,6 @@ class TargetAndDraft:
         return there
 
     def close(self) -> None:
-        """Let go of the weights and of all that was compiled."""
+        """Release the weights and all compiled programs."""
         for programs in filter(None, (self.model, self.drafter)):
             programs.close()

@@ -39,7 +39,7 @@ def reshard(tree: Any, shardings: Any, *, copy: bool = False) -> Any:
 def cuts_beside(tree: Any, shardings: Any) -> bool:
     """Tell whether `reshard` would run programs on devices of `shardings` that span several.
 
-    If another thread ran programs on them meanwhile, the two could wait for each other.
+    If another thread ran programs on them at the same time, the two could wait for each other.
     """
 
     def cuts(array: Any, sharding: NamedSharding) -> bool:
@@ -50,8 +50,8 @@ def cuts_beside(tree: Any, shardings: Any) -> bool:
 
 
 def _unshared(moved: jax.Array, before: Any) -> jax.Array:
-    """Return an array of its own: `jax.device_put` takes over parts that lie where they are wanted, ``may_alias=False``
-    or not, where the sharding changes."""
+    """Return an unshared array: if the sharding changes, `jax.device_put` reuses parts that are in the right place
+    already, even with ``may_alias=False``."""
     if not isinstance(before, jax.Array) or moved.sharding == before.sharding:
         return moved
     return jnp.copy(moved) if moved.sharding.device_set & before.sharding.device_set else moved

@@ -40,7 +40,7 @@ class Draw:
 
     Args:
         fetch: see `Worker`.
-        ranked: whether a request asked for the most likely tokens.
+        ranked: whether a request needs the most likely tokens.
     """
 
     def __init__(self, output: StepOutput, fetch: Callable[[Any], Any], *, ranked: bool) -> None:
@@ -58,7 +58,7 @@ class StepResults(NamedTuple):
     """Holds what a step computed, on the host.
 
     Attributes:
-        sampled: tokens, log-probabilities and, where a request asked for them, the most likely tokens, one a scheduled
+        sampled: tokens, log-probabilities and, if a request needs them, the most likely tokens, one per scheduled
             sample.
         scores: scored prompt tokens with their log-probabilities and rankings.
         pooled: of each chunk its request, first position, the position after its last, and the sum of hidden states.
@@ -75,8 +75,8 @@ class InFlight:
 
     Attributes:
         replica: whose step it is; None where there is one.
-        scores: scores of prompt tokens, where a request asked for them.
-        pooled: sums of hidden states, where a request asked for a vector of its prompt.
+        scores: scores of prompt tokens, if a request needs them.
+        pooled: sums of hidden states, if a request needs a vector of its prompt.
     """
 
     step: ScheduledStep
@@ -92,8 +92,8 @@ class InFlight:
         return StepResults(self.wait(), scores, pooled)
 
     def wait(self) -> tuple[list[int], list[float], TopTokens | None]:
-        """Return the sampled (tokens, logprobs, most likely tokens where a request asked for them), one a scheduled
-        sample; blocks until the device is done."""
+        """Return the sampled (tokens, logprobs, most likely tokens if a request needs them), one per scheduled sample;
+        blocks until the device is done."""
         arrays = self.draw.arrays if self.replica is None else [x[self.replica] for x in self.draw.arrays]
         tokens, logprobs, *top = (x[: len(self.step.samples)] for x in arrays)
         return tokens.tolist(), logprobs.tolist(), TopTokens(*top) if self.step.num_top else None
@@ -258,7 +258,7 @@ class Runner:
         return [InFlight(step, draw, replica) if step.chunks else None for replica, step in enumerate(steps)]
 
     def record_steps(self, recorder: StepRecorder) -> None:
-        """Have steps written to files from now on.
+        """Write steps to files from now on.
 
         Raises:
             ValueError: there are several replicas, or processes.

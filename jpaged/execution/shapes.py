@@ -49,7 +49,7 @@ class StepSettings:
         images: whether steps may have tokens that stand for images, see `Buckets`.
         together: tokens of an image that see each other; None = they do not.
         adapters: whether sequences may run with low-rank adapters, see `Buckets`.
-        scored: whether every draw has a log-probability, asked for or not.
+        scored: whether every draw has a log-probability, even if no request needs it.
     """
 
     max_num_seqs: int

@@ -1,6 +1,6 @@
 """Makes the step: a pure function from (params, pool, batch) to (pool, hidden states), jitted once a bucket.
 
-What follows it, the vocabulary's logits and the draw, is a function of its own
+What follows it, the vocabulary's logits and the draw, is a separate function
 (`jpaged.execution.sampling.sample_step`): its shapes depend on the rows that are sampled only.
 """
 

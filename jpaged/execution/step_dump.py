@@ -40,7 +40,7 @@ _NAME = "step"
 
 
 class Inputs(NamedTuple):
-    """Holds what a step's programs read, but for the weights.
+    """Holds the inputs of a step's programs, except the weights.
 
     Attributes:
         batch, bucket, num_samples: arguments of `Worker.compute`.
@@ -58,7 +58,7 @@ class Inputs(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Holds the tokens that were drawn, one a row of the sampler that was asked for.
+    """Holds the drawn tokens, one for each requested row of the sampler.
 
     Attributes:
         logprobs: their log-probabilities; 0 where the sampler found a token without logits.

@@ -79,7 +79,7 @@ class ImageProcessor(ABC):
         return state.digest()
 
     _sees_others = False
-    """Whether an image is prepared in another way if its prompt has several."""
+    """True if an image is prepared differently when its prompt has several."""
 
     @abstractmethod
     def tokens(self, size: tuple[int, int], *, alone: bool) -> int:

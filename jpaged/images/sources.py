@@ -107,7 +107,7 @@ def read_file(path: Path, name: str, sources: ImageSources) -> bytes:
 
     Links and ``..`` are followed before the folders are compared. The error does not reveal whether a file
     outside them exists. A process that may write to a named folder is trusted not to replace its folders by links
-    meanwhile.
+    during the check.
 
     Args:
         name: how errors name the image.

@@ -1,4 +1,4 @@
-"""Tells a model what it has to know of the devices that it will run on."""
+"""Makes a model's `BuildContext`: the properties of its devices that the model must know."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jpaged.model_api import TENSOR_AXIS, BuildContext, Tiles
 from pallas_kernels.platform import Impl, resolve_impl
 
 ExactTiles: TypeAlias = Literal["exact", "same bits"]
-"""Those of `Tiles` that round nothing."""
+"""The members of `Tiles` that round nothing."""
 
 
 def build_context(
@@ -31,11 +31,11 @@ def build_context(
     Args:
         mesh: a mesh with the axis `TENSOR_AXIS`.
         stacked: whether layers are stacked for a scan; None = as `layers_are_stacked` says.
-        kernel_impl: which kernels run; None = what the current machine is best at. Needed when compiling ahead of time
+        kernel_impl: the kernels to run; None = the best for the current machine. Needed when compiling ahead of time
             for another platform.
-        computes: whether the parameters are to be computed with, not only written to a checkpoint. A CPU computes with
-            bfloat16 matrices in tiles, and with all else in float32; stacks stay plain.
-        exact_tiles: which matrices that a checkpoint stores in bfloat16 a CPU holds as they are where it computes in
+        computes: False if the parameters are only written to a checkpoint. A CPU computes with bfloat16 matrices in
+            tiles, and with all else in float32; stacks stay plain.
+        exact_tiles: selects the matrices stored in bfloat16 that a CPU keeps in bfloat16 although it computes in
             float32, see `BuildContext`; None = none.
     """
     kind, product_impl = platform(mesh), _product_impl(mesh, kernel_impl)
@@ -58,7 +58,8 @@ def build_context(
 
 
 def _product_impl(mesh: Mesh, kernel_impl: Impl | None) -> Impl:
-    """Return which products run; a CPU's own are custom calls, which would gather sharded operands."""
+    """Return the implementation of matrix products. The CPU's own are custom calls, which would gather sharded
+    operands."""
     impl = resolve_impl(kernel_impl)
     return "xla" if impl == "cpu" and not alone_on_cpu(mesh) else impl
 
@@ -71,6 +72,6 @@ def layers_are_stacked(platform: str, kernels: Impl | None = None) -> bool:
 
     Args:
         platform: ``cpu``, ``tpu``, ``gpu`` or, as ahead of time, ``cuda``.
-        kernels: the kernels that will run; None = what the current machine is best at.
+        kernels: the kernels that will run; None = the best for the current machine.
     """
     return platform == "tpu" or (platform in ("gpu", "cuda") and resolve_impl(kernels) != "gpu")

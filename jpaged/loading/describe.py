@@ -1,4 +1,4 @@
-"""Describes a model from its config alone: no weights are needed, nor read."""
+"""Describes a model from its config alone, without reading weights."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Described:
-    """Holds a model's config, its family's class, and what its checkpoint holds, as far as the config tells.
+    """Holds a model's config, its family's class, and how its weights are stored, as far as the config tells.
 
-    `gguf` is the file when it is one; `checkpoint` is the file or folder with the weights, None where there is a config
-    alone.
+    `gguf` is the path if the model is a GGUF file. `checkpoint` is the file or folder with the weights; None if there
+    is only a config.
     """
 
     config: PretrainedConfig
@@ -43,14 +43,14 @@ def describe_model(
 ) -> Described:
     """Read the config of anything that `load_model` takes, of a folder without weights, or of a file ``*.json``.
 
-    Only the config of a hub id is fetched.
+    For a hub id, only the config is downloaded.
 
     Args:
         revision, download_dir: see `resolve_source`.
-        language_model_only: whether of a multimodal model only the text model is described.
+        language_model_only: describe only the text model of a multimodal model.
 
     Raises:
-        ValueError: nothing of that name, a family that is not installed, or a revision of what is no hub id.
+        ValueError: nothing has that name, its family is not installed, or a revision is given without a hub id.
     """
     check_name(name)
     path = Path(name).expanduser()

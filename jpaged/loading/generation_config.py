@@ -23,16 +23,16 @@ _NAMES = {
     "min_p": "min_p",
     "max_new_tokens": "max_tokens",
 }
-"""The fields that are read, by the names that `SamplingParams` gives them; vLLM reads the same."""
+"""Maps the fields that are read to their names in `SamplingParams`; vLLM reads the same fields."""
 
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """Says how a model's generations end, and how they are sampled where a request does not say.
+    """Holds the tokens that end a model's generations, and the default sampling of requests.
 
     Attributes:
-        eos_token_ids: those that the file names, or else config.json, and the tokenizer's own.
-        sampling: arguments of `SamplingParams`; empty where nothing is advised.
+        eos_token_ids: the ids in the file, or else in config.json, and the tokenizer's own.
+        sampling: arguments of `SamplingParams`; empty if the file recommends none.
     """
 
     eos_token_ids: tuple[int, ...]
@@ -51,7 +51,7 @@ def read_generation_config(
         tokenizer: its end-of-sequence token ends generations too; None = the model has no tokenizer.
 
     Raises:
-        ValueError: the folder has no such file, or a file advises what cannot be; names file and value.
+        ValueError: the folder has no such file, or a file has an invalid value; names file and value.
     """
     ends = eos_token_ids(source, gguf)
     if chosen not in ("auto", "vllm"):
@@ -92,7 +92,7 @@ def usable_end_ids(ids: Iterable[Any], vocab_size: int, place: object) -> tuple[
 
 
 def file_fields(eos_token_ids: tuple[int, ...], sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a generation_config.json that says the same."""
+    """Return the fields of an equivalent generation_config.json."""
     advised = {theirs: sampling[ours] for theirs, ours in _NAMES.items() if ours in sampling}
     return {"eos_token_id": list(eos_token_ids), **advised}
 

@@ -23,8 +23,8 @@ def without_lines(logger: str, text: str) -> Iterator[None]:
 
 
 def transformers() -> ModuleType:
-    """Import and return the transformers package. It imports PyTorch only where that is installed; nothing here needs
-    it."""
+    """Import and return the transformers package, which imports PyTorch if that is installed; jpaged does not need
+    PyTorch."""
     with without_lines("transformers", "PyTorch was not found"):
         import transformers
     return transformers

@@ -1,4 +1,4 @@
-"""Reads the JSON objects that lie beside a model's weights."""
+"""Reads the JSON files next to a model's weights."""
 
 from __future__ import annotations
 

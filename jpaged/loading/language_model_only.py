@@ -1,7 +1,7 @@
-"""Reads multimodal checkpoints (Gemma 3, Llama 4, Mistral Small 3.1), with or without their eyes and ears.
+"""Reads multimodal checkpoints (Gemma 3, Llama 4, Mistral Small 3.1), whole or only the language model.
 
-Tensors have one name here whatever version of transformers wrote them: that of a checkpoint of text only for the text
-model's, and ``vision_tower.`` and so on for the others.
+Tensors get the same names whichever version of transformers wrote them. Those of the text model are named as in a
+text-only checkpoint; the others begin with ``vision_tower.`` and so on.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _PREFIXES = {
     "language_model.": "model.",
     "lm_head.": "lm_head.",
 }
-"""The beginning of a tensor's name in a multimodal checkpoint, old, new or without a head, -> that in a checkpoint of
-text only; the first that fits counts."""
+"""Maps the beginning of a tensor's name in a multimodal checkpoint (old, new, or without a head) to that in a text-only
+checkpoint; the first match counts."""
 _OF_LANGUAGE_MODEL = ("language_model.", "model.language_model.")
 
 _OTHER_PARTS = {
@@ -34,19 +34,19 @@ _OTHER_PARTS = {
     "model.image_newline": "image_newline",
     "image_newline": "image_newline",
 }
-"""The same for what is no part of the text model; the first that fits counts."""
+"""The same for tensors outside of the text model; the first match counts."""
 
 
 def is_multimodal(names: Iterable[str]) -> bool:
-    """Tell whether tensors have a multimodal model's names, as fine-tuning its text model alone may leave them too."""
+    """Tell whether tensors have a multimodal model's names, which a fine-tuned text model alone may also have."""
     return any(name.startswith(_OF_LANGUAGE_MODEL) for name in names)
 
 
 class LanguageModelReader(RenamedTensors):
-    """Reads the text model's tensors as a `TensorReader`, under the names they have where it stands alone.
+    """Reads the text model's tensors as a `TensorReader`, under the names that they have in a text-only checkpoint.
 
     Args:
-        other_parts: whether the tensors of the other parts are read too.
+        other_parts: whether to read the tensors of the other parts too.
 
     Raises:
         ValueError: the checkpoint has no text model.
@@ -60,16 +60,16 @@ class LanguageModelReader(RenamedTensors):
 
     @property
     def has_head(self) -> bool:
-        """Tell whether the vocabulary's head is stored apart from the embedding, whatever the configs say."""
+        """Tell whether the vocabulary's head is stored apart from the embedding; the configs are not consulted."""
         return "lm_head.weight" in super().names()
 
     def names(self) -> Iterable[str]:
-        """Name the text model's tensors: what a family leaves of the other parts is not forgotten."""
+        """Return the text model's names only, so that unread tensors of other parts are not reported as unused."""
         return self._text.keys()
 
 
 def _renamed(names: Iterable[str], prefixes: Mapping[str, str]) -> dict[str, str]:
-    """Return the names that begin with one of `prefixes` by those they get instead."""
+    """Return the names that begin with one of `prefixes`, by their new names."""
     found = {}
     for name in names:
         prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)

@@ -1,4 +1,4 @@
-"""Turns a model's name into everything the engine needs to run it."""
+"""Loads a model by its name: weights, config, tokenizer and generation settings."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ def load_model(
     """Load a model by alias, path or hub id; see `resolve_source`.
 
     Args:
-        dtype: "float32", "bfloat16", "float16" on GPUs, or "auto": float32 on CPU, whose bfloat16 products would round
-            what they multiply; on accelerators what `chosen_dtype` says.
-        mesh: where the parameters go; by default the first `tensor_parallel_size` devices.
+        dtype: "float32", "bfloat16", "float16" on GPUs, or "auto": float32 on CPU, where bfloat16 products would round
+            their operands; on accelerators the result of `chosen_dtype`.
+        mesh: the devices of the parameters; by default the first `tensor_parallel_size` devices.
         tensor_parallel_size: shards of the heads, MLP and vocabulary; by default the mesh's, or 1.
         expert_parallel: spread whole experts over the shards, instead of each expert's columns.
         stacked: stack the layers for a scan; by default as `build_context` says.
-        quantization: what the matrices are held in, see `EngineConfig`; None = the dtype, or what a quantised
-            checkpoint of ours was saved in.
+        quantization: format of the matrices, see `EngineConfig`; None = the dtype, or the format of a quantised
+            checkpoint that jpaged saved.
         tokenizer, revision, download_dir, generation_config, language_model_only: see `EngineConfig`.
-        exact_tiles: "exact": a CPU that computes in float32 holds the matrices of a bfloat16 checkpoint as they are, in
-            half of the memory, and others in panels; products are those of float32. Nothing differentiates them. "same
-            bits": only those in bfloat16 whose products do not differ from those of arrays in the last bits. None:
-            none.
+        exact_tiles: "exact": a CPU that computes in float32 keeps the matrices of a bfloat16 checkpoint in bfloat16, in
+            half of the memory, and holds others in panels; products equal those in float32. These matrices cannot be
+            differentiated. "same bits": keeps only matrices in bfloat16 whose products have the same last bits as
+            those of arrays. None: keeps none.
 
     Raises:
         ValueError: a name, dtype, size, config, quantization or checkpoint that cannot be used; names the value.
@@ -88,7 +88,7 @@ def convert_checkpoint(
     Args:
         dtype: "float32", "bfloat16", "float16" or "auto", which loses nothing: bfloat16 and float16 stay, all else
             becomes float32.
-        quantization: what the matrices are held in, see `load_model`.
+        quantization: format of the matrices, see `load_model`.
 
     Raises:
         ValueError: see `load_model`.

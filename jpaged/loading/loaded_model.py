@@ -1,4 +1,4 @@
-"""Holds what loading a model gives and saving one takes."""
+"""Holds a loaded model: the result of loading, and the input of saving."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class LoadedModel:
 
     Attributes:
         graphdef: ``nnx.merge(graphdef, params)`` is the model; `params` are on the mesh.
-        tokenizer: None when the folder brings none; the model then takes and gives token ids only.
-        model: the same model with shapes for arrays: layer groups, vocabulary size.
+        tokenizer: None if the folder has none; prompts and outputs are then token ids only.
+        model: the same model with shapes in place of arrays; has the layer groups and the vocabulary size.
         eos_token_ids: ids that end a generation; may be empty.
-        sampling: what the model's makers advise, in the names of `SamplingParams`.
+        sampling: the settings that the model's makers recommend, by `SamplingParams`' names.
         location: the file or folder it was loaded from.
-        name: what the user called the model.
+        name: the name by which the user chose the model.
         mesh: the devices; a mesh with the axis `TENSOR_AXIS`.
         stacked: whether layers are stacked for a scan.
         expert_parallel: whether each device holds whole experts.

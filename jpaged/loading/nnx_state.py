@@ -1,4 +1,4 @@
-"""Takes weights as NNX holds them: a module, a state, what `nnx.split` gives, or a state's plain dictionaries."""
+"""Accepts weights in NNX's forms: a module, a state, the result of `nnx.split`, or a state's plain dictionaries."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from flax import nnx
 
 
 def state_of(new: Any, old: Any) -> Any:
-    """Return NNX's weights as a tree of the structure of `old`, with the same arrays; other mappings as they are.
+    """Return NNX's weights as a tree of the structure of `old`, with the same arrays; other mappings unchanged.
 
-    Variables may be of other classes or carry other metadata than those of `old`: a trainer's do. Arrays stay where
-    they are.
+    Variables may have other classes or metadata than those of `old`, as a trainer's do. Arrays are not moved.
 
     Raises:
         ValueError: `new` is neither a form of NNX's weights nor a mapping.
@@ -34,7 +33,7 @@ def state_of(new: Any, old: Any) -> Any:
         return new
     given, wanted = _by_path(new), _by_path(old)
     if given.keys() != wanted.keys():
-        return new  # whoever places it names what is missing
+        return new  # the error that names missing parameters is raised when it is placed
     return jax.tree.unflatten(structure, [given[path] for path in wanted])
 
 

@@ -1,4 +1,4 @@
-"""Opens a model's files: tells what it is, and gives a reader of its tensors, before anything is put on a device."""
+"""Opens a model's files: reads its config and makes a reader of its tensors; uses no device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """Holds a source with its config, its family's class and its tensors; `gguf` is the file when it is one."""
+    """Holds a source with its config, its family's class and its tensors; `gguf` is set if it is a GGUF file."""
 
     source: Source
     config: PretrainedConfig
@@ -47,10 +47,10 @@ def open_model(
 
     Args:
         revision, download_dir: see `resolve_source`.
-        language_model_only: whether of a multimodal model only the text model is read.
+        language_model_only: read only the text model of a multimodal model.
 
     Raises:
-        ValueError: nothing of that name, a family that is not installed, or damaged files.
+        ValueError: nothing has that name, its family is not installed, or files are damaged.
     """
     source = resolve_source(name, revision=revision, download_dir=download_dir)
     if source.kind == "gguf":
@@ -79,14 +79,15 @@ def described(
 ) -> tuple[PretrainedConfig, type[Any]]:
     """Return a folder's config and family; the family is looked up first, for a clearer error than transformers'.
 
-    A multimodal model gives those of its text model where it is no family that is installed, or nothing else is wanted.
+    For a multimodal model, returns the text model's config and family if `language_model_only`, or if the multimodal
+    family is not installed.
 
     Args:
-        file: what errors call the config, when it was copied to the folder.
-        language_model_only: whether nothing else is wanted.
+        file: the config's name in errors, if the folder has a copy.
+        language_model_only: return only the text model's.
 
     Raises:
-        ValueError: the config is no JSON object, of no family that is installed, or refused by transformers.
+        ValueError: the config is no JSON object, its family is not installed, or transformers refuses it.
     """
     file = file or folder / "config.json"
     fields = _fields(folder, file)

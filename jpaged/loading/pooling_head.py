@@ -1,4 +1,4 @@
-"""Reads what a model's folder says of its use for embeddings and classes: how to pool, and the classes' head."""
+"""Reads a model's settings for embeddings and classification from its folder: the pooling, and the head for classes."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 HEAD = "score.weight"
-"""What transformers calls the head of its models for sequence classification."""
+"""transformers' name of the head of a model for sequence classification."""
 
 _HEAD_OF_TOKENS = "score.bias"
-"""What transformers' models for token classification have besides; those for sequences have no bias."""
+"""A tensor that marks transformers' models for token classification; those for sequences have no bias."""
 
 _MODES: dict[str, Pooling] = {"lasttoken": "last", "mean": "mean", "mean_tokens": "mean"}
-"""How sentence-transformers names the modes that are known here, with and without the ``pooling_mode_`` before it."""
+"""The supported modes by sentence-transformers' names, from fields with and without the prefix ``pooling_mode_``."""
 _MODULES = ("Transformer", "Pooling", "Normalize")
-"""Types of sentence-transformers' modules that are known here."""
+"""The supported types of sentence-transformers' modules."""
 
 _SAVED = ("pooling", "normalize", "unknown", "generates")
 
 
 @dataclass(frozen=True)
 class PoolingHead:
-    """Says how a model's hidden states become what users ask for.
+    """Describes how a model's hidden states become embeddings or class probabilities.
 
     Attributes:
-        pooling: how a prompt becomes one vector where nobody says.
-        normalize: whether that vector is divided by its length where nobody says.
-        unknown: the folder's own name of a pooling mode that is not known here; None where it names a known one.
-        modules: the folder's names of modules that are not known here, such as Dense, without which no vector is right.
-        classes: the head's matrix, [classes, embed] in float32; None where the model is not for classification.
-        independent: whether each class has a probability of its own (a sigmoid), not one among all (a softmax).
+        pooling: how a prompt becomes one vector if a request does not say.
+        normalize: whether that vector is divided by its length if a request does not say.
+        unknown: the folder's name of an unsupported pooling mode; None if the mode is supported.
+        modules: the folder's names of unsupported modules, such as Dense, without which vectors would be wrong.
+        classes: the head's matrix, [classes, embed] in float32; None if the model is not for classification.
+        independent: whether classes have independent probabilities (a sigmoid), not a distribution (a softmax).
         generates: whether the model has a vocabulary's head.
-        activation: the config's name of what makes a score of a pair's logit, such as Sigmoid; None = it says nothing.
+        activation: the config's name of the function from a pair's logit to its score, such as Sigmoid; None = not set.
     """
 
     pooling: Pooling = "last"
@@ -65,7 +65,7 @@ def read_pooling_head(source: Source, reader: TensorReader, config: PretrainedCo
     """Read a model's pooling and head.
 
     Raises:
-        ValueError: a file beside the weights is damaged; names it.
+        ValueError: a file next to the weights is damaged; names it.
     """
     if source.kind == "orbax" and (saved := read_json(source.path / CHECKPOINT_MARKER).get("pooling")) is not None:
         return PoolingHead(**{name: saved[name] for name in _SAVED}, modules=tuple(saved["modules"]))
@@ -89,12 +89,12 @@ def read_pooling_head(source: Source, reader: TensorReader, config: PretrainedCo
 
 
 def saved_fields(head: PoolingHead) -> dict[str, Any]:
-    """Return what a saved checkpoint keeps of a model's pooling; there is no place for a head for classes."""
+    """Return the fields of a model's pooling in a saved checkpoint, which has no place for a head for classes."""
     return {name: getattr(head, name) for name in _SAVED} | {"modules": list(head.modules)}
 
 
 def _activation(config: PretrainedConfig) -> str | None:
-    """Return how sentence-transformers' CrossEncoder makes scores of a model's logits, without the module's path."""
+    """Return the name of the activation that sentence-transformers' CrossEncoder applies, without its module's path."""
     said = getattr(config, "sentence_transformers", None)
     name = said.get("activation_fn") if isinstance(said, dict) else None
     name = name or getattr(config, "sbert_ce_default_activation_function", None)
@@ -112,7 +112,7 @@ def _of_gguf(kind: int) -> PoolingHead:
 
 
 def _sentence_transformers(folder: Path) -> PoolingHead:
-    """Return the pooling that the folder's modules say, if there are any."""
+    """Return the pooling of the folder's modules.json; the default without one."""
     file = folder / "modules.json"
     if not file.exists():
         return PoolingHead()
@@ -134,7 +134,7 @@ def _sentence_transformers(folder: Path) -> PoolingHead:
 
 
 class HeadlessReader(RenamedTensors):
-    """Reads a checkpoint without a vocabulary's head as a `TensorReader`, under the names of one that has it.
+    """Reads a checkpoint without a vocabulary's head as a `TensorReader`, under the names of one with a head.
 
     Args:
         whole: the checkpoint, of a base model (``layers.0...``) or of one for classification (``model.layers.0...``).
@@ -142,7 +142,7 @@ class HeadlessReader(RenamedTensors):
 
     Attributes:
         classifies: whether it has a head for classes.
-        generates: whether it has a vocabulary's head all the same.
+        generates: whether it has a vocabulary's head after all.
     """
 
     def __init__(self, whole: TensorReader, tied: bool):
@@ -157,13 +157,13 @@ class HeadlessReader(RenamedTensors):
         super().__init__(whole, stored)
 
     def names(self) -> Iterable[str]:
-        """Name the tensors that a family of models for generation knows."""
+        """Return the names that a family of models for generation knows."""
         return [name for name in super().names() if name != HEAD]
 
 
 def without_head(weights: TensorReader, config: PretrainedConfig) -> TensorReader:
-    """Return a reader of a checkpoint that may lack a vocabulary's head; `config` is then told that it is tied, so that
-    none is looked for.
+    """Return a reader of a checkpoint that may lack a vocabulary's head. If it does, sets ``tie_word_embeddings`` in
+    `config`, so that the model reads none.
 
     Raises:
         ValueError: the checkpoint has a head for classes of single tokens.

@@ -1,4 +1,4 @@
-"""Reads a checkpoint under other names than it has: those that the families know."""
+"""Reads a checkpoint whose tensors are renamed to the names that the families know."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RenamedTensors:
     """Reads a checkpoint, quantised or not, as a `CodedReader` under new names; see there for the methods' contract.
 
     Args:
-        stored: the checkpoint's name of each tensor, by its new one.
+        stored: the checkpoint's name of each tensor, by its new name.
     """
 
     def __init__(self, whole: TensorReader, stored: Mapping[str, str]):

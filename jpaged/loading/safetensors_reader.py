@@ -25,11 +25,11 @@ _CODES: dict[str, np.dtype] = {
     "I64": np.dtype(np.int64),
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
 }
-"""Types of codes, which are weights only together with other tensors."""
+"""Types of quantised codes, which need other tensors, such as scales, to give weights."""
 
 
 _BAD_HEADER = (AttributeError, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError)
-"""What reading JSON that is no header raises."""
+"""Exceptions that reading a damaged header raises."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class SafetensorsWeights:
     package would copy each tensor, and its NumPy framework has no bfloat16 in older versions.)
 
     Raises:
-        ValueError: no safetensors in the folder, a damaged file, an index naming an absent shard, or a tensor that
-            several files hold.
+        ValueError: the folder has no safetensors, a file is damaged, the index names an absent shard, or several files
+            hold the same tensor.
     """
 
     quantised = False
@@ -109,7 +109,7 @@ class SafetensorsWeights:
 def _shards(folder: Path) -> list[Path]:
     if folder.is_file():
         return [folder]
-    whole = folder / "model.safetensors"  # which transformers takes first, too
+    whole = folder / "model.safetensors"  # transformers prefers this file too
     if whole.exists():
         return [whole]
     index = folder / "model.safetensors.index.json"

@@ -1,4 +1,4 @@
-"""Finds where the files of a model lie, by its name."""
+"""Finds the files of a model by its name."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, Literal
 from jpaged.loading import demo_model
 
 CHECKPOINT_MARKER = "jpaged.json"
-"""The file that tells a checkpoint saved by jpaged from a Hugging Face folder."""
+"""The file that distinguishes a checkpoint saved by jpaged from a Hugging Face folder."""
 
 _ACCEPTED = (
     f"accepted are: {demo_model.ALIAS!r} (the demo model), a folder with config.json and *.safetensors, "
     "a .gguf file, a folder written by `jpaged convert` or save_checkpoint, or a hub id such as 'org/model'"
 )
 _NOT_OURS = ["*/*.safetensors", "*/*.model", "onnx/*", "original/*", "metal/*"]
-"""Files below a model's folder: patterns cross its borders, and these are other copies of the weights."""
+"""Files in subfolders, which hold other copies of the weights; the hub's patterns match across folders."""
 _OTHER_NAMES = "consolidated*.safetensors"
-"""Mistral's own copy of the weights, under names of its own."""
+"""Mistral's second copy of the weights, under different names."""
 _HUB_FILES = ["*.safetensors", "*.json", "tokenizer*", "*.model", "merges.txt", "vocab.txt", "*.jinja"]
 
 
@@ -32,7 +32,7 @@ class Source:
 
 
 def check_name(name: str | Path) -> None:
-    """Raise ValueError when `name` is no text or path, or is empty, which would be the folder one stands in."""
+    """Raise ValueError if `name` is neither text nor a path, or is empty, which would mean the working directory."""
     if not isinstance(name, str | Path) or not str(name).strip():
         raise ValueError(f"model={name!r} is no name or path; {_ACCEPTED}")
 
@@ -45,8 +45,8 @@ def resolve_source(name: str | Path, *, revision: str | None = None, download_di
         download_dir: where downloads are kept; None = the demo model's and the hub's usual cache folders.
 
     Raises:
-        ValueError: when the name is nothing that is accepted, or a revision of what is no hub id; names it.
-        OSError: when the demo model cannot be downloaded, or kept.
+        ValueError: the name is of no accepted kind, or a revision is given with a name that is no hub id; names it.
+        OSError: the demo model cannot be downloaded or stored.
     """
     check_name(name)
     path = Path(name).expanduser()
@@ -84,15 +84,15 @@ def from_hub(
     download_dir: str | Path | None = None,
     ignore: list[str] | None = None,
 ) -> Path:
-    """Download files of a hub id, or find them where they were kept; returns their folder.
+    """Download files of a hub id, or find them in the cache; returns their folder.
 
     Args:
         what: the argument that holds the id, for messages.
         files: patterns of their names.
-        ignore: patterns of names that are left all the same.
+        ignore: patterns of names that are skipped even if they match `files`.
 
     Raises:
-        ValueError: the hub did not give them, or they cannot be kept; names id and reason.
+        ValueError: the download failed, or the files cannot be stored; names id and reason.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError

@@ -26,7 +26,7 @@ class StateDictReader:
     """Reads a mapping of arrays as a `TensorReader`; see there for the methods' contract.
 
     Args:
-        tensors: NumPy's, JAX's or PyTorch's arrays, or whatever has `__array__`, by name.
+        tensors: arrays of NumPy, JAX or PyTorch, or objects with `__array__`, by name.
 
     Raises:
         ValueError: `tensors` is empty.
@@ -72,20 +72,20 @@ def params_of(
     quantization: str | None,
     cast: bool,
 ) -> nnx.State:
-    """Make a model's parameters of a state dict, as loading makes them of a checkpoint.
+    """Make a model's parameters from a state dict, as loading makes them from a checkpoint.
 
     Args:
-        model: the model with shapes for arrays.
-        old: the parameters that the new ones will replace; only looked at. Where it holds matrices in bfloat16 as they
-            are, and not all of them are stored so in the state dict, all become float32.
+        model: the model with shapes in place of arrays.
+        old: the parameters that the new ones will replace; not changed. If it holds matrices in bfloat16 without
+            conversion, and the state dict does not store all of these in bfloat16, all become float32.
         dtype: the engine's dtype.
-        quantization: what the engine holds matrices in, see `EngineConfig`.
-        cast: change other floating dtypes to the engine's, and quantise matrices anew where it holds them quantised.
+        quantization: the engine's quantisation of matrices, see `EngineConfig`.
+        cast: convert other floating dtypes to the engine's, and quantise matrices anew if the engine's are quantised.
 
     Raises:
-        ValueError: a tensor is missing, of the wrong shape or, without `cast`, of another dtype; or there is a head
-            that differs from the embedding, which is the model's head; or the engine's weights are quantised in a way
-            that only their file has.
+        ValueError: a tensor is missing, of the wrong shape or, without `cast`, of another dtype; the state dict has a
+            head that differs from the embedding, but the model's head is the embedding; or the engine's weights keep
+            the codes of a quantised file, which a state dict cannot replace.
     """
     whole = StateDictReader(tensors)
     multimodal = is_multimodal(whole.names())
@@ -112,7 +112,7 @@ def params_of(
 
 
 def cast_like(new: Any, old: Any) -> Any:
-    """Change the floating arrays of a tree to the dtypes that another tree of the same structure has; the rest stays.
+    """Convert the floating arrays of a tree to the dtypes of another tree of the same structure; the rest stays.
 
     Trees of other structures are returned as they are.
     """
@@ -123,7 +123,8 @@ def cast_like(new: Any, old: Any) -> Any:
 
 
 def _repeats_a_table(tensors: Mapping[str, Any]) -> bool:
-    """Tell whether the vocabulary's head is another tensor's memory, as where PyTorch ties it: comparing takes long."""
+    """Tell whether the vocabulary's head shares another tensor's memory, as where PyTorch ties them. Comparing values
+    would take long."""
     heads = [tensor for name, tensor in tensors.items() if name.endswith(VOCABULARY_HEAD)]
     if not heads:
         return False
@@ -145,7 +146,8 @@ def _dtype(array: Any) -> np.dtype:
 
 
 def _on_host(array: Any) -> np.ndarray:
-    """Return a tensor as the host holds it, in memory that the caller, whose optimiser may write to it, has not."""
+    """Return a tensor on the host, in memory that the caller does not share: the caller's optimiser may write to its
+    own."""
     if hasattr(array, "detach"):  # PyTorch's
         array = array.detach().cpu().contiguous()
         try:

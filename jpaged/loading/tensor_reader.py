@@ -1,4 +1,4 @@
-"""Says what every checkpoint format offers to the weight loader: tensors by Hugging Face name, read when asked for."""
+"""Defines the interface of checkpoint formats to the weight loader: tensors by Hugging Face name, read lazily."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from jpaged.model_api import HostArray
 
 @dataclass(frozen=True)
 class StoredAs:
-    """Says what a checkpoint holds, under the names of the attributes of `TensorReader`."""
+    """Describes a checkpoint's contents; the attributes are those of `TensorReader`."""
 
     stored_dtype: np.dtype
     quantised: bool
 
     def dtype(self, name: str) -> np.dtype:
-        """Return the floating type that a tensor is taken to be stored in."""
+        """Return the floating type in which a tensor is assumed to be stored."""
         return np.dtype(np.float32) if self.quantised else self.stored_dtype
 
 
@@ -27,13 +27,13 @@ class TensorReader(Protocol):
     """Lazily reads one checkpoint. `read` is called from several threads at once."""
 
     location: str
-    """Where the tensors come from, for messages."""
+    """The checkpoint's file or folder, for messages."""
 
     stored_dtype: np.dtype
     """Floating type holding most of the weights; float32 when they are quantised."""
 
     quantised: bool
-    """Whether reading dequantises."""
+    """True if the checkpoint is quantised; `read` then dequantises."""
 
     def names(self) -> Iterable[str]:
         """Return the Hugging Face names of all tensors, in file order."""

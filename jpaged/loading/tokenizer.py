@@ -30,7 +30,7 @@ _HUB_FILES += ["vocab.json", "vocab.txt", "merges.txt"]
 
 
 def has_tokenizer(source: Source) -> bool:
-    """Tell whether the source brings a tokenizer at all; weights alone can still be run on token ids."""
+    """Tell whether the source has a tokenizer; a model without one still runs on token ids."""
     return source.kind == "gguf" or any((source.path / name).exists() for name in _FILES)
 
 
@@ -109,7 +109,7 @@ def _is_hub_id(name: str) -> bool:
 
 
 def eos_token_ids(source: Source, gguf: GGUFFile | None = None) -> tuple[int, ...]:
-    """Return the ids that end a generation, the tokenizer's own first; empty when the source names none.
+    """Return the ids that end a generation, the tokenizer's own first; empty if the source names none.
 
     A folder's generation_config.json decides, then its config.json, then the text model's part of that.
     """

@@ -1,7 +1,7 @@
-"""Tells how a checkpoint stores its two tables of the vocabulary, the embedding and the head, whatever its config says.
+"""Finds how a checkpoint really stores its two vocabulary tables, the embedding and the head.
 
-A config that calls them tied may be wrong: fine-tuning stores a head of its own, and some save the head alone.
-transformers decides by what is stored, and so does this.
+A config that calls them tied may be wrong: fine-tuning may store a separate head, and some checkpoints store the head
+alone. transformers decides by the stored tensors, and so does this module.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 VOCABULARY_HEAD = "lm_head.weight"
 _EMBEDDINGS = {"decoder.embed_tokens": "model.", "embed_tokens": "model.", "embeddings": "backbone."}
-"""What a base model's checkpoint calls the embedding -> what a model for generation puts before all of its names."""
+"""Maps a base model's name of the embedding to the prefix that a model for generation adds to all names."""
 _ROWS = 4096
 """Rows that are compared at a time."""
 
 
 def base_prefix(names: Iterable[str]) -> str | None:
-    """Return what the names of a base model's checkpoint lack; None where they are those of a model for generation."""
+    """Return the prefix that the names of a base model's checkpoint lack; None for a model for generation."""
     there = set(names)
     return next((prefix for name, prefix in _EMBEDDINGS.items() if f"{name}.weight" in there), None)
 
@@ -33,8 +33,8 @@ def base_prefix(names: Iterable[str]) -> str | None:
 def as_stored(weights: TensorReader, config: PretrainedConfig) -> TensorReader:
     """Return a reader of a checkpoint for generation, whose head may be stored where `config` calls it tied.
 
-    A head that differs from the embedding is read: `config` is then told that it is not tied. A head without an
-    embedding is read as both.
+    A head that differs from the embedding is read: ``tie_word_embeddings`` of `config` becomes False. A head without
+    an embedding is read as both.
     """
     names = set(weights.names())
     if not getattr(config, "tie_word_embeddings", False) or VOCABULARY_HEAD not in names:
@@ -54,8 +54,8 @@ def as_stored(weights: TensorReader, config: PretrainedConfig) -> TensorReader:
 
 
 def refuse_other_head(weights: TensorReader, used: Collection[str]) -> None:
-    """Raise ValueError when a model that reads the tensors `used` reads no head, but one is there that is not its
-    embedding."""
+    """Raise ValueError if `used`, the tensors that a model reads, has no head, but the checkpoint has a head that
+    differs from the embedding."""
     names = set(weights.names())
     if VOCABULARY_HEAD in used or VOCABULARY_HEAD not in names:
         return

@@ -33,7 +33,7 @@ class Lifetime(NamedTuple):
 
     Attributes:
         num_tokens: length that each of its sequences may grow to.
-        num_seqs: number of its sequences. Each but the first has blocks of its own after the shared full ones: at least
+        num_seqs: number of its sequences. Each but the first has separate blocks after the shared full ones: at least
             a copied tail block a group.
         prompt_tokens: length of the prompt, which all its sequences share; None = unknown, and they share everything.
         encoder_tokens: number of encoder tokens of the request, see `MemoryManager.add`.
@@ -49,7 +49,7 @@ class Lifetime(NamedTuple):
 
 class Need(NamedTuple):
     """The blocks that a request takes if it is admitted now. A new one is made for each attempt: a preempted request
-    has more tokens, and other requests may hold its images and its adapter meanwhile.
+    has more tokens, and other requests may hold its images and its adapter by then.
 
     Attributes:
         num_tokens, num_seqs, prompt_tokens: see `Lifetime`; `num_tokens` is today's length of the longest sequence.
@@ -272,7 +272,7 @@ class CapacityCheck:
         groups: list[tuple[Policy, int]] = request_groups(self._groups, demand.encoder_tokens, demand.prompt_tokens)
         if isinstance(demand, Need):
             if demand.seq_id is not None:
-                # Its prefix is decided, and so are the policies, but for the images that have yet to take blocks.
+                # Its prefix is decided, and so are the policies, except for images that have no blocks yet.
                 known = zip(groups, self._sequences[demand.seq_id].request.groups, strict=True)
                 groups = [asked if isinstance(asked[0], ImageFeatures) else its for asked, its in known]
             elif demand.cached_tokens:

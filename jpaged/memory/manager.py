@@ -347,7 +347,7 @@ class MemoryManager:
         self._sequences[child_id] = child
 
     def pack(self, seq_id: int) -> None:
-        """From now on, place the blocks of the sequence's request where they open the fewest large pages."""
+        """Place future blocks of the sequence's request where they open the fewest large pages."""
         sequence = self.swap_space.sequences.get(seq_id) or self._sequences[seq_id]
         sequence.request.open_pages.packed = True
 

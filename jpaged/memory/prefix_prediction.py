@@ -1,6 +1,6 @@
 """Chooses cached blocks that are worth more than room for one more request (Jenga, SOSP'25: predicted prefixes).
 
-A prefix that several recent requests began with will be asked for again, while their other tokens will hardly be. So
+A prefix of several recent requests will probably be used again, while their other tokens will hardly be. So
 of a request's blocks those that are active at the end of its predicted prefix, the longest prefix it shares with a
 recent request, are protected once no sequence owns them: new requests wait rather than evict them. (Running requests do
 evict them before one is preempted, and so does a new request when none runs.)

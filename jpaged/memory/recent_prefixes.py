@@ -53,7 +53,7 @@ class RecentPrefixes:
         self._num_digests = 0
         self._step = layout.prefix_step
         self.chain_key = max(group.spec.block_size for group in layout.groups if group.spec.policy.names_tokens)
-        # A prefix that could fill the pool twice over since it was asked for is not recent.
+        # A prefix is not recent if tokens for twice the pool have been requested since.
         self._most_digests = 2 * max(
             group.num_blocks * group.spec.policy.entries_apart(group.spec.block_size) for group in layout.groups
         )

@@ -1,7 +1,7 @@
 """Host blocks for sequences that were swapped out, and the way there and back (PagedAttention, section 4.5).
 
 A swapped sequence keeps its block tables, but their entries are host blocks. A block that several sequences share
-is moved once and stays shared, also by sequences that are forked or freed meanwhile.
+is moved once and stays shared, also by sequences that are forked or freed in the meantime.
 """
 
 from __future__ import annotations

@@ -223,8 +223,8 @@ class SkipsUnreadRows(Protocol):
     """The attribute of a `CausalLM` whose last layer can skip rows that are not read."""
 
     skips_unread_rows: bool
-    """Whether ``__call__`` takes `read` [tokens], bool, after its other arguments: of which tokens the hidden states
-    are read; the others' may be anything. K and V of all tokens are written as ever."""
+    """True if ``__call__`` takes `read` [tokens], bool, after its other arguments: the tokens whose hidden states are
+    read. Those of other tokens may be anything; K and V of all tokens are still written."""
 
 
 @runtime_checkable

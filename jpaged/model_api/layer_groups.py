@@ -276,7 +276,7 @@ class AdapterGroup(LayerGroup):
 
 @dataclass(frozen=True)
 class LayerRef:
-    """Whose blocks a layer uses: a static group name and the layer's index in it (int, or traced in a scan)."""
+    """The blocks that a layer uses: a static group name and the layer's index in it (int, or traced in a scan)."""
 
     group: str
     index: int | Int[Array, ""]

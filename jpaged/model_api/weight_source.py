@@ -40,7 +40,7 @@ class HostArray(Protocol):
 
 @dataclass(frozen=True)
 class WeightSource:
-    """Where one parameter (or one layer's slice of a stacked parameter) comes from.
+    """The source of one parameter, or of one layer's slice of a stacked parameter.
 
     Attributes:
         path: attribute path of the parameter in the model, e.g. ``("embed_tokens", "weight")``; for a layer's
@@ -57,8 +57,8 @@ class WeightSource:
             `pallas_kernels.tiled.TiledMatrix`, if its format allows.
         narrow: how the parameter, where it is not quantised, is held in bfloat16 in tiles, as a
             `pallas_kernels.tiled_floats.TiledFloats`; `contracted` is given then. Other than
-            "rounded": where its tensors are stored in bfloat16 and `convert` only moves their numbers. None: it is held
-            as it is.
+            "rounded": where its tensors are stored in bfloat16 and `convert` only moves their numbers. None: it stays
+            a plain array.
         adaptable: whether products with the parameter take low-rank adapters: the engine may put a
             `pallas_kernels.low_rank.AdaptedMatrix` in its place.
     """

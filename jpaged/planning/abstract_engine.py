@@ -131,10 +131,10 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
 
 
 def _saved_formats(request: dict[str, Any], config: SizedConfig, mesh: Mesh) -> WeightFormats | None:
-    """Return the formats that a checkpoint written by jpaged holds its parameters in; None where it quantised none.
+    """Return the parameters' formats in a checkpoint written by jpaged; None if none is quantised.
 
     Raises:
-        ValueError: they are asked for in others, or for other shards.
+        ValueError: the request has another quantisation, or other shards.
     """
     checkpoint = request["checkpoint"]
     if checkpoint is None or not (Path(checkpoint) / CHECKPOINT_MARKER).exists():

@@ -44,7 +44,7 @@ class Chip:
     """Describes one JAX device of a kind; a TPU7x chip is two of them.
 
     Attributes:
-        memory_bytes: the device's memory; 0 for a CPU, which is asked when planning.
+        memory_bytes: the device's memory; 0 for a CPU, whose memory is queried when planning.
         bandwidth: bytes/s of its memory.
         flops: bf16 FLOP/s.
         link: bytes/s to other devices.

@@ -38,7 +38,7 @@ def plan(
         max_num_batched_tokens: tokens of a step; by default what the engine would choose.
         memory_bytes: bytes that programs may take of each device; by default the table's, on a CPU what is free now.
         compiler_env: a virtual environment with the compiler, see `compiler_python`.
-        settings: any other setting of `EngineConfig`, such as dtype or block_size; but for speculative, kv_budget,
+        settings: any other setting of `EngineConfig`, such as dtype or block_size, except speculative, kv_budget,
             data_parallel_size, images and compiled_programs, which are refused.
 
     Raises:

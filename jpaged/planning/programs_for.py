@@ -40,7 +40,7 @@ def compile_programs_for(
 
     Args:
         model: as for `plan`.
-        device: a name in `DEVICES`, but for "cpu", whose programs are of this machine's processor.
+        device: a name in `DEVICES` except "cpu", whose programs would be for this machine's processor.
         folder: made, or written anew if it holds such programs.
         memory_bytes: bytes that programs may take of each device; None = what the table of devices says.
         compiler_env: a virtual environment with the compiler, see `compiler_python`. Its versions are those that the

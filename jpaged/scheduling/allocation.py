@@ -160,7 +160,7 @@ class Allocation:
             held.release(request)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Let the child share every block of its parent. The next append of either copies the block that both would
+        """Share every block of the parent with the child. The next append of either copies the block that both would
         write."""
         self.memory.fork(parent.seq_id, child.seq_id)
         child.parent = None

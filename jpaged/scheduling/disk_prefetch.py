@@ -51,7 +51,7 @@ class DiskPrefetch:
         """Tell whether the request that enters the batch next should wait for the blocks that are being read for it.
 
         Args:
-            is_idle: whether nothing else can run meanwhile. Then this call waits a little itself.
+            is_idle: whether nothing else can run in the meantime. If so, this call waits a little itself.
         """
         disk = self._memory.disk
         if disk is None:

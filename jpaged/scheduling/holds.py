@@ -70,7 +70,7 @@ class Held(ABC):
 
 
 class Reach(NamedTuple):
-    """How far a chunk may go.
+    """The extent of a chunk, and its cost.
 
     Attributes:
         length: tokens of the chunk.

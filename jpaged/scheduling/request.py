@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Status(Enum):
-    """Where a request is in its life."""
+    """The stage of a request's life."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -50,7 +50,7 @@ class Sequence:
         pending_row: row of the last step's samples that holds its pending token.
         needs_host: whether the host must see the pending token before the next can be planned: drafts are being
             verified, or may be worth making after it.
-        parent: the sequence it is to be forked from; None once it has block tables of its own.
+        parent: the sequence to fork it from; None once it has its own block tables.
         fork_at: tokens both have in common: it is forked when its parent has computed them.
         grammar: says which tokens may come next; None = all.
         stop_search: finds stop strings; None = it has none.
@@ -119,7 +119,7 @@ class Request:
             name them; of its largest image, for models that keep images' features.
         images: the images of its prompt, in order.
         held: the images that it holds in the pool, by their place among them.
-        adapter: the low-rank adapter that it runs with; None = the model as it is.
+        adapter: the low-rank adapter that it runs with; None = the base model.
         held_adapter: its hold on that adapter's blocks; None while it does not run.
         saved_adapter: name and digest of its adapter, between being read from a saved state and finding it.
         kept_tokens: leading tokens of the prompt that are to be found as a prefix once they are computed, see
@@ -130,7 +130,7 @@ class Request:
         runs_exclusively: whether it could not go on although no other request ran, because its blocks lay scattered. It
             is scheduled again with compact placement and the pool to itself.
         arrival_number: place in the order of arrival, given by the scheduler.
-        pooling: how the hidden states of its prompt become one vector; None = none is asked for.
+        pooling: how the hidden states of its prompt become one vector; None = no vector.
         pooled: the parts of that vector that chunks of its prompt made, by their first position: the position after
             their last, and a vector. A chunk that is computed again replaces its part.
         pause_times: times at which it was preempted and at which it was back in the batch, alternating.
@@ -194,7 +194,7 @@ class Request:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether a sequence's next token takes nothing but a row of the step: there is no image, adapter, pooled
+        """True if a sequence's next token takes only a row of the step: the request has no image, adapter, pooled
         vector, beam or grammar."""
         return not (self.images or self.adapter or self.pooling or self.needs_host)
 

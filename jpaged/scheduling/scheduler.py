@@ -36,7 +36,7 @@ class Scheduler:
     blocks and slots, `Preemption` takes them back, `NextTokens` plans the chunks of running requests.
 
     The engine runs ahead by one step: `schedule` may be called once more before `update` brings the tokens of the step
-    before. A sequence found to have ended meanwhile has run one token too many, which is dropped. Between the two,
+    before. A sequence that `update` finds to have ended has run one token too many, which is dropped. Between the two,
     `dispatched` says that the device has the step; where that, or anything else, fails, `restart` mends the state.
 
     Args:
@@ -321,7 +321,7 @@ class Scheduler:
         """Append a step's sampled tokens to their sequences; return the requests that finished.
 
         Args:
-            top: the most likely tokens, where a request of the step asked for them.
+            top: the most likely tokens, if a request of the step needs them.
         """
         finished: list[Request] = []
         went_on: dict[Sequence, Request] = {}

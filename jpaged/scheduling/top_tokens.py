@@ -9,11 +9,11 @@ from jaxtyping import Float, Int
 
 
 class TopTokens(NamedTuple):
-    """The most likely tokens of each sample of a step, one row a sample, where a request asked for them.
+    """The most likely tokens of each sample of a step, one row per sample, if a request needs them.
 
     Attributes:
         ranks: place of each sampled token among all tokens by probability, from 1.
-        tokens, logprobs: the most likely tokens, best first; at least as many as any request of the step asked for.
+        tokens, logprobs: the most likely tokens, best first; at least as many as any request of the step needs.
     """
 
     ranks: Int[np.ndarray, " samples"]
@@ -21,7 +21,7 @@ class TopTokens(NamedTuple):
     logprobs: Float[np.ndarray, "samples top"]
 
     def row(self, sample: int, most: int) -> TokenRanking:
-        """Return one sample's ranking, cut to the `most` tokens asked for."""
+        """Return one sample's ranking, cut to its `most` best tokens."""
         tokens, logprobs = self.tokens[sample, :most].tolist(), self.logprobs[sample, :most].tolist()
         return TokenRanking(int(self.ranks[sample]), tokens, logprobs)
 

@@ -45,8 +45,8 @@ class ChatOptions:
 
     Attributes:
         chat_template: a Jinja template in place of the model's own.
-        chat_template_content_format: "string" joins the parts of a content by newlines, "openai" gives the template
-            parts, as which a text is one of its own, "auto" does what fits the template.
+        chat_template_content_format: "string" joins the parts of a content by newlines, "openai" passes the
+            parts to the template, with a plain text as a single part; "auto" chooses by the template.
         add_generation_prompt: whether the prompt ends where the assistant's turn begins.
         continue_final_message: whether the prompt ends where the last message's content ends, with which the model then
             goes on.
@@ -155,7 +155,7 @@ def templated(messages: Messages, tokenizer: Any, options: ChatOptions, image: s
 
 
 def _template(tokenizer: Any, options: ChatOptions) -> str:
-    """Return the template that is asked for, or the model's own, which may have another one for tools."""
+    """Return the template in `options`, or the model's own, which may have another one for tools."""
     if tokenizer is None:
         raise ValueError("the model has no tokenizer, which a chat template needs")
     if options.chat_template is None and not tokenizer.chat_template:

@@ -172,7 +172,7 @@ class IncrementalDecoder:
         return self._cleaned(self._give_out())
 
     def finish(self) -> str:
-        """Return what is left when no more tokens come."""
+        """Return the remaining text, after the last token."""
         rest = self._uncleaned + self._give_out()
         self._uncleaned = ""
         return self._clean(rest) if self._clean else rest
@@ -203,8 +203,8 @@ class IncrementalDecoder:
         return piece
 
     def _give_out_head(self, now: str) -> str:
-        """Return the text of the first tokens of many that are held back, which an unfinished character at their end
-        leaves as it is; empty where they are few."""
+        """If many tokens are held back, return the text of the first of them, which an unfinished character at the end
+        cannot change; else an empty text."""
         if len(self._window) - self._num_before <= _MOST_HELD:
             return ""
         last = len(self._window) - _MOST_BYTES

@@ -166,7 +166,7 @@ T = TypeVar("T")
 
 
 def with_deep_stack(call: Callable[[], T]) -> T:
-    """Return what `call` returns, in a thread of its own with a stack of `STACK_BYTES`; what it raises is raised."""
+    """Return ``call()``, run in a new thread with a stack of `STACK_BYTES`; its exceptions are raised here."""
     found: Future[T] = Future()
 
     def run() -> None:

@@ -21,7 +21,7 @@ def lark_of(grammar: str) -> str:
 
     try:
         return gbnf_to_lark(_NUMBERED.sub(_plain, grammar))
-    except Exception as error:  # the converter has no exception of its own for all that can be wrong
+    except Exception as error:  # the converter has no common exception class for its errors
         raise ValueError(f"grammar={grammar!r} cannot be read as GBNF: {error}") from error
 
 
@@ -61,7 +61,7 @@ _LARK_PARTS = re.compile(
 def ascii_classes(regex: str) -> str:
     r"""Return a regex of Rust's syntax whose `\d`, `\w`, `\s` and their negations mean ASCII.
 
-    One that sets or clears the flag `u` anywhere says itself what they mean, and is returned as it is.
+    A regex that sets or clears the flag `u` anywhere defines their meaning itself, and is returned unchanged.
 
     >>> ascii_classes(r"[\w.]+@\d")
     '[[0-9A-Za-z_].]+@[0-9]'

@@ -219,7 +219,7 @@ def longest_chain(levels: Mapping[Name, int], references: Mapping[Name, Iterable
     small, and exact where there are no circles.
 
     Args:
-        levels: how many levels each name has of its own.
+        levels: number of levels of each name itself, without its references.
         references: the names that each one refers to; those that have no levels are left out.
 
     >>> longest_chain({"a": 1, "b": 2, "c": 1}, {"a": ["b", "c"], "b": ["c"]})

@@ -101,7 +101,7 @@ class InputProcessor:
         return self.request(parsed, params, priority, streamed=streamed, lora=lora, prefill_only=prefill_only)
 
     def prefix(self, prompt: Prompt, cache_salt: str | None) -> ParsedPrompt:
-        """Parse a prompt whose salt may be an argument of its own.
+        """Parse a prompt whose salt may be a separate argument.
 
         Raises:
             ValueError: the two salts differ, or the prompt has none of the forms of `parse_prompt`.

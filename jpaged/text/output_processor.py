@@ -82,7 +82,7 @@ class OutputBuilder:
         self._finished = progress.finished
 
     def cumulative(self) -> RequestOutput:
-        """Return everything so far. Lists are copied, so that an output stays as it is when more comes."""
+        """Return everything so far. Lists are copied, so that later tokens do not change an output."""
         return self._output([output.cumulative() for output in self._outputs], self._scored_prompt())
 
     def delta(self) -> RequestOutput:

@@ -71,7 +71,7 @@ class TokenHooks:
             if seq.stop_search is not None:
                 hidden = seq.num_output > 0 and request.hides_last(seq, seq.finish_reason)
                 found = seq.stop_search.push(seq.token_ids[seq.num_prompt : len(seq.token_ids) - hidden])
-                # An abort leaves the text as it is; every other end settles it.
+                # An abort keeps the text unchanged; every other end settles it.
                 if found is None and seq.finished and (seq.finish_reason, seq.stop_reason) != ("abort", None):
                     seq.stop_search.finish()
 

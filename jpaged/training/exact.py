@@ -1,4 +1,4 @@
-"""Computes log-probabilities as a deterministic engine does, to the last bit, over a pool of its own.
+"""Computes log-probabilities as a deterministic engine does, to the last bit, over a separate pool.
 
 The programs are the engine's: its step, run as launches of 64 tokens that are decodes of their own (see
 `jpaged.execution.deterministic`), then its head over as many rows as its sampler has. A token's bits depend on its

@@ -130,7 +130,7 @@ def _seen(
     window: int | None = None,
     chunk: int | None = None,
 ) -> Bool[Array, "batch tokens tokens"]:
-    """Return which token (last axis) each token sees; padding sees itself, so that nothing is divided by 0."""
+    """Return which token (last axis) each token sees; padding sees itself, to avoid a division by 0."""
     query, key = positions[:, :, None], positions[:, None, :]
     seen = (key <= query) & real[:, None, :] & real[:, :, None]
     if window is not None:

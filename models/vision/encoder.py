@@ -190,7 +190,8 @@ def through(gate: nnx.Param | None, x: Array) -> Array:
 
 
 def whole(path: tuple[str, ...], tensor: str, rank: int) -> WeightSource:
-    """Return the source of a parameter of `rank` axes that is stored as it is held, and by every shard whole."""
+    """Return the source of a parameter of `rank` axes that is stored in the same layout, and that every shard holds
+    whole."""
     return WeightSource(path, (tensor,), convert.as_stored, P(*[None] * rank))
 
 

@@ -44,7 +44,7 @@ class Gemma3Projector(nnx.Module):
         return apply(self.project, self.norm(averages.reshape(images, -1, width)))
 
     def weights(self, path: tuple[str, ...], name: str) -> Iterator[WeightSource]:
-        """Yield the sources of the tensors that begin with `name`; the matrix is stored as it is held."""
+        """Yield the sources of the tensors that begin with `name`; the matrix is stored in the parameter's layout."""
         yield from self.norm.weights((*path, "norm"), f"{name}.mm_soft_emb_norm")
         yield whole((*path, "project", "weight"), f"{name}.mm_input_projection_weight", 2)
 

@@ -1,7 +1,7 @@
 """Multiplies some rows with bfloat16 matrices held in tiles, by a CPU's instructions for pairs of them.
 
 Each row's numbers are rounded to bfloat16 inside the product; sums are float32. A row's result does not depend on the
-rows beside it. Kinds of instructions (`cpu_pairs`) differ in the last bits.
+other rows. Kinds of instructions (`cpu_pairs`) differ in the last bits.
 
 With matrices that are held `exact` no row is rounded, and the result has the bits that `pallas_kernels.matmul` gives
 with the same matrices in float32, on any machine (`cpu_exact`).

@@ -24,7 +24,7 @@ from pallas_kernels.tiled_matmul.cpu_kernel import _clear
 from pallas_kernels.tiled_matmul.cpu_tiles import TILE_BYTES
 
 WIDE = bool(FEATURES.get("avx512f"))
-"""Whether a register holds a panel's 16 outputs."""
+"""True if one register holds a panel's 16 outputs."""
 PANELS = 3
 """Panels that rows are multiplied with at once; of a single row they are as many as the memory delivers in the time
 (2 to 8 panels, with and without prefetching, were within 10 % of one another on a Zen 5)."""
@@ -149,7 +149,7 @@ def _multiply(frame, begin, end):
 
 @ffi.cfunc(ffi.RUN, error_model="numpy")
 def _multiply_grouped(frame, begin, end):
-    """Multiply experts' rows with their panels; items are all experts' panels behind one another."""
+    """Multiply experts' rows with their panels; items are the panels of all experts, one expert after another."""
     first, table, to = argument(frame, 0), argument(frame, 1), result(frame, 0)
     experts, panels, inputs = dimension(table, 0), dimension(table, 1), dimension(first, 1)
     rows, outputs = dimension(to, 0), dimension(to, 1)

@@ -25,8 +25,8 @@ def exact_product(rows: int, panels: int, *, aside_row: int = 0) -> Any:
 
     out [rows, panels * 16], float32, gets the product of some rows, float32, and panels, or has it added where `more`
     is not 0. Strides and ``w_panel``, from one panel to the next, are bytes; `pairs` are the tiles of a panel to take.
-    Where `aside_row` is not 0 the widened panels are written to `aside` too, an input's numbers of all outputs so many
-    bytes behind those of the input before.
+    If `aside_row` is not 0, the widened panels are also written to `aside`: a row of all outputs per input, `aside_row`
+    bytes apart.
     """
 
     @intrinsic

@@ -68,7 +68,7 @@ def rounded_numbers(inputs: int) -> int:
 
 
 def _bound(function: Any, kind: Kind, name: str) -> Any:
-    """Return a function that multiplies by one kind of instructions, kept on disk under a name of its own."""
+    """Return a function that multiplies by one kind of instructions, kept on disk under a separate name."""
     names = {"_some_panels": _rows_by_some_panels(kind), "_panels_of_an_item": KINDS[kind].panels}
     return ffi.named(FunctionType(function.__code__, function.__globals__ | names, function.__name__), name)
 
@@ -81,7 +81,7 @@ def _rows_by_panels(kind: Kind, panels: int) -> Any:
     def multiply(x, x_stride, rows, w, w_panel, pairs, out, stride):
         for at in range(0, pairs, DEPTH):
             depth, row, mine, theirs = min(DEPTH, pairs - at), 0, x + at * PAIR, w + at * TILE_BYTES
-            # What is multiplied next is fetched meanwhile, a panel with each of the first tiles of rows.
+            # Prefetch the next panels, one with each of the first tiles of rows.
             coming = theirs + depth * TILE_BYTES if at + depth < pairs else w + panels * w_panel
             end = coming + panels * w_panel
             while rows - row >= most:
@@ -153,7 +153,7 @@ def _multiply(frame, begin, end):
 
 
 def _multiply_grouped(frame, begin, end):
-    """Multiply experts' rows with their panels; items are all experts' panels behind one another."""
+    """Multiply experts' rows with their panels; items are the panels of all experts, one expert after another."""
     table, numbers, to = argument(frame, 2), result(frame, 1), result(frame, 0)
     experts, panels, pairs = dimension(table, 0), dimension(table, 1), dimension(table, 2)
     rows, outputs = dimension(to, 0), dimension(to, 1)

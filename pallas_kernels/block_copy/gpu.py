@@ -15,7 +15,7 @@ from pallas_kernels.block_copy.gpu_kernel import copy_columns
 from pallas_kernels.gpu_launch import Launch, Launcher, like, triton_call
 
 PROGRAM_BYTES = 64 * 1024
-"""What a program holds in registers."""
+"""Bytes that a program holds in registers."""
 MIN_COLUMN_BYTES, MAX_COLUMN_BYTES = 16, 1024
 """One read of a thread, and two of a warp."""
 MAX_PAIRS = PROGRAM_BYTES // MIN_COLUMN_BYTES

@@ -30,7 +30,7 @@ def _int32(address):
 
 @njit
 def answered(frame):
-    """Tell whether the call only asked for the handler's version, which has then been given."""
+    """Tell whether the call only queries the handler's version; if so, answer it."""
     extension = load(frame + _EXTENSION)
     if extension == 0 or _int32(extension + _EXTENSION_TYPE)[0] != _METADATA_TYPE:
         return False

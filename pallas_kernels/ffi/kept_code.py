@@ -1,4 +1,4 @@
-"""Keeps what Numba compiles on disk, for as long as the package stays as it is."""
+"""Caches Numba's compiled code on disk until the package's files change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from platformdirs import user_cache_path
 logger = logging.getLogger(__name__)
 
 _PATIENCE = 120.0
-"""Seconds for which one process waits for what another one compiles."""
+"""Seconds for which one process waits for another to compile."""
 
 _compiling = threading.RLock()
 
@@ -65,17 +65,17 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def named(function: Callable[..., Any], name: str) -> Any:
-    """Give a function that is made several times a name of its own, and return it.
+    """Give a function that is created several times a unique name, and return it.
 
-    Its symbol is made of its name and of a number that begins anew in every process: two functions of one name that
-    different processes kept on disk may have the same symbol, and then one is called in the other's place.
+    Numba makes its symbol from its name and a number that restarts in every process. So two functions of the same name,
+    cached by different processes, may have the same symbol, and then one is called instead of the other.
     """
     function.__name__ = function.__qualname__ = f"{function.__name__}_{name}"
     return function
 
 
 def njit_named(name: str) -> Callable[[Callable[..., Any]], Any]:
-    """Compile as `numba.njit` does a function that is made several times, by a name of its own; see `named`."""
+    """Compile a function that is created several times, as `numba.njit` does, under a unique name; see `named`."""
     return lambda function: numba.njit(named(function, name))
 
 

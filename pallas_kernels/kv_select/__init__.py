@@ -1,7 +1,7 @@
 """Keep the tokens of a prompt that its last queries look at most (SnapKV, arXiv 2404.14469; PyramidKV, 2406.02069).
 
-`kv_select` moves the KV of the kept tokens of one sequence and layer to the front of its blocks; those behind can be
-given to others. Each KV head keeps tokens of its own choice. `scores` has the attention that the choice rests on.
+`kv_select` moves the KV of the kept tokens of one sequence and layer to the front of its blocks; the blocks after
+them become free for others. Each KV head chooses its tokens separately, by the attention that `scores` computes.
 Both are plain XLA operations for every platform; only the write picks a kernel.
 """
 
@@ -54,15 +54,15 @@ def kv_select(
     """Return the view with `budget` of a sequence's `length` tokens in its first slots, in their order; in place when
     donated.
 
-    Kept are ``keep.first``, ``keep.recent`` and, of those between, the ones with the highest `attention_scores` after
-    smoothing, the earlier one among equals. What lies in the slots behind is no longer of use. A sequence of at most
-    `budget` tokens is left as it is.
+    It keeps the first ``keep.first`` tokens, the last ``keep.recent`` and, of those between, the ones with the highest
+    `attention_scores` after smoothing; the earlier one among equals. The slots after the kept tokens hold no valid
+    data. A sequence of at most `budget` tokens is not changed.
 
     Args:
         view: a layer group's KV memory, laid out as `pallas_kernels.layout` says, not of int8.
         layer: the layer's index in the view; may be traced.
         q: the queries of the sequence's last tokens, as `paged_attention` takes them.
-        table: the sequence's blocks; entries behind `length` tokens are not followed.
+        table: the sequence's blocks; entries after `length` tokens are not followed.
         budget: at least ``keep.first + keep.recent``; may be traced.
         most: static bound on `budget`.
         scale, soft_cap, sinks: as `paged_attention` takes them.

@@ -1,6 +1,6 @@
 """Implements kv_write as a Pallas Mosaic TPU kernel, in place.
 
-One token's row is less than a memory tile (bf16 packs two rows in one), so it cannot be a DMA of its own.
+One token's row is less than a memory tile (bf16 packs two rows in one), so a single row cannot be a DMA.
 The unit of work is a *run*: consecutive tokens that fill consecutive slots of one block. Its block is read into
 VMEM, the new rows are rolled to their place and merged in, and the block is written back. Runs go through a ring
 of buffers, reads of later runs and writes of earlier ones in flight while one is merged.
@@ -43,7 +43,7 @@ class Runs(NamedTuple):
     first: Int[Array, " tokens"]
     """Each run's first token."""
     end: Int[Array, " tokens"]
-    """At a run's first token, the token behind its last."""
+    """At a run's first token, one past its last token."""
     num_runs: Int[Array, " 1"]
     shared: Int[Array, " 1"]
     """Nonzero when two runs meet in a block."""

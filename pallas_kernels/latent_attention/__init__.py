@@ -45,7 +45,7 @@ def latent_attention(
     """Attend causally from each token to its own sequence's latents, its own included.
 
     Args:
-        q: queries in the latents' space, with their rotated part behind it, as rows have theirs.
+        q: queries in the latents' space, followed by their rotated part, like the rows of the view.
         view: a layer group's latents, laid out as `pallas_kernels.layout` says; only read.
         rank: width of the latent, the first lanes of a row, which are its value.
         layer, block_tables, query_starts, kv_lens, scale, max_query_len: see `paged_attention`.
@@ -100,7 +100,7 @@ def latent_write(
     """Write each token's row to its slot of one layer; returns the view, in place when `view` is donated.
 
     Args:
-        rows: latents, each with its rotated key behind it.
+        rows: latents, each followed by its rotated key.
         slots, plan: see `pallas_kernels.kv_write.kv_write`.
         impl: see `latent_attention`.
 

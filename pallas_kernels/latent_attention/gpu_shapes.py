@@ -16,8 +16,8 @@ MAX_PROMPT_ROWS = 32
 
 
 def takes(width: int, rank: int) -> bool:
-    """Tell whether rows of `width` lanes are powers of two of tiles of latent and, behind them, of the rest of a
-    key."""
+    """Tell whether the latent and the rest of a key after it both fill a power of two of tiles, in rows of `width`
+    lanes."""
     of_latent = latent_tiles(rank)
     behind = latent_tiles(width) - of_latent
     return rank <= MAX_RANK and of_latent & (of_latent - 1) == 0 and behind & (behind - 1) == 0

@@ -48,7 +48,7 @@ def matmul(
 def chosen_product(
     product: Callable[[Array, Any], Array], x: Array, matrices: Sequence[Any], index: int | Int[Array, ""]
 ) -> Array:
-    """Return ``product(x, matrices[index])``, each in a branch of its own, so that no matrix is copied to be chosen."""
+    """Return ``product(x, matrices[index])``, each in a separate branch, so that choosing copies no matrix."""
     if len(matrices) == 1:
         return product(x, matrices[0])
     return jax.lax.switch(index, [lambda x, m=m: product(x, m) for m in matrices], x)
@@ -71,6 +71,6 @@ def matmul_table(
 
 
 def _product(a: Array, b: Array, dtype: jnp.dtype) -> Array:
-    # Accelerators multiply float32 in fewer bits unless told not to.
+    # Accelerators multiply float32 in fewer bits by default.
     precision = jax.lax.Precision.HIGHEST if b.dtype == jnp.float32 else None
     return jnp.dot(a, b, precision=precision, preferred_element_type=dtype)

@@ -13,7 +13,7 @@ from pallas_kernels.panelled_floats import PanelledFloats
 MOST_ROWS_OF_X = 2048
 """The most rows with which x, read once a panel, stays in the cache."""
 TABLE_ROWS_OF_X = 2, 64
-"""How many rows of x a table is multiplied with here: XLA is faster with one row and with many."""
+"""Least and most rows of x to multiply with a table here; XLA is faster with one row and with many."""
 
 
 def takes(x: jax.Array, matrix: jax.Array, out_dtype: jnp.dtype) -> bool:

@@ -124,8 +124,11 @@ _row_by_several, _row_by_1 = (
 
 @njit
 def _multiply_row(x, panel, stride, depth, out, more, panels):
-    """Multiply one row with neighbouring panels. It reads a matrix once, at the speed of memory, which gives most where
-    what is read lies in long pieces and was asked for some rows before."""
+    """Multiply one row with neighbouring panels.
+
+    The matrix is read once, so memory is the limit. It is fastest with long contiguous reads that are prefetched some
+    rows ahead.
+    """
     while panels >= PANELS_OF_ROW:
         _row_by_several(x, 0, panel, stride, depth, out, 0, more, panel + AHEAD * stride, stride)
         several = PANELS_OF_ROW * PANEL * FLOAT
@@ -137,8 +140,11 @@ def _multiply_row(x, panel, stride, depth, out, more, panels):
 
 @njit
 def _whole_tile(rows):
-    """Return how many rows to multiply where `rows` are wanted: of a few, one tile takes as long as one row does, while
-    tiles of fewer rows, one behind the other, read the panel as often, and nothing is fetched meanwhile."""
+    """Return the number of rows to multiply if `rows` are needed.
+
+    For a few rows, one whole tile takes as long as one row, while several smaller tiles would each read the panel
+    again, without prefetching.
+    """
     if 1 < rows < 2 * ROWS:
         return -(-rows // ROWS) * ROWS
     return rows

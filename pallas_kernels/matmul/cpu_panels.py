@@ -19,7 +19,7 @@ from pallas_kernels.matmul.cpu_kernel import DEPTH, PANEL_VECTORS, _clear, _whol
 from pallas_kernels.panelled_floats import PANEL
 
 ROW_BYTES = PANEL * FLOAT
-"""From an input's numbers to the next input's."""
+"""Bytes from one input's numbers to the next input's."""
 LINES = ROW_BYTES // LINE_BYTES
 GRAINS = 4
 """Portions of a thread."""

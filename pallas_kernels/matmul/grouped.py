@@ -1,7 +1,7 @@
 """Multiplies rows with matrices of experts: each row with its own only.
 
 XLA on CPUs and GPUs multiplies every row with every expert's matrix and masks (`jax.lax.ragged_dot`; 32 times the work
-of 32 experts). `cpu` and `gpu` do only what is asked for.
+of 32 experts). `cpu` and `gpu` multiply each row only with its own expert.
 """
 
 from __future__ import annotations

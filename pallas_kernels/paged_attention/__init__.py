@@ -60,13 +60,13 @@ def paged_attention(
         soft_cap: scores become ``soft_cap * tanh(scores / soft_cap)``.
         sliding_window: tokens a query sees, itself included; None = all before it.
         chunk_size: a query sees only keys of its own chunk, those with an equal ``position // chunk_size``.
-        last_keys: position of the last key that each query sees, its own or one behind it that is cached; None = its
-            own. Sequences of one query see all that is cached, whatever it says.
+        last_keys: position of the last key that each query sees: its own, or a later one that is cached; None = its
+            own. A sequence of one query sees all cached keys and ignores this.
         sinks: a logit of each query head that takes its share of the softmax and gives nothing (GPT-OSS).
         max_query_len: static promise on the longest query run; 1 = decode only.
-        plan: what `plan_attention` made of the same arguments for several layers; None = each call makes its own.
-        impl: see `pallas_kernels.platform.Impl`; None picks by platform. Heads of more than 256 are attended to by the
-            `xla` version on GPUs, too, as is all but float16 on those of compute capability 7.5.
+        plan: result of `plan_attention` for the same arguments, shared by several layers; None = make one per call.
+        impl: see `pallas_kernels.platform.Impl`; None picks by platform. On GPUs the `xla` version also runs heads
+            wider than 256, and all dtypes but float16 on compute capability 7.5.
 
     Raises:
         ValueError: when the view's shape does not fit the queries, `impl` does not take its dtype or takes no `plan`,
@@ -125,23 +125,23 @@ def plan_attention(
     tuning: Tuning | None = None,
     impl: Impl | None = None,
 ) -> Plan | None:
-    """Return what `paged_attention` computes from the batch alone, to be given to the calls of all layers.
+    """Precompute the part of `paged_attention` that depends on the batch alone, for the calls of all layers.
 
-    It is None for implementations that compute nothing beforehand: only TPUs plan, where a small operation costs a
-    layer as much as a large one.
+    Returns None for implementations that precompute nothing. Only the TPU version plans: there a small operation
+    costs a layer as much as a large one.
 
     Args:
-        view: the layer group's view, of which shape and dtype are read only.
+        view: the layer group's view; only its shape and dtype are used.
         tokens: rows of the batch.
         q_per_kv: query heads of a KV head.
         block_tables, query_starts, kv_lens, sliding_window, chunk_size, last_keys, max_query_len, impl: see
             `paged_attention`.
-        device_kind: what JAX calls the TPUs, such as ``TPU v5 lite``; None = those of the mesh in use.
-        tuning: sizes of the launches; None = those that `tpu_tuning` has for the devices.
+        device_kind: JAX's name of the TPUs, such as ``TPU v5 lite``; None = those of the mesh in use.
+        tuning: sizes of the launches; None = the sizes in `tpu_tuning` for the devices.
 
     Raises:
-        ValueError: when `impl` does not take the view, or not even the block tables that are in use at once fit in a
-            TPU's scalar memory.
+        ValueError: when `impl` does not take the view, or the block tables in use at once do not fit in a TPU's
+            scalar memory.
     """
     if resolve_impl(impl) not in ("tpu", "tpu_interpret"):
         return None

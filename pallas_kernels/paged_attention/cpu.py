@@ -1,7 +1,7 @@
 """Implements paged_attention for CPUs: loops that read the pool in place, compiled by Numba, called by XLA.
 
-XLA:CPU has to gather K and V into arrays of their own before it multiplies; here each cached token is read from where
-it lies. One custom call a layer, shared by XLA's threads.
+XLA:CPU has to gather K and V into new arrays before it multiplies; these loops read each cached token from its place in
+the pool. There is one custom call per layer, whose work XLA's threads share.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pallas_kernels.layout import KVTiles
 from pallas_kernels.paged_attention.reach import Reach
 
 QUERIES_TOGETHER, FEW_TOGETHER = 192, 48
-"""How many queries of neighbouring tokens share the keys that are brought into the cache; fewer where cores would have
-nothing to do."""
+"""Most queries of neighbouring tokens that share the keys brought into the cache: `QUERIES_TOGETHER`, but down to
+`FEW_TOGETHER` where cores would have no work."""
 ITEMS_OF_CORE = 4
 DTYPES = ("float32", "bfloat16", "uint16", "int8", "uint8")
 """Views that are read here; uint8 holds float8 and uint16 bfloat16, see `pallas_kernels.kv_codes`."""
@@ -80,8 +80,8 @@ def takes(view: jax.Array) -> bool:
 
 
 def _tokens_together(tokens: int, kv_heads: int, q_per_kv: int) -> int:
-    """Return how many neighbouring tokens an item of work has: enough to share what their keys cost, and so few that
-    every core has items."""
+    """Return the number of neighbouring tokens of an item of work: enough to share the cost of loading their keys, but
+    few enough that every core has items."""
     many = max(1, QUERIES_TOGETHER // q_per_kv)
     few = max(1, FEW_TOGETHER // q_per_kv)
     return min(many, max(few, tokens * kv_heads // (ITEMS_OF_CORE * (os.cpu_count() or 1))))

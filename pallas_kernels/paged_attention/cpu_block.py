@@ -1,4 +1,9 @@
-"""Attends to a span on CPU: scores of its keys, and its values weighted, by products of small tiles."""
+"""Attends to a span on CPU: computes the scores of its keys and the weighted sum of its values, in small tiles.
+
+A tile has up to `ROWS` rows (queries) and `COLUMNS` columns, a few vectors. Its sums stay in registers while the loop
+walks over the depth: the lanes of a key for scores, the keys of a span for values. With 16 vector registers 6 x 2 sums
+leave room for the operands; with 32, 6 x 4.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +20,11 @@ from pallas_kernels.ffi.primitives import emit_prefetch
 from pallas_kernels.paged_attention.cpu_math import HALF, SPAN, WORD
 
 ROWS = 6
-"""Rows of a tile."""
+"""Most rows of a tile."""
 
 _VECTORS = 4 if cpu_tiles.ROWS == 8 else 2
 COLUMNS = _VECTORS * cpu_tiles.LANES
-"""Columns of a tile: with its rows' they fill the registers."""
+"""Columns of a tile, so many that the sums of `ROWS` rows and the operands fill the registers."""
 _BYTES = cpu_tiles.LANES * FLOAT
 _SPAN_BYTES = SPAN * FLOAT
 
@@ -35,9 +40,10 @@ def weighted(
     compiled loops.
 
     out [rows, COLUMNS] becomes ``out * shrink + weights @ values``; weights [rows, SPAN], shrink [rows], all by
-    address. The rows of values lie `offset` from each of the addresses at `values`; the first `keys` are taken. They
-    are float32, or numbers of `bytes_held` that `widen` makes so, times the keys' scales [keys] where they are
-    `scaled`. `fetch` lines, `further` from each of the addresses at `coming` on, are fetched meanwhile.
+    address. `values` is a list of addresses, one a key; the key's numbers lie `offset` bytes further. The first `keys`
+    of them are used. The numbers are float32, or have `bytes_held` bytes and are converted by `widen`; where `scaled`,
+    they are multiplied by the keys' scales [keys]. For each key, `fetch` cache lines are prefetched, from `further`
+    bytes after its address in the list `coming`.
     """
     held = VECTOR if widen is None else ir.VectorType(ir.IntType(8 * bytes_held), cpu_tiles.LANES)
 
@@ -48,6 +54,7 @@ def weighted(
             code = VectorCode(builder)
             x_rows = [code.at(weights, row * _SPAN_BYTES) for row in range(rows)]
 
+            # One turn is one key: `_VECTORS` vectors of its value, each multiplied by the key's weight in every row.
             def turn(position, sums):
                 word = builder.mul(position, ir.Constant(ir.IntType(64), WORD))
                 row = code.at(code.load(code.at(values, word), ir.IntType(64)), offset)
@@ -68,6 +75,7 @@ def weighted(
                     added += [code.fma(number, vector, sums[_VECTORS * m + n]) for n, vector in enumerate(columns)]
                 return added
 
+            # The sums begin at 0 in registers, so the old values in memory are read and scaled only once a span.
             sums = code.sums(keys, rows * _VECTORS, turn)
             for m, to in enumerate(code.rows(out, out_stride, rows)):
                 factor = code.spread(code.load(code.at(shrink, m * FLOAT), ir.FloatType()))
@@ -89,6 +97,8 @@ _six_values, _five_values, _four_values, _three_values, _two_values, _one_value 
 def scores(queries, depth, keys, out, number):
     """Write the products of queries [number, depth] and keys [depth, SPAN], by address, to out [number, SPAN]."""
     stride = depth * FLOAT
+    # Rows outside, columns inside: the keys, [depth, SPAN], lie in the cache and are read again for each tile of rows.
+    # The tile functions have fixed numbers of rows, hence the branches.
     for row in range(0, number, ROWS):
         left, x = number - row, queries + row * stride
         for column in range(0, _SPAN_BYTES, COLUMNS * FLOAT):
@@ -109,9 +119,11 @@ def scores(queries, depth, keys, out, number):
 
 @njit
 def add_values(weights, values, offset, keys, out, width, shrink, number):
-    """Make of `HALF` lanes of out [number, width] ``out * shrink + weights @ values``; weights [number, SPAN], shrink
-    [number], all by address; the values lie `offset` from each of the addresses at `values`, and
-    those of the first `keys`, at least one, are taken."""
+    """Update `HALF` lanes of out [number, width] to ``out * shrink + weights @ values``.
+
+    weights [number, SPAN] and shrink [number] are given by address. A key's values lie `offset` bytes after its address
+    in the list `values`; the first `keys` keys, at least one, are used.
+    """
     stride = width * FLOAT
     for column in range(0, HALF * FLOAT, COLUMNS * FLOAT):
         v = offset + column

@@ -1,7 +1,8 @@
-"""Holds the custom calls of `pallas_kernels.paged_attention.cpu`: what XLA passes, and how the work is shared out.
+"""Holds the custom calls of `pallas_kernels.paged_attention.cpu`: their arguments, and how threads share the work.
 
 An item of work is one KV head of the queries of neighbouring tokens, with all their keys. Where sequences have one
-token each it is one split of a token's keys, and the thread that ends a token's last one merges all, in their order.
+token each, an item is one split of a token's keys; the thread that finishes a token's last split merges all its splits
+in a fixed order.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pallas_kernels.paged_attention.numba_precompile import note_compiled
 
 @ffi.known_again
 def target(dtype: str) -> str:
-    """Return the name of the custom call for views of this dtype, compiled and registered when first asked for.
+    """Return the name of the custom call for views of this dtype, compiled and registered at its first use.
 
     Arguments of the call: q ``[rows, kv_heads, q_per_kv, key_width]``; view; layer, block_size, strides of scales
     ``[4]``; tables ``[seqs, pages]``; seq, first and stop ``[rows]``: row r sees keys ``first[r]:stop[r]`` of sequence
@@ -86,7 +87,7 @@ def _arrays(frame):
 
 @njit
 def _memory(frame, numbers, head):
-    """Say where the keys and values of a head lie."""
+    """Return the addresses and strides of a head's keys and values."""
     view, (layer, block_size, token_stride, byte_stride) = (
         argument(frame, 1),
         carray(at(argument(frame, 2)), (4,), np.int32),
@@ -116,7 +117,7 @@ def _memory(frame, numbers, head):
 
 @njit
 def _load(call, row, end, head, scale, scratch):
-    """Put the queries of some rows of one sequence where `attend` finds them; returns their number."""
+    """Copy some rows' queries, scaled, to the scratch that `attend` reads; return their number."""
     group, width = call.q.shape[2], call.q.shape[3]
     number = (end - row) * group
     first, stop, queries = (
@@ -134,21 +135,21 @@ def _load(call, row, end, head, scale, scratch):
 
 @njit
 def _found(scratch, number, width):
-    """Return what `attend` found: maxima, sums and weighted values."""
+    """Return the results of `attend`: maxima, sums and weighted values."""
     values = carray(pointer(scratch.values), (number, width), np.float32)
     return floats(scratch.top, number), floats(scratch.total, number), values
 
 
 @njit(fastmath=FAST)
 def _divide(values, total):
-    share = f32(1.0) / total if total > 0 else f32(0.0)  # nothing is seen, and the sink is infinitely small
+    share = f32(1.0) / total if total > 0 else f32(0.0)  # total 0: the query saw no key and its sink is -inf
     for lane in range(values.size):
         values[lane] *= share
 
 
 @njit
 def _after(call, memory, row, head):
-    """Return what is read after a row's keys: the next head's, or the next row's; see `attend`."""
+    """Return `then` of `attend`, what the thread reads after a row's keys: the next head's keys, or the next row's."""
     stride = memory.head_stride
     if head + 1 < call.q.shape[1]:
         return call.tables[call.seq[row]], np.int64(call.first[row]), np.int64(call.stop[row]), stride
@@ -158,7 +159,7 @@ def _after(call, memory, row, head):
 
 @njit(error_model="numpy")
 def _all_keys(call, numbers, memory, row, end, head, scale, cap, scratch):
-    """Compute rows of one sequence, whose splits have one size."""
+    """Compute neighbouring rows of one sequence whose splits have the same size, over all their keys."""
     number, group, table = _load(call, row, end, head, scale, scratch), call.q.shape[2], call.tables[call.seq[row]]
     begin, stop = call.first[row], call.stop[row]
     for r in range(row + 1, end):
@@ -169,6 +170,7 @@ def _all_keys(call, numbers, memory, row, end, head, scale, cap, scratch):
     for n in range(number):
         tops[n], totals[n] = call.sinks[head, n % group] * LOG2_E, f32(1.0)
         call.out[row + n // group, head, n % group, :] = f32(0.0)
+    # Split by split, though one thread takes them all: a row then has the same bits as in a decode, see `cpu_splits`.
     for key in range(begin // size * size, stop, size):
         after = min(stop, key + size)
         then = (
@@ -186,7 +188,7 @@ def _all_keys(call, numbers, memory, row, end, head, scale, cap, scratch):
 
 @njit(error_model="numpy")
 def _one_split(call, numbers, memory, ended, row, head, split, scale, cap, scratch):
-    """Compute one split of a row's keys, and the row if its others are computed."""
+    """Compute one split of a row's keys; the thread that finishes the row's last split also merges them all."""
     begin, stop = call.first[row], call.stop[row]
     size, splits = split_size(stop), splits_of(begin, stop)
     number = _load(call, row, row + 1, head, scale, scratch)
@@ -201,6 +203,7 @@ def _one_split(call, numbers, memory, ended, row, head, split, scale, cap, scrat
         mine = call.partial[row, head, split, n]
         mine[:width] = found[n]
         mine[width], mine[width + 1] = tops[n], totals[n]
+    # An atomic counter for each row and head, in memory that XLA has zeroed. All threads but the last return here.
     if add(ended + (row * call.q.shape[1] + head) * 8, 1) + 1 < len(splits):
         return
     for n in range(number):
@@ -226,6 +229,7 @@ def _attend(frame, begin_item, end_item, numbers):
     for index in range(parts.size - 1):
         most = max(most, parts[index + 1] - parts[index])
     widths = most * group, key_width, call.out.shape[3]
+    # One scratch for all items of this thread: its size depends on the largest part.
     memory_of_scratch = allocate(scratch_bytes(*widths))
     scratch = scratch_at(memory_of_scratch, *widths)
     for item in range(begin_item, end_item):
@@ -239,6 +243,7 @@ def _attend(frame, begin_item, end_item, numbers):
             _one_split(call, numbers, memory, ended, row, head, split, scale, cap, scratch)
             continue
         end = parts[part + 1] if part + 1 < parts.size else num_rows
+        # A part may span several sequences; `_all_keys` takes runs of rows of one, with splits of one size.
         while row < end:
             after = row + 1
             size = split_size(call.stop[row])

@@ -1,7 +1,7 @@
-"""Adds up weighted values for few queries, as decodes have: narrow numbers are widened in registers, and what follows
-comes from memory meanwhile.
+"""Adds up weighted values for few queries, as decodes have: widens narrow numbers in registers, and prefetches the next
+rows at the same time.
 
-Where many queries share values, they are widened once, to where all find them (`cpu_rows`). Both give the same bits.
+Where many queries share values, `cpu_rows` widens them once, into scratch memory. Both give the same bits.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from pallas_kernels.paged_attention.cpu_math import HALF
 from pallas_kernels.paged_attention.cpu_rows import BFloat16, Float8, Float32, Int8, bfloat16, float8, int8
 
 MOST = ROWS
-"""Queries that are few."""
+"""Most queries that `add_few_values` takes: the rows of one tile."""
 
 
 def _product(name: str, widen: Callable[..., Any] | None, number_bytes: int, *, scaled: bool = False) -> Any:
-    """Return what `add_few_values` does with values of one form."""
+    """Return the implementation of `add_few_values` for values of one form."""
     lines = HALF * number_bytes // LINE_BYTES
     tiles = (weighted(rows, widen, number_bytes, lines, scaled) for rows in range(ROWS, 0, -1))
     six, five, four, three, two, one = tiles
 
+    # One compiled tile for each number of rows: a tile keeps its sums in registers, so its size is fixed. Numba cannot
+    # index a tuple of functions by a variable, hence the chain of branches.
     @ffi.njit_named(name)
     def add(weights, held, keys, out, width, shrink, scales, number):
         (values, offset, coming, further), stride = held, width * FLOAT
@@ -62,11 +64,11 @@ def takes_few(numbers):
 
 
 def add_few_values(numbers, weights, held, keys, out, width, shrink, scales, number):
-    """Do as `cpu_block.add_values` with values as they are held, for up to `MOST` queries.
+    """Do the same as `cpu_block.add_values` for up to `MOST` queries, with values in the view's own dtype.
 
-    `scales` are the keys', of numbers that have some. `held` are the addresses of rows of values and the bytes from
-    there to the lanes that are taken; then those of rows that come next, as many of which are fetched meanwhile, and
-    the bytes from there.
+    `scales` has one float32 a key, for dtypes that have scales. `held` is four things: the addresses of the rows of
+    values, the offset in bytes from there to the lanes to add, the addresses of the rows that come next, and the offset
+    at which to prefetch those.
     """
 
 

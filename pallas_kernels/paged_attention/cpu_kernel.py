@@ -42,7 +42,7 @@ from pallas_kernels.paged_attention.cpu_softmax import exponentials
 
 @njit
 def _hide(weights, number, first, stop, begin, end, key_0):
-    """Hide the keys that rows do not see."""
+    """Hide the keys of the span that each row does not see."""
     first, stop = words(first, number), words(stop, number)
     for n in range(number):
         mine = floats(weights + n * SPAN * FLOAT, SPAN)
@@ -52,7 +52,7 @@ def _hide(weights, number, first, stop, begin, end, key_0):
 
 @njit
 def _hide_holes(weights, number, found, nothing):
-    """Hide the keys of blocks that do not exist from all rows."""
+    """Hide, from all rows, the keys whose blocks do not exist."""
     rows = words(found, SPAN)
     for n in range(number):
         mine = floats(weights + n * SPAN * FLOAT, SPAN)
@@ -63,7 +63,7 @@ def _hide_holes(weights, number, found, nothing):
 
 @njit
 def _range(address, number, low, high):
-    """Return the least and the greatest of some numbers, both from `low` to `high`."""
+    """Return the least and the greatest of some numbers, clipped to `high` and `low` respectively."""
     values = words(address, number)
     least, greatest = high, low
     for n in range(number):
@@ -85,8 +85,9 @@ def _begin(scratch, number, value_width):
 
 @njit
 def _take_softmax(memory, scratch, rows, key_0, seen, at, number, cap, holes):
-    """Put weights in the place of the scores of some queries, whose maxima and sums are brought up to date; returns
-    False if none of them sees a key of the span.
+    """Compute the weights of some queries for a span in ``scratch.weights``, and update the queries' maxima and sums.
+
+    Returns False, and computes nothing, if no query sees a key of the span.
 
     Args:
         seen: the keys that any query sees, from the first to the end.
@@ -115,11 +116,11 @@ def _take_softmax(memory, scratch, rows, key_0, seen, at, number, cap, holes):
 
 @njit(error_model="numpy")
 def attend(memory, numbers, table, number, begin, end, cap, then, scratch):
-    """Compute maxima, sums and weighted values of the first `number` queries in `scratch`, from nothing, over the keys
-    from `begin` to `end` that each of them sees.
+    """Compute maxima, sums and weighted values of the first `number` queries in `scratch`, from the initial state, over
+    the keys from `begin` to `end` that each of them sees.
 
-    `then` says what will be read afterwards: a table, its first key and the last one's end, and how much further its
-    head lies; the first of it is fetched meanwhile.
+    `then` describes what this thread reads next: a table, the first key, the end of the keys, and the offset of its
+    head in bytes. Its first span is prefetched during the last span of this call.
     """
     value_width = memory.value_halves * HALF
     few = takes_few(numbers) and number <= MOST
@@ -127,7 +128,7 @@ def attend(memory, numbers, table, number, begin, end, cap, then, scratch):
     _begin(scratch, number, value_width)
     rows, coming, key_0 = scratch.rows, scratch.coming, begin // SPAN * SPAN
     partly, holes = find_rows(memory, table, key_0, begin, end, scratch.nothing, rows)
-    # Two lists of rows take turns: those of this span, and those of the next one, which are prefetched meanwhile. After
+    # Two lists of rows take turns: those of this span, and those of the next one, which are prefetched. After
     # the last span that is the first span of what the thread reads next, which `then` says.
     while key_0 < end:
         following, then_partly, then_holes, further = key_0 + SPAN, False, False, 0

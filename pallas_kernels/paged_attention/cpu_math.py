@@ -17,11 +17,11 @@ HIDDEN = f32(-1e30)
 SPAN = 64
 """Keys whose softmax is taken at once; spans begin at multiples of it, whatever the size of a block."""
 HALF = 64
-"""Lanes that share a scale, and of which the width of a key or value is a multiple."""
+"""Lanes that share a scale; the widths of keys and values are multiples of it."""
 WORD = 8
 """Bytes of an address."""
 NO_SINK = f32(-1e29)
-"""Below every score of a key that is seen, so far above `HIDDEN` that what is hidden weighs nothing."""
+"""Below every score of a key that is seen, but so far above `HIDDEN` that a hidden key's weight is 0."""
 
 
 @intrinsic
@@ -75,13 +75,13 @@ def tanh(x):
 
 @njit(fastmath=FAST)
 def cap_scores(scores, cap):
-    """Put ``cap * tanh(score / cap)`` in the place of scores, the result as a logarithm to base 2."""
+    """Replace each score by ``cap * tanh(score / cap)``, in units of log 2."""
     for key in range(scores.size):
         scores[key] = cap * LOG2_E * tanh(scores[key] / cap)
 
 
 @njit
 def hide(scores, begin, end):
-    """Hide keys that are not seen, of a row's range that may reach beyond them."""
+    """Hide the keys from `begin` to `end`, a range that may reach beyond the scores."""
     for key in range(max(begin, 0), min(end, scores.size)):
         scores[key] = HIDDEN

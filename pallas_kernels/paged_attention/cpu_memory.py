@@ -1,4 +1,4 @@
-"""Says where a layer's keys and values lie for one head, and brings a span of them as float32."""
+"""Locates a layer's keys and values of one head in the pool, and loads a span of them as float32."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pallas_kernels.paged_attention.cpu_scratch import floats, words
 
 
 class Memory(NamedTuple):
-    """Says where a layer's keys and values lie for one head; all but counts are bytes.
+    """Describes where a layer's keys and values of one head lie; all fields but counts are in bytes.
 
     Attributes:
         base: address of the first block's rows; blocks lie `block_stride` apart, heads of one `head_stride`, tiles
             `tile_stride`, the rows of a tile `row_bytes`.
         number: blocks; each has `block_size` tokens.
-        key_halves, value_halves: how many times `HALF` lanes a key and a value have.
-        value_lane: of a row's lanes, tile by tile, the first that is the value's.
+        key_halves, value_halves: width of a key and of a value, in units of `HALF` lanes.
+        value_lane: the value's first lane in a row, whose lanes are counted tile by tile.
         scale_token_stride, scale_byte_stride: between the scales of two tokens and of two bytes of one; 0 where rows
             have no scales, which lie after a block's rows of tokens, tile by tile.
     """
@@ -45,13 +45,17 @@ class Memory(NamedTuple):
 
 @njit
 def find_rows(memory, table, key_0, begin, end, nothing, found):
-    """Set the addresses of a span's rows in their first tile, and of their blocks: `nothing` for keys outside of
-    [begin, end) and of blocks that do not exist. Returns whether there are such keys, and such blocks."""
+    """Write to `found` the addresses of a span's rows in their first tile, then those of their blocks.
+
+    Keys outside of [begin, end) and keys of blocks that do not exist get the address `nothing`. Returns whether there
+    are such keys at all, and whether there are such blocks.
+    """
     rows, blocks = words(found, SPAN), words(found + SPAN * WORD, SPAN)
     key, stop, holes = max(key_0, begin), min(key_0 + SPAN, end), False
     whole = key == key_0 and stop == key_0 + SPAN
     if not whole:
         rows[:] = nothing
+    # Page by page, as a block's rows lie side by side: one look-up in the table serves block_size keys.
     while key < stop:
         page = key // memory.block_size
         block, offset = table[page], key - page * memory.block_size
@@ -69,7 +73,7 @@ def find_rows(memory, table, key_0, begin, end, nothing, found):
 
 @njit
 def _move(rows, offset, nothing, moved):
-    """Set the addresses of the same tokens' rows `offset` bytes further."""
+    """Write to `moved` the addresses at `rows` plus `offset` bytes; rows that are not seen stay `nothing`."""
     ours, theirs = words(rows, SPAN), words(moved, SPAN)
     for n in range(SPAN):
         theirs[n] = nothing if ours[n] == nothing else ours[n] + offset
@@ -77,7 +81,7 @@ def _move(rows, offset, nothing, moved):
 
 @njit
 def _find_scales(memory, found, tile, half, nothing, out):
-    """Set the scales of a span's rows in one half of a tile."""
+    """Write to `out` the scales of a span's rows for one half of a tile, as float32."""
     rows, blocks = words(found, SPAN), words(found + SPAN * WORD, SPAN)
     first = tile * memory.tile_stride + memory.block_size * memory.row_bytes
     if memory.scale_byte_stride == 1 and memory.scale_token_stride == SCALE_BYTES:
@@ -96,8 +100,8 @@ def _find_scales(memory, found, tile, half, nothing, out):
 
 @njit
 def _find_words_of_scales(memory, rows, blocks, first, shift, nothing, scales):
-    """Do as `_find_scales` where a token's two scales are a word, and a block's words lie side by side; `scales` is an
-    address."""
+    """Do the same as `_find_scales` where a token's two scales form one word and a block's words lie side by side;
+    `scales` is an address."""
     key = 0
     while key < SPAN:
         if rows[key] == nothing:
@@ -109,7 +113,7 @@ def _find_words_of_scales(memory, rows, blocks, first, shift, nothing, scales):
         while rows[after - 1] == nothing:  # keys are seen up to one within the block
             after -= 1
         pairs = carray(pointer(blocks[key] + first + token * SCALE_BYTES), (after - key,), np.int32)
-        # Arrays of their own, as Numba turns an index that is added up into one that may count from the end.
+        # Separate arrays, indexed from 0: for a computed index, such as key + n, Numba handles negative values too.
         found = floats(scales + key * FLOAT, after - key)
         for n in range(after - key):
             found[n] = float16((pairs[n] >> np.int32(shift)) & np.int32(0xFFFF))
@@ -118,7 +122,7 @@ def _find_words_of_scales(memory, rows, blocks, first, shift, nothing, scales):
 
 @njit
 def fetch_scales(memory, found, further, nothing):
-    """Fetch the scales of a span's rows, whose head lies so many bytes further, if they lie as words side by side."""
+    """Prefetch the scales of a span's rows, for a head `further` bytes on, if they lie as words side by side."""
     if memory.scale_token_stride != SCALE_BYTES or memory.scale_byte_stride != 1:
         return
     rows, blocks = words(found, SPAN), words(found + SPAN * WORD, SPAN)
@@ -145,16 +149,19 @@ def value_offset(memory, half):
 
 @njit
 def fetch_values(memory, numbers, rows, further, begin):
-    """Fetch the values of a span's rows behind the first, `begin`, whose head lies so many bytes further."""
-    if memory.value_lane:  # else they are the keys
+    """Prefetch the values of a span's rows from about row `begin` on, for a head `further` bytes on."""
+    if memory.value_lane:  # at 0 the values are the keys' own lanes, which are fetched already
         for half in range(memory.value_halves):
             fetch(numbers, rows, further + value_offset(memory, half), begin)
 
 
 @njit
 def _rows_at(memory, rows, partly, lane, moved, scratch):
-    """Return the addresses of a span's rows and the bytes from there to a lane, and find their scales; where not all
-    rows are there, the addresses are those of the lane, at `moved`."""
+    """Return the addresses of a span's rows and the offset in bytes to a lane, and find their scales.
+
+    If some rows are missing, the addresses are written to `moved` with the offset already added and the returned offset
+    is 0: the row of zeros that replaces a missing row has no other lanes.
+    """
     offset = _offset(memory, lane)
     if memory.scale_token_stride:
         _find_scales(memory, rows, lane // LANES, lane % LANES // HALF, scratch.nothing, scratch.scales)
@@ -166,7 +173,7 @@ def _rows_at(memory, rows, partly, lane, moved, scratch):
 
 @njit
 def load_keys(memory, numbers, rows, keys, partly, coming, further, scratch):
-    """Bring the keys of a span, as float32, to ``scratch.keys``, and fetch those that are coming."""
+    """Load a span's keys to ``scratch.keys``, as transposed float32, and prefetch the rows at `coming`."""
     fetch_scales(memory, coming, further, scratch.nothing)
     for half in range(memory.key_halves):
         ours, offset = _rows_at(memory, rows, partly, half * HALF, scratch.moved, scratch)
@@ -176,7 +183,7 @@ def load_keys(memory, numbers, rows, keys, partly, coming, further, scratch):
 
 @njit
 def load_values(memory, numbers, rows, keys, partly, in_place, scratch):
-    """Bring the values of a span, as float32, to ``scratch.wide``, unless they are read where they are."""
+    """Load a span's values to ``scratch.wide`` as float32, unless they are read `in_place`."""
     for half in range(memory.value_halves):
         moved, lane = scratch.moved + half * SPAN * WORD, memory.value_lane + half * HALF
         if not in_place:
@@ -189,7 +196,7 @@ def load_values(memory, numbers, rows, keys, partly, in_place, scratch):
 
 @njit
 def find_value_scales(memory, rows, half, scratch):
-    """Find the scales of `HALF` lanes of a span's values, if they have some, and return their address."""
+    """Load the scales of `HALF` lanes of a span's values, if the dtype has scales, and return their address."""
     if memory.scale_token_stride:
         lane = memory.value_lane + half * HALF
         _find_scales(memory, rows, lane // LANES, lane % LANES // HALF, scratch.nothing, scratch.scales)
@@ -198,7 +205,7 @@ def find_value_scales(memory, rows, half, scratch):
 
 @njit
 def values_at(memory, rows, partly, half, in_place, scratch):
-    """Return the addresses of a span's values, brought by `load_values`, and the bytes from there to `HALF` of their
+    """Return the addresses of a span's values after `load_values`, and the offset in bytes to one half of their
     lanes."""
     if not in_place:
         return scratch.wide_rows, half * SPAN * HALF * FLOAT

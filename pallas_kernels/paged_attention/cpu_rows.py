@@ -1,7 +1,8 @@
-"""Brings a span's keys and values from where blocks lie into the cache, as float32, whatever a view holds them in.
+"""Loads a span's keys and values from their blocks into scratch memory as float32, whatever dtype the view has.
 
-Keys are turned round, so that a vector holds one lane of neighbouring keys: scores are then sums of products with whole
-vectors, and none has to be added up across a vector. What lies there costs as much for one query as for hundreds.
+Keys are transposed, so that a vector holds one lane of neighbouring keys: scores are then sums of products of whole
+vectors, and no sum runs across a vector. All queries of a block share the transposed keys, so the cost of this step
+does not grow with their number.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def _float8_of_words(code: VectorCode, words: ir.Value) -> list[ir.Value]:
 
 
 def _float8_of_bits(code: VectorCode, bits: ir.Value) -> ir.Value:
-    """Widen float8_e4m3fn by its bits; a subnormal is its mantissa's number of the least one's size."""
+    """Widen float8_e4m3fn by its bits; a subnormal is its mantissa times the least subnormal, 2**-9."""
     builder = code.builder
     sign = builder.shl(builder.and_(bits, _constant(0x80)), _constant(24))
     size = builder.and_(bits, _constant(0x7F))
@@ -76,7 +77,7 @@ def _float8_of_bits(code: VectorCode, bits: ir.Value) -> ir.Value:
 
 
 class Numbers(NamedTuple):
-    """Says how a view holds numbers, by its type: compiled code differs by it.
+    """Base of the types of numbers in a view. Numba compiles the loops anew for each subclass.
 
     Attributes:
         bytes: of a number.
@@ -86,7 +87,7 @@ class Numbers(NamedTuple):
 
 
 class Float32(Numbers):
-    """Numbers as they are computed with."""
+    """Float32, the dtype of all arithmetic."""
 
 
 class BFloat16(Numbers):
@@ -109,13 +110,14 @@ _FORMS = {
     Int8: (1, ir.IntType(8), int8),
     Float8: (1, ir.IntType(8), float8),
 }
-"""Bytes and LLVM's type of a number, and what widens a vector of them."""
+"""For each form: bytes and LLVM type of a number, and the function that widens a vector of them to float32."""
 _OF_WORDS = {BFloat16: _bfloat16_of_words, Int8: _int8_of_words, Float8: _float8_of_words}
-"""What makes float32 of words of four bytes: a vector of the first number of each, of the second, and so on."""
+"""For each narrow form: the function that widens words of four bytes to one float32 vector of the first number of each
+word, one of the second, and so on."""
 
 
 def _emit_fetch(code: VectorCode, numbers: types.Type, row: ir.Value, offset: ir.Value) -> None:
-    """Fetch `HALF` lanes, `offset` from the address at `row` on."""
+    """Prefetch `HALF` lanes, from `offset` bytes after the address that is stored at `row`."""
     address = code.at(code.load(row, _WORD), offset)
     for line in range(0, HALF * _FORMS[numbers.instance_class][0], LINE_BYTES):
         emit_prefetch(code.builder, code.at(address, line))
@@ -123,7 +125,7 @@ def _emit_fetch(code: VectorCode, numbers: types.Type, row: ir.Value, offset: ir
 
 @intrinsic
 def _fetch(typingctx, numbers, rows, offset):
-    """Fetch `HALF` lanes of the rows at the `LANES` addresses at `rows`, `offset` from there on, for what follows."""
+    """Prefetch `HALF` lanes of `LANES` rows, from `offset` bytes after each of the addresses in the list `rows`."""
 
     def generate(context, builder, signature, args):
         _, rows, offset = args
@@ -137,12 +139,13 @@ def _fetch(typingctx, numbers, rows, offset):
 
 @intrinsic
 def _turn(typingctx, numbers, rows, offset, scales, out, out_stride, coming, further):
-    """Make columns at `out` of `HALF` lanes of the rows at the `LANES` addresses at `rows`, `offset` from there on,
-    times the keys' numbers at `scales` if they have any.
+    """Transpose `HALF` lanes of `LANES` rows to `out`, as float32: each lane becomes a row of `LANES` keys there.
 
-    Parts of rows are loaded together, so that each four columns are turned within a vector's quarters. What is turned
-    are words of four bytes, whatever numbers are in them. The same lanes of the rows at `coming`, `further` from there
-    on, are fetched for what follows, some at a time: more than a core waits for at once would hold it up.
+    The rows begin `offset` bytes after each of the addresses in the list `rows`. Int8 codes are multiplied by the keys'
+    scales at `scales`. The unit of the transposition is a word of four bytes, whatever numbers are in it: a vector is
+    joined from four words of each of LANES / 4 rows, so that a transposition of 4 x 4 words within its quarters gives
+    four columns. The same lanes of the rows at `coming`, `further` bytes on, are prefetched a few at a time: a core
+    stalls if more cache lines are on their way than it can track.
     """
     bytes_held, held, _ = _FORMS[numbers.instance_class]
     apart, number = _OF_WORDS.get(numbers.instance_class), held if bytes_held == FLOAT else _INT
@@ -177,7 +180,7 @@ def _turn(typingctx, numbers, rows, offset, scales, out, out_stride, coming, fur
 
 @intrinsic
 def _widen(typingctx, numbers, rows, offset, scales, out, out_stride):
-    """Make rows at `out` of `HALF` lanes of rows; see `_turn`."""
+    """Widen `HALF` lanes of `LANES` rows to rows of float32 at `out`; see `_turn` for the arguments."""
     size, number, widen = _FORMS[numbers.instance_class]
 
     def generate(context, builder, signature, args):
@@ -197,9 +200,10 @@ def _widen(typingctx, numbers, rows, offset, scales, out, out_stride):
 
 @njit
 def bring_keys(numbers, rows, number, offset, scales, out, coming, further):
-    """Bring `HALF` lanes of a span's first rows, `number` and some more, to the columns of out [HALF, SPAN]; see
-    `_turn`. The same lanes of rows at `coming`, `further` bytes from there on, are fetched meanwhile, some at a
-    time."""
+    """Transpose `HALF` lanes of a span's first `number` rows, rounded up to `LANES`, to out [HALF, SPAN]; see `_turn`.
+
+    Prefetches the same lanes of the rows at `coming`, `further` bytes on, a few at a time.
+    """
     for key in range(0, number, LANES):
         to, theirs = out + key * FLOAT, coming + key * WORD
         _turn(numbers, rows + key * WORD, offset, scales + key * FLOAT, to, SPAN * FLOAT, theirs, further)
@@ -208,14 +212,14 @@ def bring_keys(numbers, rows, number, offset, scales, out, coming, further):
 
 @njit
 def fetch(numbers, rows, offset, begin):
-    """Fetch `HALF` lanes of a span's rows behind the first, `begin` and some more."""
+    """Prefetch `HALF` lanes of a span's rows from row `begin` on, rounded up to `LANES`."""
     for key in range(-(-begin // LANES) * LANES, SPAN, LANES):
         _fetch(numbers, rows + key * WORD, offset)
 
 
 @njit
 def bring_values(numbers, rows, number, offset, scales, out, stride):
-    """Bring `HALF` lanes of a span's first rows to rows at `out`, `stride` bytes apart; see `bring_keys`."""
+    """Widen `HALF` lanes of a span's first rows to rows at `out`, `stride` bytes apart; see `bring_keys`."""
     for key in range(0, number, LANES):
         _widen(numbers, rows + key * WORD, offset, scales + key * FLOAT, out + key * stride, stride)
 

@@ -1,4 +1,4 @@
-"""Holds what the loops of `cpu_kernel` keep while they compute some queries, span by span, in memory they are given."""
+"""Lays out the scratch memory of the loops in `cpu_kernel`, which compute a few queries span by span."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from pallas_kernels.ffi.primitives import pointer
 from pallas_kernels.paged_attention.cpu_math import HALF, SPAN, WORD, f32
 
 TOGETHER = 24
-"""Queries whose scores of a span are kept at once: they stay in the first cache."""
+"""Queries whose scores of a span are kept at once: their scores, 6 KiB, stay in the first-level cache."""
 
 
 class Scratch(NamedTuple):
-    """Says where lies what queries that are computed together keep, and a span of keys and values; all are addresses,
-    as Numba counts the owners of arrays at every call.
+    """Holds the addresses of the state of queries that are computed together, and of a span of keys and values.
+
+    They are addresses, not arrays, because Numba counts references of arrays at every call.
 
     Attributes:
         queries, values: float32, a row a query; values are weighted sums.
@@ -27,9 +28,9 @@ class Scratch(NamedTuple):
         keys, wide: float32 ``[key_width, SPAN]`` and ``[value_halves, SPAN, HALF]``; `wide_rows`: addresses of its
             first rows.
         rows, coming: addresses of this span's rows and of the next one's, then those of their blocks.
-        moved: such addresses of a lane, for each half of a value.
+        moved: addresses of one lane of the span's rows, for each half of a value.
         scales: float32, one a key.
-        nothing: a row of zeros, in the place of one that is not seen.
+        nothing: a row of zeros, which is read in place of a row that is not seen.
     """
 
     queries: int
@@ -54,26 +55,26 @@ class Scratch(NamedTuple):
 
 @njit
 def floats(address, number):
-    """Return so many float32 that lie at an address."""
+    """Return the `number` float32 at an address as an array."""
     return carray(pointer(address), (number,), np.float32)
 
 
 @njit
 def words(address, number):
-    """Return so many int64 that lie at an address."""
+    """Return the `number` int64 at an address as an array."""
     return carray(pointer(address), (number,), np.int64)
 
 
 @njit
 def scratch_bytes(number, key_width, value_width):
-    """Return how much memory `scratch_at` takes."""
+    """Return the bytes that `scratch_at` needs."""
     in_floats = number * (key_width + value_width + 5) + SPAN * (TOGETHER + key_width + value_width + 1) + HALF
     return in_floats * FLOAT + (2 * number + (5 + value_width // HALF) * SPAN) * WORD
 
 
 @njit
 def scratch_at(address, number, key_width, value_width):
-    """Return room for so many queries, in memory that begins at an address."""
+    """Lay out the scratch of `number` queries in memory that begins at an address."""
     first = address
     stop = first + number * WORD
     rows = stop + number * WORD

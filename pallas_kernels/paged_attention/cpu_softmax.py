@@ -1,7 +1,11 @@
 """Takes the softmax of a span's scores on CPU, as LLVM instructions for the machine they run on.
 
 Scores are logarithms to base 2: a weight is then a power of two, which takes no multiplication. A row's maximum and sum
-are folded in one order, whatever rows are beside it.
+are folded in a fixed order, so that its bits do not depend on the other rows.
+
+Memory. Scores lie as [rows, SPAN] in the caller's scratch, which fits in the first-level cache; weights replace them.
+Loops. All are unrolled into straight-line vector code: `ROWS` rows at a time, each SPAN / LANES vectors long. Maxima
+and sums of `ROWS` rows are folded across lanes together, so that the folds work on whole vectors.
 """
 
 from __future__ import annotations
@@ -19,13 +23,13 @@ ROWS = min(8, LANES)
 """Rows whose maxima and sums are folded together."""
 
 SCALES = LANES == 16 and FEATURES.get("avx512f", False)
-"""Whether the processor has an instruction that multiplies vectors with powers of two."""
+"""True if the processor has an instruction that multiplies vectors by powers of two."""
 
 _INDEX = ir.IntType(32)
 _ROW_BYTES = SPAN * FLOAT
 _LEAST = -126.0
 _MAGIC = 1.5 * 2.0**23
-"""Added to a number and subtracted again, leaves the nearest whole number, which meanwhile lies in its lowest bits."""
+"""Adding and subtracting it rounds to the nearest integer, which the low bits hold after the addition."""
 _POWER = (1.0, 0.6931470036506653, 0.24022242426872253, 0.05550733581185341, 0.009671512991189957, 0.001326472731307149)
 """Coefficients of 2 to the x, from -1/2 to 1/2, to 1e-7 of it: least squares in float64, weighted until all errors are
 alike; exactly 1 at 0."""
@@ -41,7 +45,7 @@ def _scaled_power(code: VectorCode, x: ir.Value, is_normal: ir.Value) -> ir.Valu
     whole = builder.call(code.function(f"llvm.rint.v{LANES}f32", kind, [kind]), [x])
     power = _polynomial(code, builder.fsub(x, whole))
     scale = code.function("llvm.x86.avx512.mask.scalef.ps.512", kind, [kind, kind, kind, mask, _INDEX])
-    as_set = ir.Constant(_INDEX, 4)  # rounding, of which there is none here, is left as it is set
+    as_set = ir.Constant(_INDEX, 4)  # use the current rounding mode; scaling by powers of two rounds nothing here
     return builder.call(scale, [power, whole, _same(kind, 0.0), builder.bitcast(is_normal, mask), as_set])
 
 
@@ -61,6 +65,7 @@ def power_of_two(code: VectorCode, x: ir.Value) -> ir.Value:
     if SCALES and kind == VECTOR:
         return _scaled_power(code, x, is_normal)
     x = builder.select(is_normal, x, _same(kind, _LEAST))
+    # 2**x = 2**whole * 2**fraction: a polynomial for the fraction, and the whole part is added to its exponent bits.
     shifted = builder.fadd(x, _same(kind, _MAGIC))
     x = builder.fsub(x, builder.fsub(shifted, _same(kind, _MAGIC)))
     power = _polynomial(code, x)
@@ -87,6 +92,7 @@ def _exponentials(rows: int) -> Any:
                 [code.at(scores, row * _ROW_BYTES + at) for at in range(0, _ROW_BYTES, LANES * FLOAT)]
                 for row in range(rows)
             ]
+            # Fold each row's vectors into one, pairwise; `folded` then leaves one number a row, in one vector.
             largest = []
             for row in places:
                 vectors = [code.load(place) for place in row]
@@ -96,6 +102,7 @@ def _exponentials(rows: int) -> Any:
             before = code.load(top, each)
             now = _largest(builder, code.folded(largest, lambda a, b: _largest(builder, a, b)), before)
             code.store(now, top)
+            # Sums and values so far are relative to the old maximum: they shrink by 2**(old - new).
             factors = power_of_two(code, builder.fsub(before, now))
             code.store(factors, shrink)
             sums = []
@@ -121,9 +128,11 @@ _several, _pair, _single = _exponentials(ROWS), _exponentials(2), _exponentials(
 
 @njit
 def exponentials(scores, top, total, shrink, number):
-    """Put weights in the place of scores [number, SPAN], by address: the online softmax of FlashAttention-2 (arXiv
-    2307.08691, algorithm 1), whose maximum and sum so far, ``[number]``, are brought up to date; `shrink`,
-    ``[number]``, gets what the weighted values so far are to be multiplied with."""
+    """Replace scores [number, SPAN] by weights: the online softmax of FlashAttention-2 (arXiv 2307.08691, algorithm 1).
+
+    All arguments but `number` are addresses. Updates `top` and `total`, the maximum and sum so far, ``[number]``, and
+    writes to `shrink`, ``[number]``, the factors by which the caller must multiply the weighted values so far.
+    """
     row = 0
     while number - row >= ROWS:
         at = row * FLOAT

@@ -1,4 +1,4 @@
-"""Cuts long contexts into splits (flash-decoding), and merges what they give, always in the same order.
+"""Cuts long contexts into splits (flash-decoding), and merges their results, always in the same order.
 
 A row's splits depend on its own position only, so that it has the same bits in a chunk of its prompt, where one thread
 takes split by split, and in decoding, where several threads do.
@@ -11,12 +11,12 @@ from numba import njit
 from pallas_kernels.paged_attention.cpu_math import FAST, LN_2, exp
 
 SPLIT = 1024
-"""Keys of a split where that gives no more than `MOST_SPLITS`; else twice, four times as many, and so on."""
+"""Keys of a split, doubled until a context has at most `MOST_SPLITS` splits."""
 MOST_SPLITS = 16
 
 
 def most_splits(keys: int) -> int:
-    """Return into how many splits a context of up to so many keys may be cut."""
+    """Return the most splits that a context of up to `keys` keys may have."""
     return min(MOST_SPLITS, -(-keys // SPLIT))
 
 
@@ -38,8 +38,10 @@ def splits_of(first, stop):
 
 @njit(fastmath=FAST)
 def merge(top, total, values, its_top, its_total, its_values):
-    """Add the softmax of further keys, its maximum, a logarithm to base 2, sum and weighted values, to what was
-    computed before; returns the new maximum and sum."""
+    """Merge the softmax of further keys (maximum in base 2, sum, weighted values) into the state so far.
+
+    Updates `values` in place; returns the new maximum and sum.
+    """
     new_top = max(top, its_top)
     keep, take = exp((top - new_top) * LN_2), exp((its_top - new_top) * LN_2)
     for lane in range(values.size):

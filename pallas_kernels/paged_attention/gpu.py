@@ -73,7 +73,7 @@ def paged_attention(
     longest = min(tokens, max_query_len or tokens)
     if longest == 1:
         return out
-    # A kernel that reads no last keys is given another array in their place.
+    # A kernel that reads no last keys still has the argument, so it gets another array.
     last = arrays[-1] if last_keys is None else last_keys.astype(jnp.int32)
     constants["BEHIND"] = last_keys is not None
     return _prefill(out, arrays, (shares, last), constants, longest, launch)

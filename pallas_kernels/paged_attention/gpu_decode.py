@@ -32,7 +32,7 @@ def units_of(
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Return how many units each sequence has, [SEQ_LANES] int32: 0 for those that have not one query token."""
+    """Return the number of units of each sequence, [SEQ_LANES] int32; 0 unless it has exactly one query token."""
     # All sequences at once, one a lane: SEQ_LANES is the next power of two, as Triton's ranges must be.
     seq = tl.arange(0, SEQ_LANES)
     live = seq < seqs

@@ -1,4 +1,14 @@
-"""Attends from sequences with several query tokens, in Triton: a tile of queries against all their keys."""
+"""Attends from sequences with several query tokens, in Triton: a tile of queries against all their keys.
+
+Memory. The pool's view, the block tables and the queries stay in global memory. A program loads its queries once,
+[ROWS, WIDTH], and keeps them in registers with the maximum and sum of each row, [ROWS], and the weighted values,
+[ROWS, WIDTH], in float32. `attend` brings K and V through shared memory, [KEYS, WIDTH] each at a time. A program writes
+its rows of the output once, at the end; no other program writes them.
+
+Loops. The grid is (tiles, KV heads); a tile is TILE neighbouring queries of one sequence, and all GROUP query heads of
+the KV head, so that each K and V brought in serves TILE * GROUP rows. Inside: the keys that the tile sees, in two
+loops. The first covers keys that all queries see, without a mask; the second covers the rest, with one.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +54,11 @@ def attend_to_tiles(
     """Program (t, head) writes TILE queries of one sequence for the query heads of one KV head.
 
     Row r of its products is query ``r // GROUP`` and query head ``r % GROUP``. The last tiles, which have the most
-    keys, start first. BEHIND: `last_keys` say what each query sees, else it is not read, and they see up to themselves.
+    keys, start first, so that no long program is left for the end. BEHIND: each query sees keys up to its `last_keys`;
+    otherwise `last_keys` is not read, and each query sees keys up to its own.
     """
+    # The grid is an upper bound, as the host does not know the lengths. Each program finds its tile from the sequences'
+    # cumulative numbers of tiles, one sequence a lane; sequences of one query have none and are `gpu_decode`'s.
     every = tl.arange(0, SEQ_LANES)
     starts = tl.load(query_starts + every, mask=every < seqs, other=0)
     lengths = tl.load(query_starts + every + 1, mask=every < seqs, other=0) - starts
@@ -53,6 +66,7 @@ def attend_to_tiles(
     tile = tl.max(ends, 0) - 1 - tl.program_id(0)
     head = tl.program_id(1)
     if tile >= 0:
+        # The tile's sequence is the first whose tiles end after it; `offset` is the tile's first query within it.
         before = ends <= tile
         seq = tl.sum(before.to(tl.int32), 0)
         offset = (tile - tl.max(tl.where(before, ends, 0), 0)) * TILE
@@ -62,6 +76,7 @@ def attend_to_tiles(
         dtype: tl.constexpr = product_dtype(q, view)
         row = tl.arange(0, ROWS)
         lane = tl.arange(0, WIDTH)
+        # ROWS is a power of two, so a tile may have more rows than TILE * GROUP; `mine` leaves them out.
         nth = offset + row // GROUP
         mine = (row < TILE * GROUP) & (nth < length)
         at = (((first_token + nth).to(tl.int64) * HEADS + head) * GROUP + row % GROUP) * HEAD_DIM
@@ -79,6 +94,7 @@ def attend_to_tiles(
         total = tl.full([ROWS], 1.0, tl.float32)
         values = tl.zeros([ROWS, WIDTH], tl.float32)
         begin = kv_len - length + offset
+        # `begin` is the position of the tile's first query. No query sees a key from `stop` on, nor before `lowest`.
         last = query
         stop = begin + TILE
         if BEHIND:
@@ -88,7 +104,7 @@ def attend_to_tiles(
         lowest = first_key(begin, WINDOW, CHUNK)
         start = lowest // KEYS * KEYS
         if WINDOW is None and CHUNK is None:
-            # Keys before the tile's first query need no mask of their own for each query.
+            # Every query of the tile sees all keys before `begin`. Without a mask per query those cost less arithmetic.
             diagonal = tl.minimum(begin, stop) // KEYS * KEYS
             top, total, values = attend(
                 top,

@@ -33,7 +33,7 @@ def decode_tiles(group: int, width: int, itemsize: int, *, matrix_units: bool = 
     """Return the tiles of a decode, whose rows are the `group` query heads of a KV head; tensor cores need at least 16.
 
     Two tiles of K and V are in flight: 64 KiB a program, 3 programs a multiprocessor on an H100.
-    Without matrix units rows that are nobody's would cost as much as others, and a thread holds what it multiplies.
+    Without matrix units padding rows cost as much as others, and each thread holds its operands in registers.
     """
     if not matrix_units:
         return Tiles(
@@ -49,7 +49,7 @@ def prefill_tiles(
     sequence has so many.
 
     Products of float32 take three passes of the tensor cores and a multiple of the registers. More than 32 keys
-    spill registers on sm_80 and sm_100, as do more than half the rows beside K and V that are unpacked from bytes.
+    spill registers on sm_80 and sm_100, as do more than half the rows if K and V are unpacked from bytes.
     """
     if not matrix_units:
         return Tiles(max(16, _next_power_of_two(group)), 16, num_warps=4 if width <= 128 else 8, num_stages=1)
@@ -68,7 +68,7 @@ def decode_unit(seqs: int, capacity: int) -> int:
     """Return how many keys a decode unit has: so many that `seqs` block tables of `capacity` tokens are `MAX_UNITS`
     units or fewer.
 
-    It depends on shapes alone, so that the same sequence is cut alike whatever it is batched with.
+    It depends on shapes alone, so that a sequence is cut in the same way in every batch.
     """
     return max(MIN_UNIT, _next_power_of_two(-(-seqs * capacity // MAX_UNITS)))
 

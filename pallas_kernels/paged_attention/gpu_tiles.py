@@ -1,8 +1,8 @@
 """Keeps the GPU attention kernels' tiles that were measured, by chip and shape, and finds better ones.
 
-`gpu_shapes` has rules for every chip. Where somebody has run a tuner on a chip, ``gpu_tiles.json`` beside this file has
-what was fastest there: by the chip's name, and by kernel, query heads of a KV head, lanes of a head, bytes of a number
-and rows of a tile. Nothing has been measured yet, so the file is empty. A chip that it does not name takes the rules.
+`gpu_shapes` has rules for every chip. After a tuner has run on a chip, ``gpu_tiles.json`` next to this file holds the
+fastest tiles there: by the chip's name, and by kernel, query heads of a KV head, lanes of a head, bytes of a number and
+rows of a tile. Nothing has been measured yet, so the file is empty. A chip that it does not name uses the rules.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ Table: TypeAlias = dict[str, dict[str, Tiles]]
 FILE = Path(__file__).with_name("gpu_tiles.json")
 KEYS, WARPS, STAGES = (16, 32, 64, 128), (2, 4, 8), (1, 2, 3, 4)
 GAIN = 0.98
-"""Tiles take the place of others that take longer than this share of their time: less is noise."""
+"""New tiles replace the best so far if they take less than this share of its time; a smaller gain is noise."""
 
 _asked: ContextVar[Tiles | None] = ContextVar("tiles", default=None)
 
 
 def key_of(kernel: Kernel, group: int, width: int, itemsize: int, rows: int) -> str:
-    """Return what the table calls a shape; `rows` are those of the rules' tile, which follow from the longest run."""
+    """Return the table's key for a shape; `rows` are those of the rules' tile, which follow from the longest run."""
     return f"{kernel}, {group} query heads, {width} lanes, {itemsize} bytes, {rows} rows"
 
 
 def measured_tiles(kernel: Kernel, group: int, width: int, itemsize: int, rules: Tiles) -> Tiles:
-    """Return the tiles that were fastest on the chip that is compiled for, or those of the rules."""
+    """Return the tiles measured fastest on the chip compiled for, or the rules' tiles if there are none."""
     if (asked := _asked.get()) is not None:
         return asked
     return read(FILE).get(chip_name(), {}).get(key_of(kernel, group, width, itemsize, rules.rows), rules)
@@ -65,8 +65,8 @@ def fastest(
     """Return the fastest of the candidates, or the rules' tiles where none is faster by more than noise.
 
     Args:
-        seconds_of: measures a kernel with some tiles; what it raises, as where they do not fit the chip, drops them.
-        more_time: asked before each candidate but the rules' own; False ends the search.
+        seconds_of: measures a kernel with some tiles; an exception drops them, as where they do not fit the chip.
+        more_time: called before each candidate except the rules' own; False ends the search.
 
     Raises:
         Exception: what `seconds_of` raises for the rules' own tiles.
@@ -105,7 +105,7 @@ def _read(file: Path, changed: int) -> Table:
 
 
 def add(file: Path, chip: str, measured: Mapping[str, Tiles]) -> None:
-    """Put what was measured on a chip into a file's table, in place of what it has of the same shapes."""
+    """Add a chip's measured tiles to a file's table; they replace its entries of the same shapes."""
     table = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     table[chip] = table.get(chip, {}) | {key: list(tiles) for key, tiles in measured.items()}
     ordered = {name: dict(sorted(table[name].items())) for name in sorted(table)}

@@ -1,7 +1,7 @@
-"""Compiles attention's loops for a CPU, and those of rows, in a process of its own, while this one does other things.
+"""Compiles the CPU loops of attention and of rows in a separate process, while this one does other things.
 
-They take Numba twenty seconds, half of a cold start, once a machine and version of this package. Import this module
-only where Numba is installed.
+Numba takes twenty seconds for them, half of a cold start, once per machine and version of this package. Import this
+module only where Numba is installed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ target(sys.argv[1])
 
 
 def compile_ahead(dtype: str) -> subprocess.Popen[bytes] | None:
-    """Start a process that compiles the loops for views of this dtype and keeps them on disk, where this process finds
-    them when it asks for them, or waits for them.
+    """Start a process that compiles the loops for views of this dtype and keeps them on disk. When this process needs
+    them, it loads them from there, or waits until they are complete.
 
     If that process fails, this one compiles the loops itself.
 
     Returns:
-        The process; None: the loops are on disk already, or this one has a single core or cannot start another.
+        The process; None if the loops are on disk already, or if this process has one core or cannot start another.
     """
     if is_compiled(dtype) or _cores() < 2:
         return None
@@ -45,13 +45,13 @@ def compile_ahead(dtype: str) -> subprocess.Popen[bytes] | None:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        threading.Thread(target=process.wait, name="jpaged-loops", daemon=True).start()  # no zombie stays behind
+        threading.Thread(target=process.wait, name="jpaged-loops", daemon=True).start()  # leaves no zombie
         return process
     return None
 
 
 def is_compiled(dtype: str) -> bool:
-    """Tell whether some process of this machine has compiled and kept the loops for views of this dtype."""
+    """Tell whether a process on this machine has compiled the loops for views of this dtype and stored them."""
     return _mark(dtype).exists()
 
 

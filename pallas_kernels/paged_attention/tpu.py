@@ -39,7 +39,7 @@ MAX_HEADS = 8
 MAX_DEPTH = 32
 """Steps that VMEM holds at once, where they are small."""
 SPARE_VMEM = 12 * MIB
-"""VMEM for what the compiler keeps of the products, beside buffers and scratch."""
+"""VMEM for the compiler's temporaries of the products, in addition to buffers and scratch."""
 
 
 def paged_attention(
@@ -64,7 +64,7 @@ def paged_attention(
     """See `pallas_kernels.paged_attention.paged_attention`, and `pallas_kernels.latent_attention` for `value_dim`.
 
     Args:
-        plan: what `make_plan` makes of the batch, for a step that has made it already; None = it is made here.
+        plan: the batch's plan from `make_plan`, if the step has made it already; None = make it here.
 
     Raises:
         ValueError: see `make_plan`; or the plan was made without the `last_keys` that are given.
@@ -122,13 +122,13 @@ def paged_attention(
 
 
 class _Call(NamedTuple):
-    """Holds what both launches of a call are given.
+    """Holds the inputs that both launches of a call share.
 
     Attributes:
         view: HBM [blocks * layers, kv_heads, tiles, block_rows, 128].
         sinks: float32 [kv_heads, q_per_kv], in units of log 2; None = none.
-        held: where rows hold keys and values.
-        options: what `attend_to_unit` takes beside.
+        held: the lanes of a row that hold keys and values.
+        options: further arguments of `attend_to_unit`.
         pages: width of the block tables.
     """
 
@@ -154,9 +154,9 @@ def _launch(
     """Attend from the units of one work list.
 
     Returns:
-        [tokens, kv_heads, q_per_kv, value_lanes], whose other rows may be anything; where the plan is `side_by_side`
-        [rows of whole tiles, kv_heads * q_per_kv * value_lanes], whose other rows are those of `into`, and its memory
-        where that is not read again, or zeros.
+        [tokens, kv_heads, q_per_kv, value_lanes]; rows of no unit may be anything. Where the plan is `side_by_side`,
+        [rows of whole tiles, kv_heads * q_per_kv * value_lanes]; rows of no unit are those of `into`, whose memory is
+        reused where it is not read again, or zeros.
     """
     view, plan = call.view, call.plan
     tokens, kv_heads, group, lanes = q.shape
@@ -181,7 +181,7 @@ def _launch(
 
     def block_of_unit(h, u, _, work, *__):
         listed = Units.of(work)
-        if into is None:  # units past the last live one name the tiles in which there is none
+        if into is None:  # units past the last live one name the tiles without a live unit, to zero them
             return listed.tile[u], h
         return lax.div(tile_of_unit(h, u, _, work)[0], BLOCK_ROWS), h
 
@@ -213,6 +213,8 @@ def _launch(
         in_specs.append(out_spec)
         inputs.append(into)
     prefetched = [call.layer, work, *([plan.tables] if whole_tables else [])]
+    # In order: the ring of KV; each chunk's maxima, sums and weighted values; the penalty of keys without a block; the
+    # ring's cursor; and a semaphore for each buffer of the ring.
     scratch = [
         pltpu.VMEM((depth, step_pages, heads, tiles, block_rows, LANES), view.dtype),
         pltpu.VMEM((tile.chunks, heads, rows, LANES), jnp.float32),
@@ -248,6 +250,7 @@ def _launch(
             out_specs=out_spec,
             scratch_shapes=scratch,
         ),
+        # Chunks of heads may run on different cores; units must run in order, as the ring goes on from one to the next.
         # Every id is checked before the launch; the compiler's own checks would double the cost of a DMA's start.
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"),
@@ -273,10 +276,10 @@ def pages_of_step(key_bytes: int, block_size: int, pages: int, tuning: Tuning) -
 
 
 def _ring_depth(step_bytes: int, tuning: Tuning, pages: int | None) -> int:
-    """Return how many steps VMEM holds at once: one is computed, the others are in flight.
+    """Return the number of steps that VMEM holds at once: one is computed, the others are in flight.
 
     Args:
-        pages: width of block tables that are brought one by one, see `tpu_tables`; None = they are not.
+        pages: width of block tables that are copied one by one, see `tpu_tables`; None = all are in scalar memory.
     """
     depth = 2
     while 2 * depth * step_bytes <= tuning.flight_bytes and depth < MAX_DEPTH:

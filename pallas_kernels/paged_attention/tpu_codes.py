@@ -21,14 +21,14 @@ from pallas_kernels.layout import LANES
 
 _F16_MANTISSA, _F32_MANTISSA = 10, 23
 _BIAS = 127 - 15
-"""What the exponent of a float32 has more than a float16's."""
+"""Difference of the exponent biases of float32 and float16."""
 
 
 class Tile(NamedTuple):
     """Holds 128 lanes of the K or V of some keys.
 
     Attributes:
-        rows: [heads, keys, 128], numbers or what int8 codes count.
+        rows: [heads, keys, 128], numbers, or int8 codes as numbers without their scales.
         scales: float32 [heads, 1, keys], of the first and the second half of the lanes; None = all 1.
     """
 
@@ -66,6 +66,7 @@ def load_tile(buffers: Any, at: Any, first: Any, pages: int, tile: int, dtype: j
 
 def _in_order(words: list[Int[Array, "heads 1 128"]], size: int) -> Int[Array, "heads 1 keys"]:
     """Return the words of consecutive pages, of which the first `size` lanes count, side by side."""
+    # A page's words fill only its first `size` lanes. Rotate each page to its place, and select, until 128 are full.
     lane = lax.broadcasted_iota(jnp.int32, words[0].shape, 2)
     rows = []
     for start in range(0, len(words), LANES // size):
@@ -78,6 +79,7 @@ def _in_order(words: list[Int[Array, "heads 1 128"]], size: int) -> Int[Array, "
 
 def _float16(bits: Int[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Return the float32 that the bits of a float16, zero or positive, stand for."""
+    # Move the mantissa and exponent to float32's places and correct the bias; subnormals count units of 2**-24.
     shifted = bits << (_F32_MANTISSA - _F16_MANTISSA)
     normal = lax.bitcast_convert_type(shifted + (_BIAS << _F32_MANTISSA), jnp.float32)
     return jnp.where(bits < 1 << _F16_MANTISSA, bits.astype(jnp.float32) * 2.0**-24, normal)
@@ -90,7 +92,7 @@ def in_halves(q: Float[Array, "*batch rows lanes"]) -> Float[Array, "*batch 2*ro
 
 
 def of_halves(out: Float[Array, "*batch 2*rows lanes"]) -> Float[Array, "*batch rows lanes"]:
-    """Return the first half of each 128 lanes of the first rows, beside the second half of the others."""
+    """Join the first half of each 128 lanes of the first rows with the second half of the others' lanes."""
     first, second = jnp.split(out, 2, axis=-2)
     return jnp.where(_first_half(first), first, second)
 

@@ -1,4 +1,4 @@
-"""Is the body of the TPU paged-attention kernel: one unit's queries against its keys, for one chunk of heads.
+"""Holds the body of the TPU paged-attention kernel: one unit's queries against its keys, for one chunk of heads.
 
 A unit's pages come in steps (see `tpu_ring`). Nearly all steps of a long context are *plain*: every query sees
 every key.
@@ -17,9 +17,9 @@ Loops. The grid is (chunks of heads, units), and a core walks over it in order, 
 next: the ring fetches the first pages of the next unit during the last step of this one. Inside a unit: steps of pages,
 then chunks of rows, then spans of keys, [rows, span] scores each, which the matrix units compute.
 
-A unit of a prompt is what a tile of the batch has of it, some chunks of rows. A step is fetched once for all of them,
-and then each chunk that holds queries of the unit is multiplied with the spans it sees, for itself: a prompt that fills
-little of a tile costs as little arithmetic, and rows of other sequences in a chunk are computed and not written.
+A unit of a prompt is the prompt's part of a tile of the batch: some chunks of rows. A step is fetched once for all
+chunks; then each chunk that holds queries of the unit is multiplied with the spans it sees. So a prompt that fills
+little of a tile costs little arithmetic. Rows of other sequences in a chunk are computed but not written.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def attend_to_unit(
     def attend_span(c, at, i, start):
         """Attend to span i, masked; its first key is at position `start`."""
 
-        def values(_):  # memory no one wrote may hold NaN
+        def values(_):  # zero unseen values: memory that was never written may hold NaN
             return [
                 v.only(units.key_start[unit] - start, units.key_stop[unit] - start) for v in load(at, i, held.values)
             ]
@@ -156,7 +156,7 @@ def attend_to_unit(
         softmax(c).add(lambda _: load(at, i, held.keys), values, 1, seen)
 
     def hide_missing_blocks(at, entry, pages):
-        """Zero what stands in for pages without a block and mark their keys."""
+        """Zero the buffers of pages without a block, into which row 0 was copied, and mark their keys in `penalty`."""
         column = lax.broadcasted_iota(jnp.int32, penalty.shape, 1)
 
         @pl.loop(0, pages)
@@ -243,7 +243,7 @@ def attend_to_unit(
             result = of_halves(result) if has_scales(buffers.dtype) else result
             write_side_by_side(out, pl.ds(start, len(place)), result, own, chunk)
             return
-        # Rows of other units in the chunk were computed too: what the tile holds of them stays.
+        # Rows of other units in the chunk were computed too: keep the tile's results for them.
         if not decodes:
             mine = (places(c) >= units.first[unit]) & (places(c) < units.stop[unit])
             result = jnp.where(mine, result, out[c].astype(jnp.float32))
@@ -252,7 +252,7 @@ def attend_to_unit(
     if side_by_side:
         of_block = BLOCK_ROWS if decodes else 1
         block, before = (lax.div(units.tile[at], of_block) for at in (unit, jnp.maximum(unit - 1, 0)))
-        # Of units of one row those behind the live ones stay where the last of these is.
+        # For units of one row, the units after the live ones name the last live one's block again.
         begins = (block != before) & (unit < units.num_units[0]) if decodes else block != before
 
         @pl.when((unit == 0) | begins)

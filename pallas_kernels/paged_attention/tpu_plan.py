@@ -1,9 +1,9 @@
-"""Plans the TPU kernel's launches from the batch alone: what is the same for all layers is computed once a step.
+"""Plans the TPU kernel's launches from the batch alone, so that values shared by all layers are computed once a step.
 
 Every small operation before a launch costs a TPU about two thousand cycles whatever it does, so a loop over layers
 should hold none that does not need the layer.
 
-Sequences of one query, which decode, and prompts have launches of their own. A decode is bound by reading KV: its
+Sequences of one query, which decode, and prompts have separate launches. A decode is bound by reading KV: its
 launch multiplies the query heads of one row and spreads the starts of its copies over the arithmetic. A prompt is bound
 by arithmetic: its launch lets hundreds of rows share what is read.
 """
@@ -34,7 +34,7 @@ from pallas_kernels.paged_attention.tpu_units import check_tables, cut_into_unit
 )
 @dataclass(frozen=True)
 class Plan:
-    """Holds what the kernel needs of a batch.
+    """Holds the kernel's inputs that depend on the batch but not on the layer.
 
     Attributes:
         tables: row of the view, as blocks and layers together, that holds each page's first layer; -1 for no block.
@@ -124,7 +124,7 @@ def make_plan(
         last = jnp.pad(last, ((0, 0), (0, 0), (0, -tile.chunk % LANES)))
     units = max_units(tokens, seqs, tile.tokens)
     prompts = cut(lengths > 1, tile=tile.tokens, tiles=tiles, units=units, last_keys=behind)
-    if tile.fills_registers:  # what no prompt has of the result becomes zero in the tiles that are visited
+    if tile.fills_registers:  # a tile's first visit zeroes the rows of no prompt
         prompts = visit_all_tiles(prompts, tiles)
         return Plan(tables, decodes, prompts, None, None, last, tile, tuning)
     row = jnp.arange(tokens)

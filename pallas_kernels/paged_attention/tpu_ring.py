@@ -23,12 +23,12 @@ CURSOR = 4
 UNIT, ENTRY, LEFT, TAKEN = range(CURSOR)
 
 UNROLL = 8
-"""DMAs of a step that is not full that are started by straight-line code."""
+"""DMAs that one turn of the loop starts, in straight-line code, if a step is not full."""
 
 
 @dataclass(frozen=True)
 class Ring:
-    """Holds the buffers, and knows how far the fetching has got.
+    """Holds the buffers, and tracks how far the fetching has got.
 
     Attributes:
         units: SMEM.
@@ -130,7 +130,8 @@ class Ring:
 
     def _wait(self, at, pages: int) -> None:
         place = self.buffers.at[at, pl.ds(0, pages)]
-        pltpu.make_async_copy(place, place, self.sems.at[at]).wait()  # only the size matters
+        # A wait uses only the size of its copy, so any source will do.
+        pltpu.make_async_copy(place, place, self.sems.at[at]).wait()
 
     def _dma(self, row, at, page):
         heads = self.buffers.shape[2]
@@ -141,6 +142,7 @@ class Ring:
 
     def _move_on(self) -> None:
         unit, left = self.cursor[UNIT], self.cursor[LEFT] - self.step_pages
+        # The cursor moves to the unit's next step or, after its last one, to the next unit's first step.
         done = left <= 0
         following = jnp.minimum(unit + 1, len(self.units.entry) - 1)
         self.tables.enter(unit + 1, done)

@@ -1,9 +1,9 @@
 """Lays out the rows of a batch for the TPU kernel: queries before a launch, and results within it.
 
 A prompt's queries are multiplied chunk by chunk, a head's rows one after another. Results of a batch with prompts are
-written as the product that comes next reads them, a token's heads side by side in one row: turning them there from
-any other layout took XLA three operations and a tenth of a layer. A row is a part of a register then, so both launches
-write blocks of whole registers and leave in them what is not their own.
+written in the layout that the next matrix product reads, a token's heads side by side in one row: converting any other
+layout took XLA three operations and a tenth of a layer. In that layout a row is a part of a register, so both launches
+write blocks of whole registers and keep the rows in them that are not their own.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 BLOCK_ROWS = 16
-"""Rows of the batch in whole registers of bfloat16: those of a block that a decode writes one of."""
+"""Rows of the batch in whole registers of bfloat16. A decode writes a block of so many, to change one of its rows."""
 
 
 class Tile(NamedTuple):
-    """Says how a launch cuts the rows of a batch; both are powers of two.
+    """Describes how a launch cuts the rows of a batch; both fields are powers of two.
 
     Attributes:
         chunk: rows whose queries are multiplied at once, so that a row's place in it is its low bits.
-        chunks: chunks of a tile, which share what is read of KV.
+        chunks: chunks of a tile, which share the KV that is read.
     """
 
     chunk: int
@@ -75,7 +75,7 @@ def write_side_by_side(
     Args:
         rows: those of `out` that are written.
         result: row = group member * places + place.
-        own: which of the rows are written; the others stay. Where there is one place, all of `own` are given it.
+        own: the rows that are written; the others keep their values. With one place, all of `own` get its result.
     """
     heads, count, lanes = result.shape
     group = count // places

@@ -1,6 +1,6 @@
 """Does the arithmetic of the TPU kernel: one span of keys is added to the online softmax of some queries.
 
-It is that of FlashAttention-2 (arXiv 2307.08691, algorithm 1), with the sum of the weights kept a lane: lane l of
+It is FlashAttention-2 (arXiv 2307.08691, algorithm 1), with the sum of the weights kept per lane: lane l of
 `total` sums the keys at positions l, l + 128, ... and the lanes are added up once, at the end. The maximum is the same
 in all lanes, so nothing is broadcast from one lane to the others. Scores are in units of ``log 2``, as a TPU has an
 instruction for powers of two and a power of e is one of them and a multiplication.
@@ -26,7 +26,7 @@ MASKED = -1e30
 
 @dataclass(frozen=True)
 class OnlineSoftmax:
-    """Holds queries of some KV heads and what they have seen so far.
+    """Holds queries of some KV heads and the state of their softmax so far.
 
     Attributes:
         q: VMEM [heads, rows, lanes].
@@ -67,6 +67,8 @@ class OnlineSoftmax:
             keys, values: span i as a list of tiles; called in order, all keys first.
             seen: bool [rows, keys of all spans]; None = all. Values that no row sees must be finite.
         """
+        # The loops over spans and tiles of lanes are unrolled: the compiler then overlaps the matrix unit's products of
+        # one span with the exponentials of another. All scores are live at once, [heads, rows, span] each.
         scores = [self._scores(keys(i)) for i in range(spans)]
         if seen is not None:
             width = scores[0].shape[2]

@@ -1,7 +1,8 @@
-"""Gives the TPU kernel the ids of blocks from scalar memory: all tables at once, or those of the units in hand.
+"""Gives the TPU kernel the ids of blocks from scalar memory: all tables at once, or those of the current units.
 
-Scalar memory has 1 MiB. Block tables that fill more of it than `TABLE_BYTES` stay in HBM, and a table is brought when
-the ring comes to the unit before its own. Its window stays until the last of the unit's steps is computed.
+Scalar memory has 1 MiB. Block tables that take more than `TABLE_BYTES` stay in HBM; a unit's table is then copied into
+a window of scalar memory when the ring reaches the unit before it. The window stays until the unit's last step is
+computed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pallas_kernels.layout import LANES
 from pallas_kernels.paged_attention.tpu_units import Units
 
 TABLE_BYTES = 768 * 2**10
-"""What block tables may take of scalar memory, 1 MiB on a TPU v5e."""
+"""Most bytes that block tables take of scalar memory, which has 1 MiB on a TPU v5e."""
 
 
 def fit_whole(seqs: int, pages: int) -> bool:
@@ -25,18 +26,18 @@ def fit_whole(seqs: int, pages: int) -> bool:
 
 
 def table_width(pages: int) -> int:
-    """Return the ids of a table that is brought for itself, which is whole rows of lanes."""
+    """Return the width of a table that is copied alone: `pages` rounded up to whole rows of lanes."""
     return -(-pages // LANES) * LANES
 
 
 def windows_for(depth: int) -> int:
-    """Return how many windows a ring of so many steps needs, a power of two: each step may be of another unit, and the
-    ring's next unit and the one behind it have theirs, too."""
+    """Return the number of windows, a power of two, for a ring of `depth` steps: each step may belong to another unit,
+    and the ring's next unit and the one after it need a window too."""
     return 1 << (depth + 1).bit_length()
 
 
 def deepest_ring(pages: int) -> int:
-    """Return how many steps a ring may hold at most, so that the windows it needs fit in scalar memory.
+    """Return the most steps that a ring may hold if its windows are to fit in scalar memory.
 
     Raises:
         ValueError: not even those of two steps fit.
@@ -60,10 +61,10 @@ class WholeTables:
     ids: Any
 
     def prime(self) -> None:
-        """Make ready for the first unit."""
+        """Prepare the first unit."""
 
     def enter(self, unit: Any, entered: Any) -> None:
-        """Make ready for `unit` if `entered`, the unit before having been `prime`'s or the last that was entered."""
+        """Prepare `unit` if `entered`; units are entered in order, after `prime` has prepared the first."""
 
     def row(self, unit: Any, entry: Any) -> Any:
         """Return the view's row for an entry of a unit's table."""
@@ -72,12 +73,12 @@ class WholeTables:
 
 @dataclass(frozen=True)
 class TableWindows:
-    """Brings the table of a unit while the ring fetches the unit before it; same functions as `WholeTables`.
+    """Copies the table of a unit while the ring fetches the unit before it; has the methods of `WholeTables`.
 
     Attributes:
         units: SMEM.
         tables: HBM [seqs, 1, width].
-        windows: SMEM [windows, 1, width], a power of two of them; a unit has its number's low bits'.
+        windows: SMEM [windows, 1, width], a power of two of them; the low bits of a unit's number pick its window.
         sems: a DMA semaphore a window.
     """
 

@@ -1,10 +1,10 @@
 """Holds the sizes of the TPU kernel's launches: by chip, KV heads and width of a head.
 
 Bytes in flight cover the latency of HBM, about two microseconds: a chip that moves 819 GB/s needs 1.6 MB on their way,
-one that moves 3.7 TB/s needs 7.4 MB, and as much again while a step is computed. The rows of a tile share what is read
-of KV: a key and its value are 4 bytes for each of a head's lanes and give 4 operations a row, so a matrix unit keeps up
-with the memory from ``peak / bandwidth`` rows on: 240 on a v5e, 166 on a v5p, 560 on a v6e, 312 on a tpu7x. The next
-power of two leaves room for tiles that a prompt does not fill. Rows of a product are what docs/tpu.md counts.
+one that moves 3.7 TB/s needs 7.4 MB, and as much again while a step is computed. The rows of a tile share the KV that
+is read: a key and its value are 4 bytes for each of a head's lanes and give 4 operations a row, so a matrix unit keeps
+up with the memory from ``peak / bandwidth`` rows on: 240 on a v5e, 166 on a v5p, 560 on a v6e, 312 on a tpu7x. The
+next power of two leaves room for tiles that a prompt does not fill. docs/tpu.md counts the rows of a product.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Tuning(NamedTuple):
 
     Attributes:
         flight_bytes: bytes of KV that VMEM has room for, computed or on their way.
-        step_bytes: most bytes of KV of a step, which is waited for at once.
+        step_bytes: most bytes of KV of a step; the kernel waits for a whole step at once.
         step_keys: most keys of a step.
-        product_rows: most query rows of a KV head in a product, which is also the most of a sequence that decodes.
-        tile_rows: most query rows of a KV head that share what is read of KV, in launches for prompts.
+        product_rows: most query rows of a KV head in a product, and so of a sequence that decodes.
+        tile_rows: most query rows of a KV head that share the KV that is read, in launches for prompts.
     """
 
     flight_bytes: int = 4 * MIB
@@ -47,11 +47,11 @@ _FEW_HEADS_ROWS = 256
 """Rows of a product where a device has one or two KV heads: with 128 the latency of a product is not hidden."""
 
 _KINDS = {"v5 lite": "v5e", "v5e": "v5e", "v5p": "v5p", "v5": "v5p", "v6 lite": "v6e", "v6e": "v6e", "7x": "tpu7x"}
-"""What the names of devices contain, the longer ones first where one contains another."""
+"""Maps a part of a device's name to its chip; a longer part precedes any part that it contains."""
 
 
 def tuning_of(device_kind: str, kv_heads: int, head_dim: int) -> Tuning:
-    """Return the sizes for a device, such as ``TPU v5 lite``; one that is not known gets those of a v5e.
+    """Return the sizes for a device, such as ``TPU v5 lite``; an unknown device gets those of a v5e.
 
     Args:
         kv_heads: KV heads of one device.
@@ -67,6 +67,6 @@ def tuning_of(device_kind: str, kv_heads: int, head_dim: int) -> Tuning:
 
 
 def current_device_kind() -> str:
-    """Return the kind of the devices that are compiled for: those of the mesh in use, else this machine's."""
+    """Return the kind of the target devices: those of the mesh in use, else this machine's."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return (jax.devices()[0] if device is None else device).device_kind

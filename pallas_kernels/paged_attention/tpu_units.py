@@ -1,8 +1,8 @@
 """Makes the TPU kernel's work lists: which queries and which pages each grid step takes.
 
-A *tile* is so many consecutive rows of the batch, whatever sequences they are of; a *unit* is what a tile holds of one
-sequence. So queries are read from the batch where they lie, and no unit gathers its own. All of a unit's keys lie in
-one range of logical pages: pages behind its window or chunk or past its last query are never touched.
+A *tile* is a fixed number of consecutive rows of the batch, of any sequences; a *unit* is one sequence's part of it.
+So queries are read from the batch in place, and no unit gathers them. All of a unit's keys lie in one range of logical
+pages: pages before its window or chunk, or past its last query, are never touched.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ class Units(NamedTuple):
     are token positions within the sequence."""
 
     num_units: Any
-    """How many units are live, in the first place."""
+    """The number of live units, repeated for each unit; the kernel reads entry 0."""
     tile: Any
-    """Which tile of the batch's rows it is in."""
+    """The tile of the batch's rows that holds the unit."""
     first: Any
     """Place in the tile of the unit's first query."""
     stop: Any
-    """Place in the tile behind the unit's last query."""
+    """One past the place in the tile of the unit's last query."""
     query_pos: Any
-    """Position of the tile's first row, were it of the unit's sequence; negative if the sequence begins behind it."""
+    """Position of the tile's first row, counted in the unit's sequence; negative if the sequence begins after it."""
     seq: Any
     """The sequence, a row of the block tables."""
     entry: Any
-    """Index of the first page in what a kernel has of the block tables: all of them, flattened, or the sequence's."""
+    """Index of the first page in the kernel's block tables: in all tables, flattened, or in the sequence's own."""
     num_pages: Any
     """Pages that hold a key some query sees."""
     first_key: Any
@@ -93,7 +93,7 @@ def cut_into_units(
         tiles: tiles of the batch.
         units: length of the list.
         pages: width of the block tables.
-        whole_tables: whether the kernel has all tables flattened, or each sequence's for itself.
+        whole_tables: whether the kernel has all tables flattened, or one sequence's table at a time.
         last_keys: last key that each row of the tiles sees; None = its own.
     """
     starts, stops = query_starts[:-1], query_starts[1:]
@@ -133,8 +133,12 @@ def cut_into_units(
 
 
 def visit_all_tiles(work: Int[Array, "fields units"], tiles: int) -> Int[Array, "fields units"]:
-    """Return the list with the tiles that no live unit is in as those of the units behind the live ones, of which
-    there are enough: tiles and sequences less one are in it. What is left names the tile before once more."""
+    """Give the tiles that no live unit is in to the padding units after the live ones, so that the kernel visits every
+    tile and zeroes it.
+
+    The list is long enough: its length is tiles plus sequences minus one. Padding units that are left over repeat the
+    tile before them.
+    """
     units = Units(*work)
     unit, number = jnp.arange(work.shape[1], dtype=jnp.int32), units.num_units[0]
     tile = jnp.arange(tiles, dtype=jnp.int32)

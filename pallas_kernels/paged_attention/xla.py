@@ -1,7 +1,8 @@
 """Implements paged_attention for any XLA backend: split-KV decode units and query tiles, dynamic trip counts.
 
-What CPUs and older GPUs run. Work follows the tokens there are, not the padded shapes: loops go over as many
-units as the batch needs, and a unit's gathered KV stays in the cache between its two matrix products.
+It runs on CPUs where the Numba version does not, and on older GPUs. The work follows the batch's tokens, not the
+padded shapes: loops go over as many units as the batch needs, and a unit's gathered KV stays in the cache between its
+two matrix products.
 
 - Decodes: each sequence's context is cut into units of `_UNIT` tokens (flash-decoding); `_UNITS` units of any
   sequences are computed at once, and a last pass joins a sequence's units by their softmax statistics.
@@ -27,7 +28,7 @@ _NEVER = -1e30  # a finite stand-in for -inf: differences of two of them stay nu
 
 
 class Problem(NamedTuple):
-    """Holds what both paths read."""
+    """Holds the inputs of both paths."""
 
     q: Float[Array, "rows kv_heads q_per_kv key_width"]
     view: Float[Array, "blocks layers kv_heads tiles block_size 128"]
@@ -101,6 +102,8 @@ def _decode(
     batch = min(_UNITS, 4 * seqs, seqs * -(-pages // per_unit))
     most = -(-seqs * -(-pages // per_unit) // batch) * batch
 
+    # `batch` units a turn, of any sequences. Results of all units are kept, [most, ...]: a static shape, of which the
+    # loop, whose count is dynamic, fills as much as there are units.
     def compute(i: Int[Array, ""], parts: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         index = i * batch + jnp.arange(batch)
         seq = jnp.minimum((index[:, None] >= ends).sum(axis=1), seqs - 1)
@@ -133,6 +136,7 @@ def _decode(
     )
     tops, sums, values = lax.fori_loop(0, (ends[-1] + batch - 1) // batch, compute, empty)
 
+    # Turn j merges the j-th unit of every sequence at once; sequences with fewer units merge nothing.
     def join(j: Int[Array, ""], state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         at = jnp.minimum(starts + j, most - 1)
         mine = (j < counts)[:, None, None]
@@ -157,8 +161,8 @@ def prefill(
     lengths: Int[Array, " seqs"],
     last_keys: Int[Array, " tokens"] | None = None,
 ) -> Float[Array, "tokens kv_heads q_per_kv value_width"]:
-    """Attend from each sequence's `lengths[s]` queries, the last of its ``kv_lens[s]`` tokens, to all tokens up to
-    theirs or, with `last_keys`, up to those."""
+    """Attend from each sequence's last `lengths[s]` of ``kv_lens[s]`` tokens to all keys up to the token's own or, with
+    `last_keys`, up to the given ones."""
     tokens, kv_heads, q_per_kv, width = problem.q.shape
     seqs, pages = problem.tables.shape
     block_size = tokens_of(problem.view)
@@ -257,8 +261,7 @@ def _cap(scores: Array, soft_cap: float | None) -> Array:
 
 
 def _blank(sinks: Array | None, shape: tuple[int, ...], width: int) -> tuple[Array, Array, Array]:
-    """Return the softmax of queries that saw no key yet: the sinks, which broadcast to their `shape`, have all of
-    it."""
+    """Return the softmax state of queries that saw no key yet: the sinks, broadcast to `shape`, have all the weight."""
     values = jnp.zeros((*shape, width))
     if sinks is None:
         return jnp.full(shape, _NEVER), jnp.zeros(shape), values

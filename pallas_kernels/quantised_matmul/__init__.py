@@ -1,7 +1,7 @@
 """Multiplies rows with a `QuantisedMatrix`, with the matrices of experts, or with the vocabulary's table.
 
-The functions pick by platform among the modules here, each of which holds functions of those names; platforms without
-a module of their own run `reference`. Operands may be a shard's own arrays, inside `jax.shard_map`.
+Each function calls the function of the same name in the platform's module; platforms without a module use `reference`.
+Operands may be a shard's own arrays, inside `jax.shard_map`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pallas_kernels.quantised import QuantisedMatrix
 __all__ = ["quantised_matmul", "quantised_matmul_grouped", "quantised_matmul_table"]
 
 _MODULES: dict[Impl, str] = {name: f"{__name__}.{name}" for name in ("reference", "cpu", "tpu", "gpu")}
-"""The module that multiplies for an `Impl`, imported when it first does: Triton's packages may be missing."""
+"""The module of each `Impl`, imported at its first use, as Triton's packages may be missing."""
 
 
 def quantised_matmul(
@@ -39,7 +39,8 @@ def quantised_matmul(
         matrices: [inputs, outputs] each, with axis -2.
         index: may be traced.
         out_dtype: the result's dtype; None = that of `x`.
-        input_shards: shards over which XLA has split the contracted axis. Only TPUs' version asks, to sum up once.
+        input_shards: shards over which XLA has split the contracted axis. Only the TPU version uses it, to sum over
+            shards once.
         impl: see `pallas_kernels.platform.Impl`; None picks by platform. ``gpu`` needs unsharded operands.
     """
     dtype = jnp.dtype(out_dtype or x.dtype)

@@ -1,6 +1,6 @@
-"""Multiplies with quantised matrices of experts on a CPU, which dequantises those only that have rows.
+"""Multiplies with quantised matrices of experts on a CPU; dequantises only the experts that have rows.
 
-Products with one matrix are `reference`'s.
+Products with one matrix use `reference`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def quantised_matmul_grouped(
 ) -> Float[Array, "rows outputs"]:
     """See `pallas_kernels.quantised_matmul.quantised_matmul_grouped`.
 
-    Rows are cut into tiles of one expert each, and a loop takes tile by tile: it dequantises the expert's matrix and
-    multiplies. Rows of a tile beyond its expert's are overwritten by the next tile.
+    Rows are cut into tiles of one expert each. A loop over the tiles, with a dynamic count, dequantises the expert's
+    matrix and multiplies. Rows of a tile after its expert's last are overwritten by the next tile.
     """
     rows, experts = len(x), len(counts)
     tile = min(rows, _FEW if rows <= _FEW * experts else _MANY)

@@ -1,4 +1,4 @@
-"""Multiplies with float8 codes in float8 (w8a8): for devices whose matrix units take it, twice as fast as bfloat16."""
+"""Multiplies with float8 codes in float8 (w8a8), for devices whose matrix units do so twice as fast as in bfloat16."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pallas_kernels.quantised import QuantisedMatrix
 def multiply_as_float8(
     x: Float[Array, "rows inputs"], matrix: QuantisedMatrix, out_dtype: jnp.dtype
 ) -> Float[Array, "rows outputs"]:
-    """Return the product of rows that are rounded to float8_e4m3fn, each with a scale of its own.
+    """Return the product of rows that are rounded to float8_e4m3fn, each with a separate scale.
 
     Args:
-        matrix: its codes are float8_e4m3fn, and an output has one scale. XLA may partition it.
+        matrix: has float8_e4m3fn codes and one scale per output. XLA may partition it.
     """
     wide = x.astype(jnp.float32)
     steps = jnp.abs(wide).max(axis=1, keepdims=True) / float(jnp.finfo(jnp.float8_e4m3fn).max)

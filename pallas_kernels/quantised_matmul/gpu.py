@@ -1,8 +1,9 @@
-"""Multiplies with quantised matrices on GPUs: with the codes, by Triton kernels, where rows are few or experts'.
+"""Multiplies with quantised matrices on GPUs: Triton kernels read the codes directly if rows are few or are experts'.
 
-XLA writes the whole matrix as floats to memory and reads it again. That is little beside the products of a prompt's
-many rows, but a decode would move five to nine times the codes' bytes, and of experts all are written for any row.
-Codes that are float8 multiply many rows as float8, where the matrix units take it. Operands are not sharded.
+XLA writes the whole matrix as floats to memory and reads it again. For a prompt's many rows that costs little compared
+with the products, but a decode would move five to nine times the codes' bytes, and XLA writes the matrices of all
+experts whichever have rows. Float8 codes multiply many rows in float8, if the matrix units can. Operands are not
+sharded.
 """
 
 from __future__ import annotations
@@ -32,32 +33,32 @@ __all__ = [
 ]
 
 MOST_ROWS = 256
-"""Rows from which on a product takes longer than reading and writing the matrix as floats."""
+"""Most rows for the kernel; with more, the product takes longer than writing and reading the matrix as floats."""
 MOST_TILE = 64
-"""Rows of a program's tile; more are several tiles, which read the codes from the second-level cache."""
+"""Most rows of a program's tile; more rows are several tiles, which read the codes from the second-level cache."""
 MOST_ROWS_ONE_BY_ONE, MOST_TILE_ONE_BY_ONE, DEPTH_ONE_BY_ONE = 32, 16, 32
-"""The same where Triton has no matrix units, and how deep a step is then."""
+"""The same, and the depth of a step, on GPUs whose matrix units Triton does not use."""
 LEAST = 16
 """The fewest rows, and the fewest inputs, that matrix units take."""
 MOST_GROUP, MOST_PACKED = 64, 128
-"""Inputs of the largest group that a step takes: of bytes, and of two codes a byte."""
+"""Inputs of the largest group that a step takes: with one code per byte, and with two."""
 DEPTH = 64
-"""Inputs of a step where an output has one scale."""
+"""Inputs of a step if an output has one scale."""
 TURN_DEPTH = 64
-"""Inputs of a turn of the loop, if a step has no more: with three turns in flight a program uses at most 72 KiB of
-shared memory, and on sm_100 twice as many inputs spill registers."""
+"""Inputs of a turn of the loop, unless one step has more. With three turns in flight a program uses at most 72 KiB of
+shared memory; on sm_100 twice as many inputs spill registers."""
 FEW_COLUMNS, COLUMNS = 32, 64
-"""Outputs of a program: of a matrix with few of them, and of others."""
+"""Outputs of a program, for a matrix with few outputs and for others."""
 PROGRAMS = 256
-"""Programs that a launch should have, two for each multiprocessor of the larger GPUs: where a matrix has few outputs,
-its inputs are shared out."""
+"""Programs that a launch should have, two for each multiprocessor of the larger GPUs. If a matrix has few outputs,
+several programs share its inputs to reach this number."""
 MOST_PARTS = 8
 MOST_BYTES = 1 << 31
-"""A matrix has fewer bytes of codes than this: their places are numbers of 32 bits."""
+"""A matrix must have fewer bytes of codes than this, as the kernel's offsets have 32 bits."""
 
 
 class Grain(NamedTuple):
-    """Says how deep a step is, and whether it is a group."""
+    """The depth of a step, and whether a step is a group."""
 
     depth: int
     grouped: bool
@@ -92,12 +93,12 @@ def quantised_matmul_grouped(
 
 
 def most_rows() -> int:
-    """Return how many rows the kernel multiplies faster than XLA would, on the GPU that is compiled for."""
+    """Return the most rows that the kernel multiplies faster than XLA, on the GPU compiled for."""
     return MOST_ROWS if has_matrix_units() else MOST_ROWS_ONE_BY_ONE
 
 
 def takes(x: Float[Array, "rows inputs"], matrix: QuantisedMatrix) -> bool:
-    """Tell whether the kernels multiply: rows of two bytes a number, with codes whose groups are steps."""
+    """Tell whether the kernels take these operands: rows of 16-bit floats, and codes whose groups can be steps."""
     codes = math.prod(matrix.codes.shape[-2:])
     if not x.size or not codes or codes >= MOST_BYTES or x.dtype not in (jnp.float16, jnp.bfloat16):
         return False
@@ -108,7 +109,8 @@ def takes(x: Float[Array, "rows inputs"], matrix: QuantisedMatrix) -> bool:
 def multiply_held(
     x: Float[Array, "rows inputs"], matrix: QuantisedMatrix, out_dtype: jnp.dtype, *, launch: Launcher = triton_call
 ) -> Float[Array, "rows outputs"]:
-    """Return the product with a matrix, or the transpose of a table, that `takes` takes; it is never float."""
+    """Return the product with a matrix, or with the transpose of a table, that `takes` accepts. The matrix is never
+    dequantised in memory."""
     constants, arrays = _described(x, matrix)
     rows, outputs = len(x), constants["OUTPUTS"]
     steps = constants["INPUTS"] // constants["DEPTH"]
@@ -120,8 +122,8 @@ def multiply_held(
     columns = -(-outputs // width)
     wanted = min(MOST_PARTS, max(1, PROGRAMS // (tiles * columns)))
     parts = math.gcd(steps // constants["TURN"], 1 << (wanted.bit_length() - 1))
-    # Parts' sums are written and read as floats of four bytes: no more than a sixteenth of the codes' bytes. Whatever
-    # depends on tiles instead of rows is the same kernel for many numbers of them.
+    # Parts' sums are written and read as floats of four bytes; limit them to a sixteenth of the codes' bytes. The limit
+    # counts rows in whole tiles, so that batches of many sizes share one compiled kernel.
     while parts > 1 and 8 * parts * tiles * tile * outputs > matrix.codes.size // 16:
         parts //= 2
     is_table = matrix.axis == -1
@@ -150,7 +152,7 @@ def multiply_held_groups(
     *,
     launch: Launcher = triton_call,
 ) -> Float[Array, "rows outputs"]:
-    """Return each row's product with its expert's matrix, for tables of experts that `takes` takes."""
+    """Return each row's product with its expert's matrix, for tables of experts that `takes` accepts."""
     constants, arrays = _described(x, table)
     rows, experts = len(x), table.shape[0]
     tile = LEAST
@@ -191,7 +193,7 @@ def _described(x: Array, matrix: QuantisedMatrix) -> tuple[dict[str, Any], tuple
         "MINIMUMS": matrix.minimums is not None,
     }
     codes = jax.lax.bitcast_convert_type(matrix.codes, jnp.uint8) if float8 else matrix.codes
-    # A kernel that reads no minimums is given the scales in place of them, and of the rows' sums.
+    # A kernel that reads no minimums still has the arguments, so it gets the scales for them and for the rows' sums.
     sums, minimums = matrix.scales, matrix.scales
     if matrix.minimums is not None:
         sums, minimums = x.reshape(len(x), groups, -1).sum(axis=2, dtype=jnp.float32), matrix.minimums
@@ -199,7 +201,7 @@ def _described(x: Array, matrix: QuantisedMatrix) -> tuple[dict[str, Any], tuple
 
 
 def _grain(matrix: QuantisedMatrix) -> Grain | None:
-    """Return how the kernels walk over a matrix' inputs, None where they do not."""
+    """Return the kernels' steps over a matrix' inputs; None if they do not take it."""
     inputs = matrix.shape[matrix.axis]
     if matrix.scales_follow:
         depth = math.gcd(inputs, DEPTH if has_matrix_units() else DEPTH_ONE_BY_ONE)

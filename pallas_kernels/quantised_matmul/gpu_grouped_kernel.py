@@ -1,4 +1,8 @@
-"""Multiplies rows with codes of experts, in Triton: a program has some rows of one expert and some columns."""
+"""Multiplies rows with codes of experts, in Triton: a program has some rows of one expert and some columns.
+
+Memory and loops are those of `gpu_kernel`, without shares of the inputs. The grid has enough tiles of rows for any
+distribution of rows over experts, as the host does not know the counts; programs after the last tile have no rows.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Multiplies rows with codes of 8 or 4 bits, in Triton: codes become floats in registers only.
+"""Multiplies rows with codes of 8 or 4 bits, in Triton; codes become floats only in registers.
 
 Memory. x, codes, scales and minimums lie in global memory; the codes, the largest, are read once for a tile of rows. A
 step brings a tile of x, [TILE, DEPTH], and one of codes, [LINES, COLUMNS] bytes, to shared memory (Triton's pipeline
@@ -51,9 +51,9 @@ def multiply_codes(
     `product_of_steps`, whose arguments have these names.
 
     Args:
-        codes: bytes, those of an input's neighbours DOWN bytes apart, those of an output's ACROSS.
-        scales, minimums: one for each group and output, likewise SCALES_DOWN and SCALES_ACROSS apart.
-        row_count: how many rows there are; no constant, so that all numbers of them share the kernel's code.
+        codes: bytes; neighbouring inputs are DOWN bytes apart, neighbouring outputs ACROSS bytes.
+        scales, minimums: one for each group and output; SCALES_DOWN and SCALES_ACROSS are their strides.
+        row_count: number of rows; not a constant, so that batches of all sizes share the kernel's code.
     """
     LINES: tl.constexpr = DEPTH // 2 if PACKED else DEPTH
     STEPS: tl.constexpr = INPUTS // DEPTH
@@ -125,7 +125,7 @@ def product_of_steps(
 
     Args:
         rows: pointers to the rows' inputs of step 0, [TILE, lines].
-        sums: pointers to the rows' sums of group 0, float32, with those of the next groups beside them.
+        sums: pointers to the rows' sums over group 0, float32; the sums over later groups follow.
         codes: pointers to the bytes of step 0, [lines, COLUMNS].
         scales, minimums: pointers to those of group 0, [COLUMNS].
     """
@@ -170,7 +170,8 @@ def numbers(codes, dtype: tl.constexpr, E2M1: tl.constexpr):
     """Return what 4-bit codes stand for, in `dtype`: ``code - 8``, or a float of two bits of exponent and one of
     mantissa.
 
-    Codes become the last bits of a number whose others are 0, or the place of their own in a float16.
+    A code becomes the last mantissa bits of 1024 or 2**23, which is then subtracted together with the 8; the bits of an
+    E2M1 code go to their places in a float16.
     """
     if E2M1:
         wide = codes.to(tl.uint16)

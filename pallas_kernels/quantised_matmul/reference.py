@@ -1,4 +1,4 @@
-"""Multiplies with quantised matrices in plain jnp, for any backend; XLA may partition them."""
+"""Multiplies with quantised matrices in plain jnp, for any backend; XLA may partition the products."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.quantised import QuantisedMatrix
 
 _VOCAB_CHUNK = 1024
-"""How many rows of a table a CPU dequantises at a time: they stay in its cache until they are multiplied."""
+"""Rows of a table that a CPU dequantises at a time, so that they stay in its cache until they are multiplied."""
 
 
 def quantised_matmul(

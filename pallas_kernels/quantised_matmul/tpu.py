@@ -1,9 +1,9 @@
 """Multiplies with quantised matrices on TPUs, in jnp that their compiler fuses: no float copy of a matrix is made.
 
-Codes of four bits are contracted group by group, as numbers of the matrix units, and a group's product is scaled. To
-scale the codes instead, the compiler writes the whole matrix in bfloat16 to memory and reads it again. Codes of eight
-bits multiply many rows, a prompt's, as integers: each row is rounded to eight bits of its own (w8a8), which the matrix
-units multiply twice as fast. XLA may partition all of it.
+Codes of four bits are converted to bfloat16 and multiplied group by group; then each group's product is scaled. If the
+codes were scaled instead, the compiler would write the whole matrix in bfloat16 to memory and read it again. Codes of
+eight bits multiply many rows, as in a prompt, as integers: each row is rounded to eight bits with a separate scale
+(w8a8), and the matrix units multiply integers twice as fast. XLA may partition all of it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from pallas_kernels.quantised_matmul.reference import quantised_matmul_grouped, 
 __all__ = ["quantised_matmul", "quantised_matmul_grouped", "quantised_matmul_table"]
 
 FEW_ROWS = 128
-"""Rows that are contracted with all groups at once; the partial products of more would not stay in VMEM."""
+"""Most rows that are multiplied with all groups at once; the partial products, [groups, rows, outputs], of more would
+not stay in VMEM."""
 MANY_ROWS = 256
-"""Rows from which on a product takes longer than reading its matrix, so that integers pay."""
+"""From so many rows on, a product takes longer than reading its matrix, so that integers pay."""
 
 
 def quantised_matmul(
@@ -31,7 +32,7 @@ def quantised_matmul(
     """See `pallas_kernels.quantised_matmul.quantised_matmul`.
 
     Args:
-        input_shards: shards over which the contracted axis is split: nothing is computed across them but a last sum.
+        input_shards: shards over which the contracted axis is split; only one sum, at the end, runs across them.
     """
     if x.dtype == jnp.bfloat16 and matrix.axis == -2:
         if matrix.codec == UINT4:
@@ -64,7 +65,7 @@ def _one_after_another(
     scales: Float[Array, "groups outputs"],
     shards: int,
 ) -> Float[Array, "rows outputs"]:
-    """Return the sum of the groups' scaled products, in turns that take one group of every shard."""
+    """Return the sum of the groups' scaled products; each turn of the loop takes one group of every shard."""
     rows, groups, size = grouped.shape
     outputs = scales.shape[1]
     turns = groups // shards
@@ -83,7 +84,7 @@ def _one_after_another(
 def _as_integers(
     x: Float[Array, "rows inputs"], matrix: QuantisedMatrix, shards: int, out_dtype: jnp.dtype
 ) -> Float[Array, "rows outputs"]:
-    """Multiply rows that are rounded to eight bits, each shard's part of a row with a scale of its own."""
+    """Multiply rows that are rounded to eight bits; each shard's part of a row has a separate scale."""
     wide = x.astype(jnp.float32).reshape(len(x), shards, -1)
     steps = jnp.abs(wide).max(axis=2, keepdims=True) / 127
     rounded = jnp.rint(wide / jnp.where(steps == 0, 1, steps)).astype(jnp.int8)

@@ -2,13 +2,13 @@
 
 Every kernel here is called as ``kernel(view, layer, place, units, *operands, impl=impl, **options) -> (view, out)``:
 
-    view, layer   the group's blocks, ``[blocks, layers, rows, 128]``, and which of their layers; may be traced
-    place         where the state lies in them; its shape is the kernel's, over the heads or channels of this device
+    view, layer   the group's blocks, ``[blocks, layers, rows, 128]``, and the index of a layer, which may be traced
+    place         the state's place in a block; its shape is the kernel's, over the heads or channels of this device
     units         the step's tokens, cut into units of one sequence each (`pallas_kernels.recurrent.layout`)
     impl          see `pallas_kernels.platform.Impl`; None picks by platform. ``cpu`` takes float32 pools and states;
-                  ``tpu`` and ``gpu`` decode, states of the shapes that they say; the rest runs as ``xla``
-    view, out     the view with the states after the units, in place where it is donated; every token's output in the
-                  dtype of what goes in, 0 for tokens of no unit
+                  ``tpu`` and ``gpu`` run decodes of supported shapes; everything else runs as ``xla``
+    view, out     the view with the states after the units, in place if it is donated; every token's output in the
+                  dtype of the inputs, 0 for tokens of no unit
 
 All arithmetic is float32. A ValueError names a shape that does not fit.
 """
@@ -149,13 +149,13 @@ def gated_delta(
     *,
     impl: Impl | None = None,
 ) -> tuple[Shaped[Array, "blocks layers rows 128"], Float[Array, "tokens h v"]]:
-    """Apply the gated delta rule (arXiv 2412.06464): the state decays, what it says of k moves towards v by `beta`, and
-    q reads it.
+    """Apply the gated delta rule (arXiv 2412.06464): the state decays, its value for k moves towards v by `beta`, and q
+    reads it.
 
     The state ``[h, k, v]`` is the matrix S of ``o = q S``.
 
     Args:
-        q, k: normalised and scaled as the model wants them.
+        q, k: already normalised and scaled by the model.
         log_decay: at most 0.
 
     Raises:
@@ -179,9 +179,10 @@ def _run(
     what: recurrence.Recurrence,
     describe: Callable[[Any], Any],
 ) -> tuple[Array, Array]:
-    """Run a recurrence by the implementation asked for; what that does not take XLA does.
+    """Run a recurrence by the chosen implementation, or by XLA if that does not take it.
 
-    `describe` has a module of kernels describe it to its own `run`; None says that it does not take the shapes.
+    `describe` returns a module's description of the recurrence for its own `run`; None = the module does not take the
+    shapes.
     """
     chosen = resolve_impl(impl)
     if chosen == "reference":

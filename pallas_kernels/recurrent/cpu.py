@@ -1,7 +1,8 @@
 """Runs recurrences on CPUs: loops that update states where they lie in the pool, compiled by Numba, called by XLA.
 
-XLA:CPU makes several passes over a state of what is one here, and some of its sums read memory across rows. One custom
-call for decodes and one for the other units of a batch, shared by XLA's threads; a tile of a state is an item of work.
+XLA:CPU makes several passes over a state where these loops make one, and some of its sums read memory across rows.
+There is one custom call for decodes and one for the other units of a batch. XLA's threads share their items of work; an
+item is a tile of a state.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from pallas_kernels.recurrent.layout import StatePlace, Units
 from pallas_kernels.recurrent.recurrence import Recurrence
 
 DECODE_LANES, UNIT_LANES = 1024, 256
-"""Columns of a tile at most, where it does not end with a head or a group of heads: of a decode, which should read
-long rows, and of other units, whose tile should stay in the first cache."""
+"""Most columns of a tile, unless a head or group of heads ends it earlier: of a decode, which should read long rows,
+and of other units, whose tile should stay in the first-level cache."""
 CONV_LANES = 1024
-"""The latter of a convolution, whose state is small and whose inputs are most of what it reads."""
+"""`UNIT_LANES` of a convolution, whose state is small and which mostly reads inputs."""
 
 
 _LOG2E = 1.4426950408889634
@@ -29,17 +30,17 @@ _LOG2E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class Tiles:
-    """Says how a state is cut, and what the loops of one kernel take.
+    """Describes how a state is cut into tiles, and the operands of one kernel's loops.
 
     Attributes:
-        kernel: the end of the name of its loops' module.
-        operands: arrays of tokens, then constants, see there.
-        shape: ``[rows, columns]`` of what is cut by columns, of one state or, with `apart`, of each of its heads.
-        apart: number of heads that lie one behind the other, each a tile.
-        cuts: a tile is a number of columns that divides this one.
-        least: and is divided by this one.
-        has_piece: whether units are computed by products of matrices.
-        unit_lanes: columns of a unit's tile at most.
+        kernel: suffix of the name of the loops' module.
+        operands: arrays of tokens, then constants, as that module says.
+        shape: ``[rows, columns]`` of the state or, with `apart`, of each of its heads; it is cut by columns.
+        apart: number of heads that follow one another in memory, each a tile; 1 = none.
+        cuts: the columns of a tile divide this number; 0 = all columns.
+        least: the columns of a tile are a multiple of this number.
+        has_piece: whether the kernel computes a unit at once, not only token by token.
+        unit_lanes: most columns of a unit's tile.
     """
 
     kernel: str
@@ -122,9 +123,10 @@ def run(
 
 
 def _call(target, view, layer, what, units, tiles, out, first, stop, lanes, one_by_one):
-    """Run the units from `first` to `stop`; `out` has the outputs of those before, if there are any.
+    """Run the units from `first` to `stop`; `out` has the outputs of earlier units, if any.
 
-    Without it the result is memory as it was found, which the loops fill: zeros are not written to be overwritten.
+    Without it the result begins as uninitialised memory, which the loops fill completely, so no zeros are written
+    first.
     """
     width, (rows, stride) = tiles.width(lanes), tiles.shape
     step, number = (rows * stride, tiles.apart) if tiles.apart > 1 else (width, stride // width)

@@ -1,4 +1,7 @@
-"""Holds the loops of the causal convolution on CPUs, see `pallas_kernels.recurrent.cpu_walk`."""
+"""Holds the loops of the causal convolution on CPUs, see `pallas_kernels.recurrent.cpu_walk`.
+
+A tile is [width - 1, columns], the last inputs of some channels, the oldest first. Vectors run along channels.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,7 @@ def _convolve(state, at, start, stop, operands, out, width):
     for token in range(start, stop):
         y = out[token, at : at + width]
         _first_tap(y, bias[0, at : at + width], weight[kept, at : at + width], x[token, at : at + width])
+        # An earlier input comes from this unit's tokens or, before its start, from the state.
         for tap in range(kept):
             source = token - kept + tap
             if source >= start:
@@ -36,6 +40,7 @@ def _convolve(state, at, start, stop, operands, out, width):
                 _add_tap(y, weight[tap, at : at + width], state[kept + source - start, :width])
         if silu[0, 0] != f32(0.0):
             _activate(y)
+    # Ascending order: a row moved within the state is read before it is overwritten.
     for tap in range(kept):
         source = stop - kept + tap
         row, last = state[tap], source - start + kept

@@ -1,4 +1,8 @@
-"""Holds the loops of the gated delta rule on CPUs, see `pallas_kernels.recurrent.cpu_walk`."""
+"""Holds the loops of the gated delta rule on CPUs, see `pallas_kernels.recurrent.cpu_walk`.
+
+A tile is one head's state, [keys, values]. A token makes two passes over it; a piece of up to `UNIT` tokens is a few
+matrix products, whose operands lie in `Rooms`, around one triangular solve.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +36,8 @@ def _token(state, at, token, operands, out, scratch):
     values, decay = v[token, head * width : (head + 1) * width], exp(log_decay[token, head])
     for i in range(width):
         says[i] = y[i] = f32(0.0)
+    # First pass: the decayed state's values for the key and for the query. Second pass: the update. The query's reading
+    # after the update is its reading before it plus (k . q) * correction, so no third pass is needed.
     both = f32(0.0)
     for n in range(size):
         row, k_n, q_n = state[n], keys[n] * decay, queries[n] * decay
@@ -52,7 +58,7 @@ def _token(state, at, token, operands, out, scratch):
 
 @njit(fastmath=FAST)
 def _piece(state, at, start, length, operands, out, rooms):
-    """Put right what the state says, token by token, then attend over the corrections (arXiv 2412.06464, section
+    """Compute each token's correction of the state, then attend over the corrections (arXiv 2412.06464, section
     3.3)."""
     q, k, v, log_decay, beta = operands
     logs, overlaps, weights, turned, corrections = rooms.logs, rooms.overlaps, rooms.weights, rooms.turned, rooms.values
@@ -66,6 +72,7 @@ def _piece(state, at, start, length, operands, out, rooms):
     multiply(k_at, stride, length, of_state, width * FLOAT, size, corrections.ctypes.data, width * FLOAT, width, 0)
     multiply_earlier(k_at, stride, k_at, stride, length, size, overlaps.ctypes.data, UNIT * FLOAT)
     fade(weights, overlaps, logs, length)
+    # Forward substitution: a token's correction subtracts the part that earlier tokens' corrections cover.
     for token in range(length):
         rate, since, mine = beta[start + token, head], exp(f32(logs[token])), corrections[token]
         given, row = v[start + token, head * width : (head + 1) * width], weights[token]
@@ -76,6 +83,7 @@ def _piece(state, at, start, length, operands, out, rooms):
                 row[other] *= -rate
             its, earlier = row.ctypes.data, corrections.ctypes.data
             multiply(its, 0, 1, earlier, width * FLOAT, token, mine.ctypes.data, 0, width, 1)
+    # out = decay since the start * (q @ state) + (q k^T, weighed by decays, up to the diagonal) @ corrections.
     multiply(q_at, stride, length, of_state, width * FLOAT, size, to, stride_of(out), width, 0)
     for token in range(length):
         since, y = exp(f32(logs[token])), out[start + token, head * width : (head + 1) * width]
@@ -84,6 +92,7 @@ def _piece(state, at, start, length, operands, out, rooms):
     multiply_earlier(q_at, stride, k_at, stride, length, size, overlaps.ctypes.data, UNIT * FLOAT)
     fade(weights, overlaps, logs, length)
     multiply_lower(weights, length, corrections.ctypes.data, width * FLOAT, to, stride_of(out), width)
+    # state = decay over the piece * state + (k * decay until the end)^T @ corrections.
     for token in range(length):
         until = exp(f32(total - logs[token]))
         for n in range(size):

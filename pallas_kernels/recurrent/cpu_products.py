@@ -1,8 +1,7 @@
 """Multiplies matrices of a unit's tokens and states, in loops that Numba compiles around the tiles of
 `pallas_kernels.cpu_tiles`.
 
-Addresses and strides are in bytes. Rows of tokens are at most `UNIT`, and so are the rows' numbers where both axes are
-tokens.
+Addresses and strides are in bytes. Arrays have at most `UNIT` tokens along each axis of tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pallas_kernels.recurrent.layout import UNIT
 
 
 class Rooms(NamedTuple):
-    """Holds what lies between a piece's products; rows have room for `UNIT` tokens."""
+    """Holds the intermediate arrays of a piece's products, for up to `UNIT` tokens."""
 
     logs: np.ndarray  # [UNIT], float64
     overlaps: np.ndarray  # [UNIT, UNIT]
@@ -42,7 +41,7 @@ def make_rooms(size, width):
 
 
 def _column_of_tiles(vectors):
-    """Return a product whose result is so many vectors wide, as a compiled function."""
+    """Return a compiled product whose result is `vectors` vectors wide."""
     eight, one = tile(ROWS, vectors), tile(1, vectors)
 
     @ffi.njit_named(str(vectors))
@@ -63,8 +62,8 @@ _two, _one = (_column_of_tiles(vectors) for vectors in (2, 1))
 
 @njit
 def multiply(x, x_stride, rows, w, w_stride, depth, out, out_stride, width, more):
-    """Put x [rows, depth] @ w [depth, width] in its place, or with `more` add it; depth is at least 1, width in whole
-    vectors."""
+    """Write x [rows, depth] @ w [depth, width] to `out`, or with `more` add it; depth is at least 1, and width a
+    multiple of `LANES`."""
     vectors, at = width // LANES, 0
     while vectors >= 2:
         _two(x, x_stride, rows, w + at, w_stride, depth, out + at, out_stride, more)
@@ -79,8 +78,10 @@ _many_dots, _dot = dots(DOT_ROWS, TABLE_ROWS), dots(1, 1)
 
 @njit
 def multiply_earlier(x, x_stride, table, table_stride, rows, depth, out, out_stride):
-    """Put products of rows of x with the rows of a table up to the same number in their places; a few later ones too.
-    Depth is whole vectors."""
+    """Write the dot products of each row of x with the rows of a table up to the same index to `out`.
+
+    Some products with later rows are written too, as tiles reach beyond the diagonal. Depth is a multiple of `LANES`.
+    """
     row = 0
     while row < rows:
         here = min(DOT_ROWS, rows - row)
@@ -110,7 +111,10 @@ def multiply_earlier(x, x_stride, table, table_stride, rows, depth, out, out_str
 
 @njit
 def multiply_lower(weights, length, w, w_stride, out, out_stride, width):
-    """Add weights [length, length], 0 for later ones, times w."""
+    """Add the product of weights [length, length], 0 above the diagonal, with w to `out`.
+
+    A tile of rows is multiplied only up to its last row's diagonal, which skips nearly half of the products.
+    """
     for row in range(0, length, ROWS):
         here = min(ROWS, length - row)
         mine, to = weights.ctypes.data + row * UNIT * FLOAT, out + row * out_stride
@@ -119,19 +123,19 @@ def multiply_lower(weights, length, w, w_stride, out, out_stride, width):
 
 @njit
 def row_at(array, row, column):
-    """Return the address of an element of rows that follow one another."""
+    """Return the address of an element of a contiguous array."""
     return array.ctypes.data + (row * array.shape[1] + column) * FLOAT
 
 
 @njit
 def stride_of(array):
-    """Return the bytes from a row to the next."""
+    """Return the bytes from one row to the next."""
     return array.shape[1] * FLOAT
 
 
 @njit(fastmath=FAST)
 def fade(weights, overlaps, logs, length):
-    """Weigh overlaps [token, earlier token] by the decay in between."""
+    """Multiply overlaps [token, earlier token] by the decay between the two; later tokens get 0."""
     for token in range(length):
         row, of = weights[token], overlaps[token]
         for other in range(token + 1):
@@ -142,7 +146,7 @@ def fade(weights, overlaps, logs, length):
 
 @njit(fastmath=FAST)
 def scale(array, rows, width, factor):
-    """Multiply the first rows and columns of an array with a number."""
+    """Multiply the first rows and columns of an array by a number."""
     for n in range(rows):
         row = array[n]
         for i in range(width):

@@ -1,7 +1,7 @@
 """Holds the loops of the selective scan on CPUs, see `pallas_kernels.recurrent.cpu_walk`.
 
-A channel has its own decay for each of its states, so a unit is no product of matrices: its tokens pass over as many
-channels as a vector has lanes, whose states stay in registers meanwhile.
+A channel has a separate decay for each of its states, so a unit is no product of matrices. Instead, the loops take one
+vector of channels at a time through all tokens of the unit, and its states stay in registers from token to token.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def _token(state, at, token, operands, out, scratch):
 
 @njit
 def _piece(state, at, start, length, operands, out, rooms):
-    """Take a vector's channels through all tokens, then the next one's.
+    """Take one vector of channels through all tokens, then the next vector.
 
-    Its rates are moved together first: rows of a wide layer lie a power of two apart, and the first cache keeps few
-    such lines.
+    The vector's rates are copied together first: rows of a wide layer lie a power of two apart, and the first-level
+    cache can hold only a few such lines.
     """
     a, rates, stop, width = operands[4], rooms.turned, start + length, state.shape[1]
     vectors = width // LANES
@@ -49,7 +49,7 @@ def _piece(state, at, start, length, operands, out, rooms):
 
 @njit
 def _vector(state, lane, at, start, stop, operands, rates, rates_stride, out):
-    """Take the tokens from `start` to `stop` over `LANES` channels, as many states at a time as registers hold."""
+    """Take `LANES` channels through the tokens from `start` to `stop`, as many states at a time as registers hold."""
     x, dt, b, c, _, d = operands
     given, steps, to = row_at(x, start, at + lane), row_at(dt, start, at + lane), row_at(out, start, at + lane)
     skip, stride, its_stride, below = row_at(d, 0, at + lane), stride_of(x), stride_of(b), stride_of(state)
@@ -67,7 +67,7 @@ def _vector(state, lane, at, start, stop, operands, rates, rates_stride, out):
 
 @njit
 def _others(state, first, at, start, stop, operands, out, width):
-    """Take the tokens over the channels behind the last whole vector."""
+    """Take the channels after the last whole vector through the tokens."""
     x, dt, b, c, a, d = operands
     for i in range(first, width):
         for token in range(start, stop):

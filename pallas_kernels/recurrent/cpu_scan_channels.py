@@ -1,5 +1,5 @@
-"""Takes a vector's channels through tokens of the selective scan, as LLVM instructions: states stay in registers from
-token to token, and the exponentials, which are most of the work, fill vectors."""
+"""Takes a vector of channels through the tokens of a selective scan, as LLVM instructions. States stay in registers
+from token to token, and the exponentials, which are most of the work, fill whole vectors."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pallas_kernels.cpu_tiles import FLOAT, LANES, MANY_REGISTERS, VECTOR, Vecto
 from pallas_kernels.ffi.primitives import emit_prefetch
 
 STATES = 16 if MANY_REGISTERS else 4
-"""States of a channel that registers hold beside what a turn needs."""
+"""States of a channel that registers hold at once, next to the temporaries of a turn."""
 _AHEAD = 8
-"""Tokens whose inputs are fetched before their turn: they lie so far apart that no processor foresees them."""
+"""Inputs are prefetched so many tokens ahead: they lie so far apart that no processor prefetches them itself."""
 
 _WORD, _ONE = ir.IntType(64), ir.FloatType()
 _INTS = ir.VectorType(ir.IntType(32), LANES)
 _EXP2 = (1.490251773e-4, 1.338958213e-3, 9.620017957e-3, 5.550365183e-2, 2.402263686e-1, 6.931471833e-1, 1.0)
-"""Coefficients of 2 to the r for r from -1/2 to 1/2, the greatest power's first: of the polynomials that are 1 at 0, so
-that what is hardly forgotten is not made up, the one of the least greatest relative error, 2e-9."""
+"""Coefficients of 2 to the r for r from -1/2 to 1/2, highest power first. Among the polynomials that are exactly 1 at
+0, so that a state that hardly decays does not grow, this one has the least maximum relative error, 2e-9."""
 _SHORT_EXP2 = (2.402264974e-1, 6.931573298e-1, 1.0)
-"""The same for r from -1/64 to 1/64, 5e-8."""
+"""The same for r from -1/64 to 1/64; the error is 5e-8."""
 
 
 def _all(value: float) -> ir.Constant:
@@ -48,7 +48,7 @@ def _exp2(code: VectorCode, x: ir.Value) -> ir.Value:
 
 
 def _exp2_of_any(code: VectorCode, x: ir.Value) -> ir.Value:
-    """Do so by a polynomial and bits; the least result is 2**-126."""
+    """Compute `_exp2` by a polynomial and exponent bits; the least result is 2**-126."""
     builder, least = code.builder, _all(-126.0)
     x = builder.select(builder.fcmp_ordered(">", x, least), x, least)
     whole = builder.call(code.function(f"llvm.nearbyint.v{LANES}f32", VECTOR, [VECTOR]), [x])
@@ -58,19 +58,21 @@ def _exp2_of_any(code: VectorCode, x: ir.Value) -> ir.Value:
 
 
 def _exp2_of_avx512(code: VectorCode, x: ir.Value) -> ir.Value:
-    """Do so with few multiplications, for which these processors have half as many units as for the rest: x is a number
-    of 32nds and a rest, of which the former's fraction is looked up in two registers."""
+    """Compute `_exp2` with few multiplications, for which these processors have half as many units as for the rest.
+
+    x is split into a number of 32nds and a rest. The power of the fractional 32nds is looked up in two registers.
+    """
     builder, parts, number, mask = code.builder, 32, ir.IntType(32), ir.IntType(16)
     pick = code.function("llvm.x86.avx512.vpermi2var.ps.512", VECTOR, [VECTOR, _INTS, VECTOR])
     scale = code.function("llvm.x86.avx512.mask.scalef.ps.512", VECTOR, [VECTOR, VECTOR, VECTOR, mask, number])
     powers = [float(np.float32(2 ** (part / parts))) for part in range(parts)]
     low, high = (ir.Constant(VECTOR, half) for half in (powers[:16], powers[16:]))
-    rounding = _all(1.5 * 2**23 / parts)  # whose last bits then are the number of parts
+    rounding = _all(1.5 * 2**23 / parts)  # after adding it, the last bits are the number of 32nds
     shifted = builder.fadd(x, rounding)
     nearest = builder.fsub(shifted, rounding)
     fraction = builder.call(pick, [low, builder.bitcast(shifted, _INTS), high])
     every, as_set = ir.Constant(mask, -1), ir.Constant(number, 4)
-    power = builder.call(scale, [fraction, nearest, fraction, every, as_set])  # takes the whole number below
+    power = builder.call(scale, [fraction, nearest, fraction, every, as_set])  # scalef uses floor(nearest)
     return builder.fmul(power, _polynomial(code, _SHORT_EXP2, builder.fsub(x, nearest)))
 
 
@@ -78,10 +80,10 @@ def scan_tokens(states: int) -> Any:
     """Return ``f(state, state_stride, rates, rates_stride, x, dt, d, b, c, b_stride, out, stride, tokens, more)``, to
     be called from compiled loops.
 
-    It updates `states` rows of `LANES` channels by one token after the other, and puts their outputs, or with `more`
-    adds to those of other rows. Arguments are addresses and strides in bytes, but for the number of tokens, at least 1:
-    the state and its rates to the base 2, rows apart; x, dt and out, `stride` from token to token; d; b and c,
-    `b_stride` from token to token.
+    It updates `states` rows of `LANES` channels by one token after another, and writes their outputs or, with `more`,
+    adds them to those of other rows. Arguments are addresses and strides in bytes, except the number of tokens, at
+    least 1: the state and its rates to the base 2, with strides between rows; x, dt and out, `stride` from token to
+    token; d; b and c, `b_stride` from token to token.
     """
 
     @intrinsic

@@ -1,4 +1,9 @@
-"""Holds the loops of SSD on CPUs, see `pallas_kernels.recurrent.cpu_walk`."""
+"""Holds the loops of SSD on CPUs, see `pallas_kernels.recurrent.cpu_walk`.
+
+A tile is [n, columns]: the columns are whole heads of one group, `of_head` columns each. A token makes one pass over
+the tile, row by row. A piece of up to `UNIT` tokens is a few matrix products per head, as in attention, whose operands
+lie in `Rooms`, small enough to stay in the cache.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +42,7 @@ def _token(state, at, token, operands, out, scratch):
             y[i] = skip * x[token, at + i]
     size = len(state)
     first = at // (x.shape[1] // (b.shape[1] // size)) * size
+    # One pass updates a row and adds it to the output: vectors run along columns, so no sum crosses lanes.
     for n in range(size):
         row, b_n, c_n = state[n], b[token, first + n], c[token, first + n]
         for i in range(width):
@@ -54,17 +60,20 @@ def _piece(state, at, start, length, operands, out, rooms):
     size, width, of_head = len(state), state.shape[1], x.shape[1] // dt.shape[1]
     first = at // (x.shape[1] // (b.shape[1] // size)) * size
     c_at, b_at = row_at(c, start, first), row_at(b, start, first)
+    # All heads of the group share these: overlaps[t, s] = c_t . b_s for s <= t, and b transposed, [n, tokens].
     multiply_earlier(c_at, stride_of(c), b_at, stride_of(b), length, size, rooms.overlaps.ctypes.data, UNIT * FLOAT)
     for token in range(length):
         for n in range(size):
             turned[n, token] = b[start + token, first + n]
     for begin in range(0, width, of_head):
         lane, head, total = at + begin, (at + begin) // of_head, 0.0
+        # Sums of logarithms in float64, whose differences keep enough digits.
         for token in range(length):
             total += np.float64(dt[start + token, head]) * np.float64(a[0, head])
             logs[token] = total
         fade(rooms.weights, rooms.overlaps, logs, length)
         to, of_state = row_at(out, start, lane), row_at(state, 0, begin)
+        # out = decay since the start * (c @ state) + d * x + weights @ (dt * x), in the output's own memory.
         multiply(c_at, stride_of(c), length, of_state, stride_of(state), size, to, stride_of(out), of_head, 0)
         for token in range(length):
             since, step, mine = exp(f32(logs[token])), dt[start + token, head], inputs[token]
@@ -73,6 +82,7 @@ def _piece(state, at, start, length, operands, out, rooms):
                 mine[i] = step * given[i]
                 y[i] = since * y[i] + d[0, head] * given[i]
         multiply_lower(rooms.weights, length, inputs.ctypes.data, stride_of(inputs), to, stride_of(out), of_head)
+        # state = decay over the piece * state + b^T @ (dt * x * decay until the end).
         for token in range(length):
             until, mine = exp(f32(total - logs[token])), inputs[token]
             for i in range(of_head):

@@ -1,7 +1,12 @@
 """Walks over the units of a batch for `pallas_kernels.recurrent.cpu`, in loops that Numba compiles.
 
-Decodes are updated where they lie, each tile of each state an item of work. Of the units behind them an item of work is
-one tile of all states: its units follow one another, the state between them in memory of its own.
+Memory. A tile of a state is [rows, columns] in float32: all rows of the axis that outputs sum over, and some columns.
+In the pool a tile's rows lie `stride` numbers apart. Decodes update tiles in place in the pool. Other units update a
+copy in the thread's own memory, which goes to the pool after each unit that has a block to write.
+
+Loops. For decodes, each tile of each state is an item of work. For other units, an item is one tile position: the loop
+walks over all units in order, as a unit may continue from the state of the unit before it, and inside over the unit's
+tokens, unless the unit is computed as a piece.
 """
 
 from __future__ import annotations
@@ -22,19 +27,20 @@ from pallas_kernels.recurrent.layout import NEW
 _OPERANDS = 7
 """Arguments before a kernel's own."""
 
-# Functions that `walks` calls are its variables, not arguments: Numba keeps no code on disk that takes functions. The
-# custom calls stand in each kernel's module: of a function with variables Numba finds in no later process what it kept.
+# `walks` closes over the functions that it calls instead of taking them as arguments, because Numba does not cache
+# compiled code that takes functions. The custom calls are defined in each kernel's module, because a later process does
+# not find the cached code of a closure.
 
 
 def register(kernel: str, decodes: Any, units: Any) -> tuple[str, str]:
     """Return the names of the custom calls for a kernel's decodes and for its other units.
 
-    Arguments: the view; numbers int32 ``[layer, first row of the part, first unit, unit behind the last, rows, stride
-    and width of a tile, whether tokens go one by one, whether the decodes are all that there is]``, where a row of a
-    tile is `stride` numbers behind the one before; start, length, read and write of the units; the tiles' first numbers
-    in a state; operands and constants as the kernel's module says; what the output is before, where there is something.
-    Results: the view, which is the first argument, and the output, which is the last one if that is given. Rows behind
-    the last unit are cleared, by the decodes if these are all.
+    Arguments: the view; numbers int32 ``[layer, first row of the part, first unit, end of the units, rows, stride and
+    width of a tile, whether tokens go one by one, whether all units are decodes]``, where rows of a tile are `stride`
+    numbers apart; start, length, read and write of the units; the tiles' first numbers in a state; operands and
+    constants as the kernel's module says; the output of earlier calls, if any. Results: the view, aliased to the first
+    argument, and the output, aliased to the last argument if that is given. Output rows after the last unit are
+    cleared, by the decodes' call if all units are decodes.
     """
     ffi.register(f"jpaged_{kernel}_decodes", decodes, items_of=((3, 0), (6, 0)))
     ffi.register(f"jpaged_{kernel}_units", units, items_of=((6, 0),))
@@ -61,7 +67,7 @@ def _operand(frame, number):
 
 @njit
 def four_operands(frame):
-    """Return a kernel's own arguments as matrices; a tuple of any length is nothing that Numba compiles."""
+    """Return a kernel's own arguments as matrices; Numba cannot compile a tuple of variable length."""
     return _operand(frame, 0), _operand(frame, 1), _operand(frame, 2), _operand(frame, 3)
 
 
@@ -79,7 +85,7 @@ def six_operands(frame):
 
 @njit
 def _tile(frame, numbers, block, at):
-    """Return the rows of a tile in a block; its columns are the first ones."""
+    """Return a tile's rows in a block, ``[rows, stride]``; the tile is the first columns."""
     view = argument(frame, 0)
     page = block * dimension(view, 1) + numbers[0]
     place = ((page * dimension(view, 2) + numbers[1]) * LANES + at) * FLOAT
@@ -88,21 +94,22 @@ def _tile(frame, numbers, block, at):
 
 @njit
 def _clear(out, first, tiles, tile):
-    """Put zeros in a tile's columns of the output from row `first` on."""
+    """Zero a tile's columns of the output from row `first` on."""
     width = out.shape[1] // tiles.size
     for row in range(first, len(out)):
         out[row, tile * width : (tile + 1) * width] = np.float32(0.0)
 
 
 def walks(token: Any, piece: Any) -> tuple[Any, Any]:
-    """Return the loops over decodes and over other units, ``f(frame, first item, item behind the last, operands)``.
+    """Return the loops over decodes and over other units, ``f(frame, first item, end of the items, operands)``.
 
     Args:
-        token: what a token does to a tile, ``f(state, at, token, operands, out, scratch)``: the tile's rows, of which
-            the first columns count; where the tile begins in a layer's state, in numbers; the token; all tokens'
-            operands and the constants, each ``[tokens or rows, columns]``; all tokens' outputs; three rows as wide as
-            the tile. Each number is computed in one order, whatever tile it lies in and whatever is computed beside it.
-        piece: what a unit does, ``f(state, at, start, length, operands, out, rooms)``.
+        token: updates a tile by a token, ``f(state, at, token, operands, out, scratch)``. `state` has the tile's rows,
+            of which only the first columns count; `at` is the tile's first number in a layer's state; `operands` are
+            all tokens' operands and the constants, each ``[tokens or rows, columns]``; `out` has all tokens' outputs;
+            `scratch` is three rows as wide as the tile. Each number must be computed in one order, whatever its tile
+            and the other work are, so that its bits do not depend on them.
+        piece: updates a tile by a unit, ``f(state, at, start, length, operands, out, rooms)``.
     """
 
     recurrence = token.py_func.__module__.rpartition(".")[2]
@@ -118,6 +125,7 @@ def walks(token: Any, piece: Any) -> tuple[Any, Any]:
                 _clear(out, numbers[3], tiles, item % tiles.size)
             if unit < numbers[2] or unit >= numbers[3]:
                 continue
+            # Compute in the block that takes the state, or in scratch if none does; copy or zero it first if needed.
             state = _tile(frame, numbers, write[unit], at) if write[unit] >= 0 else none
             if read[unit] != write[unit] and read[unit] >= 0:
                 state[:, :width] = _tile(frame, numbers, read[unit], at)[:, :width]
@@ -135,6 +143,7 @@ def walks(token: Any, piece: Any) -> tuple[Any, Any]:
         for item in range(begin, end):
             at = tiles[item]
             for unit in range(numbers[2], numbers[3]):
+                # Otherwise the unit continues from the state that the last one left.
                 if read[unit] >= 0:
                     state[:, :] = _tile(frame, numbers, read[unit], at)[:, :width]
                 elif read[unit] == NEW:

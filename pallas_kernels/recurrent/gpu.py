@@ -1,7 +1,7 @@
 """Runs decodes of recurrences as Triton kernels, in place; prompts as XLA does.
 
-The shapes of launches were chosen by reasoning: a program's part of a state is what its threads hold in registers. They
-have not been tuned on a GPU.
+The shapes of launches were chosen by reasoning, so that a program's part of a state fits in its threads' registers.
+They have not been tuned on a GPU.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pallas_kernels.recurrent.recurrence import Recurrence
 PROGRAM_NUMBERS = 4096
 """Numbers of a state that a program holds: 32 registers a thread."""
 MAX_STATES = 256
-"""Most numbers that a column of a state may have: they lie in one program."""
+"""Most numbers of a column of a state: one program holds whole columns."""
 NUM_WARPS = 4
 
 
 @dataclass(frozen=True)
 class Decode:
-    """Says how a recurrence's decodes are launched.
+    """Describes the launch of a recurrence's decodes.
 
     Attributes:
         kernel: one of `gpu_kernels`.
@@ -120,7 +120,7 @@ def run(
 ) -> tuple[Shaped[Array, "blocks layers rows 128"], Shaped[Array, "tokens ..."]]:
     """Return the view and every token's output, 0 for tokens of no unit. The view is aliased to the result.
 
-    Tokens that are to be computed one by one are XLA's: each starts from what the one before it leaves.
+    Tokens that must be computed one by one run by XLA: each starts from the state that the one before it leaves.
     """
     if units.most == 1 and not units.decodes_only:
         return xla.run(view, layer, units, what)

@@ -1,7 +1,14 @@
 """Takes one token of each of many sequences through a recurrence, in Triton: states in and out by block, in place.
 
-A program has one decode and some columns of its state, in registers from read to write. Where the pool's elements are
-narrower than the state's, RATIO rows of the pool hold one row of the state (`pallas_kernels.recurrent.layout`).
+Memory. The pool stays in global memory. A program loads some whole columns of one decode's state, as a tile such as
+[STATE_LANES, CHANNEL_LANES], into registers, updates them there, and stores them to the block that takes the state. The
+numbers that an output sums over run down a column, so a sum stays within the program, and columns are
+neighbours in memory. If the pool's elements are narrower than the state's, RATIO rows of the pool hold one row of the
+state (`pallas_kernels.recurrent.layout`).
+
+Loops. There are none: the grid is (decodes, tiles of columns), with heads between the two for the delta rule. Programs
+of padding decodes end at once. A program loads its part of a state before it stores it, with a barrier between, because
+read and write block may be the same.
 
 Arguments that all kernels have: `at` int32 ``[layer, first row of the part, number of decodes]``; `read` and `write`,
 the units' blocks, negative for none; BLOCK_STRIDE and LAYER_STRIDE, elements of the pool in a block and in a layer of
@@ -16,14 +23,14 @@ import triton.language as tl
 
 @triton.jit
 def home_of(view, at, block, BLOCK_STRIDE: tl.constexpr, LAYER_STRIDE: tl.constexpr):
-    """Return the pointer to a block's part of a layer."""
+    """Return the pointer to a layer's state in a block; 64 bits, as a pool may have more than 2**31 elements."""
     layer, row = tl.load(at), tl.load(at + 1)
     return view + block.to(tl.int64) * BLOCK_STRIDE + layer.to(tl.int64) * LAYER_STRIDE + row * 128
 
 
 @triton.jit
 def where(inside, block):
-    """Return the mask `inside`, empty where there is no block."""
+    """Return the mask `inside`, or an empty mask if `block` is negative, which means that there is none."""
     return tl.where(inside, block, -1) >= 0
 
 
@@ -33,6 +40,8 @@ def load_state(home, element, mask, RATIO: tl.constexpr):
     if RATIO == 1:
         state = tl.load(home + element, mask=mask, other=0.0).to(tl.float32)
     else:
+        # A state's row of 128 numbers is RATIO rows of the pool, the low bits first: the parts of one number lie 128
+        # elements apart. Bits are moved as integers, since a move of floats may change bits.
         place = element // 128 * (RATIO * 128) + element % 128
         bits: tl.constexpr = 32 // RATIO
         words = home.to(tl.pointer_type(tl.int16 if RATIO == 2 else tl.int8)) + place
@@ -46,7 +55,7 @@ def load_state(home, element, mask, RATIO: tl.constexpr):
 
 @triton.jit
 def store_state(home, element, state, mask, RATIO: tl.constexpr):
-    """Put elements of a state, given in float32."""
+    """Store elements of a state, given in float32; the inverse of `load_state`."""
     if RATIO == 1:
         tl.store(home + element, state.to(home.dtype.element_ty), mask=mask)
     else:
@@ -102,6 +111,7 @@ def scan_decodes(
             decay = tl.exp(step[None, :] * tl.load(a + element, mask=inside, other=0.0))
         else:
             decay = tl.exp(step * tl.load(a + head, mask=mine, other=0.0))[None, :]
+        # b and c are [tokens, groups, STATES]; all channels of a group read the same STATES numbers.
         its = token * (CHANNELS // GROUP * STATES) + (channel // GROUP)[None, :] * STATES + n[:, None]
         of_b = tl.load(b + its, mask=inside, other=0.0).to(tl.float32)
         of_c = tl.load(c + its, mask=inside, other=0.0).to(tl.float32)
@@ -150,6 +160,7 @@ def delta_decodes(
         query = tl.load(q + row * KEYS + lane, mask=lane < KEYS, other=0.0).to(tl.float32)
         key = tl.load(k + row * KEYS + lane, mask=lane < KEYS, other=0.0).to(tl.float32)
         wanted = tl.load(v + row * VALUES + value, mask=value < VALUES, other=0.0).to(tl.float32)
+        # state is [keys, values]: decay it, move its value for the key towards `wanted`, then read it with the query.
         state *= tl.exp(tl.load(log_decay + row).to(tl.float32))
         missing = tl.load(beta + row).to(tl.float32) * (wanted - tl.sum(key[:, None] * state, 0))
         state += key[:, None] * missing[None, :]
@@ -190,6 +201,7 @@ def conv_decodes(
         element = tap[:, None] * CHANNELS + channel[None, :]
         source, goal = tl.load(read + unit), tl.load(write + unit)
         home = home_of(view, at, tl.maximum(source, 0), BLOCK_STRIDE, LAYER_STRIDE)
+        # The state is the last WIDTH - 1 inputs, [TAP_LANES, CHANNEL_LANES] in registers, the oldest first.
         window = load_state(home, element, where(inside, source), RATIO)
         place = unit.to(tl.int64) * CHANNELS + channel
         given = tl.load(x + place, mask=mine, other=0.0).to(tl.float32)

@@ -1,10 +1,10 @@
-"""Says how a recurrent layer's state lies in the pool, and how a ragged batch is cut into units of one sequence each.
+"""Defines the layout of a recurrent layer's state in the pool, and of a ragged batch as units of one sequence each.
 
-A view is ``[blocks, layers, rows, 128]`` in the pool's dtype. One layer's state in a block is a number of parts (the
-tail of a convolution, the state of a scan), each from a row of its own on. A part's elements are bitcast: where they
-are wider than the pool's, the rows that hold one row of 128 of them follow one another, low bits first; where they are
-narrower, one row of the pool holds several. So a block can be moved, copied and swapped like any other, and its bits
-stay what they are.
+A view is ``[blocks, layers, rows, 128]`` in the pool's dtype. One layer's state in a block has several parts (the last
+inputs of a convolution, the state of a scan), each beginning at a new row. A part's elements are bitcast to the pool's
+dtype. If they are wider, several consecutive rows of the pool hold one row of 128 elements, low bits first; if they are
+narrower, one row of the pool holds several. So a block can be moved, copied and swapped like any other, without a
+change of its bits.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from jaxtyping import Array, Int, Shaped
 LANES = 128
 
 UNIT = 64
-"""Tokens of a unit at most. Units end where a sequence's positions are multiples of it, whatever else is in the batch,
-so that the cut of a sequence does not depend on its neighbours."""
+"""Most tokens of a unit. Units end where a sequence's positions are multiples of it, so that the cut of a sequence does
+not depend on the rest of the batch."""
 
 ROW_TILE = 8
-"""A part takes whole tiles of so many rows of four bytes a lane, as TPUs lay them out."""
+"""A part fills whole tiles of so many rows of four bytes per lane, the layout of TPUs."""
 
 NEW = -1
 """`Units.read` of a sequence's first tokens: the state before them is zero."""
@@ -35,12 +35,12 @@ CARRY = -2
 
 @dataclass(frozen=True)
 class StatePlace:
-    """Says where one part of a layer's state lies on one device.
+    """The place of one part of a layer's state on one device.
 
     Attributes:
         row: first row of the view.
-        shape: of one sequence's, on one device.
-        dtype: of its elements.
+        shape: shape of the part of one sequence, on one device.
+        dtype: dtype of its elements.
     """
 
     row: int
@@ -48,14 +48,14 @@ class StatePlace:
     dtype: jnp.dtype
 
     def rows(self, pool_dtype: DTypeLike) -> int:
-        """Return how many rows of the view it takes."""
+        """Return the number of rows of the view that the part takes."""
         itemsize = jnp.dtype(pool_dtype).itemsize
         whole = ROW_TILE * 4 * LANES
         return -(-prod(self.shape) * self.dtype.itemsize // whole) * whole // (LANES * itemsize)
 
     def lying(self, *shape: int) -> StatePlace:
-        """Return the place with its elements in the order that they lie in: kernels keep what they sum over apart from
-        what lanes hold. `shape` has as many elements."""
+        """Return the place with the shape in memory order, in which the axis that kernels sum over comes before the
+        axis along lanes. `shape` has the same number of elements."""
         return replace(self, shape=shape)
 
 
@@ -66,7 +66,7 @@ class Units:
     The first `num_decodes` units have one token each, unit ``i`` token ``i``, and belong to distinct sequences; they
     read a block or nothing. The units of a sequence follow one another, and all but the first read `CARRY`.
 
-    A block that a unit writes is read by units of its own sequence only, or by none.
+    Only units of the same sequence may read a block that a unit writes.
 
     Attributes:
         start, length: a unit's tokens are ``[start, start + length)``; units follow one another in them.
@@ -97,8 +97,8 @@ def read_states(
     rows = place.rows(view.dtype)
     pages, page = _pages(view, layer, jnp.maximum(ids, 0))
     if len(ids) == 1:
-        # A loop of one turn or none. What is read outside a loop XLA may read again where it is used, after the pool
-        # has been written, for which it would keep a copy.
+        # A loop of one turn or none. XLA may repeat a read outside of a loop at its use, after the pool was written,
+        # and would keep a copy of the pool for it.
         raw, start = jnp.zeros((1, rows, LANES), view.dtype), (page[0], place.row, 0)
         count = (ids[0] >= 0).astype(jnp.int32)
         raw = lax.fori_loop(0, count, lambda _, __: lax.dynamic_slice(pages, start, raw.shape), raw)
@@ -128,7 +128,7 @@ def write_states(
     raw = to_rows(jnp.pad(flat, ((0, 0), (0, wide - flat.shape[1]))).reshape(len(ids), -1, LANES), view.dtype)
     pages, page = _pages(view, layer, ids)
     if len(ids) == 1:
-        # A loop of one turn or none, whose count XLA does not know: it would copy the pool for a select or a scatter.
+        # A loop of one turn or none, with a count unknown to XLA, which would copy the pool for a select or a scatter.
         count, start = (ids[0] >= 0).astype(jnp.int32), (page[0], place.row, 0)
         written = lax.fori_loop(0, count, lambda _, pool: lax.dynamic_update_slice(pool, raw, start), pages)
         return written.reshape(view.shape)
@@ -143,8 +143,10 @@ def write_states(
 def _pages(
     view: Shaped[Array, "blocks layers rows 128"], layer: int | Int[Array, ""], ids: Int[Array, " ids"]
 ) -> tuple[Shaped[Array, "pages rows 128"], Int[Array, " ids"]]:
-    """Return the view as one page for each block and layer, and the pages of a layer in some blocks: an axis of one
-    layer would let XLA choose an order of axes for which it copies the pool."""
+    """Return the view with one page per block and layer, and the pages of a layer in some blocks.
+
+    With a separate axis of layers, XLA may choose an order of axes for which it copies the pool.
+    """
     layers = view.shape[1]
     return view.reshape(-1, *view.shape[2:]), ids * layers + jnp.asarray(layer, jnp.int32)
 

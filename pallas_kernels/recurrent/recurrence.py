@@ -1,4 +1,4 @@
-"""Describes a recurrence over a batch to the implementations that serve all of them."""
+"""Describes a recurrence over a batch to the implementations that run any recurrence."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from pallas_kernels.recurrent.steps import Activation
 
 @dataclass(frozen=True)
 class Recurrence:
-    """What a recurrence does, and to what.
+    """A recurrence with its operands.
 
     Attributes:
-        place: of the state, with its axes in the order in which they lie.
+        place: place of the state, with its axes in memory order.
         operands: arrays of the batch's tokens, ``[tokens, ...]``.
         out: shape and dtype of the result, ``[tokens, ...]``.
         step: ``step(state, *of one token) -> (state, out)``.
         piece: ``piece(state, length, *of some tokens) -> (state, out)``, the same for the first `length` of some
-            neighbouring tokens at once; what is given of the others is 0, what comes out for them does not matter.
+            neighbouring tokens at once; the other tokens' inputs are 0, and their outputs are ignored.
     """
 
     place: StatePlace

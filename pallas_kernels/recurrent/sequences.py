@@ -1,6 +1,6 @@
 """Runs any recurrence over whole sequences from their first tokens, so that it can be differentiated.
 
-No state comes from a pool or goes to one, so there is neither a donated array nor a loop whose turns XLA does not know.
+It uses no pool, so there is neither a donated array nor a loop with a dynamic count, which JAX cannot differentiate.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def over_sequences(
 ) -> Shaped[Array, "rows ..."]:
     """Return each token's output of a recurrence over sequences of one length, ``rows = batch * tokens``.
 
-    The derivative computes the states of `UNIT` tokens again, so that one state of every so many tokens is kept.
+    The derivative recomputes states in pieces of `UNIT` tokens, so that only one state per piece is kept.
 
     Args:
         kernel: one of `pallas_kernels.recurrent`; `operands` and `options` are its own, sequence after sequence.
-        state: shape of one sequence's state, as the kernel's `place` would say it.
+        state: shape of one sequence's state, as in the kernel's `place`.
         real: False for padding, which changes no state.
     """
     batch, tokens = real.shape

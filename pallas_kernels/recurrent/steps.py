@@ -1,8 +1,8 @@
-"""Holds the recurrences themselves: what one token does to the state, and what it reads of it.
+"""Holds the recurrences themselves: how one token updates the state and reads its output from it.
 
-A step is ``step(state, *of the token) -> (state, out)`` in float32. States have the order of axes in which they lie in
-the pool: what a token's output sums over comes first, what has an output of its own last. So lanes of a vector never
-have to be added up, and a state is read and written row by row.
+A step is ``step(state, *of the token) -> (state, out)`` in float32. The axes of a state have the order of the pool: the
+axis that a token's output sums over comes first, and axes of the output come last. So sums never run across the lanes
+of a vector, and a state is read and written row by row.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def conv_step(
 
 
 def activated(y: Float[Array, "... ch"], activation: Activation) -> Float[Array, "... ch"]:
-    """Return y, or what its activation makes of it."""
+    """Return y after its activation, if any."""
     return y if activation is None else jax.nn.silu(y)
 
 
@@ -60,7 +60,8 @@ def ssd_step(
     a: Float[Array, "g m"],
     d: Float[Array, "g m"],
 ) -> tuple[Float[Array, "n g m p"], Float[Array, "g m p"]]:
-    """Take the step of Mamba-2 (arXiv 2405.21060, section 6): m heads of a group share b and c, a head its decay."""
+    """Take the step of Mamba-2 (arXiv 2405.21060, section 6): the m heads of a group share b and c; a head has one
+    decay."""
     decay, (b, c) = jnp.exp(dt * a)[..., None], (of_group.T[:, :, None, None] for of_group in (b, c))
     state = decay * state + b * (dt[..., None] * x)
     return state, (c * state).sum(axis=0) + d[..., None] * x
@@ -74,7 +75,7 @@ def delta_step(
     log_decay: Float[Array, " h"],
     beta: Float[Array, " h"],
 ) -> tuple[Float[Array, "h k v"], Float[Array, "h v"]]:
-    """Take the step of gated DeltaNet (arXiv 2412.06464, equation 10): what the state says of k moves towards v."""
+    """Take the step of gated DeltaNet (arXiv 2412.06464, equation 10): the state's value for k moves towards v."""
     state = jnp.exp(log_decay)[:, None, None] * state
     correction = beta[:, None] * (v - (k[:, :, None] * state).sum(axis=1))
     state = state + k[:, :, None] * correction[:, None, :]

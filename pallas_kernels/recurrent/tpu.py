@@ -1,7 +1,7 @@
 """Runs decodes of recurrences by Pallas Mosaic TPU kernels, in place; prompts as XLA does.
 
-What a kernel takes is said by the functions that describe it: states of whole tiles of lanes, as published models have
-them. They return None for what does not fit, which XLA then runs.
+The functions that describe a recurrence decide whether the kernel takes it: its states must fill whole tiles of lanes,
+as those of published models do. For other shapes they return None, and XLA runs the recurrence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pallas_kernels.recurrent.recurrence import Recurrence
 from pallas_kernels.recurrent.tpu_ring import PIECE_BYTES, Cell
 
 SPAN = 64
-"""Rows of 128 channels that are updated together: as many as leave room in the registers."""
+"""Most rows of 128 channels that are updated together; more would not leave room in the registers."""
 
 
 def takes(view: Shaped[Array, "blocks layers rows 128"], place: StatePlace) -> bool:
@@ -76,8 +76,8 @@ def delta(place: StatePlace, q: Array, k: Array, v: Array, log_decay: Array, bet
 
 
 def _of_channels(place, decay, inputs, b, c, rates, skip) -> Cell | None:
-    """Describe a scan: `decay` and `inputs` are ``[tokens, ch]``, b and c ``[tokens, g, n]``; with `rates`, ``[n,
-    ch]``, a decay is that of each step and rate."""
+    """Describe a scan: `decay` and `inputs` are ``[tokens, ch]``, b and c ``[tokens, g, n]``. With `rates`, ``[n,
+    ch]``, `decay` holds the steps, and the kernel computes ``exp(step * rate)``."""
     channels, (groups, n) = inputs.shape[1], b.shape[1:]
     rows = channels // LANES
     if channels % (LANES * groups) or rows // groups % ROW_TILE or place.dtype != jnp.float32:
@@ -112,7 +112,7 @@ def run(
 ) -> tuple[Shaped[Array, "blocks layers rows 128"], Shaped[Array, "tokens ..."]]:
     """Return the view and every token's output, 0 for tokens of no unit. The view is aliased to the result.
 
-    Tokens that are to be computed one by one are XLA's: each starts from what the one before it leaves.
+    Tokens that must be computed one by one run by XLA: each starts from the state that the one before it leaves.
     """
     if units.most == 1 and not units.decodes_only:
         return xla.run(view, layer, units, what)
@@ -127,7 +127,7 @@ def _is_float(place: StatePlace) -> bool:
 
 
 def _most(number: int, each: int) -> int:
-    """Return the largest divisor of `number` of which so many bytes each are no more than a piece."""
+    """Return the largest divisor of `number` so that that many items of `each` bytes fit in a piece, or 1."""
     most = max(1, PIECE_BYTES // each)
     return max(of for of in range(1, number + 1) if number % of == 0 and of <= most)
 
@@ -138,6 +138,6 @@ def _in_rows(*arrays: Array) -> tuple[Array, ...]:
 
 
 def _in_tiles(of: Array, tiles: int) -> Array:
-    """Return ``[tokens, g, n]`` as ``[tokens, g * tiles, 128]``, with zeros behind."""
+    """Return ``[tokens, g, n]`` as ``[tokens, g * tiles, 128]``, padded with zeros."""
     padded = jnp.pad(of, ((0, 0), (0, 0), (0, tiles * LANES - of.shape[2])))
     return padded.reshape(len(of), math.prod(padded.shape[1:]) // LANES, LANES)

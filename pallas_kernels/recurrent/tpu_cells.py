@@ -1,8 +1,9 @@
-"""Holds what the TPU kernels do with a piece of a state: see `pallas_kernels.recurrent.tpu_ring.Cell`.
+"""Holds the arithmetic of the TPU kernels on a piece of a state: see `pallas_kernels.recurrent.tpu_ring.Cell`.
 
-Loops over a piece's rows are written out: a piece is one block of instructions, whose loads, arithmetic and stores the
-compiler interleaves. What multiplies the rows of a state one by one (B, C, keys, queries) comes as lanes, and is turned
-into columns once.
+Loops over a piece's rows are unrolled: a piece is one block of instructions, whose loads, arithmetic and stores the
+compiler interleaves. Vectors with one number per row of a state (B, C, keys, queries) arrive along lanes; they are
+transposed into columns, [rows, 128] with the same number in all lanes of a row, once per token or head, because
+multiplying with a row then needs no broadcast across lanes.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from pallas_kernels.recurrent.layout import LANES
 
 
 def _column(row: jax.Array) -> jax.Array:
-    """Return 128 rows, each of which holds one lane of `row`, ``[1, 128]``, in all lanes."""
+    """Return 128 rows; row i holds lane i of `row`, ``[1, 128]``, in all its lanes."""
     return jnp.broadcast_to(row, (LANES, LANES)).T
 
 
 def begin_scan(tokens, out, scratch):
-    """Turn B and C into columns, and clear the output."""
+    """Transpose B and C into columns in scratch, ``[groups, n, 128]`` each, and clear the output."""
     for given, columns in zip(tokens[2:], scratch, strict=True):
         groups, n, _ = columns.shape
         tiles = n // LANES
@@ -31,12 +32,13 @@ def begin_scan(tokens, out, scratch):
 
 
 def update_scan(piece, number, tokens, constants, out, scratch, *, states, rows, groups, span):
-    """Update some numbers of each channel: `states` times `rows` rows, `span` rows at a time.
+    """Update `states` numbers of each channel: a piece has `states` times `rows` rows, and a row is 128 channels.
 
-    tokens: decays (steps, where constants hold rates), inputs, B, C.
+    tokens: decays (steps, if constants hold rates), inputs, B, C.
     """
     decays, inputs, _, _ = tokens
     of_b, of_c = scratch
+    # Spans of channels outside: their decays, inputs and outputs stay in registers over all states of the piece.
     for first in range(0, rows, span):
         channels, group = pl.ds(first, span), first // (rows // groups)
         decay, given, y = decays[0, channels], inputs[0, channels], out[0, channels]
@@ -55,7 +57,10 @@ def begin_delta(tokens, out, scratch):
 
 
 def update_delta(piece, number, tokens, constants, out, scratch, *, heads, size):
-    """Update some heads. tokens: queries, keys, values, decays, rates, a row a head."""
+    """Update some heads: a head's state is [size, 128], keys down and values across.
+
+    tokens: queries, keys, values, decays, rates, one row per head.
+    """
     queries, keys, values, decays, rates = tokens
     for nth in range(heads):
         head = pl.ds(number * heads + nth, 1)
@@ -75,6 +80,8 @@ def update_conv(piece, number, tokens, constants, out, scratch, *, width, silu):
     """Convolve, and move the inputs by one. tokens: inputs; constants: weights [width, rows, 128], offset [rows, 128];
     scratch: the state, whose parts begin anywhere in a tile."""
     (inputs,), (weights, offset), (window,) = tokens, constants, scratch
+    # A tap has `rows` rows, which need not be whole tiles. The state goes through float32 scratch, where slices may
+    # begin at any row; the ring's buffer is read and written whole.
     rows, given = offset.shape[0], inputs[0]
     window[...] = piece.read(0, window.shape[0])
     y = offset[...] + weights[width - 1] * given

@@ -1,8 +1,16 @@
 """Takes each decode's state through VMEM in pieces: the part that the TPU kernels of all recurrences share.
 
-A *piece* is a run of rows of one layer's state in one block, at most `PIECE_BYTES`; it comes by one DMA, is updated in
-its buffer, and goes by one DMA to the block that takes the state. Pieces of all decodes go through one ring of buffers,
-half of it reading ahead and half writing behind, whatever sequence they belong to.
+Memory. The pool stays in HBM, read and written by DMAs that the kernel starts itself. A *piece* is a run of rows of one
+layer's state in one block, at most `PIECE_BYTES`. One DMA brings it into a buffer of a ring in VMEM, [ring, rows, 128];
+the cell updates it in the buffer; another DMA writes it to the block that takes the state. A token's operands and
+output, [1, rows, 128] each, are blocks that Pallas moves; constants stay in VMEM for the whole launch.
+
+Loops. The grid has one turn per decode, in order; a turn loops over the pieces of its state. Pieces of all decodes are
+numbered through, and piece n uses buffer ``n % ring``. While piece n is computed, up to half of the ring is being read
+and the other half may still be written:
+
+    take(n): wait for the read of n; update; start the write of n; wait for the write of n - ring / 2, which is the
+             last user of the buffer of n + ring / 2; start the read of n + ring / 2
 """
 
 from __future__ import annotations
@@ -23,13 +31,13 @@ from pallas_kernels.recurrent.layout import LANES, StatePlace, Units
 
 PIECE_BYTES = 512 * 1024
 RING_BYTES = 4 * 2**20
-"""VMEM of the ring: half of it is on its way in, 2 MiB, more than HBM delivers while a DMA starts."""
+"""VMEM of the ring. Half of it, 2 MiB, is being read, which is more than HBM delivers during the latency of a DMA."""
 MIN_RING, MAX_RING = 4, 32
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What a recurrence's kernel does with a token's state, piece by piece.
+    """A recurrence's part of the kernel: how a token updates its state, piece by piece.
 
     Attributes:
         update: ``update(piece, number, tokens, constants, out, scratch)`` updates the pieces' `Piece` in place, for
@@ -40,8 +48,8 @@ class Cell:
         constants: arrays that all tokens share, whole in VMEM.
         rows, pieces: rows of 128 elements of a piece, and pieces of a state.
         out_rows: rows of a token's output.
-        skip: what is added to the outputs of all tokens; None = nothing.
-        scratch: shapes of float32 in VMEM that the functions may use.
+        skip: is added to the outputs of all tokens; None = nothing.
+        scratch: shapes of float32 arrays in VMEM for the functions.
     """
 
     update: Callable[..., None]
@@ -81,14 +89,14 @@ class Piece:
         return own.astype(jnp.float32)
 
     def write(self, first: int, states: Float[Array, "rows 128"]) -> None:
-        """Put some rows."""
+        """Write some rows."""
         own, rows = states.astype(self.dtype), len(states) * self.ratio
         raw = own if own.dtype == self.buffers.dtype else pltpu.bitcast(own, self.buffers.dtype)
         self.buffers[self.at, pl.ds(first * self.ratio, rows)] = raw
 
 
 def _kernel(layer, count, read, write, *refs, cell: Cell, place: StatePlace):
-    """Take the decode of this turn of the grid through its pieces.
+    """Update the state of this grid turn's decode, piece by piece.
 
     SMEM: layer, count [1]; read, write [units].
     VMEM: the token's rows of `cell.tokens`; `cell.constants`; after the view, which is not used, and the view again,
@@ -102,6 +110,7 @@ def _kernel(layer, count, read, write, *refs, cell: Cell, place: StatePlace):
     ahead, pieces = ring // 2, cell.pieces
     unit, total = pl.program_id(0), count[0] * pieces
 
+    # `number` counts the pieces of all decodes. A negative block means no read (a new state) or no write.
     def copy(number, outward):
         block = (write if outward else read)[lax.div(number, pieces)]
         slot = lax.rem(number, ring)
@@ -124,6 +133,7 @@ def _kernel(layer, count, read, write, *refs, cell: Cell, place: StatePlace):
 
         @pl.when(number < total)
         def start_when_free():
+            # The buffer's last piece, `ring` before, was computed half a ring ago; its write may still be running.
             @pl.when(number >= ring)
             def after_the_last_write():
                 wait(number - ring, True)
@@ -170,7 +180,7 @@ def decode(
     *,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[Shaped[Array, "blocks layers rows 128"], Float[Array, "decodes rows 128"]]:
-    """Return the view, aliased, with the decodes' states, and each one's output; what is no decode has any."""
+    """Return the view, aliased, with the decodes' new states, and each decode's output; other rows may be anything."""
     decodes = min(len(cell.tokens[0]), len(units.read))
     rows = cell.rows * place.dtype.itemsize // view.dtype.itemsize
     piece_bytes = rows * LANES * view.dtype.itemsize
@@ -192,7 +202,7 @@ def decode(
         ),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
-            grid=(jnp.maximum(units.num_decodes, 1),),  # a turn without a decode would cost its start
+            grid=(jnp.maximum(units.num_decodes, 1),),  # dynamic, as each turn costs its start even without a decode
             in_specs=[*token_specs, *whole, in_hbm],
             out_specs=[in_hbm, pl.BlockSpec((1, cell.out_rows, LANES), of_token)],
             scratch_shapes=[

@@ -1,7 +1,7 @@
-"""Runs any recurrence on any backend of XLA: decodes many at once, then prompts a piece of a sequence after another.
+"""Runs any recurrence on any backend of XLA: many decodes at once, then the pieces of prompts one after another.
 
-How many of either there are XLA does not know: loops turn as often as the batch has them. The view goes through the
-loops and is updated in place.
+Their numbers are not known at compile time, so loops have dynamic counts. Loops carry the view, so that XLA updates it
+in place.
 """
 
 from __future__ import annotations
@@ -43,20 +43,22 @@ def behind_decodes(
     recurrence: Recurrence,
     y: Shaped[Array, "decodes ..."],
 ) -> tuple[Shaped[Array, "blocks layers rows 128"], Shaped[Array, "tokens ..."]]:
-    """Run the units behind the decodes, whose states are in the view already and whose outputs are `y`; what y has of
-    other tokens may be anything."""
+    """Run the units after the decodes. The view already has the decodes' states, and `y` their outputs; other rows of
+    `y` may be anything."""
     out, live = jnp.zeros(recurrence.out.shape, recurrence.out.dtype), jnp.arange(len(y)) < units.num_decodes
     out = _put(out, y, 0, live)
     return (view, out) if units.decodes_only else _pieces(view, layer, units, recurrence, out)
 
 
 def _decodes(view, layer, units, recurrence, out):
-    """Take each of the first tokens from its own state to its own state."""
+    """Run the decodes, `together` at a time: each token reads and writes its own state."""
     place, most = recurrence.place, min(len(out), len(units.read))
     together = min(most, max(1, STATES_BYTES // (prod(place.shape) * place.dtype.itemsize)))
 
     def some(number, carry):
         view, out = carry
+        # The last turn begins earlier, so that its slice fits; `live` leaves out the rows that an earlier turn
+        # computed.
         start = jnp.minimum(number * together, most - together)
         row = start + jnp.arange(together)
         live = (row >= number * together) & (row < units.num_decodes)
@@ -73,7 +75,7 @@ def _decodes(view, layer, units, recurrence, out):
 
 
 def _tokens(view, layer, units, recurrence, out):
-    """Take one token after the other, each as a unit of its own; see `_carried`."""
+    """Run tokens one after another, each as a separate unit; see `_carried`."""
     live = jnp.ones(1, bool)
 
     def token(number, state, out):
@@ -86,9 +88,10 @@ def _tokens(view, layer, units, recurrence, out):
 
 
 def _pieces(view, layer, units, recurrence, out):
-    """Take one unit behind the decodes after the other; see `_carried`."""
+    """Run the units after the decodes, one after another; see `_carried`."""
     tokens, longest = len(out), min(UNIT, len(out))
     behind = longest - 1
+    # A unit's slice has a static length, `longest`, and may reach beyond the last token: pad by as much.
     padded = [jnp.pad(operand, ((0, behind), *((0, 0),) * (operand.ndim - 1))) for operand in recurrence.operands]
 
     def piece(number, state, out):
@@ -104,8 +107,8 @@ def _pieces(view, layer, units, recurrence, out):
 
 
 def _carried(view, layer, units, recurrence, out, take, first):
-    """Run ``take(unit, state, out) -> (state, out)`` for units from `first` on, each from the state that it reads or
-    that the one before it has left."""
+    """Run ``take(unit, state, out) -> (state, out)`` for units from `first` on. Each starts from the state that it
+    reads or, with `CARRY`, from that of the unit before it."""
     place = recurrence.place
 
     def unit(number, carry):
@@ -125,7 +128,7 @@ def _some(array: Shaped[Array, "tokens ..."], start: Int[Array, ""], number: int
 
 
 def _masked(x: Shaped[Array, "number ..."], live: Bool[Array, " number"]) -> Shaped[Array, "number ..."]:
-    """Return x in float32, with 0 for what is not live: it may be anything, NaN too."""
+    """Return x in float32, with 0 for rows that are not live, which may hold anything, even NaN."""
     return jnp.where(live.reshape(-1, *(1,) * (x.ndim - 1)), x.astype(jnp.float32), 0.0)
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.recurrent.steps import Activation, activated
 
 _LEAST = -128.0
-"""A logarithm of a decay below which float32 knows no difference: its exponential is 0 there."""
+"""The least logarithm of a decay: below it float32's exponential is 0 anyway."""
 _GRID = 2.0**10
 """Steps of this fraction are summed up without rounding: `UNIT` numbers down to `_LEAST` have 23 bits in all."""
 
@@ -23,8 +23,9 @@ _dot = lax.Precision.HIGHEST
 def sums_of_logs(logs: Float[Array, "tokens ..."]) -> tuple[Float[Array, "tokens ..."], Float[Array, "tokens ..."]]:
     """Return sums of each token's logarithm and all before it, as pairs to be subtracted one by one.
 
-    The difference of two long sums would lose the digits of what lies between them, which may be a short one. So what
-    of a logarithm is a multiple of 1 / `_GRID` is summed up exactly, and the rest, which is small, beside it.
+    The decay between two tokens is the difference of their sums. If the sums are long and the difference is short, it
+    would lose its digits. So each logarithm is split: its multiple of 1 / `_GRID` is summed exactly, and the small rest
+    is summed separately.
     """
     logs = jnp.maximum(logs, _LEAST)
     coarse = jnp.round(logs * _GRID) / _GRID
@@ -69,8 +70,8 @@ def scan_piece(
     a: Float[Array, "ch n"],
     d: Float[Array, " ch"],
 ) -> tuple[Float[Array, "n ch"], Float[Array, "tokens ch"]]:
-    """Scan the tokens as a tree (Blelloch, 1990): a channel has its own decay for each state, so there are no matrices
-    to multiply."""
+    """Scan the tokens as a tree (Blelloch, 1990): each channel has a separate decay for each state, so the piece is no
+    product of matrices."""
     del length
     decay = jnp.exp(dt[:, None, :] * a.T)
     added = b[:, :, None] * (dt * x)[:, None, :]
@@ -119,8 +120,8 @@ def delta_piece(
 ) -> tuple[Float[Array, "h k v"], Float[Array, "tokens h v"]]:
     """Solve for the corrections of all tokens at once, then attend over them (arXiv 2412.06464, section 3.3).
 
-    A token's correction is what it would be alone less what those before it have already put right: a triangular
-    system, whose solution is the product of UT transforms there.
+    A token's correction is its correction without the others, minus the share that earlier tokens' corrections already
+    cover. This is a triangular system; its solution is the product of UT transforms in the paper.
     """
     del length
     q, k, v, beta = (jnp.moveaxis(of, 0, 1) for of in (q, k, v, beta))

@@ -36,7 +36,7 @@ def rotated_heads(
     *,
     impl: Impl | Literal["reference"],
 ) -> RotatedHeads:
-    """Return queries and keys rotated by their token's angles, and values as they are, each in an array of its own.
+    """Return queries and keys rotated by their token's angles, and values unchanged, in three separate arrays.
 
     Each pair (i, i + half) of a head is turned, and what follows the pairs stays; computed in float32.
 
@@ -74,8 +74,8 @@ def takes(dtype: DTypeLike, impl: Impl, *, shape: tuple[int, ...] | None = None,
     """Tell whether `impl` has heads of this dtype, on the GPU that is compiled for where it is ``gpu``.
 
     Args:
-        shape: of the joined heads; a TPU's kernel takes none that it is not told.
-        half: pairs of a head, told with `shape`.
+        shape: of the joined heads; a TPU's kernel takes them only if `shape` is given.
+        half: pairs of a head; given together with `shape`.
     """
     if impl in ("tpu", "tpu_interpret"):
         return shape is not None and jnp.dtype(dtype) in (jnp.bfloat16, jnp.float32) and tpu.takes(shape, half)

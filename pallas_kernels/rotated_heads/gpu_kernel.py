@@ -55,7 +55,7 @@ def rotate_heads(
     turned = heads * cosine[None, :] + partners * sine[None, :]
     queries = q + place * (GROUP * HEAD_DIM) + row[:, None] * HEAD_DIM + lane[None, :]
     tl.store(queries, turned.to(dtype), mask=(row < GROUP)[:, None] & inside)
-    # Behind the queries lie the key and the value: rows of the same tile, but in arrays of their own.
+    # The key and the value are rows of the same tile, after the queries, but go to separate arrays.
     alone = place * HEAD_DIM + lane[None, :] + tl.zeros([ROWS, 1], tl.int64)
     tl.store(k + alone, turned.to(dtype), mask=(row == GROUP)[:, None] & inside)
     tl.store(v + alone, given, mask=(row == GROUP + 1)[:, None] & inside)

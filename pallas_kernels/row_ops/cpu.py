@@ -12,7 +12,7 @@ ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
-"""Which loop computes a gate whose activation has this name."""
+"""Maps the name of a gate's activation to the loop that computes it."""
 
 
 def takes(x: jax.Array) -> bool:

@@ -1,8 +1,8 @@
 """Implements row_ops as a Pallas Mosaic TPU kernel: a norm, or an addition and its norm, in one launch.
 
-XLA makes three operations of them (the sum with the total of its squares, the roots, and bringing the norm's weights
-beside the next product), each of which costs a TPU about 1,800 cycles beside its work. Here 16 rows at a time, which
-lie in VMEM, are added, squared, summed and scaled.
+XLA makes three operations of them (the sum with the total of its squares, the roots, and copying the norm's weights to
+the next product), each of which costs a TPU about 1,800 cycles besides its work. This kernel adds, squares, sums and
+scales 16 rows at a time in VMEM.
 """
 
 from __future__ import annotations

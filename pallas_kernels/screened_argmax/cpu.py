@@ -13,8 +13,8 @@ from pallas_kernels.screened_argmax.screen import INPUTS, Screen
 MOST_LISTED = 4096
 """Rows of the table that may be listed for a row of x; with more, all are multiplied."""
 FACTS = 4
-"""Numbers that are kept of a row of x beside its digits: what makes up for the codes' offset, its norm and that of what
-rounding left out, both in units of its scale, and the best lower bound so far, in the same units."""
+"""Numbers stored for each row of x besides its digits: the correction for the codes' offset; its norm and the norm of
+its rounding error, both in units of its scale; and the best lower bound so far, in the same units."""
 
 
 def takes(shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> bool:

@@ -1,9 +1,9 @@
 """Holds the loops of `pallas_kernels.screened_argmax.cpu`, compiled by Numba: one call screens, one multiplies.
 
-The first rounds the rows of x, then takes panels of the screen, some an item. It lists each row of the table whose
-upper bound reaches the best lower bound so far, which threads share without a lock: one that is overwritten by a lower
-one lists more, and no fewer. The second call strikes out what the best lower bound of all leaves behind and multiplies
-the others, in the order of `pallas_kernels.matmul.cpu_kernel`.
+The first call rounds the rows of x, then takes panels of the screen, `PANELS_OF_AN_ITEM` per item of work. It lists
+each row of the table whose upper bound reaches the best lower bound so far. Threads share that bound without a lock: if
+a lower one overwrites it, more rows are listed, never fewer. The second call drops rows below the final lower bound and
+multiplies the others, in the order of `pallas_kernels.matmul.cpu_kernel`.
 """
 
 from __future__ import annotations

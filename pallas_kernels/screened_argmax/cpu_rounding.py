@@ -22,8 +22,8 @@ DIGIT = 127
 MOST_DIGITS = 8
 """Digits of a number."""
 RANGE = 3.0
-"""How many times the root of a row's mean square its first digits reach: with less, more tiles come again; with more,
-more words reach the best one's bound. 3 to 4 took the least time with SmolLM2-135M."""
+"""Largest number of a first digit, in units of the row's root mean square. With less, more tiles are multiplied again;
+with more, more words reach the best one's bound. 3 to 4 took the least time with SmolLM2-135M."""
 _LOOSE = {"contract", "reassoc", "nsz", "arcp"}
 _FLOAT = 4
 
@@ -45,7 +45,7 @@ def _norms(x):
 
 @njit(fastmath=_LOOSE)
 def _nearest(x, inverse, scale, near):
-    """Round ``x * inverse``; returns the 2-norm of what is left out, and the sum of the integers."""
+    """Round ``x * inverse``; returns the 2-norm of the rounding error, and the sum of the integers."""
     lost, total = f32(0.0), np.int32(0)
     for lane in range(x.size):
         number = np.rint(x[lane] * inverse)

@@ -29,7 +29,7 @@ def bounds(kind: Kind, rows: int, panels: int) -> Any:
     upper [rows, panels * 16], float32, gets a bound that no product of these rows and panels exceeds, in units of the
     rows' scales; `reached` is not 0 where one is no less than its row's best lower bound, or is not a number. Arguments
     are addresses: `digits` of the first of these rows in the group's first turn, `order` of the number of turns and
-    their tiles, `coming` of panels to be fetched meanwhile.
+    their tiles, `coming` of panels to prefetch.
     """
     dots = KINDS[kind]
 

@@ -1,4 +1,4 @@
-"""Holds a table in 8 bits beside itself, with a bound of what that leaves out of each of its rows."""
+"""Holds an 8-bit copy of a table, with a bound on the rounding error of each row."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pallas_kernels.tile_order import OUTPUTS
 INPUTS = 4
 """Inputs of a tile."""
 OFFSET = 128
-"""What is added to every code, as the instructions take them without a sign."""
+"""Offset added to every code, as the instructions take unsigned codes."""
 SCALE, LOST, LENGTH = range(3)
-"""What `Screen.words` says of a row of the table."""
+"""Indices of a row's numbers in `Screen.words`."""
 SMALLEST, LARGEST = 1e-10, 1e15
-"""Between which the largest number of a row is, of the table or of x, for its bounds to hold: squares leave float32's
-range beyond. Other rows of the table are always multiplied, and with other rows of x all of them are."""
+"""Range of a row's largest number, in the table or in x, in which its bounds hold; beyond it squares leave float32's
+range. Other rows of the table are always multiplied, and other rows of x are multiplied with the whole table."""
 _PANELS_AT_ONCE = 32
-"""Panels that are made at once, so that what stands between fits a cache."""
+"""Panels that are made at once, so that intermediate arrays fit in the cache."""
 _ROUNDED_UP = 1 + 1e-4
-"""Makes a sum of squares in float32 no less than it is, of up to a thousand numbers that are each rounded."""
+"""Factor that makes a sum of squares in float32 an upper bound, for up to a thousand numbers that are each rounded."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("codes", "words"), meta_fields=())
@@ -34,10 +34,10 @@ class Screen:
 
     Attributes:
         codes: uint8 [panels, quads, 16, 4], each too large by `OFFSET`; codes beyond the table stand for 0.
-        words: float32 [panels, 3, 16]: of each row of the table its scale; what, times the 2-norm of x, bounds both
-            what rounding left out of a product and how far a float32 product is from the true one; and the 2-norm of
-            what the codes stand for. Nobody knows a bound of rows that leave float32's range: it is infinite there, and
-            -infinite behind the end of the table.
+        words: float32 [panels, 3, 16], three numbers for each row of the table: its scale; a factor that, times the
+            2-norm of x, bounds the product's error, both from rounding to codes and from float32 arithmetic; and the
+            2-norm of the decoded row. Rows that leave float32's range have no such bound: the factor is infinite
+            there, and -infinite after the end of the table.
     """
 
     codes: Any
@@ -45,7 +45,7 @@ class Screen:
 
 
 def abstract_screen(outputs: int, inputs: int) -> Screen:
-    """Return what `make_screen` makes of a table of this shape, with shapes for arrays."""
+    """Return the result of `make_screen` for a table of this shape, with shapes in place of arrays."""
     panels = -(-outputs // OUTPUTS)
     codes = jax.ShapeDtypeStruct((panels, -(-inputs // INPUTS), OUTPUTS, INPUTS), jnp.uint8)
     return Screen(codes, jax.ShapeDtypeStruct((panels, 3, OUTPUTS), jnp.float32))

@@ -1,7 +1,7 @@
 """Multiplies some rows with quantised matrices held in tiles, by integer instructions of the CPU.
 
 Each row's numbers are rounded to 8 bits inside the product, a group of neighbours sharing a scale: the matrix' groups
-where it has some, else as long as `ROUNDED_TOGETHER` allows. A row's result does not depend on the rows beside it, and
+where it has some, else as long as `ROUNDED_TOGETHER` allows. A row's result does not depend on the other rows, and
 all kinds of instructions (`pallas_kernels.cpu_dots`) give the same integers.
 """
 

@@ -63,7 +63,7 @@ def rounded_bytes(inputs: int, variant: TileVariant) -> int:
 
 
 def _bound(function: Any, name: str, **names: Any) -> Any:
-    """Return a function with these global names besides its module's, kept on disk under a name of its own."""
+    """Return a function with these global names besides its module's, kept on disk under a separate name."""
     return ffi.named(FunctionType(function.__code__, function.__globals__ | names, function.__name__), name)
 
 
@@ -71,7 +71,7 @@ def _rows_by_panels(variant: TileVariant, panels: int) -> Any:
     """Return the product of any number of rows and so many panels, as a compiled function."""
     most, together = variant.tiles[0][0], 1 if variant.widens else panels
     full, one = product(variant, most, together), product(variant, 1, together)
-    # What is not widened is not compiled: it does nothing.
+    # Numba compiles both branches, so give it a no-op where the format has no widened path.
     many, widens = (rows_by_widened_panels(variant, panels), True) if variant.widens else (_nothing, False)
 
     def multiply(x, x_stride, f, f_stride, rows, w, w_panel, scales, least, s_panel, groups, quads, out, stride):

@@ -13,7 +13,7 @@ from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TileVariant, repeated
 
 _WORD, _INT, _FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()
 _NUMBERS = {1: ir.IntType(8), 2: ir.IntType(16)}
-"""What a row's number is held in, by its bytes."""
+"""LLVM's type of a row's rounded number, by its bytes."""
 _LANES = 16
 SMALLEST = 1e-30
 """Groups in which no number is larger are taken as 0: the inverse of their scale may have no number."""
@@ -49,7 +49,7 @@ def emit_rounding(
     places = ir.Constant(vector(_WORD, _LANES), list(range(_LANES)))
 
     def read(turn: ir.Value) -> ir.Value:
-        """Return the numbers of a turn, 0 behind the last."""
+        """Return the numbers of a turn, 0 after the last."""
         left = emit.spread(builder.sub(count, emit.times(turn, _LANES)), _LANES)
         there = builder.icmp_signed("<", places, left)
         address = builder.inttoptr(emit.at(x, emit.times(turn, _LANES * FLOAT)), FLOATS.as_pointer())

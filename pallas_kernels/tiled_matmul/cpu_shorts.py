@@ -31,7 +31,7 @@ PANEL_BYTES = DEPTH // 2 * TILE_BYTES
 
 def rows_by_widened_panels(variant: TileVariant, panels: int) -> Any:
     """Return the product of any number of rows and so many panels, as a compiled function; its arguments are those of
-    `product` with `rows` behind the rows' factors, and without `more`."""
+    `product`, with `rows` after the rows' factors and without `more`."""
     wide, widen = replace(variant, kind=SHORTS.kind, offset=0), widening(variant)
     several, single = _rows_by_all(wide, ROWS, panels), _rows_by_all(wide, 1, panels)
     room = panels * PANEL_BYTES

@@ -28,8 +28,8 @@ from pallas_kernels.ffi.primitives import emit_prefetch
 _BYTE, _SHORT, _WORD, _INT, _FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(64), ir.IntType(32), ir.FloatType()
 TILE_BYTES, FLOAT = 64, 4
 FACTORS = 12
-"""Bytes of what a row has beside a group's numbers: their scale, the integer that makes up for the codes' offset, and
-what multiplies the matrix' minimums."""
+"""Bytes of a row's factors for a group: the scale, the integer that corrects for the codes' offset, and the factor of
+the matrix' minimums."""
 ADDS, UNFINISHED = 1, 2
 """Flags of a product of some of a row's groups: some are in the result already; others follow, and an output's scale
 with them."""

@@ -1,4 +1,4 @@
-"""Zeroes a pool of pages: at its beginning, and later the pages that nobody needs any more.
+"""Zeroes a pool of pages: all of them at the start, and later the pages that are no longer needed.
 
 Both read as plain zeros. On Linux `cpu_kernel` gets them by giving the memory back to the operating system, which maps
 zeros at the next touch: a page takes memory only from its first write until it is zeroed.

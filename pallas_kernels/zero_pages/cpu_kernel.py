@@ -1,4 +1,4 @@
-"""Zeroes by unmapping, compiled by Numba: whole pages of Linux' are given back, what is left of them is written."""
+"""Zeroes by unmapping, compiled by Numba: whole pages are returned to Linux, and the rest is overwritten with zeros."""
 
 from __future__ import annotations
 

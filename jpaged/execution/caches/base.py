@@ -153,7 +153,7 @@ class LayerCache(ABC):
     format: BlockSettings
     Batch: ClassVar[type[tuple[Any, ...]]]
     skips_unread_rows: ClassVar[bool] = False
-    """Whether `operate` takes `last_keys` of -1, see `jpaged.model_api.Attend`, or no token's result is its own."""
+    """True if `operate` takes `last_keys` of -1, see `jpaged.model_api.Attend`, or if results are not per token."""
 
     # ------------------------------------------------------------------ memory
 
@@ -208,7 +208,7 @@ class LayerCache(ABC):
         return ()
 
     def one_by_one(self, arrays: Any, rows: slice | Int[np.ndarray, " rows"], seqs: Int[np.ndarray, " rows"]) -> Any:
-        """Return the arrays of a step of only the tokens in `rows`, each as a sequence of its own.
+        """Return the arrays of a step of only the tokens in `rows`, each as a separate sequence.
 
         Args:
             arrays: the arrays of the whole step.

@@ -162,7 +162,7 @@ class _Reading(NamedTuple):
         return self._attend(q, self.table, self.starts, lens, last_keys=self.seen - 1)
 
     def by_token(self, q: Float[Array, "tokens ..."], most: int) -> Float[Array, "tokens ..."]:
-        """Attend from each token as a sequence of its own, whose last token it is; from `most` of them at a time, as
+        """Attend from each token as a separate sequence, whose last token it is; from `most` of them at a time, as
         far as there are tokens."""
         token = jnp.arange(len(q))
         sequence = jnp.minimum((token[:, None] >= self.starts[1:]).sum(axis=1), len(self.table) - 1)

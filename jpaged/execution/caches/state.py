@@ -117,8 +117,8 @@ def state_batch(step: HostStep, tables: StateTables) -> StateBatch:
 def most_units(tokens: int, seqs: int, plan: GroupLayout, *, verifies: bool = False) -> int:
     """Return the most units that so many tokens of so many sequences are cut into.
 
-    A sequence's tokens are cut at multiples of `UNIT`, at regular checkpoints and at up to two ends of its own, and
-    after each of the drafts where the step verifies any: there are no more of them than sequences that fit.
+    A sequence's tokens are cut at multiples of `UNIT`, at regular checkpoints and at up to two ends of the sequence,
+    and after each of the drafts where the step verifies any: there are no more of them than sequences that fit.
     """
     assert isinstance(plan.spec.policy, StateCheckpoints)
     apart = plan.spec.policy.interval
@@ -127,7 +127,7 @@ def most_units(tokens: int, seqs: int, plan: GroupLayout, *, verifies: bool = Fa
 
 
 def token_by_token(whole: StateBatch, rows: slice) -> TokenByToken:
-    """Return the tokens `rows` of a step, each as a unit of its own; these are its launches' tokens, in order.
+    """Return the tokens `rows` of a step, each as a separate unit; these are its launches' tokens, in order.
 
     A state that the next launch starts from is left in the block that its unit, or one that follows it, ends in.
     """

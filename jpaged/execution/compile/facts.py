@@ -23,7 +23,7 @@ PACKAGES = {
     "gpu": ("jax", "jaxlib", "flax", "numpy", "jax-triton", "triton", "jax-cuda12-pjrt", "jax-cuda13-pjrt"),
     "tpu": ("jax", "jaxlib", "flax", "numpy", "libtpu"),
 }
-"""Whose versions decide what is compiled for a platform; one that is not installed is part of it too."""
+"""Packages whose versions a platform's compiled programs depend on; that one is not installed counts too."""
 CODE = ("jpaged", "pallas_kernels", "jpaged_models")
 
 

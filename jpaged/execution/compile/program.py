@@ -163,7 +163,7 @@ class Program:
             return None
         lowered = self._function.lower(*args, **static)
         self.out_info = lowered.out_info
-        # A trace takes megabytes and is not asked for again. What `jax.jit` returns has more than its type says.
+        # A trace takes megabytes and is not needed again. What `jax.jit` returns has more than its type says.
         self._function.clear_cache()  # type: ignore[attr-defined]
 
         def compile_it() -> None:
@@ -192,7 +192,7 @@ class Program:
         self._on_compiled(key, seconds)
 
     def forget(self) -> None:
-        """Let go of everything that was compiled; what is called again is compiled again."""
+        """Release all compiled programs; a later call compiles again."""
         self._compiled.clear()
 
 

@@ -29,7 +29,7 @@ class RecentPrograms:
     """Finds compiled programs by all that they depend on. Safe in threads.
 
     Args:
-        most: programs kept; the one that was asked for longest ago goes first.
+        most: programs kept; the least recently requested one is dropped first.
     """
 
     def __init__(self, most: int = MOST_PROGRAMS) -> None:

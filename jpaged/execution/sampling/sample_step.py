@@ -77,8 +77,8 @@ class StepOutput(NamedTuple):
         tokens: sampled ids.
         logprobs: their log-probabilities; 0 where they were found without logits.
         ranks: their places among all tokens by probability, from 1.
-        top_tokens, top_logprobs: the most likely tokens, best first. They and `ranks` mean something only where a
-            row asked for them; no columns in the plain variant.
+        top_tokens, top_logprobs: the most likely tokens, best first. They and `ranks` are valid only in rows
+            that need them; no columns in the plain variant.
     """
 
     tokens: Int[Array, " max_seqs"]

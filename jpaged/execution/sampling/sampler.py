@@ -107,7 +107,7 @@ class SamplingArrays(NamedTuple):
         min_p: 0 = all.
         seed: the sequence's seed, as two 32-bit words.
         position: position of the token that is drawn; 0 for padding.
-        ranked: whether the request asked for the most likely tokens.
+        ranked: whether the request needs the most likely tokens.
         edits: edits of the logits.
     """
 
@@ -193,7 +193,7 @@ def _truncate(weights: Float[Array, "seqs vocab"], args: SamplingArrays) -> Floa
 def _arrivals(weights: Float[Array, "seqs vocab"], args: SamplingArrays) -> Float[Array, "seqs vocab"]:
     """Return when each token arrives in a race of exponential clocks of rate `weights`; the first is a draw.
 
-    Every token has a random number of its own, from (seed, position, token). Rounding of the weights then changes a
+    Every token has a separate random number, from (seed, position, token). Rounding of the weights then changes a
     draw only where two tokens arrive together; a cumulative sum would shift the borders of all rare tokens.
     """
 

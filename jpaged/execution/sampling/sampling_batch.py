@@ -84,7 +84,7 @@ class PlacedMasks:
         return args._replace(edits=args.edits._replace(mask=self._of(args.edits)))
 
     def clear(self) -> None:
-        """Let go of the devices' memory."""
+        """Release the devices' memory."""
         self._open.clear()
 
     def _of(self, edits: LogitEdits) -> jax.Array:

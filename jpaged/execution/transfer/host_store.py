@@ -73,18 +73,18 @@ class HostStore:
         return len(self._place)
 
     def forget(self, dropped: Iterable[HostBlock]) -> None:
-        """Let go of blocks that will not be swapped in."""
+        """Release blocks that will not be swapped in."""
         for block in dropped:
             del self._place[block]
 
     def close(self) -> None:
-        """Let go of all blocks and of all that was compiled."""
+        """Release all blocks and all compiled programs."""
         self.forget_all()
         for program in (*self._gather, *self._scatter):
             program.forget()
 
     def forget_all(self) -> None:
-        """Let go of everything."""
+        """Release all blocks."""
         self._place.clear()
 
     def swap_out(self, pool: Pool, moves: Sequence[SwapCopy]) -> None:
@@ -176,7 +176,7 @@ class HostStore:
         return 2 * sum(map(len, self._sizes))
 
     def contents(self, blocks: Sequence[Sequence[int]]) -> list[BlockBytes]:
-        """Return the bytes of some blocks of each group, in the order in which they are asked for."""
+        """Return the bytes of some blocks of each group, in the order of `blocks`."""
         read: dict[int, np.ndarray] = {}
         found = []
         for group, plan in enumerate(self._spec.layout.groups):
@@ -250,7 +250,7 @@ def make_gather(spec: PoolSpec, mesh: Mesh, group: int) -> jax.stages.Wrapped:
 
 
 def make_scatter(spec: PoolSpec, mesh: Mesh, group: int) -> jax.stages.Wrapped:
-    """Return ``scatter(pool, batch, ids) -> pool``; the pool is donated. Out-of-range ids are dropped, but for a single
+    """Return ``scatter(pool, batch, ids) -> pool``; the pool is donated. Out-of-range ids are dropped, except a single
     one."""
 
     def on_shard(pool: Pool, batch: Batch, ids: Int[Array, " blocks"]) -> Pool:

@@ -36,8 +36,8 @@ class BlockCopies:
         self._launches = launches
 
     def arrays(self) -> list[list[BlockBytes]]:
-        """Return the bytes of each replica's blocks of each group, in the order in which they were asked for. It may be
-        called once: what was copied is let go of."""
+        """Return the bytes of each replica's blocks of each group, in the order of the request. Call it once only: it
+        releases the copies."""
         shards = self._spec.shards
         found = [[] for _ in self._blocks]  # type: list[list[BlockBytes]]
         for group in range(len(self._spec.views)):
@@ -105,7 +105,7 @@ class PoolBlocks:
         return self._scatter[group].prepare(_write_key(group, size), pool, blocks, ids)
 
     def close(self) -> None:
-        """Let go of all that was compiled."""
+        """Release all compiled programs."""
         for program in (*self._gather, *self._scatter):
             program.forget()
 

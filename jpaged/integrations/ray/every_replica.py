@@ -61,7 +61,7 @@ async def ask_all(replicas: Replicas, scope: dict[str, Any]) -> Answers:
     """Ask every replica the same.
 
     Each question avoids the replicas already asked: the router sends it to one of them only if there is no other. A
-    replica that ends meanwhile is skipped.
+    replica that ends in the meantime is skipped.
     """
     found = Answers()
     lost = 0

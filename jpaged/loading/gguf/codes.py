@@ -17,11 +17,11 @@ from pallas_kernels.codecs import E2M1_PAIRS, INT8, UINT4_PAIRS
 
 @dataclass(frozen=True)
 class Coded:
-    """Says how an encoding becomes codes.
+    """Describes how an encoding's blocks are split into codes.
 
     Attributes:
-        format: what holds them exactly.
-        split: blocks, uint8 [blocks, bytes], -> codes [blocks, values], scales and minimums [blocks, groups].
+        format: a format that holds them exactly.
+        split: maps blocks, uint8 [blocks, bytes], to codes [blocks, values], scales and minimums [blocks, groups].
     """
 
     format: WeightFormat
@@ -94,4 +94,4 @@ CODED: dict[GGMLQuantizationType, Coded] = {
     GGMLQuantizationType.Q6_K: Coded(WeightFormat(INT8, 16, _SINGLE), _q6_k),
     GGMLQuantizationType.MXFP4: Coded(WeightFormat(E2M1_PAIRS, 32, np.dtype(np.uint8)), _mxfp4),
 }
-"""The encodings that are kept as they are."""
+"""The encodings whose codes parameters can keep."""

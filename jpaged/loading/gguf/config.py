@@ -1,4 +1,4 @@
-"""Makes a transformers config of GGUF metadata, for the architectures whose metadata says everything."""
+"""Makes a transformers config from GGUF metadata, for the architectures whose metadata is complete."""
 
 from __future__ import annotations
 
@@ -68,4 +68,4 @@ _FAMILIES: dict[str, Callable[[GGUFFile], PretrainedConfig]] = {
 _MAY_HAVE_EXPERTS = ("llama", "qwen3moe", "llama4", "gpt-oss", "jamba", "gemma4")
 
 _ONLY: dict[str, tuple[float | bool, ...]] = {"attention.causal": (True,), "expert_weights_scale": (1.0, 0.0)}
-"""Keys that no architecture here may have another value of; 0 is how llama.cpp writes a scale that is not used."""
+"""Keys with the only values that are supported, for all architectures; llama.cpp writes 0 for an unused scale."""

@@ -1,4 +1,4 @@
-"""Makes the configs of models with a mixture of experts of GGUF metadata."""
+"""Makes the configs of models with a mixture of experts from GGUF metadata."""
 
 from __future__ import annotations
 

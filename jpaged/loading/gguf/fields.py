@@ -1,4 +1,4 @@
-"""Reads what most architectures' metadata has in common, under the names of Hugging Face's configs."""
+"""Reads the metadata that most architectures share, under the names of Hugging Face's configs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def field(file: GGUFFile, key: str, default: Any = None) -> Any:
 
 
 def shortest(value: float) -> float:
-    """Return the decimal number that a float32 was written as: 1e-05 rather than 9.999999747378752e-06."""
+    """Return the shortest decimal number of a float32: 1e-05 rather than 9.999999747378752e-06."""
     return float(str(np.float32(value)))
 
 
@@ -73,5 +73,5 @@ def transformer(file: GGUFFile, *, rotates: bool = True) -> dict[str, Any]:
 
 
 def _largest(heads: int | list[int]) -> int:
-    """Return a number of heads that may be given layer by layer, 0 where a layer does not attend."""
+    """Return the largest number of heads; a list has one per layer, 0 for layers that do not attend."""
     return max(heads) if isinstance(heads, list) else heads

@@ -1,4 +1,4 @@
-"""Makes the configs of Gemma 2, 3 and 4 of GGUF metadata."""
+"""Makes the configs of Gemma 2, 3 and 4 from GGUF metadata."""
 
 from __future__ import annotations
 

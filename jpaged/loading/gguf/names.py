@@ -1,7 +1,7 @@
-"""Says of which tensors of a GGUF file each tensor of a Hugging Face checkpoint is made.
+"""Maps each tensor of a Hugging Face checkpoint to the GGUF tensors from which it is made.
 
-llama.cpp's converter renames tensors, stacks the matrices of experts, cuts those that hold gate and up in two, and
-changes some values; what it changed is undone by `Stored.undo`.
+llama.cpp's converter renames tensors, stacks the matrices of experts, splits those that hold gate and up, and changes
+some values; `Stored.undo` reverses these changes.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from jpaged.loading.gguf.reader import GGUFFile
 
 @dataclass(frozen=True)
 class Stored:
-    """Says what makes one tensor of a checkpoint.
+    """Describes how one tensor of a checkpoint is made.
 
     Attributes:
         names: the file's tensors; several are parts of one, such as gate and up, whose outputs are the last axis.
-        undo: gives the checkpoint's values of the stored ones; None = they are alike.
-        expert: which expert's matrix is meant, of a tensor that holds those of all.
+        undo: maps stored values to the checkpoint's values; None = they are equal.
+        expert: the expert whose matrix it is, if the file's tensor holds all experts' matrices.
         fused: the checkpoint has all experts in one tensor, [experts, inputs, outputs] or, of biases, [experts,
             outputs]; the file has [experts, outputs, inputs].
-        alternating: the columns of several parts take turns, instead of following one another.
+        alternating: columns of several parts alternate, instead of one part following another.
         outputs_first: the checkpoint's fused tensor is [experts, outputs, inputs], as the file's.
     """
 
@@ -41,16 +41,16 @@ _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "outp
 
 @dataclass(frozen=True)
 class _Names:
-    """Holds an architecture's names: a stem of the file (or stem and kind) -> the checkpoint's.
+    """Holds an architecture's names: maps a stem in the file (or stem and kind) to the checkpoint's name.
 
     Attributes:
-        outer: names of what belongs to no layer.
+        outer: names of tensors outside of the layers.
         layer: names within a layer.
-        prefix: what a layer's names begin with in the checkpoint.
-        experts: stems of experts' tensors -> one expert's name, with its number as ``{}``.
-        fused: what experts' tensors of the checkpoint begin with, where they are fused.
+        prefix: beginning of a layer's names in the checkpoint.
+        experts: maps stems of experts' tensors to one expert's name, with its number as ``{}``.
+        fused: beginning of the names of the checkpoint's experts, if they are fused.
         alternating, outputs_first: see `Stored`.
-        undo: stem and kind -> see `Stored`.
+        undo: maps stem and kind to the function in `Stored.undo`.
     """
 
     layer: Mapping[str, str]
@@ -121,7 +121,7 @@ def _flat(values: np.ndarray) -> np.ndarray:
 
 
 def _log_of_decay(decay: np.ndarray) -> np.ndarray:
-    """Return what a checkpoint holds of the decay ``-exp(A_log)``."""
+    """Return the checkpoint's value ``A_log`` of the decay ``-exp(A_log)``."""
     return np.log(-decay)
 
 
@@ -226,13 +226,13 @@ _BY_ARCHITECTURE: dict[str, _Names] = {
 _OTHERS = _Names(_LAYER)
 
 _COMPUTED = ("rope_freqs.weight",)
-"""Tensors that repeat what the config says."""
+"""Tensors that repeat settings of the config."""
 
 
 def stored_tensors(file: GGUFFile) -> dict[str, Stored]:
     """Return the checkpoint's tensors, by name and in the order of the file.
 
-    Tensors with no known name keep their own: the loader then reports them as not read.
+    Tensors with no known name keep their own; the loader then reports them as unused.
     """
     names = _BY_ARCHITECTURE.get(file.metadata["general.architecture"], _OTHERS)
     found: dict[str, Stored] = {}
@@ -248,7 +248,7 @@ def unknown_tensors(file: GGUFFile) -> list[str]:
 
 
 def _made_of(name: str, names: _Names, file: GGUFFile) -> dict[str, Stored]:
-    """Return the tensors that begin with this one of the file; none where another holds their first part."""
+    """Return the checkpoint's tensors whose first part is this tensor of the file; empty if it is a later part."""
     block, stem, kind = _split(name)
     ending, whole = (f".{kind}", f"{stem}.{kind}") if kind else ("", stem)
     if block is None:
@@ -283,7 +283,7 @@ def _fused(name: str, prefix: str, stem: str, kind: str, names: _Names, file: GG
 
 
 def _split(name: str) -> tuple[str | None, str, str]:
-    """Return a tensor's block, None of what belongs to no layer, its stem, and its kind: weight, bias or nothing."""
+    """Return a tensor's block (None outside of the layers), its stem, and its kind: weight, bias or empty."""
     block, rest = None, name
     if name.startswith("blk."):
         _, block, rest = name.split(".", 2)

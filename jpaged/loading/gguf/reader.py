@@ -1,4 +1,4 @@
-"""Reads a GGUF file: metadata and tensor table at once, tensor data when asked for.
+"""Reads a GGUF file: metadata and tensor table at once, tensor data lazily.
 
 The `gguf` package's own reader makes several NumPy objects for every array element: two seconds for a
 vocabulary of 49,152 tokens. Walking the memory map with `struct` takes a fiftieth of that, so only the
@@ -42,7 +42,7 @@ _PLAIN: dict[GGMLQuantizationType, np.dtype] = {
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Says where a tensor lies in the file and how it is encoded. `shape` is in NumPy order (rows first)."""
+    """Describes a tensor's place in the file and its encoding. `shape` is in NumPy order (rows first)."""
 
     name: str
     shape: tuple[int, ...]
@@ -59,7 +59,7 @@ class GGUFFile:
         tensors: name -> `TensorInfo`, in file order.
 
     Raises:
-        ValueError: the file is no little-endian GGUF file of version 2 or 3, or is cut short.
+        ValueError: the file is not a little-endian GGUF file of version 2 or 3, or is truncated.
     """
 
     def __init__(self, path: str | Path):
@@ -93,7 +93,7 @@ class GGUFFile:
             KeyError: when there is no such tensor.
         """
         info = self.tensors[name]
-        # A map a tensor: its pages leave memory with the last view of it.
+        # One map per tensor: its pages are released with the last view of it.
         raw = np.memmap(self.path, np.uint8, "r", info.offset, _stored_bytes(info)).view(np.ndarray)
         plain = _PLAIN.get(info.encoding)
         return raw.view(plain).reshape(info.shape) if plain is not None else raw.reshape(*info.shape[:-1], -1)
@@ -126,7 +126,7 @@ def _read_string(buffer: memoryview, offset: int) -> tuple[str, int]:
     start = offset + 8
     if length > len(buffer) - start:
         raise struct.error("string runs beyond the file")
-    # Some converters write tokens that are not UTF-8; those can never match text, so keep them apart visibly.
+    # Some converters write tokens that are not UTF-8. They never match text; replace their bytes visibly.
     return str(buffer[start : start + length], "utf-8", "replace"), start + length
 
 

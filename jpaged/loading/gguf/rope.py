@@ -1,4 +1,4 @@
-"""Finds the rope parameters of a GGUF file, whose tensors may hold the frequencies in place of what made them."""
+"""Finds the rope parameters of a GGUF file, which may store the resulting frequencies instead of the parameters."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from jpaged.loading.gguf.reader import GGUFFile
 
 
 def rope_parameters(file: GGUFFile, theta: float, head_dim: int) -> dict[str, Any]:
-    """Return ``rope_parameters`` as configs have them, for rotation by ``theta ** (-2 i / head_dim)``.
+    """Return the ``rope_parameters`` of a config, for rotation by ``theta ** (-2 i / head_dim)``.
 
     Raises:
-        ValueError: a scaling that is not supported, or that the file does not describe as a whole; names it.
+        ValueError: the scaling is not supported, or the file lacks some of its parameters; names it.
     """
     if "rope_freqs.weight" in file.tensors:
         return {"rope_theta": theta, **_llama3(file, theta, head_dim)}
     arch = file.metadata["general.architecture"]
-    # As llama.cpp reads them: files from before there were kinds of scaling have a divisor of positions alone.
+    # As llama.cpp does: old files, written before kinds of scaling existed, have only a divisor of positions.
     divisors = (f"{arch}.rope.scaling.factor", f"{arch}.rope.scale_linear")
     factor = next((file.metadata[name] for name in divisors if name in file.metadata), 0.0)
     kind = file.metadata.get(f"{arch}.rope.scaling.type", "linear" if factor not in (0.0, 1.0) else "none")
@@ -44,17 +44,18 @@ def rope_parameters(file: GGUFFile, theta: float, head_dim: int) -> dict[str, An
             rope[key] = value
         elif (key, value) not in _NEUTRAL:
             raise ValueError(f"{file.path}: {beginning}{key}={value} is not supported")
-    # YaRN's borders are not rounded in GPT-OSS, though its files do not say so.
+    # GPT-OSS does not round YaRN's borders; its files do not say so.
     return rope | {"truncate": False} if arch == "gpt-oss" else rope
 
 
 _SCALINGS: dict[str, dict[str, str]] = {"linear": {"factor": "factor"}}
 _YARN_BORDERS = ("beta_fast", "beta_slow")
 _NEUTRAL = (("ext_factor", 1.0), ("attn_factor", 1.0))
-"""Settings of YaRN's that change nothing, and their values then."""
+"""YaRN's settings with the values that change nothing."""
 _YARN = {"yarn": {"factor": "factor", "original_max_position_embeddings": "original_context_length"}}
 _SCALINGS_OF: dict[str, dict[str, dict[str, str]]] = dict.fromkeys(("gpt-oss", "qwen2", "qwen3", "qwen3moe"), _YARN)
-"""Name of a scaling -> its parameters and their keys under ``rope.scaling``; for all architectures, and by one."""
+"""Maps an architecture to its further scalings: each with its parameters and their keys under ``rope.scaling``.
+`_SCALINGS` has those of all architectures."""
 
 _LLAMA3_FACTORS = ((1.0, 4.0), (1.0, 1.0))
 """Llama 3's and Llama 4's ``low_freq_factor`` and ``high_freq_factor``."""

@@ -1,4 +1,4 @@
-"""Decodes matrices of a GGUF file where they are sliced, so that a process reads the rows and blocks it holds."""
+"""Decodes matrices of a GGUF file lazily by slices, so that a process reads only its own rows and blocks."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from jpaged.model_api import HostArray
 
 @dataclass(frozen=True)
 class GGUFRows:
-    """Is an array ``[len(rows), len(values)]``, or its transpose: slices and heads are views; `numpy.asarray` reads.
+    """A lazy array ``[len(rows), len(values)]``, or its transpose. Slices and heads are views; `numpy.asarray` reads.
 
     Attributes:
         stored: the file's rows: [rows, items], bytes of blocks or plain values.
-        decode: some rows of `stored`, from one block's border to another's -> [rows, values].
+        decode: maps rows of `stored`, cut at borders of blocks, to [rows, values].
         unit: values of a block; 1 where they are plain.
-        items: how many items of `stored` a block takes.
+        items: items of `stored` per block.
         dtype: dtype of the values.
-        rows: which of the file's rows these are, in order.
-        values: which run of each row, with step 1.
+        rows: indices of these rows in the file, in order.
+        values: the range of values of each row, with step 1.
     """
 
     stored: np.ndarray
@@ -65,7 +65,7 @@ class GGUFRows:
         """Cut the first axis into heads, as NumPy's method would.
 
         Raises:
-            ValueError: the axis is not as long as that.
+            ValueError: the axis has another length.
         """
         if (heads * size, self.shape[1]) != (len(self), rest if rest >= 0 else self.shape[1]):
             raise ValueError(f"cannot reshape {self.shape} into {heads, size, rest}")
@@ -100,12 +100,12 @@ Index = slice | EllipsisType
 
 @dataclass(frozen=True)
 class GGUFExperts:
-    """Is an array [experts, inputs, columns] or [experts, columns, inputs]; slices are views, `numpy.asarray` reads.
+    """A lazy array [experts, inputs, columns] or [experts, columns, inputs]. Slices are views; `numpy.asarray` reads.
 
     Attributes:
         parts: for each part, such as gate and up, every expert's matrix [outputs, inputs]; all parts are of one shape.
-        experts, inputs, columns: which of all these are, in order.
-        alternating: the parts' columns take turns, instead of following one another.
+        experts, inputs, columns: indices of those in this array, in order.
+        alternating: columns of the parts alternate, instead of one part following another.
         columns_first: whether columns come before inputs.
     """
 
@@ -120,7 +120,7 @@ class GGUFExperts:
 
     @classmethod
     def of(cls, parts: Sequence[Sequence[GGUFRows]], *, alternating: bool = False) -> GGUFExperts:
-        """Return all of the experts' matrices.
+        """Return the array of all experts' matrices.
 
         Raises:
             ValueError: parts differ in shape.
@@ -145,7 +145,7 @@ class GGUFExperts:
         """Return the array with its two last axes in the other order, as NumPy's method would.
 
         Raises:
-            ValueError: other axes are meant.
+            ValueError: the axes are others.
         """
         if {first % 3, second % 3} != {1, 2}:
             raise ValueError(f"axes {first} and {second} of experts cannot be swapped; 1 and 2 can")

@@ -1,8 +1,8 @@
 """Builds SentencePiece's BPE (Llama 2, Mistral, TinyLlama, Gemma) from the pieces and scores of a GGUF file.
 
-SentencePiece joins, time and again, the two neighbours whose joint piece has the highest score (Kudo and Richardson,
-2018; llama.cpp's ``llm_tokenizer_spm``). A BPE with a merge for every way to cut a piece in two, in the order of the
-pieces' scores, does the same.
+SentencePiece repeatedly joins the two neighbours whose joint piece has the highest score (Kudo and Richardson, 2018;
+llama.cpp's ``llm_tokenizer_spm``). A BPE with a merge for every way to cut a piece in two, in the order of the pieces'
+scores, does the same.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 NORMAL = 1
-"""The ``tokenizer.ggml.token_type`` of pieces that merges lead to; others are matched whole, or stand for a byte."""
+"""The ``tokenizer.ggml.token_type`` of pieces made by merges; others are matched whole, or represent a byte."""
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-"""Stands for a space inside pieces."""
+"""Represents a space inside pieces."""
 
 
 def sentencepiece_bpe(
@@ -28,10 +28,10 @@ def sentencepiece_bpe(
 def spaced_bpe(
     pieces: Sequence[str], merges: Sequence[tuple[str, str]], *, unknown: str | None, prefix_space: bool
 ) -> Tokenizer:
-    """Return a tokenizer of these pieces, without special tokens; what has no piece becomes bytes, then `unknown`.
+    """Return a tokenizer of these pieces, without special tokens; text without a piece becomes bytes, then `unknown`.
 
     Args:
-        merges: which two pieces are joined, the first ones first.
+        merges: pairs of pieces to join, by descending priority.
         prefix_space: put a space before the text, and before what follows a special token; decoding drops the first.
     """
     vocabulary = {piece: number for number, piece in enumerate(pieces)}

@@ -1,4 +1,4 @@
-"""Makes the configs of models with state-space or convolution layers of GGUF metadata."""
+"""Makes the configs of models with state-space or convolution layers from GGUF metadata."""
 
 from __future__ import annotations
 

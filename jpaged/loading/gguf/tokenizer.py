@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _ENDS = ("<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|return|>", "<|call|>")
-"""Ends of a turn or a message of Llama 3, Gemma and GPT-OSS; llama.cpp knows them by their text too."""
+"""Tokens that end a turn or a message of Llama 3, Gemma and GPT-OSS; llama.cpp too recognises them by their text."""
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 """Values of ``tokenizer.ggml.token_type`` that mark tokens matched whole rather than merged."""
@@ -32,7 +32,7 @@ _CASED_WORDS = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""The cuts of OpenAI's o200k_base, within words too where small letters are followed by capital ones."""
+"""The pattern of OpenAI's o200k_base, which also cuts words where a capital follows a small letter."""
 
 
 def _by_regex(pattern: str) -> pre_tokenizers.PreTokenizer:
@@ -54,20 +54,20 @@ _PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "lfm2": lambda: _by_regex(_WORDS % r"\p{N}{1,3}"),
     "mpt": _gpt2,
 }
-"""How text is cut before merging, by ``tokenizer.ggml.pre``: the same cuts as llama.cpp's tables."""
+"""Pre-tokenizers by ``tokenizer.ggml.pre``; they cut text in the same places as llama.cpp's tables."""
 
 _KEEP_WHOLE = ("llama-bpe", "gpt-4o", "llama4", "lfm2")
-"""Where words that are tokens stay whole even where merges would not lead to them, as in tiktoken."""
+"""Pre-tokenizers with which a word that is a token stays whole even if no merges lead to it, as in tiktoken."""
 
 _NORMALISED = ("qwen2", "mpt")
-"""Where text is composed (Unicode's NFC) before it is cut."""
+"""Pre-tokenizers before which text is normalised to Unicode's NFC."""
 
 
 def tokenizer_from_gguf(file: GGUFFile) -> PreTrainedTokenizerFast:
     """Build the tokenizer that the file's metadata describes, with its special tokens and chat template.
 
     Raises:
-        ValueError: for a tokenizer model or pre-tokenizer that is not known; names it.
+        ValueError: the tokenizer model or pre-tokenizer is not known; names it.
     """
     metadata = file.metadata
     tokens: list[str] = _required(file, "tokens")
@@ -80,10 +80,10 @@ def tokenizer_from_gguf(file: GGUFFile) -> PreTrainedTokenizerFast:
             f"{file.path}: tokenizer.ggml.model={kind!r} is not supported; known: {', '.join(map(repr, _MODELS))}"
         )
     tokenizer = _MODELS[kind](file, tokens)
-    # Gemma's runs of spaces are tokens too, as spaces look once they are normalised; a prefix would be added to them.
+    # Gemma's runs of spaces are tokens in their normalised form. With a prefix, a space would be added to them.
     in_normalised = kind == "gemma4" or (kind == "llama" and not metadata.get("tokenizer.ggml.add_space_prefix", True))
     _match_whole(tokenizer, tokens, metadata.get("tokenizer.ggml.token_type", []), in_normalised)
-    if kind == "gemma4":  # as llama.cpp does whatever the file says: some files deny what the model was trained with
+    if kind == "gemma4":  # as llama.cpp does: some files wrongly say False
         metadata = metadata | {"tokenizer.ggml.add_bos_token": True}
     tokenizer.post_processor = _around(file, metadata, tokens, bos_by_default=kind == "llama")
     fast = transformers().PreTrainedTokenizerFast(
@@ -97,8 +97,8 @@ def tokenizer_from_gguf(file: GGUFFile) -> PreTrainedTokenizerFast:
 
 
 def eos_ids_from_gguf(file: GGUFFile) -> tuple[int, ...]:
-    """Return the ids that end a generation: end of sequence, of turn and of message, as far as the file has them, and
-    the tokens that have no other use, which many files name nowhere."""
+    """Return the ids that end a generation: the file's ends of sequence, turn and message, and the tokens in `_ENDS`,
+    which many files do not name as ends."""
     names = ("eos", "eot", "eom")
     named = (file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in names)
     tokens: list[str] = file.metadata.get("tokenizer.ggml.tokens", [])
@@ -184,7 +184,7 @@ def _bpe(file: GGUFFile, tokens: list[str]) -> Tokenizer:
 
 
 def _match_whole(tokenizer: Tokenizer, tokens: list[str], types: list[int], in_normalised: bool) -> None:
-    """Take the special tokens, and those a user defined, out of the text before anything is merged."""
+    """Match special and user-defined tokens in the text as a whole, before anything is merged."""
     whole = [(token, kind) for token, kind in zip(tokens, types, strict=False) if kind in (_UNKNOWN, _CONTROL)]
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t, _ in whole])
     defined = [token for token, kind in zip(tokens, types, strict=False) if kind == _USER_DEFINED]

@@ -28,14 +28,14 @@ _PLAIN: dict[GGMLQuantizationType, Any] = {
 class GGUFWeights:
     """Reads a GGUF file as a `CodedReader`; see there for the methods' contract.
 
-    What llama.cpp's converter changes is undone: see `names`, and for architecture ``llama`` the rows of the query and
-    key projections are put back in order, which it reorders for interleaved rotation.
+    Changes by llama.cpp's converter are undone: see the module `names`. For architecture ``llama``, the converter
+    reorders the rows of the query and key projections for interleaved rotation; they are put back in order.
 
     Attributes:
-        pooling_type: how the file says that a prompt becomes a vector, one of gguf's ``PoolingType``.
+        pooling_type: the file's pooling of prompts, one of gguf's ``PoolingType``.
     """
 
-    keeps_codes = False  # quantization="gguf" asks for them
+    keeps_codes = False  # only quantization="gguf" keeps them
 
     def __init__(self, file: GGUFFile):
         self._file = file
@@ -104,7 +104,7 @@ class GGUFWeights:
         return self._file.decode(source, self._file.stored_rows(source))
 
     def _matrix(self, source: str, stored: np.ndarray) -> GGUFRows:
-        """Return a view of a matrix that lies in the file as `stored`, [rows, items]."""
+        """Return a view of a matrix whose bytes in the file are `stored`, [rows, items]."""
         quantised, order = self._file.is_quantised(source), self._order(source)
         info = self._file.tensors[source]
         unit, items = GGML_QUANT_SIZES[info.encoding] if quantised else (1, 1)
@@ -138,7 +138,7 @@ class GGUFWeights:
         return [self._file.tensors[source].encoding for source in self._stored[name].names]
 
     def _order(self, source: str) -> np.ndarray | None:
-        """Return which stored row comes where in Hugging Face's tensor; None = as they are."""
+        """Return, for each row of Hugging Face's tensor, the stored row; None = the same order."""
         if self._arch != "llama" or not (".attn_q." in source or ".attn_k." in source):
             return None
         heads = self._file.metadata["llama.attention.head_count"]
@@ -149,7 +149,7 @@ class GGUFWeights:
 
 
 def _side_by_side(parts: Sequence[np.ndarray], alternating: bool) -> np.ndarray:
-    """Join parts along the last axis, one after another or taking turns."""
+    """Join parts along the last axis, one after another or alternating."""
     if len(parts) == 1:
         return parts[0]
     return np.stack(parts, -1).reshape(*parts[0].shape[:-1], -1) if alternating else np.concatenate(parts, -1)

@@ -1,4 +1,4 @@
-"""Lays an adapter's matrices out as the blocks of the pool that hold them."""
+"""Packs an adapter's matrices into blocks of the pool."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Part = tuple[Place, LowRank]
 
 
 def packed(name: str, stored: PeftAdapter, places: Mapping[str, Place], cache: AdapterCache) -> Adapter:
-    """Return an adapter as the engine keeps it on the host.
+    """Return an adapter in the form that the engine keeps on the host.
 
     Args:
-        places: where the checkpoint's tensors lie, see `find_sites`.
+        places: the places of the checkpoint's tensors, see `find_sites`.
 
     Raises:
-        ValueError: a matrix is of a module that the model has not, or that adapters cannot change, or of another shape,
-            or has numbers that are not finite in the engine's dtype, or its rank is above the largest.
+        ValueError: a module does not exist in the model or cannot be adapted, or a matrix has the wrong shape, a rank
+            above the largest, or numbers that are not finite in the engine's dtype.
     """
     by_site: dict[int, list[Part]] = defaultdict(list)
     for module, pair in stored.modules.items():
@@ -50,7 +50,7 @@ def packed(name: str, stored: PeftAdapter, places: Mapping[str, Place], cache: A
 def _numbers(
     site: AdapterSite, parts: list[Part], rank: int, shards: int, dtype: np.dtype
 ) -> Shaped[np.ndarray, "shards rank layers numbers"]:
-    """Return a site's numbers rank by rank: of each layer a row of A for every part, then a column of B."""
+    """Return a site's numbers rank by rank: for each layer, a row of A for every part, then a column of B."""
     down = np.zeros((rank, site.layers, site.parts, site.inputs), dtype)
     up = np.zeros((rank, site.layers, site.outputs), dtype)
     for place, pair in parts:
@@ -64,7 +64,7 @@ def _numbers(
 
 
 def _of_shard(site: AdapterSite, down: np.ndarray, up: np.ndarray, shard: int, shards: int) -> np.ndarray:
-    """Return the part of a shard, whose inputs or outputs are its own."""
+    """Return a shard's part: its own inputs or outputs, along the axis that is split."""
     inputs, outputs = site.local(shards)
     if site.split == "inputs":
         down = down[..., shard * inputs : (shard + 1) * inputs]
@@ -92,7 +92,8 @@ def _check(module: str, pair: LowRank, place: Place, location: str, most: int) -
 
 
 def _check_finite(module: str, pair: LowRank, location: str, dtype: np.dtype) -> None:
-    """Other rows of a batch are multiplied with all of its adapters, and zeroed: that mends no infinity."""
+    """Check that all numbers are finite in `dtype`. All rows of a batch are multiplied with all its adapters; for
+    adapters of other rows the first product is set to 0, and 0 times an infinity in B is NaN."""
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = pair.b.astype(np.float32) * np.float32(pair.scale)
         finite = {"A": np.isfinite(pair.a.astype(dtype)).all(), "B": np.isfinite(scaled.astype(dtype)).all()}

@@ -1,4 +1,4 @@
-"""Reads which modules a PEFT adapter changes, and by which factor, from its adapter_config.json."""
+"""Reads a PEFT adapter's adapter_config.json: the modules that it changes, and their factors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PeftConfig:
-    """Says which modules an adapter changes, and by which factor.
+    """Holds the modules that an adapter changes, and their factors.
 
     Attributes:
         targets: a regular expression that matches whole module names, the ends of these names, or "all-linear".
@@ -45,8 +45,8 @@ class PeftConfig:
         """Read a folder's file.
 
         Raises:
-            ValueError: there is none, it is damaged, a value is of another kind than PEFT's, or it asks for what is not
-                computed; names the file, the key and the value.
+            ValueError: the file is missing or damaged, or a value has the wrong type or is not supported; names the
+                file, the key and the value.
         """
         file = folder / "adapter_config.json"
         if not file.is_file():
@@ -74,7 +74,7 @@ class PeftConfig:
         )
 
     def adapts(self, module: str) -> bool:
-        """Tell whether PEFT would put the adapter's matrices beside a module of this name."""
+        """Tell whether PEFT would adapt a module of this name."""
         if self.excluded is not None and _named(self.excluded, module):
             return False
         if self.targets == "all-linear":
@@ -84,8 +84,8 @@ class PeftConfig:
         return _named(self.targets, module) and (self.layers is None or self._layer(module) in self.layers)
 
     def may_leave_out(self, target: str) -> bool:
-        """Tell whether `exclude_modules` may leave no module of a name in `target_modules`: PEFT writes all names there
-        for "all-linear", those that are excluded too."""
+        """Tell whether `exclude_modules` may exclude all modules of a name in `target_modules`: for "all-linear", PEFT
+        writes all names there, including excluded ones."""
         return isinstance(self.excluded, str) or (self.excluded is not None and _named(self.excluded, target))
 
     def rank_of(self, module: str) -> int:
@@ -93,7 +93,7 @@ class PeftConfig:
         return _by_pattern(self.ranks, module, self.rank)
 
     def scale_of(self, module: str) -> float:
-        """Return what multiplies a module's product."""
+        """Return the factor of a module's product."""
         rank = self.rank_of(module)
         return _by_pattern(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.rank_stabilised else rank)
 
@@ -127,7 +127,7 @@ def _by_expression(file: Path, key: str, value: Any, read: Callable[[Path, str, 
 
 
 def _layers(file: Path, value: Any) -> tuple[int, ...] | None:
-    """Return the numbers of the layers, or None for all, which an empty list asks for too."""
+    """Return the numbers of the layers, or None for all; an empty list also means all."""
     listed = value if isinstance(value, list) else [] if value is None else [value]
     if any(isinstance(one, bool) or not isinstance(one, int) or one < 0 for one in listed):
         raise ValueError(f"{file}: layers_to_transform={value!r} must be an integer of at least 0, or a list of them")
@@ -144,8 +144,8 @@ def _layers_pattern(file: Path, value: Any) -> tuple[str, ...]:
 
 
 def _check_expression(file: Path, key: str, pattern: str, *, within: bool = False) -> None:
-    """Check an expression that is matched as it is or, with `within`, as a part of another one: flags may not stand
-    there."""
+    """Check a regular expression. With `within`, it becomes a part of another expression, where global flags are not
+    allowed."""
     try:
         re.compile(pattern)
         if within:

@@ -17,7 +17,7 @@ _A, _B = ".lora_A.weight", ".lora_B.weight"
 
 @dataclass(frozen=True)
 class LowRank:
-    """What an adapter adds to a module's product: ``scale * (x @ a.T) @ b.T``.
+    """The matrices of one module: an adapter adds ``scale * (x @ a.T) @ b.T`` to the module's product.
 
     Attributes:
         a: [rank, inputs]; b: [outputs, rank].
@@ -34,11 +34,11 @@ class LowRank:
 
 @dataclass(frozen=True)
 class PeftAdapter:
-    """An adapter as it is stored.
+    """An adapter in its stored form.
 
     Attributes:
         modules: its matrices by the name of the module that they change.
-        digest: names its content, matrices and factors.
+        digest: identifies the adapter's content: matrices and factors.
     """
 
     location: str
@@ -50,8 +50,8 @@ def read_peft_folder(path: str | Path) -> PeftAdapter:
     """Read an adapter that PEFT's `save_pretrained` wrote.
 
     Raises:
-        ValueError: the folder is none of PEFT's, a file is damaged, or the adapter is not of a supported kind; the
-            message names the key or tensor.
+        ValueError: the folder is not PEFT's, a file is damaged, or the adapter's kind is not supported; names the key
+            or tensor.
     """
     folder = Path(path)
     if not folder.is_dir():

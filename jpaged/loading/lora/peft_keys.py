@@ -1,4 +1,5 @@
-"""Knows every key of PEFT's adapter_config.json: what is read, what must have one value, what only training sees."""
+"""Lists the keys of PEFT's adapter_config.json: those that are read, have required values, or matter in training
+only."""
 
 from __future__ import annotations
 
@@ -41,8 +42,8 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
     "monteclora_config": (None,),
     "velora_config": (None,),
 }
-"""Keys with the values that are computed; a key that is not there has the first. MonteCLoRA and VeLoRA change training
-only, but their layers have tensors besides the two matrices."""
+"""Keys with their supported values; a missing key counts as the first value. MonteCLoRA and VeLoRA change training
+only, but their layers have further tensors besides the two matrices."""
 
 HARMLESS: Mapping[str, str] = {
     "auto_mapping": "names the base model's class",
@@ -61,7 +62,7 @@ HARMLESS: Mapping[str, str] = {
     "runtime_config": "says how PEFT runs; PEFT does not read it from a file either",
     "task_type": "names the class that PEFT wraps the model in",
 }
-"""Keys that cannot change a forward pass at inference, each with what it says."""
+"""Keys that cannot change a forward pass at inference, each with its meaning."""
 
 BOOLEANS = (
     "use_rslora",
@@ -72,20 +73,21 @@ BOOLEANS = (
     "inference_mode",
     "ensure_weight_tying",
 )
-"""Keys whose values are true or false; null stands for false."""
+"""Keys whose values are true or false; null means false."""
 
 _BEGINS = ("gaussian", "orthogonal", "eva", "mica")
-"""Values of ``init_lora_weights`` beside true and false with which PEFT leaves the model's weights as they are."""
+"""Values of ``init_lora_weights``, besides true and false, with which PEFT does not change the model's weights."""
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Beginnings of ``init_lora_weights`` with which PEFT takes what the adapter began with out of the model's weights."""
+"""Beginnings of ``init_lora_weights`` with which PEFT subtracts the adapter's initial product from the model's
+weights."""
 
 
 def check_keys(file: Path, data: Mapping[str, Any]) -> None:
-    """Check that a file asks for nothing but what is computed here.
+    """Check that a file has supported settings only.
 
     Raises:
-        ValueError: a key is not known and has a value other than null, false or nothing; or a known key has a value
-            that is not computed. Names the file, the key and the value.
+        ValueError: an unknown key has a value other than null, false or an empty one, or a known key has an unsupported
+            value. Names the file, the key and the value.
     """
     for key in BOOLEANS:
         if not isinstance(data.get(key), bool | None):

@@ -1,4 +1,4 @@
-"""Knows the adapters of an engine, by name; each is read once, at the start or when it is first asked for."""
+"""Holds the adapters of an engine by name; each is read once, at the start or at its first use."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from jpaged.scheduling.inputs import Adapter
 
 
 class AdapterRegistry:
-    """Finds adapters by what requests say; any number of threads may ask.
+    """Finds the adapters that requests name. Any thread may call it.
 
-    All that was read stays in host memory, laid out as the pool's blocks.
+    All adapters that were read stay in host memory, in the layout of the pool's blocks.
 
     Args:
-        modules: folders of adapters that are read at once, by name.
+        modules: folders of adapters to read now, by name.
 
     Raises:
         ValueError: one of them cannot be used, see `find`.
@@ -41,7 +41,7 @@ class AdapterRegistry:
         return tuple(self._known)
 
     def find(self, asked: LoRARequest | str) -> Adapter:
-        """Return an adapter; one that is not known is read from its folder.
+        """Return an adapter; an unknown one is read from its folder first.
 
         Raises:
             ValueError: the name is unknown and there is no folder, or another folder has that name already, or the
@@ -68,7 +68,7 @@ class AdapterRegistry:
         """Return the adapter of a saved request.
 
         Raises:
-            ValueError: there is none of this name here, or its content is another.
+            ValueError: no adapter has this name, or its content differs.
         """
         adapter = self.find(name)
         if adapter.digest.hex() != digest:

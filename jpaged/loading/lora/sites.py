@@ -1,7 +1,7 @@
 """Finds the parameters that low-rank adapters may change, and where a checkpoint's rows and columns lie in them.
 
-A parameter may hold several tensors of a checkpoint side by side, with heads moved and padding between. `WeightSource`
-knows how; here its `convert` is asked with the numbers of rows and columns in the place of weights.
+A parameter may hold several tensors of a checkpoint side by side, with heads moved and padding between. Only the
+`convert` of its `WeightSource` knows the layout, so `convert` is called with row and column numbers instead of weights.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GROUP = "adapters"
 
 
 class Adaptable(Protocol):
-    """Is a model whose matrices adapters may change; a `LoadedModel` is one, and so is one without weights."""
+    """A model whose matrices adapters may change: a `LoadedModel`, or a model without weights."""
 
     @property
     def name(self) -> str: ...
@@ -39,14 +39,14 @@ class Adaptable(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a checkpoint's tensor lies in a parameter.
+    """The place of a checkpoint's tensor in a parameter.
 
     Attributes:
-        site, layer: number of the site, and the place among its layers.
-        part: its place among the site's parts.
+        site, layer: number of the site, and index among its layers.
+        part: index among the site's parts.
         shape: of the tensor, [outputs, inputs].
-        inputs: for each of the parameter's inputs the tensor's, -1 where it has none.
-        outputs: for each of the parameter's outputs the tensor's, -1 where the output is another part's or padding.
+        inputs: for each of the parameter's inputs, the tensor's input; -1 where it has none.
+        outputs: for each of the parameter's outputs, the tensor's output; -1 where it is another part's, or padding.
     """
 
     site: int
@@ -130,7 +130,7 @@ def _part_of_column(places: list[Place]) -> bytes:
 
 
 def _place(source: WeightSource, shapes: Mapping[str, tuple[int, ...]], part: int) -> Place:
-    """Find a tensor's inputs and outputs in its parameter. O(inputs + outputs): what is asked for are views."""
+    """Find a tensor's inputs and outputs in its parameter. Takes O(inputs + outputs), as it converts views."""
     outputs, inputs = shapes[source.sources[part]]
     rows = np.broadcast_to(np.arange(1, outputs + 1)[:, None], (outputs, inputs))
     columns = np.broadcast_to(np.arange(1, inputs + 1), (outputs, inputs))

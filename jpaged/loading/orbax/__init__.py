@@ -1,1 +1,1 @@
-"""Saves and reads checkpoints of our own: uncompressed Orbax arrays, mapped from the disk instead of read."""
+"""Saves and reads jpaged's own checkpoints: uncompressed Orbax arrays, memory-mapped from the disk."""

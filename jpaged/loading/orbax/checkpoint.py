@@ -1,11 +1,11 @@
-"""Saves and loads checkpoints in Orbax format: parameters as the model holds them, so loading converts nothing.
+"""Saves and loads checkpoints in Orbax format, with parameters in the model's own layout, so loading converts nothing.
 
-A checkpoint is a folder: `params` (Orbax, one array a layer whether or not the model stacked them), config.json,
-the tokenizer's files, generation_config.json, and jpaged.json, written last, which says what the others hold.
-Each device's part of an array is a raw file, which is read without Orbax (`ZarrArray`): a CPU device takes the pages
+A checkpoint is a folder: `params` (Orbax, one array per layer whether or not the model stacked them), config.json,
+the tokenizer's files, generation_config.json, and jpaged.json, written last, which describes the others.
+Each device's part of an array is a raw file, which is read without Orbax (`ZarrArray`): a CPU device uses the pages
 of the file as its memory, so nothing is copied.
-Parameters are laid out for one number of tensor shards; a mesh of the same number loads them straight into
-their shards, any other through `OrbaxWeights`, which undoes the layout on the host.
+Parameters are laid out for one number of tensor shards. A mesh with the same number loads them directly into its
+shards; any other loads them through `OrbaxWeights`, which undoes the layout on the host.
 """
 
 from __future__ import annotations
@@ -44,25 +44,26 @@ if TYPE_CHECKING:
     from jpaged.loading.loaded_model import LoadedModel
 
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
-"""What says how images are prepared."""
+"""Files with the settings of image preprocessing."""
 FORMAT = 5
 QUANTISED_FORMAT = 6
-"""A checkpoint of which some parameters are in parts: codes, scales and minimums."""
+"""Format of a checkpoint with parameters in parts: codes, scales and minimums."""
 ORDERED_FORMAT = 7
-"""Such a checkpoint of which some parameters have their inputs sorted, with the order for another part."""
+"""Like `QUANTISED_FORMAT`, with parameters whose inputs are sorted; the order is a further part."""
 _FORMATS_BEFORE_LINEAR = (3, 4)
-"""`FORMAT` and `QUANTISED_FORMAT` when a matrix and its bias were named as two parameters of their layer."""
+"""`FORMAT` and `QUANTISED_FORMAT` of older versions, which named a matrix and its bias as two parameters of a layer."""
 
 
 def save_checkpoint(path: str | Path, loaded: LoadedModel) -> None:
     """Write a model as an Orbax checkpoint; ``dataclasses.replace(loaded, params=...)`` saves trained parameters.
 
-    One process writes to a folder beside it that is given its name at the end: an exception or Ctrl-C leaves nothing.
-    With several processes, all must call this, with the same path on a shared file system, and write it where it is.
+    A single process writes to a temporary folder next to `path` and renames it at the end, so an exception or Ctrl-C
+    leaves nothing. Several processes must all call this, with the same path on a shared file system; they write to
+    `path` directly.
 
     Raises:
-        FileExistsError: when the path exists.
-        ValueError: the model has a head for classes, for which the format has no place.
+        FileExistsError: the path exists.
+        ValueError: the model has a head for classes, which the format cannot store.
     """
     path = Path(path).absolute()
     if path.exists():
@@ -73,7 +74,7 @@ def save_checkpoint(path: str | Path, loaded: LoadedModel) -> None:
         _write(path, loaded)
         return
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    shutil.rmtree(beside, ignore_errors=True)  # a process of this number was killed
+    shutil.rmtree(beside, ignore_errors=True)  # left by a killed process with the same id
     try:
         _write(beside, loaded)
         beside.rename(path)
@@ -99,7 +100,7 @@ def _write(path: Path, loaded: LoadedModel) -> None:
         params |= _parts(target, value)
     # Raw files. Weights hardly compress, and decompressing takes longer than reading from a disk.
     handler = ocp.PyTreeCheckpointHandler(use_compression=False, use_ocdbt=False)
-    # It warns that there is nothing to merge, as without OCDBT there never is.
+    # Orbax warns that there is nothing to merge, which is always so without OCDBT.
     with without_lines("absl", "Skipping merge of OCDBT"), ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(path / "params", args=ocp.args.PyTreeSave(params))
     if jax.process_index() == 0:
@@ -124,7 +125,7 @@ def _write(path: Path, loaded: LoadedModel) -> None:
 
 
 def _format_number(formats: Iterable[WeightFormat]) -> int:
-    """Return the oldest format that has a place for these, so that older versions read all that they can."""
+    """Return the oldest format that can store these, so that older versions can read as much as possible."""
     held = list(formats)
     if any(form.ordered for form in held):
         return ORDERED_FORMAT
@@ -132,7 +133,7 @@ def _format_number(formats: Iterable[WeightFormat]) -> int:
 
 
 class OrbaxWeights:
-    """Reads a checkpoint as a `TensorReader` of the Hugging Face tensors that its parameters were made from.
+    """Reads a checkpoint as a `TensorReader` of the Hugging Face tensors from which its parameters were made.
 
     Args:
         model_cls: the family that `config` belongs to.
@@ -166,13 +167,13 @@ class OrbaxWeights:
         self._lock = threading.Lock()
 
     def fits(self, tensor_parallel: int, expert_parallel: bool) -> bool:
-        """Tell whether the parameters are laid out for that many shards; on one shard whole experts are no other
-        layout."""
+        """Tell whether the parameters are laid out for these shards; with one shard, `expert_parallel` makes no
+        difference."""
         alike = tensor_parallel == 1 or expert_parallel == self.expert_parallel
         return alike and tensor_parallel == self.tensor_parallel
 
     def check_held(self, tensor_parallel: int, expert_parallel: bool, quantization: str | None) -> None:
-        """Raise ValueError where a quantised checkpoint is asked for otherwise than it was saved."""
+        """Raise ValueError if a quantised checkpoint is to be loaded with other settings than it was saved with."""
         if not self.formats:
             return
         if quantization is not None:
@@ -210,7 +211,7 @@ class OrbaxWeights:
         return tensor
 
     def parameter(self, target: Target) -> HostValue:
-        """Return the saved value of a target, which is read when it is sliced.
+        """Return the saved value of a target; slicing reads it.
 
         Raises:
             ValueError: the saved value has another shape, or is missing.
@@ -255,11 +256,11 @@ def restore_params(
     *,
     mesh: jax.sharding.Mesh,
 ) -> tuple[CausalLM, nnx.GraphDef, nnx.State]:
-    """Load parameters from a checkpoint of the same number of shards, as `load_params` does: each device reads its own
+    """Load parameters from a checkpoint of the same number of shards; like `load_params`, but each device reads its own
     part.
 
     Raises:
-        ValueError: the checkpoint is laid out otherwise, see `OrbaxWeights.fits`.
+        ValueError: the checkpoint has another layout, see `OrbaxWeights.fits`.
     """
     if not reader.fits(build.tensor_parallel, build.expert_parallel):
         raise ValueError(
@@ -278,14 +279,15 @@ def restore_params(
 
 
 def _single(value: jax.Array, index: int | None) -> jax.Array | np.ndarray:
-    """Return a parameter, or one layer of a stack: on the host if possible, as devices may not have room for both."""
+    """Return a parameter, or one layer of a stack. The layer is copied to the host if possible, as devices may not have
+    room for it and the stack."""
     if index is None:
         return value
     return np.asarray(value[index]) if value.is_fully_addressable else value[index]
 
 
 def _key(target: Target) -> str:
-    """Return a target's name in a checkpoint: by layer number, so that it is the same stacked or not."""
+    """Return a target's name in a checkpoint: it contains the layer number, so stacking does not change it."""
     layer = target.source.layer
     return ".".join(target.source.path if layer is None else ("layers", str(layer), *target.source.path))
 
@@ -298,7 +300,7 @@ def _parts(target: Target, value: Any) -> dict[str, Any]:
 
 
 def _old_key(target: Target) -> str:
-    """Return a target's name in a checkpoint of one of `_FORMATS_BEFORE_LINEAR`: only norms had parts."""
+    """Return a target's name in a checkpoint of `_FORMATS_BEFORE_LINEAR`, in which only norms had parts."""
     owner, _, name = _key(target).rpartition(".")
     if name == "weight":
         return owner

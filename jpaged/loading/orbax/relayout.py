@@ -1,4 +1,4 @@
-"""Undoes a weight source's conversion, so that parameters laid out for one mesh can be laid out for another."""
+"""Undoes a weight source's conversion, so that parameters laid out for one mesh can be loaded on another."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def unconvert(
 ) -> list[np.ndarray]:
     """Return the tensors, of these shapes, from which `convert` makes this parameter.
 
-    Converters move, repeat and pad values with zeros (`HeadLayout`, fused and transposed projections). Where
-    each value goes is found by converting running numbers, so no family has to write its converters twice.
+    Converters move, repeat and zero-pad values (`HeadLayout`, fused and transposed projections). Converting running
+    numbers shows where each value goes, so no family has to write an inverse of its converters.
 
     Raises:
-        ValueError: when `convert` does anything else with the values.
+        ValueError: `convert` does anything else with the values.
     """
     ends = list(accumulate(map(math.prod, shapes), initial=0))
     count = ends[-1]

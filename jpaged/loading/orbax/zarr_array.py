@@ -14,14 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 _READ_NOW = getattr(system, "MAP_POPULATE", 0)
-"""Read the file when it is mapped, not at each page's first use; Linux only."""
+"""Flag that reads the file when it is mapped, not at each page's first use; Linux only."""
 
 
 class ZarrArray:
     """Reads a Zarr array (version 2) of raw chunks: a folder with ``.zarray`` and a file a chunk, ``2.0`` and the like.
 
-    Slices with step 1, one for each axis, read what they hold and no more; within one chunk they are views of
-    its memory-mapped file.
+    Slices with step 1, one for each axis, read only their own part; a slice within one chunk is a view of its
+    memory-mapped file.
 
     Attributes:
         shape, dtype: shape and dtype of the whole array.

@@ -1,1 +1,1 @@
-"""Says where each checkpoint tensor goes, in what form, and on which devices."""
+"""Maps each checkpoint tensor to a parameter, its format and its devices."""

@@ -1,6 +1,6 @@
-"""Tells which parameters a checkpoint stores in bfloat16, and can be held so without a product's result being changed.
+"""Finds the parameters that a checkpoint stores in bfloat16 and that can stay so without changing a product's result.
 
-A number in bfloat16 is one in float32 whose lower half is 0, so it takes half of the memory where products widen it.
+A bfloat16 number is a float32 number whose lower half is 0. Products widen it, and it takes half of the memory.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from jpaged.loading.parameters.targets import ExactPaths, Target
 from pallas_kernels.tiled_floats import has_same_bits, may_be_exact
 
 DtypeOf = Callable[[str], np.dtype]
-"""Returns the floating type that a tensor of a name is stored in, see `TensorReader.dtype`."""
+"""Returns the floating type in which the named tensor is stored, see `TensorReader.dtype`."""
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 
 class Inexact(Exception):
-    """Says that a parameter is not in bfloat16 as it is, although its tensors are: its family computes it of them.
+    """Raised when a parameter is not exact in bfloat16 although its tensors are: its family computes it from them.
 
     Attributes:
-        target: where it belongs.
+        target: the parameter.
     """
 
     def __init__(self, target: Target) -> None:
@@ -35,11 +35,10 @@ class Inexact(Exception):
 
 
 def exact_paths(targets: Iterable[Target], dtype_of: DtypeOf) -> ExactPaths:
-    """Return the paths of those sources that ask for tiles that round nothing and whose tensors all are stored in
-    bfloat16.
+    """Return the paths of the sources that request tiles without rounding and whose tensors are all stored in bfloat16.
 
     Args:
-        dtype_of: may raise KeyError for a tensor that is missing, which is told of when it is read.
+        dtype_of: may raise KeyError for a missing tensor, which is reported when it is read.
     """
     asked, others = set(), set()
     for target in targets:
@@ -57,7 +56,7 @@ def exact_paths(targets: Iterable[Target], dtype_of: DtypeOf) -> ExactPaths:
 
 
 def without_inexact(paths: ExactPaths | None, load: Callable[[ExactPaths | None], T]) -> T:
-    """Return what `load` makes of some paths, without those of which it raises `Inexact`; these are logged."""
+    """Return ``load(paths)``, called again without each path for which it raises `Inexact`; logs these paths."""
     while True:
         try:
             return load(paths)

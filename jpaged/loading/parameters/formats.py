@@ -1,4 +1,4 @@
-"""Chooses the format of each parameter: what a user asked for, or what the checkpoint stores."""
+"""Chooses the format of each parameter: the user's `quantization`, or the checkpoint's own format."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FORMATS = {
     "int4": WeightFormat(UINT4_PAIRS, 32, np.dtype(np.float16), minimums=True),
 }
 _INT4_ON_TPU = WeightFormat(UINT4, 128, np.dtype(np.float32), minimums=True)
-"""Groups as deep as the matrix units of the smaller TPUs: those of 32 would fill a quarter of them."""
+"""Groups as deep as the matrix units of the smaller TPUs; groups of 32 would fill a quarter of a unit."""
 
 
 def formats_of(
@@ -39,15 +39,15 @@ def formats_of(
     reader: TensorReader | CodedNames | None = None,
     platform: str = "cpu",
 ) -> WeightFormats:
-    """Return the format of each parameter that is quantised; parameters that it does not name stay float.
+    """Return the format of each quantised parameter; parameters that are missing in the result stay float.
 
     Args:
-        platform: what computes, see `jpaged.execution.mesh.platform`: TPUs hold 4 bits in a form of their own.
-        reader: the source: with "gguf" the file whose blocks are kept; a quantised checkpoint keeps its codes if
-            nothing else is asked for.
+        platform: see `jpaged.execution.mesh.platform`; TPUs have a separate format of 4 bits.
+        reader: the source. With "gguf", the file whose blocks are kept. With None, a quantised checkpoint keeps its
+            codes.
 
     Raises:
-        ValueError: "gguf" was asked of another source.
+        ValueError: `quantization` is "gguf", but the source is no GGUF file with quantised tensors.
     """
     if quantization == "gguf":
         return _formats_of_gguf(reader, targets, shards)
@@ -64,8 +64,8 @@ def formats_on_load(quantization: str, targets: Sequence[Target], shards: int, p
     """Return the formats that "int8", "int4" and "fp8" give a model's parameters.
 
     Where shards leave groups of less than `_SMALLEST_GROUP` values, whose scales would take more memory than their
-    codes, a parameter takes int8 instead of int4, which is logged. On TPUs 4 bits have groups of 128 where shards leave
-    them whole, and else those of other platforms.
+    codes, a parameter takes int8 instead of int4, which is logged. On TPUs 4-bit codes have groups of 128 where no
+    shard cuts them, and otherwise the groups of other platforms.
     """
     formats: dict[tuple[str, ...], WeightFormat] = {}
     for target in targets:
@@ -84,7 +84,7 @@ def formats_on_load(quantization: str, targets: Sequence[Target], shards: int, p
 
 
 def _formats_of_gguf(reader: TensorReader | CodedNames | None, targets: Sequence[Target], shards: int) -> WeightFormats:
-    """Return the formats that hold a GGUF file's blocks as they are.
+    """Return the formats that hold a GGUF file's blocks without conversion.
 
     Raises:
         ValueError: the reader's source is no GGUF file with quantised tensors.
@@ -109,8 +109,8 @@ def stored_formats(
     """Return the smallest formats that hold a checkpoint's codes exactly, and the parameters that stay float with the
     names of their encodings.
 
-    Parameters stay float where a tensor is plain, or has codes that no format holds; where a table's inputs are
-    sorted; and where tensors that are one matrix here sort their inputs differently.
+    A parameter stays float if one of its tensors is plain or has codes that no format holds, if it is a table with
+    sorted inputs, or if it joins tensors that sort their inputs differently.
     """
     there = set(reader.names())
     found: dict[tuple[str, ...], set[Encoding]] = {}
@@ -140,7 +140,7 @@ def stored_formats(
 
 
 def _fit_together(encodings: Sequence[Encoding], target: Target) -> bool:
-    """Tell whether the tensors of one parameter have one order of inputs. Each expert's matrix has its own."""
+    """Tell whether the tensors of one parameter share one order of inputs. Experts' matrices may differ."""
     orders = {one.order for one in encodings}
     if len(target.shape) > 2:
         return True
@@ -154,12 +154,12 @@ def check_quantization(quantization: str | None) -> None:
 
 
 def check_device(quantization: str | None, device: jax.Device) -> None:
-    """Raise ValueError when the device cannot compute with what the parameters would be held in."""
+    """Raise ValueError if the device cannot compute with the quantisation's format."""
     if quantization == "fp8":
         check_float8("quantization='fp8'", device)
 
 
 def check_formats(formats: WeightFormats, device: jax.Device, location: str) -> None:
-    """Raise ValueError when the device cannot compute with what a checkpoint holds its parameters in."""
+    """Raise ValueError if the device cannot compute with the formats of a checkpoint's parameters."""
     if any(form.codec == FLOAT8 for form in formats.values()):
         check_float8(f"{location} holds weights in float8", device)

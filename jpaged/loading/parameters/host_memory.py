@@ -1,4 +1,4 @@
-"""Allocates memory for what CPU devices will hold, in large pieces, as Linux gives huge pages to those only."""
+"""Allocates memory for the parameters of CPU devices in large pieces, as Linux gives huge pages only to those."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALIGNMENT = 64
 
 
 class HostMemory:
-    """Cuts arrays out of large pieces, each of which is freed with the last of its arrays. Safe in threads.
+    """Cuts arrays out of large pieces, each of which is freed with the last of its arrays. Thread-safe.
 
     A first touch of memory costs a page fault, and pages of 4 KiB make reading 500 MB of weights wait for the
     kernel most of the time.

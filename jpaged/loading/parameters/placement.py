@@ -1,4 +1,4 @@
-"""Puts host arrays into their place on the mesh, whole parameters or one layer's slice of a stack."""
+"""Places host arrays on the mesh: whole parameters, or one layer's slice of a stack."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Index = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class Parts:
-    """Holds what this process's devices need of a host array of `shape`: ``parts[index]`` is cast and aligned."""
+    """Holds the parts of a host array of `shape` for this process's devices; ``parts[index]`` is cast and aligned."""
 
     shape: tuple[int, ...]
     parts: Mapping[tuple[tuple[int | None, int | None], ...], np.ndarray]
@@ -38,15 +38,15 @@ class Parts:
 def own_parts(
     array: HostArray, dtype: np.dtype, sharding: NamedSharding, empty: Callable[..., np.ndarray] = np.empty
 ) -> Parts:
-    """Cut what this process's devices hold out of a host array; of a file view no more is read.
+    """Cut the parts of this process's devices out of a host array; only these parts of a file view are read.
 
-    Parts are copies, unless they lie in `array` just as a CPU device would hold them: then it takes that memory.
+    Parts are copies, unless their memory in `array` has the layout that a CPU device needs: then it takes that memory.
 
     Args:
         empty: makes the copies' memory from a shape and a dtype.
 
     Raises:
-        OverflowError: `dtype` is float16, and the array has a number beyond its largest.
+        OverflowError: `dtype` is float16, and the array has a number above the largest float16.
     """
     indices = sharding.addressable_devices_indices_map(array.shape).values()
     wanted = {_bounds(index): index for index in indices if index is not None}

@@ -22,12 +22,12 @@ from pallas_kernels.tiled_floats import InexactError, tiled_floats
 
 _READERS = 2
 _IN_FLIGHT = 4
-"""Parameters that may wait on the host, the one being placed included."""
+"""Most parameters on the host at once, including the one being placed."""
 
 HostValue = HostArray | HeldMatrix
 """A parameter on the host, or a view of it; a quantised one has an array for each part."""
 Held = Parts | HeldMatrix
-"""What this process's devices hold of a parameter, or of each array of one held otherwise."""
+"""This process's parts of a parameter, or of each array of a parameter that is not held as one array."""
 
 
 def place_all(
@@ -38,10 +38,10 @@ def place_all(
     The host holds a few at a time, never the model.
 
     Args:
-        read: returns what goes to a target; called by worker threads. Errors it raises are raised here.
+        read: returns a target's value; called by worker threads. Its exceptions are raised here.
 
     Raises:
-        Inexact: a target that is to be held exactly in bfloat16 cannot be.
+        Inexact: a target to be held exactly in bfloat16 has values that are not exact in it.
     """
     values: dict[StatePath, Value] = {}
     for target, parts in _read_ahead(targets, read, mesh):
@@ -51,7 +51,8 @@ def place_all(
 
 
 def _store(values: dict[StatePath, Value], target: Target, value: Value, mesh: jax.sharding.Mesh) -> None:
-    """Enter a value into `values`: as it is, or in place into its stack, which the first layer allocates."""
+    """Store a value in `values`, either whole or as a layer of its stack, in place; the first layer allocates the
+    stack."""
     if target.layers is None:
         values[target.path] = value
         return
@@ -66,7 +67,7 @@ def _store(values: dict[StatePath, Value], target: Target, value: Value, mesh: j
 def _read_ahead(
     targets: Iterable[Target], read: Callable[[Target], HostValue], mesh: jax.sharding.Mesh
 ) -> Iterator[tuple[Target, Held]]:
-    """Yield the targets, in order, with what this process's devices hold of each."""
+    """Yield the targets, in order, each with this process's parts."""
     memory = HostMemory()
     with ThreadPoolExecutor(_READERS, thread_name_prefix="jpaged-weights") as pool:
         waiting: deque[Any] = deque()
@@ -79,8 +80,11 @@ def _read_ahead(
 
 
 def _wait(target: Target, future: Future[Held]) -> tuple[Target, Held]:
-    """Return a read's target and result; a function of its own, so that nothing holds on to the future, which holds on
-    to the array, or to an exception whose traceback would hold on to all that was placed."""
+    """Return a read's target and result.
+
+    It is a separate function so that no frame keeps the future alive: a future holds the array, or an exception whose
+    traceback would keep all placed parameters alive.
+    """
     try:
         return target, future.result()
     finally:

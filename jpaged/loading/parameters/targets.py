@@ -1,4 +1,4 @@
-"""Says where a checkpoint's tensors go: the targets in an abstract model, their shapes and shardings."""
+"""Lists the targets of a checkpoint's tensors in an abstract model, with their shapes and shardings."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from pallas_kernels.quantised import QuantisedMatrix
 
 StatePath = tuple[str | int, ...]
 ExactPaths = frozenset[tuple[str, ...]]
-"""Paths of weight sources, see `WeightSource.path`; one holds for all layers."""
+"""Paths of weight sources, see `WeightSource.path`; a path stands for all layers."""
 Value = jax.Array | jax.ShapeDtypeStruct | HeldMatrix
-"""A parameter's array or shape; the parts of one held otherwise are arrays or shapes."""
+"""A parameter's array or shape, or a held matrix whose parts are arrays or shapes."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Says where one weight source goes: a parameter, or layer `index` of a stack of `layers`.
+    """The destination of one weight source: a parameter, or layer `index` of a stack of `layers`.
 
-    `shape` is that of what the source's `convert` returns, without the stack's axis; `form` is what holds the
-    values when the parameter is quantised. `tiled` says whether a CPU's tiles hold them: those of
-    `pallas_kernels.tiled` where there is a form, else those of `pallas_kernels.tiled_floats`, which are `exact` or not.
-    `panelled` says whether `pallas_kernels.panelled_floats` hold them.
+    `shape` is the shape of the result of the source's `convert`, without the stack's axis; `form` is the format if the
+    parameter is quantised. `tiled`: a CPU's tiles hold the values, those of `pallas_kernels.tiled` if there is a form,
+    else those of `pallas_kernels.tiled_floats`, which are `exact` or not. `panelled`: `pallas_kernels.panelled_floats`
+    hold them.
     """
 
     source: WeightSource
@@ -56,7 +56,7 @@ def abstract_model(model_cls: type[Any], config: Any, build: BuildContext) -> Ca
     """Return the model with shapes instead of arrays.
 
     Raises:
-        ValueError: the config or the context asks for what the model's constructor does not implement.
+        ValueError: the model's constructor does not implement a setting of the config or the context.
     """
     return nnx.eval_shape(lambda: model_cls(config, replace(build, rngs=nnx.Rngs(0), shapes_only=True)))
 
@@ -93,9 +93,9 @@ def in_formats(targets: Sequence[Target], formats: WeightFormats, exact: ExactPa
     """Return the targets with the formats that `formats` names for them.
 
     Args:
-        exact: paths of sources that are held in tiles of bfloat16 as they are, where no form is named, see
-            `jpaged.loading.parameters.exact`; of the others that ask for that, matrices are held in panels of float32.
-            None: all of them are arrays.
+        exact: paths of sources without a form that are held in bfloat16 tiles without rounding, see
+            `jpaged.loading.parameters.exact`; other sources that request such tiles hold matrices in float32 panels.
+            None: hold them all as arrays.
     """
 
     def formed(target: Target) -> Target:
@@ -120,8 +120,8 @@ def _is_tiled(target: Target, form: WeightFormat) -> bool:
 
 
 def _has_panels(target: Target) -> bool:
-    """Tell whether a parameter that stays float32 is held in panels. Where "same bits" are asked for it is not, as
-    engines that do are given arrays again and again."""
+    """Tell whether a float32 parameter is held in panels. With "same bits" it is not: such engines receive new arrays
+    again and again."""
     if target.source.narrow != "exact" or len(target.shape) != 2 or target.dtype != np.float32:
         return False
     assert target.source.contracted is not None
@@ -129,7 +129,7 @@ def _has_panels(target: Target) -> bool:
 
 
 def abstract_value(target: Target, mesh: jax.sharding.Mesh, *, stacked: bool = True) -> Value:
-    """Return shapes and shardings of what is held at a target's path, or, without `stacked`, of the target alone."""
+    """Return shapes and shardings of the value at a target's path, or, without `stacked`, of the target alone."""
     stack = (target.layers,) if stacked and target.layers is not None else ()
 
     def struct(shape: tuple[int, ...], dtype: np.dtype) -> jax.ShapeDtypeStruct:

@@ -33,14 +33,14 @@ def abstract_params(
     dtype_of: DtypeOf | None = None,
     formats: WeightFormats | None = None,
 ) -> nnx.State:
-    """Return the shapes of an abstract model's parameters with the shardings `load_params` gives them: to compile
-    without them.
+    """Return the shapes of an abstract model's parameters, with the shardings that `load_params` gives them, to compile
+    without loading them.
 
     Args:
         quantization: see `EngineConfig`.
         reader: see `formats_of`; only its header is read.
-        dtype_of: tells what tensors are stored in, where their numbers may be held as they are; None = in none.
-        formats: those that a saved checkpoint has its parameters in, which then stay; None = those of `formats_of`.
+        dtype_of: returns the stored dtype of a tensor, to find the parameters that may stay bfloat16; None = none may.
+        formats: a saved checkpoint's formats, which its parameters keep; None = the result of `formats_of`.
 
     Raises:
         ValueError: see `targets_of` and `formats_of`.
@@ -71,8 +71,8 @@ def load_params(
         quantization: see `EngineConfig`: matrices become `QuantisedMatrix`; None = none.
 
     Raises:
-        ValueError: a tensor is missing or of the wrong shape (names parameter, tensor and both shapes), or
-            the config asks for what the model does not implement, or the source has no such quantisation.
+        ValueError: a tensor is missing or of the wrong shape (names parameter, tensor and both shapes), the model does
+            not implement a setting of the config, or the source does not have the quantisation.
     """
     model = abstract_model(model_cls, config, build)
     graphdef, abstract = nnx.split(model)
@@ -91,8 +91,7 @@ def read_params(
     """Read the parameters of an abstract model, whose state is `abstract`; see `load_params`.
 
     Args:
-        may_be_exact: whether matrices may be held in bfloat16 as they are, or in panels, where the model's sources ask
-            for that.
+        may_be_exact: whether matrices may stay bfloat16, or be held in panels, where the model's sources request it.
     """
     targets = targets_of(model)
     formats = formats_of(quantization, targets, mesh.shape[TENSOR_AXIS], reader, platform(mesh))
@@ -136,7 +135,7 @@ def _read(target: Target, reader: TensorReader) -> HostArray:
 
 
 def warn_of_unused(reader: TensorReader, targets: Iterable[Target]) -> None:
-    """Log the tensors that nobody used, except those that repeat what the config or, tied, the embedding says."""
+    """Log the tensors that no target used, except those that repeat the config or, if tied, the embedding."""
     used = {name for target in targets for name in target.source.sources}
     repeated = ("rotary_emb.inv_freq", "lm_head.weight")
     unused = [name for name in reader.names() if name not in used and not name.endswith(repeated)]

@@ -1,6 +1,6 @@
-"""Reads folders whose matrices are stored as several tensors each: codes, scales and what else a format has.
+"""Reads folders that store each matrix as several tensors: codes, scales, and others that a format may have.
 
-A format's own file supplies a `StoredMatrices`; this does the rest of a `CodedReader`: names, shapes, dequantising.
+A format's own file supplies a `StoredMatrices`; this file does the rest of a `CodedReader`: names, shapes, decoding.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pallas_kernels.codecs import E2M1_PAIRS
 
 
 class StoredCodes(NamedTuple):
-    """Holds a matrix as its file has it, unpacked: a code an element, inputs last.
+    """Holds a matrix in its stored form, unpacked: one code per element, inputs last.
 
     Attributes:
         codes: [..., outputs, inputs].
         scales, minimums: [..., outputs, groups], in a dtype that ``format.scales`` holds exactly.
-        format: their own, see `in_format`.
-        groups: int [inputs], where groups are not neighbours.
+        format: the stored format, see `in_format`.
+        groups: int [inputs], each input's group if groups are not neighbours.
     """
 
     codes: np.ndarray
@@ -41,13 +41,13 @@ class StoredCodes(NamedTuple):
 
 
 class StoredMatrices(Protocol):
-    """Says how one format stores its matrices: the part of a reader that a new format writes."""
+    """Interface to the matrices of one format: the part of a reader that a new format implements."""
 
     inputs_last: bool
-    """Whether a matrix is [..., outputs, inputs] in Hugging Face's float checkpoints, as linear layers are."""
+    """True if a matrix is [..., outputs, inputs] in Hugging Face's float checkpoints, as in linear layers."""
 
     def find(self) -> dict[str, Sequence[str]]:
-        """Return the matrices' names in a float checkpoint, each with the names of the tensors that hold it.
+        """Return the matrices' names in a float checkpoint, each with the names of its stored tensors.
 
         Raises:
             ValueError: a tensor is missing, or of a wrong shape or dtype; names file and tensor.
@@ -66,13 +66,13 @@ class StoredMatrices(Protocol):
         """Return a matrix' codes.
 
         Raises:
-            ValueError: a tensor holds numbers that the format does not allow; names file and tensor.
+            ValueError: a tensor has values that the format does not allow; names file and tensor.
         """
         ...
 
 
 class CodedFolder:
-    """Reads such a folder as a `CodedReader`, each matrix under the name it has where it is not quantised."""
+    """Reads such a folder as a `CodedReader`; each matrix has its name in an unquantised checkpoint."""
 
     quantised = True
     keeps_codes = True
@@ -127,7 +127,7 @@ def check_part(
 
     Args:
         shape: None = any of two dimensions.
-        settings: what of the config asks for the shape, for the message.
+        settings: the config's setting that requires the shape, for the message.
     """
     found, dtype = weights.shape(name), weights.held_dtype(name)
     where = f"{weights.file_of(name)}: {name}"

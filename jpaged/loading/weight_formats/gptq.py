@@ -6,7 +6,8 @@ A matrix ``{name}.weight`` [outputs, inputs] lies as
   bits;
 - ``{name}.scales`` [groups, outputs];
 - ``{name}.qzeros``, int32 [groups, outputs * bits / 32]: zero points, packed likewise along the outputs. The format
-  ``gptq`` (v1) stores each minus one, modulo ``2 ** bits``; ``gptq_v2`` stores it as it is;
+  ``gptq`` (v1) stores each minus one, modulo ``2 ** bits``; ``gptq_v2`` stores it
+  unchanged;
 - ``{name}.g_idx``, int32 [inputs]: each input's group. With act-order (``desc_act``) groups are no neighbours.
 
 A value is ``(code - zero) * scale``. It is held as ``code * scale + minimum``, with ``minimum = -zero * scale``, which

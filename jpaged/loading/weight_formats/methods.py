@@ -1,4 +1,4 @@
-"""Lists the quantised checkpoints that are read, by the ``quant_method`` of their config.
+"""Lists the supported formats of quantised checkpoints, by the ``quant_method`` of their config.
 
 A new format is a file with two classes, a `Method` and its `StoredMatrices`, and one entry in `METHODS`.
 """
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 
 class Method(Protocol):
-    """Describes how one checkpoint was quantised, made of its ``quantization_config``."""
+    """Describes how one checkpoint was quantised; made from its ``quantization_config``."""
 
     families: Sequence[str] | None
-    """Values of ``model_type`` whose checkpoints are read; None = all families'."""
+    """The supported values of ``model_type``; None = all families."""
 
     def __init__(self, fields: Mapping[str, Any]):
-        """Raise ValueError, naming field and value, where a setting is not read."""
+        """Raise ValueError, naming field and value, if a setting is not supported."""
         ...
 
     def encoding_by_name(self, name: str) -> Encoding | None:
-        """Return how a tensor is stored, guessed by its name: to plan an engine without a checkpoint. None = plain."""
+        """Guess a tensor's encoding from its name, to plan an engine without a checkpoint. None = plain."""
         ...
 
     def matrices(self, weights: SafetensorsWeights) -> StoredMatrices:
-        """Return what reads a checkpoint's matrices."""
+        """Return the reader of a checkpoint's matrices."""
         ...
 
 
@@ -51,7 +51,7 @@ METHODS: dict[str, type[Method]] = {
 
 
 class NamedCodes:
-    """Says of a checkpoint that is not here how its tensors are stored; see `CodedNames`.
+    """Guesses how the tensors of a checkpoint without files are stored; see `CodedNames`.
 
     Args:
         names: of all its tensors.
@@ -69,7 +69,10 @@ class NamedCodes:
 
 
 def method_of(config: PretrainedConfig) -> Method | None:
-    """Return how a checkpoint's weights were quantised, by a config that `check_method` passed; None = not at all."""
+    """Return the method by which a checkpoint was quantised; None = not quantised.
+
+    `check_method` must have accepted the config.
+    """
     said = getattr(config, "quantization_config", None)
     if said is None:
         return None
@@ -87,7 +90,7 @@ def open_coded(weights: SafetensorsWeights, method: Method) -> CodedFolder:
 
 
 def check_method(fields: Mapping[str, Any], file: Path) -> None:
-    """Raise ValueError where a config says that its weights are quantised in a way that is not read.
+    """Raise ValueError if a config's weights are quantised in an unsupported way.
 
     Args:
         fields: those of config.json, or of its ``text_config``.

@@ -16,7 +16,7 @@ _CHUNK_BYTES = 32 << 20
 """Bytes of float32 held at a time, so that a large matrix is never float32 as a whole."""
 
 _LARGEST = {INT8: 127.0, FLOAT8: 448.0, UINT4_PAIRS: 15.0, UINT4: 15.0}
-"""Largest code: int8 and fp8 are symmetric, those of four bits count from the group's minimum."""
+"""Largest code: int8 and fp8 are symmetric; codes of four bits count from the group's minimum."""
 
 
 def quantise(array: HostArray, axis: int, form: WeightFormat) -> QuantisedMatrix:

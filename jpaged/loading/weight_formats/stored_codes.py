@@ -1,8 +1,8 @@
-"""Reads codes that a checkpoint stores into the format that a parameter is held in, without changing a value.
+"""Converts a checkpoint's stored codes to the format of a parameter, without changing a value.
 
-A reader says how each tensor is stored (`Encoding`) and returns its codes with one scale a value (`SpreadCodes`), in
-the tensor's shape. So a family's converter, which only moves values, moves codes and scales alike, and no reader knows
-of fused projections, padding or shards.
+A reader says how each tensor is stored (`Encoding`) and returns its codes with one scale per value (`SpreadCodes`), in
+the tensor's shape. So a family's converter, which only moves values, moves codes and scales in the same way, and
+readers need not know about fused projections, padding or shards.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ E2M1_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
 
 @dataclass(frozen=True)
 class Encoding:
-    """Says how one tensor, or a part of it, is stored.
+    """Describes how one tensor, or a part of it, is stored.
 
     Attributes:
-        name: what the format calls it, for messages.
-        format: the smallest format that holds it exactly; None where it is read as floats only.
-        order: tells different orders of inputs apart, where `format` is ordered: tensors of one parameter must share
-            one.
+        name: the encoding's name in its format, for messages.
+        format: the smallest format that holds it exactly; None if it can only be read as floats.
+        order: identifies the order of inputs if `format` is ordered; tensors of one parameter must share one order.
     """
 
     name: str
@@ -54,26 +53,26 @@ class SpreadCodes(NamedTuple):
 
 
 class CodedNames(Protocol):
-    """Says which tensors of a checkpoint are stored as codes, without reading them."""
+    """Interface that names the tensors that a checkpoint stores as codes, without reading them."""
 
     def names(self) -> Iterable[str]:
         """Return the Hugging Face names of all tensors."""
         ...
 
     def encodings(self, name: str) -> Sequence[Encoding]:
-        """Return how the parts of a tensor are stored; nothing where it is plain values."""
+        """Return the encodings of a tensor's parts; empty if it holds plain values."""
         ...
 
 
 @runtime_checkable
 class CodedReader(CodedNames, TensorReader, Protocol):
-    """A `TensorReader` of tensors that are stored as codes, which can be kept."""
+    """A `TensorReader` whose tensors are stored as codes, which parameters can keep."""
 
     keeps_codes: bool
-    """Whether codes are kept where no quantisation is asked for."""
+    """True if parameters keep the codes even with ``quantization=None``."""
 
     def spread_codes(self, name: str, form: WeightFormat) -> SpreadCodes:
-        """Return a tensor whose encodings all have a format as codes of `form`, in Hugging Face's conventions."""
+        """Return a tensor as codes of `form`, in Hugging Face's conventions; all its encodings must have a format."""
         ...
 
 
@@ -86,9 +85,9 @@ def in_format(
     """Return codes [..., values] with scales and minimums [..., groups] as codes of `form`, to the last bit.
 
     Args:
-        stored: their own format; a last group may be shorter than the others.
-        form: holds these values exactly, see `joined`.
-        groups: int [values], each value's group, where they are not neighbours; by default as ``stored.group`` says.
+        stored: the format of `blocks`; the last group may be shorter than the others.
+        form: a format that holds these values exactly, see `joined`.
+        groups: int [values], each value's group if groups are not neighbours; None = runs of ``stored.group`` values.
     """
     codes, scales, minimums = blocks
     if stored.codec == E2M1_PAIRS and form.codec != E2M1_PAIRS:
@@ -106,12 +105,12 @@ def in_format(
 
 
 def groups_of_values(stored: WeightFormat, size: int) -> np.ndarray:
-    """Return the group of each of `size` values whose groups are neighbours."""
+    """Return the group of each of `size` values if groups are runs of neighbours."""
     return np.arange(size) // (stored.group or size)
 
 
 def read_codes(source: WeightSource, form: WeightFormat, reader: CodedReader) -> Coded:
-    """Read a parameter's codes in its format; it never is float as a whole."""
+    """Read a parameter's codes in its format; the whole parameter is never held as floats."""
     assert source.contracted is not None
     parts = [reader.spread_codes(name, form) for name in source.sources]
     held = np.asarray(source.convert(*(part.codes for part in parts)))
@@ -128,7 +127,7 @@ def read_codes(source: WeightSource, form: WeightFormat, reader: CodedReader) ->
         held = pack(grouped(held, at, shape[at] // group), at).reshape(packed)
 
     def one_a_group(spread: Sequence[np.ndarray | None]) -> np.ndarray:
-        """Convert scales or minimums like the values they belong to, and take one a group."""
+        """Convert scales or minimums like their values, and keep one per group."""
         every = (slice(None),) * at + (slice(None, None, group),)
         converted = np.asarray(source.convert(*spread))
         return (converted if order is None else _arranged(converted, order, at))[every]
@@ -140,10 +139,10 @@ def read_codes(source: WeightSource, form: WeightFormat, reader: CodedReader) ->
 
 
 def _order(groups: np.ndarray, axis: int, group: int, source: WeightSource) -> np.ndarray:
-    """Return the places of inputs, int32 [..., inputs], that sort them by group; padding, which has none, comes last.
+    """Return the order of inputs, int32 [..., inputs], that sorts them by group; padding has no group and comes last.
 
     Raises:
-        ValueError: outputs differ in their inputs' groups, or a group is no multiple of `group` long.
+        ValueError: outputs differ in their inputs' groups, or a group's length is no multiple of `group`.
     """
     numbers = groups.max(axis=axis + 1)
     if ((groups != 0) & (groups != np.expand_dims(numbers, axis + 1))).any():

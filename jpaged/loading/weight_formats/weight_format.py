@@ -1,4 +1,4 @@
-"""Says how a quantised parameter is held: its codec, what shares a scale, and how its parts lie on the mesh."""
+"""Describes the format of a quantised parameter: its codec, its groups, and the partition of its parts on the mesh."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Coded = QuantisedMatrix | PermutedMatrix
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """Says what a parameter is held in.
+    """The format of a parameter.
 
     Attributes:
-        codec: what a code stands for.
+        codec: maps codes to numbers.
         group: neighbours along the contracted axis that share a scale; 0 = all of them.
         scales: dtype of scales and minimums.
         minimums: whether a value is ``code * scale + minimum``.
@@ -75,10 +75,10 @@ class WeightFormat:
         )
 
     def fitted(self, source: WeightSource, shape: tuple[int, ...], shards: int, unit: int = 0) -> WeightFormat:
-        """Return the format with groups that no shard's border cuts, and that lie within runs of `unit` values (0 =
-        any).
+        """Return the format with groups that no shard border cuts and that lie within runs of `unit` values (0 = no
+        limit).
 
-        4-bit codes take a byte each where groups have an odd size; e2m1's are doubled then, with floats for scales.
+        If groups have an odd size, 4-bit codes take a byte each; e2m1 codes are then doubled, with float scales.
         """
         unit = 0 if self.ordered else unit  # sorted inputs lie in no runs
         if self.group == 0 and unit == 0:
@@ -120,8 +120,8 @@ WeightFormats = Mapping[tuple[str, ...], WeightFormat]
 
 
 def partition_of(source: WeightSource, shape: tuple[int, ...]) -> PartitionSpec:
-    """Return the partition of one part of a parameter: its own, except along an axis that shares one scale, and but
-    that an order of inputs is whole on every device."""
+    """Return the partition of one part of a parameter: the parameter's own, except that an axis with one shared scale
+    is not split, and that every device has the whole order of inputs."""
     axes = list(source.partition)
     if source.contracted is not None and len(shape) < len(axes):
         return PartitionSpec(*axes[:-2], None)
@@ -131,7 +131,7 @@ def partition_of(source: WeightSource, shape: tuple[int, ...]) -> PartitionSpec:
 
 
 def joined(formats: list[WeightFormat]) -> WeightFormat | None:
-    """Return the smallest format that holds values of all these exactly; None where there is none.
+    """Return the smallest format that holds the values of all these formats exactly; None if there is none.
 
     float8 does not mix with other codes: int8 does not hold its values.
     """

@@ -83,7 +83,7 @@ class SlidingWindow(LocalAttention):
 
 @dataclass(frozen=True)
 class ChunkedLocalAttention(LocalAttention):
-    """Every token reads the tokens of its own chunk (Llama 4: 8192): a chunk is released when the next begins.
+    """Every token reads the tokens of its chunk (Llama 4: 8192): a chunk is released when the next begins.
 
     Raises:
         ValueError: when `chunk` is not positive.

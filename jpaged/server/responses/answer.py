@@ -152,7 +152,7 @@ class Answer:
         }
 
     def state(self, status: str) -> dict[str, Any]:
-        """Return the response as it is now."""
+        """Return the response in its current state."""
         return {
             **self._head,
             "status": status,

@@ -97,7 +97,7 @@ class BlockFile:
             DamagedBlock: it was not, or its bytes have changed.
         """
         content = np.empty(num_bytes, np.uint8)
-        # NumPy lets other threads run meanwhile, as slices of the map would not.
+        # NumPy releases the GIL for this copy; slicing the map would not.
         np.copyto(content, self._slice(place, num_bytes))
         if self._sums.get(place) != _checksum(name, content):
             raise DamagedBlock(f"the {num_bytes} bytes at {place} are not those that were written")
@@ -110,7 +110,7 @@ class BlockFile:
             self._map.madvise(mmap.MADV_WILLNEED, start, place + num_bytes - start)
 
     def forget_all(self) -> None:
-        """Let no block be read that was written so far."""
+        """Invalidate all blocks written so far."""
         self._sums = {}
 
     def measure(self) -> Speeds:

@@ -22,9 +22,9 @@ CLOSE_SECONDS = 10.0
 
 
 class BlockThread:
-    """Does what it is asked in that order, so that a read finds what was asked to be written before.
+    """Runs reads and writes in the order of their requests, so that a read finds all blocks whose write came before.
 
-    An error of the disk closes it: what is asked from then on finds nothing. So does `close`.
+    A disk error closes it, as `close` does: later reads find nothing.
     """
 
     def __init__(self, file: BlockFile) -> None:

@@ -44,5 +44,5 @@ class DiskBlocks:
         return pool
 
     def close(self) -> None:
-        """End the thread and give up the file."""
+        """End the thread and release the file."""
         self.thread.close()

@@ -18,9 +18,10 @@ _SHARE, _MOST = 0.1, 0.02
 
 
 class AsyncStream(Generic[T]):
-    """Holds what was put until its reader, who may be slow, takes all of it at once.
+    """Buffers items for one reader, which may be slow and takes all of them at once.
 
-    Made by the coroutine that reads it, in its event loop. Only that loop touches what it holds, so there is no lock.
+    The coroutine that reads the stream makes it, in its event loop. Only that loop touches the buffer, so there is no
+    lock.
 
     Attributes:
         loop: the reader's event loop.
@@ -33,11 +34,14 @@ class AsyncStream(Generic[T]):
         self._reader: asyncio.Future[None] | None = None
 
     def put(self, item: T | Exception) -> None:
-        """Add an item and wake the reader; from any thread. An exception is raised in the reader, before any item."""
+        """Add an item and wake the reader; any thread may call it.
+
+        The reader raises an exception before it gets any item.
+        """
         deliver([(self, item)])
 
     def take(self, item: T | Exception) -> None:
-        """Add an item as `put` does; in the reader's event loop only."""
+        """Add an item as `put` does. Call it only in the reader's event loop."""
         if isinstance(item, Exception):
             self._error = item
         else:
@@ -46,7 +50,7 @@ class AsyncStream(Generic[T]):
             self._reader.set_result(None)
 
     async def get(self) -> list[T]:
-        """Wait for items and take them, in the order in which they were put."""
+        """Wait for items and return them in the order in which they were put."""
         if not self._items and self._error is None:
             self._reader = self.loop.create_future()
             try:
@@ -60,19 +64,21 @@ class AsyncStream(Generic[T]):
 
 
 def deliver(pending: Iterable[tuple[AsyncStream[Any], Any]], wait: float = 0.0) -> None:
-    """Put an item, or an exception, into each stream; from any thread. Each event loop is woken once for all of its
-    streams: waking it for each of them would cost a step of many streams more than the items themselves do.
+    """Put an item, or an exception, into each stream; any thread may call it.
+
+    Each event loop is woken once for all of its streams. In a step with many streams, one wake-up for each stream would
+    cost more than the items do.
 
     Args:
-        wait: most seconds to wait until the readers have dealt with what they got. Only one thread runs Python at a
-            time, so a caller that goes on at once keeps them waiting (`sys.getswitchinterval`), and they it.
+        wait: most seconds to wait until the readers have handled their items. Only one thread runs Python at a time, so
+            a caller that continues at once delays the readers (`sys.getswitchinterval`), and they delay the caller.
     """
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[AsyncStream[Any], Any]]] = {}
     for stream, item in pending:
         by_loop.setdefault(stream.loop, []).append((stream, item))
     dealt_with = []
     for loop, mine in by_loop.items():
-        with contextlib.suppress(RuntimeError):  # the loop was closed, and its readers went with it
+        with contextlib.suppress(RuntimeError):  # the loop was closed, and its readers ended with it
             done = threading.Event()
             loop.call_soon_threadsafe(_take_all, mine, done)
             dealt_with.append(done)
@@ -83,26 +89,30 @@ def deliver(pending: Iterable[tuple[AsyncStream[Any], Any]], wait: float = 0.0) 
 
 
 def delivery_wait(step_seconds: float) -> float:
-    """Return the seconds that readers get to take in a step's tokens before the engine goes on, while its device is
-    busy with the step behind it: a tenth of what the last one took, and 20 ms at most. What the engine does next is
-    wanted at that step's end only; readers want the tokens now."""
+    """Return the seconds that the engine leaves its readers for a step's tokens, while its device runs the next step.
+
+    They are a tenth of the last step's time, and 20 ms at most. Readers want the tokens now, whereas the engine's next
+    work is needed only when the device has finished its step.
+    """
     return min(_SHARE * step_seconds, _MOST)
 
 
 def _take_all(pending: list[tuple[AsyncStream[Any], Any]], done: threading.Event) -> None:
     for stream, item in pending:
         stream.take(item)
-    asyncio.get_running_loop().call_soon(done.set)  # behind the readers, which were woken before
+    asyncio.get_running_loop().call_soon(done.set)  # runs after the readers, which were woken first
 
 
 @dataclass(eq=False)
 class RequestStream:
-    """A client's hold on its request. The engine's thread writes it, others read.
+    """Connects a client to its request.
+
+    The engine's thread writes `updates` and `ended`; other threads write `request` and `aborted`.
 
     Attributes:
         request: None until `EngineThread.submit` has it.
-        aborted: whether somebody asked for the request's end.
-        ended: whether the last of its progress, or an error, is on its way to the stream.
+        aborted: whether `EngineThread.abort` was called for the request.
+        ended: whether the last progress, or an error, was sent to the stream.
     """
 
     request_id: str
@@ -113,10 +123,10 @@ class RequestStream:
 
     @property
     def waiting(self) -> bool:
-        """Tell whether the request was not admitted to the batch yet."""
+        """Tell whether the request still waits for admission to the batch."""
         return not self.ended and (self.request is None or self.request.first_scheduled_time is None)
 
     def end(self, content: Progress | Exception) -> None:
-        """Put the last thing the client gets."""
+        """Send the client its last item."""
         self.ended = True
         self.updates.put(content)

@@ -1,4 +1,4 @@
-"""From settings to a running engine: mesh, weights, pool, scheduler."""
+"""Builds a running engine from its settings: mesh, weights, pool, scheduler."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from jpaged.text.output_processor import OutputProcessor
 logger = logging.getLogger("jpaged")
 
 DEFAULT_SWAP_LIMIT = 4 << 30
-"""Most host memory for swapped blocks without being asked for."""
+"""Most bytes of host memory for swapped blocks where the settings give no size."""
 
 
 @dataclass(frozen=True)
 class ServedModel:
     """The model that an engine runs, with its settings and the makers of its requests and outputs.
 
-    It does not refer to the engine.
+    It holds no reference to the engine.
     """
 
     config: SizedConfig
@@ -69,15 +69,15 @@ class Built:
 def build_engine(config: EngineConfig, *, collect: Path | None = None) -> Built:
     """Load the model, size the pool and put the engine together.
 
-    In a run of several processes this returns in process 0; the others do what it says until it ends.
+    In a run of several processes this returns in process 0 only; the others follow its calls until it ends.
 
     Args:
-        collect: folder for which compiled programs are collected, see `compiled_programs`; None = none.
+        collect: folder for which compiled programs are collected, see `compile_ahead`; None = they are not.
 
     Raises:
         ValueError: see `jpaged.LLM`.
         SystemExit: process 0 ended.
-        ProcessLost: a process is gone.
+        ProcessLost: another process of the run was lost.
     """
     enable_compilation_cache()
     claim_gpu_share()
@@ -116,7 +116,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         download_dir=config.download_dir,
         generation_config=config.generation_config,
         language_model_only=config.language_model_only,
-        exact_tiles="same bits" if config.deterministic else "exact",  # `jpaged.training` gives the bits of arrays
+        exact_tiles="same bits" if config.deterministic else "exact",  # `jpaged.training` computes with arrays
     )
     no_images = why_no_images(config, loaded.model, part is not None)
     if config.speculative is not None:
@@ -173,7 +173,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
     speculation = None
     if config.speculative is not None:
         speculation = make_speculation(config.speculative, platform(mesh), drafting.share)
-    tier = None if disk is None else disk.tier  # replicas have none
+    tier = None if disk is None else disk.tier  # several replicas have no disk tier
     schedulers = [
         make_scheduler(config, spec, max_model_len, speculation, tier) for _ in range(config.data_parallel_size)
     ]
@@ -221,7 +221,7 @@ def _examples(model: CausalLM) -> Iterable[tuple[Mapping[str, Any], int]]:
 
 
 def _image_inputs(config: EngineConfig, loaded: LoadedModel, refusal: str | None) -> ImageInputs:
-    """Return what prepares images for a model, or refuses them."""
+    """Return the object that prepares a model's images, or refuses them."""
     if not isinstance(loaded.model, TakesImages):
         return ImageInputs(refusal)
     group = loaded.model.image_group
@@ -244,7 +244,7 @@ def make_scheduler(
     speculation: Speculation | None = None,
     disk: DiskTier | None = None,
 ) -> Scheduler:
-    """Return a replica's scheduler, with the memory of its pool."""
+    """Make a replica's scheduler, with the memory manager of its pool."""
     memory = MemoryManager(
         spec.layout,
         watermark=config.watermark,
@@ -275,10 +275,10 @@ def _swap_space_bytes(config: EngineConfig, pool_bytes: int) -> int:
 
 
 def adapters_of(config: EngineConfig, loaded: Adaptable, several_processes: bool) -> AdapterGroup | None:
-    """Return the layer group that keeps adapters; None where there are none.
+    """Return the layer group that keeps adapters; None without enable_lora.
 
     Raises:
-        ValueError: adapters do not go with the model, or with the way it is run.
+        ValueError: the model, or a run of several processes, does not support adapters.
     """
     if not config.enable_lora:
         return None
@@ -293,17 +293,17 @@ def adapters_of(config: EngineConfig, loaded: Adaptable, several_processes: bool
 
 
 def adapter_registry(config: EngineConfig, loaded: LoadedModel, spec: PoolSpec) -> AdapterRegistry | None:
-    """Return what finds adapters, those of lora_modules read; None where there are none.
+    """Return the registry of adapters, with those of lora_modules read; None if the pool keeps no adapters.
 
     Raises:
-        ValueError: one of them cannot be used.
+        ValueError: an adapter of lora_modules cannot be used.
     """
     found = [cache for cache in spec.caches if isinstance(cache, AdapterCache)]
     return AdapterRegistry(loaded, found[0], config.lora_modules) if found else None
 
 
 def why_no_images(config: EngineConfig, model: CausalLM, several_processes: bool) -> str | None:
-    """Return why prompts cannot have images; None where they can.
+    """Return the reason why prompts cannot have images; None if they can.
 
     Args:
         several_processes: whether the devices belong to several processes.
@@ -317,14 +317,14 @@ def why_no_images(config: EngineConfig, model: CausalLM, several_processes: bool
 
 
 def tokens_together(model: CausalLM) -> int | None:
-    """Return how many tokens of an image see each other; None where they do not."""
+    """Return how many tokens of an image see each other; None for a model without such images."""
     if not isinstance(model, TakesImages) or not model.image_group.whole:
         return None
     return max(features for _, features in model.examples())
 
 
 def log_model(loaded: LoadedModel, config: EngineConfig) -> None:
-    """Log what was loaded and how it is sampled by default; warn where there is no tokenizer."""
+    """Log the loaded model and its default sampling; warn if it has no tokenizer."""
     logger.info(
         "%s: %s from %s; dtype %s, quantization %s, %s bytes of weights on each of %d %s device(s)",
         loaded.name,
@@ -352,7 +352,7 @@ def log_model(loaded: LoadedModel, config: EngineConfig) -> None:
 
 
 def log_pool(memory: MemoryManager, spec: PoolSpec, config: SizedConfig, max_model_len: int) -> None:
-    """Log the size of the pool and what it holds; warn where no sequence can be as long as max_model_len."""
+    """Log the pool's size and capacity; warn if it cannot hold a sequence of max_model_len tokens."""
     longest = longest_sequence(memory, max_model_len)
     tokens = pool_tokens(memory, max(longest, 1))
     logger.info(
@@ -392,5 +392,5 @@ def log_pool(memory: MemoryManager, spec: PoolSpec, config: SizedConfig, max_mod
 
 
 def _warn(message: str) -> None:
-    """Tell the user, who may have no log; `logging.captureWarnings` brings it there."""
+    """Warn by `warnings`, as the user may have no log; `logging.captureWarnings` sends warnings to the log."""
     warnings.warn(message, UserWarning, stacklevel=2)

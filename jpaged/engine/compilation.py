@@ -14,19 +14,20 @@ logger = logging.getLogger(__name__)
 
 
 class BackgroundCompiler:
-    """Compiles shapes one after another in a thread, which ends by `stop`, when all are compiled, or with the program.
+    """Compiles shapes one after another in a thread.
 
-    A step that needs a shape which is being compiled waits for it, and the thread leaves out what a step compiled. A
-    shape that cannot be compiled is logged, and left to the step that finds no larger one.
+    The thread ends when `stop` is called, when all shapes are compiled, or when the main thread ends. A step that needs
+    the shape being compiled waits for it, and the thread skips shapes that a step has compiled. A shape that cannot be
+    compiled is logged; a step that finds no larger shape then compiles it itself.
 
     Args:
-        shapes: what to compile, in this order.
-        compilations: counts them.
-        is_busy: whether requests run. Then the thread rests after each shape as long as tracing it took: that
+        shapes: the shapes to compile, in this order.
+        compilations: counts the compiled shapes.
+        is_busy: whether requests run. If so, the thread rests after each shape for as long as tracing it took: tracing
             holds the interpreter, which steps need too.
 
     Attributes:
-        stopping: is set once `stop` was called.
+        stopping: set once `stop` was called.
     """
 
     def __init__(self, shapes: Sequence[Shape], compilations: Compilations, is_busy: Callable[[], bool]) -> None:
@@ -34,11 +35,11 @@ class BackgroundCompiler:
         self._compilations = compilations
         self._is_busy = is_busy
         self.stopping = threading.Event()
-        # No daemon: the interpreter waits for it to come out of the compiler, which would crash.
+        # No daemon: the interpreter must wait until the thread has left the compiler, else it crashes.
         self._thread = threading.Thread(target=self._run, name="jpaged-background")
 
     def start(self) -> None:
-        """Begin to compile."""
+        """Start the thread."""
         self._compilations.num_to_come = len(self._shapes)
         self._thread.start()
 
@@ -48,13 +49,13 @@ class BackgroundCompiler:
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """End the thread, once the shape that is being compiled is, and wait for that; calling it twice is harmless."""
+        """End the thread after the shape that it is compiling, and wait for it; calling it twice is harmless."""
         self.stopping.set()
-        if self._thread is not threading.current_thread():  # the garbage collector may close an engine anywhere
+        if self._thread is not threading.current_thread():  # the garbage collector may close an engine in any thread
             self._thread.join()
 
     def wait(self, timeout: float) -> None:
-        """Wait until the thread has ended, for so many seconds at most."""
+        """Wait until the thread has ended, for at most `timeout` seconds."""
         self._thread.join(timeout)
 
     @property
@@ -82,7 +83,7 @@ class BackgroundCompiler:
         logger.info("compiled %d shapes in the background in %.1f s; %d failed, %d left", number, seconds, failed, left)
 
     def _compile(self, shape: Shape) -> bool:
-        """Compile a shape; tells whether it is compiled."""
+        """Compile a shape and return whether it was compiled."""
         start = time.perf_counter()
         try:
             compile_it = shape.trace()

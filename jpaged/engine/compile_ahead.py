@@ -1,4 +1,4 @@
-"""Compiles an engine's programs into a folder, from which engines like it load them."""
+"""Compiles an engine's programs into a folder, from which engines with the same settings load them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jpaged.execution.compile.store import free_folder
 def compile_programs(config: EngineConfig, folder: str | Path, *, use_tqdm: bool = True) -> tuple[int, int]:
     """Compile all shapes of an engine and write them to a folder that `EngineConfig.compiled_programs` takes.
 
-    Nothing comes from XLA's cache on disk meanwhile, as what it gives cannot be written again.
+    XLA's cache on disk is not used meanwhile: programs that come from it cannot be written again.
 
     Returns:
         Number of programs, and bytes of their files.

@@ -32,16 +32,16 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Released = Literal[False, "host", True]
-"""The fate of the weights in `release_memory`: kept, moved to the host, or dropped."""
+"""Treatment of the weights in `release_memory`: kept (False), moved to the host ("host"), or dropped (True)."""
 
 TAGS = ("weights", "kv_cache")
-"""Parts of the memory that vLLM's `wake_up` knows."""
+"""Tags of vLLM's `wake_up`: the parts of the devices' memory."""
 
 
 class EngineControl:
-    """Controls an engine besides generating; `LLM` and `AsyncLLM` hold one each.
+    """Controls an engine, apart from generation; `LLM` and `AsyncLLM` hold one each.
 
-    A `prepare_*` method checks its arguments and does all that takes long in the caller's thread, and returns a commit.
+    A `prepare_*` method checks its arguments and does the slow work in the caller's thread, and returns a commit.
     `run` calls the commit between two steps: under the engine's lock for `LLM`, in the engine's thread for `AsyncLLM`.
     So a wrong argument raises in the caller, and never reaches the engine.
 
@@ -50,10 +50,10 @@ class EngineControl:
 
     Args:
         served: the model that the engine runs, and its settings.
-        access: the way to the engine.
+        access: gives access to the engine.
 
     Attributes:
-        held_weights: how the engine holds its weights.
+        held_weights: describes how the engine holds its weights.
     """
 
     def __init__(self, served: ServedModel, access: EngineAccess) -> None:
@@ -71,7 +71,7 @@ class EngineControl:
         self.held_weights = HeldWeights(runner.worker.model, served.model, served.dtype, served.config.quantization)
 
     def through(self, access: EngineAccess) -> EngineControl:
-        """Return a control of the same engine by another access."""
+        """Return a control of the same engine through another access."""
         return EngineControl(self._served, access)
 
     @property
@@ -84,13 +84,13 @@ class EngineControl:
         return self._access.run(commit)
 
     def check(self) -> None:
-        """Raise where the engine cannot be used; see `EngineAccess.check`."""
+        """Raise if the engine cannot be used; see `EngineAccess.check`."""
         self._access.check()
 
     # ------------------------------------------------------------------ reports
 
     def stats(self) -> EngineStats:
-        """Return counters and gauges; any thread may ask at any time, and never waits for a step."""
+        """Return counters and gauges. Any thread may call it at any time; it never waits for a step."""
         return self.engine.snapshot()
 
     def metrics(self) -> list[Metric]:
@@ -98,23 +98,23 @@ class EngineControl:
         return metrics_of(self.stats())
 
     def prepare_report(self, *, peak: bool = False, replica: int = 0) -> Commit[MemoryReport]:
-        """Return what makes a report of one replica's pool; see `LLM.memory_report`."""
+        """Return the commit that reports on one replica's pool; see `LLM.memory_report`."""
         boolean("peak", peak)
         one = chosen_replica(self.engine.replicas, replica)
         return lambda: (one.peak_report if peak else None) or one.memory_report()
 
     def prepare_map(self, *, replica: int = 0) -> Commit[MemoryMap]:
-        """Return what makes a map of one replica's pool; see `LLM.memory_map`."""
+        """Return the commit that maps one replica's pool; see `LLM.memory_map`."""
         return chosen_replica(self.engine.replicas, replica).memory_map
 
     def prepare_peak_reset(self) -> Commit[None]:
-        """Return what forgets the busiest step; see `LLM.reset_peak`."""
+        """Return the commit that forgets the busiest step; see `LLM.reset_peak`."""
         return self.engine.reset_peak
 
     # ------------------------------------------------------------------ the model
 
     def default_sampling_params(self) -> SamplingParams:
-        """Return the sampling parameters of requests that bring none."""
+        """Return the sampling parameters of requests without any."""
         return SamplingParams(**self._served.sampling)
 
     def tokenizer(self) -> Any:
@@ -142,7 +142,7 @@ class EngineControl:
         return self._trainable
 
     def prepare_warmup(self, *, use_tqdm: bool) -> Commit[int]:
-        """Return what compiles every shape; see `LLM.warmup`."""
+        """Return the commit that compiles every shape; see `LLM.warmup`."""
         engine, eager = self.engine, self._served.config.enforce_eager
 
         def warm_up() -> int:
@@ -164,7 +164,7 @@ class EngineControl:
     # ------------------------------------------------------------------ weights
 
     def prepare_params(self) -> Commit[Any]:
-        """Return what gives the weights as a pytree of arrays; see `LLM.params`."""
+        """Return the commit that returns the weights as a pytree of arrays; see `LLM.params`."""
         engine = self.engine
 
         def params() -> Any:
@@ -184,11 +184,11 @@ class EngineControl:
 
     @property
     def is_released(self) -> bool:
-        """Tell whether the devices' memory is given back, so that no step can run."""
+        """Tell whether the devices' memory was released, so that no step can run."""
         return self.engine.is_released
 
     def prepare_release(self, weights: Released) -> Commit[None]:
-        """Return what gives the memory back; see `LLM.release_memory`."""
+        """Return the commit that releases the memory; see `LLM.release_memory`."""
         if weights != "host" and not isinstance(weights, bool):
             raise ValueError(f"weights={weights!r} is not False, 'host' or True")
         engine = self.engine
@@ -208,7 +208,7 @@ class EngineControl:
         return release
 
     def prepare_restore(self, params: Any = None) -> Commit[None]:
-        """Read new weights, if any, and return what takes the memory again; see `LLM.restore_memory`."""
+        """Read new weights, if any, and return the commit that takes the memory back; see `LLM.restore_memory`."""
         engine = self.engine
         put = None if params is None else self.prepare_update(params, running="recompute")
 
@@ -224,23 +224,23 @@ class EngineControl:
         return restore
 
     def prepare_sleep(self, level: int) -> Commit[None]:
-        """Return what does vLLM's ``sleep(level)``: level 1 moves the weights to the host, 2 drops them.
+        """Return the commit of vLLM's ``sleep(level)``: level 1 moves the weights to the host, level 2 drops them.
 
         Raises:
-            ValueError: it is another level.
+            ValueError: `level` is neither 1 nor 2.
         """
         if level not in (1, 2) or isinstance(level, bool):
             raise ValueError(f"level={level!r} is not 1 or 2")
         return self.prepare_release("host" if level == 1 else True)
 
     def prepare_wake(self, tags: Iterable[str] | None) -> Commit[None]:
-        """Return what does vLLM's ``wake_up(tags)``: takes the weights, or the pool and the weights, which steps need.
+        """Return the commit of vLLM's ``wake_up(tags)``: it takes back the weights, or the pool and its weights.
 
-        Weights that ``sleep(level=2)`` dropped are missing until `update_params` brings others; then the pool can be
-        taken.
+        After ``sleep(level=2)`` there are no weights until `update_params` brings new ones; only then can the pool be
+        taken back.
 
         Raises:
-            ValueError: a tag is unknown, or they are no list.
+            ValueError: a tag is unknown, or `tags` is not a list.
         """
         if isinstance(tags, str):
             raise ValueError(f"tags={tags!r} must be a list of {', '.join(TAGS)}")
@@ -260,7 +260,7 @@ class EngineControl:
     # ------------------------------------------------------------------ cached and pinned prefixes
 
     def prepare_cache_reset(self) -> Commit[bool]:
-        """Return what forgets all cached KV; see `LLM.reset_prefix_cache`."""
+        """Return the commit that forgets all cached KV; see `LLM.reset_prefix_cache`."""
         engine = self.engine
 
         def reset() -> bool:
@@ -273,12 +273,12 @@ class EngineControl:
         return reset
 
     def prepare_pin(self, prompt: Prompt, cache_salt: str | None) -> Commit[PinnedPrefix]:
-        """Tokenise a prefix and return what pins it; see `LLM.pin_prefix`."""
+        """Tokenise a prefix and return the commit that pins it; see `LLM.pin_prefix`."""
         engine, inputs = self.engine, self._inputs
         prefix = inputs.prefix(prompt, cache_salt)
 
         def pin() -> PinnedPrefix:
-            # Ids are taken here: a state that is loaded before this runs may bring ids that were given out earlier.
+            # Take ids here, in the commit: a state loaded before it runs may bring ids that were given out earlier.
             seq_id = inputs.new_seq_id()
             requests = [inputs.request(prefix, PREFILL_ONLY) for _ in engine.replicas]
             return PinnedPrefix(seq_id, engine.pin_prefix(seq_id, requests))
@@ -286,26 +286,25 @@ class EngineControl:
         return pin
 
     def prepare_unpin(self, pinned: PinnedPrefix) -> Commit[None]:
-        """Return what unpins a prefix; see `LLM.unpin`."""
+        """Return the commit that unpins a prefix; see `LLM.unpin`."""
         if not isinstance(pinned, PinnedPrefix):
             raise TypeError(f"unpin() takes what pin_prefix() returned, not {pinned!r}")
         engine = self.engine
         return lambda: engine.unpin(pinned.seq_id)
 
     def prepare_pinned(self) -> Commit[list[PinnedPrefix]]:
-        """Return what lists the pinned prefixes."""
+        """Return the commit that lists the pinned prefixes."""
         prefixes = self.engine.prefixes
         return lambda: [PinnedPrefix(seq_id, length) for seq_id, length in prefixes.lengths.items()]
 
     # ------------------------------------------------------------------ saved states
 
     def save_state(self, folder: str | Path) -> SavedState:
-        """Copy the engine's state between two steps and write it; see `LLM.save_state`. Blocks until it is written."""
+        """Copy the engine's state between two steps, write it and return; see `LLM.save_state`."""
         self.check()
         return self._keeper.save(folder)
 
     def load_state(self, folder: str | Path) -> list[Request]:
-        """Read a saved state, let the engine continue from it between two steps, and return its requests in order of
-        arrival; see `LLM.load_state`."""
+        """Load a saved state between two steps and return its requests in order of arrival; see `LLM.load_state`."""
         self.check()
         return self._keeper.load(folder)

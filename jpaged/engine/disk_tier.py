@@ -1,4 +1,4 @@
-"""Opens the disk tier of an engine, and measures its folder; without room on the disk the engine goes without."""
+"""Opens an engine's disk tier and measures its disk. If the disk has no room, the engine runs without the tier."""
 
 from __future__ import annotations
 
@@ -15,19 +15,24 @@ from jpaged.memory.disk import BreakEven
 logger = logging.getLogger("jpaged")
 
 DEFAULT_DISK_SPACE = 8.0
-"""GiB of disk without being asked for a size."""
+"""GiB of disk where the settings give no size."""
 
 
 @dataclass(frozen=True)
 class OpenDisk:
-    """What was opened: the half that decides, for the memory, and the half that moves bytes, for the device."""
+    """An open disk tier.
+
+    Attributes:
+        tier: decides which blocks are written and read; the memory manager uses it.
+        thread: moves the blocks' bytes; the runner uses it.
+    """
 
     tier: DiskTier
     thread: BlockThread
 
 
 def open_disk(config: EngineConfig, spec: PoolSpec, *, is_distributed: bool) -> OpenDisk | None:
-    """Return the disk tier that the settings ask for; None where they ask for none, or the disk has no room.
+    """Return the disk tier that the settings ask for; None if they ask for none, or (with a warning) the disk fails.
 
     Raises:
         ValueError: the engine runs on several hosts, or disk_space holds no large page.

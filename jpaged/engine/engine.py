@@ -21,23 +21,22 @@ from jpaged.scheduling import Request, Scheduler, Status
 
 
 class Engine:
-    """Takes requests and runs them to their ends. It knows tokens only: `jpaged.text` makes requests and reads them.
+    """Runs requests to their ends. It handles tokens only: `jpaged.text` makes the requests and reads their tokens.
 
-    An exception, Ctrl-C included, may leave any method at any moment, and the engine goes on afterwards: signals wait
-    while its state is half changed, and where another exception comes between, or the device fails, the requests that
-    are left are computed again from their tokens, over an empty pool. Prefixes that were pinned are computed and pinned
-    again then, before all that waits.
+    The engine stays usable after any exception, Ctrl-C included. Signals wait until a change of the state is complete.
+    If another exception interrupts a change, or the device fails, the remaining requests are computed again from their
+    tokens, over an empty pool. Pinned prefixes are then computed and pinned again, before all waiting requests.
 
     Args:
-        schedulers: one a replica; each request goes to the one with the fewest unfinished sequences.
+        schedulers: one for each replica; each request goes to the replica with the fewest unfinished sequences.
         max_model_len: most tokens of a sequence, prompt and output.
 
     Attributes:
-        requests: those it has, and who waits for them.
-        recovery: makes the changes of its state, and mends it after an exception.
-        prefixes: what is pinned in every replica.
-        background: compiles shapes while the engine runs; None = nothing does.
-        refusal: makes the error that callers get while the engine is lent or after it was closed; None = they get none.
+        requests: its requests, and those that callers still hold.
+        recovery: guards changes of its state, and rebuilds it after an exception.
+        prefixes: the prefixes pinned in every replica.
+        background: compiles shapes while the engine runs; None = no thread does.
+        refusal: makes the error that callers get while the engine is lent or after it was closed; None = no error.
     """
 
     def __init__(self, schedulers: Iterable[Scheduler], runner: Runner, *, max_model_len: int) -> None:
@@ -68,7 +67,7 @@ class Engine:
         return self._lock
 
     def check_available(self) -> None:
-        """Raise where the engine was lent or closed while the caller waited for its lock, or before its stream began.
+        """Raise if the engine was lent or closed while the caller waited for its lock, or before its stream began.
 
         Raises:
             RuntimeError: made by `refusal`.
@@ -78,16 +77,16 @@ class Engine:
 
     @property
     def scheduler(self) -> Scheduler:
-        """Return the first replica's scheduler, mostly the only one."""
+        """Return the first replica's scheduler; most engines have only one."""
         return self.replicas[0].scheduler
 
     @property
     def memory(self) -> MemoryManager:
-        """Return the first replica's memory, mostly that of the only one."""
+        """Return the first replica's memory; most engines have only one."""
         return self.replicas[0].memory
 
     def add(self, request: Request) -> None:
-        """Queue a request, and those for its later outputs; whoever adds one lets go of it by `abort` in the end.
+        """Queue a request and the requests for its later outputs. The caller must release it by `abort` in the end.
 
         Raises:
             ValueError: it could never fit the pool.
@@ -118,7 +117,7 @@ class Engine:
         return self.has_work and not self.is_released
 
     def check_memory(self, caller: str) -> None:
-        """Raise RuntimeError, naming the caller, where the devices' memory was given back."""
+        """Raise RuntimeError, naming the caller, if the devices' memory was released."""
         if self.is_released:
             raise RuntimeError(
                 f"{caller} needs the memory that release_memory() gave back: call restore_memory() first"
@@ -126,24 +125,25 @@ class Engine:
 
     @property
     def is_released(self) -> bool:
-        """Tell whether the devices' memory was given back, so that no step can run."""
+        """Tell whether the devices' memory was released, so that no step can run."""
         return self.recovery.is_released
 
     @property
     def is_taken(self) -> bool:
-        """Tell whether somebody waits for a request, other than one that was restored and nobody has taken up."""
+        """Tell whether a caller waits for a request; restored requests that no caller has taken up do not count."""
         return self.has_work and any(key not in self.requests.restored for key in self.requests.awaited)
 
     def snapshot(self) -> EngineStats:
-        """Return counters and gauges as they are now; any thread may ask."""
+        """Return the current counters and gauges; any thread may call it."""
         return take_snapshot(self.replicas, self.runner.worker.compilations, self.stats)
 
     def step(self) -> list[Request]:
-        """Dispatch the next step of all replicas, then take in the one before; return the requests that finished. One
-        that was closed does nothing: its requests were aborted.
+        """Dispatch the next step of all replicas, read back the previous one, return the requests that finished.
+
+        A closed engine does nothing: its requests were aborted.
 
         Raises:
-            RuntimeError: the devices' memory was given back.
+            RuntimeError: the devices' memory was released.
         """
         if self._closed:
             return self.requests.take_finished()
@@ -161,9 +161,9 @@ class Engine:
         return self.requests.take_finished()
 
     def give_back_memory(self, *, at_once: bool = False) -> None:
-        """Return pages that hold nothing, used or cached, to the system; they take memory again when written.
+        """Return pages without used or cached blocks to the system; they take memory again when written.
 
-        Pages that were in use since the last call stay until the next one, unless `at_once`: whoever comes next would
+        Pages that were in use since the last call stay until the next one, unless `at_once`: the next requests would
         wait for the system to clear them.
         """
         with self.change():
@@ -193,13 +193,13 @@ class Engine:
                 self._read_back(replica)
 
     def settle(self, caller: str = "save_state()") -> None:
-        """Read back what is in flight: the host then has every token, and its counts are those of the pool.
+        """Read back all steps in flight, so that the host has every token and its counts match the pool.
 
         Args:
-            caller: what is refused where it cannot be done.
+            caller: name of the caller, for the error message.
 
         Raises:
-            RuntimeError: the engine is in the middle of a change, into which a signal's handler has come.
+            RuntimeError: a signal's handler calls it in the middle of a change, or the devices' memory was released.
         """
         self.check_memory(caller)
         if self.recovery.is_changing:
@@ -207,7 +207,7 @@ class Engine:
                 f"{caller} is refused in the middle of a step; handlers of SIGINT, SIGTERM and SIGALRM come between"
             )
         with self.change():
-            pass  # mends what an exception may have torn
+            pass  # rebuilds state that an exception may have left half changed
         for replica in self.replicas:
             while replica.in_flight:
                 self._read_back(replica)
@@ -215,7 +215,7 @@ class Engine:
     def close(self) -> None:
         """Abort all requests and free the devices' memory; after that the engine has no work and takes none.
 
-        A process that was forked off leaves the devices to the one that made the engine.
+        In a forked process it does nothing: the devices belong to the process that made the engine.
         """
         if os.getpid() != self._process:
             return
@@ -232,7 +232,7 @@ class Engine:
                 self.runner.worker.close()
 
     def stop_compiling(self) -> None:
-        """End what compiles in the background, and wait for it; any thread may ask."""
+        """Stop the background compiler and wait for it; any thread may call it."""
         if self.background is not None:
             self.background.stop()
 
@@ -242,17 +242,17 @@ class Engine:
             replica.reset_peak()
 
     def _read_back(self, replica: Replica) -> None:
-        """Wait for the oldest step in flight and take it in. It stays in flight when the wait is interrupted."""
+        """Wait for the oldest step in flight and process its results. It stays in flight if the wait is interrupted."""
         in_flight = replica.in_flight[0]
         try:
             results = in_flight.read_back()
-        except Exception:  # the device failed, and what was dispatched since goes on from this step
+        except Exception:  # the device failed, and the steps dispatched since depend on this one
             with signals_held:
                 self.recovery.mend()
             raise
         with self.change():
             if not replica.in_flight or replica.in_flight[0] is not in_flight:
-                return  # a stream was closed meanwhile, and nobody waits for the step any more
+                return  # a stream was closed meanwhile, and no request needs the step any more
             replica.in_flight.popleft()
             for request in replica.take_in(in_flight.step, results, self.stats):
                 self.requests.finish(request)
@@ -260,10 +260,11 @@ class Engine:
                 replica.in_flight.clear()
 
     def drop(self, requests: list[Request]) -> None:
-        """Abort requests without waiting for a turn: where another thread has it, or the engine itself, at the end of
-        what that is doing.
+        """Abort requests without waiting for the engine's lock.
 
-        The garbage collector closes streams in any thread, also in one that the thread with the turn waits for.
+        If another thread holds the lock, or the engine is lent or closed, they are aborted at the end of the engine's
+        current or next change. Waiting could deadlock: the garbage collector closes streams in any thread, also in one
+        that the lock's holder waits for.
         """
         if os.getpid() != self._process:
             return
@@ -276,11 +277,10 @@ class Engine:
             self._lock.release()
 
     def abort(self, *requests: Request) -> None:
-        """Drop requests, those for their later outputs too; their blocks are free at once. Those that are finished, or
-        were never added, are left alone.
+        """Drop requests and those for their later outputs; their blocks are free at once.
 
-        Where the engine is being changed already, as when the garbage collector closes a stream in the middle of a
-        step, they are dropped at the end of that.
+        Requests that are finished, or were never added, are only forgotten. In the middle of a change, as when the
+        garbage collector closes a stream during a step, the requests are dropped at the end of the change.
         """
         if self.recovery.is_changing:
             self.recovery.late_aborts += [part for request in requests for part in request.all_requests]
@@ -292,19 +292,19 @@ class Engine:
         self._stop_where_nobody_waits()
 
     def _stop_where_nobody_waits(self) -> None:
-        """Let go of what computes lost prefixes if no other request is left; what is computed so far is cached."""
+        """Abort the requests that compute lost prefixes if no others are left; the KV computed so far stays cached."""
         if len(self.requests.unfinished) == self.prefixes.num_coming:
             self.prefixes.stop()
 
     def change(self, refusal: type[Exception] | tuple[()] = ()) -> AbstractContextManager[None]:
-        """Do what stands within as a whole; see `Recovery.change`."""
+        """Return the context manager of a change of the state; see `Recovery.change`."""
         return self.recovery.change(refusal)
 
     def pin_prefix(self, seq_id: int, requests: list[Request]) -> int:
         """Keep the KV of a prefix in each replica's pool until `unpin`; see `PinnedPrefixes.pin`.
 
         Raises:
-            RuntimeError: requests are running, which were promised the memory.
+            RuntimeError: requests are running, to which the memory is promised.
         """
         self.prefixes.stop()
         if self.has_work:
@@ -312,11 +312,11 @@ class Engine:
         return self.prefixes.pin(seq_id, requests)
 
     def unpin(self, seq_id: int) -> None:
-        """Let a prefix be evicted again, in every replica; see `PinnedPrefixes.unpin`."""
+        """Unpin a prefix in every replica, so that it can be evicted; see `PinnedPrefixes.unpin`."""
         self.prefixes.unpin(seq_id)
 
     def _compute(self, replica: Replica, request: Request) -> None:
-        """Run a request to its end in a replica; others go on beside it."""
+        """Run a request to its end in a replica; other requests run in the same steps."""
         self.requests.renew(request)
         try:
             self._add_to(replica, request)

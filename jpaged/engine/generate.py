@@ -1,4 +1,4 @@
-"""Generation in the caller's thread: a batch to its end, or a stream of deltas."""
+"""Generates in the caller's thread: runs a batch to its end, or streams deltas."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Batch(NamedTuple):
 
     Attributes:
         prompts: prompts or conversations.
-        params: one a prompt.
-        priorities: one a prompt, lower is served first; None = all are alike.
+        params: one for each prompt.
+        priorities: one for each prompt, lower is served first; None = all are equal.
         tokenization: how texts become tokens.
         loras: the adapter of each prompt, or None; None = no prompt has one.
         prefill_only: see `InputProcessor.process`.
@@ -44,7 +44,7 @@ class Batch(NamedTuple):
         """Return the request for one prompt.
 
         Raises:
-            ValueError: the prompt or an argument of it is bad.
+            ValueError: the prompt or one of its arguments is bad.
         """
         return inputs.process(
             self.prompts[i],
@@ -65,7 +65,7 @@ def generate(
     use_tqdm: bool,
     on_error: OnError = "raise",
 ) -> list[RequestOutput]:
-    """Run a batch to its end and return one output a prompt, see `LLM.generate`."""
+    """Run a batch to its end and return one output for each prompt; see `LLM.generate`."""
     boolean("use_tqdm", use_tqdm)
     if on_error not in ("raise", "return"):
         raise ValueError(f"on_error={on_error!r} is not 'raise' or 'return'")
@@ -93,12 +93,12 @@ def generate(
                         entries[i] = refuse(i, error)
             run_to_end(engine, [entry for entry in entries if isinstance(entry, Request)], use_tqdm)
         finally:
-            engine.abort(*requests)  # nothing is left in the engine when a prompt was refused or the user interrupted
+            engine.abort(*requests)  # nothing stays in the engine if a prompt was refused or the user interrupted
     return [outputs.whole(entry) if isinstance(entry, Request) else entry for entry in entries]
 
 
 def resume(engine: Engine, outputs: OutputProcessor, use_tqdm: bool) -> list[RequestOutput]:
-    """Run the requests that came with a saved state to their ends, see `LLM.resume`."""
+    """Run the requests of a loaded state to their ends; see `LLM.resume`."""
     boolean("use_tqdm", use_tqdm)
     with engine.lock:
         engine.check_available()
@@ -111,7 +111,7 @@ def resume(engine: Engine, outputs: OutputProcessor, use_tqdm: bool) -> list[Req
 def stream(
     engine: Engine, inputs: InputProcessor, outputs: OutputProcessor, batch: Batch
 ) -> Generator[StreamDelta, None, None]:
-    """Check a batch at once, then yield new text and tokens; see `LLM.stream`."""
+    """Check a batch at once and return a generator of its new text and tokens; see `LLM.stream`."""
     requests = []
     for i, param in enumerate(batch.params):
         try:
@@ -126,7 +126,7 @@ def stream(
 def _deltas(engine: Engine, outputs: OutputProcessor, requests: list[Request]) -> Generator[StreamDelta, None, None]:
     """Yield the new tokens of some requests; closing the generator aborts those that still run.
 
-    Each step takes the engine's lock anew, so that other threads run between two deltas.
+    Each step takes the engine's lock anew, so that other threads can run between two deltas.
     """
     try:
         with engine.lock:
@@ -181,7 +181,7 @@ def run_to_end(engine: Engine, requests: list[Request], show: bool) -> None:
                     missing[request.request_id] -= 1
                     ended += [] if missing[request.request_id] else [request]
             if not any(key in engine.requests.unfinished for key in unfinished):
-                # Another caller of `step` got their ends, such as a signal's handler that generated in between.
+                # Another caller of `step` took the finished requests, such as a signal's handler that generated.
                 ended += dict.fromkeys(unfinished.values())
                 unfinished.clear()
             progress.update(ended, engine.stats)

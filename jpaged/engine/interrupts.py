@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _signal  # what `signal` wraps: without making enumerations of handlers it takes a tenth of the time
+import _signal  # wrapped by `signal`, which makes enums of handlers and takes ten times as long
 import signal
 import threading
 from types import FrameType
@@ -13,7 +13,7 @@ NAMES = ("SIGINT", "SIGTERM", "SIGALRM")
 
 
 class SignalHold:
-    """Holds signals off within ``with``; it may stand within itself.
+    """Holds signals off within a ``with`` block; blocks may be nested.
 
     Python runs signal handlers between two bytecodes of the main thread, so elsewhere there is nothing to hold off.
     """
@@ -31,7 +31,7 @@ class SignalHold:
             self._depth += 1
             if self._depth == 1:
                 self._take_over()
-        except BaseException:  # a handler that was not replaced yet
+        except BaseException:  # raised by a handler that was not replaced yet
             self.__exit__()
             raise
 

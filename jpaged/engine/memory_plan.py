@@ -1,4 +1,4 @@
-"""What an engine takes of each device: weights, temporaries, pool. `jpaged.LLM` and `jpaged plan` both ask here."""
+"""Plans an engine's memory on each device: weights, temporaries, pool. `jpaged.LLM` and `jpaged plan` both use it."""
 
 from __future__ import annotations
 
@@ -39,16 +39,15 @@ _ANY_POOL = 1 << 62
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """One device's share of an engine.
+    """The memory that an engine takes of one device.
 
     Attributes:
         spec: the pool.
         weight_bytes: size of the parameters.
-        adapter_bytes: size of the matrices that steps read of low-rank adapters, beside those in the pool.
+        adapter_bytes: size of the low-rank adapters' matrices that steps read, in addition to the adapters in the pool.
         useful_bytes: size of a pool in which max_num_seqs sequences of max_model_len tokens never wait for memory.
         memory: the memory that the device has.
-        programs: programs that were compiled to learn how much to leave for temporaries; none on CPU or where the
-            pool's size was given.
+        programs: programs that were compiled to measure their temporaries; none on CPU or if the pool's size was given.
     """
 
     spec: PoolSpec
@@ -60,7 +59,7 @@ class MemoryPlan:
 
     @property
     def temporary_bytes(self) -> int:
-        """Return the bytes that are left for the largest program."""
+        """Return the bytes reserved for the temporaries of the largest program."""
         return max((program.temporary_bytes for program in self.programs), default=0)
 
 
@@ -79,7 +78,7 @@ def plan_memory(
     kernel_impl: Impl | None = None,
     measure: Callable[[StepPrograms], tuple[ProgramSize, ...]] | None = None,
 ) -> MemoryPlan:
-    """Size the pool; where temporaries count, the largest step and sampler are compiled.
+    """Size the pool; where temporaries count, compile the largest programs to measure them.
 
     Args:
         model: the model, with shapes for arrays.
@@ -87,14 +86,14 @@ def plan_memory(
         max_model_len: most tokens of a sequence, see `resolve_max_model_len`.
         dtype: dtype of the KV.
         draft_groups: layer groups of a draft model, which lie in the same pool.
-        adapters: what keeps low-rank adapters there; its blocks get the shape of the smallest of the others.
-        memory: a device's memory; by default what the mesh's first device has now.
+        adapters: layer group of low-rank adapters in the pool; its blocks get the shape of the smallest other group's.
+        memory: a device's memory; by default that of the mesh's first device now.
         kernel_impl: version of the kernels, see `StepPrograms`.
-        measure: finds what programs need; by default `compile_largest`.
+        measure: measures the temporaries of programs; by default `compile_largest`.
 
     Raises:
-        ValueError: weights and temporaries leave no room, or not for one large page; or the settings do not fit
-            the model.
+        ValueError: weights and temporaries leave no room, or less than one large page; or the settings do not fit the
+            model.
     """
     memory = device_memory(mesh, params) if memory is None else memory
     form = BlockSettings(
@@ -148,7 +147,7 @@ def plan_memory(
 
 
 def compile_largest(programs: StepPrograms) -> tuple[ProgramSize, ...]:
-    """Compile the programs that need most beside weights and pool, and return what they need."""
+    """Compile the programs with the largest temporaries and return their sizes."""
     encoder = programs.encoder()
     encoding = () if encoder is None else (program_size("image encoder", encoder),)
     return program_size("mixed step", programs.mixed()), program_size("sampler", programs.sampler()), *encoding
@@ -181,10 +180,10 @@ def step_programs(
 
 
 def resolve_max_model_len(asked: int | None, model_config: Any) -> int:
-    """Return the most tokens of a sequence: what was asked for, or a default within what the model was trained for.
+    """Return the most tokens of a sequence: the setting, or a default within the length of the model's training.
 
     Raises:
-        ValueError: more is asked for than the model was trained for, or than its rotary scaling stretches that to.
+        ValueError: `asked` is above the length of the model's training, as stretched by its rotary scaling.
     """
     text = model_config.get_text_config()
     limit = getattr(text, "max_position_embeddings", None)
@@ -200,9 +199,9 @@ def resolve_max_model_len(asked: int | None, model_config: Any) -> int:
 
 
 def _stretched(text_config: Any, limit: int) -> int:
-    """Return the positions that linear scaling or YaRN makes of those of training, as vLLM counts them.
+    """Return the number of positions after linear scaling or YaRN, as vLLM counts them.
 
-    Parameters that each layer type has of its own, and those of Llama 3, describe what `limit` has in it already.
+    For Llama 3's parameters, and for those given by layer type, `limit` already includes the scaling.
     """
     rope = getattr(text_config, "rope_parameters", None) or {}
     bases = {"linear": limit, "yarn": rope.get("original_max_position_embeddings")}
@@ -211,20 +210,22 @@ def _stretched(text_config: Any, limit: int) -> int:
 
 
 def _in_blocks_of(adapters: AdapterGroup, specs: Sequence[GroupSpec], form: BlockSettings) -> AdapterGroup:
-    """Return the group with blocks like the smallest of the model's, so that large pages stay as they are."""
+    """Return the group with blocks of the size of the model's smallest, so that large pages do not change."""
     smallest = min(specs, key=lambda spec: spec.layer_bytes * spec.view_layers)
     rows = smallest.layer_bytes // (LANES * form.dtype.itemsize)
     return replace(adapters, block_layers=smallest.view_layers, block_rows=rows)
 
 
 def _largest(cache: AdapterCache) -> int:
-    """Return the bytes of an adapter of the largest rank that changes all that can be changed."""
+    """Return the bytes of the largest adapter: the highest rank, for every matrix that can be adapted."""
     return sum(cache.most_blocks) * cache.block_bytes
 
 
 def _useful_bytes(specs: list[GroupSpec], max_num_seqs: int, max_model_len: int, watermark: float) -> int:
-    """Return the bytes with which max_num_seqs sequences of max_model_len tokens, each with the largest image, never
-    wait for memory."""
+    """Return the size of a pool in which max_num_seqs sequences never wait for memory.
+
+    Each sequence has max_model_len tokens and the largest image.
+    """
     one = 0
     layout = PoolLayout.plan(specs, _ANY_POOL)
     for group in layout.groups:
@@ -234,5 +235,5 @@ def _useful_bytes(specs: list[GroupSpec], max_num_seqs: int, max_model_len: int,
             continue
         entries = max(math.ceil(max_model_len / size), policy.num_blocks(max_model_len, size))
         one += len(policy.placed(range(entries), size)) * group.block_bytes
-    begun = layout.page_bytes * len(layout.groups)  # each group may have begun a large page
+    begun = layout.page_bytes * len(layout.groups)  # each group may fill its last large page only in part
     return math.ceil(one * max_num_seqs / (1 - watermark) * 1.02) + begun

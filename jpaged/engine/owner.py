@@ -1,4 +1,4 @@
-"""Two ways to an engine share one protocol: the lock of the LLM that owns it, and the thread of an `AsyncLLM`."""
+"""Gives access to an engine between steps, by the lock of the `LLM` that owns it or by an `AsyncLLM`'s thread."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ Commit = Callable[[], T]
 
 
 class EngineAccess(Protocol):
-    """Gives functions an engine that stands between two steps.
+    """Runs functions between two steps of an engine.
 
-    `OwnedEngine` takes the engine's lock; `jpaged.engine.thread.EngineThread` asks the thread that runs the engine.
+    `OwnedEngine` takes the engine's lock; `jpaged.engine.thread.EngineThread` queues them for the engine's thread.
     """
 
     @property
     def engine(self) -> Engine:
-        """Return the engine. Without `run`, only read what never changes or what any thread may read."""
+        """Return the engine. Outside `run`, read only values that never change or that any thread may read."""
 
     def check(self) -> None:
-        """Raise where the engine cannot be used through this access."""
+        """Raise if the engine cannot be used through this access."""
 
     def run(self, commit: Commit[T]) -> T:
-        """Call a function between two steps and return its result; its exceptions concern the caller alone."""
+        """Call a function between two steps and return its result; its exceptions reach only the caller."""
 
 
 class OwnedEngine:
     """Owns an engine: reports its health, lends it to an `AsyncLLM`, and frees it.
 
     Any thread may call any method; callers of `run` take turns. The devices' memory is free as soon as this object is
-    closed or deleted, so nothing that it refers to may refer to it.
+    closed or deleted, so no object that it refers to may refer to it.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -60,7 +60,7 @@ class OwnedEngine:
         return self._engine
 
     def check(self) -> None:
-        """Do nothing while the engine can be used here.
+        """Raise unless the engine can be used here.
 
         Raises:
             EngineStopped, RuntimeError: as `engine`; RuntimeError also in a fork of the process that made the engine.
@@ -68,7 +68,7 @@ class OwnedEngine:
         _ = self.engine.lock
 
     def check_open(self) -> None:
-        """Do nothing unless the engine was closed; a lent one is healthy.
+        """Raise if the engine was closed; a lent engine is healthy.
 
         Raises:
             EngineStopped: it was closed.
@@ -100,7 +100,7 @@ class OwnedEngine:
         self._free()
 
     def lend(self) -> Engine:
-        """Hand the engine to the only thread that may touch it until `take_back`.
+        """Lend the engine to an `AsyncLLM`, whose thread alone may touch it until `take_back`.
 
         Raises:
             RuntimeError: requests are running, or the engine is lent already.

@@ -1,4 +1,4 @@
-"""Prefixes that an engine keeps in every pool, and computes again when a pool has lost them."""
+"""Keeps pinned prefixes in every pool, and computes them again when a pool has lost them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class Change(Protocol):
-    """`Engine.change`: what is done within it is done as a whole."""
+    """Signature of `Engine.change`: its block completes, or the state is rebuilt."""
 
     def __call__(self, refusal: type[Exception] | tuple[()] = ()) -> AbstractContextManager[None]: ...
 
@@ -24,11 +24,11 @@ class PinnedPrefixes:
     """The prefixes that are pinned in every replica, with the requests that compute them.
 
     Args:
-        replicas: the engine's; each has `Pins` of its own.
-        change: guards whatever changes a pool.
+        replicas: the engine's replicas; each has its own `Pins`.
+        change: guards every change of a pool.
         compute: runs a request to its end in a replica.
-        begin: queues a request in a replica before all others; raises ValueError where it could never fit.
-        abort: drops requests, wherever they are.
+        begin: queues a request in a replica before all others; raises ValueError if it could never fit.
+        abort: drops requests of any replica.
     """
 
     def __init__(
@@ -45,15 +45,15 @@ class PinnedPrefixes:
         self._compute = compute
         self._begin = begin
         self._abort = abort
-        self._requests: dict[int, list[Request]] = {}  # what computed each prefix, by the pin's sequence id
-        self._coming: dict[int, tuple[Replica, Request]] = {}  # what computes a lost one now, in a replica at a time
+        self._requests: dict[int, list[Request]] = {}  # the requests that computed each prefix, by the pin's id
+        self._coming: dict[int, tuple[Replica, Request]] = {}  # the request that computes a lost prefix now
 
     def pin(self, seq_id: int, requests: list[Request]) -> int:
         """Pin a prefix in each replica and return how many tokens are kept.
 
         Args:
             seq_id: a new sequence id, for the pin.
-            requests: one for each replica, with the prefix as prompt; they are run where it has to be computed.
+            requests: one for each replica, with the prefix as prompt; it runs if the replica has to compute the prefix.
 
         Raises:
             ValueError: for the reasons of `Pins.pin`; then nothing is pinned.
@@ -77,10 +77,10 @@ class PinnedPrefixes:
         return length
 
     def pin_again(self) -> None:
-        """Pin what was lost, as when the engine was mended, and is computed again by now; have the rest computed,
-        before all that waits, by the steps that follow. To be called before each step and behind it.
+        """Pin lost prefixes that are computed again by now, and queue requests that compute the other ones.
 
-        A prefix that leaves a request no room which was accepted meanwhile is not pinned any more.
+        A rebuild of the engine's state loses prefixes. Their requests are served before all waiting ones. Call this
+        before and after each step. A prefix is unpinned if it would leave no room for a request accepted meanwhile.
         """
         for seq_id, (replica, request) in list(self._coming.items()):
             if request.status is Status.FINISHED:
@@ -103,17 +103,17 @@ class PinnedPrefixes:
         return len(self._coming)
 
     def stop(self) -> None:
-        """Let go of the requests that compute lost prefixes; the next step begins with them anew."""
+        """Abort the requests that compute lost prefixes; the next step starts new ones."""
         if self._coming:
             requests = [request for _, request in self._coming.values()]
             self._coming.clear()
             self._abort(*requests)
 
     def unpin(self, seq_id: int) -> None:
-        """Let a prefix be evicted again, in every replica.
+        """Unpin a prefix in every replica, so that it can be evicted.
 
         Raises:
-            ValueError: nothing is pinned under this id.
+            ValueError: no prefix is pinned under this id.
         """
         if not self._is_pinned(seq_id):
             raise ValueError(f"prefix {seq_id} is not pinned, or no longer")
@@ -121,16 +121,16 @@ class PinnedPrefixes:
 
     @property
     def lengths(self) -> dict[int, int]:
-        """Return how many tokens of each prefix are kept, by the pin's sequence id."""
+        """Return the number of tokens kept of each prefix, by the pin's sequence id."""
         return {seq_id: requests[0].kept_tokens for seq_id, requests in self._requests.items()}
 
     @property
     def requests(self) -> dict[int, Request]:
-        """Return the request that computes each prefix, by the pin's sequence id; those of all replicas are alike."""
+        """Return the request that computes each prefix, by the pin's sequence id; all replicas' requests are alike."""
         return {seq_id: requests[0] for seq_id, requests in self._requests.items()}
 
     def take_over(self, requests: Mapping[int, Request]) -> None:
-        """Know the prefixes of a saved state, which each replica holds already or has marked as lost."""
+        """Register the prefixes of a saved state, which each replica already holds or has marked as lost."""
         for seq_id, request in requests.items():
             self._requests[seq_id] = [copy_unstarted(request) for _ in self._replicas]
 
@@ -175,6 +175,6 @@ class PinnedPrefixes:
 
 
 def _leaves_room(replica: Replica) -> bool:
-    """Tell whether every request that was accepted can still grow to its full length."""
+    """Tell whether every accepted request can still grow to its full length."""
     room = replica.scheduler.admission
     return all(room.is_possible(request, room.lifetime(request)) for request in replica.scheduler.requests)

@@ -1,4 +1,4 @@
-"""Vectors, classes and scores of prompts, computed in the caller's thread."""
+"""Computes vectors, classes and scores of prompts in the caller's thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class PooledPrompt(NamedTuple):
-    """A finished prompt and its vector, float32."""
+    """A finished request and its prompt's vector in float32."""
 
     request: Request
     vector: np.ndarray
@@ -99,7 +99,7 @@ class Pooler:
         data_2: Prompt | Sequence[Prompt] | None,
         options: RunOptions,
     ) -> list[PoolingRequestOutput[ScoringOutput]]:
-        """Return the likelihood of each prompt, or the likeness of two."""
+        """Return the log-probability of each prompt, or the similarity of pairs of prompts."""
         if data_2 is None:
             return self._likelihoods(several(data_1), options)
         first, second = list(several(data_1)), list(several(data_2))
@@ -125,7 +125,7 @@ class Pooler:
     def _cross_encode(
         self, first: Sequence[Prompt], second: Sequence[Prompt], options: RunOptions
     ) -> list[PoolingRequestOutput[ScoringOutput]]:
-        """Score pairs by a head of one class, which reads both texts as one prompt."""
+        """Score pairs with a head of one class; both texts of a pair are joined into one prompt."""
         head = self._head.classes
         assert head is not None
         if len(head) != 1:
@@ -160,11 +160,11 @@ class Pooler:
         return found
 
     def _run(self, batch: Sequence[Prompt], poolings: Sequence[Pooling], options: RunOptions) -> list[PooledPrompt]:
-        """Run a batch and return a vector a prompt, of the hidden states after the final norm.
+        """Run a batch and return one vector for each prompt, pooled from the hidden states after the final norm.
 
         Raises:
-            ValueError: a prompt is empty, too long, or could never fit the pool; or the engine has replicas.
-            RuntimeError: a prompt was aborted, as by ``update_params(running="abort")`` in a signal's handler.
+            ValueError: a prompt is empty, too long, or could never fit the pool; or the engine has several replicas.
+            RuntimeError: a prompt was aborted, for example by ``update_params(running="abort")`` in a signal's handler.
         """
         tokenization = Tokenization.of(options.tokenization_kwargs)
         loras = one_lora_each(options.lora_request, len(batch))
@@ -224,7 +224,7 @@ def _aborted(prompt: int) -> RuntimeError:
 
 
 def _vector(request: Request) -> np.ndarray:
-    """Return the mean over the chunks of a prompt, or the one vector of its last token."""
+    """Return the mean over all tokens, from the sums of the prompt's chunks, or the vector of its last token."""
     length = len(request.prompt_token_ids)
     if request.pooling == "last":
         return next(vector for end, vector in request.pooled.values() if end == length)

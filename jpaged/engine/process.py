@@ -1,4 +1,4 @@
-"""The process that an engine belongs to."""
+"""Refuses to use an engine in a forked process, and to pickle it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import NoReturn
 
 
 def check_process(loaded_in: int) -> None:
-    """Refuse a fork of the process that loaded an engine: the device's threads are not in it, so it would hang.
+    """Raise in a fork of the process that loaded an engine: without the device's threads, the fork would hang.
 
     Args:
-        loaded_in: process id.
+        loaded_in: id of the process that loaded the engine.
 
     Raises:
         RuntimeError: this is another process.
@@ -23,7 +23,7 @@ def check_process(loaded_in: int) -> None:
 
 
 def refuse_pickling(instance: object) -> NoReturn:
-    """Say what to do instead of pickling or copying an engine.
+    """Raise an error that says what to do instead of pickling or copying an engine.
 
     Raises:
         TypeError: always.

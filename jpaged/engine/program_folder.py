@@ -1,4 +1,4 @@
-"""Tells which compiled programs an engine may take from a folder: those of an engine like it."""
+"""Checks that the compiled programs of a folder are those of an engine like the one that loads them."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _NO_MATTER = frozenset(
         *("prefix_eviction", "max_logprobs", "enforce_eager", "background_compilation", "disable_log_stats", "images"),
     )
 )
-"""Settings that change no program beyond what its shapes and the pool's size say; any other one has to be equal."""
+"""Settings that change programs only through their shapes and the pool's size; all others have to be equal."""
 
 
 def with_compiled_pool(config: SizedConfig, mesh: Mesh) -> SizedConfig:
-    """Return settings with the pool that `config.compiled_programs` was compiled for, unless another was asked for.
+    """Return settings with the pool's size in `config.compiled_programs`, unless they already give a size.
 
     Raises:
-        ValueError: the folder holds no programs, or those of other devices, or `speculative` has a model of its own.
+        ValueError: the folder holds no programs, or those of other devices, or `speculative` is a draft model.
     """
     if config.compiled_programs is None:
         return config
@@ -94,18 +94,18 @@ def engine_facts(
     max_model_len: int,
     params: Any,
 ) -> Facts:
-    """Return all that an engine's programs depend on beside their shapes.
+    """Return all facts, apart from shapes, on which an engine's programs depend.
 
     Args:
         family: the model's class.
         model: the digest of its configuration.
-        dtype: what the setting of this name stands for; `max_model_len` likewise.
+        dtype: the dtype to which the setting of this name was resolved; `max_model_len` likewise.
         params: the weights or their shapes.
     """
     names = [field.name for field in dataclasses.fields(config) if field.name not in _NO_MATTER]
     settings: dict[str, Any] = {name: _plain(getattr(config, name)) for name in names}
     settings |= {"max_model_len": max_model_len, "dtype": str(dtype)}
-    # Names of weights are sorted behind the settings that they follow from.
+    # Names of weights sort after the settings that they follow from, so that an error names the setting first.
     return machine_facts(mesh, family) | {
         "model": model,
         "pool_bytes": spec.device_bytes,
@@ -116,7 +116,7 @@ def engine_facts(
 
 
 def check_one_model(config: EngineConfig) -> None:
-    """Raise ValueError where drafts come from a model of its own, of whose weights' form `Facts` knows nothing."""
+    """Raise ValueError if drafts come from a draft model: `Facts` do not describe its weights."""
     if isinstance(config.speculative, DraftModel):
         raise ValueError(f"speculative={config.speculative!r}: programs of a draft model are not kept in a folder")
 
@@ -126,7 +126,7 @@ def _plain(value: Any) -> Any:
 
 
 def configuration_digest(model_config: Any) -> str:
-    """Return a hash of a model's configuration, whatever its folder is called."""
+    """Return a hash of a model's configuration, which does not depend on its folder's name."""
     facts = model_config.to_dict() if hasattr(model_config, "to_dict") else vars(model_config)
     left_out = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
     plain = {name: value for name, value in facts.items() if name not in left_out}

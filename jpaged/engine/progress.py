@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _Doing(ProgressColumn):
-    """Says what the engine does at the moment it is drawn."""
+    """Shows the engine's current activity."""
 
     def __init__(self, compiling: Callable[[], bool]) -> None:
         super().__init__()
@@ -41,13 +41,13 @@ def _bar(show: bool, first: ProgressColumn | None = None) -> Progress:
 
 
 class GenerationProgress:
-    """A bar of the requests that finished, with the rate of output tokens.
+    """A progress bar of finished requests, with the rate of output tokens.
 
     Args:
         total: number of requests.
         show: whether the bar is drawn at all.
-        compiling: tells whether the engine compiles a program right now, for the first batch of a size; the bar says
-            so.
+        compiling: returns whether the engine is compiling a program, as for the first batch of a size; the bar shows
+            it.
     """
 
     def __init__(self, total: int, show: bool, compiling: Callable[[], bool] = lambda: False) -> None:

@@ -16,19 +16,19 @@ logger = logging.getLogger(__name__)
 
 
 class Recovery:
-    """Guards the changes of an engine's state, and rebuilds it where one was torn or the device failed.
+    """Guards changes of an engine's state, and rebuilds it after an incomplete change or a device failure.
 
     Call it in the thread that holds the engine's lock.
 
     Args:
-        replicas, requests: those of the engine.
-        runner: has the worker, whose pool is made anew.
+        replicas, requests: the engine's replicas and requests.
+        runner: its worker makes new pools.
 
     Attributes:
-        late_aborts: requests to be aborted at the end of the change that is being made.
-        is_changing: whether one is.
-        device_is_whole: whether the pool holds what the host believes.
-        is_released: whether the devices' memory was given back, so that no step can run.
+        late_aborts: requests to abort at the end of the current or next change.
+        is_changing: whether a change is in progress.
+        device_is_whole: whether the pool's content matches the host's records.
+        is_released: whether the devices' memory was released, so that no step can run.
     """
 
     def __init__(self, replicas: Sequence[Replica], requests: RequestRegistry, runner: Runner) -> None:
@@ -46,7 +46,7 @@ class Recovery:
         """Hold signals off and run the block; after an exception in it, rebuild the state.
 
         Args:
-            refusal: exception that is raised only before anything has changed.
+            refusal: exceptions that the block raises only before it has changed anything; they need no rebuild.
         """
         with signals_held:
             if not self._host_is_whole:
@@ -79,11 +79,12 @@ class Recovery:
             logger.exception("the device cannot begin anew; the next step tries again")
 
     def begin_again(self, *, scores_too: bool = False) -> None:
-        """Compute all unfinished requests again from their tokens, over an empty pool; within `change`, with no step in
-        flight.
+        """Compute all unfinished requests again from their tokens, over an empty pool.
+
+        Call inside `change()`, with no step in flight.
 
         Args:
-            scores_too: whether what they asked of their prompts, log-probabilities or a vector, is computed again.
+            scores_too: whether log-probabilities and vectors of their prompts are computed again too.
         """
         for request in self._requests.unfinished.values() if scores_too else ():
             request.prompt_logprobs.clear()
@@ -92,7 +93,7 @@ class Recovery:
         self.restart_device()
 
     def restart_device(self) -> None:
-        """Make an empty pool, unless the memory for it was given back."""
+        """Make an empty pool, unless its memory was released."""
         if not self.is_released:
             self._begin_device()
 
@@ -102,10 +103,10 @@ class Recovery:
         self._requests.put_back(self._replicas)
 
     def restore_memory(self) -> None:
-        """Begin anew with an empty pool; within `change`.
+        """Take the memory back and make an empty pool. Call inside `change()`.
 
-        Raises what kept the devices from making the pool, as a trainer that still holds their memory; the engine sleeps
-        on then.
+        If the devices cannot make the pool, as while a trainer still holds their memory, their error is raised, and the
+        engine stays released.
         """
         self._begin_device()
         self._runner.worker.pool.block_until_ready()

@@ -15,15 +15,15 @@ from jpaged.scheduling import Request, ScheduledStep, Scheduler
 
 
 class Replica:
-    """What an engine keeps for each of its pools.
+    """The part of an engine's state that belongs to one of its pools.
 
     Args:
         max_model_len: most tokens of a sequence.
 
     Attributes:
-        in_flight: its parts of the steps that were dispatched and not read back, oldest first: one between two steps,
-            two while the older is awaited, or after that was interrupted.
-        load: number of sequences it was given and has not finished.
+        in_flight: its parts of the steps that were dispatched and not read back, oldest first. There is one between two
+            steps, and two while the engine waits for the older one or after that wait was interrupted.
+        load: number of its sequences that have not finished.
         ended: number of outputs that ended, by their finish_reason.
         pins: prefixes that stay in its pool.
         peak_blocks: blocks in use, over all groups, when `peak_report` was made.
@@ -46,7 +46,7 @@ class Replica:
 
     @property
     def has_work(self) -> bool:
-        """Tell whether a request is unfinished; nobody waits for what is in flight otherwise."""
+        """Tell whether a request is unfinished; without one, steps in flight need not be read back."""
         return self.scheduler.has_work
 
     def add(self, request: Request, *, first: bool = False) -> None:
@@ -67,7 +67,7 @@ class Replica:
         self.ended.update(seq.finish_reason for seq in request.sequences if seq.finish_reason is not None)
 
     def take_in(self, step: ScheduledStep, results: StepResults, stats: Counters) -> list[Request]:
-        """Take in what a step computed, and return the requests that finished; `stats` counts what it brought."""
+        """Process a step's results, count them in `stats`, and return the requests that finished."""
         for (request, position), logprob, ranking in results.scores:
             request.prompt_logprobs[position] = logprob, ranking
         for request, start, end, vector in results.pooled:
@@ -81,27 +81,27 @@ class Replica:
         return finished
 
     def restart(self) -> None:
-        """Compute everything again; see `Scheduler.restart`."""
+        """Queue all requests to be computed again; see `Scheduler.restart`."""
         self.in_flight.clear()
         self.scheduler.restart()
         self.pins.lose()
 
     def memory_report(self) -> MemoryReport:
-        """Return who holds the pool's blocks, every token counted that a dispatched step computes."""
+        """Report the holders of the pool's blocks, counting every token that a dispatched step computes."""
         return self.memory.report(self._lengths)
 
     def memory_map(self) -> MemoryMap:
-        """Return what lies in every block of the pool, the last tokens of running sequences among it."""
+        """Map every block of the pool, including the last tokens of running sequences."""
         return self.memory.map(self._lengths)
 
     @property
     def _lengths(self) -> dict[int, int]:
-        """Return how many tokens of each running sequence have KV; the memory itself is told where a block ends."""
+        """Return how many tokens of each running sequence have KV; the memory manager learns it only at block ends."""
         sequences = (seq for request in self.scheduler.running for seq in request.sequences)
         return {seq.seq_id: seq.num_computed for seq in sequences if seq.slot >= 0 and seq.parent is None}
 
     def watch_memory(self, step: ScheduledStep) -> None:
-        """Look at the memory with which a step was dispatched."""
+        """Keep a report of the memory in use if the dispatched step is the busiest so far."""
         used = self.memory.num_used_blocks
         if step.chunks and used > 1.05 * self.peak_blocks:
             self.peak_blocks = used
@@ -116,7 +116,7 @@ def chosen_replica(replicas: Sequence[Replica], number: int) -> Replica:
     """Return one replica.
 
     Raises:
-        ValueError: there is none of this number.
+        ValueError: there is no replica of this number.
     """
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(replicas):
         raise ValueError(f"replica={number!r} is not one of the {len(replicas)} replicas")
@@ -124,13 +124,13 @@ def chosen_replica(replicas: Sequence[Replica], number: int) -> Replica:
 
 
 def take_snapshot(replicas: Sequence[Replica], compilations: Compilations, counters: Counters) -> EngineStats:
-    """Add up what all replicas have and did. It only reads, in O(replicas and layer groups)."""
+    """Add up the counters and gauges of all replicas. It only reads, in time linear in replicas and layer groups."""
     schedulers = [replica.scheduler for replica in replicas]
     each = zip(*(replica.memory.block_counts for replica in replicas), strict=True)
     finished: Counter[str] = Counter()
     for replica in replicas:
         finished.update(replica.ended)
-    disk = replicas[0].memory.disk  # several replicas have none
+    disk = replicas[0].memory.disk  # several replicas have no disk tier
     speculations = [scheduler.speculation for scheduler in schedulers if scheduler.speculation is not None]
     return EngineStats(
         num_running=sum(len(scheduler.running) for scheduler in schedulers),

@@ -13,10 +13,10 @@ class RequestRegistry:
 
     Attributes:
         unfinished: requests that have not ended.
-        awaited: requests whose callers have not let go of them by `Engine.abort`, finished or not: those that a saved
-            state holds.
-        restored: those of them that came with a saved state and that nobody has taken up yet.
-        renew: gives a request that is about to come in other ids if a saved state may have brought its own.
+        awaited: requests, finished or not, that their callers have not released by `Engine.abort`; a saved state holds
+            these.
+        restored: those of `awaited` that came with a saved state and that no caller has taken up yet.
+        renew: gives a new request other ids if a loaded state may have brought the same ids.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class RequestRegistry:
         self.unfinished: dict[int, Request] = {}
         self.awaited: dict[int, Request] = {}
         self.restored: dict[int, Request] = {}
-        self._homes: dict[int, Replica] = {}  # of the unfinished ones
+        self._homes: dict[int, Replica] = {}  # the replica of each unfinished request
         self._finished: list[Request] = []
 
     def register(self, replica: Replica, request: Request) -> None:
@@ -39,12 +39,12 @@ class RequestRegistry:
         self._finished.append(request)
 
     def take_finished(self) -> list[Request]:
-        """Return the requests that have ended since this was last asked for."""
+        """Return the requests that have ended since the last call."""
         finished, self._finished = self._finished, []
         return finished
 
     def abort(self, request: Request) -> None:
-        """Drop a request that nobody waits for; one that is finished, or was never registered, is only let go of."""
+        """Drop a request; one that is finished, or was never registered, is only forgotten."""
         self.unfinished.pop(request.request_id, None)
         self.awaited.pop(request.request_id, None)
         self.restored.pop(request.request_id, None)
@@ -56,13 +56,13 @@ class RequestRegistry:
                 home.in_flight.clear()
 
     def end_all(self) -> None:
-        """End all unfinished requests with finish_reason "abort", for those who wait for them to read."""
+        """End all unfinished requests with finish_reason "abort"; their callers can still read them."""
         for request in list(self.unfinished.values()):
             self._homes[request.request_id].scheduler.abort(request)
             self.finish(request)
 
     def put_back(self, replicas: Sequence[Replica]) -> None:
-        """Put all unfinished requests back to where they wait in their replicas, over empty memories."""
+        """Put all unfinished requests back into the queues of their replicas, over empty memories."""
         for replica in replicas:
             replica.restart()
         for request in list(self.unfinished.values()):
@@ -78,7 +78,7 @@ class RequestRegistry:
 
     @property
     def is_pinning(self) -> bool:
-        """Tell whether a request runs that nobody awaits, which computes a prefix to be pinned."""
+        """Tell whether a request without a caller runs: one that computes a prefix to be pinned."""
         awaited = {part.request_id for request in self.awaited.values() for part in request.all_requests}
         return not awaited.issuperset(self.unfinished)
 
@@ -89,4 +89,4 @@ def name_of(request: Request) -> str:
 
 
 def _keep_ids(request: Request) -> None:
-    """Leave a request's ids: no saved state was loaded."""
+    """Keep a request's ids, as no saved state was loaded."""

@@ -1,4 +1,4 @@
-"""Sizes that follow from the devices: defaults of blocks and batches, compute dtypes, and the capacity of a pool."""
+"""Derives sizes from the devices: defaults of blocks and batches, compute dtypes, and the capacity of a pool."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Sizes:
-    """Holds the default sizes of devices with at least so much memory.
+    """Default sizes for devices with at least so much memory.
 
     Attributes:
-        memory: bytes that programs may take of a device.
+        memory: least bytes that programs may take of a device.
     """
 
     memory: int
@@ -34,10 +34,10 @@ DEFAULTS = {
 
 
 def sized(config: EngineConfig, platform: str, memory: int) -> SizedConfig:
-    """Return the settings with the sizes that were left open.
+    """Return the settings with defaults for the sizes that are None.
 
     Args:
-        platform: "cpu", "gpu" or "tpu"; another one gets a GPU's sizes.
+        platform: "cpu", "gpu" or "tpu"; any other platform gets a GPU's sizes.
         memory: bytes that programs may take of each device; a CPU's sizes do not depend on it.
 
     Raises:
@@ -56,12 +56,12 @@ def sized(config: EngineConfig, platform: str, memory: int) -> SizedConfig:
 
 
 def check_compute_dtype(dtype: str, platform: str, devices: int = 1) -> None:
-    """Refuse bfloat16 on CPUs where no loops of ours multiply it: XLA is many times slower than with float32.
+    """Refuse bfloat16 on CPUs without jpaged's loops for it: XLA's products are many times slower than in float32.
 
     Args:
         dtype: `EngineConfig.dtype`.
         platform: ``cpu``, ``gpu``, ``cuda`` or ``tpu``.
-        devices: how many of them hold the model, in all replicas.
+        devices: number of devices that hold the model, over all replicas.
 
     Raises:
         ValueError: bfloat16 is asked for on several CPU devices, or without Numba.
@@ -81,11 +81,11 @@ def check_compute_dtype(dtype: str, platform: str, devices: int = 1) -> None:
 
 
 def longest_sequence(memory: MemoryManager, max_model_len: int) -> int:
-    """Return the tokens, prompt and output, of the longest sequence that the empty pool takes; at most `max_model_len`.
+    """Return the tokens, prompt and output, of the longest sequence that fits the empty pool; at most `max_model_len`.
 
-    The sequence is one whose prompt is all but its last token, which needs the most.
+    The prompt is all of it but the last token, as such a sequence needs the most memory.
     """
-    low, high = 0, max_model_len  # what fits, and the most that could
+    low, high = 0, max_model_len  # a length that fits, and the longest that could
     while low < high:
         middle = (low + high + 1) // 2
         if memory.is_possible(Lifetime(middle, prompt_tokens=max(middle - 1, 1))):
@@ -96,7 +96,7 @@ def longest_sequence(memory: MemoryManager, max_model_len: int) -> int:
 
 
 def pool_tokens(memory: MemoryManager, length: int) -> int:
-    """Return how many tokens the pool holds of sequences of `length` tokens which share nothing."""
+    """Return how many tokens the pool holds in sequences of `length` tokens that share nothing."""
     layout, pages = memory.layout, 0.0
     for group in layout.groups:
         policy = group.spec.policy.for_request(0, max(length - 1, 1)).for_prefix(0, 0)

@@ -1,4 +1,4 @@
-"""From the setting `speculative` to what the scheduler asks."""
+"""Turns the setting `speculative` into the scheduler's source of drafts."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from jpaged.scheduling.speculation import DeviceSpeculation, NGramSpeculation, S
 from jpaged.speculative import DraftModel, Layers, NGram, Speculative
 
 _COSTS = {"cpu": StepCosts(token=0.02, verifying=0.15, tile=0.2)}
-"""What drafts cost, the step of one token being 1. Measured with SmolLM2-135M in float32 on a core of an AMD EPYC with
-AVX-512: verifying a draft 1.14, three 1.2, five or seven 1.4, ten 1.66, fifteen 1.69."""
+"""Costs of drafts, relative to a step of one token. Measured with SmolLM2-135M in float32 on a core of an AMD EPYC with
+AVX-512: a step that verifies 1 draft costs 1.14, 3 drafts 1.2, 5 or 7 drafts 1.4, 10 drafts 1.66, 15 drafts 1.69."""
 _OTHER_COSTS = StepCosts(token=0.01, verifying=0.15)
 
 
 DRAFT_PREFIX = "draft."
-"""What the names of a draft model's layer groups begin with in the pool."""
+"""Prefix of the names of a draft model's layer groups in the pool."""
 
 
 def check_speculation(speculative: Speculative, several_processes: bool) -> None:
-    """Raise ValueError where the way the model is run leaves no place for drafts."""
+    """Raise ValueError if the model runs in several processes, which do not support drafts."""
     if several_processes:
         raise ValueError(f"speculative={speculative} needs one process, not several hosts")
 
 
 def make_speculation(speculative: Speculative, device: str, draft_share: float) -> Speculation:
-    """Return what makes a scheduler's drafts on a platform.
+    """Return the `Speculation` that makes a scheduler's drafts on a platform.
 
     Args:
-        draft_share: cost of one draft that the device makes, of a step of one token.
+        draft_share: cost of one draft made on the device, as a share of a step of one token.
     """
     costs = _COSTS.get(device, _OTHER_COSTS)
     if isinstance(speculative, NGram):
@@ -48,12 +48,12 @@ def _with_drafts(costs: StepCosts, share: float) -> StepCosts:
 
 @dataclass(frozen=True)
 class DraftSource:
-    """What drafts on the device, if anything does, and what it takes.
+    """A program that makes drafts on the device, if any, with its layer groups and its cost.
 
     Attributes:
-        program: the model that drafts; None = nothing drafts on the device.
-        groups: layer groups of its own, under their names in the pool.
-        share: cost of one of its drafts, of a step of one token of the engine's model.
+        program: the program that makes drafts; None = the device makes no drafts.
+        groups: its own layer groups, under their names in the pool.
+        share: cost of one of its drafts, as a share of a step of one token of the engine's model.
     """
 
     program: DraftProgram | None = None
@@ -62,10 +62,10 @@ class DraftSource:
 
 
 def draft_source(config: EngineConfig, loaded: LoadedModel) -> DraftSource:
-    """Return what drafts for a loaded model, which takes drafts; a draft model is loaded.
+    """Return the source of drafts for a loaded model; a draft model is loaded here.
 
     Raises:
-        ValueError: the model cannot be cut behind those layers, or the draft model does not fit it.
+        ValueError: the model cannot be cut after those layers, or the draft model does not fit it.
     """
     if isinstance(config.speculative, Layers):
         return _first_layers(config.speculative, loaded)
@@ -94,7 +94,7 @@ def _draft_model(speculative: DraftModel, config: EngineConfig, loaded: LoadedMo
         tensor_parallel_size=config.tensor_parallel_size,
         download_dir=config.download_dir,
         exact_tiles="exact",
-        language_model_only=True,  # it sees the text's tokens, and those that stand for images as such
+        language_model_only=True,  # it reads text tokens only, and the placeholders of images as such
     )
     if draft.model.vocab_size != loaded.model.vocab_size:
         raise ValueError(

@@ -14,8 +14,10 @@ logger = logging.getLogger(__name__)
 
 
 def compile_while_serving(engine: Engine) -> None:
-    """Compile the shapes with which every step can run; then return, and compile the others in a thread. A step runs in
-    the next larger shape that is compiled until then."""
+    """Compile the shapes with which every step can run, then start a thread that compiles the others.
+
+    Until its own shape is compiled, a step runs in the next larger compiled one.
+    """
     runner, start = engine.runner, time.monotonic()
     first, later = runner.shapes.first(), runner.shapes.later()
     for _ in compiled_in_threads(first):
@@ -31,9 +33,11 @@ def compile_while_serving(engine: Engine) -> None:
 
 
 def compile_anew(engine: Engine) -> None:
-    """Compile all shapes in a thread, those with which every step can run first, after `Engine.stop_compiling`; nothing
-    where the engine has no such thread. For weights that are held otherwise than before, which other programs take: a
-    step that finds none that holds it compiles its own."""
+    """Compile all shapes again in a thread, first those with which every step can run.
+
+    Call it after `Engine.stop_compiling`, when weights are held in another form, which needs other programs. Without a
+    background compiler it does nothing. A step that finds no compiled shape large enough compiles its own.
+    """
     if engine.background is None:
         return
     shapes = engine.runner.shapes

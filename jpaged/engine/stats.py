@@ -23,7 +23,7 @@ INTERVAL = 10.0
 """Least seconds between two lines of the log."""
 
 PREFIX = "jpaged:"
-"""The beginning of every metric's name."""
+"""Prefix of every metric's name."""
 
 STEP_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Upper bounds of the buckets of step times, in seconds; one bucket more holds the longer ones."""
@@ -31,15 +31,16 @@ STEP_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5
 
 @dataclass(frozen=True)
 class StepTimes:
-    """How long each turn of the engine's loop took on the host, waiting for the device included.
+    """Durations of the turns of the engine's loop on the host, including waits for the device.
 
-    A turn that only reads the last step back, as nothing was left to run, counts too.
+    A turn that only reads back the last step, because no requests were left to run, counts too.
 
     Attributes:
         count: number of turns.
-        total: seconds that all of them took.
-        last: seconds that the last one took.
-        buckets: steps of at most each of `STEP_BOUNDS` seconds that are longer than the bound before; then the rest.
+        total: seconds of all turns.
+        last: seconds of the last turn.
+        buckets: number of turns in each bucket: at most its bound in `STEP_BOUNDS`, above the bound before; then the
+            longer ones.
     """
 
     count: int
@@ -50,32 +51,32 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Gauges (what is now) and counters (since the engine was made) of an engine, over all its replicas.
+    """Gauges (current values) and counters (since the engine was made), over all replicas.
 
     Attributes:
         num_running, num_waiting, num_swapped: requests in the batch, in the queue and in host memory.
         num_steps: steps dispatched that compute tokens.
-        num_computed_tokens: tokens that went through the model, those computed again after a preemption included.
-        num_prompt_tokens: prompt tokens of the requests that have got their first token.
-        num_output_tokens: tokens that requests have got.
-        prefix_queries: prompt tokens that were looked up in the prefix cache: those of `num_prompt_tokens`.
-        prefix_hits: prompt tokens that the prefix cache had, so that they were not computed.
-        num_recomputes, num_swaps: preemptions, by the way the request comes back.
+        num_computed_tokens: tokens that went through the model, including those computed again after a preemption.
+        num_prompt_tokens: prompt tokens of the requests that have their first token.
+        num_output_tokens: tokens generated for requests.
+        prefix_queries: prompt tokens that were looked up in the prefix cache, the same as `num_prompt_tokens`.
+        prefix_hits: prompt tokens that were in the prefix cache and so were not computed.
+        num_recomputes, num_swaps: preemptions whose request is computed again, and those whose blocks are swapped.
         finished: outputs that ended, by finish_reason.
         blocks: blocks of each layer group by state.
         num_pages: large pages of the pool.
-        num_available_pages: large pages that hold nothing in use; the prefix cache may be in them.
-        num_drafts: how often drafts of a sequence were verified.
-        num_draft_tokens, num_accepted_tokens: drafts that were verified, and those that were kept.
-        num_adapter_loads: low-rank adapters that were written to the pool, again after an eviction included.
-        num_encoded_images: images that went through the model's encoder, those encoded again included.
-        step_times: times of the steps so far.
+        num_available_pages: large pages without blocks in use; they may hold cached prefixes.
+        num_drafts: number of times that a sequence's drafts were verified.
+        num_draft_tokens, num_accepted_tokens: drafts that were verified, and drafts that were kept.
+        num_adapter_loads: writes of low-rank adapters to the pool, including those after an eviction.
+        num_encoded_images: images that went through the model's encoder, including those encoded again.
+        step_times: durations of the steps so far.
         num_compiled: shapes compiled.
         compile_seconds: time that tracing and compiling them took.
         num_recompiles: shapes compiled after a warm-up.
         num_compiled_in_background: shapes that were compiled in the background while the engine served.
-        num_shapes_to_come: shapes that are still to be compiled there.
-        disk: what the disk tier has and did; None = there is none.
+        num_shapes_to_come: shapes that are still to be compiled in the background.
+        disk: gauges and counters of the disk tier; None = there is no disk tier.
     """
 
     num_running: int
@@ -108,7 +109,7 @@ class EngineStats:
 
     @property
     def num_preemptions(self) -> int:
-        """Return how often a request's memory was taken back, by either way."""
+        """Return the number of preemptions of both kinds."""
         return self.num_recomputes + self.num_swaps
 
     @property
@@ -129,10 +130,10 @@ class EngineStats:
 
 @dataclass
 class Counters:
-    """What the engine's loop counts; the attributes are those of `EngineStats`.
+    """Counters that the engine's loop updates; the attributes are those of `EngineStats`.
 
     Attributes:
-        num_steps, num_tokens: steps that were dispatched to compute tokens, and these tokens.
+        num_steps, num_tokens: steps that were dispatched to compute tokens, and the number of these tokens.
     """
 
     num_steps: int = 0
@@ -155,7 +156,7 @@ class Counters:
         self.num_encoded_images += sum(len(step.encodes) for step in steps)
 
     def read(self, step: ScheduledStep) -> None:
-        """Count what a step that was read back brings, before the scheduler takes it in."""
+        """Count the results of a step that was read back, before the scheduler processes them."""
         started = {}
         for request, seq, chunk in step.samples:
             if seq.finish_reason is None and not chunk.drafts:
@@ -181,10 +182,10 @@ class Counters:
 
 
 class StatsLog:
-    """Says at most every `INTERVAL` seconds what the steps since the last line did.
+    """Logs at most every `INTERVAL` seconds a line about the steps since the last one.
 
     Args:
-        clock: returns seconds that only grow.
+        clock: a monotonic clock, in seconds.
 
     Attributes:
         enabled: whether lines are written at all.
@@ -197,7 +198,7 @@ class StatsLog:
         self._stepped = clock()
 
     def step_ended(self, snapshot: Callable[[], EngineStats]) -> None:
-        """Write a line if it is time, and somebody listens."""
+        """Write a line if it is due and the log is enabled."""
         now = self._clock()
         idle, self._stepped = now - self._stepped > INTERVAL, now
         if not self.enabled or (self._last is not None and not idle and now - self._last[0] < INTERVAL):
@@ -205,13 +206,13 @@ class StatsLog:
         if not logger.isEnabledFor(logging.INFO):
             return
         stats = snapshot()
-        if self._last is not None and not idle:  # a time without requests would say nothing about the speed
+        if self._last is not None and not idle:  # idle time would say nothing about the speed
             logger.info("%s", describe(self._last[1], stats, now - self._last[0]))
         self._last = now, stats
 
 
 def describe(before: EngineStats, now: EngineStats, seconds: float) -> str:
-    """Return one line about what happened within `seconds`, and what is now."""
+    """Return one line about the last `seconds` and the current state."""
     prompt = now.num_prompt_tokens - before.num_prompt_tokens
     output = now.num_output_tokens - before.num_output_tokens
     queries, hits = now.prefix_queries - before.prefix_queries, now.prefix_hits - before.prefix_hits
@@ -231,7 +232,7 @@ def describe(before: EngineStats, now: EngineStats, seconds: float) -> str:
 
 
 class Watched(Protocol):
-    """An engine, as `watched` needs it."""
+    """The parts of an engine that `watched` uses."""
 
     stats: Counters
     stats_log: StatsLog
@@ -243,7 +244,7 @@ E = TypeVar("E", bound=Watched)
 
 
 def watched(step: Callable[[E], R]) -> Callable[[E], R]:
-    """Time every call of an engine's step, and let its log speak."""
+    """Decorate an engine's step: time each call, then let the log write its line."""
 
     @wraps(step)
     def timed(self: E) -> R:
@@ -257,7 +258,7 @@ def watched(step: Callable[[E], R]) -> Callable[[E], R]:
 
 
 def metrics_of(stats: EngineStats) -> list[Metric]:
-    """Name every number of a snapshot."""
+    """Return every number of a snapshot as a named metric."""
     gauges = {
         "num_requests_running": stats.num_running,
         "num_requests_waiting": stats.num_waiting,
@@ -305,7 +306,7 @@ def _disk(disk: DiskStats) -> list[Metric]:
         "disk_read_bytes_per_second": disk.read_rate,
         "disk_open": int(disk.is_open),
     }
-    if disk.break_even is not None:  # a scrape without it: nothing is read, or nothing is known yet
+    if disk.break_even is not None:  # left out while nothing is read from disk, or nothing is known yet
         gauges["disk_break_even_tokens"] = disk.break_even
     counters = {
         "disk_cache_hits": disk.hits,

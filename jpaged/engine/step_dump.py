@@ -1,4 +1,4 @@
-"""Has an engine write its steps to files if the environment asks for it, and runs one again."""
+"""Writes an engine's steps to files if an environment variable asks for it, and replays a written step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LEFT_OUT = (
 
 
 def record_if_asked(built: Built, environment: Mapping[str, str] = os.environ) -> None:
-    """Have a new engine's steps written to the folder that `VARIABLE` names; nothing where it names none.
+    """Make a new engine write its steps to the folder that `VARIABLE` names; do nothing if it is not set.
 
     Raises:
         ValueError: the variable names no range of steps, or the engine has several replicas or processes.
@@ -56,10 +56,10 @@ def _parse(asked: str) -> tuple[Path, range | None]:
 
 
 def replay_step(path: Path, model: str | None = None, *, top: int = 5) -> Replay:
-    """Make an engine of a dumped step's settings, with a pool of the same size, run the step on it and close it.
+    """Make an engine with a dumped step's settings and the same pool size, run the step on it and close it.
 
     Args:
-        model: where the model lies now; None = where it lay.
+        model: where the model is now; None = where it was.
         top: how many of the most likely tokens to find.
 
     Raises:

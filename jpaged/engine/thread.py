@@ -1,4 +1,4 @@
-"""Runs an engine in a thread of its own, and queues the calls of other threads for it."""
+"""Runs an engine in its own thread, and queues the calls of other threads for it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Call:
 
     Attributes:
         future: gets its result or its exception.
-        contained: whether its exceptions concern the caller alone; others stop the engine.
+        contained: whether its exceptions go only to the caller; otherwise they stop the engine.
     """
 
     function: Callable[[], Any]
@@ -39,17 +39,18 @@ class _Call:
 
 
 class EngineThread:
-    """Runs an engine's loop in a thread of its own, which alone touches the engine's state.
+    """Runs an engine's loop in its own thread, the only one that touches the engine's state.
 
-    Any thread may call the methods above "the engine's thread", coroutines too: none of them waits, but `run` and
-    `stop`. They queue calls, which the engine's thread takes between two steps. The methods below run in that thread
-    only. When the thread ends, for any reason, every client gets `EngineStopped` and every later call raises it.
+    Any thread, and any coroutine, may call the methods above the line "the engine's thread"; only `run` and `stop`
+    wait. They queue calls, which the engine's thread runs between two steps. The methods below that line run in the
+    engine's thread only. When the thread ends, for any reason, every client gets `EngineStopped` and every later call
+    raises it.
 
     Args:
         max_waiting_requests: most requests that wait for admission.
 
     Attributes:
-        ended: is done when the thread has ended; with `EngineStopped` where the engine's loop failed.
+        ended: done when the thread has ended; its exception is `EngineStopped` if the engine's loop failed.
     """
 
     def __init__(self, engine: Engine, *, max_waiting_requests: int) -> None:
@@ -70,18 +71,18 @@ class EngineThread:
 
     @property
     def engine(self) -> Engine:
-        """Return the engine, also after the thread has ended; only read what any thread may read."""
+        """Return the engine, also after the thread has ended; read only values that any thread may read."""
         return self._engine
 
     @property
     def failed(self) -> bool:
-        """Tell whether the engine's loop raised; its state cannot be trusted any more then."""
+        """Tell whether the engine's loop raised; then its state cannot be trusted."""
         return self._failure is not None
 
     # ------------------------------------------------------------------ for other threads
 
     def check(self) -> None:
-        """Do nothing while the thread runs.
+        """Raise unless the thread runs.
 
         Raises:
             EngineStopped: it ended.
@@ -92,10 +93,10 @@ class EngineThread:
             self._check_running()
 
     def reserve(self, request_id: str) -> RequestStream:
-        """Take a place among the waiting requests; a coroutine calls it, makes the request and submits it.
+        """Reserve a place among the waiting requests; a coroutine calls it, makes the request and submits it.
 
         Raises:
-            ValueError: a request of this name is running.
+            ValueError: a request of this name is running, or came with a saved state.
             EngineBusy: max_waiting_requests are waiting.
             EngineStopped: the thread ended.
             RuntimeError: this process is a fork of the one that has the thread, as in `call`.
@@ -115,7 +116,7 @@ class EngineThread:
         return stream
 
     def request_names(self) -> dict[int, str]:
-        """Return what clients call the requests that run, by the engine's ids; each output of one is named."""
+        """Return the clients' names of running requests, by the engine's ids of all their parts."""
         with self._lock:
             live = [stream for stream in self._live.values() if stream.request is not None and not stream.ended]
         return {part.request_id: t.request_id for t in live if t.request is not None for part in t.request.all_requests}
@@ -149,7 +150,7 @@ class EngineThread:
             if request_id not in self._restored:
                 raise ValueError(f"request_id={request_id!r} is none of the restored requests that wait for a client")
             known = self._live.get(request_id)
-            if known is not None and not known.ended:  # it was here before the state came
+            if known is not None and not known.ended:  # it was here before the state was loaded
                 raise ValueError(f"request_id={request_id!r} is running: the restored one waits until it has ended")
             request = self._restored.pop(request_id)
             stream = self._live[request_id] = RequestStream(request_id, request=request)
@@ -157,7 +158,7 @@ class EngineThread:
         return stream
 
     def release(self, stream: RequestStream) -> None:
-        """Let go of a client that went away: its name is free at once, its memory before the next step."""
+        """Release the request of a client that left: its name is free at once, its memory before the next step."""
         with self._lock:
             if self._live.get(stream.request_id) is stream:
                 del self._live[stream.request_id]
@@ -175,7 +176,7 @@ class EngineThread:
         return self._call(lambda: self._abort(stream))
 
     def ask(self, commit: Commit[T]) -> Future[T]:
-        """Run a function in the engine's thread, between steps; clients get the tokens it brings about.
+        """Run a function in the engine's thread, between steps; clients get any tokens that it produces.
 
         Its exceptions go to the future alone. Do not wait for the future in the engine's own thread.
 
@@ -189,11 +190,11 @@ class EngineThread:
         return self.ask(commit).result()
 
     def next_pause(self) -> Future[None]:
-        """Return a future that is done once the thread stands between two steps."""
+        """Return a future that is done once the thread is between two steps."""
         return self._call(lambda: None)
 
     def take_restored(self) -> Future[None]:
-        """Let clients take up the requests that a saved state has brought."""
+        """Let clients take up the requests that came with a saved state."""
         return self._call(self._take_restored)
 
     def _call(self, function: Callable[[], T], *, contained: bool = False) -> Future[T]:
@@ -206,14 +207,14 @@ class EngineThread:
         return future
 
     def stop(self) -> None:
-        """Abort all requests, end the thread and wait for it; stopping again is no error."""
+        """Abort all requests, end the thread and wait for it; calling it twice is harmless."""
         with self._lock:
             if not self._stopped:
                 self._calls.put(_Call(self._begin_stopping))
         self._thread.join()
 
     def leave(self) -> None:
-        """Have the thread end soon, and wait for nothing: the garbage collector may call it anywhere."""
+        """Ask the thread to end, without waiting: the garbage collector may call it in any thread."""
         self._calls.put(_Call(self._begin_stopping))
 
     def _check_running(self) -> None:
@@ -245,7 +246,7 @@ class EngineThread:
         self._close(failure)
 
     def _take_calls(self) -> None:
-        """Run what others asked for; wait for it when there is nothing else to do."""
+        """Run the queued calls; wait for one if no step can run."""
         while not self._stopping and not (self._calls.empty() and self._engine.can_step):
             self._answer(self._calls.get())
 
@@ -269,14 +270,14 @@ class EngineThread:
             if wanted:
                 future.set_result(result)
         finally:
-            del call, future  # the error's traceback holds this frame: a cycle would keep what the function holds
+            del call, future  # the error's traceback holds this frame: a cycle would keep the function's objects
 
     def _take_restored(self) -> None:
         with self._lock:
             self._restored = self._engine.requests.restored_by_name()
 
     def _publish(self, wait: float = 0.0) -> None:
-        """Tell the clients of requests with new tokens, all of them at once; `wait` is that of `deliver`."""
+        """Send all new tokens to their clients at once; `wait` is that of `deliver`."""
         pending = []
         for stream, reader in list(self._readers.items()):
             if (progress := reader.read()) is not None:

@@ -1,4 +1,4 @@
-"""Puts other weights in the place of an engine's, and says what becomes of KV that belongs to the old ones."""
+"""Replaces an engine's weights, and treats requests and cached KV that belong to the old ones."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from jpaged.execution.programs import ModelPrograms
 
 Running = Literal["recompute", "finish", "abort"]
-"""What becomes of unfinished requests, see `LLM.update_params`."""
+"""Treatment of unfinished requests, see `LLM.update_params`."""
 
 RUNNING = ("recompute", "finish", "abort")
 
 
 @dataclass(frozen=True)
 class HeldWeights:
-    """Says how an engine holds its weights, whoever has the engine and wherever the weights are.
+    """Describes how an engine holds its weights, also while the engine is lent or the weights are not on its devices.
 
     Attributes:
-        programs: what has them; their form may change.
+        programs: the programs that hold the weights; the form of the weights may change.
         model: the model with shapes for arrays.
-        dtype: dtype of those that are not quantised.
-        quantization: what matrices are held in, see `EngineConfig`.
+        dtype: dtype of weights that are not quantised.
+        quantization: format in which matrices are held, see `EngineConfig`.
     """
 
     programs: ModelPrograms
@@ -43,14 +43,16 @@ class HeldWeights:
 def replacement(
     held: HeldWeights, engine: Engine, new: Any, *, cast: bool, copy: bool, running: str
 ) -> Callable[[], None]:
-    """Return what puts new weights in place, to be called between two steps; what takes long is done before, unless it
-    runs programs on several devices of the engine's, whose steps would run beside them.
+    """Prepare new weights and return the function that puts them in place, which is called between two steps.
+
+    The slow work is done before, unless it runs programs on several of the engine's devices: steps would run there at
+    the same time.
 
     Args:
         new, cast, copy, running: see `LLM.update_params`.
 
     Raises:
-        ValueError: an argument is none of those, or the weights do not fit.
+        ValueError: an argument has another value, or the weights do not fit.
     """
     from jpaged.execution.params import float32_shapes, num_compact  # imports jax, which takes a second
     from jpaged.loading import nnx_state, state_dict
@@ -83,11 +85,10 @@ def replacement(
 
 
 def hold_as_float32(engine: Engine, caller: str) -> None:
-    """Have an engine hold its weights as arrays, see `jpaged.execution.params`; nothing that it has computed
-    changes.
+    """Make an engine hold its weights as float32 arrays, see `jpaged.execution.params`; KV and tokens stay the same.
 
     Raises:
-        RuntimeError: the engine is in the middle of a step; names the caller.
+        RuntimeError: the engine is in the middle of a step; the message names the caller.
     """
     worker = engine.runner.worker
     if not worker.model.num_compact:
@@ -103,8 +104,10 @@ def hold_as_float32(engine: Engine, caller: str) -> None:
 
 
 def _with_other_programs(engine: Engine, change: Callable[[], None]) -> None:
-    """Change how weights are held, which takes other programs; an engine that compiles in the background begins again
-    with that, whether they were changed or refused."""
+    """Change how weights are held, which needs other programs.
+
+    An engine that compiles in the background then compiles all shapes again, also if the change was refused.
+    """
     from jpaged.engine.startup_compilation import compile_anew  # imports jax
 
     engine.stop_compiling()
@@ -115,7 +118,7 @@ def _with_other_programs(engine: Engine, change: Callable[[], None]) -> None:
 
 
 def replace_weights(engine: Engine, replace: Callable[[], None], running: str) -> None:
-    """Replace an engine's weights, then do with its requests, its pins and its prefix cache what `running` says.
+    """Replace an engine's weights, then treat its requests, pins and prefix cache as `running` says.
 
     Raises:
         ValueError: ``running="finish"`` while requests hold images; the old weights stay.
@@ -123,7 +126,7 @@ def replace_weights(engine: Engine, replace: Callable[[], None], running: str) -
     """
     if not engine.is_released:
         engine.settle("update_params()")
-    engine.prefixes.stop()  # what it computes is of no use afterwards
+    engine.prefixes.stop()  # the KV that they compute is of no use afterwards
     if running == "finish" and any(request.images for request in engine.requests.unfinished.values()):
         raise ValueError(
             "running='finish' cannot keep what the old weights made of images: give 'recompute' or 'abort'"

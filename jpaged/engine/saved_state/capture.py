@@ -1,4 +1,4 @@
-"""Takes the state of an engine between two steps; what takes time is left to whoever writes it."""
+"""Captures the state of an engine between two steps; the slow work is left to the thread that writes it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from jpaged.text.input_processor import InputProcessor
 
 @dataclass(frozen=True)
 class Capture:
-    """Is an engine's state, copied: the engine may go on.
+    """A copy of an engine's state; the engine may go on.
 
     Attributes:
         host: plain data, see `capture`.
-        copies: content of those of the pool's blocks that have changed, on its way to the host; None where there are
-            none.
-        written: what the save before has of the other blocks.
+        copies: content of the pool's changed blocks, on its way to the host; None if no block has changed.
+        written: the other blocks in the previous save.
         swapped: content of each replica's swapped blocks, by group.
-        num_requests: requests in it, those that finished and that their callers have not let go of included.
-        pause_seconds: how long the engine stood still.
+        num_requests: number of requests, including finished ones that their callers have not released.
+        pause_seconds: how long the engine paused.
     """
 
     host: dict[str, Any]
@@ -39,10 +38,10 @@ class Capture:
     pause_seconds: float
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the content of all blocks by the names of `pool_array` and `host_array`; to be called once.
+        """Return the content of all blocks by the names of `pool_array` and `host_array`; call it only once.
 
         Raises:
-            StateRefused: the save before is damaged or gone.
+            StateRefused: the previous save is damaged or gone.
         """
         found: dict[str, np.ndarray] = {}
         changed = None if self.copies is None else self.copies.arrays()
@@ -59,29 +58,28 @@ class Capture:
 
 
 def pool_array(replica: int, group: int) -> str:
-    """Return the name of what a replica's blocks of a group hold."""
+    """Return the name of the array of a replica's blocks of a group."""
     return f"pool_{replica}_{group}"
 
 
 def host_array(replica: int, group: int) -> str:
-    """Return the name of what a replica's swapped blocks of a group hold."""
+    """Return the name of the array of a replica's swapped blocks of a group."""
     return f"swapped_{replica}_{group}"
 
 
 def capture(engine: Engine, inputs: InputProcessor, before: LastSave | None = None) -> Capture:
-    """Read back what is in flight and copy the state; only who has the engine's turn may ask.
+    """Read back all steps in flight and copy the state. Only the thread that holds the engine may call it.
 
-    The plain data are: "inputs", ids and seeds; "requests", all that are awaited, with their parts; "pins", the
-    requests that compute pinned prefixes; "pictures", what encoders take of the images of either, not copied as nobody
-    changes it; and "replicas", for each its memory, queues and lost pins, and the blocks whose content the arrays hold,
-    in their order.
+    The plain data are: "inputs", ids and seeds; "requests", all awaited requests with their parts; "pins", the requests
+    that compute pinned prefixes; "pictures", the encoder inputs of the images of both, not copied as they never change;
+    and "replicas", for each replica its memory, its queues, its lost pins, and its blocks in the order of the arrays.
 
     Args:
-        before: what the save before had of this engine's blocks; those that are still cached under the same name hold
-            what they held, and are not copied again.
+        before: this engine's blocks in the previous save; blocks that are still cached under the same name have the
+            same content and are not copied again.
 
     Raises:
-        RuntimeError: a prefix is being pinned, or vectors of prompts are computed, which nobody could take up.
+        RuntimeError: a prefix is being pinned, or vectors of prompts are being computed, which no caller could take up.
     """
     start = time.perf_counter()
     engine.settle()

@@ -1,11 +1,11 @@
-"""A saved state on disk: a folder of numbered saves, of which the newest counts.
+"""Reads and writes saved states: a folder holds numbered saves, of which the newest counts.
 
     state/000007/state.json      format, model, pool, and the checksum of every other file; written last
     state/000007/host.msgpack    requests, tables, queues: plain data
-    state/000007/blocks/         what the pool's blocks hold, by Orbax
+    state/000007/blocks/         content of the pool's blocks, by Orbax
 
-A save is written beside the others under another name, brought to the disk, and renamed: a save that is interrupted
-leaves the one before. Then older ones are deleted.
+A save is written next to the others under a temporary name, flushed to disk and renamed, so an interrupted save leaves
+the previous one. Then older saves are deleted.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from jpaged.loading.orbax.zarr_array import ZarrArray
 from jpaged.scheduling.saving import plain_array
 
 FORMAT = 3
-"""Raised whenever a room's data change their meaning, other than by an entry that may be missing; a state of another
-format is refused."""
+"""Number of the format. Increase it whenever data change their meaning, except for entries that may be missing; a state
+of another format is refused."""
 
 ABOUT, HOST, BLOCKS = "state.json", "host.msgpack", "blocks"
 _UNFINISHED = ".saving"
-_CHARACTERS = "surrogatepass"  # text of users may hold halves of characters
+_CHARACTERS = "surrogatepass"  # users' text may hold lone surrogates
 
 
 @dataclass(frozen=True)
 class StateFiles:
-    """Is a save that was read, and whose files are whole.
+    """A save that was read and whose files match their checksums.
 
     Attributes:
         path: its folder.
-        about: what state.json says, see `jpaged.engine.saved_state.keeper`.
+        about: the content of state.json, see `jpaged.engine.saved_state.keeper`.
         host: the plain data.
     """
 
@@ -52,17 +52,17 @@ class StateFiles:
     host: dict[str, Any]
 
     def array(self, name: str) -> np.ndarray:
-        """Return an array of the blocks, from the file's pages."""
+        """Return an array of the blocks; its file is memory-mapped."""
         return read_array(self.path, name)
 
 
 def write_state(
     folder: Path, about: Mapping[str, Any], host: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> int:
-    """Write a save into a folder, which is made where there is none, and return its bytes.
+    """Write a save into a folder, which is created if missing, and return its size in bytes.
 
     Raises:
-        OSError: the disk refuses; the save before is left as it was.
+        OSError: writing fails; the previous save stays as it was.
     """
     folder = folder.absolute()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ def read_state(folder: Path) -> StateFiles:
 
 
 def read_array(path: Path, name: str) -> np.ndarray:
-    """Return an array of a save's blocks, from the file's pages."""
+    """Return an array of a save's blocks; its file is memory-mapped."""
     return np.asarray(ZarrArray(path / BLOCKS / name))
 
 
@@ -120,7 +120,7 @@ def check_file(path: Path, about: Mapping[str, Any], array: str) -> None:
     """Check the files of one array of a save.
 
     Raises:
-        StateRefused: one is not what was written.
+        StateRefused: a file is not what was written.
     """
     for name, checksum in about["checksums"].items():
         if name.startswith(f"{BLOCKS}/{array}/") and _checksum(path / name) != checksum:
@@ -140,10 +140,10 @@ def newest(folder: Path) -> Path:
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """Return what a save says of itself.
+    """Return a save's description of itself, the content of its state.json.
 
     Raises:
-        StateRefused: that is damaged, or the save is of another format.
+        StateRefused: the description is damaged, or the save is of another format.
     """
     try:
         about = json.loads((path / ABOUT).read_bytes())
@@ -161,16 +161,16 @@ def read_about(path: Path) -> dict[str, Any]:
 
 
 def _saves(folder: Path) -> list[int]:
-    """Return the numbers of the saves that are whole."""
+    """Return the numbers of the complete saves."""
     if not folder.is_dir():
         return []
     return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal() and (path / ABOUT).exists())
 
 
 def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    import orbax.checkpoint as ocp  # takes a second
+    import orbax.checkpoint as ocp  # the import takes a second
 
-    # Raw files: KV hardly compresses, and whoever reads it wants it at once.
+    # Raw files: KV hardly compresses, and decompression would delay its reader.
     handler = ocp.PyTreeCheckpointHandler(use_compression=False, use_ocdbt=False)
     with without_lines("absl", "Skipping merge of OCDBT"), ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(path, args=ocp.args.PyTreeSave(dict(arrays)))
@@ -190,10 +190,10 @@ def _of_json(data: Mapping[str, Any]) -> str:
 
 
 def _to_disk(path: Path) -> int:
-    """Wait until a file, or a folder's names, are on the disk; return the file's bytes."""
+    """Flush a file, or a folder's entries, to disk; return its size in bytes."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        with suppress(OSError):  # a file system may not do it for folders
+        with suppress(OSError):  # some file systems cannot do it for folders
             os.fsync(descriptor)
         return os.fstat(descriptor).st_size
     finally:

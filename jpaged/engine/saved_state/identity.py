@@ -1,4 +1,4 @@
-"""Which model a state belongs to, and which blocks an engine can take over as they are."""
+"""Identifies the model of a saved state, and decides whether an engine can use its blocks unchanged."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from jpaged.execution import Runner, platform
 
 
 def model_facts(config: EngineConfig, model_config: Any, runner: Runner) -> dict[str, Any]:
-    """Return what tells a model from others: its configuration, and a sum over its weights as they lie here.
+    """Return facts that identify a model: its configuration, and a sum over its weights in this layout.
 
-    The sum is over bits, exact whatever its order. Weights are laid out, and so summed, alike only where "layout" is.
+    The sum adds up bits, so it is exact in any order. Sums can be compared only if "layout" is equal.
     """
     params, mesh = runner.worker.model.params, runner.mesh
     return {
@@ -37,9 +37,9 @@ def model_facts(config: EngineConfig, model_config: Any, runner: Runner) -> dict
 
 
 def model_difference(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
-    """Say why a state is of another model; None where it may be of this one.
+    """Return the reason why a state belongs to another model; None if it may belong to this one.
 
-    Weights that are laid out for other devices cannot be compared; the configuration still is.
+    Weights in different layouts cannot be compared; the configurations always are.
     """
     if saved["config"] != here["config"]:
         return f"it is of another model, {saved['name']!r}, whose configuration is not that of {here['name']!r}"
@@ -49,7 +49,7 @@ def model_difference(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str |
 
 
 def pool_facts(config: EngineConfig, model: Mapping[str, Any], runner: Runner) -> dict[str, Any]:
-    """Return all that has to be equal for blocks to mean the same; the pool's size is not among it."""
+    """Return all facts that must be equal for blocks to mean the same; the pool's size may differ."""
     spec = runner.spec
     groups = []
     for plan, view in zip(spec.layout.groups, spec.views, strict=True):
@@ -69,7 +69,7 @@ def pool_facts(config: EngineConfig, model: Mapping[str, Any], runner: Runner) -
 
 
 def weights_sum(params: Any) -> list[int]:
-    """Return the sum of the bits of all weights as whole numbers, once for each size of an element, modulo 2**32.
+    """Return each size of an element in bytes, followed by the sum of such weights' bits as integers, modulo 2**32.
 
     Copies of a shard count once. Reading all weights takes as long as a decode step or two.
     """

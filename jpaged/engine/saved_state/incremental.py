@@ -18,15 +18,15 @@ Held = list[list[list[int]]]
 
 @dataclass(frozen=True)
 class LastSave:
-    """Is the blocks of a save, by their names.
+    """The cached blocks of a save, by their names.
 
-    A block of the prefix cache is named by the tokens up to its end, one of an image's features by the image. Neither
-    is written while it has that name.
+    A block of the prefix cache is named by the tokens up to its end, a block of an image's features by the image. The
+    content of a block does not change while it has its name.
 
     Attributes:
         path: folder of the save; None = there is none.
         places: for each replica and group, name and row of each cached block.
-        rows: for each replica and group, the rows that a later save takes over; empty before `split`.
+        rows: for each replica and group, the rows that the next save takes over; empty before `split`.
     """
 
     path: Path | None = None
@@ -48,8 +48,12 @@ class LastSave:
         return cls(path, places)
 
     def split(self, memories: Sequence[Mapping[str, Any]], held: Held) -> tuple[LastSave, Held, Held]:
-        """Return these blocks with the rows to take over, all blocks in the order of the next save's arrays, first
-        those that are taken over, and the others, which are to be copied."""
+        """Divide the next save's blocks into those that this save contains and those to copy.
+
+        Returns:
+            This save with the rows to take over; all blocks in the order of the next save's arrays, those taken over
+            first; and the blocks to copy.
+        """
         rows: Held = []
         order: Held = []
         changed: Held = []
@@ -68,10 +72,10 @@ class LastSave:
         return LastSave(self.path, self.places, rows), order, changed
 
     def arrays(self, name: str, rows: list[int]) -> list[np.ndarray]:
-        """Return what an array of the save has in some rows, in a list that is empty where they are none.
+        """Return some rows of an array of the save, in a list; it is empty if there are no rows.
 
         Raises:
-            StateRefused: the save is not what was written.
+            StateRefused: the array's files are not what was written.
         """
         if not rows:
             return []

@@ -1,4 +1,4 @@
-"""Saves the state of one engine and lets it go on from a saved one; `LLM` and `AsyncLLM` have a keeper each."""
+"""Saves and loads the state of one engine; `LLM` and `AsyncLLM` have a keeper each."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ logger = logging.getLogger("jpaged.engine")
 
 T = TypeVar("T")
 _SETTINGS = {kind.__name__: kind for kind in (PyramidKV, NGram, Layers, DraftModel, ImageSources)}
-"""Settings that are dataclasses, by the name they are saved under."""
+"""Classes of settings that are dataclasses, by the name under which they are saved."""
 
 
 class StateKeeper:
     """Saves and loads the state of an engine, one at a time.
 
     Args:
-        model_config: what the checkpoint says of the model.
-        inputs: made the engine's requests.
-        between_steps: calls a function while the engine stands between two steps, and returns what that returned.
+        model_config: the model's configuration from its checkpoint.
+        inputs: the processor that made the engine's requests.
+        between_steps: calls a function between two steps of the engine and returns its result.
     """
 
     def __init__(
@@ -59,19 +59,19 @@ class StateKeeper:
         self._model_config = model_config
         self._inputs = inputs
         self._between_steps = between_steps
-        self._lock = threading.RLock()  # of the folder, and the next four
+        self._lock = threading.RLock()  # guards the folder, and the next four
         self._busy = False
         self._facts: tuple[int, dict[str, Any]] | None = None
         self._prepared = False
-        self._written: tuple[int, LastSave] | None = None  # by the number of times that weights were replaced
+        self._written: tuple[int, LastSave] | None = None  # with the number of weight updates before it
 
     def save(self, folder: str | Path) -> SavedState:
         """Write the state as it is between two steps; see `LLM.save_state`.
 
         Raises:
-            RuntimeError: a prefix is being pinned, this thread is in the middle of a save or load already, the devices'
-                memory is given back, or they belong to several processes.
-            OSError: the disk refuses; the save before is left.
+            RuntimeError: a prefix is being pinned, this thread is already in the middle of a save or load, the devices'
+                memory was released, or they belong to several processes.
+            OSError: writing fails; the previous save stays.
         """
         start = time.perf_counter()
         with self._alone():
@@ -96,10 +96,10 @@ class StateKeeper:
         return saved
 
     def load(self, folder: str | Path) -> list[Request]:
-        """Let the engine, which is fresh, go on from a state, and return the requests that came with it.
+        """Load a state into the engine, which must be fresh, and return the state's requests.
 
         Raises:
-            StateRefused: there is no state, or it is damaged or of another model or format; the engine is as it was.
+            StateRefused: there is no state, or it is damaged or of another model or format; the engine is unchanged.
             RuntimeError: the engine is not fresh, or its devices belong to several processes.
         """
         start = time.perf_counter()
@@ -125,8 +125,10 @@ class StateKeeper:
         return requests
 
     def _of_one_model(self, folder: Path) -> tuple[int, dict[str, Any], Capture, dict[str, np.ndarray]]:
-        """Return what is to be written: what is said of the weights and what was computed with them, after so many
-        updates. Others may come while the weights are summed up: then it is all done again."""
+        """Return the number of weight updates, the description of the weights, and the state computed with them.
+
+        If the weights are replaced while they are summed up, all of it is done again.
+        """
         while True:
             updates, about = self._about()
             before, self._written = self._before(folder), None
@@ -148,7 +150,7 @@ class StateKeeper:
             return self._capture(None)
 
     def _before(self, folder: Path) -> LastSave | None:
-        """Return what the save before, in the same folder, has of this engine's blocks, if the weights are the same."""
+        """Return the blocks of the previous save if it is in the same folder and of the same weights, else None."""
         if self._written is None:
             return None
         updates, written = self._written
@@ -163,7 +165,7 @@ class StateKeeper:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Let one thread at a time save or load, and none of them twice at once, as a signal's handler may ask."""
+        """Let one thread at a time save or load, and refuse a signal's handler that asks in the middle of either."""
         if not is_local(self._engine.runner.mesh):
             raise RuntimeError("a state cannot be saved or loaded where the devices belong to several processes")
         with self._lock:
@@ -176,8 +178,10 @@ class StateKeeper:
                 self._busy = False
 
     def _about(self) -> tuple[int, dict[str, Any]]:
-        """Return what a save says of its model and pool, after how many updates of the weights, which are there; they
-        are summed up once, until they are replaced."""
+        """Return the number of weight updates, and a save's description of its model and pool.
+
+        The weights must be on the devices. They are summed up once, until they are replaced.
+        """
         runner, updates = self._engine.runner, self._engine.runner.worker.model.num_updates
         if self._facts is None or self._facts[0] != updates:
             self._facts = updates, model_facts(self._config, self._model_config, runner)
@@ -192,7 +196,7 @@ class StateKeeper:
 
 
 def settings_data(config: EngineConfig) -> dict[str, Any]:
-    """Return an engine's settings as plain data; one that is a dataclass as its name and fields."""
+    """Return an engine's settings as plain data; a dataclass becomes its name and fields."""
     data = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     for name, value in data.items():
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -206,7 +210,7 @@ def saved_settings(folder: str | Path) -> dict[str, Any]:
     """Return the settings of the engine whose state a folder holds.
 
     Raises:
-        StateRefused: there is no state, or what it says of itself is damaged or of another format.
+        StateRefused: there is no state, or its description is damaged or of another format.
     """
     return settings_of(read_about(newest(Path(folder)))["settings"])
 
@@ -217,17 +221,17 @@ def settings_of(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class PeriodicSaver:
-    """Saves every so many seconds, where something has changed since the last time, until it is stopped.
+    """Saves at an interval, if something has changed since the last save, until it is stopped.
 
-    A save that fails is told in the log, and the next one tries again.
+    A failed save is logged, and the next one tries again.
 
     Args:
         save: saves the state.
-        moment: returns something that differs once the engine has done anything.
+        moment: returns a value that changes once the engine has done anything.
         seconds: from the end of one save to the beginning of the next.
 
     Attributes:
-        last: what the last save took; None before the first.
+        last: the last save; None before the first.
     """
 
     def __init__(self, save: Callable[[], SavedState], moment: Callable[[], Any], seconds: float) -> None:
@@ -240,7 +244,7 @@ class PeriodicSaver:
         self._thread.start()
 
     def stop(self) -> None:
-        """Save no more; a save that is being written is waited for."""
+        """Stop saving, and wait for a save that is being written."""
         self._stopped.set()
         self._thread.join()
 

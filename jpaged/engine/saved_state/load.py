@@ -1,4 +1,4 @@
-"""An engine goes on from a saved state: with its blocks where they mean the same here, by computing again where not."""
+"""Restores an engine from a saved state: reuses blocks if they mean the same here, else computes them again."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from jpaged.text.input_processor import InputProcessor
 logger = logging.getLogger(__name__)
 
 Arrays = Callable[[str], np.ndarray]
-"""Returns what `Capture.arrays` had under a name."""
+"""Returns the array that `Capture.arrays` had under a name."""
 
 
 def check_fresh(engine: Engine) -> None:
     """Refuse an engine that has requests or pins of its own.
 
     Raises:
-        RuntimeError: it has.
+        RuntimeError: it has such requests or pins.
     """
     pinned = any(replica.pins.seq_ids for replica in engine.replicas)
     if engine.has_work or engine.requests.awaited or pinned:
@@ -40,19 +40,19 @@ def check_fresh(engine: Engine) -> None:
 def load(
     engine: Engine, inputs: InputProcessor, host: Mapping[str, Any], arrays: Arrays, *, same_blocks: bool
 ) -> list[Request]:
-    """Let a fresh engine go on from a state, and return the requests that came with it, in order of arrival.
+    """Restore a fresh engine from a state, and return the state's requests in order of arrival.
 
-    A request that this engine cannot run to its end, say because its pool is too small, ends with finish_reason "abort"
+    A request that this engine cannot run to its end, as in a pool that is too small, ends with finish_reason "abort"
     and a stop_reason that says why.
 
     Args:
-        host, arrays: what `Capture` had.
-        same_blocks: whether blocks mean the same here: layer groups, dtype, shards, weights. The pool may have another
-            size.
+        host, arrays: the plain data and arrays of a `Capture`.
+        same_blocks: whether blocks mean the same here: layer groups, dtype, shards and weights are equal. The pool's
+            size may differ.
 
     Raises:
         RuntimeError: the engine is not fresh.
-        ValueError: a request asks for what this version does not know. The engine is as it was, but empty.
+        ValueError: a request uses something that this version does not know. The engine is then empty.
     """
     check_fresh(engine)
     now = time.monotonic()
@@ -90,7 +90,7 @@ def _go_on(
     pins: Mapping[int, Request],
     arrays: Arrays,
 ) -> None:
-    """Take over the blocks that each replica's pool has room for."""
+    """Restore the requests, and the blocks for which each replica's pool has room."""
     blocks, contents = [], []
     for number, (replica, data) in enumerate(zip(engine.replicas, saved, strict=True)):
         mine = [parts[request_id] for request_id in data["scheduler"]["requests"]]
@@ -114,12 +114,13 @@ def _go_on(
 def _take_over_memory(
     replica: Replica, data: Mapping[str, Any], mine: Sequence[Request], pins: Mapping[int, Request]
 ) -> dict[int, int]:
-    """Bring a replica's memory into the saved state, less what it has no room for; return the place of each page.
+    """Restore a replica's memory as far as it has room, and return the new place of each saved page.
 
-    Cached blocks go first, the least recently needed before others, then the newest requests, which are computed again.
+    If room is missing, cached blocks are dropped first, the least recently needed before others, then the newest
+    requests, which are computed again.
     """
     scheduler, fitting = replica.scheduler, Fitting(replica.memory, data["memory"])
-    lost = set(data["lost_pins"]) | (set(pins) - set(data["memory"]["pinned"]))  # a replica may have given one up
+    lost = set(data["lost_pins"]) | (set(pins) - set(data["memory"]["pinned"]))  # a replica may have unpinned one
 
     def give_up(part: Request) -> None:
         fitting.give_up(seq.seq_id for seq in part.sequences)
@@ -138,7 +139,7 @@ def _take_over_memory(
     while not fitting.fits_pool():
         if order:
             give_up(order.pop())
-        else:  # nothing but pins is left
+        else:  # only pins are left
             fitting.give_up(pins)
             lost = set(pins)
     pages = fitting.apply()
@@ -164,7 +165,7 @@ def _take_over_swapped(engine: Engine, replica: Replica, data: Mapping[str, Any]
 
 
 def _places(replica: Replica, data: Mapping[str, Any], pages: Mapping[int, int], group: int) -> list[tuple[int, int]]:
-    """Return (row of the saved array, block here) of the blocks of a group that are still needed."""
+    """Return (row of the saved array, block here) for each block of a group that is still needed."""
     each = replica.memory.layout.groups[group].blocks_per_page
     needed = set(held_blocks(memory_data(replica.memory))[group])
     moved = ((row, pages.get(old // each, -1) * each + old % each) for row, old in enumerate(data["held"][group]))
@@ -176,7 +177,7 @@ def _rows(arrays: Arrays, name: str, rows: list[int]) -> np.ndarray | None:
 
 
 def _filled(engine: Engine, contents: list[list[np.ndarray | None]]) -> list[list[np.ndarray]]:
-    """Put empty arrays where a group has no block."""
+    """Replace None by an empty array for groups without blocks."""
     spec = engine.runner.spec
     sizes = [plan.block_bytes for plan in spec.layout.groups]
     return [
@@ -189,7 +190,7 @@ def _filled(engine: Engine, contents: list[list[np.ndarray | None]]) -> list[lis
 
 
 def _compute_again(engine: Engine, parts: Iterable[Request], pins: Mapping[int, Request]) -> None:
-    """Queue all unfinished requests as if they had just come, in their order, with the tokens that they have."""
+    """Queue all unfinished requests like new ones, in order of arrival, with the tokens that they have."""
     for part in sorted((part for part in parts if part.status is not Status.FINISHED), key=_arrival):
         _begin_again(part)
         replica = min(engine.replicas, key=lambda replica: replica.load)
@@ -210,7 +211,7 @@ def _arrival(request: Request) -> int:
 
 
 def _begin_again(part: Request) -> None:
-    """Make a request wait with the tokens it has; one that these have ended is finished."""
+    """Make a request wait with the tokens it has; if these already end it, mark it as finished."""
     begin_again(part)
     if not part.live:
         part.status, part.finished_time = Status.FINISHED, time.monotonic()
@@ -223,7 +224,7 @@ def _refuse_too_long(part: Request, engine: Engine) -> None:
 
 
 def _ends_here(part: Request, replica: Replica) -> bool:
-    """End a request that this engine could not run to its end."""
+    """End a request that this engine could not run to its end, and return whether it has finished."""
     scheduler, width = replica.scheduler, len(part.sequences)
     if width > scheduler.max_num_seqs:
         _end(part, f"the restored request has {width} outputs, above max_num_seqs={scheduler.max_num_seqs}")

@@ -1,4 +1,4 @@
-"""Holds what every decoder is made of: an embedding, a stack of layers, a final norm and the vocabulary."""
+"""Holds the parts of every decoder: an embedding, a stack of layers, a final norm and the vocabulary."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .stack import LayerKind, LayerStack, MakeLayer, Read, Shared
 
 
 class Decoder(nnx.Module):
-    """`jpaged.model_api.CausalLM` for a family that says in its constructor what its layers are.
+    """`jpaged.model_api.CausalLM` for a family whose constructor defines its layers.
 
     Parameters: embed_tokens [vocab, width]; layers; norm; lm_head [vocab, width] unless tied to the embedding.
     Layers are called as ``hidden, cache = layer(hidden, shared, cache, ref, attend)``, `shared` being a `Shared`.
@@ -42,7 +42,7 @@ class Decoder(nnx.Module):
     _prefix = "model"
     _embed_name = "embed_tokens"
     _norm_name = "norm"
-    """A checkpoint's names: what all but the vocabulary's head begin with, the embedding, and the final norm."""
+    """A checkpoint's names: the prefix of all but the vocabulary's head, the embedding, and the final norm."""
 
     image_group: ImageGroup | CrossAttentionGroup | None = None
     """Layer group of image features, if the model takes images; see `jpaged.model_api.TakesImages`."""
@@ -107,14 +107,14 @@ class Decoder(nnx.Module):
         return self.embed_tokens(tokens)
 
     def shared(self, positions: Int[Array, " tokens"], live_rows: LiveRows) -> Shared:
-        """Return what all layers of a call are given."""
+        """Return the inputs that all layers of a call share."""
         tables = {group: None if rotary is None else rotary.tables(positions) for group, rotary in self.rotary}
         return Shared(tables, live_rows)
 
     def per_layer(
         self, tokens: Int[Array, " tokens"], hidden: Float[Array, "tokens embed"], live_rows: LiveRows
     ) -> Float[Array, "layers tokens width"] | None:
-        """Return what each layer alone is given of the tokens, see `Shared.per_layer`; None where that is nothing."""
+        """Return each layer's separate input of the tokens, see `Shared.per_layer`; None if there is none."""
         return None
 
     def __call__(

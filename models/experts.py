@@ -19,13 +19,13 @@ from .routing import Router
 
 
 class ExpertMLPs(nnx.Module):
-    """Applies gated MLPs, those of a token's experts, and adds up what they give.
+    """Applies the gated MLPs of a token's experts, and sums their results.
 
     gate_up [experts, embed, 2 * mlp] and down [experts, mlp, embed], the columns of each expert as in `GatedMLP`.
     Tokens are sorted by expert, so that work follows the tokens, not the experts.
 
     Args:
-        weighs_inputs: whether an expert's share multiplies what goes into its MLP, as in Llama 4, not what comes out.
+        weighs_inputs: whether an expert's share multiplies the MLP's input, as in Llama 4, instead of its output.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ExpertMLPs(nnx.Module):
         """Yield the sources of ``{name}.gate_up_proj`` and ``{name}.down_proj``, which hold all experts.
 
         Args:
-            separate: what an expert's tensors are called where each has its own, ``{name}.0.{separate[0]}.weight``.
+            separate: names of an expert's tensors if each expert has its own, ``{name}.0.{separate[0]}.weight``.
             outputs_first: whether the tensors of all experts are [experts, out, in], not [experts, in, out].
         """
         mlp, shards = self.down.weight.shape[-2], self.layout.column_shards
@@ -96,7 +96,7 @@ class ExpertMLPs(nnx.Module):
 
 @dataclass(frozen=True)
 class SparseNames:
-    """Says what a checkpoint calls the parts of a `SparseMLP`.
+    """A checkpoint's names of the parts of a `SparseMLP`.
 
     Attributes:
         router, shared: tensors' names after the block's.
@@ -128,7 +128,7 @@ class SparseMLP(nnx.Module):
         return out if self.shared is None else self.shared(x, live_rows) + out
 
     def weights(self, path: tuple[str, ...], name: str, layer: int) -> Iterator[WeightSource]:
-        """Yield the sources of the block `name`, whose parts are called what `SparseNames` says."""
+        """Yield the sources of the block `name`, whose parts have the names in `SparseNames`."""
         names = self.names
         yield from self.router.weights((*path, "router"), f"{name}.{names.router}", layer)
         yield from self.experts.weights((*path, "experts"), f"{name}.experts", layer, names.separate)

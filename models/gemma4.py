@@ -133,7 +133,7 @@ class Gemma4Layer(nnx.Module):
 
 
 class OwnInputs(nnx.Module):
-    """Makes what each layer is given of a token: half of a table, half of the token's hidden state.
+    """Makes each layer's input of a token: half from a table, half from the token's hidden state.
 
     table [vocab, layers * width]; projection [embed, layers * width]; norm over width.
     """

@@ -148,7 +148,7 @@ class GatedMLP(nnx.Module):
         return self.down(self._inner(self.gate_up(x, live_rows)), live_rows)
 
     def _inner(self, both: Float[Array, "tokens gate_up"]) -> Float[Array, "tokens mlp"]:
-        """Return the activated gates times what they let through."""
+        """Return the activated gates times the values that they gate."""
         inner = gated(both, self.activation, impl=self.impl) if self.shards == 1 else None
         if inner is not None:
             return inner

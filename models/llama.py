@@ -112,5 +112,5 @@ class Llama(Decoder):
             rotary={group.name: rotary for group in groups},
             norm=RMSNorm(config.hidden_size, config.rms_norm_eps, build),
         )
-        # Loops on CPU pass rows by; other devices compute the rows of a program's shape, whatever is read of them.
+        # Loops on CPU skip rows; other devices compute all rows of a program's shape, even those that are not read.
         self.skips_unread_rows = build.product_impl == "cpu"

@@ -17,7 +17,7 @@ from .stack import PendingResidual, Shared
 
 @dataclass(frozen=True)
 class LayerNames:
-    """Says what a checkpoint calls the norms and blocks of a layer, in order, after the layer's own name."""
+    """A checkpoint's names of the norms and blocks of a layer, in order, after the layer's own name."""
 
     input_norm: str = "input_layernorm"
     mixer: str = "self_attn"

@@ -24,12 +24,12 @@ class Routing:
 
     Attributes:
         per_token: experts of a token.
-        scores: what makes scores of logits, over all experts.
+        scores: function from logits to scores, over all experts.
         sums_to_one: whether the chosen experts' scores are divided by their sum.
         scale: multiplies the scores of the chosen experts.
         groups, groups_chosen: only experts of the best groups are chosen, as many of each (DeepSeek-V2, 2024, section
             2.2.2).
-        best_of_group: the sum of so many of a group's best scores is the group's.
+        best_of_group: a group's score is the sum of this number of its best scores.
     """
 
     per_token: int
@@ -41,7 +41,7 @@ class Routing:
     best_of_group: int = 1
 
     def check(self, experts: int) -> None:
-        """Raise ValueError unless so many experts can be chosen from in this way."""
+        """Raise ValueError unless this routing can choose from that number of experts."""
         if experts % self.groups or experts // self.groups < self.best_of_group:
             raise ValueError(f"n_group={self.groups} does not cut {experts} experts into groups to choose from")
         if not 1 <= self.groups_chosen <= self.groups:

@@ -30,7 +30,7 @@ class Anyres:
         resolutions: the grids that a picture may be fitted into, as (height, width) in pixels.
         tile: height and width of a tile in pixels.
         side: features along each side of a tile.
-        most_tiles: a map of more features than so many tiles have is shrunk.
+        most_tiles: a map with more features than this number of tiles is shrunk.
     """
 
     resolutions: tuple[tuple[int, int], ...]
@@ -75,7 +75,7 @@ def token_count(size: tuple[int, int], shape: Anyres, *, alone: bool) -> int:
 def packing(
     size: tuple[int, int], shape: Anyres, *, alone: bool
 ) -> tuple[Int32[np.ndarray, "tokens 4"], Float32[np.ndarray, "tokens 4"]]:
-    """Return for each token the rows that are added up, and by what they are multiplied first.
+    """Return, for each token, the rows that are summed, and their factors.
 
     Row `NEWLINE` is the newline, row ``1 + tile * side**2 + y * side + x`` a feature of a tile; tile 0 is the overview.
 

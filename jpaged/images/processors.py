@@ -39,18 +39,18 @@ class ImageProcessor(ABC):
     """Prepares images for one model.
 
     Attributes:
-        placeholder: what a prompt writes for an image, and what becomes of it.
+        placeholder: the text for an image in a prompt, and its replacement.
     """
 
     def __init__(self, processor: Any, config: Any, placeholder: Placeholder):
-        """Check what the checkpoint's two files both say.
+        """Check that the checkpoint's two files agree.
 
         Args:
             processor: transformers' image processor on Pillow.
             config: the model's config, with ``vision_config``.
 
         Raises:
-            ValueError: they contradict each other, or ask for what is not supported.
+            ValueError: they contradict each other, or have an unsupported setting.
         """
         self.placeholder = placeholder
         self.image_size: int = config.vision_config.image_size
@@ -64,7 +64,7 @@ class ImageProcessor(ABC):
         self._settings = json.dumps(settings, sort_keys=True, default=str).encode()
 
     def _extra_settings(self, config: Any) -> dict[str, Any]:
-        """Return what besides the processor's settings changes the arrays."""
+        """Return the values, besides the processor's settings, that change the arrays."""
         return {}
 
     def digest(self, picture: Picture, *, alone: bool) -> bytes:
@@ -90,7 +90,7 @@ class ImageProcessor(ABC):
         """Return the encoder's arrays; for `alone` see `digest`."""
 
     def _run(self, picture: Picture, images: int = 1) -> Mapping[str, np.ndarray]:
-        """Return what transformers' processor makes of the picture, given `images` times in one prompt."""
+        """Return the result of transformers' processor for the picture, given `images` times in one prompt."""
         image = pillow().fromarray(picture.pixels)
         return self._processor([[image] * images], return_tensors="np")
 
@@ -212,7 +212,7 @@ def open_image_processor(folder: str | os.PathLike[str], config: Any, tokenizer:
 
 
 def placeholder_of(config: Any, tokenizer: Any) -> Placeholder:
-    """Return what a prompt writes for an image: for Gemma 3 the begin-of-image token, else the image token itself."""
+    """Return the text for an image in a prompt: for Gemma 3 the begin-of-image token, else the image token itself."""
     image = config.image_token_id
     image_text = tokenizer.convert_ids_to_tokens(image)
     if config.model_type != "gemma3":

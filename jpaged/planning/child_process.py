@@ -51,7 +51,7 @@ def _described(config: EngineConfig | SizedConfig) -> Described:
 
 
 def refuse_settings(asked: EngineConfig, names: Iterable[str], reason: str) -> None:
-    """Refuse settings that are not what they are by default.
+    """Refuse settings that differ from their defaults.
 
     Raises:
         ValueError: one of `names` is another; names it, its value and the reason.
@@ -84,7 +84,7 @@ class Question:
         """Put a question together.
 
         Args:
-            memory_bytes: the limit; None = what the table of devices says, of a CPU what is free now.
+            memory_bytes: the limit; None = the value in the table of devices; for a CPU, the free memory.
 
         Raises:
             ValueError: the model is unknown, or does not go with the settings or the device.
@@ -105,7 +105,7 @@ class Question:
 
         Raises:
             ValueError: the engine cannot be built so.
-            RuntimeError: the child failed; with the end of what it said.
+            RuntimeError: the child failed; has the end of its output.
         """
         family, gguf, checkpoint = self.described.family, self.described.gguf, self.described.checkpoint
         packages = ("jpaged", "pallas_kernels", "jpaged_models", family.__module__.partition(".")[0])

@@ -17,7 +17,7 @@ from jpaged.execution.device_memory import gpu_share
 
 @dataclass(frozen=True)
 class Cuda:
-    """Says what XLA's compiler asks about a GPU beyond its memory and bandwidth.
+    """Properties of a GPU that XLA's compiler needs besides its memory and bandwidth.
 
     Attributes:
         cores: streaming multiprocessors.
@@ -48,7 +48,7 @@ class Chip:
         bandwidth: bytes/s of its memory.
         flops: bf16 FLOP/s.
         link: bytes/s to other devices.
-        cuda: what else the compiler asks of NVIDIA devices; None for others.
+        cuda: further properties that the compiler needs of NVIDIA devices; None for others.
     """
 
     kind: Literal["tpu", "cuda", "cpu"]
@@ -71,7 +71,7 @@ class Chip:
 
 @dataclass(frozen=True)
 class Device:
-    """Describes what ``--device`` names: some chips joined.
+    """Describes a value of ``--device``: some chips joined.
 
     Attributes:
         count: JAX devices.

@@ -12,7 +12,7 @@ from jpaged.planning.devices import find_device
 from jpaged.planning.result import GroupPlan, Plan
 
 _REFUSED = ("speculative", "kv_budget", "data_parallel_size", "images", "compiled_programs")
-"""Settings that a plan does not know the cost of, which have to be what they are by default."""
+"""Settings whose cost a plan does not know; they must have their defaults."""
 
 
 def plan(
@@ -26,7 +26,7 @@ def plan(
     compiler_env: str | Path | None = None,
     **settings: Any,
 ) -> Plan:
-    """Return what `jpaged.LLM` would take of a device, and how fast it could be.
+    """Return the memory that `jpaged.LLM` would take of a device, and the speed that it could reach.
 
     >>> print(plan("llama-3.1-8b", "v5e-8"))                                 # doctest: +SKIP
 
@@ -34,9 +34,9 @@ def plan(
         model: hub id, folder, config.json, ``.gguf`` file, ``smollm2-135m``, or a published shape: a name in `SHAPES`.
         device: a name in `DEVICES`.
         context: most tokens of a sequence, as max_model_len.
-        concurrency: sequences at once, as max_num_seqs; by default what the engine would choose for the device.
-        max_num_batched_tokens: tokens of a step; by default what the engine would choose.
-        memory_bytes: bytes that programs may take of each device; by default the table's, on a CPU what is free now.
+        concurrency: sequences at once, as max_num_seqs; by default the engine's choice for the device.
+        max_num_batched_tokens: tokens of a step; by default the engine's choice.
+        memory_bytes: bytes that programs may take of each device; by default the table's, on a CPU the free memory.
         compiler_env: a virtual environment with the compiler, see `compiler_python`.
         settings: any other setting of `EngineConfig`, such as dtype or block_size, except speculative, kv_budget,
             data_parallel_size, images and compiled_programs, which are refused.

@@ -42,7 +42,7 @@ def compile_programs_for(
         model: as for `plan`.
         device: a name in `DEVICES` except "cpu", whose programs would be for this machine's processor.
         folder: made, or written anew if it holds such programs.
-        memory_bytes: bytes that programs may take of each device; None = what the table of devices says.
+        memory_bytes: bytes that programs may take of each device; None = the value in the table of devices.
         compiler_env: a virtual environment with the compiler, see `compiler_python`. Its versions are those that the
             device's engine has to have.
         settings: as for `jpaged.LLM`; the device's name says tensor_parallel_size.

@@ -21,7 +21,7 @@ class GroupPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Says what an engine would take of each device; ``str()`` is a table.
+    """Holds the memory that an engine would take of each device; ``str()`` is a table.
 
     Attributes:
         limit_bytes: bytes of a device that programs may take.

@@ -19,7 +19,7 @@ from jpaged.model_api import CausalLM, TakesImages
 
 @dataclass(frozen=True)
 class Work:
-    """Says what a step moves and computes, on each device.
+    """Holds the bytes that a step moves and the operations that it computes, on each device.
 
     Attributes:
         weight_bytes: bytes of weights that every step reads: all but the embedding and the experts.
@@ -62,7 +62,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Speed:
-    """Says what one device can do: bytes/s of memory, FLOP/s, bytes/s to its neighbours."""
+    """Holds the speeds of one device: bytes/s of memory, FLOP/s, bytes/s to its neighbours."""
 
     bandwidth: float
     flops: float

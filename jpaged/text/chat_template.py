@@ -89,7 +89,7 @@ class ChatOptions:
 
 
 def images_in(messages: Any) -> list[Any]:
-    """Return the images of a conversation, in order; nothing is checked but what has to be to find them.
+    """Return the images of a conversation, in order; checks only as much as is needed to find them.
 
     Raises:
         ValueError: a part that says that it is an image has none.

@@ -114,7 +114,7 @@ _MOST_HELD = 16
 
 
 class IncrementalDecoder:
-    """One sequence's text, piece by piece: all pieces together are what ``tokenizer.decode`` makes of its tokens.
+    """One sequence's text, piece by piece: all pieces together equal ``tokenizer.decode`` of its tokens.
 
     A token is decoded after those of the piece before it, so that a decoder knows that it does not begin the text. What
     later tokens could change is held back: an unfinished UTF-8 character, a run of SentencePiece's byte tokens

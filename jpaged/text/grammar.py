@@ -48,7 +48,7 @@ class Grammar:
         self._look_ahead()
 
     def restart(self, tokens: Sequence[int]) -> None:
-        """Follow `tokens` from the beginning, whatever was accepted before."""
+        """Follow `tokens` from the beginning, and forget tokens accepted before."""
         self._matcher.reset()
         self._matcher.consume_tokens(list(tokens))
         self._look_ahead()
@@ -96,7 +96,7 @@ class GrammarCompiler:
         return grammar
 
     def prepare(self) -> None:
-        """Make what all grammars share: the vocabulary as llguidance sees it.
+        """Make the part that all grammars share: the vocabulary in llguidance's form.
 
         It holds the interpreter for about a second where the vocabulary is large, so a server does it before it serves.
 
@@ -158,7 +158,7 @@ def _lark(grammar: str) -> str:
 
 
 STACK_BYTES = 64 << 20
-"""Stack of the thread that calls; only what is used of it takes memory."""
+"""Stack of the calling thread; only its used part takes memory."""
 _SIZE = threading.Lock()
 """Held while the size of all new threads' stacks is another one."""
 

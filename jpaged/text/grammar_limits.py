@@ -47,7 +47,7 @@ def check_limits(params: StructuredOutputsParams, lark: str | None) -> None:
     """Refuse a shape that the compiler cannot be given.
 
     Args:
-        lark: what is compiled for `params.grammar`.
+        lark: the compiled form of `params.grammar`.
 
     Raises:
         ValueError: references go too deep, there are too many values or intersections, or a multiple is too large; the
@@ -118,7 +118,7 @@ def _check_levels(name: str, levels: int) -> None:
 
 
 def _without_schemas(lark: str) -> tuple[str, list[Any]]:
-    """Return a grammar without the JSON that follows `%json`, and what was taken out."""
+    """Return a grammar without the JSON that follows `%json`, and the JSON that was removed."""
     kept, schemas, at = [], [], 0
     for mark in _JSON.finditer(lark):
         if mark.start() < at:
@@ -143,7 +143,7 @@ def _nesting(body: str) -> int:
 
 
 def _levels_of(schema: Any) -> tuple[dict[int, int], dict[int, list[int]]]:
-    """Return how many levels each part of a schema has that is referred to, and what each one refers to.
+    """Return the number of levels of each part of a schema that is referred to, and the parts to which it refers.
 
     Parts are named by their Python id; the schema itself is one, without those in it.
     """
@@ -162,7 +162,7 @@ def _levels_of(schema: Any) -> tuple[dict[int, int], dict[int, list[int]]]:
     references: dict[int, list[int]] = {}
     part_of: dict[int | None, int] = {}
     start: dict[int, int] = {}  # depth at which each part begins
-    for node, holder, depth in nodes:  # what holds an object comes before it
+    for node, holder, depth in nodes:  # an object's holder comes before it
         part = part_of[id(node)] = id(node) if id(node) in begins else part_of[holder]
         if part == id(node) and holder is not None:
             references.setdefault(part_of[holder], []).append(part)
@@ -173,12 +173,12 @@ def _levels_of(schema: Any) -> tuple[dict[int, int], dict[int, list[int]]]:
 
 
 def _aims(schema: Any, nodes: Iterable[tuple[Mapping[str, Any], int | None, int]]) -> list[tuple[int, Any]]:
-    """Return for each object that refers to something its id and what that is."""
+    """Return, for each object with a reference, its id and its target."""
     return [(id(node), _aim(schema, node["$ref"])) for node, _, _ in nodes if isinstance(node.get("$ref"), str)]
 
 
 def _aim(schema: Any, reference: str) -> Any:
-    """Return what a JSON pointer in the schema leads to; None for what it cannot tell, or where that is nothing."""
+    """Return the target of a JSON pointer in the schema; None if it has none, or if it cannot be resolved."""
     if reference != "#" and not reference.startswith("#/"):
         return None
     value = schema
@@ -195,7 +195,7 @@ def _nodes(schema: Any, *, values_too: bool = False) -> Iterable[tuple[Mapping[s
     """Yield the objects in a schema, each with the id of the one that holds it and how many hold that one.
 
     Args:
-        values_too: whether to look into what is a value by its keyword, such as an example.
+        values_too: whether to look into keywords that hold plain values, such as an example.
     """
     waiting: list[tuple[Any, int | None, int, bool]] = [(schema, None, 0, False)]
     while waiting:
@@ -240,7 +240,7 @@ def _visit(
     number: dict[Name, int],
     deepest: dict[Name, int],
 ) -> None:
-    """Do what Tarjan's algorithm does for strongly connected components, without recursion."""
+    """Find strongly connected components by Tarjan's algorithm, without recursion."""
     low: dict[Name, int] = {}
     open_names: list[Name] = []
     path = [(first, iter(references.get(first, ())))]

@@ -95,7 +95,7 @@ class ImageInputs:
 
     @property
     def placeholder_text(self) -> str:
-        """Return what a prompt of text writes for an image.
+        """Return the text that stands for an image in a prompt.
 
         Raises:
             ValueError: the model takes no images, or its files do not say how.

@@ -81,7 +81,7 @@ class InputProcessor:
         lora: LoRA | None = None,
         prefill_only: bool = False,
     ) -> Request:
-        """Make a request, checked in all that does not depend on what else runs.
+        """Make a request, with all checks that do not depend on other requests.
 
         Args:
             priority: see `Request`.
@@ -195,7 +195,8 @@ class InputProcessor:
         return self._ids.new_seq_id()
 
     def _resolved(self, params: SamplingParams) -> SamplingParams:
-        """Copy the parameters, which the caller may go on changing, with numbers for what -1 stands for."""
+        """Copy the parameters, as the caller may change them later, and replace each -1 by the number that it stands
+        for."""
         names = [name for name in ("logprobs", "prompt_logprobs") if getattr(params, name) == -1]
         whole: dict[str, Any] = dict.fromkeys(names, self.vocab_size)
         return replace(params, **whole) if whole else copy.copy(params)
@@ -211,7 +212,7 @@ class InputProcessor:
             most = max(1, self.max_model_len - (params.max_tokens or 1))
         return token_ids[-most:]
 
-    # ------------------------------------------------------------------ what a saved state has of it
+    # ------------------------------------------------------------------ saved requests
 
     def data(self) -> dict[str, Any]:
         """Return which ids were given and how far the seeds are drawn, as plain data."""
@@ -226,10 +227,10 @@ class InputProcessor:
         self._ids.renew(request)
 
     def look_again(self, request: Request) -> None:
-        """Give the sequences of a request that was saved what looks at their tokens, and show it these.
+        """Attach the token hooks of a saved request to its sequences, and show them the tokens so far.
 
         Raises:
-            ValueError: this model's tokenizer cannot be used for what the request asks, or its adapter is not here.
+            ValueError: this model's tokenizer cannot be used for the request's settings, or its adapter is missing.
         """
         for part in request.all_requests:
             if part.saved_adapter is not None:

@@ -35,7 +35,7 @@ class OutputProcessor:
         return builder.cumulative()
 
     def builder(self, request: Request, request_id: int | str | None = None) -> OutputBuilder:
-        """Return what makes a request's outputs while it runs; see `OutputBuilder`."""
+        """Return the builder of a request's outputs while it runs; see `OutputBuilder`."""
         return OutputBuilder(self, request, request_id)
 
     def decoded(self, token: int) -> str | None:
@@ -76,7 +76,7 @@ class OutputBuilder:
         self._times_of: Sequence[tuple[object, ...]] = []
 
     def add(self, progress: Progress) -> None:
-        """Take in what is new."""
+        """Add new tokens and text."""
         for new in progress.outputs:
             self._outputs[new.index].add(new)
         self._finished = progress.finished
@@ -86,7 +86,7 @@ class OutputBuilder:
         return self._output([output.cumulative() for output in self._outputs], self._scored_prompt())
 
     def delta(self) -> RequestOutput:
-        """Return what is new since the last `delta`: the outputs that have something new, with nothing else in them.
+        """Return the changes since the last `delta`: only outputs with new tokens or text, and only their new parts.
 
         `cumulative_logprob` is that of all tokens so far; prompt_logprobs come once.
         """

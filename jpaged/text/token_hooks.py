@@ -40,7 +40,7 @@ class TokenHooks:
         """Give the request's sequences their hooks.
 
         Raises:
-            ValueError: the tokenizer cannot be used for what the request asks.
+            ValueError: the tokenizer cannot be used for the request's settings.
         """
         params = request.params
         sequences = [seq for part in request.all_requests for seq in part.sequences]
@@ -76,7 +76,7 @@ class TokenHooks:
                     seq.stop_search.finish()
 
     def _rules(self, request: Request, structure: StructuredOutputsParams) -> Grammar | CombinedRules:
-        """Make the rules of the request's shape, less what its other parameters forbid."""
+        """Make the rules of the request's shape, without the tokens that its other parameters forbid."""
         grammar, params = self._grammars.compile(structure), request.params
         if not (params.min_tokens or params.ignore_eos or request.bad_words or request.allowed_mask is not None):
             return grammar
@@ -124,7 +124,7 @@ class Limits:
         self.endings = packed_bits(endings, vocab_size)
 
     def mask(self, tokens: Sequence[int]) -> Int[np.ndarray, " words"]:
-        """Return packed bits of what may come after `tokens`, which were generated."""
+        """Return packed bits of the tokens that may come after `tokens`, which were generated."""
         mask = self._early if len(tokens) < self._min_tokens else self._always
         lasts = [last for *before, last in self._phrases if tokens[-len(before) :] == before]
         if lasts:
@@ -140,7 +140,7 @@ class CombinedRules:
     Where they leave no token, the text has ended if the grammar's is complete there, and cannot go on if not.
 
     Attributes:
-        mask, complete, error: what `Grammar` has under these names, with the limits in it.
+        mask, complete, error: as in `Grammar`, with the limits applied.
 
     Raises:
         ValueError: the grammar and the limits leave no token for the first place.
@@ -171,7 +171,7 @@ class CombinedRules:
         self._combine()
 
     def restart(self, tokens: Sequence[int]) -> None:
-        """Follow `tokens` from the beginning, whatever was accepted before."""
+        """Follow `tokens` from the beginning, and forget tokens accepted before."""
         self._grammar.restart(tokens)
         self._tokens = list(tokens)
         self._combine()

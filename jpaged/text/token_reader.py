@@ -44,7 +44,7 @@ class Progress:
 
 
 class TokenReader:
-    """Tells what of a request its reader has not seen yet, at a cost that grows with that alone.
+    """Reads the tokens of a request that its reader has not seen yet, at a cost that grows with their number only.
 
     It looks at the request, not at steps, so nothing is lost while others drive the engine. Only the thread that
     drives the engine may call `read`.
@@ -66,7 +66,7 @@ class TokenReader:
         self.done = False
 
     def read(self) -> Progress | None:
-        """Return what is new, or None when nothing is."""
+        """Return the new tokens, or None if there are none."""
         parts = self._request.all_requests
         finished = all(part.status is Status.FINISHED for part in parts)
         if self.done or (self._whole and not finished):

@@ -59,7 +59,7 @@ class DeltaSizes:
         return 2 * self.key_dim + self.slots.share * self.value_dim
 
     def state_parts(self, build: BuildContext) -> tuple[StatePart, ...]:
-        """Return what a layer keeps of a sequence."""
+        """Return the parts of the state that a layer keeps of a sequence."""
         heads = StatePart(_DELTA, (self.slots.placed_heads, self.key_dim, self.value_dim))
         return conv_state(self.slots.number * self.conv_channels, self.conv_width, build), heads
 

@@ -1,4 +1,4 @@
-"""The mixer of Mamba (Gu & Dao, 2023), as Jamba has it: with norms of what depends on the token.
+"""The mixer of Mamba (Gu & Dao, 2023), in Jamba's form: with norms of the token-dependent parameters.
 
 Channels are split over the tensor shards. Two sums cross them: the projection to step size, B and C, a few hundred
 numbers a token that all channels share, and the projection out.
@@ -53,7 +53,7 @@ class Mamba1Sizes:
     eps: float
 
     def state_parts(self, build: BuildContext) -> tuple[StatePart, ...]:
-        """Return what a layer keeps of a sequence."""
+        """Return the parts of the state that a layer keeps of a sequence."""
         channels = padded(self.inner, build.tensor_parallel)
         return conv_state(channels, self.conv_width, build), StatePart(_SCAN, (channels, self.state))
 

@@ -61,7 +61,7 @@ class Mamba2Sizes:
         return self.slots.share * self.head_dim + 2 * self.state
 
     def state_parts(self, build: BuildContext) -> tuple[StatePart, ...]:
-        """Return what a layer keeps of a sequence."""
+        """Return the parts of the state that a layer keeps of a sequence."""
         heads = StatePart(_SCAN, (self.slots.placed_heads, self.head_dim, self.state))
         return conv_state(self.slots.number * self.conv_channels, self.conv_width, build), heads
 

@@ -37,7 +37,7 @@ class ShortConv(nnx.Module):
 
     @staticmethod
     def state_parts(embed: int, width: int, build: BuildContext) -> tuple[StatePart, ...]:
-        """Return what a layer keeps of a sequence."""
+        """Return the parts of the state that a layer keeps of a sequence."""
         return (conv_state(padded(embed, build.tensor_parallel), width, build),)
 
     def __call__(

@@ -80,7 +80,7 @@ class Slots:
         return Rows(first, width, tensor)
 
     def of_shared(self, width: int, start: int = 0, tensor: int = 0) -> Rows:
-        """Return the rows of what each slot shares, `width` a slot; see `of_heads`."""
+        """Return the rows that each slot shares, `width` per slot; see `of_heads`."""
         first = tuple((-1 if s < 0 else start + s * width,) for s in self.layout.kv_of_slot)
         return Rows(first, width, tensor)
 
@@ -95,7 +95,7 @@ class Slots:
         return Rows(first, width, tensor)
 
     def of_shared_by_shared(self, width: int, start: int, stride: int, tensor: int = 0) -> Rows:
-        """Return the rows of what each slot shares, where it lies as in `of_heads_by_shared`."""
+        """Return the rows that each slot shares, in the layout of `of_heads_by_shared`."""
         return Rows(tuple((-1 if s < 0 else s * stride + start,) for s in self.layout.kv_of_slot), width, tensor)
 
 

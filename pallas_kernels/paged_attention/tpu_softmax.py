@@ -67,8 +67,8 @@ class OnlineSoftmax:
             keys, values: span i as a list of tiles; called in order, all keys first.
             seen: bool [rows, keys of all spans]; None = all. Values that no row sees must be finite.
         """
-        # The loops over spans and tiles of lanes are unrolled: the compiler then overlaps the matrix unit's products of
-        # one span with the exponentials of another. All scores are live at once, [heads, rows, span] each.
+        # The loops over spans and tiles of lanes are unrolled, so that the compiler can overlap the products of one
+        # span with the exponentials of another. All scores are live at once, [heads, rows, span] each.
         scores = [self._scores(keys(i)) for i in range(spans)]
         if seen is not None:
             width = scores[0].shape[2]

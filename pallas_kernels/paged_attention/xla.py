@@ -115,7 +115,7 @@ def _decode(
             seen &= position >= first_key[seq, None]
         blocks = tables[seq[:, None], jnp.minimum(page, pages - 1)]
         k, v, seen = _gather(problem, blocks, seen)
-        # XLA:CPU is slow to multiply with the transpose of K, and fast to transpose it as it is gathered.
+        # XLA:CPU multiplies slowly with the transpose of K, but transposes K quickly during the gather.
         k = lax.optimization_barrier([tile.swapaxes(2, 3) for tile in k])
         mine = q[row[seq]]
         mask = seen[:, None, None]

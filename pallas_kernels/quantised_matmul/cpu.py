@@ -33,6 +33,7 @@ def quantised_matmul_grouped(
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     padded = jnp.pad(x, ((0, tile), (0, 0)))
 
+    # Turn `number` finds its expert by the cumulative numbers of tiles, and its rows by those of rows.
     def multiply(number: Array, out: Array) -> Array:
         expert = jnp.searchsorted(last_tile, number, side="right")
         end = last_row[expert]

@@ -114,6 +114,7 @@ def multiply_held(
     constants, arrays = _described(x, matrix)
     rows, outputs = len(x), constants["OUTPUTS"]
     steps = constants["INPUTS"] // constants["DEPTH"]
+    # Tiles of rows are powers of two, as Triton requires, and no larger than the rows need.
     tile = LEAST
     while tile < min(rows, _most_tile()):
         tile *= 2
@@ -121,6 +122,7 @@ def multiply_held(
     width = COLUMNS if tiles * outputs >= PROGRAMS * COLUMNS else FEW_COLUMNS
     columns = -(-outputs // width)
     wanted = min(MOST_PARTS, max(1, PROGRAMS // (tiles * columns)))
+    # The number of parts divides the turns of the loop, so that every part has whole turns.
     parts = math.gcd(steps // constants["TURN"], 1 << (wanted.bit_length() - 1))
     # Parts' sums are written and read as floats of four bytes; limit them to a sixteenth of the codes' bytes. The limit
     # counts rows in whole tiles, so that batches of many sizes share one compiled kernel.

@@ -48,6 +48,7 @@ def _by_groups(x: Float[Array, "rows inputs"], matrix: QuantisedMatrix, shards: 
     scales = matrix.scales.astype(jnp.float32)
     grouped = x.reshape(len(x), groups, -1)
     codes = matrix.codes.reshape(groups, -1, outputs)
+    # Few rows: one batched product over all groups. Many rows: a loop, so that only one group's product is live.
     if len(x) <= FEW_ROWS:
         parts = jnp.einsum("rgi,gio->gro", grouped, codes.astype(x.dtype), preferred_element_type=jnp.float32)
         product = jnp.sum(parts * scales[:, None], axis=0)
@@ -55,6 +56,7 @@ def _by_groups(x: Float[Array, "rows inputs"], matrix: QuantisedMatrix, shards: 
         product = _one_after_another(grouped, codes, scales, shards)
     if matrix.minimums is None:
         return product
+    # A group's sum(x * minimum) is its minimum times its sum of x: a small product over the groups.
     sums = grouped.astype(jnp.float32).sum(axis=2)
     return product + jnp.dot(sums, matrix.minimums.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
 
@@ -66,6 +68,7 @@ def _one_after_another(
     shards: int,
 ) -> Float[Array, "rows outputs"]:
     """Return the sum of the groups' scaled products; each turn of the loop takes one group of every shard."""
+    # Shards are a separate axis of x, codes and sums, so that XLA partitions the loop without communication.
     rows, groups, size = grouped.shape
     outputs = scales.shape[1]
     turns = groups // shards
@@ -85,6 +88,7 @@ def _as_integers(
     x: Float[Array, "rows inputs"], matrix: QuantisedMatrix, shards: int, out_dtype: jnp.dtype
 ) -> Float[Array, "rows outputs"]:
     """Multiply rows that are rounded to eight bits; each shard's part of a row has a separate scale."""
+    # The largest number of each row's part becomes 127; a part of zeros has step 0, and is divided by 1 instead.
     wide = x.astype(jnp.float32).reshape(len(x), shards, -1)
     steps = jnp.abs(wide).max(axis=2, keepdims=True) / 127
     rounded = jnp.rint(wide / jnp.where(steps == 0, 1, steps)).astype(jnp.int8)

@@ -41,15 +41,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _GRAMMAR_THREADS = 2
-"""Threads that make requests with structured_outputs, so that slow grammars leave all others to plain requests."""
+"""Number of threads for requests with structured_outputs; slow grammars then leave all others to plain requests."""
 
 
 class AsyncLLM:
-    """An `LLM` whose engine runs in a thread of its own, for any number of asyncio clients.
+    """An `LLM` whose engine runs in its own thread, for any number of asyncio clients.
 
-    Coroutines of any event loop may call it. It differs from `LLM` on purpose in two names: `resume` continues one
-    restored request for one client, as restored requests run by themselves here, and `is_sleeping` is a coroutine, as
-    in vLLM.
+    Coroutines of any event loop may call it. Two names differ from `LLM` on purpose: `resume` continues one restored
+    request for one client, as restored requests run by themselves here, and `is_sleeping` is a coroutine, as in vLLM.
 
     >>> async with AsyncLLM("smollm2-135m") as engine:                       # doctest: +SKIP
     ...     async for output in engine.generate("Once", SamplingParams(), "request-1"):
@@ -57,8 +56,8 @@ class AsyncLLM:
 
     Args:
         model, settings: as of `LLM`.
-        max_waiting_requests: most requests that wait for admission; beyond, `generate` raises EngineBusy. Requests are
-            admitted between steps: of those that come at one moment, all wait.
+        max_waiting_requests: most requests that wait for admission; beyond that, `generate` raises EngineBusy. Requests
+            are admitted between steps, so all requests that come at one moment wait.
     """
 
     _owns = False
@@ -70,7 +69,7 @@ class AsyncLLM:
 
     @classmethod
     def from_llm(cls, llm: LLM, *, max_waiting_requests: int = 256) -> AsyncLLM:
-        """Run the engine of an LLM, say one that is warmed up; until `shutdown` the LLM itself refuses to be used.
+        """Run the engine of an LLM, such as a warmed-up one; until `shutdown` the LLM itself cannot be used.
 
         Raises:
             RuntimeError: the LLM is running requests, or another AsyncLLM has its engine.
@@ -108,16 +107,16 @@ class AsyncLLM:
         tokenization_kwargs: Mapping[str, Any] | None = None,
         priority: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Generate for one prompt; yields an output whenever there is more, the last one with `finished`.
+        """Generate for one prompt and yield an output whenever there are new tokens; the last one is `finished`.
 
-        What an output holds, everything so far or what is new, is `sampling_params.output_kind`. A reader slower than
-        the engine gets several tokens at once. Closing the iterator, or cancelling the task that waits for it, frees
-        the request's memory before the next step.
+        `sampling_params.output_kind` says whether an output holds everything so far or only the new part. A reader
+        slower than the engine gets several tokens at once. Closing the iterator, or cancelling the task that waits for
+        it, frees the request's memory before the next step.
 
-        The prompt is tokenised, and a grammar compiled, in a thread beside the event loop.
+        The prompt is tokenised, and a grammar compiled, outside of the event loop's thread.
 
         Args:
-            request_id: the caller's name for it, free again when it ended.
+            request_id: the caller's name for the request; it is free again when the request has ended.
             lora_request, tokenization_kwargs, priority: as in `LLM.generate`.
 
         Raises:
@@ -182,14 +181,14 @@ class AsyncLLM:
     async def resume(
         self, request_id: str, output_kind: RequestOutputKind | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Go on with a request that came with a saved state, as `generate` would have.
+        """Continue a request that came with a saved state, as `generate` would have.
 
-        The first output holds everything that was generated so far. Whoever resumes it is its client: closing the
-        iterator ends it.
+        The first output holds everything that was generated so far. The caller becomes the request's client: closing
+        the iterator ends the request.
 
         Args:
             request_id: one of `restored_requests`.
-            output_kind: None = what its sampling_params said. A beam search has one output, at its end.
+            output_kind: None = that of its sampling_params. A beam search has one output, at its end.
 
         Raises:
             ValueError: there is no such request, or a client has it already.
@@ -240,27 +239,27 @@ class AsyncLLM:
         return self.input_processor.vocab_size
 
     async def get_tokenizer(self) -> Any:
-        """Give what `LLM.get_tokenizer` gives."""
+        """Return the same as `LLM.get_tokenizer`."""
         return self.control.tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Give what `LLM.get_default_sampling_params` gives."""
+        """Return the same as `LLM.get_default_sampling_params`."""
         return self.control.default_sampling_params()
 
     def chat_prompt(self, messages: Messages, **options: Unpack[ChatArguments]) -> dict[str, Any]:
-        """Give what `LLM.chat_prompt` gives."""
+        """Return the same as `LLM.chat_prompt`."""
         return self._llm.chat_prompt(messages, **options)
 
     def trainable(self) -> TrainableModel:
-        """Give what `LLM.trainable` gives."""
+        """Return the same as `LLM.trainable`."""
         return self.control.trainable()
 
     async def update_params(
         self, new: Any, *, cast: bool = False, copy: bool = False, running: Running = "recompute"
     ) -> None:
-        """Replace the weights between two steps, as `LLM.update_params` does; clients go on as `running` says.
+        """Replace the weights between two steps, as `LLM.update_params` does; `running` says how clients go on.
 
-        What takes long is done beside the engine's thread, which pauses to swap the weights only.
+        The slow work is done in another thread; the engine's thread pauses only to swap the weights.
 
         Args and raises: see `LLM.update_params`.
         """
@@ -270,8 +269,9 @@ class AsyncLLM:
     # ------------------------------------------------------------------ device memory
 
     async def release_memory(self, weights: Released = False) -> None:
-        """Give the pool's memory back, and the weights' if asked, as `LLM.release_memory` does. Clients wait: their
-        requests go on once it is restored, and new ones are queued.
+        """Release the pool's memory, and the weights' on request, as `LLM.release_memory` does.
+
+        Clients wait: their requests go on once the memory is restored, and new requests are queued.
 
         Args and raises: see `LLM.release_memory`.
         """
@@ -282,7 +282,7 @@ class AsyncLLM:
         await self._run(await asyncio.to_thread(self.control.prepare_restore, params))
 
     async def is_sleeping(self) -> bool:
-        """Tell whether memory is given back."""
+        """Tell whether the devices' memory was released."""
         return self.control.is_released
 
     async def sleep(self, level: int = 1) -> None:
@@ -296,7 +296,7 @@ class AsyncLLM:
     # ------------------------------------------------------------------ pinned prefixes
 
     async def pin_prefix(self, prompt: Prompt, cache_salt: str | None = None) -> PinnedPrefix:
-        """Do what `LLM.pin_prefix` does, best before clients come: while requests run it is refused.
+        """Do what `LLM.pin_prefix` does, best before clients come: while requests run it raises.
 
         Args and raises: see `LLM.pin_prefix`.
         """
@@ -309,17 +309,21 @@ class AsyncLLM:
     # ------------------------------------------------------------------ saved states
 
     async def save_state(self, folder: str | Path) -> SavedState:
-        """Write the engine's state as it is between two steps, as `LLM.save_state` does. The engine pauses while the
-        state is copied, and goes on while it is written."""
+        """Write the engine's state between two steps, as `LLM.save_state` does.
+
+        The engine pauses while the state is copied, and goes on while it is written.
+        """
         return await asyncio.to_thread(self.control.save_state, folder)
 
     def save_every(self, folder: str | Path, seconds: float) -> None:
-        """Save the state again and again, so many seconds after the last time and where something has happened since,
-        until `shutdown`. `last_save` and a line in the log "jpaged.engine" tell how long the engine paused.
+        """Save the state periodically until `shutdown`.
+
+        Each save begins `seconds` after the end of the last one, if something has happened since. `last_save` and a
+        line in the log "jpaged.engine" say how long the engine paused.
 
         Raises:
             ValueError: `seconds` is not positive.
-            RuntimeError: it is being done already.
+            RuntimeError: `save_every` was called before.
         """
         seconds = number("seconds", seconds, low=0.0, open_low=True)
         if self._saver is not None:
@@ -333,20 +337,20 @@ class AsyncLLM:
         )
 
     async def stop_saving(self) -> None:
-        """End what `save_every` began, once the save that is being written is there; no error where nothing began."""
+        """End the saves of `save_every`, after the one being written; without `save_every` it does nothing."""
         if self._saver is not None:
             await asyncio.to_thread(self._saver.stop)
 
     @property
     def last_save(self) -> SavedState | None:
-        """Return what the last of `save_every`'s saves took; None before the first."""
+        """Return the last save of `save_every`; None before the first."""
         return None if self._saver is None else self._saver.last
 
     async def load_state(self, folder: str | Path) -> list[str]:
-        """Go on from a saved state, as `LLM.load_state` does, and return the names of the requests that came with it.
+        """Load a saved state, as `LLM.load_state` does, and return the names of its requests.
 
-        They run at once, whether a client takes them up by `resume` or not; what they generate is kept until one does,
-        or until `abort`.
+        The requests run at once, whether or not a client takes them up by `resume`; their output is kept until a client
+        does, or until `abort`.
 
         Args and raises: see `LLM.load_state`.
         """
@@ -362,22 +366,22 @@ class AsyncLLM:
     # ------------------------------------------------------------------ reports and health
 
     def stats(self) -> EngineStats:
-        """Give what `LLM.stats` gives; never waits for the engine."""
+        """Return the same as `LLM.stats`; it never waits for the engine."""
         return self.control.stats()
 
     def get_metrics(self) -> list[Metric]:
-        """Give what `LLM.get_metrics` gives."""
+        """Return the same as `LLM.get_metrics`."""
         return self.control.metrics()
 
     async def memory_report(self, *, peak: bool = False, replica: int = 0) -> MemoryReport:
-        """Return who holds the pool's blocks, between two steps.
+        """Report the holders of the pool's blocks, between two steps.
 
         Args and raises: see `LLM.memory_report`.
         """
         return await self._run(self.control.prepare_report(peak=peak, replica=replica))
 
     async def memory_map(self, *, replica: int = 0) -> MemoryMap:
-        """Return what lies in every large page and block of the pool, between two steps; requests have their names.
+        """Map every large page and block of the pool, between two steps; requests have their clients' names.
 
         Args and raises: see `LLM.memory_map`.
         """
@@ -385,14 +389,14 @@ class AsyncLLM:
         return found.named(self._thread.request_names())
 
     async def check_health(self, timeout: float | None = None) -> None:
-        """Do nothing while the engine's thread runs and, with a timeout, comes between two steps within it.
+        """Raise unless the engine's thread runs and, with a timeout, ends its current step in time.
 
         Args:
-            timeout: seconds to wait for the end of the step that runs; None = none is awaited.
+            timeout: seconds to wait for the end of the current step; None = do not wait for a step.
 
         Raises:
             EngineStopped: `shutdown` was called, or the engine failed; its cause is the exception that ended it.
-            TimeoutError: the step that runs has not ended in time.
+            TimeoutError: the current step has not ended in time.
         """
         self._thread.check()
         if timeout is not None:
@@ -400,7 +404,7 @@ class AsyncLLM:
             await asyncio.wait_for(asyncio.wrap_future(self._thread.next_pause()), limit)
 
     async def ended(self) -> None:
-        """Wait until the engine's thread has ended, as `shutdown` makes it.
+        """Wait until the engine's thread has ended, by `shutdown` or by a failure.
 
         Raises:
             EngineStopped: it ended because the engine failed; its cause is the exception that ended it.
@@ -408,14 +412,13 @@ class AsyncLLM:
         await asyncio.shield(asyncio.wrap_future(self._thread.ended))
 
     async def _run(self, commit: Commit[T]) -> T:
-        """Have the engine's thread call a commit between two steps; its exceptions are raised here alone."""
+        """Run a commit in the engine's thread between two steps; its exceptions are raised only here."""
         return await asyncio.wrap_future(self._thread.ask(commit))
 
     async def shutdown(self) -> None:
-        """Abort all requests and end the engine's thread; running iterators raise EngineStopped. Calling it
-        twice is harmless.
+        """Abort all requests and end the engine's thread; running iterators raise EngineStopped.
 
-        To continue the requests later, call `save_state` first.
+        Calling it twice is harmless. To continue the requests later, call `save_state` first.
 
         The devices' memory is free when this returns, unless the engine is that of an LLM (`from_llm`).
         """
@@ -439,7 +442,7 @@ class AsyncLLM:
 
 
 def _leave(thread: EngineThread, lender: LLM, engine: Engine) -> None:
-    """End the thread of one that was dropped without `shutdown`, and give its engine back; waits for nothing."""
+    """End the thread of an AsyncLLM dropped without `shutdown` and give its engine back, without waiting."""
     thread.ended.add_done_callback(lambda end: None if end.exception() else lender.take_back(engine))
     thread.leave()
 

@@ -1,4 +1,4 @@
-"""The forms of a prompt, under vLLM's names."""
+"""Types of prompts, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class TextPrompt(TypedDict):
     Attributes:
         prompt: the text.
         cache_salt: the prompt shares cached KV only with those of the same salt.
-        multi_modal_data: ``{"image": one image or a list}`` for models that see: PIL images, URLs or paths. The text
-            has the model's placeholder for each.
+        multi_modal_data: ``{"image": one image or a list}`` for models that take images: PIL images, URLs or paths. The
+            text has the model's placeholder for each.
     """
 
     prompt: str
@@ -37,4 +37,4 @@ class TokensPrompt(TypedDict):
 
 
 PromptType = str | TextPrompt | TokensPrompt | Mapping[str, Any] | Sequence[int]
-"""What `LLM.generate` takes for a prompt."""
+"""The forms of a prompt that `LLM.generate` accepts."""

@@ -51,25 +51,26 @@ class LLM:
     >>> llm.generate(["The capital of France is"])[0].outputs[0].text        # doctest: +SKIP
 
     Over several hosts the same script runs on each: ``jax.distributed.initialize()``, then ``LLM(...)``, which returns
-    on process 0 only. The other processes serve it from there and exit when it does; they never get to what follows.
+    on process 0 only. The other processes follow process 0 inside that call and exit with it; they never reach the code
+    after the call.
 
-    Threads take turns: a call waits until those of other threads have returned, and each delta of a stream is a turn of
-    its own. (`AsyncLLM` serves many callers at once.) A process that is forked off later cannot use it.
+    Threads take turns: a call waits until the calls of other threads have returned, and each delta of a stream is its
+    own turn. (`AsyncLLM` serves many callers at once.) A process that is forked later cannot use the LLM.
 
-    Ctrl-C, or any other exception, ends the call it comes in; what that call asked for is dropped, and streams that
+    Ctrl-C, or any other exception, ends the call that it interrupts. That call's requests are dropped; streams that
     share the engine go on.
 
     Args:
         model: alias (``smollm2-135m``), hub id, Hugging Face folder, ``.gguf`` file or saved checkpoint.
-        settings: see `EngineConfig`; names of vLLM's settings are taken where they mean the same.
+        settings: see `EngineConfig`; vLLM's names are accepted where they mean the same.
 
     The devices' memory is free again when the LLM is deleted or closed, or at the end of a ``with LLM(...) as llm:``.
 
     Raises:
-        ProcessLost: a process of several is gone. Generating raises it too. The process then ends by itself within
-            seconds, as the devices may wait for the lost one for ever.
+        ProcessLost: one of several processes was lost. Generating raises it too. This process then exits by itself
+            within seconds, as its devices might wait for the lost process forever.
         ValueError: a setting is out of its range, or the model or its pool does not fit; the message names the
-            value and the limit. Or it is one of vLLM's settings that is not one here; the message says what is.
+            value and the limit. Or the setting is one of vLLM's that jpaged lacks; the message names the alternative.
         TypeError: a setting is unknown.
     """
 
@@ -99,11 +100,13 @@ class LLM:
     def compile_programs(
         model: str | Path, folder: str | Path, *, use_tqdm: bool = True, **settings: Any
     ) -> tuple[int, int]:
-        """Compile all programs of an engine into a folder; ``LLM(model, compiled_programs=folder)`` with the same
-        settings, versions and kind of machine then neither traces nor compiles them.
+        """Compile all programs of an engine into a folder.
+
+        ``LLM(model, compiled_programs=folder)`` with the same settings, versions and kind of machine then neither
+        traces nor compiles them.
 
         Args:
-            folder: made, or written anew if it holds such programs.
+            folder: created if missing, and written anew if it holds such programs.
             settings: as for `LLM`.
 
         Returns:
@@ -120,14 +123,14 @@ class LLM:
 
     @classmethod
     def restore_state(cls, folder: str | Path, **settings: Any) -> Self:
-        """Load the model whose engine's state a folder holds, with that engine's settings, and go on from the state.
+        """Make an LLM with the model, the settings and the state of the engine that was saved in a folder.
 
-        `resume` runs the requests that came with it to their ends; an `AsyncLLM.from_llm` takes them over. Where a
-        server has settings of its own, or is to start without a state that is refused, use `load_state`.
+        `resume` then runs the state's requests to their ends; `AsyncLLM.from_llm` takes them over. A server that has
+        its own settings, or that must start even if the state is refused, uses `load_state` instead.
 
         Args:
-            folder: what `save_state` was given.
-            settings: settings that are to be others, ``model`` among them; see `load_state` for what follows from that.
+            folder: the folder given to `save_state`.
+            settings: settings to change, ``model`` included; `load_state` describes the consequences.
 
         Raises:
             StateRefused: there is no state, or it is damaged or of another model or format.
@@ -161,27 +164,27 @@ class LLM:
         tokenization_kwargs: Mapping[str, Any] | None = None,
         on_error: OnError = "raise",
     ) -> list[RequestOutput]:
-        """Generate for a batch of prompts; outputs come in the order of the prompts.
+        """Generate for a batch of prompts and return the outputs in the order of the prompts.
 
         Args:
             prompts: one or several of: text, ``{"prompt": text}``, ``{"prompt_token_ids": ids}``. A mapping may
-                hold ``"cache_salt"``: prompts share cached KV only with those of the same salt. Of one with text and
+                hold ``"cache_salt"``: prompts share cached KV only with those of the same salt. If it has text and
                 ids, the ids are used and the text is only echoed in the output. It may hold ``"multi_modal_data":
-                {"image": ...}`` with one image or several, for each of which the prompt has the model's placeholder:
-                PIL images and ``data:`` URLs, and what the setting `images` allows.
+                {"image": ...}`` with one image or several, for each of which the prompt has the model's placeholder.
+                An image is a PIL image, a ``data:`` URL, or a source that the setting `images` allows.
             sampling_params: one for all, or one each; None = `get_default_sampling_params()`.
             use_tqdm: show a progress bar.
-            lora_request: the low-rank adapter to run with, one for all or one each, None for the model as it is: a
+            lora_request: the low-rank adapter, one for all or one each; None = the model without an adapter. It is a
                 `LoRARequest`, or the name of an adapter of the setting lora_modules. Needs enable_lora=True.
             priority: one for all, or one each; lower is served first. Needs ``scheduling_policy="priority"``.
-            tokenization_kwargs: ``{"add_special_tokens": False}`` leaves out what the tokenizer adds to a text;
-                ``{"truncation": True, "max_length": n}`` uses the last n tokens of each prompt.
+            tokenization_kwargs: ``{"add_special_tokens": False}`` leaves out the tokens that the tokenizer adds to a
+                text; ``{"truncation": True, "max_length": n}`` uses the last n tokens of each prompt.
             on_error: "raise" refuses the whole batch for one bad prompt before anything runs; "return" runs the
-                others and gives the bad one a RequestOutput with `error`.
+                others and returns a RequestOutput with `error` for the bad one.
 
         Raises:
             ValueError: a prompt is empty, too long for max_model_len, or could never fit the pool; or a priority
-                is given where requests are served in order of arrival.
+                is given although requests are served in order of arrival.
         """
         batch = several(prompts)
         params = one_each(self._defaults(sampling_params), len(batch), SamplingParams)
@@ -210,7 +213,7 @@ class LLM:
             params: one for all, or one each.
 
         Returns:
-            One a prompt, with `beam_width` outputs, the one of the best `score` first; and as vLLM's `sequences`.
+            One for each prompt, with `beam_width` outputs, the best `score` first; `sequences` has them in vLLM's form.
 
         Raises:
             ValueError: as `generate`, or beam_width is above max_num_seqs or too large for the vocabulary.
@@ -228,15 +231,15 @@ class LLM:
         lora_request: LoRA | Sequence[LoRA | None] | None = None,
         priority: int | Sequence[int] | None = None,
     ) -> Generator[StreamDelta, None, None]:
-        """Generate for one or several prompts and yield what is new as it comes.
+        """Generate for one or several prompts and yield new text and tokens as they come.
 
-        Closing the generator, or leaving its loop and dropping it, aborts what still runs and frees its memory at
-        once. Other calls of `generate` and `stream` may come between; they share the batch.
+        Closing the generator, or leaving its loop and dropping it, aborts the requests that still run and frees their
+        memory at once. Other calls of `generate` and `stream` may come in between; they share the batch.
 
         Args: as `generate`.
 
         Raises:
-            ValueError: as `generate`, or prompt_logprobs are asked for; a prompt that could never fit the pool is
+            ValueError: as `generate`, or prompt_logprobs are requested; a prompt that could never fit the pool is
                 refused at the first delta.
         """
         batch = several(prompts)
@@ -269,10 +272,10 @@ class LLM:
                 Parts may be images too: ``{"type": "image_url", "image_url": {"url": ...}}``, or of type "image_pil" or
                 "image" with a PIL image under that name.
             sampling_params, use_tqdm, lora_request, tokenization_kwargs, on_error: as `generate`; a conversation
-                counts as a prompt, to which the tokenizer adds nothing unless told to.
+                counts as a prompt, to which the tokenizer adds nothing by default.
             chat_template, chat_template_content_format, add_generation_prompt, continue_final_message: see
                 `jpaged.text.chat_template.ChatOptions`.
-            tools, chat_template_kwargs: see there too.
+            tools, chat_template_kwargs: see `ChatOptions` too.
 
         Raises:
             ValueError: there is no chat template, messages or tools do not fit it, both add_generation_prompt and
@@ -293,10 +296,10 @@ class LLM:
         return self._run(Batch(batch, params, tokenization=tokenization, loras=loras), use_tqdm, on_error)
 
     def chat_prompt(self, messages: Messages, **options: Unpack[ChatArguments]) -> dict[str, Any]:
-        """The prompt a conversation becomes through the chat template, for `generate` and `stream`.
+        """Turn a conversation into a prompt for `generate` and `stream`, by the chat template.
 
         Args:
-            options: those of `chat` that say how, from chat_template to chat_template_kwargs.
+            options: the arguments of `chat` from chat_template to chat_template_kwargs.
 
         Raises:
             ValueError: there is no chat template, or the messages do not fit it, or as `chat`.
@@ -304,7 +307,7 @@ class LLM:
         return chat_prompt(Conversation(messages, ChatOptions(**options)), self.tokenizer, self.input_processor.images)
 
     def _kept(self, deltas: Generator[StreamDelta, None, None]) -> Generator[StreamDelta, None, None]:
-        """Give a stream's deltas; while it lives, so does this LLM, however soon its user forgets it."""
+        """Yield a stream's deltas. The generator keeps this LLM alive, even if the caller drops the LLM."""
         yield from deltas
 
     def _defaults(
@@ -327,7 +330,7 @@ class LLM:
         *,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
-        """Return a vector for each prompt, made of the hidden states after the model's final norm.
+        """Return a vector for each prompt, pooled from the hidden states after the model's final norm.
 
         Args:
             prompts, use_tqdm, lora_request, tokenization_kwargs: as `LLM.generate`.
@@ -335,7 +338,7 @@ class LLM:
 
         Raises:
             ValueError: a prompt is empty, too long or could never fit the pool; `dimensions` is above the model's; the
-                model's folder asks for a pooling or a module that is not known here; or there are replicas.
+                model's folder asks for an unknown pooling or module; or there are several replicas.
         """
         options = RunOptions(use_tqdm, tokenization_kwargs, lora_request)
         return self._pooler.embed(prompts, pooling_params, options)
@@ -348,7 +351,7 @@ class LLM:
         *,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PoolingRequestOutput[ClassificationOutput]]:
-        """Return the probabilities of a model's classes for each prompt, which it reads off the last token.
+        """Return the probabilities of a model's classes for each prompt, computed from its last token.
 
         Args:
             prompts, use_tqdm, lora_request, tokenization_kwargs: as `LLM.generate`.
@@ -369,18 +372,20 @@ class LLM:
         *,
         tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[PoolingRequestOutput[ScoringOutput]]:
-        """Return how likely each prompt is or, of two, how alike they are.
+        """Return the log-probability of each prompt, or the similarity of pairs of prompts.
 
         Args:
-            data_1: prompts. Alone, a prompt's score is the log-probability of all its tokens after the first.
-            data_2: prompts to compare with those of `data_1`, as many, or any number for one; the score is the cosine
-                of their vectors, as `embed` gives them. A model with a head for one class (a cross-encoder) reads both
-                texts as one prompt, joined as its tokenizer joins them, and the score is that class's probability.
+            data_1: prompts. Without `data_2`, a prompt's score is the log-probability of all its tokens after the
+                first.
+            data_2: prompts to compare with those of `data_1`: equally many, or any number if `data_1` is one prompt.
+                The score is the cosine of their vectors, as `embed` returns them. A model with a head for one class (a
+                cross-encoder) reads both texts as one prompt, joined as its tokenizer joins them, and the score is that
+                class's probability.
             use_tqdm, lora_request, tokenization_kwargs: as `LLM.generate`.
 
         Raises:
-            ValueError: the numbers of prompts differ; the model has no vocabulary's head, which a prompt alone needs;
-                it has several classes, or one and a prompt of a pair is no text; or as `embed`.
+            ValueError: the numbers of prompts differ; `data_2` is None and the model has no head for its vocabulary; it
+                has several classes, or it has one and a prompt of a pair is not a text; or as `embed`.
         """
         options = RunOptions(use_tqdm, tokenization_kwargs, lora_request)
         return self._pooler.score(data_1, data_2, options)
@@ -388,7 +393,7 @@ class LLM:
     # ------------------------------------------------------------------ the model and its weights
 
     def get_tokenizer(self) -> Any:
-        """Return the tokenizer, which is transformers'.
+        """Return the tokenizer, a transformers object.
 
         Raises:
             ValueError: the model has none.
@@ -396,8 +401,7 @@ class LLM:
         return self.control.tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return what requests without SamplingParams get: what generation_config.json advises, and else vLLM's
-        defaults."""
+        """Return the parameters of requests without SamplingParams: generation_config.json's, else vLLM's defaults."""
         return self.control.default_sampling_params()
 
     @property
@@ -416,10 +420,9 @@ class LLM:
         return self.control.held_weights.dtype
 
     def warmup(self, *, use_tqdm: bool = True) -> int:
-        """Compile every shape the engine can meet and return how many there are. Later compilations count as
-        recompiles.
+        """Compile every shape that the engine can need and return their number.
 
-        With ``enforce_eager=True`` nothing is compiled ahead.
+        Later compilations count as recompiles. With ``enforce_eager=True`` nothing is compiled ahead.
         """
         return self.control.run(self.control.prepare_warmup(use_tqdm=use_tqdm))
 
@@ -432,13 +435,13 @@ class LLM:
     def params(self) -> Any:
         """Return the weights: a pytree of sharded arrays.
 
-        A CPU that computes in float32 holds the matrices of a checkpoint in bfloat16 as they are, and others in panels
-        of columns. Asking for the weights makes float32 arrays of them, which the engine then holds too, and its
-        programs are compiled again.
+        A CPU that computes in float32 holds the matrices of a bfloat16 checkpoint in bfloat16, and others in panels of
+        columns. Reading `params` turns them into float32 arrays, which the engine then holds too, and its programs are
+        compiled again.
 
         Raises:
-            RuntimeError: `release_memory` let go of them or moved them to the host; or a signal's handler asks in the
-                middle of a step for weights that are not held as arrays.
+            RuntimeError: `release_memory` dropped the weights or moved them to the host; or a signal's handler reads
+                them in the middle of a step while they are not held as arrays.
         """
         return self.control.run(self.control.prepare_params())
 
@@ -452,33 +455,33 @@ class LLM:
         """Replace the weights in place, as an RL loop does after each optimiser step.
 
         Cached KV belongs to the old weights, so the prefix cache is empty afterwards, and pinned prefixes are computed
-        again with the next request. The log-probabilities of tokens that were generated stay those of the weights that
-        drew them.
+        again with the next request. The log-probabilities of generated tokens stay those of the weights that drew them.
 
-        A CPU that computes in float32, and holds matrices as `params` says, holds arrays from the first update on, and
-        its programs are compiled again, unless a state dict brings them, in bfloat16 where they are held so. With
-        ``deterministic=True`` only those in bfloat16 become others.
+        A CPU that computes in float32 holds matrices in the forms that `params` describes. The first update replaces
+        them by arrays, and its programs are compiled again. A state dict avoids that, if its tensors are in bfloat16
+        where the engine's are. With ``deterministic=True`` only matrices in bfloat16 are replaced by arrays.
 
         Args:
-            new: a pytree with the structure, shapes and dtypes of `params`, which is placed on the engine's devices as
-                they are, from device to device where the arrays lie on others. NNX's forms of it are taken too: a
-                module, an `nnx.State`, what `nnx.split` gives, plain dictionaries. Or a state dict: all tensors of the
-                model by the names of its Hugging Face checkpoint, in arrays of NumPy, JAX, PyTorch or any library that
-                NumPy understands. The devices hold the old weights too until it is read.
+            new: a pytree with the structure, shapes and dtypes of `params`. It is placed like them on the engine's
+                devices, and copied from device to device if its arrays are on others. NNX's forms are accepted too: a
+                module, an `nnx.State`, the result of `nnx.split`, plain dictionaries. Or a state dict: all tensors of
+                the model by the names of its Hugging Face checkpoint, in arrays of NumPy, JAX, PyTorch or any library
+                that NumPy understands. The devices hold the old weights too until it is read.
             cast: whether other floating dtypes are changed to the engine's, and a state dict is quantised as the
                 engine's weights are.
-            copy: whether the engine gets arrays of its own. Else it holds those that lie where its own do: a trainer
-                that donates its weights to the next step would take the engine's away.
-            running: what becomes of requests that have begun and not ended. "recompute": the KV of their tokens so far
-                is computed again with the new weights, and so is what they asked of their prompts; beam searches begin
-                again. "finish": they keep their KV, which nobody else finds, and read it with the new weights; one that
-                is preempted by recomputation computes it anew. "abort": they end with finish_reason "abort". Those
-                that wait for admission are computed with the new weights, but "abort" ends them too.
+            copy: whether the engine gets its own arrays. Otherwise it shares arrays that are already in place on its
+                devices: a trainer that donates its weights to the next step would then delete the engine's.
+            running: treatment of requests that have begun and not ended. "recompute": the KV of their tokens so far is
+                computed again with the new weights, and so are the log-probabilities or vectors of their prompts; beam
+                searches begin again. "finish": they keep their KV, which no other request can find, and go on with the
+                new weights; a request that is preempted by recomputation computes its KV anew. "abort": they end with
+                finish_reason "abort". Requests that wait for admission are computed with the new weights, but "abort"
+                ends them too.
 
         Raises:
-            ValueError: `new` is none of these; a leaf or tensor differs, the first of which is named; or
+            ValueError: `new` is none of these; a leaf or tensor differs (the message names the first); or
                 running="finish" while a request holds images. The old weights stay.
-            RuntimeError: the weights lie on several hosts, of which only this one has the new; or a signal's handler
+            RuntimeError: the weights are on several hosts, and only this one has the new ones; or a signal's handler
                 calls it in the middle of a step.
         """
         self.control.run(self.control.prepare_update(new, cast=cast, copy=copy, running=running))
@@ -486,38 +489,38 @@ class LLM:
     # ------------------------------------------------------------------ device memory
 
     def release_memory(self, weights: Released = False) -> None:
-        """Give the pool's memory back, and the weights' if asked, until `restore_memory` or `resume`.
+        """Release the pool's memory, and the weights' on request, until `restore_memory` or `resume`.
 
-        The prefix cache is empty afterwards and pinned prefixes are computed again. Requests that have begun, as those
-        of open streams, wait with their tokens; they are computed again and go on with the same tokens. Until then
-        whatever needs a step raises RuntimeError; a stream that is asked for its next delta meanwhile ends by that, and
-        its requests with it.
+        The prefix cache is empty afterwards and pinned prefixes are computed again. Requests that have begun, such as
+        those of open streams, wait with their tokens; after the restore they are computed again and go on with the same
+        tokens. Until then every call that needs a step raises RuntimeError. Reading from a stream meanwhile ends the
+        stream and aborts its requests.
 
         Args:
-            weights: False: they stay. "host": they move to host memory. True: they are let go of, and others have to be
-                given. Arrays that the caller holds too, from `params` or given to `update_params`, live on.
+            weights: False keeps them. "host" moves them to host memory. True drops them, and new ones have to be given.
+                Arrays that the caller holds too, from `params` or given to `update_params`, live on.
 
         Raises:
             ValueError: `weights` is something else.
-            RuntimeError: a signal's handler calls it in the middle of a step; or weights are to be released that lie on
-                several hosts.
+            RuntimeError: a signal's handler calls it in the middle of a step; or the weights to release are on several
+                hosts.
         """
         self.control.run(self.control.prepare_release(weights))
 
     def restore_memory(self, params: Any = None) -> None:
-        """Take the memory again that `release_memory` gave back; where it gave none, only `params` matter.
+        """Take back the memory that `release_memory` released; if it released none, only `params` matter.
 
         Args:
-            params: new weights, as `update_params` takes them; None = those of before.
+            params: new weights, as `update_params` takes them; None = the old weights.
 
         Raises:
-            ValueError: there are no weights of before, or the new ones do not fit.
+            ValueError: there are no old weights, or the new ones do not fit.
         """
         self.control.run(self.control.prepare_restore(params))
 
     @property
     def is_sleeping(self) -> bool:
-        """Tell whether memory is given back."""
+        """Tell whether the devices' memory was released."""
         return self.control.is_released
 
     def sleep(self, level: int = 1) -> None:
@@ -529,29 +532,34 @@ class LLM:
         self.control.run(self.control.prepare_sleep(level))
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Do what vLLM's `wake_up` does: take weights and pool again, or with `tags` ``["weights"]`` these only;
-        ``"kv_cache"`` brings the weights along where they are not there yet, as steps begin with it. After
-        ``sleep(level=2)`` `update_params` brings the weights before the pool is taken.
+        """Do what vLLM's `wake_up` does: take back the weights and the pool, or the parts that `tags` names.
+
+        ``["weights"]`` takes back the weights only. ``"kv_cache"`` takes back the pool, and the weights if they are
+        still missing, as steps can run afterwards. After ``sleep(level=2)``, call `update_params` before the pool is
+        taken back.
 
         Raises:
-            ValueError: a tag is unknown, or the pool is asked for while there are no weights.
+            ValueError: a tag is unknown, or the pool is requested while there are no weights.
         """
         self.control.run(self.control.prepare_wake(tags))
 
     # ------------------------------------------------------------------ cached and pinned prefixes
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached KV, and give back the memory of a CPU's pool; return False, with nothing done, while
-        requests run or prefixes are pinned."""
+        """Forget all cached KV, and release the memory of a CPU's pool.
+
+        While requests run or prefixes are pinned, it does nothing and returns False.
+        """
         return self.control.run(self.control.prepare_cache_reset())
 
     def pin_prefix(self, prompt: Prompt, cache_salt: str | None = None) -> PinnedPrefix:
-        """Keep the KV of a prompt's whole blocks in the pool until `unpin`, computing it if need be, for prompts that
-        begin with it and go on (the shared prefix a provider registers; PagedAttention, section 4.4). Of several
-        replicas, each keeps it.
+        """Keep the KV of a prompt's whole blocks in the pool until `unpin`, and compute it if needed.
+
+        Longer prompts that begin with it share it (the shared prefix that a provider registers; PagedAttention, section
+        4.4). Each replica keeps a copy.
 
         Args:
-            cache_salt: salt that prompts must have to share the prefix; it may stand in the prompt's mapping instead.
+            cache_salt: salt that prompts must have to share the prefix; the prompt's mapping may hold it instead.
 
         Raises:
             ValueError: the prompt fills no block, prefix caching is off, or the rest of the pool would be too small
@@ -561,61 +569,63 @@ class LLM:
         return self.control.run(self.control.prepare_pin(prompt, cache_salt))
 
     def unpin(self, pinned: PinnedPrefix) -> None:
-        """Let a pinned prefix be evicted again; ValueError when it is not pinned any more."""
+        """Unpin a prefix, so that it can be evicted; ValueError if it is no longer pinned."""
         self.control.run(self.control.prepare_unpin(pinned))
 
     @property
     def pinned_prefixes(self) -> list[PinnedPrefix]:
-        """Return what is pinned, restored pins among them, for `unpin`."""
+        """Return the pinned prefixes, including restored ones, for `unpin`."""
         return self.control.run(self.control.prepare_pinned())
 
     # ------------------------------------------------------------------ saved states
 
     def save_state(self, folder: str | Path) -> SavedState:
-        """Write the engine's state as it is between two steps: requests and what they have generated, the KV in use or
-        cached, queues, pins. `load_state` and `restore_state` go on from it.
+        """Write the engine's state between two steps: requests with their outputs, KV in use or cached, queues, pins.
 
-        Call it between two deltas of `stream`, or in a handler of SIGINT, SIGTERM or SIGALRM, which may come in the
-        middle of `generate`; from another thread it waits until `generate` has returned. A save that is interrupted
-        leaves the one before.
+        `load_state` and `restore_state` go on from it. Call it between two deltas of `stream`, or in a handler of
+        SIGINT, SIGTERM or SIGALRM, which may come in the middle of `generate`; from another thread it waits until
+        `generate` has returned. An interrupted save leaves the previous one.
 
         Args:
-            folder: made where there is none; it holds the last save and nothing else.
+            folder: created if missing; it holds the last save and nothing else.
 
         Raises:
             RuntimeError: `pin_prefix` is computing a prefix, or `embed`, `classify` or `score` a vector; a handler of
-                another signal came in the middle of a step, any came in the middle of a save; or the devices belong to
-                several processes.
-            OSError: the disk refuses.
+                another signal calls it in the middle of a step, or any handler in the middle of a save; or the devices
+                belong to several processes.
+            OSError: writing fails.
         """
         return self.control.save_state(folder)
 
     def load_state(self, folder: str | Path) -> list[str]:
-        """Go on from a saved state and return the names of the requests that came with it, in order of arrival.
+        """Load a saved state and return the names of its requests in order of arrival.
 
         `resume` runs them to their ends.
 
-        The LLM must be fresh. Its settings may be others than those of the engine that was saved: where its blocks mean
-        something else, as on another number of devices, requests are computed again from their tokens, and in a smaller
-        pool those that have no room are. Their tokens stay the same. A request that could never end here, as in a pool
-        that is too small for it, ends with finish_reason "abort" and a stop_reason that says why.
+        The LLM must be fresh. Its settings may differ from those of the saved engine. If its blocks mean something
+        else, as on another number of devices, requests are computed again from their tokens; in a smaller pool, only
+        those without room are. Their tokens stay the same. A request that could never end here, as in a pool that is
+        too small for it, ends with finish_reason "abort" and a stop_reason that says why.
 
         Raises:
-            StateRefused: there is no state, or it is damaged or of another model or format; the LLM is as it was.
+            StateRefused: there is no state, or it is damaged or of another model or format; the LLM is unchanged.
             RuntimeError: this LLM has requests or pinned prefixes.
         """
         return [name_of(request) for request in self.control.load_state(folder)]
 
     @property
     def restored_requests(self) -> list[str]:
-        """Return the names of the requests that `load_state` brought and nobody has taken up: what the client of an
-        AsyncLLM called them, or their numbers."""
+        """Return the names of the requests of `load_state` that no caller has taken up.
+
+        A name is the one that a client of an AsyncLLM gave, or else the request's number.
+        """
         return list(self.control.engine.requests.restored_by_name())
 
     def resume(self, use_tqdm: bool = True, *, params: Any = None) -> list[RequestOutput]:
-        """Take released memory again, as `restore_memory` does, then run restored requests to their ends and return
-        their whole outputs, in order of arrival; each `request_id` is one of `restored_requests`. Where it is
-        interrupted, it can be called again.
+        """Run restored requests to their ends and return their whole outputs in order of arrival.
+
+        Before that it takes back released memory, as `restore_memory` does. Each `request_id` is one of
+        `restored_requests`. After an interruption it can be called again.
 
         Args and raises: `params`, see `restore_memory`.
         """
@@ -626,15 +636,15 @@ class LLM:
     # ------------------------------------------------------------------ reports
 
     def stats(self) -> EngineStats:
-        """Return what the engine has done and does now; it costs a few microseconds, and any thread may ask."""
+        """Return the engine's counters and gauges; it takes a few microseconds, and any thread may call it."""
         return self.control.stats()
 
     def get_metrics(self) -> list[Metric]:
-        """Return `stats` as metrics with names, as vLLM's `get_metrics` does; the names begin with "jpaged:"."""
+        """Return `stats` as named metrics, as vLLM's `get_metrics` does; the names begin with "jpaged:"."""
         return self.control.metrics()
 
     def memory_report(self, *, peak: bool = False, replica: int = 0) -> MemoryReport:
-        """Return who holds the pool's blocks; `str()` of it is a table.
+        """Report the holders of the pool's blocks; `str()` of the report is a table.
 
         Args:
             peak: whether to show the busiest step so far (to within 5 % of its blocks) instead of now.
@@ -646,10 +656,10 @@ class LLM:
         return self.control.run(self.control.prepare_report(peak=peak, replica=replica))
 
     def memory_map(self, *, replica: int = 0) -> MemoryMap:
-        """Return what lies in every large page and block of the pool now: which group, which state, whose, how many
-        tokens. A notebook draws it; `MemoryMap.changes` compares two.
+        """Map every large page and block of the pool now: its group, state, owner and number of tokens.
 
-        The first map walks the pool; later ones cost what changed in between.
+        A notebook draws the map; `MemoryMap.changes` compares two. The first map walks the pool; later ones cost only
+        as much as has changed in between.
 
         Args:
             replica: number of the replica whose pool is shown, below data_parallel_size.
@@ -660,21 +670,21 @@ class LLM:
         return self.control.run(self.control.prepare_map(replica=replica))
 
     def reset_peak(self) -> None:
-        """Forget the busiest step: `memory_report(peak=True)` looks at those from now on."""
+        """Forget the busiest step: `memory_report(peak=True)` then covers the steps from now on."""
         self.control.run(self.control.prepare_peak_reset())
 
     # ------------------------------------------------------------------ ownership
 
     def check_health(self) -> None:
-        """Do nothing while the engine can be used.
+        """Raise if the engine was closed.
 
         Raises:
-            EngineStopped: it was closed.
+            EngineStopped: the engine was closed.
         """
         self._owner.check_open()
 
     def close(self) -> None:
-        """Free the devices' memory at once: requests are aborted, streams end. Closing again is no error.
+        """Abort all requests, end all streams and free the devices' memory. Calling it twice is harmless.
 
         Weights that the caller holds too, from `params` or given to `update_params`, live on.
 
@@ -690,8 +700,9 @@ class LLM:
         self.close()
 
     def lend_engine(self) -> Engine:
-        """Hand the engine to the only thread that may touch it until `take_back`; meanwhile the LLM cannot be used.
-        Requests that came with a saved state and that nobody has taken up go with it.
+        """Lend the engine to the only thread that may touch it until `take_back`; meanwhile the LLM cannot be used.
+
+        Restored requests that no caller has taken up go with the engine.
 
         Raises:
             RuntimeError: requests are running, or the engine is lent already.

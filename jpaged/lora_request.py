@@ -1,4 +1,4 @@
-"""Which low-rank adapter a request runs with, under vLLM's name and fields."""
+"""Names the low-rank adapter of a request, with vLLM's name and fields."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class LoRARequest:
     """A low-rank adapter (LoRA; Hu et al., 2021) in a PEFT folder.
 
     Attributes:
-        lora_name: its name; one name is one folder as long as the engine lives.
-        lora_int_id: a positive number, as vLLM wants one; nothing is found by it here.
-        lora_path: the folder; empty for an adapter that the engine knows by its name.
+        lora_name: the adapter's name; it stands for the same folder as long as the engine lives.
+        lora_int_id: a positive number, which vLLM requires; jpaged does not use it.
+        lora_path: the folder; empty for an adapter that the engine already knows by its name.
 
     Raises:
-        ValueError: the name is empty, the number is not positive, or the path is no text.
+        ValueError: the name is empty, the number is not positive, or the path is not a string.
     """
 
     lora_name: str

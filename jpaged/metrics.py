@@ -1,4 +1,4 @@
-"""The forms of the numbers that `LLM.get_metrics` gives, as vLLM's reader of metrics has them."""
+"""Types of the metrics that `LLM.get_metrics` returns, as in vLLM's reader of metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Metric:
-    """What all metrics have.
+    """Base class of all metrics.
 
     Attributes:
         name: begins with ``jpaged:``; vLLM's name follows where vLLM has the metric.
@@ -28,14 +28,14 @@ class Counter(Metric):
 
 @dataclass(frozen=True)
 class Gauge(Metric):
-    """A number as it is now."""
+    """A current value."""
 
     value: float
 
 
 @dataclass(frozen=True)
 class Histogram(Metric):
-    """How often values came, by size.
+    """Counts of values, by size.
 
     Attributes:
         count: number of values.

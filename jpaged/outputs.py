@@ -1,4 +1,4 @@
-"""What a request gives back; the names are vLLM's."""
+"""Outputs of requests, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RequestMetrics:
         finished_time: time when its last sequence ended.
         num_preemptions: number of times that its memory was taken back.
         num_swaps: number of preemptions that moved its blocks to host memory; the others recomputed them.
-        preempted: when its memory was taken back and when it was in the batch again; None while it is not.
+        preempted: for each preemption its time and the time of the return to the batch; None before the return.
     """
 
     arrival_time: float
@@ -33,7 +33,7 @@ class RequestMetrics:
 
 @dataclass(frozen=True)
 class Logprob:
-    """What the model thought of a token at its place.
+    """The model's log-probability of a token at its position.
 
     Attributes:
         logprob: the token's log-probability under the model's own softmax.
@@ -55,14 +55,14 @@ class CompletionOutput:
         text: the generated text.
         token_ids: the generated tokens.
         cumulative_logprob: sum of the tokens' log-probabilities under the model's own softmax (temperature 1,
-            before any truncation); None where nobody asked for it: the request has no `logprobs` and the engine no
-            ``cumulative_logprobs``.
+            before any truncation); None if the request has no `logprobs` and the engine no ``cumulative_logprobs``.
         finish_reason: why the sequence ended; None while it goes on.
         stop_reason: the stop string or stop token that ended it, or why it was aborted where its structured_outputs
             could not go on; None for end-of-sequence or length.
         logprobs: a mapping by token id for each token: the token itself and the most likely ones of its place; None
-            unless asked for.
-        score: cumulative_logprob of a beam, over its number of tokens to the power of length_penalty; None for others.
+            unless requested.
+        score: cumulative_logprob of a beam, divided by its number of tokens to the power of length_penalty; None for
+            other requests.
     """
 
     index: int
@@ -101,12 +101,12 @@ class RequestOutput:
         request_id: the engine's number for the request, or the name its caller gave to `AsyncLLM.generate`.
         prompt: text of the prompt; None where tokens were given.
         prompt_token_ids: tokens of the prompt.
-        outputs: what was generated, one for each sequence.
-        finished: whether nothing more will come; False only in what `AsyncLLM.generate` yields on the way.
+        outputs: the outputs, one for each sequence.
+        finished: whether nothing more will come; False only in outputs that `AsyncLLM.generate` yields before the last.
         num_cached_tokens: prompt tokens whose KV came from the prefix cache.
         metrics: times and preemptions of the request.
         prompt_logprobs: a mapping by token id for each prompt token: the token itself and the most likely ones of its
-            place. It is None for the first token; the list is None unless asked for, or before the whole prompt was
+            place. It is None for the first token; the list is None unless requested, or before the whole prompt was
             computed.
         sequences: the outputs of a beam search in vLLM's form; empty for other requests.
         error: why the request was refused (only with ``on_error="return"``); `outputs` is then empty.
@@ -126,7 +126,7 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class StreamDelta:
-    """What is new of one output of a streamed prompt.
+    """The new part of one output of a streamed prompt.
 
     Attributes:
         prompt_index: place of the prompt among the stream's prompts.
@@ -150,15 +150,14 @@ class StreamDelta:
 
 @dataclass(frozen=True)
 class SavedState:
-    """What a save of an engine's state took.
+    """A save of an engine's state, with its size and duration.
 
     Attributes:
-        path: folder of this save; the one before is gone.
-        num_requests: requests in it.
+        path: folder of this save; the previous save is deleted.
+        num_requests: number of requests in it.
         num_bytes: bytes written.
-        pause_seconds: how long the engine stood still, while the state was copied. Waiting for the step that was on its
-            way is part of it.
-        seconds: how long it took altogether; the engine went on while files were written.
+        pause_seconds: how long the engine paused while the state was copied, including the wait for the step in flight.
+        seconds: duration of the whole save; the engine went on while files were written.
     """
 
     path: str
@@ -186,25 +185,25 @@ class EmbeddingOutput:
     """One vector of a prompt.
 
     Attributes:
-        embedding: its numbers.
+        embedding: the vector's numbers.
     """
 
     embedding: list[float] = field(repr=False)
 
     @property
     def hidden_size(self) -> int:
-        """Return how many numbers it has."""
+        """Return how many numbers the vector has."""
         return len(self.embedding)
 
 
 @dataclass(frozen=True)
 class ClassificationOutput:
-    """What a model for classification makes of a prompt.
+    """The probabilities of a model's classes for a prompt.
 
     Attributes:
-        probs: the probability of each class: among all, or of each on its own where the model is for several labels or
-            has one class.
-        logits: what the probabilities are made of.
+        probs: the probability of each class. They add up to 1, unless the model is for several labels or has one class:
+            then each class has its own probability.
+        logits: the values from which the probabilities are computed.
     """
 
     probs: list[float]
@@ -218,7 +217,7 @@ class ClassificationOutput:
 
 @dataclass(frozen=True)
 class ScoringOutput:
-    """How likely a prompt is, or how alike two are.
+    """The log-probability or class probability of a prompt, or the similarity of two.
 
     Attributes:
         score: a log-probability, a cosine or a probability, see `jpaged.LLM.score`.
@@ -232,11 +231,11 @@ T = TypeVar("T", EmbeddingOutput, ClassificationOutput, ScoringOutput)
 
 @dataclass(frozen=True)
 class PoolingRequestOutput(Generic[T]):
-    """A prompt and what was made of it.
+    """A prompt with its vector, classes or score.
 
     Attributes:
-        request_id: the engine's number for the request; of a pair of two requests, that for its second prompt.
-        outputs: what was made of it.
+        request_id: the engine's number for the request; for a pair of two requests, that of the second prompt.
+        outputs: the vector, the classes or the score.
         prompt_token_ids: tokens of the prompt; of a pair, of both.
         num_cached_tokens: prompt tokens whose KV came from the prefix cache.
         finished: True.

@@ -1,4 +1,4 @@
-"""How a prompt's hidden states become one vector."""
+"""Parameters that turn a prompt's hidden states into one vector."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ POOLINGS: tuple[Pooling, ...] = ("last", "mean")
 
 @dataclass(frozen=True, kw_only=True)
 class PoolingParams:
-    """Says what `LLM.embed` makes of a prompt's hidden states, those after the final norm.
+    """Controls how `LLM.embed` turns a prompt's hidden states, after the final norm, into a vector.
 
     Attributes:
-        pooling: "last" takes the last token's, "mean" the mean over all tokens; None = what the model's folder says
-            (sentence-transformers' ``1_Pooling/config.json``), and else "last". A mean reads no cached prefix.
-        normalize: whether the vector is divided by its length; None = whether the model's folder says so, and True
-            where it says nothing.
-        dimensions: only so many leading numbers are kept, before they are normalised (Matryoshka embeddings; Kusupati
-            et al., 2022); None = all.
+        pooling: "last" takes the last token's, "mean" the mean over all tokens; None = the setting in the model's
+            folder (sentence-transformers' ``1_Pooling/config.json``), else "last". A mean reads no cached prefix.
+        normalize: whether the vector is divided by its length; None = the setting in the model's folder, else True.
+        dimensions: number of leading values that are kept, before normalisation (Matryoshka embeddings; Kusupati et
+            al., 2022); None = all.
 
     Raises:
-        ValueError: a value is out of its range; names it and the limit.
+        ValueError: a value is out of its range; the message names the value and the limit.
     """
 
     pooling: Pooling | None = None

@@ -1,4 +1,4 @@
-"""What a user asks of the sampler. Every field works or its value is refused with a ValueError."""
+"""Parameters of sampling and of beam search. Every field works, or its value is refused with a ValueError."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ MOST_OUTPUTS = 16384
 """Most outputs of one request, as in vLLM."""
 
 MOST_STOPS = 64
-"""Most strings of `stop`: each is looked for whenever a token comes."""
+"""Most strings of `stop`: each is searched for at every new token."""
 MOST_STOP_CHARACTERS = 4096
 """Most characters of `stop` in all."""
 MOST_BAD_WORDS = 1024
-"""Most texts of `bad_words`: each is compared with the output's end whenever a token is drawn."""
+"""Most texts of `bad_words`: each is compared with the output's end at every new token."""
 MOST_BAD_WORD_CHARACTERS = 65536
 """Most characters of `bad_words` in all."""
 
@@ -53,37 +53,37 @@ _FLAGS = (
 
 
 class RequestOutputKind(Enum):
-    """What each of the outputs that `AsyncLLM.generate` yields holds."""
+    """The content of each output that `AsyncLLM.generate` yields."""
 
     CUMULATIVE = 0
     """Everything generated so far."""
 
     DELTA = 1
-    """What was generated since the output before: its text, tokens and log-probabilities."""
+    """The text, tokens and log-probabilities generated since the previous output."""
 
     FINAL_ONLY = 2
-    """Everything, and there is only one output, at the end."""
+    """Everything, in a single output at the end."""
 
 
 @dataclass(kw_only=True)
 class SamplingParams:
-    """How one request's tokens are chosen and when it ends.
+    """Controls how one request's tokens are chosen and when it ends.
 
     Unknown names raise TypeError: nothing is accepted and ignored. Numbers may be NumPy's; they are stored as Python's.
-    A parameter that is changed is checked with all others, as at the start; requests that were made keep the old one.
+    A parameter that is changed is checked with all others, as at the start; existing requests keep the old value.
 
     Attributes:
         n: number of outputs, which share the prompt's memory; at most 16384. Each needs one of the engine's
-            max_num_seqs places and draws from a random stream of its own; output 0 is what n = 1 gives. Where there
-            are more outputs than places, they are generated in turns. At temperature 0 all are equal.
+            max_num_seqs places and draws from its own random stream; output 0 is the same as with n = 1. If there are
+            more outputs than places, they are generated in turns. At temperature 0 all are equal.
         temperature: 0 takes the most likely token; otherwise logits are divided by it; at most 1e30.
         top_k: keep the k most likely tokens (ties with the k-th are kept); 0 or -1 = all.
         top_p: keep the smallest set of most likely tokens whose probability reaches top_p; 1 = all.
         min_p: keep tokens at least min_p times as likely as the most likely; 0 = all.
-        presence_penalty: number subtracted from the logits of tokens that the output has; in [-2, 2].
-        frequency_penalty: number subtracted from a token's logit as often as the output has it; in [-2, 2].
-        repetition_penalty: number by which logits of tokens that prompt or output have are divided where positive and
-            multiplied where negative; in [0.001, 1000], 1 = none.
+        presence_penalty: number subtracted from the logits of tokens that are in the output; in [-2, 2].
+        frequency_penalty: number subtracted from a token's logit for each time it is in the output; in [-2, 2].
+        repetition_penalty: number by which the logits of tokens in the prompt or the output are divided if positive and
+            multiplied if negative; in [0.001, 1000], 1 = none.
         logit_bias: numbers added to the logits of token ids, before the penalties; in [-100, 100].
         allowed_token_ids: the only tokens that can be drawn; None = all.
         bad_words: texts whose tokens, with and without a leading space, the output cannot hold; at most 1,024, and
@@ -91,26 +91,26 @@ class SamplingParams:
         max_tokens: most tokens to generate; None = up to the engine's max_model_len.
         min_tokens: end-of-sequence and stop_token_ids cannot be drawn before this many tokens, and a stop string that
             ends in the text of the first min_tokens tokens does not end the sequence: it stays in the text.
-        seed: seed of the sequence's random stream; None = one drawn from the engine's, different for each request.
-        stop: text that ends the sequence; it is cut from the text. Of several, the one that ends first counts, and of
-            those that end together the one that is listed first. At most 64, and 4,096 characters in all.
+        seed: seed of the sequence's random stream; None = a seed from the engine's stream, different for each request.
+        stop: text that ends the sequence; it is cut from the text. If several occur, the one that ends first counts,
+            and of those that end together the first in the list. At most 64, and 4,096 characters in all.
         stop_token_ids: tokens that end the sequence; they stay in token_ids.
         include_stop_str_in_output: whether the stop string, or the text of the token that ended the sequence, stays in
             the text.
         ignore_eos: whether generation goes on after the model's end-of-sequence token.
         skip_special_tokens: whether special tokens are left out of the text.
-        spaces_between_special_tokens: False leaves out the spaces that a tokenizer puts between two special tokens, and
-            others that were added to its vocabulary, that follow each other in the text.
-        logprobs: number of most likely tokens that come with each generated token and its log-probability; None = no
-            log-probabilities, -1 = the whole vocabulary. The engine's max_logprobs limits it, which for the whole
-            vocabulary is -1 too. Log-probabilities are the model's own: before temperature, truncation and edits.
+        spaces_between_special_tokens: False leaves out the spaces that a tokenizer puts between two successive special
+            tokens, or other tokens that were added to its vocabulary.
+        logprobs: number of most likely tokens returned with each generated token and its log-probability; None = no
+            log-probabilities, -1 = the whole vocabulary. The engine's max_logprobs limits it; the whole vocabulary
+            needs max_logprobs=-1. Log-probabilities are the model's own: before temperature, truncation and edits.
         prompt_logprobs: `logprobs` for the prompt's tokens, all but the first. Such a prompt reads no cached prefix.
         truncate_prompt_tokens: number of last tokens of the prompt that are used; -1 = as many as leave room for
-            max_tokens (or one token, where that is None) within max_model_len; None = a longer prompt is refused.
-        structured_outputs: the shape the text must have. The output ends where nothing can follow, also before
-            min_tokens, and with ignore_eos not before. It ends too where allowed_token_ids, bad_words and min_tokens
-            leave none of the tokens that the shape allows: with finish_reason "stop" if the text has the shape, else
-            with "abort" and a stop_reason that says so.
+            max_tokens (or one token, if that is None) within max_model_len; None = a longer prompt is refused.
+        structured_outputs: the shape that the text must have. The output ends when nothing can follow, even before
+            min_tokens; with ignore_eos it does not end earlier. It also ends when allowed_token_ids, bad_words and
+            min_tokens exclude all tokens that the shape allows: with finish_reason "stop" if the text has the shape,
+            else with "abort" and a stop_reason that says so.
         detokenize: whether text is made at all; False leaves it empty and allows no stop strings.
         output_kind: what `AsyncLLM.generate` yields. `LLM.generate` always returns the final output, and `LLM.stream`
             always yields deltas.
@@ -170,7 +170,7 @@ class SamplingParams:
             raise ValueError(f"stop={self.stop!r} needs text, and detokenize=False makes none")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if _LAST not in self.__dict__:  # __init__ goes through the parameters in their order
+        if _LAST not in self.__dict__:  # __init__ sets the parameters in their order
             self._store(name, value)
         else:
             self.__dict__.update(vars(replace(self, **{name: value})))
@@ -202,7 +202,7 @@ class SamplingParams:
 
     @classmethod
     def from_optional(cls, **given: Any) -> Self:
-        """Return parameters in which what is None has its default, as vLLM's method of this name does."""
+        """Return parameters in which None stands for the default, as vLLM's method of this name does."""
         return cls(**{name: value for name, value in given.items() if value is not None})
 
     def clone(self) -> SamplingParams:
@@ -232,7 +232,7 @@ def _check_size(name: str, given: Sequence[str], most: int, most_characters: int
 
 @dataclass(frozen=True)
 class BeamSearchParams:
-    """How one request's beams are kept and when the search ends; the meaning of each is that of transformers.
+    """Controls one request's beam search; each parameter has the meaning that it has in transformers.
 
     Attributes:
         beam_width: number of beams, and of outputs. Each needs one of the engine's max_num_seqs places.
@@ -240,8 +240,8 @@ class BeamSearchParams:
         length_penalty: power of an output's length by which its log-probability is divided to give its score; above 0
             favours long outputs; in [-50, 50].
         early_stopping: when the search ends. True: with the first beam_width finished outputs. False: when no running
-            beam, were it to end now, would be better than the worst of them. "never": when none could become so by
-            max_tokens.
+            beam, if it ended now, would be better than the worst of them. "never": when no running beam could become
+            better than that by max_tokens.
         ignore_eos: whether outputs go on after the model's end-of-sequence token.
         temperature: 0 only: beams are ranked by the model's own log-probabilities.
         include_stop_str_in_output: False only: beams end at end-of-sequence tokens, not at stop strings.
@@ -273,13 +273,13 @@ class BeamSearchParams:
         boolean("ignore_eos", self.ignore_eos)
 
     def sampling_params(self) -> SamplingParams:
-        """Return what a beam request has in common with one of `beam_width` greedy outputs."""
+        """Return the parameters of a request with `beam_width` greedy outputs, which a beam request shares."""
         return SamplingParams(
             n=self.beam_width, temperature=0.0, max_tokens=self.max_tokens, ignore_eos=self.ignore_eos
         )
 
 
-if not TYPE_CHECKING:  # a type checker would believe that there is every name
+if not TYPE_CHECKING:  # type checkers would accept any name
 
     def __getattr__(name: str) -> Any:
         refuse_import(__name__, name)

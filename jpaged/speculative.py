@@ -1,4 +1,4 @@
-"""How drafts for speculative decoding are made: the settings that users give. None of them changes a token."""
+"""Settings for speculative decoding: the ways to make drafts. None of them changes a token."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from jpaged.validation import integer
 
 @dataclass(frozen=True)
 class Speculative(ABC):
-    """A way to make drafts, of which the model verifies several in one step.
+    """A way to make drafts; the model verifies several of them in one step.
 
-    A draft is kept where it is the token that the model draws there itself, so outputs are those without drafts.
+    A draft is kept only if the model itself draws the same token there, so outputs are the same as without drafts.
 
     Attributes:
-        tokens: most drafts of a sequence in one step; how many there are follows what was kept so far and the batch.
+        tokens: most drafts of a sequence in one step; their number depends on the drafts kept so far and on the batch.
     """
 
     tokens: int
@@ -43,9 +43,10 @@ class Speculative(ABC):
 
 @dataclass(frozen=True)
 class NGram(Speculative):
-    """Drafts are what followed the last tokens where the sequence, prompt or output, had them before (prompt lookup).
+    """Drafts repeat the tokens that followed an earlier occurrence of the sequence's last tokens (prompt lookup).
 
-    They cost no computation, and help where outputs repeat their prompt or themselves: summaries, retrieval, code.
+    The occurrence may be in the prompt or in the output. Drafts cost no computation, and help if outputs repeat their
+    prompt or themselves: summaries, retrieval, code.
 
     Attributes:
         longest, shortest: numbers of last tokens that are looked up, the longest first.
@@ -70,7 +71,7 @@ class Layers(Speculative):
     """Drafts are drawn by the model's own first layers, its final norm and its head; they share its KV.
 
     Attributes:
-        layers: number of first layers; below that of the model.
+        layers: number of first layers; fewer than the model has.
 
     Raises:
         ValueError: a number is out of its range.
@@ -115,7 +116,7 @@ def read_speculative(text: str | None) -> Speculative | None:
     Layers(tokens=4, layers=8)
 
     Raises:
-        ValueError: it names no way to make drafts.
+        ValueError: the text names no way to make drafts.
     """
     if text is None:
         return None

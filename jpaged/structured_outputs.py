@@ -1,4 +1,4 @@
-"""The shape that a user asks a text to have."""
+"""Parameters for the shape that a text must have."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def is_gbnf(grammar: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
-    """The text follows exactly one of these, to its end unless max_tokens cuts it off.
+    """Exactly one shape, which the text follows to its end unless max_tokens cuts it off.
 
     Attributes:
         json: a JSON schema: a mapping, its text, or a class with `model_json_schema()`, as pydantic's have.
         regex: a regular expression (Rust's syntax) that the whole text matches. ``\\d``, ``\\w``, ``\\s`` and their
             negations mean ASCII, unless the flag ``u`` is set in it: ``(?u)\\d+`` matches the digits of all scripts.
-        choice: texts of which the output is one, at most 10,000.
+        choice: a list of at most 10,000 texts; the output is one of them.
         grammar: a context-free grammar in Lark's syntax, as llguidance reads it, with regular expressions that mean
             what `regex` does; or in llama.cpp's, GBNF, which has rules ``name ::= ...`` and begins with ``root``.
         json_object: True asks for any JSON object.
         disable_any_whitespace: True allows no white space between the parts of JSON.
 
     Raises:
-        TypeError: a parameter that only vLLM's class of this name has; the message says what to use here.
+        TypeError: a parameter exists only in vLLM's class of this name; the message names the alternative.
         ValueError: a value cannot be used; the message names it.
     """
 
@@ -80,7 +80,7 @@ class StructuredOutputsParams:
 
     @property
     def kind(self) -> str:
-        """The name of the one that is given."""
+        """Return the name of the shape that is given."""
         return next(name for name in _SHAPES if self._given(name))
 
 

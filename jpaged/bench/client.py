@@ -1,4 +1,4 @@
-"""Sends one request to an OpenAI-compatible server and takes the times of what comes back."""
+"""Sends one request to an OpenAI-compatible server and times the parts of its answer."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ PATHS = {"chat": "/chat/completions", "completions": "/completions"}
 
 @dataclass(frozen=True)
 class Target:
-    """Where requests go.
+    """The server and the model that requests are sent to.
 
     Attributes:
-        url: the server's, with or without ``/v1``.
+        url: the server's URL, with or without ``/v1``.
         model: name of the model.
         endpoint: "chat" or "completions".
         api_key: sent as a bearer token; None = none.
@@ -52,7 +52,7 @@ class Target:
         """Return the body of a request.
 
         Raises:
-            ValueError: it is a conversation, and the endpoint takes texts.
+            ValueError: the request is a conversation, and the endpoint takes texts.
         """
         body: dict[str, Any] = {"model": self.model, "max_tokens": ask.max_tokens, "stream": True}
         body["stream_options"] = {"include_usage": True}
@@ -68,14 +68,14 @@ class Target:
 
 @dataclass
 class Answer:
-    """What came of one request; times are those of `time.perf_counter`.
+    """The result of one request; times are those of `time.perf_counter`.
 
     Attributes:
-        due: when it was to be sent; latencies count from here, so that a late client hides nothing.
+        due: when the request was due; latencies count from here, so that a late client hides nothing.
         token_times: when each part of the answer that holds text came.
         ended: when the answer was whole.
-        prompt_tokens, output_tokens: as the server counts them; without its count the parts are counted.
-        error: why there is no whole answer.
+        prompt_tokens, output_tokens: the server's counts; without them, output_tokens is the number of parts.
+        error: why the answer is not whole; None = it is.
     """
 
     due: float
@@ -112,7 +112,7 @@ class Answer:
 
 
 async def ask_one(client: httpx.AsyncClient, target: Target, ask: Ask, due: float) -> Answer:
-    """Send a request and read its answer to the end. Whatever goes wrong is told in `Answer.error`."""
+    """Send a request and read its answer to the end; `Answer.error` holds any failure."""
     answer = Answer(due)
     try:
         async with client.stream("POST", target.base + PATHS[target.endpoint], json=target.body(ask)) as response:
@@ -132,7 +132,7 @@ async def ask_one(client: httpx.AsyncClient, target: Target, ask: Ask, due: floa
 
 
 async def _read(lines: AsyncIterator[str], answer: Answer) -> None:
-    """Read the events of a stream; it is whole when ``[DONE]`` came."""
+    """Read the events of a stream; the answer is whole when ``[DONE]`` has come."""
     async for line in lines:
         if not line.startswith("data:"):
             continue
@@ -160,7 +160,7 @@ async def _read(lines: AsyncIterator[str], answer: Answer) -> None:
 
 
 def _has_text(choice: Any) -> bool:
-    """Tell whether a choice of an event brings something of the answer."""
+    """Tell whether a choice of an event holds a part of the answer."""
     if not isinstance(choice, dict):
         return False
     delta = choice.get("delta")
@@ -170,7 +170,7 @@ def _has_text(choice: Any) -> bool:
 
 
 def _message(body: bytes) -> str:
-    """Return what an error says, in a line."""
+    """Return an error's message as one line."""
     text = body.decode("utf-8", "replace")
     try:
         error = json.loads(text)["error"]
@@ -184,7 +184,7 @@ async def first_model(client: httpx.AsyncClient, target: Target) -> str:
     """Return the model that the server names first.
 
     Raises:
-        ValueError: the server cannot be asked, or has none.
+        ValueError: the server does not answer, or has no model.
     """
     try:
         response = await client.get(f"{target.base}/models")

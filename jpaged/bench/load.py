@@ -43,7 +43,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Ask:
-    """One request to be sent.
+    """One request to send.
 
     Attributes:
         content: a text, or the messages of a conversation.
@@ -55,13 +55,13 @@ class Ask:
 
 
 def read_asks(path: Path, most: int, max_tokens: int) -> list[Ask]:
-    """Return what the first `most` lines of a JSONL file ask.
+    """Return the requests of the first `most` lines of a JSONL file.
 
-    A line is an object with ``messages``, with ``turns``, of which the first is asked, or with a text under ``prompt``,
-    ``question`` or ``text``; ``max_tokens``, ``output_len`` or ``output_tokens`` may say how long the answer gets.
+    A line is an object with ``messages``, with ``turns``, of which the first is sent, or with a text under ``prompt``,
+    ``question`` or ``text``; ``max_tokens``, ``output_len`` or ``output_tokens`` may give the answer's length.
 
     Args:
-        max_tokens: length of answers for which the file has none.
+        max_tokens: length of answers for which the file gives no length.
 
     Raises:
         ValueError: a line has none of these, or the file has no line; the message names the line.
@@ -99,8 +99,10 @@ def _read_line(line: str, where: str, max_tokens: int) -> Ask:
 
 
 def read_trace(path: Path, most: int) -> list[Demand]:
-    """Return the first `most` requests of a CSV file with columns prompt_len and output_len, and perhaps hash_ids
-    (ranges: ``0 14-27``), in which a file of answers' lengths alone (len_reference) counts as prompts of 20 tokens.
+    """Return the first `most` requests of a CSV file with columns prompt_len and output_len, and perhaps hash_ids.
+
+    hash_ids may have ranges: ``0 14-27``. If the file has only the lengths of answers (len_reference), prompts get 20
+    tokens. Requests with a length of 0 are left out.
 
     Raises:
         ValueError: the file has no such columns.
@@ -139,10 +141,10 @@ def draw_lengths(mean_prompt: float, mean_output: float, number: int, seed: int,
 
 
 def asks_of(demands: Sequence[Demand], seed: int, max_prompt: int | None = None) -> list[Ask]:
-    """Return requests of about the lengths of a trace, in words; where it has hash ids, beginnings are shared as there.
+    """Return requests of about the lengths of a trace, made of words; equal leading hash ids give equal beginnings.
 
     Args:
-        max_prompt: longer prompts are cut to so many words.
+        max_prompt: longer prompts are cut to this number of words.
     """
     asks = []
     for number, demand in enumerate(demands):

@@ -1,4 +1,4 @@
-"""What `jpaged bench serve` reports of each rate: latencies, throughput, goodput and errors; table, JSON and plot."""
+"""Reports of `jpaged bench serve` for each rate: latencies, throughput, goodput, errors; table, JSON and plot."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jpaged.bench.client import Answer
 
 @dataclass(frozen=True)
 class Limits:
-    """What an answer has to meet to count as good, in seconds; None = anything does.
+    """Limits that a good answer meets, in seconds; None = no limit.
 
     Attributes:
         ttft: to the first text.
@@ -55,20 +55,20 @@ class Spread:
 
 @dataclass(frozen=True)
 class RateReport:
-    """What came of one rate; errors count in no latency.
+    """The results of one rate; failed requests count in no latency.
 
     Attributes:
-        rate: requests a second that were to be sent; infinite = all at once.
-        planned: requests there were.
-        sent: requests that were sent before the time was up.
-        completed: whole answers.
+        rate: planned requests a second; infinite = all at once.
+        planned: number of planned requests.
+        sent: number of requests that were sent before the time was up.
+        completed: number of whole answers.
         errors: number of each error.
         seconds: from the first request to the last answer.
-        prompt_tokens, output_tokens: of the whole answers.
+        prompt_tokens, output_tokens: number of tokens of the whole answers.
         ttft: seconds to the first text.
         inter_token: seconds from a part of an answer to the next, over all answers.
         latency: seconds to the end.
-        good: whole answers that meet the limits.
+        good: number of whole answers that meet the limits.
     """
 
     rate: float
@@ -100,7 +100,7 @@ class RateReport:
         return self.good / self.seconds if self.seconds else 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """Return all of it as JSON has it; what was not measured is null, as is an infinite rate."""
+        """Return the report as JSON data; values that were not measured are null, as is an infinite rate."""
         body = asdict(self) | {
             "request_rate": self.request_rate,
             "output_rate": self.output_rate,
@@ -116,7 +116,7 @@ def _finite(value: Any) -> Any:
 
 
 def summarise(rate: float, planned: int, answers: Sequence[Answer], start: float, limits: Limits) -> RateReport:
-    """Return the report of answers to requests of which the first was due at `start`."""
+    """Summarise the answers of one rate, whose first request was due at `start`."""
     whole = [answer for answer in answers if answer.error is None]
     return RateReport(
         rate=rate,
@@ -135,7 +135,7 @@ def summarise(rate: float, planned: int, answers: Sequence[Answer], start: float
 
 
 def table(reports: Sequence[RateReport], title: str) -> Table:
-    """Return a table with a row a rate; latencies are p50 / p90 / p99 in milliseconds."""
+    """Return a table with one row for each rate; latencies are p50 / p90 / p99 in milliseconds."""
     found = Table(title=title)
     for name in ("rate", "done", "errors", "req/s", "good/s", "tok/s", "TTFT ms", "inter-token ms", "end to end ms"):
         found.add_column(name, justify="right")

@@ -1,7 +1,7 @@
 """Runs `jpaged bench serve`: the same requests at one rate after another, each bounded in number and time.
 
-Requests are sent at times drawn beforehand, however slow the server is (an open loop), so that a server that cannot
-keep up shows it.
+Requests are sent at times drawn beforehand, however slow the server is (an open loop), so that latencies show when the
+server cannot keep up.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from jpaged.bench.load import Ask, arrival_times
 from jpaged.bench.report import Limits, RateReport, summarise
 
 Tell = Callable[[float, int, int], None]
-"""Told of progress: rate, requests that ended, errors among them."""
+"""Receives the progress: rate, requests that ended, errors among them."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How the server is asked.
+    """The rates and bounds of a run's requests.
 
     Attributes:
-        rates: requests a second, one run each.
+        rates: requests a second, with one run for each rate.
         burstiness: see `arrival_times`; 1 = Poisson arrivals.
-        max_seconds: after so many seconds a run ends: nothing more is sent, and what is open is cut off.
+        max_seconds: a run ends after this time: nothing more is sent, and open requests are cut off.
         max_concurrency: most requests that are open at once; the others wait, which their latencies show. 0 = no bound.
-        warmup: requests sent one after another before the first run, and not counted.
-        seed: of the arrival times; the same for each rate.
+        warmup: number of requests sent one after another before the first run, and not counted.
+        seed: seed of the arrival times; the same for each rate.
     """
 
     rates: tuple[float, ...]
@@ -56,7 +56,7 @@ class Plan:
 
 
 def run(target: Target, asks: Sequence[Ask], plan: Plan, limits: Limits, tell: Tell) -> list[RateReport]:
-    """Ask everything once at each rate and return what came of it, in the order of the rates.
+    """Send all requests once at each rate and return the reports in the order of the rates.
 
     Raises:
         ValueError: a prompt does not suit the endpoint, the server names no model where none is given, or it cannot
@@ -93,7 +93,7 @@ async def _run_rate(
     rate: float,
     tell: Callable[[int, int], None],
 ) -> list[Answer]:
-    """Return the answers to what was sent; all have ended."""
+    """Send the requests at one rate and return their answers; all have ended."""
     times = arrival_times(rate, len(asks), plan.seed, plan.burstiness)
     gate = asyncio.Semaphore(plan.max_concurrency or len(asks))
     start = time.perf_counter()
@@ -103,7 +103,7 @@ async def _run_rate(
         try:
             async with gate:
                 answer = await ask_one(client, target, ask, due)
-        except asyncio.CancelledError:  # while it waited for others
+        except asyncio.CancelledError:  # while it waited for a free place
             answer = Answer(due, ended=time.perf_counter(), error="cut off: the time was up")
         answers.append(answer)
         tell(len(answers), sum(a.error is not None for a in answers))
@@ -119,7 +119,7 @@ async def _run_rate(
 
 
 async def _until(tasks: Iterable[asyncio.Task[None]], deadline: float) -> None:
-    """Wait for tasks until the deadline, and cut off those that are left."""
+    """Wait for tasks until the deadline, and cancel those that are left."""
     done, late = await asyncio.wait(tasks, timeout=max(0.0, deadline - time.perf_counter()))
     for task in late:
         task.cancel()

@@ -19,16 +19,17 @@ from pallas_kernels.held_matrix import is_held
 
 @dataclass(frozen=True)
 class Throughput:
-    """Holds the figures of one run.
+    """The figures of one run.
 
     Attributes:
         batch_seconds: wall time of the whole batch, all prompts sent at once.
         model_flop: multiply-adds of the weights times two, the head for sampled positions only; attention's own
             products are not counted.
-        gemm: FLOP/s of a 2048^3 float32 product, the mean of seconds before and after: the batch takes seconds too.
+        gemm: FLOP/s of a 2048^3 float32 product, measured for seconds before and after the batch and
+            averaged, as the batch takes seconds too.
         single_seconds: wall time of 128 tokens after a prompt of 128.
         weight_bytes: bytes of weights one decoded token must read.
-        bandwidth: bytes/s of ``jnp.sum``, likewise.
+        bandwidth: bytes/s of ``jnp.sum``, measured in the same way.
     """
 
     num_prompts: int
@@ -65,7 +66,7 @@ class Throughput:
 
 
 def run(llm: LLM, lengths: Lengths, *, single: int = 128) -> Throughput:
-    """Measure a warmed-up engine. Greedy, end-of-sequence ignored, so that the work is the same every time."""
+    """Measure a warmed-up engine: greedy, with end-of-sequence ignored, so that the work is always the same."""
     pairs = lengths.draw(llm.max_model_len)
     prompts = real_prompts(llm.tokenizer, [count for count, _ in pairs])
     params = [SamplingParams(temperature=0.0, max_tokens=out, ignore_eos=True) for _, out in pairs]
@@ -100,8 +101,10 @@ def run(llm: LLM, lengths: Lengths, *, single: int = 128) -> Throughput:
 
 
 def matrix_parameters(llm: LLM) -> tuple[int, int]:
-    """Return (weights of the layers' matrices, weights of the head): what each computed and each sampled token
-    multiplies."""
+    """Return (number of weights of the layers' matrices, number of weights of the head).
+
+    Each computed token is multiplied by the former, and each sampled token by the latter.
+    """
     return _of_matrices(llm, lambda matrix: math.prod(matrix.shape))
 
 
@@ -113,7 +116,7 @@ def matrix_bytes(llm: LLM) -> int:
 
 
 def _of_matrices(llm: LLM, size: Callable[[Any], int]) -> tuple[int, int]:
-    """Return `size` of the layers' matrices, added up, and that of the head."""
+    """Return the sum of `size` over the layers' matrices, and the `size` of the head."""
     layers, vocab = 0, 0
     tree = jax.tree_util.tree_flatten_with_path(llm.control.held_weights.described, is_leaf=is_held)
     for path, leaf in tree[0]:

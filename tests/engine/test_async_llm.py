@@ -401,7 +401,7 @@ def test_a_call_is_answered_though_the_news_after_it_cannot_be_read(folder, monk
 
     async def main():
         engine = AsyncLLM(folder, kv_cache_memory_bytes=1 << 20, **SETTINGS)
-        replica, read = engine.control.engine.replicas[0], TokenReader.read
+        read = TokenReader.read
         reported = threading.Event()
 
         def report():
@@ -413,14 +413,15 @@ def test_a_call_is_answered_though_the_news_after_it_cannot_be_read(folder, monk
                 raise MemoryError("no room for news")
             return read(reader)
 
-        monkeypatch.setattr(replica, "memory_report", report)
+        monkeypatch.setattr(engine.control, "prepare_report", lambda **_: report)
         monkeypatch.setattr(TokenReader, "read", news)
-        asking = asyncio.create_task(outputs_of(engine, "one", params=LONG))
-        await engine.check_health()
+        stream = engine.generate(TEXT, LONG, "one")
+        await anext(stream)
         with pytest.raises(MemoryError, match="no room for news"):
             await engine.memory_report()
         with pytest.raises(EngineStopped, match="no room for news"):
-            await asking
+            async for _ in stream:
+                pass
         await engine.shutdown()
 
     run(main())

@@ -65,7 +65,7 @@ def test_a_million_operations_leak_nothing():
 @pytest.mark.parametrize("kind", ["embeddings", "image KV"])
 def test_an_image_that_is_found_although_a_part_of_it_was_evicted_is_noticed(kind, monkeypatch):
     monkeypatch.setitem(globals(), "POOLS", {kind: POOLS[kind]})
-    monkeypatch.setattr(ImageBlocks, "lost", lambda self, block: None)
+    monkeypatch.setattr(ImageBlocks, "evicted", lambda self, block: None)
     with pytest.raises((AssertionError, RuntimeError), match=r"shared but empty|is another's|is still cached"):
         fuzz(4000, seed=0, per_pool=1000)
 

@@ -210,7 +210,7 @@ def with_(name, array):
         ),
         (
             with_(f"{DOWN}.weight", np.ones((192, 320), np.float16)),
-            f"{DOWN}.weight has {DOWN}.weight_scale_inv, but is float16, not float8_e4m3fn",
+            f"{DOWN}.weight is float16, not float8_e4m3fn, but has {DOWN}.weight_scale_inv",
         ),
     ],
 )

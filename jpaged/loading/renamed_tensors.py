@@ -27,18 +27,26 @@ class RenamedTensors:
     def names(self) -> Iterable[str]:
         return self._stored.keys()
 
+    def stored_name(self, name: str) -> str:
+        """Return the checkpoint's name of a tensor.
+
+        Raises:
+            KeyError: there is none of this new name.
+        """
+        return self._stored[name]
+
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._whole.shape(self._stored[name])
+        return self._whole.shape(self.stored_name(name))
 
     def dtype(self, name: str) -> np.dtype:
-        return self._whole.dtype(self._stored[name])
+        return self._whole.dtype(self.stored_name(name))
 
     def read(self, name: str) -> np.ndarray | HostArray:
-        return self._whole.read(self._stored[name])
+        return self._whole.read(self.stored_name(name))
 
     def encodings(self, name: str) -> Sequence[Encoding]:
-        return self._whole.encodings(self._stored[name]) if isinstance(self._whole, CodedReader) else []
+        return self._whole.encodings(self.stored_name(name)) if isinstance(self._whole, CodedReader) else []
 
     def spread_codes(self, name: str, form: WeightFormat) -> SpreadCodes:
         assert isinstance(self._whole, CodedReader), name
-        return self._whole.spread_codes(self._stored[name], form)
+        return self._whole.spread_codes(self.stored_name(name), form)

@@ -47,10 +47,21 @@ def as_stored(weights: TensorReader, config: PretrainedConfig) -> TensorReader:
     for embedding in embeddings:
         owner = embedding.rpartition(".")[0]
         if any(name.startswith(f"{owner}.") for name in names):
-            return RenamedTensors(
-                weights, {f"{embedding}.weight" if name == VOCABULARY_HEAD else name: name for name in weights.names()}
-            )
+            return _HeadAsEmbedding(weights, f"{embedding}.weight")
     return weights
+
+
+class _HeadAsEmbedding(RenamedTensors):
+    """Reads a checkpoint that stores the vocabulary's head alone as one that stores the embedding instead.
+
+    A reader of a vision-language model has tensors that it does not list among its names; they keep theirs.
+    """
+
+    def __init__(self, whole: TensorReader, embedding: str):
+        super().__init__(whole, {embedding if name == VOCABULARY_HEAD else name: name for name in whole.names()})
+
+    def stored_name(self, name: str) -> str:
+        return self._stored.get(name, name)
 
 
 def refuse_other_head(weights: TensorReader, used: Collection[str]) -> None:

@@ -529,12 +529,6 @@ class MemoryManager:
         """Return how many large pages hold nothing in use: free ones, and those with cached blocks only."""
         return self._allocator.pages.num_available
 
-    @property
-    def reserved_blocks(self) -> list[int]:
-        """Return, for each group, the number of blocks that sequences hold and of empty ones that no other group can
-        have."""
-        return [group.num_used + group.num_empty for group in self._allocator.groups]
-
     def capacity(self, seq_id: int) -> int:
         """Return how many tokens the sequence's tables can hold without a new block, the least over groups."""
         return self._sequences[seq_id].num_reserved()

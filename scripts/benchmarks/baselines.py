@@ -306,7 +306,7 @@ class Stream:
 
 @dataclass
 class Step:
-    """What one iteration computes.
+    """The work of one iteration.
 
     Attributes:
         decodes: tokens that each decoding sequence has before this step.

@@ -196,7 +196,7 @@ class Rankings:
 
 @dataclass(frozen=True)
 class Engine:
-    """What an engine loses against the roofline.
+    """The losses of an engine against the roofline.
 
     Attributes:
         attained: share of the device's bandwidth, FLOP/s and link that its kernels attain.
@@ -259,7 +259,7 @@ class Machine:
 
 @dataclass
 class Outcome:
-    """What a simulation gave.
+    """The result of a simulation.
 
     Attributes:
         latencies: seconds to the end for each token of the output, of each request that counts.

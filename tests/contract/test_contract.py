@@ -1,4 +1,4 @@
-"""What version 0.2.0 gave its users holds: tokens, flags, paths, and the files that it wrote."""
+"""The promises of version 0.2.0 hold: tokens, flags, paths, and the files that it wrote."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ STEPS = {
     "disk": "begin_step comes_in take_moves",
     "prefetch": "waits_for let_go",
 }
-"""What acquires and releases, by the part of the memory that does it; "" is the memory itself."""
+"""Methods that acquire and release, by the part of the memory that does it; "" is the memory itself."""
 
 
 class Fault(Exception):

@@ -16,7 +16,8 @@ def on_thread_pool(x: Shaped[Array, "*axes"], *, impl: Impl | None = None) -> Sh
     On a CPU a program is a sequence of operations. It begins on the thread that dispatched it, in addition to the
     pool's threads, one per processor. So one thread more than there are processors shares the items of a loop; while
     two of them take turns on one processor, another processor is idle until the system moves one of them. From the call
-    that gives `x` on, the program runs on the pool's threads alone.
+    that gives `x` on, the program runs on the pool's threads alone, unless the pool answers before the dispatching
+    thread has left the call: that thread then goes on, and only speed is lost.
 
     Args:
         x: an operand of the operations that matter; small, as it is copied unless the program may overwrite it.

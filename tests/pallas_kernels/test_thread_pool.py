@@ -34,8 +34,10 @@ def name_of(move):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads' names are read where Linux has them")
 def test_what_follows_runs_on_a_thread_of_the_pool():
-    assert name_of(lambda x: on_thread_pool(x, impl="cpu")) == POOL
-    assert name_of(lambda x: on_thread_pool(x, impl="xla")) != POOL
+    # A thread of the pool that is done before the dispatching one waits for it leaves the rest to that one, now and then.
+    moved = {name_of(lambda x: on_thread_pool(x, impl="cpu")) for _ in range(20)}
+    stayed = {name_of(lambda x: on_thread_pool(x, impl="xla")) for _ in range(20)}
+    assert POOL in moved and POOL not in stayed
 
 
 @pytest.mark.parametrize("x", [np.arange(7), np.zeros((0, 3), np.float32), np.float16(1.5), np.ones((2, 3, 5), bool)])

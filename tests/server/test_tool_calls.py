@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from tiny_chat_model import byte_level_tokenizer
 
+from jpaged import SamplingParams
 from jpaged.server.messages.chat_turn import ChatTurn
 from jpaged.server.messages.parts import CallArguments, CallStart, Content, PlainReader, Reasoning
 from jpaged.server.messages.thoughts import THINK
@@ -179,7 +180,9 @@ def test_calls_are_free_forced_and_single_as_was_asked(allows, family):
     for thought, begun in (("may", "<think>"), ("runs", "")):
         assert allows(family, f"{begun}so < it is</think>{one}", forced=True, thought=thought)
         assert allows(family, one, forced=True, thought=thought) is (thought == "may")
-    assert not allows(family, "<think>so</think>" + one, forced=True)
+    for thought in ("none", "over"):
+        assert not allows(family, "<think>so</think>" + one, forced=True, thought=thought)
+        assert allows(family, one, forced=True, thought=thought)
 
 
 def test_json_may_come_behind_a_thought(allows):
@@ -190,6 +193,8 @@ def test_json_may_come_behind_a_thought(allows):
         ("runs", 'so</think>{"a":1}', True),
         ("runs", '{"a":1}', False),
         ("none", '<think>so</think>{"a":1}', False),
+        ("over", '{"a":1}', True),
+        ("over", '<think>so</think>{"a":1}', False),
     ):
         schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
         assert allows(THINK.before_json(schema, thought), text) is want, (thought, text)
@@ -217,6 +222,39 @@ def test_any_shape_comes_behind_a_thought_that_the_prompt_began(allows, shape, t
     assert not allows(grammar, text) and not allows(grammar, f"so it is</think>{other}")
 
 
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"const": "yes"}}}
+TOOL = {"type": "function", "function": {"name": "g"}}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "continued", "thought"),
+    [
+        ("hi", None, "may"),
+        ("hi<think>\n", None, "runs"),
+        ("hi<think>\n\n</think>\n\n", None, "over"),
+        ("hi</think>", None, "over"),
+        ("what is <think>?", None, "may"),
+        ("hi<think>so it", "<think>so it", "runs"),
+        ("hi<think>so</think> ye", "<think>so</think> ye", "over"),
+        ("hi ye", "ye", "may"),
+    ],
+)
+@pytest.mark.parametrize("asked", [{"response_format": SCHEMA}, {"tools": [TOOL], "tool_choice": "required"}])
+def test_a_thought_begins_only_where_the_prompt_leaves_room_for_one(allows, asked, prompt, continued, thought):
+    messages = [{"role": "user", "content": "hi"}]
+    if continued is not None:
+        messages.append({"role": "assistant", "content": continued})
+    body = ChatRequest(messages=messages, continue_final_message=continued is not None, **asked)
+    turn = ChatTurn(body, byte_level_tokenizer(), tool_parser="hermes", reasoning_parser="think")
+    turn.follow(prompt)
+    shape = body.sampling_params(SamplingParams(), **turn.parameters()).structured_outputs
+    grammar = shape.grammar or f"start: %json {json.dumps(shape.json)}"
+    answer = '"yes"' if "response_format" in asked else written("hermes", ("g", {}))
+    assert allows(grammar, answer) is (thought != "runs")
+    assert allows(grammar, f"<think>so</think>{answer}") is (thought in ("may", "runs"))
+    assert allows(grammar, f"so</think>{answer}") is (thought == "runs")
+
+
 @pytest.mark.parametrize(("family", "mark"), [("hermes", "<tool_call>"), ("mistral", "[TOOL_CALLS]")])
 def test_a_mark_that_is_no_token_is_written_as_text_where_the_tokenizer_has_an_unknown_token(family, mark):
     tokenizer = byte_level_tokenizer()
@@ -232,7 +270,7 @@ def test_a_mark_that_is_no_token_is_written_as_text_where_the_tokenizer_has_an_u
 
 # ---------------------------------------------------------------------- answers that may be text
 
-THOUGHTS = {"none": "", "may": "<think>so < it is</think>", "runs": "so < it is</think>"}
+THOUGHTS = {"none": "", "may": "<think>so < it is</think>", "runs": "so < it is</think>", "over": ""}
 """What may come before an answer, and such a thought."""
 
 
@@ -255,7 +293,10 @@ def test_a_call_behind_a_thought_follows_its_schema(allows, family, thought):
     assert allows(family, begun + two, thought=thought)
     assert not allows(family, begun + two, thought=thought, parallel=False)
     assert allows(family, begun, thought=thought) and allows(family, f"{begun} yes", thought=thought)
-    if thought == "may":
+    if thought == "over":
+        assert not allows(family, "<think>so", thought=thought)
+        assert not allows(family, f" <think>so</think>{good}", thought=thought)
+    if thought in ("may", "over"):
         assert allows(family, good, thought=thought) and not allows(family, bad(family), thought=thought)
         assert allows(family, "<thanks", thought=thought) and allows(family, "no <think> of it", thought=thought)
 

@@ -37,7 +37,7 @@ class ChatTurn:
         self.include_reasoning = body.include_reasoning
         self._tools = self._offered(tool_parser)
         self._form = format_of(tool_parser, self._special) if self._tools and tool_parser else None
-        self._inside = False
+        self._thought: Thought = "none"
         both = body.continue_final_message and body.add_generation_prompt
         if both and "add_generation_prompt" in body.model_fields_set:
             message = "continue_final_message=true continues a message, and add_generation_prompt=true begins one"
@@ -82,8 +82,11 @@ class ChatTurn:
         }
 
     def follow(self, prompt: str) -> None:
-        """Take note of the prompt that the answer follows: it may have begun a thought."""
-        self._inside = self._marks is not None and self._marks.begun_by(prompt)
+        """Take note of the prompt that the answer follows: it may have begun or ended a thought."""
+        if self._marks is not None:
+            last = (self._body.messages[-1].content or "") if self._body.continue_final_message else ""
+            begun = last if isinstance(last, str) else "".join(part.text or "" for part in last)
+            self._thought = self._marks.after(prompt, begun)
 
     def parameters(self) -> dict[str, Any]:
         """Return the sampling parameters for tool calls or for a shape after a thought. Call `follow` before."""
@@ -113,10 +116,10 @@ class ChatTurn:
 
         A shape of structured_outputs applies to the whole text, thought included, unless the prompt began a thought.
         """
-        if self._marks is None:
+        if self._marks is None or self._thought == "over":
             return {}
         if self._body.structured_outputs is not None:
-            if not self._inside:
+            if self._thought != "runs":
                 return {}
             try:
                 rule = shape_rule(self._body.structured_outputs.shape())
@@ -132,10 +135,6 @@ class ChatTurn:
         grammar = self._marks.before_json(schema, self._thought)
         return {"structured_outputs": StructuredOutputsParams(grammar=grammar)}
 
-    @property
-    def _thought(self) -> Thought:
-        return "runs" if self._inside else "none" if self._marks is None else "may"
-
     def _special(self, text: str) -> int | None:
         token = _token_of(self._tokenizer, text)
         return token if token in self._tokenizer.all_special_ids else None
@@ -148,7 +147,7 @@ class ChatTurn:
     def reader(self) -> Reader:
         """Return a reader of one output."""
         answer: Reader = PlainReader() if self._form is None else self._form.reader()
-        return answer if self._marks is None else self._marks.reader(answer, inside=self._inside)
+        return answer if self._marks is None else self._marks.reader(answer, inside=self._thought == "runs")
 
     def thought_tokens(self, reader: Reader) -> ThoughtTokens | None:
         """Return a counter for the thought of the output that `reader` reads; None if thoughts are not split off."""

@@ -15,8 +15,12 @@ from typing import Any, Literal
 from jpaged.server.messages.parts import Part, Reader, Reasoning, held_back
 from jpaged.structured_outputs import StructuredOutputsParams, is_gbnf
 
-Thought = Literal["none", "may", "runs"]
-"""The thought before an answer: none, an optional one, or the rest of one that the prompt began."""
+Thought = Literal["none", "may", "runs", "over"]
+"""The thought before an answer.
+
+"none": the server splits no thoughts off. "may": an optional one. "runs": the rest of one that the prompt began. "over":
+the prompt ended one, as a template does where thinking is switched off, so none may begin.
+"""
 ANY = "/(.|\\n)*/"
 SPACE = "[\\s\\x1c-\\x1f]"
 """The characters that Python's str.strip removes; llguidance's ``\\s`` lacks the last four."""
@@ -160,15 +164,24 @@ class ThoughtFormat:
         """Return a reader of one output; see `ThoughtReader`."""
         return self.parser(answer, self, inside=inside)
 
-    def begun_by(self, prompt: str) -> bool:
-        """Tell whether a prompt begins the thought, so that the output goes on within it."""
-        return prompt.rstrip().endswith(self.begin)
+    def after(self, prompt: str, continued: str = "") -> Thought:
+        """Return the thought that an answer to a prompt may have.
+
+        Args:
+            prompt: the rendered conversation.
+            continued: the beginning of the answer, if the conversation's last message is continued.
+        """
+        prompt, continued = prompt.rstrip(), continued.strip()
+        begun = continued.startswith(self.begin)
+        if prompt.endswith(self.end) or (begun and self.end in continued):
+            return "over"
+        return "runs" if begun or prompt.endswith(self.begin) else "may"
 
     # ------------------------------------------------------------------ grammars, in Lark as llguidance reads it
 
     def before_forced(self, thought: Thought) -> tuple[str, list[str]]:
         """Return the beginning of the rule of an answer with a forced shape, and the rules that it refers to."""
-        if thought == "none":
+        if thought in ("none", "over"):
             return "", []
         before = "(thought GAP?)?" if thought == "may" else "thought GAP?"
         return before, [self._terminal(thought), "thought[lazy]: THOUGHT", f"GAP: /{SPACE}{{1,8}}/"]
@@ -186,15 +199,19 @@ class ThoughtFormat:
         """Return the alternatives of `start` for an answer without a forced shape, and the rules that they refer to.
 
         The alternatives refer to the rule `said`, an answer with or without a thought before it, and for an optional
-        thought to `first`, an answer that does not begin with `THINKS`. A thought need not end.
+        thought to `first`, an answer that does not begin with `THINKS`. After a thought that is over, `first` is the
+        only one. A thought need not end.
         """
         if thought == "none":
             return "said", []
         ended = f"ENDED: {ANY} {json.dumps(self.end)} {ANY}"
+        thinks = f"THINKS: /{SPACE}*{_escaped(self.begin)}(.|\\n)*/"
+        if thought == "over":
+            return "first", [thinks]
         rules = [self._terminal(thought), "thought[lazy]: THOUGHT", ended]
         if thought == "runs":
             return "thought said | THINKING", [*rules, f"THINKING: {ANY} & ~ENDED"]
-        rules += [f"THINKS: /{SPACE}*{_escaped(self.begin)}(.|\\n)*/", "THINKING: THINKS & ~ENDED"]
+        rules += [thinks, "THINKING: THINKS & ~ENDED"]
         return "thought said | THINKING | first", rules
 
     def _terminal(self, thought: Thought) -> str:

@@ -282,8 +282,9 @@ class ToolFormat:
         """
         start, rules = marks.before_text(thought)
         rules = [f"start: {start}", *rules, f"CALLED: {self._called}", f"SPACES: /{SPACE}+/"]
-        rules += self._said("said", special)
-        return [*rules, *self._said("first", special, " & ~THINKS")] if thought == "may" else rules
+        if thought != "over":
+            rules += self._said("said", special)
+        return [*rules, *self._said("first", special, " & ~THINKS")] if thought in ("may", "over") else rules
 
     @property
     def _called(self) -> str:

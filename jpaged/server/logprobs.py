@@ -2,28 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from codecs import getincrementaldecoder
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jpaged.outputs import Logprob
 
-HALF = "\ufffd"
-"""The decoded text of a token that ends within a character."""
+_HALF = "\ufffd"
+"""Part of the decoded text of a token that begins or ends within a character."""
+_MOST_BYTES = 4
+"""Most bytes of a character in UTF-8."""
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_PLAIN = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_BYTES = {chr(byte): byte for byte in _PLAIN}
+_BYTES |= {chr(256 + i): byte for i, byte in enumerate(byte for byte in range(256) if byte not in _PLAIN)}
+"""Bytes by the characters that stand for them in the pieces of byte-level BPE."""
 
 
-def chat_logprobs(token_ids: Sequence[int], entries: Sequence[Mapping[int, Logprob]], num_top: int) -> dict[str, Any]:
-    """Return `choices[].logprobs` of a chat completion."""
-    return {"content": [_chat_entry(*pair, num_top) for pair in zip(token_ids, entries, strict=True)]}
+def token_bytes(token: int, text: str, tokenizer: Any) -> bytes:
+    """Return the bytes of a token.
+
+    Args:
+        text: the token decoded alone, which has replacement characters for parts of characters.
+        tokenizer: a transformers tokenizer; None: the bytes are those of `text`.
+    """
+    if _HALF not in text or tokenizer is None:
+        return text.encode()
+    piece = tokenizer.convert_ids_to_tokens(token)
+    if not isinstance(piece, str):
+        return text.encode()
+    if byte := _BYTE.fullmatch(piece):
+        return bytes([int(byte[1], 16)])
+    by_bytes = "ByteLevel" in repr(getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None))
+    if not by_bytes or any(character not in _BYTES for character in piece):
+        return text.encode()
+    return bytes(_BYTES[character] for character in piece)
 
 
-def _chat_entry(token: int, entry: Mapping[int, Logprob], num_top: int) -> dict[str, Any]:
-    best = sorted((other for other in entry.values() if other.rank <= num_top), key=lambda other: other.rank)
-    return {**_chat_token(entry[token]), "top_logprobs": [_chat_token(other) for other in best[:num_top]]}
+def chat_logprobs(
+    token_ids: Sequence[int], entries: Sequence[Mapping[int, Logprob]], num_top: int, tokenizer: Any = None
+) -> dict[str, Any]:
+    """Return `choices[].logprobs` of a chat completion; for `tokenizer` see `token_bytes`."""
+    return {"content": [_chat_entry(*pair, num_top, tokenizer) for pair in zip(token_ids, entries, strict=True)]}
 
 
-def _chat_token(found: Logprob) -> dict[str, Any]:
+def _chat_entry(token: int, entry: Mapping[int, Logprob], num_top: int, tokenizer: Any) -> dict[str, Any]:
+    best = sorted((pair for pair in entry.items() if pair[1].rank <= num_top), key=lambda pair: pair[1].rank)
+    top = [_chat_token(other, found, tokenizer) for other, found in best[:num_top]]
+    return {**_chat_token(token, entry[token], tokenizer), "top_logprobs": top}
+
+
+def _chat_token(token: int, found: Logprob, tokenizer: Any) -> dict[str, Any]:
     text = found.decoded_token or ""
-    return {"token": text, "logprob": found.logprob, "bytes": None if HALF in text else list(text.encode())}
+    return {"token": text, "logprob": found.logprob, "bytes": list(token_bytes(token, text, tokenizer))}
 
 
 class CompletionLogprobs:
@@ -31,23 +63,39 @@ class CompletionLogprobs:
 
     Args:
         num_top: tokens at each position in `top_logprobs`; the chosen token is added if it is not among them.
+        tokenizer: see `token_bytes`.
+        hidden: tokens that the output's text does not show.
+        before: tokens before the first one, which may end within a character.
+
+    The offset of a token is that of the character in which its text begins.
     """
 
-    def __init__(self, num_top: int) -> None:
+    def __init__(
+        self, num_top: int, tokenizer: Any = None, hidden: Collection[int] = (), before: Sequence[int] = ()
+    ) -> None:
         self._num_top = num_top
+        self._tokenizer = tokenizer
+        self._hidden = hidden
         self._offset = 0
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+        if tokenizer is not None:
+            for token in before[-_MOST_BYTES:]:
+                self._decoder.decode(token_bytes(token, tokenizer.decode([token]), tokenizer))
+        self._in_character = bool(self._decoder.getstate()[0])
 
     def piece(
         self,
         token_ids: Sequence[int],
         entries: Sequence[Mapping[int, Logprob] | None],
         *,
+        num_prompt: int = 0,
         first: str = "",
         echo: str = "",
     ) -> dict[str, Any]:
         """Return the log-probabilities of the next tokens; a prompt's first token has none.
 
         Args:
+            num_prompt: number of leading tokens that are the prompt's.
             first: text of the prompt's first token, if the prompt is among the tokens.
             echo: the prompt's text. It lacks the first token if the tokenizer added that, and a leading space if
                 SentencePiece added one.
@@ -59,8 +107,18 @@ class CompletionLogprobs:
             found["token_logprobs"].append(None if entry is None else entry[token].logprob)
             found["top_logprobs"].append(None if entry is None else self._top(token, entry))
             found["text_offset"].append(self._offset)
-            self._offset += len(_shown(text, echo) if echo and number < 2 and self._offset == 0 else text)
+            if echo and number < 2 and self._offset == 0 and _HALF not in text:
+                text = _shown(text, echo)
+            if number < num_prompt or token not in self._hidden:
+                self._offset += self._num_characters(token_bytes(token, text, self._tokenizer))
         return found
+
+    def _num_characters(self, more: bytes) -> int:
+        """Return how many characters more bytes complete, without the replacement of one that the prompt began."""
+        text = self._decoder.decode(more)
+        if text and self._in_character:
+            self._in_character, text = False, text.removeprefix(_HALF)
+        return len(text)
 
     def _top(self, token: int, entry: Mapping[int, Logprob]) -> dict[str, float]:
         ranked = sorted(entry.items(), key=lambda pair: pair[1].rank)

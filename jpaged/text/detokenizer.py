@@ -125,8 +125,9 @@ class IncrementalDecoder:
         skip_special_tokens: leave special tokens out of the text.
         spaces_between_special_tokens: False leaves out the spaces between special and other added tokens that follow
             each other.
-        prompt: the tokens before the first one. Their text is no part of the pieces, but where the last ones begin a
-            character that they do not end: the text of these tokens begins the first piece, as with vLLM.
+        prompt: the tokens before the first one. Their text is no part of the pieces. If the last ones begin a character
+            that the first output tokens end, that character begins the first piece; if they do not end it, its
+            replacement character belongs to the prompt.
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class IncrementalDecoder:
         self._num_before = self._num_settled()  # tokens of the window whose text is no part of the next piece
         self._before = self._decode(self._window[: self._num_before])  # their text
         self._now: str | None = self._decode(self._window)  # the window's text; None after a byte token
+        self._prompt_end = self._now  # "" after the first piece
 
     def whole(self, tokens: Sequence[int]) -> str:
         """Return the text of all the tokens there will be; `push` was not called."""
@@ -196,7 +198,7 @@ class IncrementalDecoder:
 
     def _give_out(self) -> str:
         now = self._decode(self._window) if self._now is None else self._now
-        piece = now[len(self._before) :]
+        piece = self._new_in(now)
         self._window = self._window[self._num_before :]
         self._num_before = len(self._window)
         self._before = self._now = self._decode(self._window)
@@ -213,11 +215,16 @@ class IncrementalDecoder:
             if now.startswith(head) and not self._is_byte(self._window[end - 1]):
                 self._window = self._window[self._num_before :]
                 self._num_before = end - self._num_before
-                piece = head[len(self._before) :]
+                piece = self._new_in(head)
                 self._before = self._decode(self._window[: self._num_before])
                 self._now = self._decode(self._window)
                 return piece
         return ""
+
+    def _new_in(self, text: str) -> str:
+        """Return the part of the window's text that is in no piece and not the prompt's."""
+        unfinished, self._prompt_end = self._prompt_end, ""
+        return text[len(unfinished if unfinished and text.startswith(unfinished) else self._before) :]
 
     def _decode(self, tokens: list[int]) -> str:
         if not self._joined:

@@ -1,10 +1,12 @@
 """`/v1/completions` gives what the engine gives, whole and streamed, in OpenAI's form."""
 
 import pytest
+from kinds_of_tokenizers import TOKENIZERS
 
 from jpaged import BeamSearchParams, SamplingParams
 from jpaged.outputs import Logprob
-from jpaged.server.logprobs import CompletionLogprobs
+from jpaged.server.logprobs import CompletionLogprobs, chat_logprobs
+from jpaged.text.detokenizer import IncrementalDecoder
 
 PATH = "/v1/completions"
 BODY = {"model": "tiny", "prompt": "the cab", "max_tokens": 12, "temperature": 1.0, "seed": 5, "ignore_eos": True}
@@ -87,6 +89,34 @@ def test_a_mark_that_the_tokenizer_put_before_a_text_has_no_place_in_it():
     words = [None, {2: Logprob(-1.0, 1, " the")}, {3: Logprob(-1.0, 1, " cab")}]
     found = CompletionLogprobs(0).piece([1, 2, 3, 3], [*words, words[2]], first="<s>", echo="the cab")
     assert found["text_offset"] == [0, 0, 3, 7]
+
+
+@pytest.mark.parametrize("kind", ["byte level", "sentencepiece"])
+def test_offsets_count_characters_whatever_tokens_they_are_made_of(kind):
+    tokenizer = TOKENIZERS[kind]()
+    if kind == "byte level":
+        ids = [*tokenizer.encode("a😀é", add_special_tokens=False), tokenizer.convert_tokens_to_ids("s")]
+        want = [0, 1, 1, 2, 2, 3]
+    else:
+        ids = tokenizer.convert_tokens_to_ids(["s", "<0xE6>", "<0x97>", "<0xA5>", "é", "s"])
+        want = [0, 1, 1, 1, 2, 3]
+    ids.insert(-1, tokenizer.convert_tokens_to_ids("</s>"))
+    want.insert(-1, want[-1])
+    entries = [{token: Logprob(-1.0, 1, tokenizer.decode([token]))} for token in ids]
+    hidden = frozenset([tokenizer.convert_tokens_to_ids("</s>")])
+    found = CompletionLogprobs(0, tokenizer, hidden).piece(ids, entries)
+    text = tokenizer.decode([token for token in ids if token not in hidden])
+    assert found["text_offset"] == want and want[-1] == len(text) - 1
+    for cut in range(1, len(ids)):  # after a prompt that may end inside a character
+        later = CompletionLogprobs(0, tokenizer, hidden, before=ids[:cut])
+        decoder = IncrementalDecoder(tokenizer, prompt=ids[:cut])
+        places = later.piece(ids[cut:], entries[cut:])["text_offset"]
+        shown = "".join([*map(decoder.push, ids[cut:]), decoder.finish()])
+        assert places[-1] == len(shown) - (ids[-1] not in hidden)
+    halves = [entry["bytes"] for entry in chat_logprobs(ids, entries, 1, tokenizer)["content"]]
+    assert b"".join(map(bytes, halves)).decode() == tokenizer.decode(ids)
+    alternatives = chat_logprobs(ids, entries, 1, tokenizer)["content"][1]["top_logprobs"]
+    assert alternatives[0]["bytes"] == halves[1]
 
 
 def test_what_prompt_logprobs_may_not_be_is_refused_beside_echo_as_it_is_alone(server):

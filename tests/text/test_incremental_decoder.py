@@ -135,10 +135,13 @@ def test_behind_a_prompt_all_at_once_is_the_same_as_token_by_token(tokenizer, da
 def test_a_prompt_that_ends_inside_a_character_has_it_completed(bytes_):
     ids = bytes_.encode("a😀é", add_special_tokens=False)
     assert pieces(bytes_, ids[2:], False, ids[:2]) == ["😀", "", "é", ""]
-    assert pieces(bytes_, ids[:1], False, ids[:2]) == ["\ufffda", ""]
+    assert pieces(bytes_, ids[:1], False, ids[:2]) == ["a", ""]
+    assert pieces(bytes_, [], False, ids[:2]) == [""] and pieces(bytes_, ids[1:3], False, ids[:2]) == ["", "😀", ""]
+    assert IncrementalDecoder(bytes_, prompt=ids[:2]).whole(ids[:1]) == "a"
     runs = sentencepiece()
     ids = runs.convert_tokens_to_ids(["▁cab", "<0xE6>", "<0x97>", "<0xA5>", "s"])
     assert pieces(runs, ids[3:], False, ids[:3]) == ["", "日s", ""]
+    assert pieces(runs, ids[4:], False, ids[:3]) == ["s", ""]
 
 
 def test_the_first_word_behind_a_prompt_keeps_its_space():

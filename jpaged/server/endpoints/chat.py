@@ -93,7 +93,8 @@ class _Chat:
     def _logprobs(self, one: CompletionOutput) -> dict[str, Any] | None:
         if one.logprobs is None:
             return None
-        return chat_logprobs(one.token_ids, one.logprobs, self._body.top_logprobs or 0)
+        tokenizer = self._serving.engine.tokenizer
+        return chat_logprobs(one.token_ids, one.logprobs, self._body.top_logprobs or 0, tokenizer)
 
     # ------------------------------------------------------------------ streamed
 

@@ -136,7 +136,7 @@ class _Completion:
         if not generated:
             choice |= {"finish_reason": "length", "stop_reason": None}
         if body.logprobs is not None:
-            piece = CompletionLogprobs(body.logprobs)
+            piece = self._scores(body.logprobs, output)
             tokens, entries = (list(one.token_ids), list(one.logprobs or ())) if generated else ([], [])
             if self._scores_prompt:
                 tokens, entries = [*output.prompt_token_ids, *tokens], [*(output.prompt_logprobs or ()), *entries]
@@ -155,12 +155,19 @@ class _Completion:
             return output.prompt
         return self._serving.engine.tokenizer.decode(output.prompt_token_ids)
 
-    def _unscored(self, output: RequestOutput) -> dict[str, str]:
-        """Return the texts of the prompt's first token, which has no log-probability, and of the prompt."""
+    def _scores(self, num_top: int, output: RequestOutput) -> CompletionLogprobs:
+        tokenizer = self._serving.engine.tokenizer
+        hides = tokenizer is not None and self._body.skip_special_tokens is not False
+        hidden = frozenset(tokenizer.all_special_ids) if hides else ()
+        return CompletionLogprobs(num_top, tokenizer, hidden, () if self._scores_prompt else output.prompt_token_ids)
+
+    def _unscored(self, output: RequestOutput) -> dict[str, Any]:
+        """Return the number of the prompt's tokens, the text of the first, which has no log-probability, and the
+        prompt's text."""
         if not self._scores_prompt:
             return {}
         first = self._serving.engine.tokenizer.decode(output.prompt_token_ids[:1])
-        return {"first": first, "echo": self._echo(output)}
+        return {"num_prompt": len(output.prompt_token_ids), "first": first, "echo": self._echo(output)}
 
     # ------------------------------------------------------------------ streamed
 
@@ -194,7 +201,7 @@ class _Completion:
                         continue
                     choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, **ending(one)}
                     if body.logprobs is not None:
-                        piece = pieces.setdefault(index, CompletionLogprobs(body.logprobs))
+                        piece = pieces.setdefault(index, self._scores(body.logprobs, output))
                         unscored = self._unscored(output) if first else {}
                         choice["logprobs"] = piece.piece(tokens, entries, **unscored)
                     if body.return_token_ids:

@@ -18,8 +18,8 @@ from jpaged.structured_outputs import StructuredOutputsParams, is_gbnf
 Thought = Literal["none", "may", "runs", "over"]
 """The thought before an answer.
 
-"none": the server splits no thoughts off. "may": an optional one. "runs": the rest of one that the prompt began. "over":
-the prompt ended one, as a template does where thinking is switched off, so none may begin.
+"none": the server splits no thoughts off. "may": an optional one. "runs": the rest of one that the prompt began.
+"over": the prompt ended one, as a template does where thinking is switched off, so none may begin.
 """
 ANY = "/(.|\\n)*/"
 SPACE = "[\\s\\x1c-\\x1f]"

@@ -123,7 +123,8 @@ class Answer:
     def _logprobs(self, one: CompletionOutput) -> list[dict[str, Any]]:
         if one.logprobs is None or not self._body.includes_logprobs:
             return []
-        return chat_logprobs(one.token_ids, one.logprobs, self._body.top_logprobs or 0)["content"]
+        tokenizer = self._serving.engine.tokenizer
+        return chat_logprobs(one.token_ids, one.logprobs, self._body.top_logprobs or 0, tokenizer)["content"]
 
     def _last(self, output: RequestOutput, one: CompletionOutput, tokens: int, thought: int) -> Event:
         ended = self._ended(output, one, tokens, thought)

@@ -34,7 +34,7 @@ def name_of(move):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads' names are read where Linux has them")
 def test_what_follows_runs_on_a_thread_of_the_pool():
-    # A thread of the pool that is done before the dispatching one waits for it leaves the rest to that one, now and then.
+    # A pool thread that is done before the dispatching one waits for it leaves the rest to that one, now and then.
     moved = {name_of(lambda x: on_thread_pool(x, impl="cpu")) for _ in range(20)}
     stayed = {name_of(lambda x: on_thread_pool(x, impl="xla")) for _ in range(20)}
     assert POOL in moved and POOL not in stayed

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from jpaged.loading.gguf.expert_configs import gpt_oss, llama4, mixtral, qwen3_moe
-from jpaged.loading.gguf.fields import field, transformer
-from jpaged.loading.gguf.gemma_configs import gemma2, gemma3, gemma4
+import numpy as np
+
+from jpaged.loading.gguf.fields import every_model, field, shortest, transformer
+from jpaged.loading.gguf.names import unknown_tensors
 from jpaged.loading.gguf.reader import GGUFFile
-from jpaged.loading.gguf.state_configs import jamba, lfm2, mamba2
 from jpaged.loading.hugging_face import transformers
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def config_from_gguf(file: GGUFFile) -> PretrainedConfig:
 
 def _llama(file: GGUFFile) -> PretrainedConfig:
     if field(file, "expert_count", 0):
-        return mixtral(file)
+        return _mixtral(file)
     return transformers().LlamaConfig(
         **transformer(file),
         attention_bias="blk.0.attn_q.bias" in file.tensors,
@@ -51,19 +51,322 @@ def _qwen3(file: GGUFFile) -> PretrainedConfig:
     return transformers().Qwen3Config(**transformer(file), attention_bias="blk.0.attn_q.bias" in file.tensors)
 
 
+_LOCAL, _GLOBAL = "sliding_attention", "full_attention"
+
+
+def _gemma2(file: GGUFFile) -> PretrainedConfig:
+    """Return the config of architecture ``gemma2``."""
+    fields = transformer(file)
+    return transformers().Gemma2Config(
+        **fields,
+        query_pre_attn_scalar=_query_scalar(fields, layers_of_27b=46),
+        sliding_window=field(file, "attention.sliding_window"),
+        attn_logit_softcapping=field(file, "attn_logit_softcapping"),
+        final_logit_softcapping=field(file, "final_logit_softcapping"),
+    )
+
+
+def _gemma3(file: GGUFFile) -> PretrainedConfig:
+    """Return the config of architecture ``gemma3``.
+
+    Files name neither the local layers' frequencies nor which layers are local, unless they differ from Google's.
+    """
+    fields = transformer(file)
+    rope = {_GLOBAL: fields.pop("rope_parameters"), _LOCAL: _local_rope(file)}
+    return transformers().Gemma3TextConfig(
+        **fields,
+        query_pre_attn_scalar=_query_scalar(fields, layers_of_27b=62),
+        sliding_window=field(file, "attention.sliding_window"),
+        layer_types=_gemma3_layer_types(file, fields["num_hidden_layers"]),
+        rope_parameters=rope,
+        final_logit_softcapping=file.metadata.get("gemma3.final_logit_softcapping"),
+    )
+
+
+def _gemma4(file: GGUFFile) -> PretrainedConfig:
+    """Return the config of architecture ``gemma4``.
+
+    Raises:
+        ValueError: layers of one type differ, or the file has tensors that are not known, such as a second scale of a
+            matrix; says which.
+    """
+    if unknown := unknown_tensors(file):
+        raise ValueError(f"{file.path}: {len(unknown)} tensors of gemma4 are not supported, first: {unknown[0]}")
+    fields: dict[str, Any] = transformer(file, rotates=False)
+    layers, shared = fields["num_hidden_layers"], field(file, "attention.shared_kv_layers", 0)
+    types = _listed_layer_types(file, layers)
+    width, doubled = _mlp_widths(file, layers, shared)
+    head_dim = field(file, "attention.key_length_swa")
+    if (rotated := field(file, "rope.dimension_count_swa", head_dim)) != head_dim:
+        raise ValueError(f"{file.path}: rope.dimension_count_swa={rotated} of head size {head_dim}: not supported")
+    own_inputs = field(file, "embedding_length_per_layer_input", 0)
+    local_kv, global_kv = _kv_heads(file, types)
+    global_heads: dict[str, int] = {"head_dim": field(file, "attention.key_length")}
+    if global_kv != local_kv:
+        global_heads["num_key_value_heads"] = global_kv
+    fields |= {"intermediate_size": width, "head_dim": head_dim, "num_key_value_heads": local_kv}
+    if own_inputs and (table := file.tensors.get("per_layer_token_embd.weight")) is not None:
+        fields["vocab_size_per_layer_input"] = table.shape[0]  # the loader tells where there is none
+    return transformers().Gemma4TextConfig(
+        **fields,
+        **_gemma4_experts(file),
+        layer_types=types,
+        per_layer_config={number: dict(global_heads) for number, kind in enumerate(types) if kind == _GLOBAL},
+        sliding_window=field(file, "attention.sliding_window"),
+        rope_parameters={_LOCAL: _local_rope(file), _GLOBAL: _proportional_rope(file)},
+        final_logit_softcapping=file.metadata.get("gemma4.final_logit_softcapping") or None,
+        hidden_size_per_layer_input=own_inputs,
+        num_kv_shared_layers=shared,
+        use_double_wide_mlp=doubled,
+        attention_k_eq_v=_values_are_keys(file, types, shared),
+        attention_bias="blk.0.attn_q.bias" in file.tensors,
+    )
+
+
+def _gemma3_layer_types(file: GGUFFile, layers: int) -> list[str]:
+    """Return which layers slide: as listed, or all but every n-th, n being 6 where the file does not say."""
+    pattern = field(file, "attention.sliding_window_pattern", 6)
+    slides = pattern if isinstance(pattern, list) else [(n + 1) % pattern != 0 for n in range(layers)]
+    return [_LOCAL if local else _GLOBAL for local in slides]
+
+
+def _listed_layer_types(file: GGUFFile, layers: int) -> list[str]:
+    """Return which layers slide, as Gemma 4's files list them; the last one must not."""
+    slides = field(file, "attention.sliding_window_pattern")
+    if not isinstance(slides, list) or len(slides) != layers or slides[-1]:
+        raise ValueError(
+            f"{file.path}: gemma4.attention.sliding_window_pattern={slides} must say of each of {layers} layers "
+            "whether it slides, which the last one does not"
+        )
+    return [_LOCAL if local else _GLOBAL for local in slides]
+
+
+def _query_scalar(fields: dict[str, Any], layers_of_27b: int) -> int:
+    """Return Gemma's query scale, which files lack. llama.cpp takes ``embed / heads`` for the 27B model, which it knows
+    by its number of layers, and the head size for smaller ones."""
+    is_27b = fields["num_hidden_layers"] == layers_of_27b
+    return fields["hidden_size"] // fields["num_attention_heads"] if is_27b else fields["head_dim"]
+
+
+def _local_rope(file: GGUFFile) -> dict[str, Any]:
+    return {"rope_theta": shortest(field(file, "rope.freq_base_swa", 10000.0)), "rope_type": "default"}
+
+
+def _proportional_rope(file: GGUFFile) -> dict[str, Any]:
+    """Return the rotation of Gemma 4's global layers: the file divides the frequencies of pairs that stand still by a
+    number that leaves nothing of them, and those of the others, which come first, by one."""
+    if (kind := file.metadata.get("gemma4.rope.scaling.type", "none")) != "none":
+        raise ValueError(f"{file.path}: rope.scaling.type={kind!r} is not supported; none is")
+    pairs = field(file, "attention.key_length") // 2
+    if "rope_freqs.weight" not in file.tensors:
+        raise ValueError(f"{file.path}: no tensor rope_freqs.weight, which says how much of a head is rotated")
+    divisors = np.asarray(file.stored_rows("rope_freqs.weight"), np.float32)
+    turning = int((divisors == 1).sum())
+    if divisors.shape != (pairs,) or not np.all(divisors[:turning] == 1) or not np.all(divisors[turning:] > 1e20):
+        raise ValueError(f"{file.path}: rope_freqs.weight is not ones and then 1e30; not supported")
+    return {
+        "rope_theta": shortest(field(file, "rope.freq_base")),
+        "rope_type": "proportional",
+        "partial_rotary_factor": turning / pairs,
+    }
+
+
+def _mlp_widths(file: GGUFFile, layers: int, shared: int) -> tuple[int, bool]:
+    """Return the MLPs' width, and whether layers that read the KV of others have twice that."""
+    widths = field(file, "feed_forward_length")
+    if not isinstance(widths, list):
+        return widths, False
+    first = widths[0]
+    for doubled in (False, True):
+        if widths == [first] * (layers - shared) + [first * (1 + doubled)] * shared:
+            return first, doubled
+    raise ValueError(
+        f"{file.path}: gemma4.feed_forward_length={widths} must be one width, and it or its double in the "
+        f"last {shared} of {layers} layers"
+    )
+
+
+def _kv_heads(file: GGUFFile, types: list[str]) -> tuple[int, int]:
+    """Return the numbers of KV heads of local and of global layers; the same where there is but one of them."""
+    listed = field(file, "attention.head_count_kv")
+    by_layer = listed if isinstance(listed, list) else [listed] * len(types)
+    if len(by_layer) != len(types):
+        raise ValueError(f"{file.path}: gemma4.attention.head_count_kv={listed} has no entry for each of {len(types)}")
+    found = {kind: {heads for heads, own in zip(by_layer, types, strict=True) if own == kind} for kind in types}
+    for kind, heads in found.items():
+        if len(heads) > 1:
+            raise ValueError(f"{file.path}: gemma4.attention.head_count_kv={listed}: layers of {kind} must be alike")
+    (of_global,) = found[_GLOBAL]
+    return next(iter(found.get(_LOCAL, found[_GLOBAL]))), of_global
+
+
+def _values_are_keys(file: GGUFFile, types: list[str], shared: int) -> bool:
+    """Return whether global layers that keep KV have no values of their own: all of them, or none."""
+    keeping = range(len(types) - shared)
+    without = {number for number in keeping if f"blk.{number}.attn_v.weight" not in file.tensors}
+    if without and without != {number for number in keeping if types[number] == _GLOBAL}:
+        raise ValueError(f"{file.path}: layers {sorted(without)} have no attn_v.weight, as all global ones or none may")
+    return bool(without)
+
+
+def _gemma4_experts(file: GGUFFile) -> dict[str, Any]:
+    if not field(file, "expert_count", 0):
+        return {}
+    return {
+        "enable_moe_block": True,
+        "num_experts": field(file, "expert_count"),
+        "top_k_experts": field(file, "expert_used_count"),
+        "moe_intermediate_size": field(file, "expert_feed_forward_length"),
+    }
+
+
+def _mixtral(file: GGUFFile) -> PretrainedConfig:
+    """Return the config of architecture ``llama`` with experts."""
+    return transformers().MixtralConfig(
+        **transformer(file),
+        num_local_experts=field(file, "expert_count"),
+        num_experts_per_tok=field(file, "expert_used_count"),
+        sliding_window=None,
+    )
+
+
+def _qwen3_moe(file: GGUFFile) -> PretrainedConfig:
+    """Return the config of architecture ``qwen3moe``, in which every layer has experts."""
+    return transformers().Qwen3MoeConfig(
+        **transformer(file),
+        moe_intermediate_size=field(file, "expert_feed_forward_length"),
+        num_experts=field(file, "expert_count"),
+        num_experts_per_tok=field(file, "expert_used_count"),
+        norm_topk_prob=True,
+        attention_bias="blk.0.attn_q.bias" in file.tensors,
+    )
+
+
+def _llama4(file: GGUFFile) -> PretrainedConfig:
+    """Return the config of architecture ``llama4``.
+
+    Metadata lacks the chunk, the growth of queries and which layers rotate: Meta's values are taken, as by llama.cpp,
+    unless the file has the first two. Queries are normed except with 128 experts (Maverick).
+    """
+    fields: dict[str, Any] = transformer(file)
+    layers, experts = fields["num_hidden_layers"], field(file, "expert_count")
+    rotates = [int((number + 1) % 4 != 0) for number in range(layers)]
+    return transformers().Llama4TextConfig(
+        **(fields | {"intermediate_size": field(file, "expert_feed_forward_length")}),
+        intermediate_size_mlp=fields["intermediate_size"],
+        num_local_experts=experts,
+        num_experts_per_tok=field(file, "expert_used_count"),
+        interleave_moe_layer_step=field(file, "interleave_moe_layer_step"),
+        moe_layers=[number for number in range(layers) if f"blk.{number}.ffn_gate_inp.weight" in file.tensors],
+        no_rope_layers=rotates,
+        layer_types=["chunked_attention" if rotated else "full_attention" for rotated in rotates],
+        attention_chunk_size=field(file, "attention.sliding_window", 8192),
+        use_qk_norm=experts != 128,
+        attn_temperature_tuning=True,
+        floor_scale=field(file, "attention.temperature_length", 8192),
+        attn_scale=field(file, "attention.temperature_scale", 0.1),
+    )
+
+
+def _gpt_oss(file: GGUFFile) -> PretrainedConfig:
+    """Return the config of architecture ``gpt-oss``: local and global layers in turn, the first one local."""
+    fields: dict[str, Any] = transformer(file)
+    layers = fields["num_hidden_layers"]
+    return transformers().GptOssConfig(
+        **(fields | {"intermediate_size": field(file, "expert_feed_forward_length")}),
+        num_local_experts=field(file, "expert_count"),
+        num_experts_per_tok=field(file, "expert_used_count"),
+        sliding_window=field(file, "attention.sliding_window"),
+        layer_types=[("sliding_attention", "full_attention")[number % 2] for number in range(layers)],
+        attention_bias=True,
+    )
+
+
+def _mamba2(file: GGUFFile) -> PretrainedConfig:
+    """Return the config of architecture ``mamba2``."""
+    fields = every_model(file)
+    del fields["max_position_embeddings"]  # a state has no limit
+    inner, heads = field(file, "ssm.inner_size"), field(file, "ssm.time_step_rank")
+    return transformers().Mamba2Config(
+        **fields,
+        expand=inner // fields["hidden_size"],
+        num_heads=heads,
+        head_dim=inner // heads,
+        state_size=field(file, "ssm.state_size"),
+        n_groups=field(file, "ssm.group_count"),
+        conv_kernel=field(file, "ssm.conv_kernel"),
+        use_conv_bias="blk.0.ssm_conv1d.bias" in file.tensors,
+        use_bias="blk.0.ssm_in.bias" in file.tensors,
+        layer_norm_epsilon=shortest(field(file, "attention.layer_norm_rms_epsilon")),
+    )
+
+
+def _jamba(file: GGUFFile) -> PretrainedConfig:
+    """Return the config of architecture ``jamba``; the tensors say which layers attend and which have experts."""
+    fields: dict[str, Any] = transformer(file, rotates=False)
+    del fields["head_dim"]
+    layers = range(fields["num_hidden_layers"])
+    attends = [number for number in layers if f"blk.{number}.attn_q.weight" in file.tensors]
+    mixed = [number for number in layers if f"blk.{number}.ffn_gate_inp.weight" in file.tensors]
+    attention, experts = _every(file, attends, len(layers)), _every(file, mixed, len(layers))
+    return transformers().JambaConfig(
+        **fields,
+        attn_layer_period=attention[0],
+        attn_layer_offset=attention[1],
+        expert_layer_period=experts[0],
+        expert_layer_offset=experts[1],
+        num_experts=field(file, "expert_count", 0) or 1,
+        num_experts_per_tok=field(file, "expert_used_count", 0) or 1,
+        mamba_d_state=field(file, "ssm.state_size"),
+        mamba_d_conv=field(file, "ssm.conv_kernel"),
+        mamba_expand=field(file, "ssm.inner_size") // fields["hidden_size"],
+        mamba_dt_rank=field(file, "ssm.time_step_rank"),
+        mamba_conv_bias=any(name.endswith("ssm_conv1d.bias") for name in file.tensors),
+        mamba_proj_bias=any(name.endswith("ssm_in.bias") for name in file.tensors),
+    )
+
+
+def _every(file: GGUFFile, numbers: Sequence[int], layers: int) -> tuple[int, int]:
+    """Return period and offset of the layers with these numbers; with none of them, a period that meets no layer."""
+    if not numbers:
+        return layers + 1, layers
+    period = numbers[1] - numbers[0] if len(numbers) > 1 else max(layers - numbers[0], numbers[0] + 1)
+    if list(numbers) != list(range(numbers[0], layers, period)) or numbers[0] >= period:
+        raise ValueError(f"{file.path}: layers {list(numbers)} of {layers} are not every n-th one; not supported")
+    return period, numbers[0]
+
+
+def _lfm2(file: GGUFFile) -> PretrainedConfig:
+    """Return the config of architecture ``lfm2``; layers without KV heads are short convolutions."""
+    fields: dict[str, Any] = transformer(file)
+    eps, head_dim, embed = fields.pop("rms_norm_eps"), fields.pop("head_dim"), fields["hidden_size"]
+    if head_dim * fields["num_attention_heads"] != embed:
+        raise ValueError(f"{file.path}: lfm2.attention.key_length={head_dim} is not embedding_length / head_count")
+    heads = field(file, "attention.head_count_kv")
+    by_layer = heads if isinstance(heads, list) else [heads] * fields["num_hidden_layers"]
+    return transformers().Lfm2Config(
+        **fields,
+        norm_eps=eps,
+        layer_types=["full_attention" if kv else "conv" for kv in by_layer],
+        conv_L_cache=field(file, "shortconv.l_cache"),
+        conv_bias=any(name.endswith("shortconv.conv.bias") for name in file.tensors),
+        block_auto_adjust_ff_dim=False,
+    )
+
+
 _FAMILIES: dict[str, Callable[[GGUFFile], PretrainedConfig]] = {
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
-    "gemma2": gemma2,
-    "gemma3": gemma3,
-    "gemma4": gemma4,
-    "qwen3moe": qwen3_moe,
-    "llama4": llama4,
-    "gpt-oss": gpt_oss,
-    "mamba2": mamba2,
-    "jamba": jamba,
-    "lfm2": lfm2,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "gemma4": _gemma4,
+    "qwen3moe": _qwen3_moe,
+    "llama4": _llama4,
+    "gpt-oss": _gpt_oss,
+    "mamba2": _mamba2,
+    "jamba": _jamba,
+    "lfm2": _lfm2,
 }
 _MAY_HAVE_EXPERTS = ("llama", "qwen3moe", "llama4", "gpt-oss", "jamba", "gemma4")
 

@@ -1,4 +1,7 @@
-"""Reads the metadata that most architectures share, under the names of Hugging Face's configs."""
+"""Reads the metadata that most architectures share, rope scaling among it, under the names of Hugging Face's configs.
+
+A file may store the frequencies that result from a scaling instead of its parameters.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from jpaged.loading.gguf.reader import GGUFFile
-from jpaged.loading.gguf.rope import rope_parameters
 
 
 def field(file: GGUFFile, key: str, default: Any = None) -> Any:
@@ -75,3 +77,75 @@ def transformer(file: GGUFFile, *, rotates: bool = True) -> dict[str, Any]:
 def _largest(heads: int | list[int]) -> int:
     """Return the largest number of heads; a list has one per layer, 0 for layers that do not attend."""
     return max(heads) if isinstance(heads, list) else heads
+
+
+def rope_parameters(file: GGUFFile, theta: float, head_dim: int) -> dict[str, Any]:
+    """Return the ``rope_parameters`` of a config, for rotation by ``theta ** (-2 i / head_dim)``.
+
+    Raises:
+        ValueError: the scaling is not supported, or the file lacks some of its parameters; names it.
+    """
+    if "rope_freqs.weight" in file.tensors:
+        return {"rope_theta": theta, **_llama3(file, theta, head_dim)}
+    arch = file.metadata["general.architecture"]
+    # As llama.cpp does: old files, written before kinds of scaling existed, have only a divisor of positions.
+    divisors = (f"{arch}.rope.scaling.factor", f"{arch}.rope.scale_linear")
+    factor = next((file.metadata[name] for name in divisors if name in file.metadata), 0.0)
+    kind = file.metadata.get(f"{arch}.rope.scaling.type", "linear" if factor not in (0.0, 1.0) else "none")
+    if kind == "none":
+        return {"rope_theta": theta, "rope_type": "default"}
+    known = _SCALINGS | _SCALINGS_OF.get(arch, {})
+    if kind not in known:
+        names = " and ".join(["none", *known])
+        raise ValueError(f"{file.path}: rope.scaling.type={kind!r} is not supported; {names} are")
+    rope: dict[str, Any] = {"rope_theta": theta, "rope_type": kind}
+    if kind == "linear" and factor:
+        return rope | {"factor": factor}
+    for name, key in known[kind].items():
+        if f"{arch}.rope.scaling.{key}" not in file.metadata:
+            raise ValueError(f"{file.path}: GGUF metadata has no {arch}.rope.scaling.{key}")
+        rope[name] = file.metadata[f"{arch}.rope.scaling.{key}"]
+    if kind != "yarn":
+        return rope
+    beginning = f"{arch}.rope.scaling.yarn_"
+    own = {key.removeprefix(beginning): value for key, value in file.metadata.items() if key.startswith(beginning)}
+    for key, value in own.items():
+        if key in _YARN_BORDERS:
+            rope[key] = value
+        elif (key, value) not in _NEUTRAL:
+            raise ValueError(f"{file.path}: {beginning}{key}={value} is not supported")
+    # GPT-OSS does not round YaRN's borders; its files do not say so.
+    return rope | {"truncate": False} if arch == "gpt-oss" else rope
+
+
+_SCALINGS: dict[str, dict[str, str]] = {"linear": {"factor": "factor"}}
+_YARN_BORDERS = ("beta_fast", "beta_slow")
+_NEUTRAL = (("ext_factor", 1.0), ("attn_factor", 1.0))
+"""YaRN's settings with the values that change nothing."""
+_YARN = {"yarn": {"factor": "factor", "original_max_position_embeddings": "original_context_length"}}
+_SCALINGS_OF: dict[str, dict[str, dict[str, str]]] = dict.fromkeys(("gpt-oss", "qwen2", "qwen3", "qwen3moe"), _YARN)
+"""Maps an architecture to its further scalings: each with its parameters and their keys under ``rope.scaling``.
+`_SCALINGS` has those of all architectures."""
+
+_LLAMA3_FACTORS = ((1.0, 4.0), (1.0, 1.0))
+"""Llama 3's and Llama 4's ``low_freq_factor`` and ``high_freq_factor``."""
+
+
+def _llama3(file: GGUFFile, theta: float, head_dim: int) -> dict[str, Any]:
+    """Find the parameters of Llama 3.1's scaling: files hold only the divisors of the frequencies that result from
+    it."""
+    divisors = np.asarray(file.stored_rows("rope_freqs.weight"), np.float32)
+    factor = float(divisors.max())
+    turns = 8192 / (2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim))
+    for low, high in _LLAMA3_FACTORS:
+        smooth = np.clip((turns - low) / (high - low), 0.0, 1.0) if high > low else (turns >= low).astype(float)
+        expected = 1 / ((1 - smooth) / factor + smooth)
+        if divisors.shape == expected.shape and np.allclose(divisors, expected, rtol=1e-3):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": low,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": 8192,
+            }
+    raise ValueError(f"{file.path}: rope_freqs.weight is not Llama 3's rope scaling; not supported")

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType
 
-from jpaged.loading.gguf.dequantise import dequantise
+from jpaged.loading.gguf.blocks import dequantise
 
 _SCALARS: dict[GGUFValueType, tuple[str, int]] = {
     GGUFValueType.UINT8: ("B", 1),

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, PoolingType
 
-from jpaged.loading.gguf.codes import CODED, split_rows
+from jpaged.loading.gguf.blocks import CODED, split_rows
 from jpaged.loading.gguf.names import Stored, stored_tensors
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.rows import GGUFExperts, GGUFRows

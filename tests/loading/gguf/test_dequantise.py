@@ -3,7 +3,7 @@ import pytest
 from gguf import GGMLQuantizationType as Encoding
 from gguf import quants
 
-from jpaged.loading.gguf.dequantise import dequantise
+from jpaged.loading.gguf.blocks import dequantise
 
 
 @pytest.mark.parametrize("encoding", [Encoding.Q4_1, Encoding.Q8_0, Encoding.Q4_0, Encoding.Q5_1])

@@ -1,6 +1,7 @@
-"""Splits GGUF blocks into codes with scales and minimums: the same values, to the last bit, without dequantising.
+"""Reads the blocks of GGUF encodings: as float32, or as codes with scales and minimums that hold the same values.
 
-Layouts of the blocks: ggml's `block_q4_0` and so on (llama.cpp, ggml-common.h).
+NumPy code decodes the commonest encodings to float32 for speed; `gguf` decodes the rest. Layouts of the blocks: ggml's
+`block_q4_0` and so on (llama.cpp, ggml-common.h).
 """
 
 from __future__ import annotations
@@ -95,3 +96,50 @@ CODED: dict[GGMLQuantizationType, Coded] = {
     GGMLQuantizationType.MXFP4: Coded(WeightFormat(E2M1_PAIRS, 32, np.dtype(np.uint8)), _mxfp4),
 }
 """The encodings whose codes parameters can keep."""
+
+
+_BLOCK = 32
+_CHUNK_BLOCKS = 1 << 15
+"""Blocks decoded at a time: the intermediate arrays (4 MiB) then stay in cache, and memory stays small."""
+
+
+def dequantise(rows: np.ndarray, encoding: GGMLQuantizationType) -> np.ndarray:
+    """Dequantise rows, uint8 [..., bytes of a row], to float32 [..., values of a row].
+
+    Raises:
+        ValueError: when the encoding is not known to the installed `gguf`.
+    """
+    if encoding == GGMLQuantizationType.Q4_1:
+        return _by_chunks(rows, 20, _q4_1_values)
+    if encoding == GGMLQuantizationType.Q8_0:
+        return _by_chunks(rows, 34, _q8_0_values)
+    from gguf.quants import dequantize
+
+    try:
+        return dequantize(rows, encoding)
+    except NotImplementedError as error:
+        raise ValueError(f"GGUF encoding {encoding.name} cannot be dequantised") from error
+
+
+def _by_chunks(rows, block_bytes, decode) -> np.ndarray:
+    blocks = rows.reshape(-1, block_bytes)
+    values = np.empty((len(blocks), _BLOCK), np.float32)
+    for start in range(0, len(blocks), _CHUNK_BLOCKS):
+        part = slice(start, start + _CHUNK_BLOCKS)
+        decode(blocks[part], values[part])
+    return values.reshape(*rows.shape[:-1], -1)
+
+
+def _q4_1_values(blocks: np.ndarray, out: np.ndarray) -> None:
+    """Decode blocks of a scale (f16), a minimum (f16) and 16 bytes whose low nibbles are values 0..15, the high ones
+    16..31."""
+    packed = blocks[:, 4:]
+    np.bitwise_and(packed, 15, out=out[:, :16], casting="unsafe")
+    np.right_shift(packed, 4, out=out[:, 16:], casting="unsafe")
+    out *= _halves(blocks, 0).astype(np.float32)
+    out += _halves(blocks, 2).astype(np.float32)
+
+
+def _q8_0_values(blocks: np.ndarray, out: np.ndarray) -> None:
+    """Decode blocks of a scale (f16) and 32 signed bytes."""
+    np.multiply(blocks[:, 2:].view(np.int8), _halves(blocks, 0).astype(np.float32), out=out)

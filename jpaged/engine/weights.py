@@ -55,14 +55,14 @@ def replacement(
         ValueError: an argument has another value, or the weights do not fit.
     """
     from jpaged.execution.params import float32_shapes, num_compact  # imports jax, which takes a second
-    from jpaged.loading import nnx_state, state_dict
+    from jpaged.loading import state_dict
 
     boolean("cast", cast)
     boolean("copy", copy)
     one_of("running", running, RUNNING)
     worker, mesh = engine.runner.worker, engine.runner.mesh
     old = float32_shapes(held.described)
-    new = nnx_state.state_of(new, old)
+    new = state_dict.state_of(new, old)
     if state_dict.is_state_dict(new):
         layout = {"dtype": held.dtype, "quantization": held.quantization, "cast": cast}
         new = state_dict.params_of(new, held.model, held.described, mesh, **layout)

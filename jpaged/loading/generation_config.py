@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jpaged.loading.gguf.reader import GGUFFile
-from jpaged.loading.json_file import read_json
+from jpaged.loading.hugging_face import read_json
 from jpaged.loading.source import Source
 from jpaged.loading.tokenizer import eos_token_ids
 from jpaged.sampling_params import SamplingParams

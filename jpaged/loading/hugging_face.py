@@ -1,11 +1,17 @@
-"""Imports transformers when it is first needed (it takes a second), without its advice to install PyTorch."""
+"""Imports transformers when it is first needed, and reads the JSON files that Hugging Face folders hold.
+
+The import takes a second; without PyTorch, transformers logs advice to install it, which is dropped.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 
 @contextmanager
@@ -28,3 +34,20 @@ def transformers() -> ModuleType:
     with without_lines("transformers", "PyTorch was not found"):
         import transformers
     return transformers
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the fields of a file, or none where there is no file.
+
+    Raises:
+        ValueError: the file holds no JSON object; names it.
+    """
+    if not file.exists():
+        return {}
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"{file} holds {type(fields).__name__}, not a JSON object")
+    return fields

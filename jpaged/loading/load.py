@@ -11,8 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jpaged.config import DTYPES
-from jpaged.loading.build_context import ExactTiles, build_context
-from jpaged.loading.chosen_dtype import capability_of, check_dtype, chosen_dtype
+from jpaged.loading.build_context import ExactTiles, build_context, capability_of, check_dtype, chosen_dtype
 from jpaged.loading.generation_config import read_generation_config, usable_end_ids
 from jpaged.loading.loaded_model import LoadedModel
 from jpaged.loading.open_checkpoint import OpenedModel, open_model

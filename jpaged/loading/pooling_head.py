@@ -12,11 +12,10 @@ import numpy as np
 from gguf.constants import PoolingType
 
 from jpaged.loading.gguf.weights import GGUFWeights
-from jpaged.loading.json_file import read_json
-from jpaged.loading.renamed_tensors import RenamedTensors
+from jpaged.loading.hugging_face import read_json
+from jpaged.loading.renamed_tensors import VOCABULARY_HEAD, RenamedTensors, base_prefix
 from jpaged.loading.source import CHECKPOINT_MARKER, Source
 from jpaged.loading.tensor_reader import TensorReader
-from jpaged.loading.vocabulary_tables import VOCABULARY_HEAD, base_prefix
 from jpaged.pooling_params import Pooling
 
 if TYPE_CHECKING:

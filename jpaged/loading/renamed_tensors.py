@@ -1,8 +1,17 @@
-"""Reads a checkpoint whose tensors are renamed to the names that the families know."""
+"""Reads checkpoints under the tensor names that the families know.
+
+Multimodal checkpoints (Gemma 3, Llama 4, Mistral Small 3.1) are read whole or as the language model only. Their tensors
+get the same names whichever version of transformers wrote them: those of the text model are named as in a text-only
+checkpoint; the others begin with ``vision_tower.`` and so on.
+
+A config that calls the embedding and the head tied may be wrong: fine-tuning may store a separate head, and some
+checkpoints store the head alone. transformers decides by the stored tensors, and so does this module.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,6 +19,9 @@ from jpaged.loading.tensor_reader import TensorReader
 from jpaged.loading.weight_formats.stored_codes import CodedReader, Encoding, SpreadCodes
 from jpaged.loading.weight_formats.weight_format import WeightFormat
 from jpaged.model_api import HostArray
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 class RenamedTensors:
@@ -50,3 +62,146 @@ class RenamedTensors:
     def spread_codes(self, name: str, form: WeightFormat) -> SpreadCodes:
         assert isinstance(self._whole, CodedReader), name
         return self._whole.spread_codes(self.stored_name(name), form)
+
+
+_PREFIXES = {
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+    "language_model.": "model.",
+    "lm_head.": "lm_head.",
+}
+"""Maps the beginning of a tensor's name in a multimodal checkpoint (old, new, or without a head) to that in a text-only
+checkpoint; the first match counts."""
+_OF_LANGUAGE_MODEL = ("language_model.", "model.language_model.")
+
+_OTHER_PARTS = {
+    "model.vision_tower.vision_model.": "vision_tower.",
+    "model.vision_tower.": "vision_tower.",
+    "vision_tower.vision_model.": "vision_tower.",
+    "vision_tower.": "vision_tower.",
+    "model.multi_modal_projector.": "multi_modal_projector.",
+    "multi_modal_projector.": "multi_modal_projector.",
+    "model.vision_model.": "vision_model.",
+    "vision_model.": "vision_model.",
+    "model.image_newline": "image_newline",
+    "image_newline": "image_newline",
+}
+"""The same for tensors outside of the text model; the first match counts."""
+
+
+def is_multimodal(names: Iterable[str]) -> bool:
+    """Tell whether tensors have a multimodal model's names, which a fine-tuned text model alone may also have."""
+    return any(name.startswith(_OF_LANGUAGE_MODEL) for name in names)
+
+
+class LanguageModelReader(RenamedTensors):
+    """Reads the text model's tensors as a `TensorReader`, under the names that they have in a text-only checkpoint.
+
+    Args:
+        other_parts: whether to read the tensors of the other parts too.
+
+    Raises:
+        ValueError: the checkpoint has no text model.
+    """
+
+    def __init__(self, whole: TensorReader, *, other_parts: bool = False):
+        self._text = _renamed(whole.names(), _PREFIXES)
+        if not self._text:
+            raise ValueError(f"{whole.location} has a text_config, but no tensor begins with {', '.join(_PREFIXES)}")
+        super().__init__(whole, self._text | (_renamed(whole.names(), _OTHER_PARTS) if other_parts else {}))
+
+    @property
+    def has_head(self) -> bool:
+        """Tell whether the vocabulary's head is stored apart from the embedding; the configs are not consulted."""
+        return "lm_head.weight" in super().names()
+
+    def names(self) -> Iterable[str]:
+        """Return the text model's names only, so that unread tensors of other parts are not reported as unused."""
+        return self._text.keys()
+
+
+def _renamed(names: Iterable[str], prefixes: Mapping[str, str]) -> dict[str, str]:
+    """Return the names that begin with one of `prefixes`, by their new names."""
+    found = {}
+    for name in names:
+        prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
+        if prefix is not None:
+            found[prefixes[prefix] + name.removeprefix(prefix)] = name
+    return found
+
+
+VOCABULARY_HEAD = "lm_head.weight"
+_EMBEDDINGS = {"decoder.embed_tokens": "model.", "embed_tokens": "model.", "embeddings": "backbone."}
+"""Maps a base model's name of the embedding to the prefix that a model for generation adds to all names."""
+_ROWS = 4096
+"""Rows that are compared at a time."""
+
+
+def base_prefix(names: Iterable[str]) -> str | None:
+    """Return the prefix that the names of a base model's checkpoint lack; None for a model for generation."""
+    there = set(names)
+    return next((prefix for name, prefix in _EMBEDDINGS.items() if f"{name}.weight" in there), None)
+
+
+def as_stored(weights: TensorReader, config: PretrainedConfig) -> TensorReader:
+    """Return a reader of a checkpoint for generation, whose head may be stored where `config` calls it tied.
+
+    A head that differs from the embedding is read: ``tie_word_embeddings`` of `config` becomes False. A head without
+    an embedding is read as both.
+    """
+    names = set(weights.names())
+    if not getattr(config, "tie_word_embeddings", False) or VOCABULARY_HEAD not in names:
+        return weights
+    embeddings = [prefix + name for name, prefix in _EMBEDDINGS.items()]
+    for embedding in embeddings:
+        if f"{embedding}.weight" in names:
+            config.tie_word_embeddings = _equal(weights, f"{embedding}.weight", VOCABULARY_HEAD)
+            return weights
+    for embedding in embeddings:
+        owner = embedding.rpartition(".")[0]
+        if any(name.startswith(f"{owner}.") for name in names):
+            return _HeadAsEmbedding(weights, f"{embedding}.weight")
+    return weights
+
+
+class _HeadAsEmbedding(RenamedTensors):
+    """Reads a checkpoint that stores the vocabulary's head alone as one that stores the embedding instead.
+
+    A reader of a vision-language model has tensors that it does not list among its names; they keep theirs.
+    """
+
+    def __init__(self, whole: TensorReader, embedding: str):
+        super().__init__(whole, {embedding if name == VOCABULARY_HEAD else name: name for name in whole.names()})
+
+    def stored_name(self, name: str) -> str:
+        return self._stored.get(name, name)
+
+
+def refuse_other_head(weights: TensorReader, used: Collection[str]) -> None:
+    """Raise ValueError if `used`, the tensors that a model reads, has no head, but the checkpoint has a head that
+    differs from the embedding."""
+    names = set(weights.names())
+    if VOCABULARY_HEAD in used or VOCABULARY_HEAD not in names:
+        return
+    embeddings = (f"{prefix}{name}.weight" for name, prefix in _EMBEDDINGS.items())
+    embedding = next((name for name in embeddings if name in names and name in used), None)
+    if embedding is not None and not _equal(weights, embedding, VOCABULARY_HEAD):
+        raise ValueError(
+            f"{VOCABULARY_HEAD} in {weights.location} differs from {embedding}, which is the head of this model too"
+        )
+
+
+def _equal(weights: TensorReader, one: str, other: str) -> bool:
+    """Tell whether two tables hold the same numbers; a few rows of each are in memory at a time."""
+    if weights.shape(one) != weights.shape(other):
+        return False
+    tables = weights.read(one), weights.read(other)
+    # Bits are compared several times as fast as numbers of a type that is not NumPy's own.
+    held = np.dtype(np.uint8) if weights.dtype(one) == weights.dtype(other) else np.dtype(np.float32)
+    for start in range(0, weights.shape(one)[0], _ROWS):
+        rows = [np.ascontiguousarray(table[start : start + _ROWS,]) for table in tables]
+        first, second = (part.view(held) if held == np.uint8 else part.astype(held) for part in rows)
+        if not np.array_equal(first, second):
+            return False
+    return True

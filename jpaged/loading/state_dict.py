@@ -1,4 +1,7 @@
-"""Gives a running model new weights: tensors by their Hugging Face names, from any array library."""
+"""Gives a running model new weights: tensors by Hugging Face name, from any array library, or a form of NNX's state.
+
+NNX's forms are a module, a state, the result of `nnx.split`, and a state's plain dictionaries.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,10 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jpaged.execution.params import num_compact, to_float32
-from jpaged.loading.language_model_only import LanguageModelReader, is_multimodal
 from jpaged.loading.parameters.targets import targets_of
 from jpaged.loading.parameters.weights import abstract_params, read_params
+from jpaged.loading.renamed_tensors import VOCABULARY_HEAD, LanguageModelReader, is_multimodal, refuse_other_head
 from jpaged.loading.tensor_reader import TensorReader
-from jpaged.loading.vocabulary_tables import VOCABULARY_HEAD, refuse_other_head
 from jpaged.model_api import CausalLM
 from pallas_kernels.held_matrix import is_held
 
@@ -156,3 +158,41 @@ def _on_host(array: Any) -> np.ndarray:
             return np.asarray(jax.dlpack.from_dlpack(array)).copy()
     found = np.asarray(array)
     return found.copy() if found.flags.writeable else found
+
+
+def state_of(new: Any, old: Any) -> Any:
+    """Return NNX's weights as a tree of the structure of `old`, with the same arrays; other mappings unchanged.
+
+    Variables may have other classes or metadata than those of `old`, as a trainer's do. Arrays are not moved.
+
+    Raises:
+        ValueError: `new` is neither a form of NNX's weights nor a mapping.
+    """
+    if isinstance(new, tuple) and len(new) == 2 and isinstance(new[0], nnx.GraphDef):
+        new = new[1]
+    if isinstance(new, nnx.Module):
+        new = nnx.state(new, nnx.Param)
+    if not isinstance(new, nnx.State | Mapping):
+        raise ValueError(
+            f"new weights are of type {type(new).__name__}: give a tree like `params`, a module or state of NNX's, "
+            "(graphdef, state) of `nnx.split`, or a mapping of tensors by their names"
+        )
+    if not isinstance(new, nnx.State) and not _is_nested(new):
+        return new
+    structure: Any = jax.tree.structure(old)  # mypy finds no comparison in what jax calls a PyTreeDef
+    if jax.tree.structure(new) == structure:
+        return new
+    given, wanted = _by_path(new), _by_path(old)
+    if given.keys() != wanted.keys():
+        return new  # the error that names missing parameters is raised when it is placed
+    return jax.tree.unflatten(structure, [given[path] for path in wanted])
+
+
+def _is_nested(new: Any) -> bool:
+    return isinstance(new, Mapping) and bool(new) and all(isinstance(value, Mapping) for value in new.values())
+
+
+def _by_path(tree: Any) -> dict[str, Any]:
+    """Return leaves by path, in the tree's order; a variable and its value have one path."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path).replace(".value", ""): leaf for path, leaf in leaves}

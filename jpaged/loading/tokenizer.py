@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.tokenizer import eos_ids_from_gguf, tokenizer_from_gguf
-from jpaged.loading.hugging_face import transformers
-from jpaged.loading.json_file import read_json
+from jpaged.loading.hugging_face import read_json, transformers
 from jpaged.loading.source import Source, from_hub, resolve_source
 
 if TYPE_CHECKING:

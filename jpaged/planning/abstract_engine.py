@@ -23,8 +23,7 @@ from jpaged.loading.gguf.weights import GGUFWeights
 from jpaged.loading.hugging_face import transformers
 from jpaged.loading.open_checkpoint import open_model
 from jpaged.loading.orbax.checkpoint import OrbaxWeights
-from jpaged.loading.parameters.exact import DtypeOf
-from jpaged.loading.parameters.targets import abstract_model
+from jpaged.loading.parameters.targets import DtypeOf, abstract_model
 from jpaged.loading.parameters.weights import abstract_params
 from jpaged.loading.source import CHECKPOINT_MARKER
 from jpaged.loading.tensor_reader import StoredAs

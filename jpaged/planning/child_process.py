@@ -19,8 +19,8 @@ from jpaged.config import EngineConfig, SizedConfig
 from jpaged.engine.memory_plan import resolve_max_model_len
 from jpaged.engine.sizes import check_compute_dtype, sized
 from jpaged.execution.device_memory import host_memory_available
-from jpaged.loading.chosen_dtype import check_dtype, chosen_dtype
-from jpaged.loading.describe import Described, describe_model
+from jpaged.loading.build_context import check_dtype, chosen_dtype
+from jpaged.loading.open_checkpoint import Described, describe_model
 from jpaged.planning.devices import Device
 from jpaged.planning.target_mesh import environment
 

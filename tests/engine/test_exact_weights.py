@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from jpaged import LLM, AsyncLLM, Layers, SamplingParams
 from jpaged.execution.device_memory import device_bytes
-from jpaged.loading.parameters import streaming
+from jpaged.loading.parameters import placement
 from jpaged.planning import plan
 from jpaged.training import logprobs
 
@@ -136,7 +136,7 @@ def test_a_float32_state_dict_that_would_be_rounded_is_not(models, monkeypatch):
     judge = models[1][1]
     state = {name: tensor * (1 + 2**-12) for name, tensor in judge.state_dict().items()}
     with LLM(models[0][0], **SHAPES) as llm:
-        monkeypatch.setattr(streaming, "panelled_floats", None)  # arrays are made at once, not of panels
+        monkeypatch.setattr(placement, "panelled_floats", None)  # arrays are made at once, not of panels
         llm.update_params(state)
         assert num_compact(llm) == 0
         found = np.asarray(llm.params["embed_tokens"]["weight"][...])[:211]

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jpaged.loading.chosen_dtype import capability_of, check_dtype, chosen_dtype
+from jpaged.loading.build_context import capability_of, check_dtype, chosen_dtype
 from jpaged.loading.tensor_reader import StoredAs
 
 BFLOAT16, HALF, FLOAT32 = (np.dtype(of) for of in (ml_dtypes.bfloat16, np.float16, np.float32))

@@ -11,8 +11,8 @@ from gguf_files import EMBEDDING, write_gguf
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from jpaged.loading import convert_checkpoint
-from jpaged.loading.chosen_dtype import chosen_dtype
-from jpaged.loading.describe import describe_model
+from jpaged.loading.build_context import chosen_dtype
+from jpaged.loading.open_checkpoint import describe_model
 from jpaged_models.llama import Llama
 
 

@@ -10,7 +10,7 @@ import pytest
 from tiny_folders import write_llama
 
 from jpaged.loading import load_model
-from jpaged.loading.describe import describe_model
+from jpaged.loading.open_checkpoint import describe_model
 
 
 @pytest.fixture(scope="module")

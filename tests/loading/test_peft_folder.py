@@ -11,9 +11,7 @@ import pytest
 from peft import LoraConfig
 from safetensors.numpy import save_file
 
-from jpaged.loading.lora.peft_config import PeftConfig
-from jpaged.loading.lora.peft_folder import read_peft_folder
-from jpaged.loading.lora.peft_keys import BOOLEANS, HARMLESS, ONLY, READ
+from jpaged.loading.lora.peft import BOOLEANS, HARMLESS, ONLY, READ, PeftConfig, read_peft_folder
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
 PLAIN = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}

@@ -4,7 +4,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 
 from jpaged import LLM
-from jpaged.loading.describe import describe_model
+from jpaged.loading.open_checkpoint import describe_model
 from jpaged.loading.source import resolve_source
 
 

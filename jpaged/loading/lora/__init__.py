@@ -1,8 +1,7 @@
 """Reads low-rank adapters from PEFT folders, and lays them out as the pool keeps them.
 
-`peft_config` reads adapter_config.json, of which `peft_keys` refuses what is not computed; `peft_folder` reads the
-tensors; `sites` finds the model's parameter that each module is part of; `packing` makes the blocks; `registry` knows
-the adapters of an engine.
+`peft` reads a folder; `sites` finds the model's parameter that each module is part of; `packing` makes the blocks;
+`registry` holds the adapters of an engine.
 """
 
 from jpaged.loading.lora.registry import AdapterRegistry

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from jpaged.execution.caches.adapters import AdapterCache
-from jpaged.loading.lora.peft_folder import LowRank, PeftAdapter
+from jpaged.loading.lora.peft import LowRank, PeftAdapter
 from jpaged.loading.lora.sites import Place
 from jpaged.model_api import AdapterSite
 from jpaged.scheduling.inputs import Adapter

@@ -9,7 +9,7 @@ from pathlib import Path
 from jpaged.execution.caches.adapters import AdapterCache
 from jpaged.loading.loaded_model import LoadedModel
 from jpaged.loading.lora.packing import packed
-from jpaged.loading.lora.peft_folder import read_peft_folder
+from jpaged.loading.lora.peft import read_peft_folder
 from jpaged.loading.lora.sites import find_sites
 from jpaged.lora_request import LoRARequest
 from jpaged.scheduling.inputs import Adapter

@@ -11,11 +11,13 @@ shards; any other loads them through `OrbaxWeights`, which undoes the layout on 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,16 +28,23 @@ from flax import nnx
 
 from jpaged.loading.generation_config import GENERATION_CONFIG, file_fields
 from jpaged.loading.hugging_face import without_lines
-from jpaged.loading.orbax.relayout import unconvert
 from jpaged.loading.orbax.zarr_array import ZarrArray
-from jpaged.loading.parameters.exact import exact_paths, without_inexact
-from jpaged.loading.parameters.streaming import HostValue, place_all
-from jpaged.loading.parameters.targets import Target, abstract_model, fill, flat_values, in_formats, targets_of
+from jpaged.loading.parameters.placement import HostValue, place_all
+from jpaged.loading.parameters.targets import (
+    Target,
+    abstract_model,
+    exact_paths,
+    fill,
+    flat_values,
+    in_formats,
+    targets_of,
+    without_inexact,
+)
 from jpaged.loading.parameters.weights import warn_of_unused
 from jpaged.loading.pooling_head import saved_fields
 from jpaged.loading.source import CHECKPOINT_MARKER
 from jpaged.loading.weight_formats.weight_format import WeightFormat, WeightFormats
-from jpaged.model_api import BuildContext, CausalLM
+from jpaged.model_api import BuildContext, CausalLM, HostArray
 from pallas_kernels.held_matrix import is_held
 from pallas_kernels.permuted import PermutedMatrix
 from pallas_kernels.quantised import QuantisedMatrix
@@ -305,3 +314,40 @@ def _old_key(target: Target) -> str:
     if name == "weight":
         return owner
     return f"{owner}_bias" if name == "bias" and not owner.endswith("norm") else f"{owner}.{name}"
+
+
+def unconvert(
+    convert: Callable[..., HostArray], shapes: Sequence[tuple[int, ...]], parameter: np.ndarray
+) -> list[np.ndarray]:
+    """Return the tensors, of these shapes, from which `convert` makes this parameter.
+
+    Converters move, repeat and zero-pad values (`HeadLayout`, fused and transposed projections). Converting running
+    numbers shows where each value goes, so no family has to write an inverse of its converters.
+
+    Raises:
+        ValueError: `convert` does anything else with the values.
+    """
+    ends = list(accumulate(map(math.prod, shapes), initial=0))
+    count = ends[-1]
+
+    def split(flat: np.ndarray) -> list[np.ndarray]:
+        return [flat[a:b].reshape(shape) for (a, b), shape in zip(pairwise(ends), shapes, strict=True)]
+
+    number = np.int32 if count < np.iinfo(np.int32).max else np.int64
+    origins = np.asarray(convert(*split(np.arange(1, count + 1, dtype=number))))
+    if origins.shape != parameter.shape or not np.issubdtype(origins.dtype, np.integer):
+        raise ValueError(f"conversion gives {origins.dtype} {origins.shape} for {parameter.shape}")
+    if origins.min() >= 0 and origins.max() <= count:
+        reached = np.zeros(count + 1, bool)
+        reached[origins] = True
+        flat = np.empty(count + 1, parameter.dtype)
+        flat[origins] = parameter
+        tensors = split(flat[1:])
+        if reached[1:].all() and np.array_equal(_bits(np.asarray(convert(*tensors))), _bits(parameter)):
+            return tensors
+    raise ValueError("conversion does more than move, repeat and pad values")
+
+
+def _bits(array: np.ndarray) -> np.ndarray:
+    """Return an array's bytes, so that NaN equals itself."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -1,25 +1,33 @@
-"""Places host arrays on the mesh: whole parameters, or one layer's slice of a stack."""
+"""Places parameters on the mesh one after another, while worker threads read the next few.
+
+A CPU device takes host memory as its own if that is aligned; `HostMemory` allocates it in large pieces, as Linux gives
+huge pages only to those.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Int, Shaped
 
-from jpaged.loading.parameters.host_memory import ALIGNMENT
+from jpaged.loading.parameters.targets import Inexact, StatePath, Target, Value, abstract_value
 from jpaged.model_api import HostArray
-
-
-def sharding_of(mesh: jax.sharding.Mesh, partition: PartitionSpec, *, stacked: bool = False) -> NamedSharding:
-    """Return the sharding of a parameter, or of a stack of them: never split over layers, for the scan walks them."""
-    return NamedSharding(mesh, PartitionSpec(None, *partition) if stacked else partition)
-
+from pallas_kernels.held_matrix import HeldMatrix, is_held
+from pallas_kernels.panelled_floats import panelled_floats
+from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.tiled import tiled
+from pallas_kernels.tiled_floats import InexactError, tiled_floats
 
 Index = tuple[slice, ...]
 
@@ -95,3 +103,131 @@ def set_layer(
 ) -> Shaped[Array, "layers ..."]:
     """Return `stack` with layer `index` set to `value`, in place: the stack is donated."""
     return jax.lax.dynamic_update_index_in_dim(stack, value, index, 0)
+
+
+_PIECE_BYTES = 64 << 20
+ALIGNMENT = 64
+"""Bytes: a CPU device takes memory that begins at a multiple of this as its own, without a copy."""
+
+
+class HostMemory:
+    """Cuts arrays out of large pieces, each of which is freed with the last of its arrays. Thread-safe.
+
+    A first touch of memory costs a page fault, and pages of 4 KiB make reading 500 MB of weights wait for the
+    kernel most of the time.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rest = np.empty(0, np.uint8)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Return an uninitialised array like `numpy.empty`, aligned to `ALIGNMENT`."""
+        size = math.prod(shape) * dtype.itemsize
+        if size > _PIECE_BYTES // 4:
+            return _aligned(np.empty(size + ALIGNMENT, np.uint8))[:size].view(dtype).reshape(shape)
+        with self._lock:
+            if size > len(self._rest):
+                self._rest = _aligned(np.empty(_PIECE_BYTES, np.uint8))
+            taken, self._rest = self._rest[:size], _aligned(self._rest[size:])
+        return taken.view(dtype).reshape(shape)
+
+
+def _aligned(memory: np.ndarray) -> np.ndarray:
+    return memory[-memory.ctypes.data % ALIGNMENT :]
+
+
+_READERS = 2
+_IN_FLIGHT = 4
+"""Most parameters on the host at once, including the one being placed."""
+
+HostValue = HostArray | HeldMatrix
+"""A parameter on the host, or a view of it; a quantised one has an array for each part."""
+Held = Parts | HeldMatrix
+"""This process's parts of a parameter, or of each array of a parameter that is not held as one array."""
+
+
+def place_all(
+    targets: Iterable[Target], read: Callable[[Target], HostValue], mesh: jax.sharding.Mesh
+) -> dict[StatePath, Value]:
+    """Put a model's parameters on their devices and return them by path; layers are stacked where the targets say so.
+
+    The host holds a few at a time, never the model.
+
+    Args:
+        read: returns a target's value; called by worker threads. Its exceptions are raised here.
+
+    Raises:
+        Inexact: a target to be held exactly in bfloat16 has values that are not exact in it.
+    """
+    values: dict[StatePath, Value] = {}
+    for target, parts in _read_ahead(targets, read, mesh):
+        likes = abstract_value(target, mesh, stacked=False)
+        _store(values, target, jax.tree.map(lambda own, like: place(own, like.sharding), parts, likes), mesh)
+    return values
+
+
+def _store(values: dict[StatePath, Value], target: Target, value: Value, mesh: jax.sharding.Mesh) -> None:
+    """Store a value in `values`, either whole or as a layer of its stack, in place; the first layer allocates the
+    stack."""
+    if target.layers is None:
+        values[target.path] = value
+        return
+    if target.path not in values:
+        likes = abstract_value(target, mesh)
+        values[target.path] = jax.tree.map(lambda like: empty_stack(like.shape, like.dtype, like.sharding), likes)
+    values[target.path] = jax.tree.map(
+        lambda stack, part: set_layer(stack, part, target.index), values[target.path], value
+    )
+
+
+def _read_ahead(
+    targets: Iterable[Target], read: Callable[[Target], HostValue], mesh: jax.sharding.Mesh
+) -> Iterator[tuple[Target, Held]]:
+    """Yield the targets, in order, each with this process's parts."""
+    memory = HostMemory()
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="jpaged-weights") as pool:
+        waiting: deque[Any] = deque()
+        for target in targets:
+            waiting.append((target, pool.submit(_own_parts, target, read, mesh, memory)))
+            if len(waiting) == _IN_FLIGHT:
+                yield _wait(*waiting.popleft())
+        while waiting:
+            yield _wait(*waiting.popleft())
+
+
+def _wait(target: Target, future: Future[Held]) -> tuple[Target, Held]:
+    """Return a read's target and result.
+
+    It is a separate function so that no frame keeps the future alive: a future holds the array, or an exception whose
+    traceback would keep all placed parameters alive.
+    """
+    try:
+        return target, future.result()
+    finally:
+        del future
+
+
+def _own_parts(
+    target: Target, read: Callable[[Target], HostValue], mesh: jax.sharding.Mesh, memory: HostMemory
+) -> Held:
+    likes, value = abstract_value(target, mesh, stacked=False), read(target)
+    if is_held(value):
+        held: Any = value
+        if target.tiled:
+            assert isinstance(value, QuantisedMatrix)
+            held = tiled(value)
+    elif target.panelled:
+        held = panelled_floats(value)
+    elif target.tiled:
+        assert target.source.contracted is not None
+        try:
+            held = tiled_floats(value, target.source.contracted, exact=target.exact)
+        except InexactError as error:
+            raise Inexact(target) from error
+    else:
+        held = value
+    try:
+        return jax.tree.map(lambda array, like: own_parts(array, like.dtype, like.sharding, memory.empty), held, likes)
+    except OverflowError as error:
+        raise ValueError(f"parameter {target.name}: {error}; use another dtype") from error

@@ -1,22 +1,28 @@
-"""Lists the targets of a checkpoint's tensors in an abstract model, with their shapes and shardings."""
+"""Lists the targets of a checkpoint's tensors in an abstract model, with their shapes, shardings and dtypes.
+
+A target whose tensors are stored in bfloat16 may stay so without changing a product's result: a bfloat16 number is a
+float32 number whose lower half is 0. Products widen it, and it takes half of the memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
+import ml_dtypes
 import numpy as np
 from flax import nnx
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
-from jpaged.loading.parameters.placement import sharding_of
 from jpaged.loading.weight_formats.weight_format import WeightFormat, WeightFormats, partition_of
 from jpaged.model_api import BuildContext, CausalLM, WeightSource
 from pallas_kernels import panelled_floats, tiled, tiled_floats
 from pallas_kernels.held_matrix import HeldMatrix
 from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.tiled_floats import has_same_bits, may_be_exact
 
 StatePath = tuple[str | int, ...]
 ExactPaths = frozenset[tuple[str, ...]]
@@ -94,7 +100,7 @@ def in_formats(targets: Sequence[Target], formats: WeightFormats, exact: ExactPa
 
     Args:
         exact: paths of sources without a form that are held in bfloat16 tiles without rounding, see
-            `jpaged.loading.parameters.exact`; other sources that request such tiles hold matrices in float32 panels.
+            `jpaged.loading.parameters.targets`; other sources that request such tiles hold matrices in float32 panels.
             None: hold them all as arrays.
     """
 
@@ -168,3 +174,67 @@ def fill(abstract: nnx.State, values: Mapping[StatePath, Value]) -> nnx.State:
 def _path(path: Any) -> StatePath:
     """Return a path with the keys that are in it; Flax types them more widely."""
     return path
+
+
+def sharding_of(mesh: jax.sharding.Mesh, partition: PartitionSpec, *, stacked: bool = False) -> NamedSharding:
+    """Return the sharding of a parameter, or of a stack of them: never split over layers, for the scan walks them."""
+    return NamedSharding(mesh, PartitionSpec(None, *partition) if stacked else partition)
+
+
+DtypeOf = Callable[[str], np.dtype]
+"""Returns the floating type in which the named tensor is stored, see `TensorReader.dtype`."""
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+class Inexact(Exception):
+    """Raised when a parameter is not exact in bfloat16 although its tensors are: its family computes it from them.
+
+    Attributes:
+        target: the parameter.
+    """
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target.name)
+        self.target = target
+
+
+def exact_paths(targets: Iterable[Target], dtype_of: DtypeOf) -> ExactPaths:
+    """Return the paths of the sources that request tiles without rounding and whose tensors are all stored in bfloat16.
+
+    Args:
+        dtype_of: may raise KeyError for a missing tensor, which is reported when it is read.
+    """
+    asked, others = set(), set()
+    for target in targets:
+        source = target.source
+        if source.narrow in (None, "rounded"):
+            continue
+        assert source.contracted is not None
+        asked.add(source.path)
+        fits = may_be_exact(target.shape, source.contracted)
+        if source.narrow == "same bits":
+            fits = fits and has_same_bits(target.shape, source.contracted)
+        if not (fits and _all_bfloat16(source.sources, dtype_of)):
+            others.add(source.path)
+    return frozenset(asked - others)
+
+
+def without_inexact(paths: ExactPaths | None, load: Callable[[ExactPaths | None], T]) -> T:
+    """Return ``load(paths)``, called again without each path for which it raises `Inexact`; logs these paths."""
+    while True:
+        try:
+            return load(paths)
+        except Inexact as found:
+            path = found.target.source.path
+            assert paths is not None and path in paths, path
+            logger.info("%s: held in float32, as it is computed of tensors in bfloat16", found.target.name)
+            paths -= {path}
+
+
+def _all_bfloat16(names: Iterable[str], dtype_of: DtypeOf) -> bool:
+    try:
+        return all(dtype_of(name) == ml_dtypes.bfloat16 for name in names)
+    except KeyError:
+        return False

@@ -11,10 +11,19 @@ import jax
 from flax import nnx
 
 from jpaged.execution.mesh import platform
-from jpaged.loading.parameters.exact import DtypeOf, exact_paths, without_inexact
 from jpaged.loading.parameters.formats import check_formats, formats_of
-from jpaged.loading.parameters.streaming import HostValue, place_all
-from jpaged.loading.parameters.targets import Target, abstract_model, abstract_value, fill, in_formats, targets_of
+from jpaged.loading.parameters.placement import HostValue, place_all
+from jpaged.loading.parameters.targets import (
+    DtypeOf,
+    Target,
+    abstract_model,
+    abstract_value,
+    exact_paths,
+    fill,
+    in_formats,
+    targets_of,
+    without_inexact,
+)
 from jpaged.loading.tensor_reader import TensorReader
 from jpaged.loading.weight_formats.on_load import quantise
 from jpaged.loading.weight_formats.stored_codes import CodedNames, CodedReader, read_codes

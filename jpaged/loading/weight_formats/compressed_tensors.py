@@ -21,8 +21,7 @@ import numpy as np
 
 from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.weight_formats.coded_folder import StoredCodes, check_part
-from jpaged.loading.weight_formats.packed_words import unpack_words
-from jpaged.loading.weight_formats.stored_codes import Encoding
+from jpaged.loading.weight_formats.stored_codes import Encoding, unpack_words
 from jpaged.loading.weight_formats.weight_format import WeightFormat
 from pallas_kernels.codecs import INT8, UINT4_PAIRS
 

@@ -31,9 +31,9 @@ from jpaged.loading.gguf.config import config_from_gguf  # noqa: E402
 from jpaged.loading.gguf.reader import GGUFFile  # noqa: E402
 from jpaged.loading.gguf.rows import GGUFExperts, GGUFRows  # noqa: E402
 from jpaged.loading.gguf.weights import GGUFWeights  # noqa: E402
+from jpaged.loading.open_checkpoint import model_types  # noqa: E402
 from jpaged.loading.parameters.formats import stored_formats  # noqa: E402
 from jpaged.loading.parameters.targets import targets_of  # noqa: E402
-from jpaged.loading.registry import model_types  # noqa: E402
 from jpaged.loading.safetensors_reader import SafetensorsWeights  # noqa: E402
 from jpaged.loading.weight_formats.stored_codes import read_codes  # noqa: E402
 

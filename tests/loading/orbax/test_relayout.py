@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jpaged.loading.orbax.relayout import unconvert
+from jpaged.loading.orbax.checkpoint import unconvert
 
 RNG = np.random.default_rng(0)
 

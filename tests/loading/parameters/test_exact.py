@@ -18,8 +18,7 @@ from jpaged.loading.load import convert_checkpoint
 from jpaged.loading.open_checkpoint import open_model
 from jpaged.loading.orbax.checkpoint import save_checkpoint
 from jpaged.loading.parameters import weights
-from jpaged.loading.parameters.exact import exact_paths
-from jpaged.loading.parameters.targets import targets_of
+from jpaged.loading.parameters.targets import exact_paths, targets_of
 from jpaged.loading.tensor_reader import StoredAs
 from pallas_kernels.panelled_floats import PanelledFloats
 from pallas_kernels.tiled_floats import TiledFloats, may_be_exact

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jpaged.loading.parameters.host_memory import ALIGNMENT, HostMemory
+from jpaged.loading.parameters.placement import ALIGNMENT, HostMemory
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 70)), max_size=20))

@@ -9,7 +9,8 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jpaged.loading.parameters.placement import empty_stack, own_parts, place, set_layer, sharding_of
+from jpaged.loading.parameters.placement import empty_stack, own_parts, place, set_layer
+from jpaged.loading.parameters.targets import sharding_of
 from jpaged.model_api import TENSOR_AXIS
 
 

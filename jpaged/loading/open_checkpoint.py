@@ -71,7 +71,7 @@ def open_model(
     if method is not None:
         assert isinstance(weights, SafetensorsWeights)
         weights = open_coded(weights, method)
-    described_whole = "text_config" in _fields(source.path, source.path / "config.json")
+    described_whole = _fields(source.path, source.path / "config.json").get("text_config") is not None
     if not (described_whole or is_multimodal(weights.names())):
         return OpenedModel(source, config, family, as_stored(without_head(weights, config), config))
     text = LanguageModelReader(weights, other_parts=hasattr(config, "vision_config"))
@@ -99,7 +99,7 @@ def described(
     fields = _fields(folder, file)
     for described_part in (fields, fields.get("text_config") or {}):
         check_method(described_part, file)
-    if "text_config" in fields and (language_model_only or fields["model_type"] not in model_types()):
+    if fields.get("text_config") is not None and (language_model_only or fields["model_type"] not in model_types()):
         config = _config(folder, file).get_text_config()
         return config, model_class(config.model_type)
     family = model_class(fields["model_type"])

@@ -115,7 +115,7 @@ def eos_token_ids(source: Source, gguf: GGUFFile | None = None) -> tuple[int, ..
     if source.kind == "gguf":
         return eos_ids_from_gguf(gguf or GGUFFile(source.path))
     config = read_json(source.path / "config.json")
-    for described in (read_json(source.path / "generation_config.json"), config, config.get("text_config", {})):
+    for described in (read_json(source.path / "generation_config.json"), config, config.get("text_config") or {}):
         ids = described.get("eos_token_id")
         if ids is not None:
             return tuple(ids) if isinstance(ids, list) else (ids,)

@@ -119,9 +119,35 @@ class GrammarCompiler:
         if backend is None or not self._eos_ids:
             raise ValueError("structured_outputs needs a tokenizer with a tokenizer.json and an end-of-sequence token")
         try:
-            return LLTokenizer(backend.to_str(), n_vocab=self._vocab_size, eos_token=self._eos_ids)
+            return LLTokenizer(
+                _drawable(backend.to_str(), self._vocab_size), n_vocab=self._vocab_size, eos_token=self._eos_ids
+            )
         except ValueError as error:
             raise ValueError(f"structured_outputs cannot use this model's tokenizer: {error}") from error
+
+
+def _drawable(described: str, vocab_size: int) -> str:
+    """Return a tokenizer.json without the tokens beyond a model's logits, such as a padding token that was added.
+
+    A grammar must not see them: it would take one for the next token where its text fits.
+    """
+    tokenizer = json.loads(described)
+    model, added = tokenizer["model"], tokenizer.get("added_tokens") or []
+    vocabulary = model["vocab"]
+    by_name = isinstance(vocabulary, dict)
+    size = max(vocabulary.values(), default=-1) + 1 if by_name else len(vocabulary)
+    if size <= vocab_size and all(token["id"] < vocab_size for token in added):
+        return described
+    tokenizer["added_tokens"] = [token for token in added if token["id"] < vocab_size]
+    tokenizer["post_processor"] = None  # it may name such a token
+    if not by_name:
+        model["vocab"] = vocabulary[:vocab_size]
+        return json.dumps(tokenizer)
+    model["vocab"] = kept = {token: number for token, number in vocabulary.items() if number < vocab_size}
+    if "merges" in model:
+        pairs = ((merge, merge.split(" ", 1) if isinstance(merge, str) else merge) for merge in model["merges"])
+        model["merges"] = [merge for merge, pair in pairs if {*pair, "".join(pair)} <= kept.keys()]
+    return json.dumps(tokenizer)
 
 
 def _in_one_line(error: str) -> str:

@@ -55,6 +55,12 @@ def test_a_vocabulary_larger_than_the_stored_embedding_is_refused(config, change
         load_model(config.parent)
 
 
+def test_a_part_that_is_null_is_as_one_that_is_absent(config, change):
+    change(text_config=None, vision_config=None, quantization_config=None, rope_scaling=None)
+    assert type(load_model(config.parent).model).__name__ == "Llama"
+    describe_model(config)
+
+
 def test_layers_beyond_the_configs_are_reported(config, change, caplog):
     change(num_hidden_layers=2)
     with caplog.at_level(logging.WARNING):

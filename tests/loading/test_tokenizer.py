@@ -8,6 +8,7 @@ from transformers import AutoTokenizer
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.source import Source, resolve_source
 from jpaged.loading.tokenizer import eos_token_ids, load_tokenizer
+from jpaged.text.prompt import Conversation, parse_prompt
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.",
@@ -123,8 +124,11 @@ def tokens(source, text):
         ("gpt-2", ["ab", "c", "1", "2", "3"]),
         ("smollm", ["ab", "c", "1", "2", "3"]),
         ("qwen2", ["ab", "c", "1", "2", "3"]),
-        ("llama-bpe", ["abc", "1", "2", "3"]),
+        ("llama-bpe", ["<s>", "abc", "1", "2", "3"]),
         ("gpt-4o", ["abc", "1", "2", "3"]),
+        ("tekken", ["<s>", "abc", "1", "2", "3"]),
+        ("default", ["ab", "c", "1", "2", "3"]),
+        (None, ["ab", "c", "1", "2", "3"]),
     ],
 )
 def test_known_pre_tokenizers_are_built(tmp_path, pre, expected):
@@ -138,6 +142,9 @@ def test_known_pre_tokenizers_are_built(tmp_path, pre, expected):
         ("smollm", ["It", "'s", "Ġ", "1", "2", "3", "4", "567", "ĊĊ", "Ġx"]),
         ("qwen2", ["It", "'s", "Ġ", "1", "2", "3", "4", "567", "ĊĊ", "Ġx"]),
         ("llama-bpe", ["It", "'s", "Ġ", "123", "4", "567", "ĊĊ", "Ġx"]),
+        ("default", ["It", "'", "s", "Ġ", "123", "4", "567", "ĊĊ", "Ġx"]),
+        ("tekken", ["It", "'s", "Ġ", "1", "2", "3", "4", "567", "ĊĊ", "Ġx"]),
+        ("chameleon", ["It", "'", "s", "Ġ", "1", "2", "3", "4", "567", "Ċ", "Ċ", "Ġx"]),
         ("lfm2", ["It", "'s", "Ġ", "123", "4", "567", "ĊĊ", "Ġx"]),
         ("mpt", ["It", "'s", "Ġ1234", "567", "ĊĊ", "Ġx"]),
         ("gpt-4o", ["It's", "Ġ", "123", "4", "567", "ĊĊ", "Ġx"]),
@@ -149,7 +156,7 @@ def test_text_is_cut_as_the_pre_tokenizer_says(tmp_path, pre, cuts):
     found = [part for text in ("It's 1234", "567", "\n\n x") for part, _ in cutter.pre_tokenize_str(text)]
     expected = [*cuts]
     at = expected.index("567")
-    whole = ["5", "6", "7"] if pre in ("smollm", "qwen2") else ["567"]
+    whole = ["5", "6", "7"] if pre in ("smollm", "qwen2", "tekken", "chameleon") else ["567"]
     assert found == expected[:at] + whole + expected[at + 1 :]
 
 
@@ -161,6 +168,40 @@ def test_words_are_cut_before_capital_letters_as_o200k_base_does(tmp_path):
 
 def test_bos_is_added_when_the_file_says_so(tmp_path):
     assert tokens(tiny(tmp_path, pre="gpt-2", add_bos_token=True), "ab") == ["<s>", "ab"]
+
+
+BEGIN = ["llama-bpe", "llama3", "llama-v3", "lfm2", "falcon3", "falcon-h1", "pixtral", "tekken", "chameleon"]
+BEGIN += ["midm-2.0", "jina-v5-nano"]
+SEPARATE = ["roberta-bpe", "jina-v1-en", "jina-v2-code"]
+
+
+@pytest.mark.parametrize("pre", [*BEGIN, *SEPARATE, "default", "gpt-2", "qwen2", "smollm", "gpt-4o"])
+def test_what_a_file_leaves_open_is_put_around_a_text_as_llama_cpp_does(tmp_path, pre):
+    (tmp_path / "open").mkdir(), (tmp_path / "said").mkdir()
+    found = tokens(tiny(tmp_path / "open", pre=pre, seperator_token_id=17), "ab")
+    assert found == [*["<s>"][: pre in BEGIN], "ab", *["</s>"][: pre in SEPARATE]]
+    neither = {"add_bos_token": False, "add_sep_token": False, "seperator_token_id": 17}
+    assert tokens(tiny(tmp_path / "said", pre=pre, **neither), "ab") == ["ab"]
+
+
+def test_a_separator_stands_between_the_texts_of_a_pair_and_once_at_the_end(tmp_path):
+    source = tiny(tmp_path, pre="roberta-bpe", add_bos_token=True, add_eos_token=True, seperator_token_id=17)
+    tokenizer = load_tokenizer(source)
+    ids = tokenizer("ab", "c")["input_ids"]
+    assert tokenizer.convert_ids_to_tokens(ids) == ["<s>", "ab", "</s>", "c", "</s>"]
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ bos_token }}{{ messages[0].content }}", "<s>{{ messages[0].content }}", "{{ messages[0].content }}"],
+)
+@pytest.mark.parametrize("pre", ["llama-bpe", "qwen2"])
+def test_a_conversation_begins_with_one_bos_if_its_texts_do(tmp_path, pre, template):
+    extra = TINY | {"tokenizer.ggml.pre": pre, "tokenizer.chat_template": template}
+    tokenizer = load_tokenizer(Source("tiny", "gguf", write_gguf(tmp_path / "m.gguf", "llama", EMBEDDING, extra)))
+    parsed = parse_prompt(Conversation([{"role": "user", "content": "ab"}]), tokenizer)
+    begins = pre == "llama-bpe" or "s" in template.split("{{ messages")[0]
+    assert tokenizer.convert_ids_to_tokens(parsed.token_ids) == [*["<s>"][:begins], "ab"]
 
 
 def test_user_defined_tokens_are_whole_but_not_special(tmp_path):
@@ -196,7 +237,7 @@ def test_a_template_beside_the_processor_is_the_chat_template_as_transformers_pr
     ("changes", "message"),
     [
         ({"model": "bert"}, r"tokenizer\.ggml\.model='bert' is not supported; known: 'gpt2', 'llama'"),
-        ({"pre": "tekken"}, r"pre='tekken' is not supported; known: gpt-2, smollm, llama-bpe, qwen2"),
+        ({"pre": "viking"}, r"pre='viking' is not supported; known: default, gpt-2, smollm, llama-bpe, qwen2"),
         ({"merges": None}, r"no tokenizer\.ggml\.merges"),
     ],
 )
@@ -227,6 +268,8 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path):
         ({}, {"eos_token_id": 1}, (1,)),
         (None, {"eos_token_id": [1, 2]}, (1, 2)),
         (None, {}, ()),
+        (None, {"text_config": None}, ()),
+        (None, {"text_config": {"eos_token_id": 3}}, (3,)),
     ],
 )
 def test_generation_config_decides_what_ends_a_generation(tmp_path, generation, config, expected):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from types import SimpleNamespace
 
@@ -47,6 +48,32 @@ def test_a_restart_forgets_what_was_accepted_and_follows_the_tokens_it_is_given(
     assert restarted.complete and restarted.error is None
     restarted.restart([])
     assert np.array_equal(restarted.mask, grammar("ab*c").mask) and not restarted.complete
+
+
+@pytest.mark.parametrize("kind", ["added", "merged", "unigram"])
+def test_a_tokenizer_may_have_tokens_beyond_the_models_logits(kind):
+    backend, vocab_size = letters(), 257
+    if kind == "merged":
+        described = json.loads(backend.to_str())
+        described["model"]["vocab"] |= {"zz": 257, "zza": 258}
+        described["model"]["merges"] = [["z", "z"], ["zz", "a"]]
+        backend = Tokenizer.from_str(json.dumps(described))
+    if kind == "unigram":
+        pieces = [(chr(33 + i), -float(i)) for i in range(94)]
+        backend = Tokenizer(models.Unigram([("<unk>", 0.0), *pieces, ("<end>", 0.0), ("zz", 0.0)], 0, False))
+        parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        backend.decoder, vocab_size = decoders.Sequence(parts), 96
+    backend.add_tokens(["zz", "<pad>"])
+    assert backend.get_vocab_size() > vocab_size
+    end = backend.token_to_id("<end>")
+    compiler = GrammarCompiler(SimpleNamespace(backend_tokenizer=backend), vocab_size, frozenset({end}))
+    followed = compiler.compile(StructuredOutputsParams(regex="zz(a|b)"))
+    assert len(followed.mask) == -(-vocab_size // 32)
+    for letter in "zza":
+        allowed = np.flatnonzero(np.unpackbits(followed.mask.view(np.uint8), bitorder="little"))
+        assert backend.token_to_id(letter) in allowed and allowed.max() < vocab_size
+        followed.accept(backend.token_to_id(letter))
+    assert followed.complete and followed.copy().complete
 
 
 def chains(levels: int) -> list[dict]:

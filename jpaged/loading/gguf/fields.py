@@ -5,6 +5,7 @@ A file may store the frequencies that result from a scaling instead of its param
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -85,9 +86,13 @@ def rope_parameters(file: GGUFFile, theta: float, head_dim: int) -> dict[str, An
     Raises:
         ValueError: the scaling is not supported, or the file lacks some of its parameters; names it.
     """
+    arch = file.metadata["general.architecture"]
+    scaled = f"{arch}.rope.scaling.attn_factor"
+    attn_factor = file.metadata.get(scaled, 1.0)
+    if attn_factor != 1.0 and file.metadata.get(f"{arch}.rope.scaling.type") != "yarn":
+        raise ValueError(f"{file.path}: {scaled}={attn_factor} is supported with rope.scaling.type='yarn' only")
     if "rope_freqs.weight" in file.tensors:
         return {"rope_theta": theta, **_llama3(file, theta, head_dim)}
-    arch = file.metadata["general.architecture"]
     # As llama.cpp does: old files, written before kinds of scaling existed, have only a divisor of positions.
     divisors = (f"{arch}.rope.scaling.factor", f"{arch}.rope.scale_linear")
     factor = next((file.metadata[name] for name in divisors if name in file.metadata), 0.0)
@@ -114,6 +119,8 @@ def rope_parameters(file: GGUFFile, theta: float, head_dim: int) -> dict[str, An
             rope[key] = value
         elif (key, value) not in _NEUTRAL:
             raise ValueError(f"{file.path}: {beginning}{key}={value} is not supported")
+    if attn_factor != 1.0:  # llama.cpp multiplies YaRN's own factor by it; a config holds the product
+        rope["attention_factor"] = attn_factor * (1.0 + 0.1 * math.log(rope["factor"]))
     # GPT-OSS does not round YaRN's borders; its files do not say so.
     return rope | {"truncate": False} if arch == "gpt-oss" else rope
 

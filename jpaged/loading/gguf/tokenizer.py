@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -34,32 +35,78 @@ _CASED_WORDS = (
 """The pattern of OpenAI's o200k_base, which also cuts words where a capital follows a small letter."""
 
 
-def _by_regex(pattern: str) -> pre_tokenizers.PreTokenizer:
-    split = pre_tokenizers.Split(Regex(pattern), "isolated")
-    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+_CASED_WORDS_OF_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_WORDS_OF_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _WORDS_OF_GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
+_CHAMELEON = (
+    r"<sentinel:[0-9]+>",
+    r"(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
+    r"([\t\n]|    |  )",
+    r"\p{N}",
+    r"[\p{P}!-/:-@\[-`{-~]",
+    _WORDS_OF_GPT2,
+)
+
+
+def _by_regex(*patterns: str) -> pre_tokenizers.PreTokenizer:
+    """Return a pre-tokenizer that cuts text by each pattern in turn."""
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def _gpt2() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.ByteLevel(add_prefix_space=False)
 
 
-_PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
-    "gpt-2": _gpt2,
-    "smollm": lambda: pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()]),
-    "llama-bpe": lambda: _by_regex(_WORDS % r"\p{N}{1,3}"),
-    "qwen2": lambda: _by_regex(_WORDS % r"\p{N}"),
-    "gpt-4o": lambda: _by_regex(_CASED_WORDS),
-    "llama4": lambda: _by_regex(_CASED_WORDS),
-    "lfm2": lambda: _by_regex(_WORDS % r"\p{N}{1,3}"),
-    "mpt": _gpt2,
+def _smollm() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
+
+
+@dataclass(frozen=True)
+class _Pre:
+    """The rules of one ``tokenizer.ggml.pre``, as in llama.cpp's table.
+
+    Attributes:
+        cut: makes the pre-tokenizer, which cuts text in the same places as llama.cpp.
+        keeps_whole: whether a word that is a token stays whole even if no merges lead to it, as in tiktoken.
+        bos, sep: whether a text begins with the beginning-of-sequence token and ends with the separator, where the
+            file does not say.
+        nfc: whether text is normalised to Unicode's NFC.
+    """
+
+    cut: Callable[[], pre_tokenizers.PreTokenizer]
+    keeps_whole: bool = False
+    bos: bool = False
+    sep: bool = False
+    nfc: bool = False
+
+
+_LLAMA3 = _Pre(lambda: _by_regex(_WORDS % r"\p{N}{1,3}"), keeps_whole=True, bos=True)
+_GPT_4O = _Pre(lambda: _by_regex(_CASED_WORDS), keeps_whole=True)
+_GPT2 = _Pre(_gpt2)
+_PRE_TOKENIZERS: dict[str, _Pre] = {
+    "default": _Pre(lambda: _by_regex(*_DEFAULT)),
+    "gpt-2": _GPT2,
+    "smollm": _Pre(_smollm),
+    "llama-bpe": _LLAMA3,
+    "qwen2": _Pre(lambda: _by_regex(_WORDS % r"\p{N}"), nfc=True),
+    "gpt-4o": _GPT_4O,
+    "llama4": _GPT_4O,
+    "mpt": _Pre(_gpt2, nfc=True),
+    "tekken": _Pre(lambda: _by_regex(_CASED_WORDS_OF_TEKKEN), keeps_whole=True, bos=True),
+    "chameleon": _Pre(lambda: _by_regex(*_CHAMELEON), bos=True),
 }
-"""Pre-tokenizers by ``tokenizer.ggml.pre``; they cut text in the same places as llama.cpp's tables."""
-
-_KEEP_WHOLE = ("llama-bpe", "gpt-4o", "llama4", "lfm2")
-"""Pre-tokenizers with which a word that is a token stays whole even if no merges lead to it, as in tiktoken."""
-
-_NORMALISED = ("qwen2", "mpt")
-"""Pre-tokenizers before which text is normalised to Unicode's NFC."""
+_NAMED_OTHERWISE = {
+    _LLAMA3: "llama3 llama-v3 lfm2 falcon3 falcon-h1 pixtral midm-2.0 jina-v5-nano",
+    _GPT2: "phi-2 jina-es jina-de jina-v2-es jina-v2-de gigachat a.x-4.0 mellum",
+    _Pre(_gpt2, sep=True): "roberta-bpe jina-v1-en jina-v2-code",
+}
+_PRE_TOKENIZERS |= {name: pre for pre, names in _NAMED_OTHERWISE.items() for name in names.split()}
+"""Rules by ``tokenizer.ggml.pre``; llama.cpp's names, several of which mean the same."""
 
 
 def tokenizer_from_gguf(file: GGUFFile) -> PreTrainedTokenizerFast:
@@ -78,20 +125,22 @@ def tokenizer_from_gguf(file: GGUFFile) -> PreTrainedTokenizerFast:
         raise ValueError(
             f"{file.path}: tokenizer.ggml.model={kind!r} is not supported; known: {', '.join(map(repr, _MODELS))}"
         )
+    pre = _pre(file) if kind == "gpt2" else None
     tokenizer = _MODELS[kind](file, tokens)
     # Gemma's runs of spaces are tokens in their normalised form. With a prefix, a space would be added to them.
     in_normalised = kind == "gemma4" or (kind == "llama" and not metadata.get("tokenizer.ggml.add_space_prefix", True))
     _match_whole(tokenizer, tokens, metadata.get("tokenizer.ggml.token_type", []), in_normalised)
-    if kind == "gemma4":  # as llama.cpp does: some files wrongly say False
-        metadata = metadata | {"tokenizer.ggml.add_bos_token": True}
-    tokenizer.post_processor = _around(file, metadata, tokens, bos_by_default=kind == "llama")
+    around = _around(file, tokens, bos=kind == "llama" if pre is None else pre.bos, sep=pre is not None and pre.sep)
+    if kind == "gemma4":  # as llama.cpp does: some files wrongly say that there is no beginning
+        around["bos"] = _special(file, tokens, "bos")
+    tokenizer.post_processor = _post_processor(tokens, around)
     fast = transformers().PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         clean_up_tokenization_spaces=False,
         model_max_length=metadata[f"{metadata['general.architecture']}.context_length"],
         **specials,
     )
-    fast.chat_template = metadata.get("tokenizer.chat_template")
+    fast.chat_template = _template(metadata.get("tokenizer.chat_template"), around["bos"], tokens)
     return fast
 
 
@@ -124,24 +173,49 @@ def _special(file: GGUFFile, tokens: list[str], role: str) -> int | None:
     return None
 
 
-def _around(
-    file: GGUFFile, metadata: dict[str, Any], tokens: list[str], *, bos_by_default: bool
-) -> processors.PostProcessor:
-    """Return what puts the tokens of beginning and end where the file says, or as llama.cpp does where it does not."""
-    wanted = {
-        "bos": metadata.get("tokenizer.ggml.add_bos_token", bos_by_default),
-        "eos": metadata.get("tokenizer.ggml.add_eos_token", False),
-    }
-    named = {role: _special(file, tokens, role) for role, is_wanted in wanted.items() if is_wanted}
-    ids = {role: number for role, number in named.items() if number is not None}
+def _pre(file: GGUFFile) -> _Pre:
+    name = file.metadata.get("tokenizer.ggml.pre") or "default"
+    if name not in _PRE_TOKENIZERS:
+        raise ValueError(
+            f"{file.path}: tokenizer.ggml.pre={name!r} is not supported; known: {', '.join(_PRE_TOKENIZERS)}"
+        )
+    return _PRE_TOKENIZERS[name]
+
+
+def _around(file: GGUFFile, tokens: list[str], *, bos: bool, sep: bool) -> dict[str, int | None]:
+    """Return the ids of the tokens that are put around a text; None for those that are not.
+
+    Args:
+        bos, sep: whether they are where the file does not say.
+    """
+    defaults = {"bos": bos, "eos": False, "sep": sep}
+    wanted = {role: file.metadata.get(f"tokenizer.ggml.add_{role}_token", said) for role, said in defaults.items()}
+    # The format's key of the separator is misspelt.
+    keys = {"bos": "bos", "eos": "eos", "sep": "seperator"}
+    return {role: _special(file, tokens, keys[role]) if is_wanted else None for role, is_wanted in wanted.items()}
+
+
+def _post_processor(tokens: list[str], around: dict[str, int | None]) -> processors.PostProcessor:
+    """Return the step that puts tokens around a text, and between the texts of a pair."""
+    ids = {role: number for role, number in around.items() if number is not None}
     if not ids:
         return processors.ByteLevel(trim_offsets=False)
-    first, last = ([tokens[ids[role]]] if role in ids else [] for role in ("bos", "eos"))
+    first = [tokens[ids["bos"]]] if "bos" in ids else []
+    last = [*dict.fromkeys(tokens[ids[role]] for role in ("eos", "sep") if role in ids)]
+    between = [tokens[ids["sep"]]] if "sep" in ids else []
     return processors.TemplateProcessing(
         single=[*first, "$A", *last],
-        pair=[*first, "$A", "$B", *last],
+        pair=[*first, "$A", *between, "$B", *last],
         special_tokens=[(tokens[number], number) for number in dict.fromkeys(ids.values())],
     )
+
+
+def _template(template: str | None, bos: int | None, tokens: list[str]) -> str | None:
+    """Return a chat template that writes the beginning-of-sequence token if a text has one: llama.cpp adds it to a
+    conversation, unless the template writes it."""
+    if template is None or bos is None or "bos_token" in template or tokens[bos] in template:
+        return template
+    return "{{ bos_token }}" + template
 
 
 def _sentencepiece(file: GGUFFile, tokens: list[str]) -> Tokenizer:
@@ -167,17 +241,13 @@ def _merges(file: GGUFFile) -> list[tuple[str, str]]:
 
 
 def _bpe(file: GGUFFile, tokens: list[str]) -> Tokenizer:
-    pre = file.metadata.get("tokenizer.ggml.pre", "gpt-2")
-    if pre not in _PRE_TOKENIZERS:
-        raise ValueError(
-            f"{file.path}: tokenizer.ggml.pre={pre!r} is not supported; known: {', '.join(_PRE_TOKENIZERS)}"
-        )
+    pre = _pre(file)
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    bpe = models.BPE(vocab=vocabulary, merges=_merges(file), ignore_merges=pre in _KEEP_WHOLE)
+    bpe = models.BPE(vocab=vocabulary, merges=_merges(file), ignore_merges=pre.keeps_whole)
     tokenizer = Tokenizer(bpe)
-    if pre in _NORMALISED:
+    if pre.nfc:
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = _PRE_TOKENIZERS[pre]()
+    tokenizer.pre_tokenizer = pre.cut()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 

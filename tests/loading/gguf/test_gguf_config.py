@@ -94,6 +94,16 @@ def test_yarn_of_a_qwen_is_what_the_makers_config_says(tmp_path, arch):
     }
 
 
+def test_yarns_attention_factor_multiplies_its_own_as_in_llama_cpp(tmp_path):
+    scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 128, "attn_factor": 0.5}
+    found = config(tmp_path, "qwen3", **{f"rope__scaling__{key}": value for key, value in scaling.items()})
+    assert found.rope_parameters["attention_factor"] == pytest.approx(0.5 * (1 + 0.1 * np.log(4.0)))
+    neutral = config(
+        tmp_path, "qwen3", **{f"rope__scaling__{k}": v for k, v in (scaling | {"attn_factor": 1.0}).items()}
+    )
+    assert "attention_factor" not in neutral.rope_parameters
+
+
 def llama3_divisors(factor, head_dim=16, theta=500000.0):
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -143,6 +153,7 @@ def test_settings_of_yarn_that_change_nothing_are_taken(tmp_path):
             },
             r"qwen3\.rope\.scaling\.yarn_attn_factor=2\.0 is not supported",
         ),
+        ("llama", {"rope__scaling__attn_factor": 1.5}, r"llama\.rope\.scaling\.attn_factor=1\.5 is supported with"),
         ("qwen2", {"attention__causal": False}, r"attention\.causal=False is not supported"),
         ("llama", {"expert_weights_scale": 2.5}, r"expert_weights_scale=2\.5 is not supported"),
         ("llama", {"rope__dimension_count": 8}, r"rope\.dimension_count=8 of head size 16"),

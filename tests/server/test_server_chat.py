@@ -223,7 +223,7 @@ def test_tools_that_cannot_be_are_refused_by_name(with_tools):
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
-        ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": TOOLS, "structured_outputs": {"grammar": 'root ::= "a"'}}, "structured_outputs"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from tiny_chat_model import byte_level_tokenizer
 
-from jpaged import SamplingParams
+from jpaged import SamplingParams, StructuredOutputsParams
 from jpaged.server.messages.chat_turn import ChatTurn
 from jpaged.server.messages.parts import CallArguments, CallStart, Content, PlainReader, Reasoning
 from jpaged.server.messages.thoughts import THINK
@@ -269,6 +269,56 @@ def test_a_mark_that_is_no_token_is_written_as_text_where_the_tokenizer_has_an_u
 
 
 # ---------------------------------------------------------------------- answers that may be text
+
+SHAPE = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": False}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "s", "schema": SHAPE}}
+
+
+@pytest.mark.parametrize("family", ["hermes", "llama3", "mistral"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"response_format": FORMAT},
+        {"structured_outputs": {"json": SHAPE}},
+        {"structured_outputs": {"regex": r"\{.*\}"}},
+    ],
+)
+def test_an_answer_with_tools_and_a_shape_is_a_call_or_of_the_shape(allows, family, asked):
+    if family == "llama3" and "regex" in str(asked):
+        return  # refused: see the next test
+    tools = [{"type": "function", "function": function} for function in FUNCTIONS]
+    good, quoted = written(family, ("f", {"a": 1})), json.dumps({"a": f"{mention(family)} {ONE}"})
+
+    def turn_of(**extra):
+        body = ChatRequest(messages=[{"role": "user", "content": "hi"}], tools=tools, **asked, **extra)
+        turn = ChatTurn(body, byte_level_tokenizer(), tool_parser=family, reasoning_parser="think")
+        turn.follow("hi")
+        return turn
+
+    turn = turn_of()
+    grammar = turn.parameters()["structured_outputs"].grammar
+    for text, calls in (('{"a":"b"}', 0), (quoted, 0), (good, 1)):
+        assert allows(grammar, text), text
+        parts = read(turn.reader(), text)
+        assert parts == [(0, "f", '{"a": 1}')] if calls else parts == [Content(text)]
+        assert allows(grammar, f"<think>so</think>{text}") is ("response_format" in asked)
+    assert not allows(grammar, "just text") and not allows(grammar, bad(family))
+    forced = turn_of(tool_choice="required").parameters()["structured_outputs"].grammar
+    assert allows(forced, good) and not allows(forced, '{"a":"b"}')
+
+
+def test_a_text_that_is_no_json_is_refused_next_to_calls_without_a_mark():
+    shape = StructuredOutputsParams(regex="a+")
+    with pytest.raises(ValueError, match="regex next to tools must be JSON for this model"):
+        TOOL_FORMATS["llama3"].grammar(
+            FUNCTIONS, lambda text: None, forced=False, parallel=True, thought="none", shape=shape
+        )
+
+
+def test_a_call_that_is_cut_off_before_its_end_next_to_a_shape_keeps_its_beginning(allows):
+    reader = TOOL_FORMATS["hermes"].reader(shaped=True)
+    assert read(reader, "<tool_c") == [Content("<tool_c")]
+
 
 THOUGHTS = {"none": "", "may": "<think>so < it is</think>", "runs": "so < it is</think>", "over": ""}
 """What may come before an answer, and such a thought."""

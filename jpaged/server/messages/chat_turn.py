@@ -57,13 +57,7 @@ class ChatTurn:
             raise _refusal("tools", f"tools has two functions of one name: {', '.join(names)}")
         if isinstance(choice, NamedTool) and choice.function.name not in names:
             raise _refusal("tool_choice", f"tool_choice names {choice.function.name!r}, and tools has {names}")
-        if choice == "none":
-            return []
-        shaped = body.response_format is not None and body.response_format.type != "text"
-        if shaped or body.structured_outputs is not None:
-            name = "response_format" if shaped else "structured_outputs"
-            raise _refusal(name, f"{name} and tools are two shapes for one text: give tool_choice='none' with it")
-        return body.tools
+        return [] if choice == "none" else body.tools
 
     def template_options(self) -> dict[str, Any]:
         """Return the arguments of `AsyncLLM.chat_prompt` other than the messages."""
@@ -95,21 +89,38 @@ class ChatTurn:
         body, choice = self._body, self._body.tool_choice
         named = choice.function.name if isinstance(choice, NamedTool) else None
         functions = [tool.function for tool in self._tools if named in (None, tool.function.name)]
+        shape, thought = self._shape(), self._thought
+        if body.structured_outputs is not None and thought == "may":
+            thought = "none"  # the shape applies to the whole text
         try:
             grammar = self._form.grammar(
                 [{"name": function.name, "parameters": function.parameters} for function in functions],
                 self._special,
                 forced=named is not None or choice == "required",
                 parallel=body.parallel_tool_calls and named is None,
-                thought=self._thought,
+                thought=thought,
+                shape=shape,
                 **({} if self._marks is None else {"marks": self._marks}),
             )
         except ValueError as error:
-            raise _refusal("tools", str(error)) from error
+            about_shape = body.structured_outputs is not None and not str(error).startswith("the parameters of")
+            raise _refusal("structured_outputs" if about_shape else "tools", str(error)) from error
         shown = {"skip_special_tokens": False} if any(self._special(mark) for mark in self._form.special) else {}
         if shown and body.skip_special_tokens:
             raise _refusal("skip_special_tokens", "skip_special_tokens=true would hide the model's tool calls")
         return {"structured_outputs": StructuredOutputsParams(grammar=grammar), **shown}
+
+    def _shape(self) -> StructuredOutputsParams | None:
+        """Return the shape of an answer's text.
+
+        Raises:
+            ApiError: the shape is invalid, or there are two.
+        """
+        try:
+            return self._body.shape()
+        except (ValueError, TypeError) as error:
+            name = "response_format" if self._body.structured_outputs is None else "structured_outputs"
+            raise _refusal(name, str(error)) from error
 
     def _shape_after_thought(self) -> dict[str, Any]:
         """Return a shape that allows a thought first, if thoughts are split off.
@@ -146,7 +157,8 @@ class ChatTurn:
 
     def reader(self) -> Reader:
         """Return a reader of one output."""
-        answer: Reader = PlainReader() if self._form is None else self._form.reader()
+        shaped = self._body.has_shape and self._body.tool_choice in (None, "auto")
+        answer: Reader = PlainReader() if self._form is None else self._form.reader(shaped=shaped)
         return answer if self._marks is None else self._marks.reader(answer, inside=self._thought == "runs")
 
     def thought_tokens(self, reader: Reader) -> ThoughtTokens | None:

@@ -225,7 +225,7 @@ def _escaped(mark: str) -> str:
 
 
 def shape_rule(shape: StructuredOutputsParams) -> str:
-    """Return a shape as the right-hand side of a rule in a Lark grammar, so that a thought may precede it.
+    """Return a shape as the right-hand side of a rule in a Lark grammar, next to a thought or to tool calls.
 
     Raises:
         ValueError: the shape is a grammar in GBNF, which cannot be embedded in a Lark grammar.
@@ -238,12 +238,21 @@ def shape_rule(shape: StructuredOutputsParams) -> str:
         return f"/{regex}/"
     if shape.grammar is not None:
         if is_gbnf(shape.grammar):
-            raise ValueError("a grammar in GBNF cannot follow a thought: write it in Lark's syntax")
+            raise ValueError(
+                "a grammar in GBNF cannot follow a thought or stand next to tools: write it in Lark's syntax"
+            )
         return f"%lark {{\n{shape.grammar}\n}}"
-    schema: dict[str, Any] = shape.json if shape.json is not None else {"type": "object"}
+    return f"%json {json.dumps(json_of(shape))}"
+
+
+def json_of(shape: StructuredOutputsParams) -> dict[str, Any] | None:
+    """Return the schema of a shape; None if it is not JSON."""
+    if shape.kind not in ("json", "json_object"):
+        return None
+    schema: dict[str, Any] = {"type": "object"} if shape.json is None else dict(shape.json)
     if shape.disable_any_whitespace:
-        schema = {**schema, "x-guidance": {**schema.get("x-guidance", {}), "whitespace_flexible": False}}
-    return f"%json {json.dumps(schema)}"
+        schema["x-guidance"] = {**schema.get("x-guidance", {}), "whitespace_flexible": False}
+    return schema
 
 
 THINK = ThoughtFormat("<think>", "</think>")

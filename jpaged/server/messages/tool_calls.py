@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from jpaged.server.messages.parts import CallArguments, CallStart, Content, Part, Reader, held_back
-from jpaged.server.messages.thoughts import ANY, SPACE, THINK, Thought, ThoughtFormat
+from jpaged.server.messages.parts import CallArguments, CallStart, Content, Part, PlainReader, Reader, held_back
+from jpaged.server.messages.thoughts import ANY, SPACE, THINK, Thought, ThoughtFormat, json_of, shape_rule
+from jpaged.structured_outputs import StructuredOutputsParams
 
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _NAME = r"\s*([\w.-]+)\s*"
@@ -203,6 +204,41 @@ class ToolReader:
         return bool(left)
 
 
+class CallsOrShapeReader:
+    """Reads one output that is calls or a text of some shape, as its beginning decides.
+
+    A shaped text may quote the marks of a call, for instance in a string of its JSON, so it is not searched for calls.
+
+    Args:
+        begin: the mark before the first call.
+        calls: reads an output that begins with the mark.
+    """
+
+    def __init__(self, begin: str, calls: Reader) -> None:
+        self._begin = begin
+        self._calls = calls
+        self._reader: Reader | None = None
+        self._held = ""
+
+    def push(self, text: str) -> list[Part]:
+        if self._reader is not None:
+            return self._reader.push(text)
+        self._held += text
+        begun = self._held.lstrip()
+        if begun.startswith(self._begin):
+            self._reader = self._calls
+        elif self._begin.startswith(begun):
+            return []
+        else:
+            self._reader = PlainReader()
+        return self._reader.push(self._held)
+
+    def finish(self) -> list[Part]:
+        if self._reader is None:
+            return [Content(self._held)] if self._held else []
+        return self._reader.finish()
+
+
 @dataclass(frozen=True)
 class ToolFormat:
     """The way a model family writes tool calls: one row of `TOOL_FORMATS`.
@@ -227,9 +263,14 @@ class ToolFormat:
     variant_of: str = ""
     parser: Callable[[ToolFormat], Reader] = ToolReader
 
-    def reader(self) -> Reader:
-        """Return a reader of one output."""
-        return self.parser(self)
+    def reader(self, *, shaped: bool = False) -> Reader:
+        """Return a reader of one output.
+
+        Args:
+            shaped: whether an output without calls has a shape; see `CallsOrShapeReader`.
+        """
+        reader = self.parser(self)
+        return CallsOrShapeReader(self.begin, reader) if shaped and self.begin else reader
 
     def grammar(
         self,
@@ -240,6 +281,7 @@ class ToolFormat:
         parallel: bool,
         thought: Thought,
         marks: ThoughtFormat = THINK,
+        shape: StructuredOutputsParams | None = None,
     ) -> str:
         """Return the Lark grammar of an answer.
 
@@ -250,15 +292,21 @@ class ToolFormat:
             parallel: whether the answer may have several calls.
             thought: the thought that may precede the answer.
             marks: the marks of that thought.
+            shape: the shape of an answer that is no call; None: it is free text.
 
         Raises:
-            ValueError: the parameters of a function have another type than an object.
+            ValueError: the shape cannot stand next to calls, or the parameters of a function have another type than an
+                object.
         """
         calls = f"opening call {'(between call)*' if parallel else ''} closing"
-        rules = [
-            *(self._forced(special, thought, marks) if forced else self._free(special, thought, marks)),
-            f"calls: {calls}",
-        ]
+        if shape is None or forced:
+            rules = (self._forced if forced else self._free)(special, thought, marks)
+        else:
+            before = marks.before_forced(thought)
+            if not self.begin:
+                return self._one_schema(functions, special, self._json(shape), before)
+            rules = self._shaped(special, shape, before)
+        rules.append(f"calls: {calls}")
         for name in ("opening", "between", "closing"):
             again = name == "between" and self.between == self.begin  # which may be a special token
             rules.append(f"{name}: {self._mark(special) if again else _loose(getattr(self, name))}")
@@ -273,6 +321,50 @@ class ToolFormat:
         """Return the rules of an answer that must be calls."""
         before, rules = marks.before_forced(thought)
         return [f"start: {before} {self._mark(special)} calls", *rules]
+
+    def _shaped(self, special: Special, shape: StructuredOutputsParams, thought: tuple[str, list[str]]) -> list[str]:
+        """Return the rules of an answer that is calls or a shape."""
+        before, rules = thought
+        answer = f"answer: {self._mark(special)} calls | shape"
+        return [f"start: {before} answer", answer, *rules, f"shape: {shape_rule(shape)}"]
+
+    @staticmethod
+    def _json(shape: StructuredOutputsParams) -> dict[str, Any]:
+        schema = json_of(shape)
+        if schema is None:
+            message = "next to tools must be JSON for this model, whose calls have no mark before them"
+            raise ValueError(f"{shape.kind} {message}")
+        return schema
+
+    def _one_schema(
+        self,
+        functions: Sequence[Mapping[str, Any]],
+        special: Special,
+        schema: Mapping[str, Any],
+        thought: tuple[str, list[str]],
+    ) -> str:
+        """Return the grammar of an answer that is one call or JSON of a schema, for a family whose calls are JSON
+        without a mark.
+
+        It is one schema, since llguidance's lexer cannot tell the beginning of a call's text from that of other JSON.
+        Each part has an ``$id``, against which its own ``$ref`` are resolved.
+        """
+        calls = [
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"const": function["name"]},
+                    self.arguments: {"$id": f"urn:jpaged:call-{i}", **_arguments(function)},
+                },
+                "required": ["name", self.arguments],
+                "additionalProperties": False,
+            }
+            for i, function in enumerate(functions)
+        ]
+        before, rules = thought
+        either = {"anyOf": [*calls, {"$id": "urn:jpaged:shape", **schema}]}
+        start = f"start: {before} {self._mark(special)} answer"
+        return "\n".join([start, *rules, f"answer: %json {json.dumps(either)}"])
 
     def _free(self, special: Special, thought: Thought, marks: ThoughtFormat) -> list[str]:
         """Return the rules of an answer that may be text or begin with text.

@@ -208,7 +208,7 @@ class SamplingFields(Body):
             given["logit_bias"] = {_token(text): bias for text, bias in self.logit_bias.items()}
         given["output_kind"] = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
         try:
-            if "structured_outputs" not in extra and (shape := self._shape()) is not None:
+            if "structured_outputs" not in extra and (shape := self.shape()) is not None:
                 given["structured_outputs"] = shape
             return replace(defaults, **(given | extra))
         except (ValueError, TypeError) as error:
@@ -256,7 +256,19 @@ class SamplingFields(Body):
                 code="unsupported_parameter",
             )
 
-    def _shape(self) -> StructuredOutputsParams | None:
+    @property
+    def has_shape(self) -> bool:
+        """Tell whether the text has a shape."""
+        return self.structured_outputs is not None or (
+            self.response_format is not None and self.response_format.type != "text"
+        )
+
+    def shape(self) -> StructuredOutputsParams | None:
+        """Return the text's shape, if it has one.
+
+        Raises:
+            ApiError, ValueError, TypeError: the shape is invalid, or there are two.
+        """
         by_format = None if self.response_format is None else self.response_format.shape()
         if self.structured_outputs is None:
             return by_format

@@ -1,5 +1,5 @@
 """``python -m scripts.benchmarks CASE``."""
 
-from scripts.benchmarks.registry import main
+from scripts.benchmarks.registry import BENCHMARKS
 
-main()
+BENCHMARKS.main()

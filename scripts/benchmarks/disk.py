@@ -8,7 +8,7 @@ from statistics import median
 
 from jpaged import LLM, SamplingParams
 from jpaged.bench.prompts import real_prompts
-from scripts.benchmarks.registry import Rows
+from scripts.cases import Rows
 
 
 def disk(

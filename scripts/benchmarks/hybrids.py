@@ -9,7 +9,6 @@ from typing import Any
 
 from jpaged.bench.load import draw_lengths
 from scripts.benchmarks.baselines import BlockMemory, GcdPool, NaivePool, SmallScheduler, SplitPool
-from scripts.benchmarks.registry import Rows
 from scripts.benchmarks.shapes import JENGA, SHAPES, ModelShape, shape_named
 from scripts.benchmarks.simulate import RECENT_ENGINE, Machine, PagedServer, Server, simulate
 from scripts.benchmarks.workloads import (
@@ -21,6 +20,7 @@ from scripts.benchmarks.workloads import (
     draw_conversations,
     pairs_of,
 )
+from scripts.cases import Rows
 
 BUDGET, MAX_NUM_SEQS = 2560, 256
 SYSTEMS = ("jpaged", "largest page", "static split", "GCD page", "naive Jenga")

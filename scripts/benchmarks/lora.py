@@ -11,7 +11,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from jpaged import LLM, SamplingParams
-from scripts.benchmarks.registry import Rows
+from scripts.cases import Rows
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

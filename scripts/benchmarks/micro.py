@@ -20,7 +20,7 @@ from jpaged.memory.pages import EvictionKey
 from jpaged.model_api import AttentionGroup
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Request, ScheduledStep, Scheduler, Sequence
-from scripts.benchmarks.registry import Rows
+from scripts.cases import Rows
 
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 64

@@ -24,7 +24,7 @@ from jpaged.bench.prompts import Lengths, real_prompts
 from jpaged.config import KV_CACHE_DTYPES
 from jpaged.loading.open_checkpoint import open_model
 from jpaged.loading.tokenizer import load_tokenizer
-from scripts.benchmarks.registry import Rows
+from scripts.cases import Rows
 
 ENGINE = Path(__file__).parent / "peer_engines" / "engine.py"
 FORMS = ("float32", "bfloat16", "int8", "int4", "gguf")

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from jpaged import LLM, SamplingParams
-from scripts.benchmarks.registry import Rows
+from scripts.cases import Rows
 
 WINDOW = 512
 """Tokens of a prompt: predictions see at most this many minus one."""

@@ -22,7 +22,7 @@ from pallas_kernels.screened_argmax import make_screen, screened_argmax
 from pallas_kernels.tiled import tiled
 from pallas_kernels.tiled_floats import tiled_floats
 from pallas_kernels.tiled_matmul import tiled_matmul
-from scripts.benchmarks.registry import Rows
+from scripts.cases import Rows
 
 SHAPES = {(576, 3072): 16, (1536, 576): 16, (576, 49152): 2}
 """Inputs and outputs of a matrix, and how many there are."""

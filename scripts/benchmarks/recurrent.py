@@ -14,7 +14,7 @@ import numpy as np
 
 from pallas_kernels.recurrent import causal_conv, gated_delta, selective_scan, ssd
 from pallas_kernels.recurrent.layout import CARRY, NEW, UNIT, StatePlace, Units
-from scripts.benchmarks.registry import Rows
+from scripts.cases import Rows
 
 PROMPT = 512
 

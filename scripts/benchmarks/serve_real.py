@@ -18,8 +18,8 @@ from jpaged import LLM, AsyncLLM, SamplingParams
 from jpaged.bench.load import arrival_times
 from jpaged.bench.prompts import Lengths, real_prompts
 from scripts.benchmarks.baselines import Buddy, Regions, Reservation, reservations
-from scripts.benchmarks.registry import Rows
 from scripts.benchmarks.workloads import pairs_of
+from scripts.cases import Rows
 
 
 class Gate:

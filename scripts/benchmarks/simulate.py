@@ -25,9 +25,9 @@ from jpaged.scheduling import BeamSearch, Request, ScheduledStep, Scheduler
 from jpaged.scheduling import Sequence as Stream
 from jpaged.scheduling.top_tokens import TopTokens
 from scripts.benchmarks.baselines import Buddy, Contiguous, Regions, SmallScheduler, Step, reservations
-from scripts.benchmarks.registry import Rows
 from scripts.benchmarks.shapes import PAGED, Served, read_bytes
 from scripts.benchmarks.workloads import Ask, Pairs, arrivals, pairs_of
+from scripts.cases import Rows
 
 BUDGET, MAX_NUM_SEQS = 2560, 1024
 """Most tokens of a step, as vLLM's was in the paper, and most sequences."""

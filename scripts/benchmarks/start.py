@@ -16,7 +16,7 @@ import urllib.request
 from contextlib import closing
 from pathlib import Path
 
-from scripts.benchmarks.registry import Rows
+from scripts.cases import Rows
 
 COMMAND = [sys.executable, "-m", "jpaged.cli.main"]
 OWN_CACHES = ("JAX_COMPILATION_CACHE_DIR", "NUMBA_CACHE_DIR")

@@ -1,19 +1,7 @@
-"""Counts the blocks that sharing saves on Alpaca, beside the PagedAttention paper's figure 15, without a model.
-
-    python scripts/sharing_savings.py alpaca.jsonl [--block-size 16] [--characters-per-token 4.4]
-
-The scheduler and the memory manager are the engine's; a made-up device draws tokens at random. The file has one JSON
-object a line with the texts `prompt` and `output`; a text counts as its characters over `--characters-per-token`
-tokens, and every output of a prompt is as long as the file's. Prefix caching is off: only a request's own outputs
-share.
-
-Beams need log-probabilities. They are made up as those of a softmax over 1,000 logits from a normal distribution whose
-standard deviation is `--sharpness`; nothing else decides which beams go on, so the numbers of beams rest on this.
-"""
+"""Counts the blocks that parallel samples and beams share on texts of a file, without a model."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -26,6 +14,7 @@ from jpaged.memory import FullAttention, GroupSpec, MemoryManager, PoolLayout
 from jpaged.sampling_params import BeamSearchParams, SamplingParams
 from jpaged.scheduling import BeamSearch, Request, ScheduledStep, Scheduler, Sequence
 from jpaged.scheduling.top_tokens import TopTokens
+from scripts.cases import Rows
 
 PAPER = {("n", 2): 6.09, ("n", 4): 8.53, ("n", 6): 9.79, ("beam", 2): 37.56, ("beam", 4): 53.13, ("beam", 6): 55.16}
 MAX_NUM_SEQS = 240
@@ -103,21 +92,28 @@ def saving(requests: Seq[Lengths], kind: str, width: int, block_size: int, sharp
     return saved / (saved + used)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("workload", type=Path, help="a JSON-lines file with `prompt` and `output`")
-    parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument("--characters-per-token", type=float, default=4.4)
-    parser.add_argument("--sharpness", type=float, default=4.0, help="standard deviation of the beams' logits")
-    arguments = parser.parse_args()
-    requests = read_lengths(arguments.workload, arguments.characters_per_token)
-    prompt, output = (np.mean([getattr(lengths, key) for lengths in requests]) for key in ("prompt", "output"))
-    print(f"{len(requests)} requests, {prompt:.1f} prompt and {output:.1f} output tokens on average")
-    print("blocks saved     here   paper (OPT-13B)")
-    for (kind, width), paper in PAPER.items():
-        here = saving(requests, kind, width, arguments.block_size, arguments.sharpness)
-        print(f"{kind:>6} = {width}   {here:8.2%}   {paper:6.2f}%", flush=True)
+def text_savings(
+    workload: Path, block_size: int = 16, characters_per_token: float = 4.4, sharpness: float = 4.0
+) -> Rows:
+    """Blocks that sharing saves (PagedAttention, figure 15, there Alpaca on OPT-13B), averaged over steps.
 
+    The scheduler and the memory manager are the engine's; the device draws tokens at random. WORKLOAD has one JSON
+    object a line with the texts `prompt` and `output`. A text has its characters / CHARACTERS_PER_TOKEN tokens, and
+    every output of a prompt has the length of the file's. Prefix caching is off: only the outputs of one request share.
 
-if __name__ == "__main__":
-    main()
+    Beams need log-probabilities: those of a softmax over 1,000 logits from a normal distribution with the standard
+    deviation SHARPNESS. The beams that go on depend on nothing else, so their figures rest on it.
+    """
+    requests = read_lengths(workload, characters_per_token)
+    prompt, output = (float(np.mean([getattr(lengths, key) for lengths in requests])) for key in ("prompt", "output"))
+    return [
+        {
+            "outputs": f"{width} beams" if kind == "beam" else f"n = {width}",
+            "blocks saved": saving(requests, kind, width, block_size, sharpness),
+            "paper": paper / 100,
+            "requests": len(requests),
+            "mean prompt": prompt,
+            "mean output": output,
+        }
+        for (kind, width), paper in PAPER.items()
+    ]

@@ -8,7 +8,7 @@ from jpaged import LLM
 from jpaged.bench import throughput as product
 from jpaged.bench.prompts import Lengths, real_prompts
 from scripts.benchmarks import reference
-from scripts.benchmarks.registry import Rows
+from scripts.cases import Rows
 
 TOKEN_BUDGET = 512
 

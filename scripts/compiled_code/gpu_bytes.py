@@ -1,133 +1,110 @@
-"""Counts the bytes that a decode step moves on NVIDIA GPUs, in the program that XLA's compiler makes for them.
-
-    python scripts/gpu_step_bytes.py                                      T4, L4, A100 and H200 in float16
-    python scripts/gpu_step_bytes.py --devices h200 --dtype bfloat16 --quantization int4
-
-No GPU is needed, and nothing has been run on one. The model is some layers of a Llama-3.1-8B, the batch as many
-sequences as the step has rows, each as long as its block table. A row of the table has the bytes of the layers' weights
-and of the batch's KV, what the step moves by `hlo_bytes.py`, how many times their sum that is, and the operations of a
-layer. The attention kernel's reads of the pool, which are not in the
-program's text, count as the batch's KV once. Of the draw it has the bytes of logits and greedy choice against those of
-the head.
-
-It needs XLA's CUDA plugin: outside an environment that has it, `scripts/aot_env.sh` makes one (``--env``) and the
-script runs again there.
-"""
+"""Counts the bytes that a decode step moves on NVIDIA GPUs, in the program that XLA's compiler makes for them."""
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
-import json
-import os
 import re
-import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from compiler_env import default_env, run_again_in
+from scripts.cases import Row
+from scripts.compiled_code.compilers import need_compiler
+from scripts.compiled_code.hlo_bytes import largest_result, moved_bytes
+from scripts.compiled_code.programs import published_config, step_programs, write_text
 
-ROOT = Path(__file__).resolve().parents[1]
-SHAPE = ROOT / "jpaged" / "planning" / "shapes" / "llama-3.1-8b.json"
-BLOCK = 16
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--devices", nargs="+", default=["t4", "l4", "a100", "h200"])
-    parser.add_argument("--dtype", choices=["float16", "bfloat16", "float32"], default="float16")
-    parser.add_argument("--quantization", choices=["int8", "int4", "fp8"], default=None)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--seqs", type=int, default=64)
-    parser.add_argument("--context", type=int, default=2048)
-    parser.add_argument("--json", action="store_true", help="print a line of JSON for each device instead")
-    parser.add_argument("--hlo", type=Path, default=None, help="folder for the programs' texts")
-    parser.add_argument("--env", type=Path, default=default_env("cuda"), help="environment with the plugin")
-    options = parser.parse_args()
-    if importlib.util.find_spec("jax_cuda13_plugin") is None:
-        run_again_in(options.env, "cuda")
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
-    if not options.json:
-        print(heading(options))
-    for name in options.devices:
-        found = count(name, options)
-        print(json.dumps(found) if options.json else row(found), flush=True)
+MODEL, BLOCK = "llama-3.1-8b", 16
+Dtype = Literal["float16", "bfloat16", "float32"]
+Quantization = Literal["int8", "int4", "fp8"]
 
 
-def count(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Compile a device's decode step and draw, and return the bytes that they move, as plain data."""
-    from hlo_bytes import largest_result, moved_bytes
+def step_bytes(
+    devices: list[str] = ["t4", "l4", "a100", "h200"],  # noqa: B006 (never changed)
+    dtype: Dtype = "float16",
+    quantization: Quantization | None = None,
+    layers: int = 4,
+    seqs: int = 64,
+    context: int = 2048,
+    hlo: Path | None = None,
+) -> Iterator[Row]:
+    """Bytes that a decode step of some layers of a Llama-3.1-8B moves, as a multiple of weights and KV.
 
+    The batch has `seqs` sequences, each as long as its block table. A row has the bytes of the layers' weights and of
+    the batch's KV; those that the step moves by `hlo_bytes`; how many times their sum that is; the operations of a
+    layer; and the bytes of logits and greedy choice as a multiple of the head's. The program's text does not have the
+    attention kernel's reads of the pool, so these count as the batch's KV once. Nothing has run on a GPU. The JSON has
+    the bytes by kind of operation. `hlo` is a folder for the programs' texts."""
+    need_compiler("cuda")
+    for name in devices:
+        yield _count(name, dtype, quantization, layers, seqs, context, hlo)
+
+
+def _count(
+    name: str, dtype: str, quantization: str | None, layers: int, seqs: int, context: int, hlo: Path | None
+) -> Row:
+    """Compile a device's decode step and draw, and return its row."""
     from jpaged.planning.devices import find_device
     from jpaged.planning.target_mesh import target_capability, target_mesh
 
     start = time.perf_counter()
     device = find_device(name)
     with target_capability(device):
-        programs = step_programs(target_mesh(device, compiled=True), options)
+        mesh = target_mesh(device, compiled=True)
+        programs = llama_programs(mesh, dtype, quantization, layers, seqs, context)
         texts = {"step": programs.decode().compile().as_text(), "draw": programs.sampler(top=0).compile().as_text()}
-    if options.hlo is not None:
-        options.hlo.mkdir(parents=True, exist_ok=True)
-        for program, text in texts.items():
-            (options.hlo / f"{name}-{program}.txt").write_text(text)
+    for program, text in texts.items():
+        write_text(hlo, f"{name}-{program}", text)
     pool = programs.spec.device_bytes
     step, draw = moved_bytes(texts["step"], pool_bytes=pool), moved_bytes(texts["draw"])
-    weights, head = parameter_bytes(programs.params)
-    layout = programs.spec.layout
-    token = layout.groups[0].block_bytes // BLOCK
-    kv = token * options.seqs * options.context
-    moved = step.total + kv + token * options.seqs  # the kernels read the batch's KV and write its new tokens'
+    weights, head = _parameter_bytes(programs.params)
+    token = programs.spec.layout.groups[0].block_bytes // BLOCK
+    kv = token * seqs * context
+    moved = step.total + kv + token * seqs  # the kernels read the batch's KV and write that of its new tokens
     return {
         "device": name,
-        "weights": weights,
-        "kv": kv,
-        "moved": moved,
-        "ratio": moved / (weights + kv),
-        "by kind": step.by_kind,
-        "operations a layer": step.operations / options.layers,
+        "weights, MB": weights / 1e6,
+        "KV, MB": kv / 1e6,
+        "moved, MB": moved / 1e6,
+        "times": moved / (weights + kv),
+        "operations a layer": step.operations / layers,
+        "draw, MB": draw.total / 1e6,
+        "draw, times the head": draw.total / head,
         "loops": len(re.findall(r"[\s)}]while\(", texts["step"])),
-        "largest result": largest_result(texts["step"], pool_bytes=pool),
-        "head": head,
-        "draw": draw.total,
+        "largest result, MB": largest_result(texts["step"], pool_bytes=pool) / 1e6,
+        "by kind": step.by_kind,
         "draw by kind": draw.by_kind,
-        "seconds": round(time.perf_counter() - start, 1),
+        "compile s": round(time.perf_counter() - start, 1),
     }
 
 
-def step_programs(mesh: Any, options: argparse.Namespace) -> Any:
-    """Return the programs of an engine with the layers, the batch and the pool that were asked for."""
+def llama_programs(
+    mesh: Any, dtype: str, quantization: str | None, layers: int, seqs: int, context: int, tokens: int | None = None
+) -> Any:
+    """Return the programs of some layers of a Llama-3.1-8B, whose pool holds a block more than each sequence needs.
+
+    Args:
+        tokens: most tokens of a step; None = one a sequence.
+    """
     import jax.numpy as jnp
-    from flax import nnx
-    from transformers import LlamaConfig
 
-    from jpaged.execution import plan_pool
-    from jpaged.execution.lowering import StepPrograms
-    from jpaged.loading.build_context import build_context
-    from jpaged.loading.parameters.targets import abstract_model
-    from jpaged.loading.parameters.weights import abstract_params
-    from models.llama import Llama
-
-    config = LlamaConfig(**json.loads(SHAPE.read_text()) | {"num_hidden_layers": options.layers})
-    dtype = jnp.dtype(options.dtype)
-    model = abstract_model(Llama, config, build_context(mesh, dtype, kernel_impl="gpu"))
-    element = 2 * config.num_key_value_heads * config.head_dim * dtype.itemsize
-    pool_bytes = element * options.layers * options.seqs * (options.context + BLOCK)
-    return StepPrograms(
-        graphdef=nnx.split(model)[0],
-        params=abstract_params(model, mesh, quantization=options.quantization),
-        spec=plan_pool(model.layer_groups, block_size=BLOCK, dtype=dtype, shards=1, pool_bytes=pool_bytes),
-        mesh=mesh,
-        max_num_seqs=options.seqs,
-        max_num_batched_tokens=options.seqs,
-        max_model_len=options.context,
-        vocab_size=config.vocab_size,
+    config = published_config(MODEL, num_hidden_layers=layers)
+    element = 2 * config.num_key_value_heads * config.head_dim * jnp.dtype(dtype).itemsize
+    return step_programs(
+        config,
+        mesh,
+        dtype=dtype,
+        stacked=False,
         kernel_impl="gpu",
+        block_size=BLOCK,
+        pool_bytes=element * layers * seqs * (context + BLOCK),
+        seqs=seqs,
+        tokens=tokens or seqs,
+        context=context,
+        quantization=quantization,
     )
 
 
-def parameter_bytes(params: Any) -> tuple[int, int]:
+def _parameter_bytes(params: Any) -> tuple[int, int]:
     """Return the bytes of the layers' parameters, and of the vocabulary's head."""
     import jax
 
@@ -137,24 +114,3 @@ def parameter_bytes(params: Any) -> tuple[int, int]:
         for part in found:
             found[part] += leaf.size * leaf.dtype.itemsize if part in name else 0
     return found["layers"], found["lm_head"]
-
-
-def heading(options: argparse.Namespace) -> str:
-    """Return the table's first lines."""
-    columns = (
-        "device | weights, MB | KV, MB | moved, MB | times | operations a layer | draw, times the head | compiled in, s"
-    )
-    held = options.dtype if options.quantization is None else f"{options.quantization} and {options.dtype}"
-    said = f"{options.layers} layers, {options.seqs} sequences of {options.context} tokens, {held}"
-    return f"{said}\n\n| {columns} |\n|" + "---|" * (1 + columns.count("|"))
-
-
-def row(found: dict[str, Any]) -> str:
-    """Return a device's row of the table."""
-    sizes = " | ".join(f"{found[name] / 1e6:,.0f}" for name in ("weights", "kv", "moved"))
-    times = f"{found['ratio']:.3f} | {found['operations a layer']:.1f} | {found['draw'] / found['head']:.2f}"
-    return f"| {found['device']} | {sizes} | {times} | {found['seconds']} |"
-
-
-if __name__ == "__main__":
-    main()

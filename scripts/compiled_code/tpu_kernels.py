@@ -1,4 +1,4 @@
-"""Lists what `tpu_schedule.py` compiles: kernels at the shapes of published models, for chips that are not here."""
+"""Makes the launches that `tpu_attention` compiles: kernels at the shapes of published models, for absent chips."""
 
 from __future__ import annotations
 

@@ -1,34 +1,18 @@
-"""Counts how fast the TPU's decode kernels of recurrent layers could go through states, in the compiler's schedule.
-
-    python scripts/tpu_recurrent_schedule.py                     v5e and v6e, all layers: some minutes
-    python scripts/tpu_recurrent_schedule.py --targets v5e --layers "bamba-9b ssd"
-
-Compiles `pallas_kernels.recurrent` for a decode of 64 sequences and prints, for one sequence's token in one layer, the
-cycles of the final bundles (`llo_bundles.py`), and how many of the state's bytes, which are read and written, that is a
-cycle. Beside it stands what the chip's HBM delivers in one; at a ratio above 1 the kernel is faster than the memory.
-Counted as `tpu_schedule.py` counts: a bundle takes one cycle; waits and stalls are not in it. The turn of the grid that
-takes a token and, where a state has several pieces, the turns of the loop over them make a token's cycles.
-
-It needs libtpu, as `tpu_schedule.py` does.
-"""
+"""Counts how fast the TPU's decode kernels of recurrent layers could go through states, in the compiler's schedule."""
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from compiler_env import default_env, run_again_in
-from llo_bundles import inner_copying_turn, last_copying_turn, parse
-from tpu_launches import CHIPS, Chip
-from tpu_schedule import libtpu_version, prepare
+from scripts.cases import Row
+from scripts.compiled_code.compilers import chosen, empty, need_compiler, schedule_dumps
+from scripts.compiled_code.llo_bundles import inner_copying_turn, last_copying_turn, parse
+from scripts.compiled_code.tpu_kernels import CHIPS, Chip
 
 BLOCKS, LAYERS, SEQS = 256, 4, 64
-COLUMNS = "target | layer | state bytes | pieces | cycles | bytes/cycle | HBM | ratio | compile s"
 
 
 class Layer(NamedTuple):
@@ -82,33 +66,28 @@ SHAPES = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--targets", nargs="+", choices=CHIPS, default=["v5e", "v6e"])
-    parser.add_argument("--layers", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument(
-        "--env", type=Path, default=default_env("tpu"), help="environment with libtpu; default: %(default)s"
-    )
-    options = parser.parse_args()
-    if importlib.util.find_spec("libtpu") is None:
-        run_again_in(options.env, "tpu")
-    with tempfile.TemporaryDirectory() as dumps:
-        prepare(dumps)
-        import jax
+def recurrent(
+    targets: list[str] = ["v5e", "v6e"],  # noqa: B006 (never changed)
+    layers: list[str] = list(SHAPES),  # noqa: B006
+) -> Iterator[Row]:
+    """Cycles for one sequence's token in one recurrent layer of a decode of 64 sequences: some minutes for all.
 
-        print(f"jax {jax.__version__}, libtpu {libtpu_version()}\n")
-        print(f"| {COLUMNS} |\n|" + "---|" * (1 + COLUMNS.count("|")))
-        for target in options.targets:
-            for name in options.layers:
-                print(f"| {target} | {name} | {measure(CHIPS[target], SHAPES[name], Path(dumps))} |", flush=True)
+    Compiles `pallas_kernels.recurrent`. "bytes/cycle" are those of the state, which is read and written; "HBM" are
+    those that the chip's memory delivers in a cycle. At a ratio above 1 the kernel is faster than the memory. The
+    cycles are those of the turn of the grid that takes a token and, if a state has several pieces, of the turns of the
+    loop over them. A bundle counts as one cycle; waits and stalls are not counted."""
+    need_compiler("tpu")
+    with schedule_dumps() as dumps:
+        for target, chip in chosen("targets", targets, CHIPS).items():
+            for name, layer in chosen("layers", layers, SHAPES).items():
+                yield {"target": target, "layer": name} | _measure(chip, layer, dumps)
 
 
-def measure(chip: Chip, layer: Layer, dumps: Path) -> str:
-    """Return the rest of a table's row."""
+def _measure(chip: Chip, layer: Layer, dumps: Path) -> Row:
+    """Return the rest of a row."""
     start = time.perf_counter()
-    for old in dumps.iterdir():
-        old.unlink()
-    lowered, state_bytes, pieces = lower(chip, layer)
+    empty(dumps)
+    lowered, state_bytes, pieces = _lower(chip, layer)
     lowered.compile()
     (final,) = dumps.glob("*recurrent_decode*-final_bundles.txt")
     bundles = parse(final.read_text())
@@ -116,11 +95,18 @@ def measure(chip: Chip, layer: Layer, dumps: Path) -> str:
     if pieces > 1:
         cycles += (pieces - 1) * inner_copying_turn(bundles).cycles
     speed, hbm, seconds = 2 * state_bytes / cycles, chip.hbm / chip.clock, time.perf_counter() - start
-    figures = f"{state_bytes} | {pieces} | {cycles} | {speed:.0f} | {hbm:.0f} | {speed / hbm:.2f}"
-    return f"{figures} | {seconds:.0f}"
+    return {
+        "state bytes": state_bytes,
+        "pieces": pieces,
+        "cycles": cycles,
+        "bytes/cycle": round(speed),
+        "HBM": round(hbm),
+        "ratio": speed / hbm,
+        "compile s": round(seconds),
+    }
 
 
-def lower(chip: Chip, layer: Layer) -> tuple[Any, int, int]:
+def _lower(chip: Chip, layer: Layer) -> tuple[Any, int, int]:
     """Return the lowered decode, bytes of a state, and pieces in which it goes through the kernel."""
     import jax
     import jax.numpy as jnp
@@ -151,7 +137,3 @@ def lower(chip: Chip, layer: Layer) -> tuple[Any, int, int]:
     state_bytes = rows * 128 * 2
     lowered = jax.jit(run, donate_argnums=0).lower(view, array(), *arrays, *given)
     return lowered, state_bytes, -(-state_bytes // PIECE_BYTES)
-
-
-if __name__ == "__main__":
-    main()

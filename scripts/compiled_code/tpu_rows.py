@@ -1,58 +1,43 @@
-"""Counts the cycles of a TPU's kernels that work row by row, in the compiler's schedule: the rule of `layer_ops.py`.
-
-    python scripts/tpu_row_kernels.py                  v5e, v6e, v5p and tpu7x: a minute
-    python scripts/tpu_row_kernels.py --targets v5e
-
-Compiles `add_rms_norm` and `rotated_heads`, with norms and without, with the shapes of a device's share of a Llama-3-8B
-on eight, for a step of 64 tokens and one of 512. A row has all bundles of the kernel's schedule, a cycle each, as often
-as its inner loop turns, which is more than it runs; those for 16 x 128 numbers; and what `layer_ops.ROW_KERNELS` has
-for these. Waits and the launch are not in it.
-
-It needs libtpu, as `tpu_schedule.py` does.
-"""
+"""Counts the cycles of a TPU's kernels that work row by row, in the compiler's schedule: the rule of `layer_ops`."""
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from compiler_env import default_env, run_again_in
-from layer_ops import ROW_KERNELS
-from llo_bundles import parse
-from tpu_launches import CHIPS, Chip, shapes_of
-from tpu_schedule import prepare
+from scripts.cases import Row
+from scripts.compiled_code.compilers import chosen, empty, need_compiler, schedule_dumps
+from scripts.compiled_code.layer_ops import ROW_KERNELS
+from scripts.compiled_code.llo_bundles import parse
+from scripts.compiled_code.tpu_kernels import CHIPS, Chip, shapes_of
 
 SIZE, GROUP, HEAD_DIM = 4096, 4, 128
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--targets", nargs="+", choices=CHIPS, default=["v5e", "v6e", "v5p", "tpu7x"])
-    parser.add_argument("--env", type=Path, default=default_env("tpu"), help="environment with libtpu")
-    options = parser.parse_args()
-    if importlib.util.find_spec("libtpu") is None:
-        run_again_in(options.env, "tpu")
-    print("| target | kernel | rows | cycles | for 16 x 128 numbers | counted as |\n|---|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as dumps:
-        prepare(dumps)
-        for target in options.targets:
+def rows(targets: list[str] = list(CHIPS)) -> Iterator[Row]:  # noqa: B006 (never changed)
+    """Cycles of `add_rms_norm` and `rotated_heads` for a device's share of a Llama-3-8B on eight: a minute.
+
+    The steps have 64 and 512 tokens. A row has all bundles of the kernel's schedule, a cycle each, as often as its
+    inner loop turns, which is more than it runs; the cycles for 16 x 128 numbers; and those that
+    `layer_ops.ROW_KERNELS` counts for them. Waits and the launch are not counted.
+    """
+    need_compiler("tpu")
+    with schedule_dumps() as dumps:
+        for target, chip in chosen("targets", targets, CHIPS).items():
             for kernel, counted in ROW_KERNELS.items():
-                for rows in (64, 512):
-                    cycles, numbers = measure(CHIPS[target], kernel, rows, Path(dumps))
-                    each = cycles * 16 * 128 / numbers
-                    print(f"| {target} | {kernel} | {rows} | {cycles} | {each:.1f} | {counted} |", flush=True)
+                for tokens in (64, 512):
+                    cycles, numbers = _measure(chip, kernel, tokens, dumps)
+                    row: Row = {"target": target, "kernel": kernel, "rows": tokens, "cycles": cycles}
+                    yield row | {"for 16 x 128 numbers": cycles * 16 * 128 / numbers, "counted as": counted}
 
 
-def measure(chip: Chip, kernel: str, rows: int, dumps: Path) -> tuple[int, int]:
-    """Return the cycles of a kernel for a step of so many tokens, and the numbers of what it is given first."""
+def _measure(chip: Chip, kernel: str, rows: int, dumps: Path) -> tuple[int, int]:
+    """Return the cycles of a kernel for a step of `rows` tokens, and the size of its first argument."""
     import jax
 
-    for old in dumps.iterdir():
-        old.unlink()
-    function, operands, turn = call_of(kernel, rows)
+    empty(dumps)
+    function, operands, turn = _call_of(kernel, rows)
     array, _, _ = shapes_of(chip, "decode")
     given = [array(*operand) for operand in operands]
     with jax.set_mesh(given[0].sharding.mesh):
@@ -61,7 +46,7 @@ def measure(chip: Chip, kernel: str, rows: int, dumps: Path) -> tuple[int, int]:
     return len(parse(final.read_text())) * (rows // turn), given[0].size
 
 
-def call_of(kernel: str, rows: int) -> tuple[Any, list[tuple[tuple[int, ...], Any]], int]:
+def _call_of(kernel: str, rows: int) -> tuple[Any, list[tuple[tuple[int, ...], Any]], int]:
     """Return a kernel's function, its operands' shapes and dtypes, and how many rows a turn of its inner loop takes."""
     import jax.numpy as jnp
 
@@ -88,7 +73,3 @@ def call_of(kernel: str, rows: int) -> tuple[Any, list[tuple[tuple[int, ...], An
         shapes + scales,
         heads.TILE,
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -2,19 +2,17 @@
 
 Run by `test_aot_kernels.py` inside the environment with libtpu, with arguments "target/shape/batch", for example
 "v6e/llama-3.1-8b/decode", or "v6e/llama-3.1-8b/decode/int8" for KV in one byte; one program a line.
-`scripts/tpu_schedule.py` knows the shapes and compiles all of them.
+`scripts/compiled_code/tpu_kernels.py` has the shapes; its case tpu-attention compiles all of them.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from targets import describe_tpu_host
-from tpu_launches import CHIPS, SHAPES, jpaged_kernel
+
+from scripts.compiled_code.tpu_kernels import CHIPS, SHAPES, jpaged_kernel
 
 BLOCK_SIZES = {"bfloat16": 16, "int8": 64, "fp8": 32}
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +17,7 @@ from jpaged.planning.child_process import environments_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-PATH = os.pathsep.join(
-    str(path) for path in (ROOT, ROOT / "scripts", HERE, HERE.parent / "execution", HERE.parent / "pallas_kernels")
-)
+PATH = os.pathsep.join(str(path) for path in (ROOT, HERE, HERE.parent / "execution", HERE.parent / "pallas_kernels"))
 
 
 @cache
@@ -32,9 +33,12 @@ def python_of(target: str) -> Path:
 
 
 def run_program(target: str, program: str, *arguments: str, timeout: float = 600) -> str:
-    """Standard output of ``tests/aot/<program>`` in the target's environment; its failure fails the test."""
+    """Standard output of ``tests/aot/<program>`` in the target's environment; its failure fails the test.
+
+    "-m" as the program runs a module, the first argument.
+    """
     done = subprocess.run(
-        [python_of(target), HERE / program, *arguments],
+        [python_of(target), program if program == "-m" else HERE / program, *arguments],
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -42,3 +46,11 @@ def run_program(target: str, program: str, *arguments: str, timeout: float = 600
     )
     assert done.returncode == 0, f"{program} failed:\n{done.stderr[-4000:]}"
     return done.stdout
+
+
+def run_case(target: str, case: str, *options: str) -> list[dict[str, Any]]:
+    """The rows of a case of scripts/compiled_code, run in the target's environment; its failure fails the test."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.json"
+        run_program(target, "-m", "scripts.compiled_code", case, *options, "--json", str(file))
+        return json.loads(file.read_text())["rows"]

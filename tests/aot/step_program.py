@@ -16,8 +16,9 @@ import time
 from typing import Any
 
 from hlo_collectives import collectives
-from layer_ops import layer_ops
 from targets import AXIS, h200_mesh, tpu_mesh
+
+from scripts.compiled_code.layer_ops import layer_ops
 
 MAX_NUM_SEQS, MAX_MODEL_LEN, MIXED_TOKENS, BLOCK = 64, 8192, 512, 16
 POOL_BYTES = {"tpu": 4 << 30, "cuda": 8 << 30}  # a device: what a v5e of 16 GB, an H200 of 141 GB easily spare

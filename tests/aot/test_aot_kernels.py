@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from environments import ROOT, run_program
+from environments import run_case, run_program
 
 pytestmark = pytest.mark.aot
 
@@ -38,7 +38,7 @@ ATTENTION = [
     "v5e/llama-3.1-8b x8/mixed/int8",
     "tpu7x/llama-3.1-8b/mixed/fp8",
 ]
-"""Every target and shape once, and codes with prompts; `scripts/tpu_schedule.py` compiles all of their combinations."""
+"""Every target and shape once, and codes with prompts; ``scripts.compiled_code tpu-attention`` compiles all of them."""
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +56,7 @@ def test_attention_compiles_within_the_memory_of_every_tpu(attention_programs, n
 
 def test_no_kernel_of_rows_takes_more_cycles_than_a_layer_is_counted_with():
     """`layer_ops.ROW_KERNELS` says so for every chip; v5e and v5p have the fewest and the most."""
-    table = run_program("tpu", str(ROOT / "scripts" / "tpu_row_kernels.py"), "--targets", "v5e", "v5p")
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    rows = run_case("tpu", "tpu-rows", "--targets", "v5e", "v5p")
     assert len(rows) == 2 * 4 * 2
-    for *_, each, counted in rows:
-        assert 0 < float(each) <= float(counted)
+    for row in rows:
+        assert 0 < row["for 16 x 128 numbers"] <= row["counted as"]

@@ -1,11 +1,6 @@
 """The counting of a layer's operations, on a loop small enough to count by hand."""
 
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).parents[2] / "scripts"))
-
-from layer_ops import layer_ops
+from scripts.compiled_code.layer_ops import layer_ops
 
 LOOP = """
 %body (carry: (s32[], f32[8], f32[8])) -> (s32[], f32[8], f32[8]) {

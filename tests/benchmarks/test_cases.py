@@ -8,29 +8,69 @@ import math
 
 import pytest
 
-from scripts.benchmarks import hybrids, registry, simulate
+from scripts.benchmarks import hybrids, simulate
 from scripts.benchmarks.baselines import Buddy, Contiguous, NaivePool, Regions, SmallScheduler, reservations
+from scripts.benchmarks.registry import BENCHMARKS
 from scripts.benchmarks.serve_real import Gate
 from scripts.benchmarks.shapes import shape_named
 from scripts.benchmarks.workloads import Ask, arrivals, pairs_of
+from scripts.cases import Cases
+from scripts.compiled_code.registry import COMPILED
 
 
-@pytest.mark.parametrize("name", registry.CASES)
-def test_every_case_is_a_function_whose_arguments_are_options(name, capsys):
+@pytest.mark.parametrize(
+    ("cases", "name"), [(cases, name) for cases in (BENCHMARKS, COMPILED) for name in cases.functions]
+)
+def test_every_case_is_a_function_whose_arguments_are_options(cases, name, capsys):
     with pytest.raises(SystemExit, match="0"):
-        registry.main([name, "--help"])
-    assert registry.find(name).__doc__.splitlines()[0].split()[0] in capsys.readouterr().out
+        cases.main([name, "--help"])
+    assert cases.find(name).__doc__.splitlines()[0].split()[0] in capsys.readouterr().out
 
 
-def test_a_case_prints_a_table_and_writes_json(monkeypatch, tmp_path, capsys):
-    def case(number: int = 2, names: list[str] | None = None) -> registry.Rows:
-        """Rows of a kind."""
-        return [{"name": name, "value": number / 3} for name in names or ["a"]]
+MODULE = """
+from typing import Literal
 
-    monkeypatch.setattr(registry, "find", lambda name: case)
-    registry.main(["memory", "--number", "1", "--names", "x", "y", "--json", str(tmp_path / "found.json")])
-    assert "| x | 0.3333 |" in capsys.readouterr().out
-    assert json.loads((tmp_path / "found.json").read_text())["rows"][1] == {"name": "y", "value": 1 / 3}
+def plain(number: int = 2, names: list[str] | None = None, *, kind: Literal["plain", "double"] = "plain"):
+    "Rows of a kind."
+    return [{"name": name, "value": (1 + (kind == "double")) * number / 3, "parts": [1, 2]} for name in names or ["a"]]
+
+def slow(number: int = 2):
+    "Rows that take long."
+    yield from plain(number, ["a", "b"])
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Two cases of a package of this test."""
+    (tmp_path / "own_cases").mkdir()
+    (tmp_path / "own_cases" / "numbers.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    return Cases("own_cases", "Runs a case of a test.", {"plain": "numbers.plain", "slow": "numbers.slow"})
+
+
+def test_a_case_prints_a_table_and_writes_json(own, tmp_path, capsys):
+    own.main(["plain", "--number", "1", "--names", "x", "y", "--json", str(tmp_path / "found.json")])
+    printed = capsys.readouterr()
+    assert "| x | 0.3333 |" in printed.out and printed.err == ""
+    assert json.loads((tmp_path / "found.json").read_text())["rows"][1] == {
+        "name": "y",
+        "value": 1 / 3,
+        "parts": [1, 2],
+    }
+
+
+def test_rows_of_a_long_case_are_printed_as_they_come(own, capsys):
+    own.main(["slow"])
+    assert capsys.readouterr().err == "a 0.6667\nb 0.6667\n"
+
+
+def test_a_value_that_is_none_of_several_is_refused(own, capsys):
+    own.main(["plain", "--kind", "double"])
+    assert "| a | 1.333 |" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        own.main(["plain", "--kind", "triple"])
+    assert "invalid choice: 'triple'" in capsys.readouterr().err
 
 
 def test_a_buddy_allocator_merges_what_comes_back():

@@ -10,7 +10,8 @@ import pytest
 from commands import ROOT, flags, parse_jpaged, script_of
 from docs_markdown import command_lines
 
-from scripts.benchmarks import registry
+from scripts.benchmarks.registry import BENCHMARKS
+from scripts.compiled_code.registry import COMPILED
 
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").glob("*.md"))]
 COMMANDS = [(page, line) for page in PAGES for line in command_lines((ROOT / page).read_text())]
@@ -22,12 +23,17 @@ INLINE = [
 ]
 JPAGED = [(page, line) for page, line in COMMANDS if re.match(r"(\S+=\S+ )*(\S*/)?jpaged ", line)]
 SCRIPTS = [(page, line) for page, line in COMMANDS if script_of(line) is not None]
-BENCHMARKS = [(page, line) for page, line in COMMANDS if "scripts.benchmarks " in line]
+CASES = [
+    (page, cases, line.partition(f"{cases.package} ")[2])
+    for cases in (BENCHMARKS, COMPILED)
+    for page, line in COMMANDS
+    if f"-m {cases.package} " in line
+]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
 def test_commands_are_found():
-    assert len(JPAGED) > 20 and len(SCRIPTS) > 10 and len(INLINE) > 20
+    assert len(JPAGED) > 20 and len(SCRIPTS) > 5 and len(CASES) > 20 and len(INLINE) > 20
 
 
 @pytest.mark.parametrize(("page", "line"), JPAGED, ids=lambda value: value[:60])
@@ -59,10 +65,10 @@ def test_a_script_exists_and_knows_the_options_that_it_is_given(page, line):
         assert inner == [], page
 
 
-@pytest.mark.parametrize(("page", "line"), BENCHMARKS, ids=lambda value: value[:60])
-def test_a_benchmark_exists_and_knows_the_options_that_it_is_given(page, line):
-    case, *options = shlex.split(line.partition("scripts.benchmarks ")[2], comments=True)
-    registry.parser_of(case).parse_args(options)
+@pytest.mark.parametrize(("page", "cases", "line"), CASES, ids=lambda value: str(value)[:60])
+def test_a_case_exists_and_knows_the_options_that_it_is_given(page, cases, line):
+    case, *options = shlex.split(line, comments=True)
+    cases.parser_of(case).parse_args(options)
 
 
 def test_extras_that_are_installed_exist():

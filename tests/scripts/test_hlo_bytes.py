@@ -1,13 +1,8 @@
 """Bytes are counted in a program's text as a GPU moves them."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "scripts"))
-
-from hlo_bytes import largest_result, moved_bytes
+from scripts.compiled_code.hlo_bytes import largest_result, moved_bytes
 
 
 def program(*lines: str, more: str = "") -> str:

@@ -1,13 +1,8 @@
 """The reader of a TPU kernel's final schedule, on a dump short enough to count by hand."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "scripts"))
-
-from llo_bundles import (
+from scripts.compiled_code.llo_bundles import (
     Turn,
     inner_copying_turn,
     last_copying_turn,

@@ -1,13 +1,8 @@
 """A layer's launches are counted between one layer's first kernel of Triton and the next one's."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "scripts"))
-
-from gpu_layer_launches import launches_of_layer, recorded
+from scripts.compiled_code.gpu_launches import launches_of_layer, recorded
 
 LAYER = """
   %product.N = f16[4]{0} custom-call(%x), custom_call_target="__cublas$gemm"

@@ -1,0 +1,20 @@
+"""The counts by name."""
+
+from __future__ import annotations
+
+from scripts.cases import Cases
+
+COMPILED = Cases(
+    "scripts.compiled_code",
+    "Counts operations, bytes or cycles in a compiled program.",
+    {
+        "tpu-attention": "tpu_attention.attention",
+        "tpu-attention-rpa3": "tpu_rpa3.attention_rpa3",
+        "tpu-recurrent": "tpu_recurrent.recurrent",
+        "tpu-rows": "tpu_rows.rows",
+        "tpu-layers": "tpu_layers.layers",
+        "gpu-bytes": "gpu_bytes.step_bytes",
+        "gpu-launches": "gpu_launches.launches",
+        "gpu-compiles": "gpu_compiles.compiles",
+    },
+)

@@ -33,13 +33,13 @@ REASONS = {
     r"python3? -m (venv|build) ": "makes environments and packages; scripts/check_wheel.sh does it",
     r"bash scripts/(demo|test|aot_env)\.sh|source ": "makes an environment of gigabytes; .ci/run does it",
     r"jpaged plan |jpaged compile .*--device |bash scripts/plan": "compiles for minutes: tests/aot/test_aot_plan.py",
-    r"jpaged bench ": "measures for minutes; tests/benchmarks does it on a small model",
+    r"jpaged bench ": "measures for minutes; tests/bench does it on a small model",
     r"(taskset \S+ \S+ )?(\S+=\S+ )*(\S+/)?python scripts/(bench|sharing|gpu|tpu|peers|ray|rl|install|import)[_/]": (
         "measures or trains for minutes; tests/docs/test_docs_commands.py checks the options"
     ),
     r"(\S+=\S+ )*(\S+/)?python -m scripts\.benchmarks": "measures for minutes",
     r"(\S+/)?python -m pytest ": "is a test",
-    r"serve run ": "starts Ray; tests/server/replicas/test_ray_serve_script.py does it",
+    r"serve run ": "starts Ray; tests/integrations/ray/test_serve_script.py does it",
     r"gcloud |bash scripts/tpu/": "needs a TPU, and none was at hand",
 }
 """Beginnings of lines that are not run, as regular expressions, and why not."""

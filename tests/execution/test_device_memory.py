@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from jpaged.execution import device_memory, make_mesh
+from jpaged.execution.device_memory import GPU_SHARE, VARIABLES, claim_gpu_share, gpu_share
 
 GIB = 1 << 30
 
@@ -91,3 +92,21 @@ def test_free_host_memory_is_known_here():
 
 def test_device_bytes_counts_one_shard():
     assert device_memory.device_bytes({"a": jnp.zeros((3, 5)), "b": [jnp.zeros(2, jnp.bfloat16)]}) == 64
+
+
+# The share of a GPU that JAX is asked to take.
+
+
+def test_the_engine_asks_for_more_than_xlas_default():
+    environment: dict[str, str] = {}
+    claim_gpu_share(environment)
+    assert environment == {"XLA_CLIENT_MEM_FRACTION": str(GPU_SHARE)}
+    assert gpu_share(environment) == GPU_SHARE > 0.75
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_a_users_choice_stays_and_counts(name):
+    environment = {name: "0.5"}
+    claim_gpu_share(environment)
+    assert environment == {name: "0.5"}  # XLA refuses both names at once
+    assert gpu_share(environment) == 0.5

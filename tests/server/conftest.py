@@ -1,24 +1,13 @@
 """One tiny model behind a real server, which all tests of this folder ask over a socket."""
 
 import pytest
-from live_server import LiveServer, Pace, make_llm
-from tiny_chat_model import byte_level_tokenizer, make_chat_model
+from live_server import LiveServer, Pace
+from served_model import tiny_folder, tiny_llm
 
 from jpaged import AsyncLLM
 from jpaged.server.settings import ServerSettings
 
-
-@pytest.fixture(scope="session")
-def tiny_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("served-model")
-    make_chat_model(folder)
-    byte_level_tokenizer().save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="session")
-def tiny_llm(tiny_folder):
-    return make_llm(tiny_folder)
+__all__ = ["tiny_folder", "tiny_llm"]
 
 
 @pytest.fixture

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import itertools
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from logit_edit_cases import edits_of, expected_logits, request_of
 
 from jpaged.execution.sampling.logit_edits import LogitEdits, no_edits
-from jpaged.execution.sampling.sampler import SamplingArrays, _arrivals, _truncate, most_likely, sample
-from jpaged.execution.sampling.sampling_batch import greedy_rows
+from jpaged.execution.sampling.sampler import (
+    BITS_A_PASS,
+    SamplingArrays,
+    _arrivals,
+    _search,
+    _truncate,
+    largest_threshold,
+    most_likely,
+    rank,
+    sample,
+)
+from jpaged.execution.sampling.sampling_batch import RANKED, greedy_rows, top_size
 
 _sample = jax.jit(sample)
 PER_TOKEN = [name for name in LogitEdits._fields if name.startswith("token_")]
@@ -331,3 +344,70 @@ def test_draws_follow_the_exact_distribution_of_edited_logits(options, pending):
     assert chi_square < chi_square_limit(often.sum() - 1)
     raw = torch.log_softmax(torch.from_numpy(logits), 0)[torch.tensor(drawn).long()]
     np.testing.assert_allclose(np.asarray(logprobs), raw.numpy(), atol=1e-4)
+
+
+# Ranks and most likely tokens against a sort.
+
+ranking = jax.jit(rank, static_argnums=(2, 3))
+
+
+@pytest.mark.parametrize("top", [1, 8, 32])
+def test_the_most_likely_tokens_are_those_of_a_sort_and_their_logprobs_those_of_torch(top):
+    logits = np.random.default_rng(top).normal(0, 5, (6, 1000)).astype(np.float32)
+    tokens = np.random.default_rng(1).integers(0, 1000, 6)
+    ranks, ids, logprobs = ranking(logits, tokens, top, True)
+    order = np.argsort(-logits, axis=1, kind="stable")
+    assert ids.tolist() == order[:, :top].tolist()
+    assert ranks.tolist() == [order[row].tolist().index(token) + 1 for row, token in enumerate(tokens)]
+    want = torch.log_softmax(torch.from_numpy(logits), 1).gather(1, torch.tensor(np.asarray(ids), dtype=torch.int64))
+    np.testing.assert_allclose(logprobs, want.numpy(), atol=1e-4)
+
+
+def test_equal_tokens_come_by_id_and_share_the_place_of_the_first():
+    ranks, ids, _ = ranking(jnp.array([[1.0, 3.0, 3.0, 5.0]]), jnp.array([2]), 3, True)
+    assert ranks.tolist() == [2] and ids.tolist() == [[3, 1, 2]]
+
+
+def test_no_more_tokens_come_back_than_the_vocabulary_has():
+    _, ids, _ = ranking(jnp.array([[1.0, 3.0, 2.0]]), jnp.array([0]), 8, True)
+    assert ids.tolist() == [[1, 2, 0]]
+
+
+def test_few_sizes_serve_every_number_of_tokens():
+    assert [top_size(n) for n in (0, 1, RANKED, RANKED + 1, 16, 17, 20)] == [8, 8, 8, 16, 16, 32, 32]
+
+
+# The weight of the last token that is kept: against a sort, however many bits a pass finds.
+
+WEIGHTED = 50
+WEIGHTS = st.one_of(
+    st.floats(0, 1, width=32, allow_subnormal=False),
+    st.sampled_from([0.0, 1.0, 0.5, float(np.nextafter(np.float32(1), np.float32(0))), 2.0**-126]),
+)
+
+
+@jax.jit
+def kth_of(weights, k):
+    def count(kept):
+        return kept.sum(axis=1)
+
+    return [largest_threshold(weights, count, k), *(_search(weights, count, k, bits) for bits in (2, BITS_A_PASS, 5))]
+
+
+@hypothesis.settings(max_examples=50, deadline=None)
+@given(weights=st.lists(WEIGHTS, min_size=WEIGHTED, max_size=WEIGHTED), k=st.integers(1, WEIGHTED))
+def test_the_kth_weight_is_the_sorts(weights, k):
+    row = np.array([weights, sorted(weights)], np.float32)
+    for found in kth_of(row, np.full(2, k, np.int32)):
+        np.testing.assert_array_equal(found, [np.sort(row[0])[::-1][k - 1]] * 2)
+
+
+@pytest.mark.parametrize("bits", [1, 2, BITS_A_PASS])
+def test_the_nucleus_ends_with_the_token_that_fills_it(bits):
+    weights = np.array([[0.5, 0.125, 1.0, 0.25, 0.125]], np.float32)  # their sums are exact
+    for mass, least in ((0.1, 1.0), (1.0, 1.0), (1.01, 0.5), (1.5, 0.5), (1.75, 0.25), (1.76, 0.125), (2.0, 0.125)):
+
+        def total(kept):
+            return jnp.where(kept, weights, 0.0).sum(axis=1)
+
+        assert _search(weights, total, np.array([mass], np.float32), bits) == least

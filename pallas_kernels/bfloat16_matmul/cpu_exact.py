@@ -14,8 +14,9 @@ from numba import carray, njit
 
 from pallas_kernels import ffi
 from pallas_kernels.bfloat16_matmul.cpu_exact_tiles import exact_product
-from pallas_kernels.bfloat16_matmul.cpu_kernel import GRAINS_OF_EXPERTS, copy_numbers
+from pallas_kernels.bfloat16_matmul.cpu_kernel import GRAINS_OF_EXPERTS
 from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES as OUTPUTS
+from pallas_kernels.bfloat16_matmul.cpu_tiles import copy_numbers
 from pallas_kernels.cpu_rows import remaining_rows
 from pallas_kernels.cpu_tiles import FEATURES, FLOAT, LANES, VECTORS, stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result

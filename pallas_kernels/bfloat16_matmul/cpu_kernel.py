@@ -14,11 +14,11 @@ import numpy as np
 from numba import carray, njit
 
 from pallas_kernels import ffi
-from pallas_kernels.bfloat16_matmul.cpu_pairs import KINDS, Kind
-from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES, PAIR, product, rounded_row
+from pallas_kernels.bfloat16_matmul.cpu_pairs import KINDS, Kind, panels_at_once
+from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES, PAIR, WHOLE_ROWS, copy_numbers, product, rounded_row
+from pallas_kernels.cpu_amx import has_bfloat16_tiles
 from pallas_kernels.cpu_tiles import stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result
-from pallas_kernels.ffi.primitives import pointer
 from pallas_kernels.tiled_matmul.cpu_kernel import _clear
 from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES
 
@@ -44,7 +44,7 @@ def target(kind: Kind) -> str:
     name = f"jpaged_bfloat16_{kind}"
     run = ffi.cfunc(ffi.RUN, error_model="numpy")(_bound(_multiply, kind, name))
     before = _round_rows_to_bfloat16, 0, 0
-    ffi.register(name, run, items_of=((2, 0),), portion=KINDS[kind].panels, grains=GRAINS, before=before)
+    ffi.register(name, run, items_of=((2, 0),), portion=panels_at_once(kind), grains=GRAINS, before=before)
     return name
 
 
@@ -63,13 +63,13 @@ def grouped_target(kind: Kind) -> str:
 
 
 def rounded_numbers(inputs: int) -> int:
-    """Return how many numbers a rounded row takes: whole vectors."""
-    return -(-inputs // LANES) * LANES
+    """Return how many numbers a rounded row takes: a multiple of `WHOLE_ROWS`."""
+    return -(-inputs // WHOLE_ROWS) * WHOLE_ROWS
 
 
 def _bound(function: Any, kind: Kind, name: str) -> Any:
     """Return a function that multiplies by one kind of instructions, kept on disk under a separate name."""
-    names = {"_some_panels": _rows_by_some_panels(kind), "_panels_of_an_item": KINDS[kind].panels}
+    names = {"_some_panels": _rows_by_some_panels(kind), "_panels_of_an_item": panels_at_once(kind)}
     return ffi.named(FunctionType(function.__code__, function.__globals__ | names, function.__name__), name)
 
 
@@ -107,6 +107,12 @@ def _rows_by_panels(kind: Kind, panels: int) -> Any:
 @cache
 def _rows_by_some_panels(kind: Kind) -> Any:
     """Return the product of any number of rows and the panels from one to another, as a compiled function."""
+    if kind == "amx":
+        if not has_bfloat16_tiles():  # a program may come from another process, and the permission with none
+            raise ValueError("kind='amx' needs a processor with AMX that Linux lets this process use")
+        from pallas_kernels.bfloat16_matmul.cpu_amx import multiply_by_amx
+
+        return multiply_by_amx()
     together = KINDS[kind].panels
     whole, single = _rows_by_panels(kind, together), _rows_by_panels(kind, 1)
 
@@ -175,11 +181,3 @@ def _multiply_grouped(frame, begin, end):
             matrix = address(table) + expert * panels * pairs * TILE_BYTES
             out = address(to) + row * stride
             _some_panels(x + row * x_stride, x_stride, number, matrix, pairs, panel, stop, out, outputs, room)
-
-
-@njit
-def copy_numbers(source, to, number):
-    """Copy some float32 numbers."""
-    read, write = carray(pointer(source), (number,), np.float32), carray(pointer(to), (number,), np.float32)
-    for place in range(number):
-        write[place] = read[place]

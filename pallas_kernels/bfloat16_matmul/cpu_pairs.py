@@ -12,10 +12,11 @@ from typing import Any, Literal, TypeAlias
 
 from llvmlite import ir
 
+from pallas_kernels.cpu_amx import has_bfloat16_tiles
 from pallas_kernels.cpu_dots import FLOATS, INTS, Emitter, vector
 from pallas_kernels.cpu_tiles import FEATURES
 
-Kind: TypeAlias = Literal["avx512bf16", "widened", "neon"]
+Kind: TypeAlias = Literal["amx", "avx512bf16", "widened", "neon"]
 
 _INT, _FLOAT = ir.IntType(32), ir.FloatType()
 
@@ -103,12 +104,14 @@ KINDS: dict[Kind, Pairs] = {
     "neon": Pairs("neon", vector(_FLOAT, 4), 4, 4, 1),
     "widened": _widened(),
 }
-"""``avx512bf16``: vdpbf16ps. ``neon``: bfdot of ARM's bf16 extension. ``widened``: float32, on any machine."""
+"""Kinds that add up pairs in vector registers. ``avx512bf16``: vdpbf16ps. ``neon``: bfdot of ARM's bf16 extension.
+``widened``: float32, on any machine."""
 
 
 def kinds_here() -> tuple[Kind, ...]:
     """Return the kinds that this machine has, best first."""
     here: dict[Kind, Any] = {
+        "amx": has_bfloat16_tiles(),
         "avx512bf16": FEATURES.get("avx512bf16"),
         "neon": FEATURES.get("bf16") and FEATURES.get("neon"),
         "widened": True,
@@ -119,3 +122,8 @@ def kinds_here() -> tuple[Kind, ...]:
 def best_kind() -> Kind:
     """Return the kind that is fastest here."""
     return kinds_here()[0]
+
+
+def panels_at_once(kind: Kind) -> int:
+    """Return how many panels one kind multiplies together; ``amx`` (`cpu_amx`) takes two."""
+    return 2 if kind == "amx" else KINDS[kind].panels

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import carray, njit, types
 from numba.extending import intrinsic
 
 from pallas_kernels.bfloat16_matmul.cpu_pairs import KINDS, Kind
 from pallas_kernels.cpu_dots import FLOATS, INTS, Emitter, vector
-from pallas_kernels.ffi.primitives import emit_prefetch
+from pallas_kernels.ffi.primitives import emit_prefetch, pointer
 from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES, repeated
 
 _SHORT, _WORD, _INT = ir.IntType(16), ir.IntType(64), ir.IntType(32)
 PAIR = 4
 """Bytes of two numbers."""
 LANES = 16
+WHOLE_ROWS = 32
+"""Divisor of the numbers of a rounded row, the last ones 0: what any kind of instructions reads at once."""
 
 
 def product(kind: Kind, rows: int, panels: int) -> Any:
@@ -79,7 +82,7 @@ def emit_product(emit: Emitter, kind: Kind, rows: int, panels: int, *arguments: 
 @intrinsic
 def rounded_row(typingctx, x, count, to):
     """Write `count` float32 numbers at x, rounded to the nearest bfloat16, to an address, and zeros up to a multiple of
-    16; numbers halfway between two become the even one."""
+    `WHOLE_ROWS`; numbers halfway between two become the even one."""
 
     def generate(context, builder, signature, args):
         emit_rounding(Emitter(builder), *args)
@@ -91,7 +94,9 @@ def rounded_row(typingctx, x, count, to):
 def emit_rounding(emit: Emitter, x: ir.Value, count: ir.Value, to: ir.Value) -> None:
     """Append the instructions of `rounded_row`; they are integers', so that every machine gives the same bits."""
     builder = emit.builder
-    turns = builder.sdiv(emit.at(count, LANES - 1), ir.Constant(_WORD, LANES))
+    turns = emit.times(
+        builder.sdiv(emit.at(count, WHOLE_ROWS - 1), ir.Constant(_WORD, WHOLE_ROWS)), WHOLE_ROWS // LANES
+    )
     lanes = ir.Constant(vector(_WORD, LANES), list(range(LANES)))
 
     def number(value: int) -> ir.Constant:
@@ -112,3 +117,11 @@ def emit_rounding(emit: Emitter, x: ir.Value, count: ir.Value, to: ir.Value) -> 
         return unchanged
 
     repeated(emit, turns, [], one_turn)
+
+
+@njit
+def copy_numbers(source, to, number):
+    """Copy some float32 numbers."""
+    read, write = carray(pointer(source), (number,), np.float32), carray(pointer(to), (number,), np.float32)
+    for place in range(number):
+        write[place] = read[place]

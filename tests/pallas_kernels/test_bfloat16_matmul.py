@@ -1,7 +1,7 @@
 """Products with bfloat16 matrices in tiles: against float64 of the rounded numbers."""
 
 import re
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llvmlite import binding, ir
+from numba import carray, njit
 
 from pallas_kernels.bfloat16_matmul import bfloat16_matmul, bfloat16_matmul_grouped
+from pallas_kernels.bfloat16_matmul.cpu_amx import emit_tile_product, panels_product
+from pallas_kernels.bfloat16_matmul.cpu_kernel import rounded_numbers
 from pallas_kernels.bfloat16_matmul.cpu_pairs import KINDS, kinds_here
 from pallas_kernels.bfloat16_matmul.cpu_tiles import emit_product
+from pallas_kernels.cpu_amx import TileCode
 from pallas_kernels.cpu_dots import Emitter
+from pallas_kernels.ffi.primitives import load, pointer, store
 from pallas_kernels.products import multiply, multiply_grouped, multiply_table
 from pallas_kernels.tiled_floats import tiled_floats
 
@@ -35,7 +40,9 @@ def multiplied(x, matrix, kind=None, rows=None):
 
 
 @pytest.mark.parametrize("kind", kinds_here())
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 64, 48), (15, 577, 112), (13, 37, 50), (16, 3, 1)])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"), [(1, 64, 48), (15, 577, 112), (13, 37, 50), (16, 3, 1), (300, 2100, 33)]
+)
 def test_products_are_those_of_numbers_rounded_to_bfloat16(kind, rows, inputs, outputs):
     x, matrix = normal(rows, inputs), normal(inputs, outputs)
     want = rounded(x).astype(np.float64) @ rounded(matrix).astype(np.float64)
@@ -152,3 +159,89 @@ def test_arms_form_compiles_to_its_dot_product():
     target = binding.Target.from_triple("aarch64-unknown-linux-gnu").create_target_machine(features="+bf16")
     text = target.emit_assembly(binding.parse_assembly(str(module)))
     assert len(re.findall(r"\bbfdot\b", text)) == how.rows * how.panels * how.pieces
+
+
+def test_amx_compiles_to_tile_instructions():
+    """Nothing runs: LLVM's compiler for the processor reads the instructions."""
+    module = ir.Module()
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 8), "tiles")
+    builder = ir.IRBuilder(function.append_basic_block())
+    emit_tile_product(TileCode(builder), 2, 2, *function.args)
+    builder.ret_void()
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    target = binding.Target.from_triple("x86_64-unknown-linux-gnu").create_target_machine(cpu="sapphirerapids")
+    text = target.emit_assembly(binding.parse_assembly(str(module)))
+    assert len(re.findall(r"\btdpbf16ps\b", text)) == 4
+    assert len(re.findall(r"\btilestored\b", text)) == 4
+
+
+_stand_ins_rows = np.zeros(2, np.int64)
+"""Rows that the last sizes of tiles say, of the upper and the lower tiles of rows."""
+_ROWS_AT = _stand_ins_rows.ctypes.data
+
+
+@njit
+def _stand_in_configure(address):
+    rows = load(address + 48)
+    store(_ROWS_AT, rows & 0xFF)
+    store(_ROWS_AT + 8, (rows >> 16) & 0xFF)
+
+
+@njit
+def _stand_in_release():
+    store(_ROWS_AT, 0)
+    store(_ROWS_AT + 8, 0)
+
+
+@njit
+def _wide(bits):
+    return np.uint32(np.uint32(bits) << np.uint32(16))
+
+
+def _stand_in_product(row_tiles, panels):
+    """What `tile_product` does, over the same addresses and strides, in float32."""
+
+    @njit(error_model="numpy")
+    def product(x, x_stride, w, w_panel, steps, out, out_stride, more):
+        number = load(_ROWS_AT) + (load(_ROWS_AT + 8) if row_tiles > 1 else 0)
+        for row in range(number):
+            mine = carray(pointer(x + row * x_stride), (steps * 32,), np.uint16)
+            for panel in range(panels):
+                theirs = carray(pointer(w + panel * w_panel), (steps * 16, 16, 2), np.uint16)
+                to = carray(pointer(out + row * out_stride + panel * 64), (16,), np.float32)
+                for column in range(16):
+                    total = to[column] if more else np.float32(0)
+                    for place in range(steps * 32):
+                        a, b = _wide(mine[place]), _wide(theirs[place // 2, column, place % 2])
+                        total += np.uint32(a).view(np.float32) * np.uint32(b).view(np.float32)
+                    to[column] = total
+
+    return product
+
+
+@cache
+def _by_stand_ins():
+    products = [_stand_in_product(row_tiles, panels) for row_tiles in (2, 1) for panels in (2, 1)]
+    return panels_product(products, _stand_in_configure, _stand_in_release, "stand_in")
+
+
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"),
+    [(1, 64, 48), (16, 3, 1), (17, 577, 50), (33, 64, 112), (300, 2100, 40), (64, 32, 33)],
+)
+def test_the_walk_over_tiles_reads_and_writes_each_number_once(rows, inputs, outputs):
+    """Runs on any machine: a stand-in multiplies where AMX would."""
+    multiply_panels = _by_stand_ins()
+    tiles, x = tiled_floats(normal(inputs, outputs), -2), normal(rows, inputs)
+    padded = np.zeros((rows, rounded_numbers(inputs)), np.uint16)
+    padded[:, :inputs] = rounded(x).view(np.uint16)
+    bits, found = np.ascontiguousarray(tiles.bits), np.full((rows + 1, outputs), np.nan, np.float32)
+    panels, pairs = bits.shape[:2]
+    for panel in range(0, panels, 4):  # as items of several threads do
+        stop = min(panels, panel + 4)
+        places = padded.ctypes.data, padded.strides[0], rows, bits.ctypes.data, pairs, panel, stop
+        multiply_panels(*places, found.ctypes.data, outputs, 0)
+    want = rounded(x).astype(np.float64) @ np.asarray(tiles.untiled(), np.float64)
+    np.testing.assert_allclose(found[:rows], want, atol=3e-6 * np.sqrt(inputs) * np.abs(want).max())
+    assert np.isnan(found[rows]).all()

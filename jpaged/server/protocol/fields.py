@@ -4,12 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import DictSchema
 
 from jpaged import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from jpaged.server.errors import ApiError, refused
+
+_STOPPING = {"list"} | ({"dict"} if "fail_fast" in DictSchema.__annotations__ else set())
+"""Kinds of values whose validation can end at the first error; objects can with pydantic 2.12 and later."""
+
+
+def _end_at_first_error(schema: Any) -> None:
+    """Let each list of a schema report its first wrong item only: of a million, pydantic would build them all."""
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            if str(part.get("type")) in _STOPPING:
+                part["fail_fast"] = True
+            waiting += [value for value in part.values() if isinstance(value, dict | list | tuple)]
+        elif isinstance(part, list | tuple):
+            waiting += part
 
 
 class Body(BaseModel):
@@ -22,16 +40,40 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     refused: ClassVar[Mapping[str, str]] = {}
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _end_at_first_error(schema)
+        return schema
+
     @model_validator(mode="before")
     @classmethod
     def _given(cls, data: Any) -> Any:
-        """Drop fields that are null, and refuse unsupported ones."""
+        """Drop fields that are null and all unknown fields but one, and refuse unsupported ones.
+
+        Pydantic builds an error for each unknown field, and the answer names only the first.
+        """
         if not isinstance(data, dict):
             return data
         given = {name: value for name, value in data.items() if value is not None}
+        if len(given) > len(cls.model_fields):  # then some are unknown
+            known = {*cls.refused, *(field.alias or name for name, field in cls.model_fields.items())}
+            for name in [name for name in given if name not in known][1:]:
+                del given[name]
         for name in given.keys() & cls.refused.keys():
             raise ApiError(f"{name} is not supported: {cls.refused[name]}", param=name, code="unsupported_parameter")
         return given
+
+
+def at_most(most: int) -> BeforeValidator:
+    """Return a validator that refuses a list or object with more entries, before any of them is looked at."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list | dict) and len(value) > most:
+            raise ValueError(f"it has {len(value)} entries, the limit is {most}")
+        return value
+
+    return BeforeValidator(check)
 
 
 def only_fields(body: Body, fields: Collection[str], where: str, what: str) -> None:
@@ -51,6 +93,12 @@ def only_fields(body: Body, fields: Collection[str], where: str, what: str) -> N
 
 MOST_CHOICES = 128
 """Limit on the outputs of one prompt, as in OpenAI's API."""
+MOST_BIASES = 1024
+"""Limit on the tokens of `logit_bias`: the sizes of more are compiled while all requests wait."""
+MOST_TEXTS = 1024
+"""Limit on the texts of `stop` and of `bad_words`, each of which is looked for after every token."""
+MOST_TOKEN_IDS = 2**18
+"""Limit on the tokens of `allowed_token_ids` and `stop_token_ids`, as many as the largest vocabularies have."""
 _SAME_NAME = (
     "frequency_penalty",
     "presence_penalty",
@@ -157,11 +205,11 @@ class SamplingFields(Body):
     model: str | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], at_most(MOST_BIASES)] | None = None
     max_tokens: int | None = None
     n: int = Field(1, ge=1, le=MOST_CHOICES)
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: Annotated[str | list[str] | None, at_most(MOST_TEXTS)] = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     temperature: float | None = None
@@ -174,13 +222,13 @@ class SamplingFields(Body):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Annotated[list[int] | None, at_most(MOST_TOKEN_IDS)] = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    allowed_token_ids: Annotated[list[int] | None, at_most(MOST_TOKEN_IDS)] = None
+    bad_words: Annotated[list[str] | None, at_most(MOST_TEXTS)] = None
     prompt_logprobs: int | None = None
     priority: int | None = None
     cache_salt: str | None = Field(None, min_length=1)

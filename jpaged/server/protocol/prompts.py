@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from jpaged.server.protocol.chat import Message, Tool
 from jpaged.server.protocol.fields import Body, SamplingFields
 
+MOST_PROMPTS = 2**14
+"""Limit on the prompts of one body before they are read; `ServerSettings.max_waiting` is usually lower."""
 Prompts = str | list[int] | list[str | list[int]]
+
+
+def _few_prompts(value: Any) -> Any:
+    """Check the number of prompts first; a single prompt of tokens is a list too, and cheap to look at."""
+    if isinstance(value, list) and len(value) > MOST_PROMPTS and type(value[0]) is not int:
+        raise ValueError(f"it has {len(value)} prompts, the limit is {MOST_PROMPTS}")
+    return value
 
 
 class CompletionRequest(SamplingFields):
@@ -25,7 +34,7 @@ class CompletionRequest(SamplingFields):
 
     refused: ClassVar[Mapping[str, str]] = {"suffix": "the model continues a text and fills no gaps"}
 
-    prompt: Prompts
+    prompt: Annotated[Prompts, BeforeValidator(_few_prompts)]
     best_of: int | None = Field(None, ge=1, le=128)
     echo: bool = False
     logprobs: int | None = Field(None, ge=0)

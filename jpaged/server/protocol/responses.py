@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
 from jpaged.server.errors import ApiError, invalid
 from jpaged.server.protocol.chat import ChatRequest
-from jpaged.server.protocol.fields import Body, only_fields
+from jpaged.server.protocol.fields import MOST_TEXTS, Body, at_most, only_fields
 
 _PART_FIELDS = {"input_image": ("image_url", "detail"), "output_text": ("text", "annotations", "logprobs")}
 """Fields of the parts that have more than text; the first one is required."""
@@ -272,7 +272,7 @@ class ResponsesRequest(Body):
     min_p: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: Annotated[str | list[str] | None, at_most(MOST_TEXTS)] = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     priority: int | None = None

@@ -113,11 +113,11 @@ _SAME: Mapping[str, tuple[Any, ...]] = {
     "task": ("auto", "generate", "embed", "classify", "score"),
     "tokenizer_mode": ("auto",),
 }
-"""Values of such settings, beside None, that ask for what is done anyway."""
+"""Values of such settings, next to None, that ask for the behaviour that jpaged has anyway."""
 
 _ATTRIBUTES: Mapping[str, str] = {
     "apply_model": "the weights are LLM.params, the model's description LLM.model_config",
-    "collective_rpc": "one process drives all its devices: there is nobody to call",
+    "collective_rpc": "one process drives all its devices, so there are no workers to call",
     "encode": "use LLM.embed() or LLM.classify()",
     "engine_core": "LLM.stats(), LLM.memory_report() and LLM.config tell what it does",
     "get_default_pooling_params": "PoolingParams() takes what the model's folder says",
@@ -131,7 +131,7 @@ _ATTRIBUTES: Mapping[str, str] = {
     "stop_profile": "call jax.profiler.stop_trace()",
     "wait_for_completion": "LLM.generate() returns when all is done; AsyncLLM yields what comes",
 }
-"""What vLLM's LLM has beside what ours has: what to use here."""
+"""Names of vLLM's LLM that ours lacks, and what to use instead."""
 
 
 def engine_settings(settings: Mapping[str, Any], config: type[Any]) -> dict[str, Any]:
@@ -279,7 +279,7 @@ _SHAPE_PARAMETERS: Mapping[str, str] = {
     "backend": "llguidance follows all shapes",
     "disable_additional_properties": 'write "additionalProperties": false into the schema',
     "disable_fallback": "there is one backend",
-    "structural_tag": "give grammar=, in which free text and JSON may stand beside each other",
+    "structural_tag": "give grammar=, which can mix free text and JSON",
     "whitespace_pattern": "disable_any_whitespace=True allows none",
 }
 

@@ -16,7 +16,7 @@ keep=${1:+$(realpath -m "$1")}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# A build leaves its output beside the sources and takes what an earlier one left, so it gets a copy of the tree.
+# A build writes into the tree and reuses an earlier build's output, so it gets a copy of the tree.
 mkdir "$work/source" "$work/elsewhere"
 git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents --target-directory "$work/source"
 "$venv" -m build --outdir "$work/dist" "$work/source" >"$work/build.log" 2>&1 || { cat "$work/build.log" >&2; exit 1; }
@@ -29,7 +29,7 @@ unset PYTHONPATH
 "$venv" scripts/install_size.py --environment "$work/empty/bin/python" --most 800
 root=$PWD
 cd "$work/elsewhere"
-# Twice the goals of docs/packages.md: a machine that others use may be slower, but nobody imports JAX at 0.3 s.
+# Twice the goals of docs/packages.md: a shared machine may be slower, but an import of JAX takes more than 0.3 s.
 "$work/empty/bin/python" "$root/scripts/import_time.py" --most 0.3 --most-help 0.8
 where=$("$work/empty/bin/python" -c 'import jpaged; print(jpaged.__file__)')
 case $where in

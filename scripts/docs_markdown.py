@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 SHELLS = ("bash", "console", "sh", "shell")
-"""What stands behind the fences of shell blocks."""
+"""Languages of shell blocks, as written after the fence."""
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,}) *(?P<language>[\w+-]*)[^\n]*\n", re.MULTILINE)
 _NOT_RUN = re.compile(r"<!-- not run: (?P<reason>[^\n]+?) -->\s*\Z")
@@ -23,7 +23,7 @@ class CodeBlock:
     """A fenced or indented block of a page.
 
     Attributes:
-        language: what stands behind the opening fence; "" for an indented block.
+        language: the word after the opening fence; "" for an indented block.
         code: the lines between the fences, or without their indentation.
         line: number of the first of these lines, from 1 on.
         not_run: why the block is not executed, from the comment ``<!-- not run: ... -->`` before it; None = it is.
@@ -68,7 +68,7 @@ def _comments_at_the_end(text: str) -> tuple[str | None, str]:
 
 
 def indented_blocks(markdown: str) -> Iterator[CodeBlock]:
-    """Yield the blocks of a page that are code by their indentation: four spaces or more behind an empty line."""
+    """Yield the blocks of a page that are code by their indentation: four spaces or more after an empty line."""
     text = _COMMENT.sub(lambda found: re.sub(r"[^\n]", "", found[0]), without_code(markdown, inline=False))
     for found in _INDENTED.finditer(text):
         before = "".join(markdown.splitlines(keepends=True)[: text.count("\n", 0, found.start())])

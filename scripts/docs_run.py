@@ -42,7 +42,7 @@ def run_block(page: str, block: CodeBlock, names: dict[str, Any]) -> None:
 
 
 def run_page(page: str, blocks: Sequence[CodeBlock]) -> None:
-    """Run all blocks of a page but those that say why not, each behind what its comment has run before it."""
+    """Run all blocks of a page but those that say why not, each after the code that its comment names."""
     names: dict[str, Any] = {"__name__": "__docs__"}
     try:
         for block in blocks:

@@ -1,13 +1,12 @@
-"""Runs the shell commands of Markdown pages as a reader would type them, with the `jpaged` beside this Python.
+"""Runs the shell commands of Markdown pages as a reader would type them, with this environment's `jpaged`.
 
     python scripts/docs_shell.py README.md docs/serving.md
     python scripts/docs_shell.py docs/getting_started.md --models FOLDER    # of scripts/docs_stand_ins.py
 
-Commands of a block run in order, in a folder of their own. `jpaged serve` runs beside the
-commands that follow it, on a free port, until its block ends. A line that is not run for a reason of its kind is in
-`REASONS`; a block that is not run for a reason of its own says it: ``<!-- not run: ... -->``. What a block needs and
-should not show stands in ``<!-- before: ... -->``. ``tests/docs/test_docs_shell.py`` runs all pages so, and
-``scripts/try_as_new.py`` does with a wheel.
+The commands of a block run in order, in a folder of their own. `jpaged serve` runs in the background on a free port
+until its block ends. `REASONS` lists the kinds of lines that are skipped, each with its reason; a block that is skipped
+gives its own: ``<!-- not run: ... -->``. ``<!-- before: ... -->`` has commands that a block needs and should not show.
+``tests/docs/test_docs_shell.py`` runs all pages, and ``scripts/try_as_new.py`` runs them with a wheel.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ REASONS = {
 READY = 600
 """Seconds that a command has; the machine may be busy, and each process compiles anew."""
 TYPED = "Hello\n\n"
-"""What a command that asks (`jpaged chat`) is told."""
+"""Input of a command that asks for some (`jpaged chat`)."""
 
 
 def reason_of(block: CodeBlock, line: str) -> str | None:
@@ -64,7 +63,7 @@ def run_block(block: CodeBlock, folder: Path, programs: Path) -> str:
     """Run a block in a folder, programs of `programs` first; return what it printed.
 
     Raises:
-        RuntimeError: a command failed; its end is told with it.
+        RuntimeError: a command failed; has the end of its output.
     """
     environment = _environment(folder, programs)
     port = _free_port()

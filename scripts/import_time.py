@@ -1,6 +1,6 @@
 """Measures what starting costs: CPU seconds of ``import jpaged`` and ``jpaged --help``, each in processes of its own.
 
-    python scripts/import_time.py                        medians of nine runs, beside those of the interpreter alone
+    python scripts/import_time.py                        medians of nine runs, and of the interpreter alone
     python scripts/import_time.py --most 0.15 --most-help 0.4
 
 With --most or --most-help the script fails above so many seconds, the interpreter's own included. CPU seconds depend

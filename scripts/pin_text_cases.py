@@ -3,7 +3,7 @@
     python scripts/pin_text_cases.py
 
 The judge of a text is transformers' decode of all tokens at once; where a sequence stops is found in these texts, token
-by token, by vLLM's rule as its documentation and its outputs show it: the first token behind the first min_tokens whose
+by token, by vLLM's rule as its documentation and its outputs show it: the first token after the first min_tokens whose
 text completes a stop string ends the sequence. (Of stops that one token completes, each case here has one that ends
 first.) Nothing of jpaged's own decoding is used; the tokenizer is the demo model's.
 """

@@ -10,10 +10,10 @@
 # and runs, unless other tests are named, those that need no PyTorch and no family of models that is newer than transformers'
 # lower end: tests/test_dependencies.py, in which every one of them has its part, and tests of the host's rooms.
 #
-# EXTRAS chooses what is installed beside jpaged, by default the extra `test`. Without PyTorch, which it brings, what makes no
-# checkpoint can be tested, such as tests/memory/test_manager.py, tests/scheduling/test_scheduler.py, tests/text/test_grammar.py
-# and tests/execution/caches/test_layer_cache.py: EXTRAS=cpu, and TOOLS="pytest pytest-xdist hypothesis". What answers a prompt
-# is then tried by the Python of a page: the environment's python scripts/docs_run.py docs/index.md.
+# EXTRAS chooses the extras that are installed, by default `test`, which brings PyTorch. Without PyTorch (EXTRAS=cpu and
+# TOOLS="pytest pytest-xdist hypothesis") tests that make no checkpoint can run, such as tests/memory/test_manager.py,
+# tests/scheduling/test_scheduler.py, tests/text/test_grammar.py and tests/execution/caches/test_layer_cache.py. To try an answer
+# as well, run a page's code: the environment's python scripts/docs_run.py docs/index.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -3,15 +3,15 @@
     python -m build && python scripts/try_as_new.py dist/jpaged-*.whl
     python scripts/try_as_new.py dist/jpaged-*.whl --only getting_started 2_sharing
 
-The Python of the guides, and then their shell commands but for those that scripts/docs_shell.py names, run with
-`jpaged[cpu,serve,images,otel]` and PyTorch, by which a guide judges its model, page after page in the order of the
-site, each in an empty folder. The notebooks run in an environment that has Jupyter's kernel
-alone, and their first cell installs the wheel (JPAGED_WHEEL). Nothing that was fetched or compiled before is found, but
-for what pip keeps; models of a hub are tiny ones under their names (scripts/docs_stand_ins.py), and nothing asks a hub.
-It needs the network, five gigabytes of disk and, on two cores, half an hour. Each page and notebook is told with its
-minutes and with those of the processors, which depend little on what else the machine does; what failed, with its last
-words, and the script then fails too. So it does for a notebook that takes more minutes than --most-minutes, with
-installation; on a machine that does other work as well, give it more.
+The guides run in the order of the site, each in an empty folder, with `jpaged[cpu,serve,images,otel]` and PyTorch, with
+which a guide checks its model: first their Python, then their shell commands except those that scripts/docs_shell.py
+skips. The notebooks run in an environment with Jupyter's kernel alone, and their first cell installs the wheel
+(JPAGED_WHEEL). Caches are empty, except pip's. Tiny models stand for those of a hub (scripts/docs_stand_ins.py), so no
+hub is asked.
+
+The script needs the network, five gigabytes of disk and, on two cores, half an hour. It prints each page and notebook
+with its minutes of wall time and of processor time, and the end of the output of each that failed. It fails if one of
+them failed, or if a notebook took more than --most-minutes with installation; raise this on a busy machine.
 """
 
 from __future__ import annotations

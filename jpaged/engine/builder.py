@@ -382,7 +382,7 @@ def log_pool(memory: MemoryManager, spec: PoolSpec, config: SizedConfig, max_mod
         )
     for group in (group.spec for group in spec.layout.groups):
         if isinstance(group.policy, VerifiedStates):
-            logger.info("layer group %r: %d more states a sequence, behind drafts", group.name, group.policy.slots)
+            logger.info("layer group %r: %d more states a sequence, for drafts", group.name, group.policy.slots)
     if longest < max_model_len:
         _warn(
             f"the KV pool of {spec.device_bytes:,} bytes a device holds a sequence of at most {longest} tokens, prompt "

@@ -87,7 +87,7 @@ def reservations(longest: int) -> dict[str, Reservation]:
 
 
 class Memory(Protocol):
-    """Memory of a `SmallScheduler`. Sequences are told apart by a number."""
+    """Memory of a `SmallScheduler`. A sequence is named by a number."""
 
     def fits(self, prompt: int, output: int) -> bool:
         """Return whether an empty pool could hold the sequence to its end."""

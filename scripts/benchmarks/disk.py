@@ -38,7 +38,7 @@ def disk(
     probe.close()
     engines = {
         "no disk": LLM(model, kv_cache_memory_bytes=pool, **settings),
-        "disk": LLM(model, kv_cache_memory_bytes=pool, disk_folder=folder, disk_space=space, **settings),
+        "disk": LLM(model, kv_cache_memory_bytes=pool, disk_folder=str(folder), disk_space=space, **settings),
     }
     for llm in engines.values():
         llm.warmup(use_tqdm=False)

@@ -26,7 +26,7 @@ class Gate:
     """Admits requests first come, first served, each with a contiguous region that it keeps to its end.
 
     Args:
-        request_level: whether nobody enters before all that are inside have left (FasterTransformer).
+        request_level: admit a request only if none is inside, as FasterTransformer admits batches.
     """
 
     def __init__(self, regions: Buddy | Regions, reserve: Reservation, *, request_level: bool = False) -> None:

@@ -96,8 +96,8 @@ for question, output in zip(questions, outputs, strict=True):
 #
 # ## The memory, while it works
 #
-# `llm.stream` yields pieces of text as they come, and between two pieces we may look at the pool. Each cell is a
-# block of 16 tokens. The strong ones belong to the answer that is being written. Pale ones are *cached*: nobody owns
+# `llm.stream` yields pieces of text as they come, and between two pieces we may look at the pool. Each cell is a block
+# of 16 tokens. The strong ones belong to the answer that is being written. Pale ones are *cached*: no request owns
 # them, but they still hold the questions from above, in case somebody asks again.
 
 # %%

@@ -231,8 +231,8 @@ print(f"Alone, each with its own copy, they would hold {int(blocks.blocks['owner
 assert blocks.shared >= 4, "strangers who begin alike share blocks"
 
 # %% [markdown]
-# Sharing never changes an answer: a sequence's draws depend on its text, its parameters and its seed, not on who is
-# beside it. And what is private stays private: `{"prompt": ..., "cache_salt": "tenant-1"}` shares with the same salt
+# Sharing never changes an answer: a sequence's draws depend on its text, its parameters and its seed, not on the other
+# sequences. Private prompts stay private: `{"prompt": ..., "cache_salt": "tenant-1"}` shares with the same salt
 # only.
 
 # %%

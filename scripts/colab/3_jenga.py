@@ -122,10 +122,10 @@ print(f"one large page: {llm.memory_report().page_bytes:,} bytes")
 # %% [markdown]
 # ## Watching it forget
 #
-# Four prompts of different lengths run together. After each token we ask the pool how much the groups hold. Beside it
-# goes simple arithmetic: how much would the same tokens take with one page size, where every layer keeps everything (a
-# block of every group for each 16 tokens of a sequence)? And how much of it can the next step read at all (in local
-# layers, a window of each sequence)? What is held and cannot be read is waste.
+# Four prompts of different lengths run together. After each token we ask the pool how much the groups hold. Simple
+# arithmetic gives two more numbers: how much would the same tokens take with one page size, where every layer keeps
+# everything (a block of every group for each 16 tokens of a sequence)? And how much of it can the next step read at all
+# (in local layers, a window of each sequence)? What is held and cannot be read is waste.
 
 # %%
 rng = np.random.default_rng(0)

@@ -12,7 +12,7 @@
 # # A server in a notebook
 #
 # `jpaged serve` speaks OpenAI's protocol: programs that were written for that API need another address and nothing
-# else. Here we start one beside the notebook, talk to it with the `openai` package, and let eight visitors in at
+# else. Here we start one from the notebook, talk to it with the `openai` package, and let eight visitors in at
 # once.
 
 # %%
@@ -191,7 +191,7 @@ print(
 # %% [markdown]
 # ## Close the doors
 #
-# On SIGTERM the server takes nobody new, finishes what it has begun and ends.
+# On SIGTERM the server accepts no new request, finishes those that run, and ends.
 
 # %%
 server.terminate()

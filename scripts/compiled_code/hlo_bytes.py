@@ -216,7 +216,7 @@ def _of_operation(op: Instruction, body: Computation, computations: Mapping[str,
         return 2 * op.bytes + sum(whole(name) for name in op.operands[1:])
     if op.opcode in _UPDATES:
         return 2 * whole(op.operands[_UPDATES[op.opcode]])
-    results = op.arrays[:1] if "__cublas" in op.rest else op.arrays  # behind a product's result lies its scratch memory
+    results = op.arrays[:1] if "__cublas" in op.rest else op.arrays  # a product's second result is its scratch memory
     written = sum(_but_pool(size_of(*array), pool) for array in results)
     return sum(whole(name) for name in op.operands) + written
 

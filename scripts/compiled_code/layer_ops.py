@@ -1,6 +1,6 @@
 """Counts what a compiled TPU step runs once a layer: the operations and estimated cycles of its longest loop's body.
 
-The compiler writes an estimate beside most operations (``estimated_cycles``); kernels, sorts and all-reduces have none
+The compiler writes an estimate next to most operations (``estimated_cycles``); kernels, sorts and all-reduces have none
 and count as 0, and the time that DMAs take is in none of them. Kernels that stand where XLA would have operations of
 its own are counted as `ROW_KERNELS` says, so that nothing gets cheaper by leaving the compiler's estimate.
 """
@@ -17,7 +17,7 @@ _ROTATION = "tkrd,de->tkre"
 """The one product of a layer that is none with weights, by its name: see `models.rope.rotate_by_product`."""
 
 LAUNCH = 1_800
-"""Cycles of an operation beside its work, as the compiler estimates those that do hardly any."""
+"""Cycles of an operation apart from its work: the compiler's estimate for operations that do hardly any."""
 ROW_KERNELS = {"add_rms_norm": 13, "rms_norm": 9, "normed_rotated_heads": 30, "rotated_heads": 18}
 """Most cycles that a kernel's schedule has for 16 x 128 numbers of what it is given first, by `tpu_row_kernels.py`."""
 

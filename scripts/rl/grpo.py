@@ -23,7 +23,7 @@ class Rollout(NamedTuple):
 
     Attributes:
         texts: the completions.
-        tokens: prompts, padded before, then completions, padded behind.
+        tokens: prompts, padded on the left, then completions, padded on the right.
         mask: which of them are a sequence's.
         start: the first token of completions.
         drawn: log-probability with which the engine drew each of their tokens; 0 for padding.
@@ -116,8 +116,8 @@ class Trainer:
                 row, ids = len(texts), list(answer.token_ids)
                 tokens[row, start - len(given) : start + len(ids)] = [*given, *ids]
                 mask[row, start - len(given) : start + len(ids)] = True
-                told = answer.logprobs or ()
-                drawn[row, : len(ids)] = [each[token].logprob for token, each in zip(ids, told, strict=True)]
+                ranked = answer.logprobs or ()
+                drawn[row, : len(ids)] = [each[token].logprob for token, each in zip(ids, ranked, strict=True)]
                 texts.append(answer.text)
         return Rollout(texts, tokens, mask, start, drawn)
 
@@ -168,7 +168,7 @@ def train(
     Args:
         batches: problems, each with a `prompt`.
         reward: what a completion of a problem is worth.
-        tell: told the number and report of each step.
+        tell: called with the number and the report of each step.
         seed: another one draws other completions at every step.
     """
     reports = []

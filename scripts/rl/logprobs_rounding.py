@@ -1,8 +1,10 @@
-"""Prints how firmly float32 holds log-probabilities: `python scripts/rl/logprobs_rounding.py qwen3_next jamba smollm2`.
+"""Measures how rounding in float32 changes log-probabilities.
 
-Takes the tests' tiny random checkpoints, and needs what tests need (PyTorch). The first table sets the differences
-between engine, trainer and transformers, all in float32, beside float64 and beside what the next float32 number in the
-place of every weight changes. The second follows such a change of the embeddings from layer to layer.
+    python scripts/rl/logprobs_rounding.py qwen3_next jamba smollm2
+
+Uses the tests' tiny random checkpoints and needs PyTorch. The first table compares engine, trainer and transformers,
+all in float32, with each other and with float64, and shows the effect of moving every weight to the next float32
+number. The second follows such a change of the embeddings from layer to layer.
 """
 
 from __future__ import annotations

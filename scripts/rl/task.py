@@ -17,7 +17,7 @@ class Problem(NamedTuple):
 
 
 def problem(a: int, b: int) -> Problem:
-    """Return the problem of one sum; its prompt shows two others with their answers, and stops behind the sign."""
+    """Return the problem of one sum; its prompt shows two others with their answers, and stops after the sign."""
     return Problem(f"1+1=2\n3+4=7\n{a}+{b}=", a + b)
 
 

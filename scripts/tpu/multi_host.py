@@ -16,8 +16,8 @@ Run, on all hosts at once:
     gcloud compute tpus tpu-vm ssh slice --zone us-central1-a --worker all --command \
         'cd jpaged && .venv/bin/python scripts/tpu/multi_host.py --model meta-llama/Llama-3.1-8B-Instruct'
 
-On a TPU slice the hosts find each other. Elsewhere each process is told where process 0 is, how many there are and
-which it is, which can be tried on one machine without any accelerator:
+On a TPU slice the hosts find each other. Elsewhere give each process the address of process 0, the number of processes
+and which it is, which can be tried on one machine without any accelerator:
 
     export JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=2
     for i in 0 1; do

@@ -4,7 +4,7 @@
 #   bash scripts/tpu/single_vm.sh
 #
 # Expect: "1 x TPU v5 lite" (or another kind); a few minutes of compiling the first time and under one minute after
-# that, as compiled programs are kept; then the answers and tokens/s. Any model that fits the chip's memory beside a
+# that, as compiled programs are kept; then the answers and tokens/s. Any model that leaves the chip's memory room for a
 # useful pool will do: MODEL=Qwen/Qwen3-0.6B bash scripts/tpu/single_vm.sh
 #
 # This script has not run on a TPU yet: the kernels are compiled for every TPU by tests/aot, and simulated.

@@ -7,7 +7,7 @@
 # pool. MODEL=meta-llama/Llama-3.3-70B-Instruct is 141 GB: 17.6 GB a chip, which needs v6e-8.
 #
 # Expect: "8 x TPU v5 lite"; minutes of loading and compiling (less the second time); one answer; then the output
-# tokens/s of 256 prompts sent at once, beside what the chips' memory would allow.
+# tokens/s of 256 prompts sent at once, and the most that the chips' memory would allow.
 # This script has not run on TPUs yet: tests/aot compiles this step for v5e x8 and checks the memory it needs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."

@@ -9,7 +9,7 @@ parts run in the order of what they tell in case there is not time for all: firs
 float64 or its reference on fresh random inputs (attention, KV write and rotation; products with codes of int4, MXFP4,
 int8 and float8; experts; recurrent states and latent attention); then how fast attention, KV write and block copy are
 against the GPU's copy bandwidth and products; then a Llama-3.1-8B of random weights end to end, at 64, 1 and 256
-sequences; then XLA's kernels, JAX's own paged attention and torch beside them; last the tiles of attention are tuned
+sequences; then XLA's kernels, JAX's own paged attention and torch for comparison; last the tiles of attention are tuned
 for this GPU (`pallas_kernels/paged_attention/gpu_tiles.json`).
 
 Every line is written to the file of results as soon as it is known, and what is there already, from the same GPU and

@@ -156,11 +156,11 @@ def planned(load: Load, kind: str) -> dict[str, float]:
         "llama-3.1-8b", names[0], context=more.pop("max_model_len"), concurrency=more.pop("max_num_seqs"), **more
     )
     used = jax.local_devices()[0].memory_stats()["peak_bytes_in_use"]
-    told = made.weight_bytes + made.temporary_bytes + made.pool_bytes
+    planned = made.weight_bytes + made.temporary_bytes + made.pool_bytes
     return {
         "peak_bytes": float(used),
-        "planned_bytes": float(told),
-        "planned_over_peak": told / used,
+        "planned_bytes": float(planned),
+        "planned_over_peak": planned / used,
         "planned_tokens_per_second": made.decode_tokens_per_s,
     }
 

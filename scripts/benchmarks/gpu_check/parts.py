@@ -169,7 +169,7 @@ def _states(check: Check) -> bool:
 
 
 def _kernels(check: Check) -> bool:
-    """attention, KV write and block copy beside the copy bandwidth and products"""
+    """attention, KV write and block copy against the copy bandwidth, and products"""
     impl = resolve_impl(None)
     _ = check.bandwidth, check.flops
     check.put("kernels", check.results.get("kernels", {}) | {f"jpaged ({impl})": kernels.measure(check.sizes, impl)})
@@ -215,7 +215,7 @@ def _gap(check: Check) -> bool:
 
 
 def _plan(check: Check) -> bool:
-    """`jpaged plan` beside the memory that was taken; after a part of the engine, in the same call"""
+    """`jpaged plan` against the memory that was taken; after a part of the engine, in the same call"""
     _ = check.llm
     check.put("plan", engine.planned(check.load, check.results["device"]))
     return True

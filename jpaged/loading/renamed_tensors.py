@@ -4,14 +4,18 @@ Multimodal checkpoints (Gemma 3, Llama 4, Mistral Small 3.1) are read whole or a
 get the same names whichever version of transformers wrote them: those of the text model are named as in a text-only
 checkpoint; the others begin with ``vision_tower.`` and so on.
 
+Experts may have a tensor each, or all experts of a layer may share one; `SeparateExperts` reads the latter as the
+former.
+
 A config that calls the embedding and the head tied may be wrong: fine-tuning may store a separate head, and some
 checkpoints store the head alone. transformers decides by the stored tensors, and so does this module.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -62,6 +66,68 @@ class RenamedTensors:
     def spread_codes(self, name: str, form: WeightFormat) -> SpreadCodes:
         assert isinstance(self._whole, CodedReader), name
         return self._whole.spread_codes(self.stored_name(name), form)
+
+
+_EXPERTS = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)")
+
+
+def separate_experts(weights: TensorReader, family: Any) -> TensorReader:
+    """Return a reader that has each expert's tensors apart, if a family (its class or a model) reads them so."""
+    if not getattr(family, "reads_separate_experts", False):
+        return weights
+    return SeparateExperts(weights) if any(_EXPERTS.fullmatch(name) for name in weights.names()) else weights
+
+
+class SeparateExperts(RenamedTensors):
+    """Reads tensors of all experts, ``experts.gate_up_proj`` [experts, 2 * mlp, embed] and ``experts.down_proj``
+    [experts, embed, mlp], as one of each expert: ``experts.0.gate_proj.weight`` and so on.
+
+    Raises:
+        ValueError: such a tensor has another number of dimensions, or an odd number of rows of gate and up.
+    """
+
+    def __init__(self, whole: TensorReader):
+        stored: dict[str, str] = {}
+        self._parts: dict[str, tuple[int, slice]] = {}
+        for name in whole.names():
+            found = _EXPERTS.fullmatch(name)
+            if found is None:
+                stored[name] = name
+                continue
+            owner, kind = found.groups()
+            shape = whole.shape(name)
+            if len(shape) != 3 or (kind == "gate_up_proj" and shape[1] % 2):
+                raise ValueError(f"{whole.location}: {name} of shape {shape} is not [experts, outputs, inputs]")
+            rows = {"down_proj": slice(0, shape[1])}
+            if kind == "gate_up_proj":
+                rows = {"gate_proj": slice(0, shape[1] // 2), "up_proj": slice(shape[1] // 2, shape[1])}
+            for expert in range(shape[0]):
+                for part, at in rows.items():
+                    own = f"{owner}.{expert}.{part}.weight"
+                    stored[own], self._parts[own] = name, (expert, at)
+        super().__init__(whole, stored)
+        self._last: tuple[str, Any] | None = None
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        stored = super().shape(name)
+        if name not in self._parts:
+            return stored
+        at = self._parts[name][1]
+        return (at.stop - at.start, *stored[2:])
+
+    def read(self, name: str) -> np.ndarray | HostArray:
+        if name not in self._parts:
+            return super().read(name)
+        stored, last = self.stored_name(name), self._last
+        if last is None or last[0] != stored:  # threads may read it twice, which is harmless
+            self._last = last = stored, np.asarray(self._whole.read(stored))
+        return last[1][self._parts[name]]
+
+    def spread_codes(self, name: str, form: WeightFormat) -> SpreadCodes:
+        spread = super().spread_codes(name, form)
+        if name not in self._parts:
+            return spread
+        return SpreadCodes(*(None if part is None else part[self._parts[name]] for part in spread))  # type: ignore[arg-type]
 
 
 _PREFIXES = {

@@ -16,7 +16,13 @@ from jax.sharding import Mesh
 from jpaged.execution.params import num_compact, to_float32
 from jpaged.loading.parameters.targets import targets_of
 from jpaged.loading.parameters.weights import abstract_params, read_params
-from jpaged.loading.renamed_tensors import VOCABULARY_HEAD, LanguageModelReader, is_multimodal, refuse_other_head
+from jpaged.loading.renamed_tensors import (
+    VOCABULARY_HEAD,
+    LanguageModelReader,
+    is_multimodal,
+    refuse_other_head,
+    separate_experts,
+)
 from jpaged.loading.tensor_reader import TensorReader
 from jpaged.model_api import CausalLM
 from pallas_kernels.held_matrix import is_held
@@ -89,7 +95,7 @@ def params_of(
             head that differs from the embedding, but the model's head is the embedding; or the engine's weights keep
             the codes of a quantised file, which a state dict cannot replace.
     """
-    whole = StateDictReader(tensors)
+    whole = separate_experts(StateDictReader(tensors), model)
     multimodal = is_multimodal(whole.names())
     reader: TensorReader = LanguageModelReader(whole, other_parts=True) if multimodal else whole
     used = {name for target in targets_of(model) for name in target.source.sources}

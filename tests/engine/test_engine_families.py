@@ -62,10 +62,11 @@ SMALL_POOL = {
     "bamba": 10,
     "qwen3_next": 22,
     "qwen3_5": 22,
+    "qwen3_5_moe": 22,
     "lfm2": 16,
 }
 """Checkpoint -> large pages with which 8 running sequences run out of memory, though each fits on its own."""
-NIGHTLY = ("mixtral", "qwen3_moe", "deepseek_v3", "bamba", "qwen3_5", "gemma4-experts")
+NIGHTLY = ("mixtral", "qwen3_moe", "deepseek_v3", "bamba", "qwen3_5", "qwen3_5_moe", "gemma4-experts")
 """Checkpoints whose layers, as the engine sees them, are those of others."""
 
 

@@ -136,6 +136,16 @@ def test_packed_codes_compute_what_their_values_do(tmp_path, bits, group):
 # ------------------------------------------------------------------ all
 
 
+def test_a_scheme_of_keys_and_values_is_reported_and_not_applied(tmp_path, caplog):
+    quantised, _ = packed_llama(tmp_path)
+    config = quantised / "config.json"
+    fields = json.loads(config.read_text())
+    fields["quantization_config"]["kv_cache_scheme"] = {"num_bits": 8, "type": "float"}
+    config.write_text(json.dumps(fields))
+    open_model(quantised)
+    assert "kv_cache_scheme={'num_bits': 8, 'type': 'float'} is not applied; kv_cache_dtype chooses" in caplog.text
+
+
 def written(kind, folder):
     return {"fp8": fp8_llama, "gptq": gptq_llama, "awq": awq_llama, "packed": packed_llama}[kind](folder)
 

@@ -31,6 +31,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
@@ -243,6 +244,13 @@ CHECKPOINTS: dict[str, PretrainedConfig] = {
         mlp_only_layers=[1],
     ),
     "qwen3_5": Qwen3_5TextConfig(**_QWEN_DELTA, tie_word_embeddings=True),
+    "qwen3_5_moe": Qwen3_5MoeTextConfig(
+        **{field: size for field, size in _QWEN_DELTA.items() if field != "intermediate_size"},
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=21,
+        shared_expert_intermediate_size=35,
+    ),
     "lfm2": Lfm2Config(
         **_WITHOUT_HEAD_DIM,
         num_hidden_layers=5,

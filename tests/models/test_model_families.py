@@ -15,8 +15,8 @@ from jpaged.model_api import CausalLM
 TOKENS = np.random.default_rng(6).integers(3, 211, 45)
 """Tokens at which no norm divides by nearly nothing, where two orders of the same float32 sums differ by 1e-4."""
 
-NIGHTLY = ("mixtral-window",)
-RECURRENT = ("jamba", "mamba2", "bamba", "qwen3_next", "qwen3_5", "lfm2")
+NIGHTLY = ("mixtral-window", "qwen3_5_moe")
+RECURRENT = ("jamba", "mamba2", "bamba", "qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2")
 MULTIPLIES_ROUNDING = (*RECURRENT, "gemma4")
 """Checkpoints that make more of a rounding from token to token, or from layer to layer: Gemma 4 does not scale scores.
 """

@@ -30,13 +30,14 @@ NIGHTLY = (
     "gemma2",
     "qwen3_next",
     "qwen3_5",
+    "qwen3_5_moe",
     "jamba",
     "bamba",
     "opt",
     "cohere2",
     "olmo3",
 )
-MULTIPLIES_ROUNDING = ("qwen3_next", "qwen3_5", "jamba")
+MULTIPLIES_ROUNDING = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "jamba")
 """Checkpoints whose log-probabilities float32 holds less firmly than to 1e-5 at some tokens, see docs/rl.md."""
 ROUNDINGS = 8
 """How many times what neighbouring weights change may lie between two values. Neighbours stand for one rounding of each

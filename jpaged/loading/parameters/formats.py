@@ -125,7 +125,7 @@ def stored_formats(
         # A missing tensor is reported when it is read.
         of_target = [list(reader.encodings(name)) for name in source.sources if name in there]
         encodings.update(one for several in of_target for one in several)
-        if not all(of_target) or not _fit_together([one for several in of_target for one in several], target):
+        if not all(of_target) or not _fit_together(of_target, target):
             plain.add(source.path)
     formats, left = {}, {}
     for path, encodings in found.items():
@@ -139,12 +139,19 @@ def stored_formats(
     return formats, left
 
 
-def _fit_together(encodings: Sequence[Encoding], target: Target) -> bool:
-    """Tell whether the tensors of one parameter share one order of inputs. Experts' matrices may differ."""
-    orders = {one.order for one in encodings}
-    if len(target.shape) > 2:
-        return True
-    return len(orders) <= 1 and (orders <= {None} or target.source.contracted == -2)
+def _fit_together(encodings: Sequence[Sequence[Encoding]], target: Target) -> bool:
+    """Tell whether the tensors of each matrix in a parameter share one order of inputs; experts are a matrix each.
+
+    Args:
+        encodings: of each of the parameter's tensors; experts have equally many, one expert's after another's.
+    """
+    experts = target.shape[0] if len(target.shape) > 2 else 1
+    size = len(encodings) // experts if len(encodings) % experts == 0 else len(encodings)
+    for start in range(0, len(encodings), size or 1):
+        orders = {one.order for several in encodings[start : start + size] for one in several}
+        if len(orders) > 1 or not (orders <= {None} or target.source.contracted == -2):
+            return False
+    return True
 
 
 def check_quantization(quantization: str | None) -> None:

@@ -7,11 +7,13 @@ A matrix ``{name}.weight`` [outputs, inputs] lies as
 - ``{name}.weight_scale`` [outputs, groups];
 - ``{name}.weight_shape``, int64 [2].
 
-A value is ``code * scale``. Only symmetric weights are read, in groups of neighbours or with one scale an output.
+A value is ``code * scale``. Only symmetric weights are read, in groups of neighbours or with one scale an output. A
+``kv_cache_scheme`` is logged and not applied: `kv_cache_dtype` chooses how keys and values are held.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,6 +30,8 @@ from pallas_kernels.codecs import INT8, UINT4_PAIRS
 _WEIGHT, _CODES, _SCALES, _SHAPE = ".weight", ".weight_packed", ".weight_scale", ".weight_shape"
 _FLOATS = (np.float16, ml_dtypes.bfloat16, np.float32)
 _BITS = (4, 8)
+
+logger = logging.getLogger(__name__)
 
 
 class CompressedTensors:
@@ -65,6 +69,7 @@ class CompressedTensors:
         strategy = weights.get("strategy")
         if strategy not in ("group", "channel"):
             raise ValueError(f"strategy={strategy!r} is neither group nor channel, which are read")
+        self.kv_cache_scheme = fields.get("kv_cache_scheme")
         self.bits: int = bits
         self.group = int(weights["group_size"]) if strategy == "group" else 0
         four = self.bits == 4
@@ -75,6 +80,12 @@ class CompressedTensors:
         return self.encoding if name.endswith("_proj.weight") else None
 
     def matrices(self, weights: SafetensorsWeights) -> PackedMatrices:
+        if self.kv_cache_scheme is not None:
+            logger.warning(
+                "%s: kv_cache_scheme=%s is not applied; kv_cache_dtype chooses how keys and values are held",
+                weights.location,
+                self.kv_cache_scheme,
+            )
         return PackedMatrices(weights, self)
 
 

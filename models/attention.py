@@ -31,6 +31,7 @@ class Heads:
 
     Attributes:
         rotates_neighbours: the checkpoint's rotation turns pairs (2i, 2i + 1) of a head, not (i, i + head_dim / 2).
+        rotated: how many numbers of a head are rotated, the first ones; None = all.
     """
 
     num_heads: int
@@ -38,6 +39,7 @@ class Heads:
     head_dim: int
     layout: HeadLayout
     rotates_neighbours: bool = False
+    rotated: int | None = None
 
     @classmethod
     def of(
@@ -48,6 +50,7 @@ class Heads:
         build: BuildContext,
         *,
         rotates_neighbours: bool = False,
+        rotated: int | None = None,
     ) -> Heads:
         """Lay the config's heads over the context's shards.
 
@@ -55,7 +58,21 @@ class Heads:
             ValueError: the query heads do not divide over the KV heads.
         """
         layout = head_layout(num_heads, num_kv_heads, build.tensor_parallel)
-        return cls(num_heads, num_kv_heads, head_dim, layout, rotates_neighbours)
+        return cls(num_heads, num_kv_heads, head_dim, layout, rotates_neighbours, rotated)
+
+
+@dataclass(frozen=True)
+class ProjectionNames:
+    """A checkpoint's names of attention's projections, after the block's.
+
+    Attributes:
+        qkv: of Q, K and V; or one name for a tensor with the rows of all three, one after another.
+        by_head: such a tensor has each head's rows of Q, K and V in turn.
+    """
+
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    out: str = "o_proj"
+    by_head: bool = False
 
 
 class Attention(nnx.Module):
@@ -67,11 +84,14 @@ class Attention(nnx.Module):
     out [kv_heads * q_per_kv * head_dim, embed]; norms over head_dim, before rotation; sinks [kv_heads * q_per_kv].
 
     Args:
-        qk_norm: makes a norm of each head's queries and one of its keys.
+        qk_norm: makes a norm of each head's queries and one of its keys; a maker with ``of_places = True`` is given
+            the checkpoint's head in each place.
         norm_of_heads: epsilon of norms of a token's queries and keys over all heads together (OLMo), in their place.
         gated: each query head's result is multiplied by the sigmoid of a gate as wide (Qwen3-Next).
         v_norm: norms each head's values (Gemma 4).
         values_are_keys: the values are the keys before norm and rotation (Gemma 4).
+        norms_after_rotation: queries and keys are normed after they are rotated (Hunyuan).
+        rotates: False in a layer that knows no positions, though others of its group do (SmolLM3).
     """
 
     def __init__(
@@ -84,29 +104,35 @@ class Attention(nnx.Module):
         soft_cap: float | None = None,
         qkv_bias: bool = False,
         out_bias: bool = False,
-        qk_norm: Callable[[], RMSNorm] | None = None,
+        qk_norm: Callable[..., Any] | None = None,
         norm_of_heads: float | None = None,
         shares_kv: bool = False,
         sinks: bool = False,
         gated: bool = False,
         v_norm: RMSNorm | None = None,
         values_are_keys: bool = False,
+        norms_after_rotation: bool = False,
+        rotates: bool = True,
     ):
         slots, share, width = heads.layout.kv_heads, heads.layout.q_per_kv, heads.head_dim
         columns = slots * (share * (2 if gated else 1) + (0 if shares_kv else 1 if values_are_keys else 2)) * width
         self.qkv = Linear(embed, columns, build, partition=P(None, TENSOR_AXIS), bias=qkv_bias)
         self.out = Linear(slots * share * width, embed, build, partition=P(TENSOR_AXIS, None), bias=out_bias)
 
-        def norm(head_of_place: Sequence[Any]) -> RMSNorm | HeadsNorm | None:
+        def norm(head_of_place: Sequence[Any]) -> Any:
             if norm_of_heads is not None:
                 return HeadsNorm(head_of_place, width, norm_of_heads, build)
-            return None if qk_norm is None else qk_norm()
+            if qk_norm is None:
+                return None
+            return qk_norm(head_of_place) if getattr(qk_norm, "of_places", False) else qk_norm()
 
         self.q_norm = norm(heads.layout.q_of_slot)
         self.k_norm = None if shares_kv else norm(heads.layout.kv_of_slot)
         self.v_norm = None if shares_kv else v_norm
         self.sinks = constant_param(build, (slots * share,)) if sinks else None
         self.values_are_keys = values_are_keys
+        self.norms_after_rotation = norms_after_rotation
+        self.rotates = rotates
         self.shares_kv = shares_kv
         self.gated = gated
         self.heads = heads
@@ -116,7 +142,7 @@ class Attention(nnx.Module):
         norms = self.q_norm, self.k_norm
         self.norms_together = all(isinstance(norm, RMSNorm) and norm.scale is not None for norm in norms)
         plain = self.norms_together or self.q_norm is None
-        plain = plain and v_norm is None and not (shares_kv or gated or values_are_keys)
+        plain = plain and v_norm is None and not (shares_kv or gated or values_are_keys or norms_after_rotation)
         self.rotates_together = plain and self.q_norm is None and build.product_impl in ("tpu", "tpu_interpret")
         whole = build.product_impl in ("cpu", "tpu", "tpu_interpret")
         whole = whole or (build.product_impl == "gpu" and build.tensor_parallel == 1)
@@ -134,7 +160,8 @@ class Attention(nnx.Module):
     ) -> tuple[Float[Array, "tokens embed"], Any]:
         """Attend to the tokens' sequences; returns the projected result and the updated cache."""
         fused, layout = self.qkv(x, shared.live_rows), self.heads.layout
-        tables, growth = shared.tables[ref.group], shared.growth.get(ref.group)
+        tables = shared.tables[ref.group] if self.rotates else None
+        growth = shared.growth.get(ref.group)
         # Without the barrier XLA:TPU moves the reshape into the dot, and copies the weight to suit it.
         fused = jax.lax.optimization_barrier(fused).reshape(x.shape[0], layout.kv_heads, -1, self.heads.head_dim)
         q, k, v = self._parts(fused, tables)
@@ -188,11 +215,13 @@ class Attention(nnx.Module):
             return each_shard(turn, (heads, *[P()] * (2 + len(scales))), heads)(fused, *tables, *scales)
         return turn(fused, *tables, *scales)
 
-    def _placed(self, x: Array, norm: RMSNorm | HeadsNorm | None, tables: RotaryTables | None) -> Array:
+    def _placed(self, x: Array, norm: Any, tables: RotaryTables | None) -> Array:
         """Return the queries or keys, normed and rotated to their positions."""
-        if norm is not None:
+        if norm is not None and not self.norms_after_rotation:
             x = norm(x)
-        return x if tables is None else rotate(x, tables)
+        if tables is not None:
+            x = rotate(x, tables)
+        return norm(x) if norm is not None and self.norms_after_rotation else x
 
     def weights(
         self,
@@ -201,6 +230,7 @@ class Attention(nnx.Module):
         layer: int,
         out_name: str = "o_proj",
         norm_names: tuple[str, str] = ("q_norm", "k_norm"),
+        projections: ProjectionNames | None = None,
     ) -> Iterator[WeightSource]:
         """Yield the sources of the tensors ``{name}.q_proj`` and so on; `path` is this module's place in its layer."""
         heads = self.heads
@@ -211,11 +241,18 @@ class Attention(nnx.Module):
             heads.head_dim,
             rotates_neighbours=heads.rotates_neighbours,
             gated=self.gated,
+            rotated=heads.rotated,
         )
         split = convert.split_out(heads.layout, heads.num_heads, heads.head_dim)
-        qkv = [f"{name}.{part}_proj" for part in ("q" if self.shares_kv else "qk" if self.values_are_keys else "qkv")]
+        names = projections or ProjectionNames(out=out_name)
+        stored = names.qkv[: 1 if self.shares_kv else 2 if self.values_are_keys else 3]
+        if len(names.qkv) == 1:
+            fuse = convert.of_joined_qkv(
+                fuse, heads.num_heads, heads.num_kv_heads, heads.head_dim, by_head=names.by_head
+            )
+        qkv = [f"{name}.{part}" for part in stored]
         yield from self.qkv.weights((*path, "qkv"), qkv, layer, fuse, fuse)
-        yield from self.out.weights((*path, "out"), (f"{name}.{out_name}",), layer, split, unit=heads.head_dim)
+        yield from self.out.weights((*path, "out"), (f"{name}.{names.out}",), layer, split, unit=heads.head_dim)
         if self.sinks is not None:
             by_slot = convert.place_heads(heads.layout)
             yield WeightSource((*path, "sinks"), (f"{name}.sinks",), by_slot, P(TENSOR_AXIS), layer)

@@ -28,6 +28,7 @@ from jpaged.model_api import (
 from . import weights as convert
 from .layers import LayerNorm, RMSNorm
 from .linear import Embedding, LiveRows
+from .parameters import constant_param
 from .rope import Rotary
 from .stack import LayerKind, LayerStack, MakeLayer, Read, Shared
 
@@ -35,14 +36,16 @@ from .stack import LayerKind, LayerStack, MakeLayer, Read, Shared
 class Decoder(nnx.Module):
     """`jpaged.model_api.CausalLM` for a family whose constructor defines its layers.
 
-    Parameters: embed_tokens [vocab, width]; layers; norm; lm_head [vocab, width] unless tied to the embedding.
+    Parameters: embed_tokens [vocab, width]; layers; norm; lm_head [vocab, width] unless tied to the embedding;
+    head_bias [vocab] where the family has one.
     Layers are called as ``hidden, cache = layer(hidden, shared, cache, ref, attend)``, `shared` being a `Shared`.
     """
 
     _prefix = "model"
     _embed_name = "embed_tokens"
     _norm_name = "norm"
-    """A checkpoint's names: the prefix of all but the vocabulary's head, the embedding, and the final norm."""
+    _head_name = "lm_head"
+    """A checkpoint's names: the prefix of all but the vocabulary's head, the embedding, the final norm and the head."""
 
     image_group: ImageGroup | CrossAttentionGroup | None = None
     """Layer group of image features, if the model takes images; see `jpaged.model_api.TakesImages`."""
@@ -68,6 +71,7 @@ class Decoder(nnx.Module):
         logit_scale: float | None = None,
         logit_soft_cap: float | None = None,
         prompt_vocab_size: int | None = None,
+        head_bias: bool = False,
     ):
         """Draw random weights; call it inside ``nnx.eval_shape`` for shapes only.
 
@@ -77,6 +81,7 @@ class Decoder(nnx.Module):
             logit_scale: multiplies the logits.
             logit_soft_cap: logits become ``logit_soft_cap * tanh(logits / logit_soft_cap)``.
             prompt_vocab_size: rows of the embedding; by default ``config.vocab_size``, the tokens that can be drawn.
+            head_bias: whether the vocabulary's head has a bias.
 
         Raises:
             ValueError: the context asks for expert parallelism of a family without experts, or the config for
@@ -89,6 +94,7 @@ class Decoder(nnx.Module):
         rows, columns = padded(config.vocab_size, build.tensor_parallel), width or config.hidden_size
         by_rows = P(TENSOR_AXIS, None)
         self.vocab_size = config.vocab_size
+        self.shards = build.tensor_parallel
         self.layer_groups = groups
         self.rotary = tuple(rotary.items())
         self.logit_scale = logit_scale
@@ -99,6 +105,7 @@ class Decoder(nnx.Module):
         self.layers = LayerStack(kinds, make_layer, build)
         self.norm = norm
         self.lm_head = None if config.tie_word_embeddings else Embedding(rows, columns, build, partition=by_rows)
+        self.head_bias = constant_param(build, (rows,)) if head_bias else None
 
     def embed(
         self, tokens: Int[Array, " tokens"], positions: Int[Array, " tokens"], live_rows: LiveRows = None
@@ -144,6 +151,8 @@ class Decoder(nnx.Module):
     def logits(self, hidden: Float[Array, "seqs embed"], live_rows: LiveRows = None) -> Float[Array, "seqs vocab"]:
         head = self.embed_tokens if self.lm_head is None else self.lm_head
         logits = head.logits(hidden, live_rows)
+        if self.head_bias is not None:
+            logits = logits + self.head_bias[...].astype(logits.dtype)
         if self.logit_scale is not None:
             logits = self.logit_scale * logits
         if self.logit_soft_cap is not None:
@@ -156,7 +165,7 @@ class Decoder(nnx.Module):
         """See `jpaged.model_api.HasHeadTable`."""
         head = self.embed_tokens if self.lm_head is None else self.lm_head
         own = type(self).logits is Decoder.logits  # a family may compute them in another way
-        plain = own and self.logit_scale is None and self.logit_soft_cap is None
+        plain = own and self.head_bias is None and self.logit_scale is None and self.logit_soft_cap is None
         return head.array if plain and head.weight.shape[0] == self.vocab_size else None
 
     def cut(self, layers: int) -> None:
@@ -170,9 +179,11 @@ class Decoder(nnx.Module):
             yield from self.layers.layer(number).weights(f"{self._prefix}.layers.{self._stored_as(number)}", number)
         if self.norm is not None:
             yield from self.norm.weights(("norm",), f"{self._prefix}.{self._norm_name}")
+        rows = convert.vocab_rows(self.vocab_size, padded(self.vocab_size, self.shards))
         if self.lm_head is not None:
-            rows = convert.vocab_rows(self.vocab_size, self.lm_head.weight.shape[0])
-            yield from self.lm_head.weights(("lm_head",), "lm_head", rows)
+            yield from self.lm_head.weights(("lm_head",), self._head_name, rows)
+        if self.head_bias is not None:
+            yield WeightSource(("head_bias",), (f"{self._head_name}.bias",), rows, P(TENSOR_AXIS))
 
     def _stored_as(self, number: int) -> int:
         """Return a layer's number in the checkpoint."""

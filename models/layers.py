@@ -160,11 +160,35 @@ class GatedMLP(nnx.Module):
         path: tuple[str, ...],
         name: str,
         layer: int,
-        names: tuple[str, str, str] = MLP_NAMES,
+        names: tuple[str, ...] = MLP_NAMES,
     ) -> Iterator[WeightSource]:
         """Yield the sources of the tensors ``{name}.gate_proj``, ``.up_proj`` and ``.down_proj``, or what `names` calls
-        them."""
-        (mlp, embed), (gate, up, out) = self.down.weight.shape[-2:], names
+        them; with two names, the first tensor has the rows of gate, then those of up."""
+        (mlp, embed), (*both, out) = self.down.weight.shape[-2:], names
         fuse, down = convert.fuse_gate_up(mlp, self.shards), convert.linear(mlp, embed)
-        yield from self.gate_up.weights((*path, "gate_up"), (f"{name}.{gate}", f"{name}.{up}"), layer, fuse, fuse)
+        if len(both) == 1:
+            fuse = convert.split_in_turn(2, mlp, self.shards)
+        yield from self.gate_up.weights((*path, "gate_up"), [f"{name}.{part}" for part in both], layer, fuse, fuse)
         yield from self.down.weights((*path, "down"), (f"{name}.{out}",), layer, down)
+
+
+class FeedForward(nnx.Module):
+    """``down(act(up(x)))``; up [embed, mlp], down [mlp, embed], columns beyond the checkpoint's are zero."""
+
+    def __init__(self, embed: int, width: int, activation: str, build: BuildContext, *, bias: bool):
+        mlp = padded(width, build.tensor_parallel)
+        self.up = Linear(embed, mlp, build, partition=P(None, TENSOR_AXIS), bias=bias)
+        self.down = Linear(mlp, embed, build, partition=P(TENSOR_AXIS, None), bias=bias)
+        self.activation = activation
+
+    def __call__(self, x: Float[Array, "tokens embed"], live_rows: LiveRows = None) -> Float[Array, "tokens embed"]:
+        return self.down(ACTIVATIONS[self.activation](self.up(x, live_rows)), live_rows)
+
+    def weights(
+        self, path: tuple[str, ...], name: str, layer: int, names: tuple[str, ...] = ("fc1", "fc2")
+    ) -> Iterator[WeightSource]:
+        """Yield the sources of the tensors ``{name}.fc1`` and ``{name}.fc2``, or what `names` calls them."""
+        (mlp, embed), (first, last) = self.down.weight.shape[-2:], names
+        up, down = convert.linear(embed, mlp), convert.linear(mlp, embed)
+        yield from self.up.weights((*path, "up"), (f"{name}.{first}",), layer, up, convert.pad_rows(mlp))
+        yield from self.down.weights((*path, "down"), (f"{name}.{last}",), layer, down)

@@ -13,13 +13,13 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from jpaged.model_api import TENSOR_AXIS, Attend, BuildContext, LayerRef, WeightSource, padded
+from jpaged.model_api import Attend, BuildContext, LayerRef, WeightSource
 
 from . import weights as convert
 from .attention import Attention, Heads
 from .decoder import Decoder, check_model_type
 from .groups import layer_groups
-from .layers import ACTIVATIONS, LayerNorm, check_activation
+from .layers import FeedForward, LayerNorm, check_activation
 from .linear import Embedding, Linear, LiveRows
 from .stack import LayerKind, Shared
 
@@ -28,26 +28,6 @@ _POSITION_OFFSET = 2
 
 _EPS = 1e-5
 """The epsilon of every LayerNorm, which the config does not have."""
-
-
-class FeedForward(nnx.Module):
-    """``down(act(up(x)))``; up [embed, mlp], down [mlp, embed], columns beyond the checkpoint's are zero."""
-
-    def __init__(self, config: Any, build: BuildContext):
-        embed, mlp, bias = config.hidden_size, padded(config.ffn_dim, build.tensor_parallel), config.enable_bias
-        self.up = Linear(embed, mlp, build, partition=P(None, TENSOR_AXIS), bias=bias)
-        self.down = Linear(mlp, embed, build, partition=P(TENSOR_AXIS, None), bias=bias)
-        self.activation = check_activation(config.activation_function, "activation_function")
-
-    def __call__(self, x: Float[Array, "tokens embed"], live_rows: LiveRows = None) -> Float[Array, "tokens embed"]:
-        return self.down(ACTIVATIONS[self.activation](self.up(x, live_rows)), live_rows)
-
-    def weights(self, path: tuple[str, ...], name: str, layer: int) -> Iterator[WeightSource]:
-        """Yield the sources of the tensors ``{name}.fc1`` and ``{name}.fc2``."""
-        mlp, embed = self.down.weight.shape[-2:]
-        up, down = convert.linear(embed, mlp), convert.linear(mlp, embed)
-        yield from self.up.weights((*path, "up"), (f"{name}.fc1",), layer, up, convert.pad_rows(mlp))
-        yield from self.down.weights((*path, "down"), (f"{name}.fc2",), layer, down)
 
 
 class OPTLayer(nnx.Module):
@@ -65,7 +45,8 @@ class OPTLayer(nnx.Module):
             out_bias=config.enable_bias,
         )
         self.mlp_norm = LayerNorm(size, _EPS, build, affine=affine)
-        self.mlp = FeedForward(config, build)
+        activation = check_activation(config.activation_function, "activation_function")
+        self.mlp = FeedForward(size, config.ffn_dim, activation, build, bias=config.enable_bias)
         self.norm_before = config.do_layer_norm_before
 
     def __call__(

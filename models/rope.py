@@ -2,7 +2,8 @@
 
 The scalings give the numbers Hugging Face's ``modeling_rope_utils`` gives, which the checkpoints were trained
 with: ``linear`` (position interpolation, Chen et al., 2023), ``llama3`` (Llama 3.1), ``yarn`` (Peng et
-al., 2023) and ``proportional`` (Gemma 4).
+al., 2023), ``longrope`` (Ding et al., 2024), ``dynamic`` with a fixed ``alpha`` (Hunyuan) and ``proportional``
+(Gemma 4).
 """
 
 from __future__ import annotations
@@ -174,4 +175,37 @@ def _proportional(frequencies: np.ndarray, parameters: Mapping[str, Any], limit:
     return np.where(turns, frequencies, 0.0) / parameters.get("factor", 1.0), 1.0
 
 
-_SCALINGS = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn, "proportional": _proportional}
+def _longrope(frequencies: np.ndarray, parameters: Mapping[str, Any], limit: int) -> tuple[np.ndarray, float]:
+    """Divide each pair's frequency by its own factor: the long ones where the model's limit is above the original.
+
+    transformers takes the short factors for a sequence within the original context, which would change the keys that
+    are held when the sequence grows. vLLM too takes one table for all sequences.
+    """
+    original = parameters["original_max_position_embeddings"]
+    factors = np.asarray(parameters["long_factor" if limit > original else "short_factor"], np.float64)
+    if factors.shape != frequencies.shape:
+        raise ValueError(f"longrope has {len(factors)} factors for {len(frequencies)} pairs")
+    magnitude, growth = parameters.get("attention_factor"), parameters.get("factor") or limit / original
+    if magnitude is None:
+        magnitude = 1.0 if growth <= 1 else math.sqrt(1 + math.log(growth) / math.log(original))
+    return frequencies / factors, magnitude
+
+
+def _dynamic(frequencies: np.ndarray, parameters: Mapping[str, Any], limit: int) -> tuple[np.ndarray, float]:
+    """Stretch the base once, by ``alpha``; without it the base would depend on a sequence's length."""
+    alpha = parameters.get("alpha")
+    if not alpha:
+        raise ValueError("rope_type='dynamic' is supported with alpha only: else keys depend on a sequence's length")
+    width = 2 * len(frequencies)
+    return frequencies * alpha ** (-np.arange(0, width, 2) / (width - 2)), 1.0
+
+
+_SCALINGS = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "dynamic": _dynamic,
+    "proportional": _proportional,
+}

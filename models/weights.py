@@ -148,6 +148,7 @@ def fuse_qkv(
     *,
     rotates_neighbours: bool = False,
     gated: bool = False,
+    rotated: int | None = None,
 ) -> Converter:
     """Return a converter that puts q [num_heads * head_dim, embed] and k, v [num_kv_heads * head_dim, embed] in the
     columns of one matrix.
@@ -155,13 +156,14 @@ def fuse_qkv(
     The result is [embed, kv_heads * (q_per_kv + 2) * head_dim], slot by slot the queries, the K and the V. Biases
     come and go without the embed dimension. Layers that read another's KV have only q, and the result is
     [embed, kv_heads * q_per_kv * head_dim]. With `rotates_neighbours` the rows of each head of q and k are reordered,
-    the even ones first, so that the pairs a rotation turns lie half a head apart; their products stay the same. With
+    the even ones first, so that the pairs a rotation turns lie half a head apart; their products stay the same. Rows
+    from `rotated` on, which no rotation turns, keep their places. With
     `gated` q holds each head's queries and then its gates, [num_heads * 2 * head_dim, embed], and a slot its gates
     after its queries.
     """
 
     def rows(head: np.ndarray, rotates: bool) -> list[np.ndarray]:
-        return [head[::2], head[1::2]] if rotates and rotates_neighbours else [head]
+        return pairs_apart(head, rotated) if rotates and rotates_neighbours else [head]
 
     def convert(q: np.ndarray, *kv_pair: np.ndarray) -> LazyConcat:
         embed = q.shape[1:]
@@ -178,6 +180,30 @@ def fuse_qkv(
             for number, stored in enumerate(pair):
                 pieces += rows(stored[kv] if kv >= 0 else padding, number == 0)
         return LazyConcat(pieces, 0).T
+
+    return convert
+
+
+def pairs_apart(head: np.ndarray, rotated: int | None = None) -> list[np.ndarray]:
+    """Return a head's rows with the even ones of its first `rotated` first, then the odd ones, then the rest."""
+    end = head.shape[0] if rotated is None else rotated
+    return [head[:end:2], head[1:end:2], *([head[end:]] if end < head.shape[0] else [])]
+
+
+def of_joined_qkv(
+    fuse: Converter, num_heads: int, num_kv_heads: int, head_dim: int, *, by_head: bool = False
+) -> Converter:
+    """Return `fuse` for one tensor with the rows of Q, K and V, one after another, or with `by_head` each head's in
+    turn."""
+    queries, pairs = num_heads * head_dim, num_kv_heads * head_dim
+
+    def convert(joined: np.ndarray) -> np.ndarray | LazyConcat:
+        if joined.shape[0] != queries + 2 * pairs:
+            raise ValueError(f"{joined.shape[0]} rows are not those of {num_heads} and twice {num_kv_heads} heads")
+        if by_head:
+            heads = joined.reshape(num_heads, 3, head_dim, *joined.shape[1:])
+            return fuse(*(heads[:, part].reshape(queries, *joined.shape[1:]) for part in range(3)))
+        return fuse(joined[:queries], joined[queries : queries + pairs], joined[queries + pairs :])
 
     return convert
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from dense_families import DENSE_FAMILIES
 from shared_kv_llama import SharedKVLlama
 from transformers import (
     AutoModelForCausalLM,
@@ -335,7 +336,7 @@ def make_checkpoint(name: str, path: Path | str, seed: int = 0, **changes: Any) 
     differ between tokens by about one and no parameter can be left out unnoticed.
     """
     torch.manual_seed(seed)
-    config = copy.deepcopy(CHECKPOINTS[name])
+    config = copy.deepcopy((CHECKPOINTS | DENSE_FAMILIES)[name])
     for field, value in changes.items():
         setattr(config, field, value)
     if getattr(config, "use_cla", False):
@@ -364,4 +365,5 @@ def _centre(name: str, key: str) -> float:
         return 0.4 if key.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
     if name.startswith(("gemma", "qwen3_next", "qwen3_5")) and not key.endswith("linear_attn.norm.weight"):
         return 0.0
-    return 1.0 if key.endswith(("norm.weight", "norm_f.weight", ".D")) else 0.0
+    scales = key.endswith(("norm.weight", "norm_f.weight", ".D")) or ("layernorm." in key and key.endswith(".weight"))
+    return 1.0 if scales else 0.0

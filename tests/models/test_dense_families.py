@@ -1,0 +1,97 @@
+"""Every row of `models/families.py` computes what transformers computes, alone and in an engine under stress."""
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import make_checkpoint
+from dense_families import DENSE_FAMILIES
+from dense_model import load, run_dense
+from greedy_reference import random_prompts, torch_logprobs
+from safetensors import safe_open
+
+from jpaged import LLM, SamplingParams
+from jpaged_models.families import FAMILIES
+
+TOKENS = np.random.default_rng(0).integers(3, 200, 40)
+"""Longer than the windows and than the original contexts that are stretched."""
+PROMPTS = random_prompts(lengths=(20, 33, 41))
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0)
+SETTINGS = {
+    "dtype": "float32",
+    "block_size": 8,
+    "max_model_len": 56,
+    "max_num_seqs": 2,
+    "enable_prefix_caching": False,
+    "enforce_eager": True,
+}
+PAGES = 9
+"""Pages of a pool that holds the longest request, but not two."""
+BY_DAY = ("phi3", "glm4", "gpt_neox", "smollm3-window", "ministral3")
+"""Checkpoints that an engine runs in every test run: one for each thing that its memory or its steps see."""
+
+
+@pytest.fixture(scope="module", params=DENSE_FAMILIES)
+def checkpoint(request, tmp_path_factory):
+    """(path, transformers' logits at every position of `TOKENS`, those of the model on one device)."""
+    path = tmp_path_factory.mktemp(request.param)
+    model = make_checkpoint(request.param, path)
+    with torch.no_grad():
+        expected = model(torch.tensor(TOKENS)[None]).logits[0].numpy()
+    return path, expected, run_dense(load(path), TOKENS)
+
+
+def test_every_row_has_a_checkpoint():
+    assert {config.model_type for config in DENSE_FAMILIES.values()} == set(FAMILIES)
+
+
+def test_logits_equal_transformers(checkpoint):
+    _, expected, found = checkpoint
+    assert 0.5 < expected.std() < 2, "the test model's logits should differ between tokens by about one"
+    np.testing.assert_allclose(found, expected, atol=3e-5, rtol=0)
+
+
+def test_stacks_and_shards_compute_the_same(checkpoint):
+    path, _, found = checkpoint
+    both = run_dense(load(path, tensor_parallel=4, stacked=True), TOKENS)
+    np.testing.assert_allclose(both[:, : found.shape[1]], found, atol=1e-5, rtol=0)
+    assert np.isneginf(both[:, found.shape[1] :]).all()
+
+
+def test_every_tensor_of_the_checkpoint_is_read_once(checkpoint):
+    read = [name for source in load(checkpoint[0]).weights() for name in source.sources]
+    with safe_open(checkpoint[0] / "model.safetensors", framework="np") as tensors:
+        assert sorted(read) == sorted(tensors.keys())
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in DENSE_FAMILIES]
+)
+def test_an_engine_gives_the_tokens_and_log_probabilities_of_transformers(name, tmp_path):
+    """In one step a prompt, and in chunks with a pool in which two requests do not fit at once."""
+    model = make_checkpoint(name, tmp_path)
+    with LLM(str(tmp_path), max_num_batched_tokens=128, **SETTINGS) as roomy:
+        outputs = generate(roomy)
+        tight = PAGES * roomy.memory_report().page_bytes
+    assert_like_transformers(outputs, model)
+    with LLM(str(tmp_path), max_num_batched_tokens=16, kv_cache_memory_bytes=tight, **SETTINGS) as llm:
+        outputs = generate(llm)
+    assert sum(output.metrics.num_preemptions for output in outputs) > 0
+    assert_like_transformers(outputs, model)
+
+
+def generate(llm):
+    return llm.generate([{"prompt_token_ids": ids} for ids in PROMPTS], GREEDY, use_tqdm=False)
+
+
+def assert_like_transformers(outputs, model):
+    for output in outputs:
+        (one,), prompt = output.outputs, output.prompt_token_ids
+        tokens = list(one.token_ids)
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+        best = logits.topk(2).values.tolist()
+        for token, place, (first, second) in zip(tokens, logits.argmax(-1).tolist(), best, strict=True):
+            assert token == place or first - second < 1e-4
+        expected = torch_logprobs(model, prompt, [tokens])[0]
+        found = [logprobs[token].logprob for token, logprobs in zip(tokens, one.logprobs, strict=True)]
+        np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)

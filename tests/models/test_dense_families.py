@@ -24,8 +24,8 @@ SETTINGS = {
     "enable_prefix_caching": False,
     "enforce_eager": True,
 }
-PAGES = 9
-"""Pages of a pool that holds the longest request, but not two."""
+PAGES = {"phi3": 4, "starcoder2": 4}
+"""Pages of a pool that holds the longest request, but not two: 9, fewer where all layers have a window."""
 BY_DAY = ("phi3", "glm4", "gpt_neox", "smollm3-window", "ministral3")
 """Checkpoints that an engine runs in every test run: one for each thing that its memory or its steps see."""
 
@@ -71,7 +71,7 @@ def test_an_engine_gives_the_tokens_and_log_probabilities_of_transformers(name, 
     model = make_checkpoint(name, tmp_path)
     with LLM(str(tmp_path), max_num_batched_tokens=128, **SETTINGS) as roomy:
         outputs = generate(roomy)
-        tight = PAGES * roomy.memory_report().page_bytes
+        tight = PAGES.get(name, 9) * roomy.memory_report().page_bytes
     assert_like_transformers(outputs, model)
     with LLM(str(tmp_path), max_num_batched_tokens=16, kv_cache_memory_bytes=tight, **SETTINGS) as llm:
         outputs = generate(llm)

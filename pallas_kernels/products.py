@@ -15,12 +15,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.bfloat16_matmul import bfloat16_matmul, bfloat16_matmul_grouped
-from pallas_kernels.held_matrix import HeldMatrix
-from pallas_kernels.matmul import chosen_product, matmul, matmul_table
+from pallas_kernels.held_matrix import HeldMatrix, PermutedMatrix
+from pallas_kernels.matmul import chosen_product, matmul, matmul_grouped, matmul_table
 from pallas_kernels.matmul.cpu import matmul_panels
-from pallas_kernels.matmul.grouped import matmul_grouped
 from pallas_kernels.panelled_floats import PanelledFloats
-from pallas_kernels.permuted import PermutedMatrix
 from pallas_kernels.platform import Impl, resolve_impl
 from pallas_kernels.quantised import QuantisedMatrix
 from pallas_kernels.quantised_matmul import quantised_matmul, quantised_matmul_grouped, quantised_matmul_table

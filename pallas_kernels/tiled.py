@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.codecs import TILED_CODECS, Codec
-from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.quantised import TILED_CODECS, Codec, QuantisedMatrix
 from pallas_kernels.tile_order import OUTPUTS, columns_at_once, fill_tiles
 
 INPUTS = 4

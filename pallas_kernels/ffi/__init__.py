@@ -2,14 +2,13 @@
 
 A handler is a C function that takes the address of an ``XLA_FFI_CallFrame`` and returns 0 or an error.
 `handlers.register` makes one of loops over items; `call_frame` reads what it is called with, `primitives` adds what
-Numba's Python lacks, `kept_code` keeps what was compiled on disk, `registrations` tells another process what to
+Numba's Python lacks, `kept_code` keeps what was compiled on disk, `registrations` says what another process has to
 register. Import this package only where Numba is installed.
 """
 
 from pallas_kernels.ffi.call_frame import address, argument, arguments, data, dimension, elements, result
-from pallas_kernels.ffi.handlers import RUN, register, register_handler
+from pallas_kernels.ffi.handlers import RUN, known_again, register, register_again, register_handler, registrations
 from pallas_kernels.ffi.kept_code import cache_folder, cfunc, named, njit_named
-from pallas_kernels.ffi.registrations import known_again, register_again, registrations
 
 __all__ = [
     "RUN",

@@ -1,9 +1,20 @@
-"""Makes compiled loops known to XLA as the targets of custom calls, whose items XLA's own threads share."""
+"""Makes compiled loops known to XLA as the targets of custom calls, whose items XLA's own threads share.
+
+It also notes which calls this process made known (`registrations`): a process that loads a compiled program and traces
+nothing must register the same (`register_again`).
+
+Memory and threads. A call allocates one job, a few words: counters of the items that were handed out and that are done,
+and its owners. The calling thread and the pool's threads take portions of items by atomic additions. The caller
+returns when all items are done; a pool thread that comes late finds none left. The last owner frees the job.
+"""
 
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import cache, wraps
+from importlib import import_module
+from typing import Any, TypeVar, cast
 
 import jax
 from llvmlite import binding
@@ -12,6 +23,48 @@ from numba import njit, types
 from pallas_kernels.ffi.call_frame import API, CONTEXT, NUM_THREADS, SCHEDULE, answered, argument, dimension, succeeded
 from pallas_kernels.ffi.kept_code import cfunc, named
 from pallas_kernels.ffi.primitives import add, address_of, allocate, free, load, run_range, store
+
+F = TypeVar("F", bound=Callable[..., Any])
+Registration = tuple[str, str, tuple[Any, ...]]
+"""Module, function and arguments that register custom calls."""
+
+_PACKAGE = __name__.split(".")[0]
+_registrations: dict[Registration, None] = {}
+
+
+def known_again(function: F) -> F:
+    """Note with which arguments a function that registers custom calls was called, see `registrations`; it is called
+    once for each of them."""
+
+    @cache
+    @wraps(function)
+    def call(*arguments: Any) -> Any:
+        names = function(*arguments)
+        _registrations[function.__module__, function.__qualname__, arguments] = None
+        return names
+
+    return cast(F, call)
+
+
+def registrations() -> list[Registration]:
+    """Return what made the custom calls of this process known, for `register_again` in another one."""
+    return list(_registrations)
+
+
+def register_again(made: Iterable[Registration]) -> None:
+    """Make custom calls known that a compiled program of another process calls: nothing is traced here.
+
+    Args:
+        made: what that process's `registrations` returned. It names code of this package that is run.
+
+    Raises:
+        ValueError: it names other code.
+    """
+    for module, name, arguments in made:
+        if module.split(".")[0] != _PACKAGE:
+            raise ValueError(f"{module}.{name} is not of {_PACKAGE}: it registers no custom calls")
+        getattr(import_module(module), name)(*arguments)
+
 
 RUN = types.void(types.intp, types.intp, types.intp)
 """Signature of what `register` takes."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.kv_codes import check_kernel, tokens_of
-from pallas_kernels.kv_write import cpu, reference, tpu, xla
+from pallas_kernels.kv_write import reference, tpu, xla
 from pallas_kernels.kv_write.tpu import Runs
 from pallas_kernels.layout import check_view, pack_kv
 from pallas_kernels.platform import Impl, resolve_impl
@@ -73,7 +74,9 @@ def write_rows(
     _check_plan(plan, impl)
     if impl == "reference":
         return reference.write_rows(view, layer, rows, slots)
-    if impl == "cpu" and cpu.takes(view):
+    if impl == "cpu" and view.dtype == jnp.bfloat16:  # XLA writes others as fast, and in place
+        from pallas_kernels.kv_write import cpu  # needs Numba
+
         return cpu.write_rows(view, layer, rows, slots)
     if impl in ("xla", "cpu"):
         return xla.write_rows(view, layer, rows, slots)

@@ -18,8 +18,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.gpu_launch import has_matrix_units
 from pallas_kernels.kv_codes import check_kernel
 from pallas_kernels.kv_write import Runs, write_rows
-from pallas_kernels.latent_attention import gpu_shapes
-from pallas_kernels.layout import check_latent_view, pack_latents
+from pallas_kernels.layout import check_latent_view, latent_tiles, pack_latents
 from pallas_kernels.paged_attention import Plan, cpu, reference, tpu, xla
 from pallas_kernels.platform import Impl, resolve_impl
 
@@ -67,7 +66,7 @@ def latent_attention(
         raise ValueError(f"impl={chosen!r} takes no plan: plan_attention makes none for it")
     if chosen == "gpu" and not has_matrix_units():
         chosen = "xla"
-    if chosen == "gpu" and not gpu_shapes.takes(width, rank):
+    if chosen == "gpu" and not gpu_takes(width, rank):
         _say_once(width, rank)
         chosen = "xla"
     batch = (view, layer, block_tables, query_starts, kv_lens)
@@ -113,6 +112,18 @@ def latent_write(
     # XLA scatters whole rows in place; the Triton kernel of `kv_write` takes K and V.
     chosen = "xla" if chosen == "gpu" else chosen
     return write_rows(view, layer, pack_latents(rows), slots, plan=plan, impl=chosen)
+
+
+MAX_GPU_RANK = 512
+"""Widest latent on a GPU, in lanes: 16 rows of values take 32 registers of each thread of eight warps."""
+
+
+def gpu_takes(width: int, rank: int) -> bool:
+    """Tell whether the Triton kernels take rows of `width` lanes: the latent, and the rest of a key after it, must both
+    fill a power of two of tiles."""
+    of_latent = latent_tiles(rank)
+    rest = latent_tiles(width) - of_latent
+    return rank <= MAX_GPU_RANK and of_latent & (of_latent - 1) == 0 and rest & (rest - 1) == 0
 
 
 @cache

@@ -56,7 +56,7 @@ def matmul_panels(
         matrices: of one shape.
         rows: how many rows of x, the first ones, are wanted; the others give 0. None: all.
     """
-    from pallas_kernels.matmul.cpu_panels import panels_target
+    from pallas_kernels.matmul.cpu_kernel import panels_target
 
     shape = jax.ShapeDtypeStruct((x.shape[0], matrices[0].outputs), jnp.float32)
     index_and_rows = jnp.asarray([index, x.shape[0] if rows is None else rows], jnp.int32)

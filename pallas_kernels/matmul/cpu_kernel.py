@@ -1,7 +1,22 @@
-"""Holds the loops of `pallas_kernels.matmul.cpu`, compiled by Numba: panels of columns, each an item of work.
+"""Holds the loops of `pallas_kernels.matmul` on CPUs, compiled by Numba: panels of columns, each an item of work.
 
-The first rows of x that meet a panel copy it out of the matrix, where its rows are far apart, into memory that stays
-in the cache for the other rows (Goto and van de Geijn, 2008).
+Memory. Everything is float32 and read where it lies: x [rows, inputs], matrices [inputs, outputs] or tables [outputs,
+inputs]. A panel is `PANEL` columns. In an array its rows lie far apart, so the first rows of x that meet it copy it
+out, `DEPTH` inputs at a time, to the stack, where it stays in the second cache for the other rows (Goto and van de
+Geijn, 2008). A `PanelledFloats` has each panel as one run of memory, [panels, inputs, 48], and needs no copy.
+
+                 outputs
+             +----+----+----+
+      inputs | p0 | p1 | p2 |  DEPTH rows of a panel meet all rows of x,
+             |    |    |    |  then the next DEPTH rows
+             +----+----+----+
+
+Loops, from outside: panels (items that XLA's threads share; of experts, all experts' panels, one expert after another);
+`DEPTH` inputs; rows of x, in tiles of `ROWS`; inside a tile the inputs, with every sum in a register. While a panel is
+multiplied, the next one is prefetched.
+
+Every sum is added up in the same order for arrays, panels and experts, whatever the other rows are: a row has the same
+bits in all of them.
 """
 
 from __future__ import annotations
@@ -239,3 +254,129 @@ def _multiply_by_table(frame, begin, end):
         mine = table + at * stride
         _single_dots(x, stride, rows, mine, inputs, out + at * FLOAT, out_stride, mine + stride)
         at += 1
+
+
+ROW_BYTES = PANEL * FLOAT
+"""Bytes from one input's numbers to the next input's."""
+LINES = ROW_BYTES // LINE_BYTES
+GRAINS_OF_PANELS = 4
+"""Portions of a thread."""
+PANEL_AHEAD = 16
+"""Inputs whose numbers are fetched ahead where x has one row."""
+ROWS_AT_ONCE = 2048
+"""Rows of x that meet all panels of a portion before the next ones do."""
+
+
+@ffi.known_again
+def panels_target() -> str:
+    """Return the name of the custom call ``(x [rows, inputs], [index, wanted], matrices [panels, inputs, 48]...) -> x @
+    matrices[index]``, [rows, outputs] of float32.
+
+    Only the first `wanted` rows are multiplied; the others give 0.
+    """
+    name = "jpaged_matmul_panels"
+    ffi.register(name, _multiply_panels, items_of=((2, 0),), grains=GRAINS_OF_PANELS)
+    return name
+
+
+def _panel_product(vectors: int, groups: int) -> Any:
+    """Return the product of all rows of x and so many groups of vectors of a panel's columns, as a compiled function. A
+    group's first tile fetches its part of each row of what is `coming`."""
+    group_bytes = vectors * LANES * FLOAT
+    first = tile(ROWS, vectors, fetch=-(-group_bytes // LINE_BYTES))
+    rest = remaining_rows(vectors)
+
+    @ffi.njit_named(f"panel_{vectors}")
+    def product(x, x_stride, rows, panel, depth, out, stride, more, coming):
+        for group in range(groups):
+            row, w, to, theirs = 0, panel + group * group_bytes, out + group * group_bytes, coming + group * group_bytes
+            if rows >= ROWS:
+                first(x, x_stride, w, ROW_BYTES, depth, to, stride, more, theirs, ROW_BYTES)
+                row = ROWS
+            rest(x, x_stride, row, rows, w, ROW_BYTES, depth, to, stride, more)
+
+    return product
+
+
+_whole_panel, _one_vector = _panel_product(VECTORS, PANEL_VECTORS // VECTORS), _panel_product(1, 1)
+_row_by_panel = tile(1, PANEL_VECTORS, fetch=LINES)
+
+
+@njit
+def _by_panel(x, x_stride, rows, panel, depth, out, stride, more, vectors):
+    """Multiply all rows of x with a panel's first vectors of columns."""
+    coming = panel + depth * ROW_BYTES
+    if vectors < PANEL_VECTORS:
+        for vector in range(vectors):
+            place = vector * LANES * FLOAT
+            _one_vector(x, x_stride, rows, panel + place, depth, out + place, stride, more, coming)
+    elif rows == 1:
+        _row_by_panel(
+            x, x_stride, panel, ROW_BYTES, depth, out, stride, more, panel + PANEL_AHEAD * ROW_BYTES, ROW_BYTES
+        )
+    else:
+        _whole_panel(x, x_stride, rows, panel, depth, out, stride, more, coming)
+
+
+@ffi.cfunc(ffi.RUN, error_model="numpy")
+def _multiply_panels(frame, begin, end):
+    index, wanted = carray(data(argument(frame, 1)), (2,), np.int32)
+    first, matrix, to = argument(frame, 0), argument(frame, 2 + index), result(frame, 0)
+    all_rows, inputs, outputs = dimension(first, 0), dimension(first, 1), dimension(to, 1)
+    wanted = min(wanted, all_rows)
+    live = min(_whole_tile(wanted), all_rows)
+    x_stride, stride = inputs * FLOAT, outputs * FLOAT
+    for row in range(0, live, ROWS_AT_ONCE):
+        x, rows = address(first) + row * x_stride, min(ROWS_AT_ONCE, live - row)
+        for item in range(begin, end):
+            panel, out = address(matrix) + item * inputs * ROW_BYTES, address(to) + row * stride + item * ROW_BYTES
+            vectors = min(PANEL_VECTORS, (outputs - item * PANEL) // LANES)
+            for at in range(0, inputs, DEPTH):
+                mine, theirs, depth = x + at * FLOAT, panel + at * ROW_BYTES, min(DEPTH, inputs - at)
+                _by_panel(mine, x_stride, rows, theirs, depth, out, stride, at, vectors)
+    column, stop = begin * PANEL, min(end * PANEL, outputs)
+    _clear(address(to) + wanted * stride + column * FLOAT, all_rows - wanted, stop - column, stride)
+
+
+GRAINS_OF_EXPERTS = 16
+
+
+@ffi.known_again
+def grouped_target() -> str:
+    """Return the name of the custom call ``(x [rows, inputs], counts [experts], table [experts, inputs, outputs]) ->
+    each row times its expert's matrix``, rows of no expert 0."""
+    name = "jpaged_matmul_grouped"
+    ffi.register(name, _multiply_grouped, items_of=((2, 0), (2, 2)), portion=LANES, grains=GRAINS_OF_EXPERTS)
+    return name
+
+
+@ffi.cfunc(ffi.RUN, error_model="numpy")
+def _multiply_grouped(frame, begin, end):
+    first, table = argument(frame, 0), argument(frame, 2)
+    rows, experts, inputs, outputs = dimension(first, 0), dimension(table, 0), dimension(table, 1), dimension(table, 2)
+    counts = carray(data(argument(frame, 1)), (experts,), np.int32)
+    x_stride, stride = inputs * FLOAT, outputs * FLOAT
+    packed = stack_memory(PACKED)
+    row, seen = 0, 0
+    for item in range(begin, end):
+        expert, column = item * LANES // outputs, item * LANES % outputs
+        if column % PANEL:
+            continue
+        while seen < expert:
+            row += counts[seen]
+            seen += 1
+        out = address(result(frame, 0)) + column * FLOAT
+        vectors = min(PANEL_VECTORS, (outputs - column) // LANES)
+        if expert + 1 == experts:
+            after = row + counts[expert]
+            _clear(out + after * stride, rows - after, vectors * LANES, stride)
+        number = min(counts[expert], rows - row)
+        if number <= 0:
+            continue
+        x, panel, to = address(first) + row * x_stride, address(table) + expert * inputs * stride, out + row * stride
+        panel += column * FLOAT
+        for at in range(0, inputs, DEPTH):
+            depth = min(DEPTH, inputs - at)
+            mine, theirs = x + at * FLOAT, panel + at * stride
+            coming = theirs + (depth * stride if at + depth < inputs else PANEL * FLOAT)
+            multiply_columns(mine, x_stride, number, theirs, stride, depth, to, stride, at, packed, coming, vectors)

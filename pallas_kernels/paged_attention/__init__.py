@@ -17,9 +17,8 @@ from pallas_kernels.gpu_launch import multiplies
 from pallas_kernels.kv_codes import check_kernel
 from pallas_kernels.layout import check_view, padded_head_dim
 from pallas_kernels.paged_attention import cpu, gpu_shapes, reference, tpu, xla
-from pallas_kernels.paged_attention.reach import Reach
-from pallas_kernels.paged_attention.tpu_plan import Plan, make_plan
-from pallas_kernels.paged_attention.tpu_tuning import Tuning
+from pallas_kernels.paged_attention.reference import Reach
+from pallas_kernels.paged_attention.tpu_plan import Plan, Tuning, make_plan
 from pallas_kernels.platform import Impl, resolve_impl
 
 __all__ = ["Plan", "Tuning", "paged_attention", "plan_attention"]
@@ -137,7 +136,7 @@ def plan_attention(
         block_tables, query_starts, kv_lens, sliding_window, chunk_size, last_keys, max_query_len, impl: see
             `paged_attention`.
         device_kind: JAX's name of the TPUs, such as ``TPU v5 lite``; None = those of the mesh in use.
-        tuning: sizes of the launches; None = the sizes in `tpu_tuning` for the devices.
+        tuning: sizes of the launches; None = those of `tpu_plan.tuning_of` for the devices.
 
     Raises:
         ValueError: when `impl` does not take the view, or the block tables in use at once do not fit in a TPU's

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.kv_codes import scale_strides, tokens_of
 from pallas_kernels.layout import KVTiles
-from pallas_kernels.paged_attention.reach import Reach
+from pallas_kernels.paged_attention.reference import Reach
 
 QUERIES_TOGETHER, FEW_TOGETHER = 192, 48
 """Most queries of neighbouring tokens that share the keys brought into the cache: `QUERIES_TOGETHER`, but down to
@@ -43,9 +43,11 @@ def paged_attention(
 ) -> Float[Array, "tokens kv_heads q_per_kv value_dim"]:
     """See `pallas_kernels.paged_attention.paged_attention`, and `pallas_kernels.latent_attention` for `value_dim`; the
     view has one of `DTYPES`."""
-    from pallas_kernels.paged_attention.cpu_call import target  # needs Numba
+    from pallas_kernels.paged_attention.cpu_call import (
+        most_splits,
+        target,  # needs Numba
+    )
     from pallas_kernels.paged_attention.cpu_math import NO_SINK
-    from pallas_kernels.paged_attention.cpu_splits import most_splits
 
     tokens, kv_heads, q_per_kv, head_dim = q.shape
     held, block_size = KVTiles.of(view.shape[3], value_dim), tokens_of(view)

@@ -1,8 +1,15 @@
 """Attends to a span on CPU: computes the scores of its keys and the weighted sum of its values, in small tiles.
 
-A tile has up to `ROWS` rows (queries) and `COLUMNS` columns, a few vectors. Its sums stay in registers while the loop
-walks over the depth: the lanes of a key for scores, the keys of a span for values. With 16 vector registers 6 x 2 sums
-leave room for the operands; with 32, 6 x 4.
+Memory. Queries [number, depth], keys [depth, SPAN], weights [number, SPAN] and sums of values [number, width] lie in a
+thread's scratch (`cpu_scratch`), in the first- and second-level cache. Values are a list of addresses, one a key: in
+scratch, as float32, or where they lie in the pool.
+
+Loops. A tile has up to `ROWS` rows (queries) and `COLUMNS` columns, a few vectors. Its sums stay in registers while the
+loop walks over the depth: the lanes of a key for scores, the keys of a span for values. With 16 vector registers 6 x 2
+sums leave room for the operands; with 32, 6 x 4.
+
+For few queries, as decodes have, `add_few_values` widens narrow numbers in registers and prefetches the next rows at
+the same time. Where many queries share values, `cpu_rows` widens them once, into scratch. Both give the same bits.
 """
 
 from __future__ import annotations
@@ -12,12 +19,13 @@ from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
-from pallas_kernels import cpu_tiles
-from pallas_kernels.cpu_tiles import FLOAT, VECTOR, VectorCode, tile
+from pallas_kernels import cpu_tiles, ffi
+from pallas_kernels.cpu_tiles import FLOAT, LINE_BYTES, VECTOR, VectorCode, tile
 from pallas_kernels.ffi.primitives import emit_prefetch
 from pallas_kernels.paged_attention.cpu_math import HALF, SPAN, WORD
+from pallas_kernels.paged_attention.cpu_rows import BFloat16, Float8, Float32, Int8, bfloat16, float8, int8
 
 ROWS = 6
 """Most rows of a tile."""
@@ -146,3 +154,76 @@ def add_values(weights, values, offset, keys, out, width, shrink, number):
                 _two_values(w, values, v, keys, to, stride, by, 0, 0, 0)
             else:
                 _one_value(w, values, v, keys, to, stride, by, 0, 0, 0)
+
+
+MOST = ROWS
+"""Most queries that `add_few_values` takes: the rows of one tile."""
+
+
+def _product(name: str, widen: Callable[..., Any] | None, number_bytes: int, *, scaled: bool = False) -> Any:
+    """Return the implementation of `add_few_values` for values of one form."""
+    lines = HALF * number_bytes // LINE_BYTES
+    tiles = (weighted(rows, widen, number_bytes, lines, scaled) for rows in range(ROWS, 0, -1))
+    six, five, four, three, two, one = tiles
+
+    # One compiled tile for each number of rows: a tile keeps its sums in registers, so its size is fixed. Numba cannot
+    # index a tuple of functions by a variable, hence the chain of branches.
+    @ffi.njit_named(name)
+    def add(weights, held, keys, out, width, shrink, scales, number):
+        (values, offset, coming, further), stride = held, width * FLOAT
+        for column in range(0, HALF, COLUMNS):
+            v, to = offset + column * number_bytes, out + column * FLOAT
+            if number == 6:
+                six(weights, values, v, keys, to, stride, shrink, scales, coming, further)
+            elif number == 5:
+                five(weights, values, v, keys, to, stride, shrink, scales, coming, further)
+            elif number == 4:
+                four(weights, values, v, keys, to, stride, shrink, scales, coming, further)
+            elif number == 3:
+                three(weights, values, v, keys, to, stride, shrink, scales, coming, further)
+            elif number == 2:
+                two(weights, values, v, keys, to, stride, shrink, scales, coming, further)
+            else:
+                one(weights, values, v, keys, to, stride, shrink, scales, coming, further)
+
+    return add
+
+
+_ADD: dict[Any, Any] = {
+    Float32: _product("float32", None, 4),
+    BFloat16: _product("bfloat16", bfloat16, 2),
+    Int8: _product("int8", int8, 1, scaled=True),
+    Float8: _product("float8", float8, 1),
+}
+
+
+def takes_few(numbers):
+    """Tell whether `add_few_values` takes values of this form."""
+
+
+def add_few_values(numbers, weights, held, keys, out, width, shrink, scales, number):
+    """Do the same as `cpu_block.add_values` for up to `MOST` queries, with values in the view's own dtype.
+
+    `scales` has one float32 a key, for dtypes that have scales. `held` is four things: the addresses of the rows of
+    values, the offset in bytes from there to the lanes to add, the addresses of the rows that come next, and the offset
+    at which to prefetch those.
+    """
+
+
+@overload(takes_few)
+def _takes_few(numbers):
+    takes = _form(numbers) in _ADD
+    return lambda numbers: takes
+
+
+@overload(add_few_values)
+def _add_few_values(numbers, weights, held, keys, out, width, shrink, scales, number):
+    if (add := _ADD.get(_form(numbers))) is None:
+        return lambda numbers, weights, held, keys, out, width, shrink, scales, number: None
+    return lambda numbers, weights, held, keys, out, width, shrink, scales, number: add(
+        weights, held, keys, out, width, shrink, scales, number
+    )
+
+
+def _form(numbers: types.Type) -> type | None:
+    return getattr(numbers, "instance_class", None)

@@ -1,8 +1,12 @@
 """Holds the custom calls of `pallas_kernels.paged_attention.cpu`: their arguments, and how threads share the work.
 
 An item of work is one KV head of the queries of neighbouring tokens, with all their keys. Where sequences have one
-token each, an item is one split of a token's keys; the thread that finishes a token's last split merges all its splits
-in a fixed order.
+token each, an item is one split of a token's keys (flash-decoding): partial results, [rows, heads, splits, ...], go to
+a buffer that XLA gives the call, a counter for each row and head says how many splits have ended, and the thread that
+finishes a token's last split merges all its splits in a fixed order.
+
+A row's splits depend on its own position only, so that it has the same bits in a chunk of its prompt, where one thread
+takes split by split, and in decoding, where several threads do.
 """
 
 from __future__ import annotations
@@ -19,12 +23,49 @@ from pallas_kernels.ffi import data as at
 from pallas_kernels.ffi.primitives import add, allocate, free, pointer
 from pallas_kernels.layout import LANES
 from pallas_kernels.paged_attention.cpu_kernel import attend
-from pallas_kernels.paged_attention.cpu_math import FAST, HALF, LOG2_E, f32
+from pallas_kernels.paged_attention.cpu_math import FAST, HALF, LN_2, LOG2_E, exp, f32
 from pallas_kernels.paged_attention.cpu_memory import Memory
 from pallas_kernels.paged_attention.cpu_rows import BFLOAT16, FLOAT8, FLOAT32, INT8
 from pallas_kernels.paged_attention.cpu_scratch import floats, scratch_at, scratch_bytes, words
-from pallas_kernels.paged_attention.cpu_splits import merge, split_size, splits_of
 from pallas_kernels.paged_attention.numba_precompile import note_compiled
+
+SPLIT = 1024
+"""Keys of a split, doubled until a context has at most `MOST_SPLITS` splits."""
+MOST_SPLITS = 16
+
+
+def most_splits(keys: int) -> int:
+    """Return the most splits that a context of up to `keys` keys may have."""
+    return min(MOST_SPLITS, -(-keys // SPLIT))
+
+
+@njit
+def split_size(stop):
+    """Return the keys of a split for a row that sees keys up to `stop`."""
+    size = SPLIT
+    while size * MOST_SPLITS < stop:
+        size *= 2
+    return size
+
+
+@njit
+def splits_of(first, stop):
+    """Return the splits of a row that sees keys from `first` to `stop`."""
+    size = split_size(stop)
+    return range(first // size, (stop + size - 1) // size)
+
+
+@njit(fastmath=FAST)
+def merge(top, total, values, its_top, its_total, its_values):
+    """Merge the softmax of further keys (maximum in base 2, sum, weighted values) into the state so far.
+
+    Updates `values` in place; returns the new maximum and sum.
+    """
+    new_top = max(top, its_top)
+    keep, take = exp((top - new_top) * LN_2), exp((its_top - new_top) * LN_2)
+    for lane in range(values.size):
+        values[lane] = values[lane] * keep + its_values[lane] * take
+    return new_top, total * keep + its_total * take
 
 
 @ffi.known_again
@@ -170,7 +211,7 @@ def _all_keys(call, numbers, memory, row, end, head, scale, cap, scratch):
     for n in range(number):
         tops[n], totals[n] = call.sinks[head, n % group] * LOG2_E, f32(1.0)
         call.out[row + n // group, head, n % group, :] = f32(0.0)
-    # Split by split, though one thread takes them all: a row then has the same bits as in a decode, see `cpu_splits`.
+    # Split by split, though one thread takes them all: a row then has the same bits as in a decode, see `split_size`.
     for key in range(begin // size * size, stop, size):
         after = min(stop, key + size)
         then = (

@@ -2,7 +2,7 @@
 
 Queries of neighbouring tokens of a sequence read their keys together, span by span (`cpu_memory`): the scores of a
 span, the online softmax of FlashAttention-2 (arXiv 2307.08691, algorithm 1), and the weighted sum of the span's values.
-Long contexts are cut into splits (`cpu_splits`), whose results are merged in order. Every sum is over a row's own keys,
+Long contexts are cut into splits (`cpu_call`), whose results are merged in order. Every sum is over a row's own keys,
 and cut where the row's own position says: bits do not depend on the batch.
 
 Memory. The pool is read where it lies; a thread's scratch, some hundred KiB in the second-level cache, holds for the
@@ -24,8 +24,7 @@ from __future__ import annotations
 from numba import njit
 
 from pallas_kernels.cpu_tiles import FLOAT
-from pallas_kernels.paged_attention.cpu_block import add_values, scores
-from pallas_kernels.paged_attention.cpu_few import MOST, add_few_values, takes_few
+from pallas_kernels.paged_attention.cpu_block import MOST, add_few_values, add_values, scores, takes_few
 from pallas_kernels.paged_attention.cpu_math import HALF, HIDDEN, NO_SINK, SPAN, WORD, cap_scores, f32, hide
 from pallas_kernels.paged_attention.cpu_memory import (
     fetch_values,

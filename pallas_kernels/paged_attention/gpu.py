@@ -18,7 +18,7 @@ from pallas_kernels.layout import padded_head_dim
 from pallas_kernels.paged_attention import gpu_shapes as shapes
 from pallas_kernels.paged_attention.gpu_decode import attend_to_units, join_units
 from pallas_kernels.paged_attention.gpu_prefill import attend_to_tiles
-from pallas_kernels.paged_attention.gpu_tiles import measured_tiles
+from pallas_kernels.paged_attention.gpu_shapes import measured_tiles
 
 
 def paged_attention(

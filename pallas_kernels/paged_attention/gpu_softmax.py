@@ -35,7 +35,7 @@ def values_of_view(view, FLOAT8: tl.constexpr):
 
 @triton.jit
 def first_key(query, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
-    """Return the position of the first key that a query at a position sees; see `reach.Reach`."""
+    """Return the position of the first key that a query at a position sees; see `reference.Reach`."""
     first = query * 0
     if WINDOW is not None:
         first = tl.maximum(first, query - WINDOW + 1)

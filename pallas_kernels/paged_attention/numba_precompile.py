@@ -17,8 +17,8 @@ from pallas_kernels import ffi
 
 _COMMAND = """
 import sys
-import pallas_kernels.row_ops.cpu_totals
-import pallas_kernels.rotated_heads.cpu_kernel
+import pallas_kernels.row_ops.cpu_kernel
+import pallas_kernels.rotated_heads.cpu
 from pallas_kernels.row_ops.cpu_kernel import gate_target
 gate_target("silu")  # these take a second each, and a model's first layer asks for them before it attends
 from pallas_kernels.paged_attention.cpu_call import target

@@ -1,13 +1,44 @@
-"""Implements paged_attention in plain jnp: gather every token's whole context, mask, softmax."""
+"""Implements paged_attention in plain jnp: gather every token's whole context, mask, softmax.
+
+`Reach`, which all implementations take, limits how far back a query sees: everything, a sliding window, or its own
+chunk of the sequence.
+"""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.kv_codes import decode, tokens_of
 from pallas_kernels.layout import unpack_kv
-from pallas_kernels.paged_attention.reach import Reach
+
+
+class Reach(NamedTuple):
+    """Limits what a query sees, statically, in tokens; None = no such limit.
+
+    Attributes:
+        window: tokens a query sees, itself included.
+        chunk: a query sees its own chunk only, the tokens at ``position // chunk`` equal to its own (Llama 4).
+    """
+
+    window: int | None = None
+    chunk: int | None = None
+
+    @property
+    def limited(self) -> bool:
+        return self.window is not None or self.chunk is not None
+
+    def first_key(self, query: Int[Array, "*shape"]) -> Int[Array, "*shape"]:
+        """Return the position of the first key that the query at a position sees."""
+        first = jnp.zeros_like(query)
+        if self.window is not None:
+            first = jnp.maximum(first, query - self.window + 1)
+        if self.chunk is not None:
+            first = jnp.maximum(first, query - lax.rem(query, jnp.asarray(self.chunk, query.dtype)))
+        return first
 
 
 def paged_attention(

@@ -21,16 +21,12 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.kv_codes import tokens_of
 from pallas_kernels.layout import LANES, KVTiles
-from pallas_kernels.paged_attention.reach import Reach
-from pallas_kernels.paged_attention.tpu_codes import in_halves, of_halves
+from pallas_kernels.paged_attention.reference import Reach
 from pallas_kernels.paged_attention.tpu_kernel import attend_to_unit
-from pallas_kernels.paged_attention.tpu_plan import Plan, copies_of, make_plan
-from pallas_kernels.paged_attention.tpu_ring import CURSOR
-from pallas_kernels.paged_attention.tpu_rows import BLOCK_ROWS, ONE_ROW, Tile, in_chunks, in_rows
-from pallas_kernels.paged_attention.tpu_softmax import LOG2E, MASKED
-from pallas_kernels.paged_attention.tpu_tables import deepest_ring, windows_for
-from pallas_kernels.paged_attention.tpu_tuning import MIB, Tuning
-from pallas_kernels.paged_attention.tpu_units import Units
+from pallas_kernels.paged_attention.tpu_plan import MIB, Plan, Tuning, copies_of, make_plan
+from pallas_kernels.paged_attention.tpu_ring import CURSOR, deepest_ring, windows_for
+from pallas_kernels.paged_attention.tpu_softmax import LOG2E, MASKED, in_halves, of_halves
+from pallas_kernels.paged_attention.tpu_units import BLOCK_ROWS, ONE_ROW, Tile, Units, in_chunks, in_rows
 
 MAX_SPAN_KEYS = 256
 """Keys that are multiplied at once."""
@@ -279,7 +275,7 @@ def _ring_depth(step_bytes: int, tuning: Tuning, pages: int | None) -> int:
     """Return the number of steps that VMEM holds at once: one is computed, the others are in flight.
 
     Args:
-        pages: width of block tables that are copied one by one, see `tpu_tables`; None = all are in scalar memory.
+        pages: width of block tables that are copied one by one, see `tpu_ring`; None = all are in scalar memory.
     """
     depth = 2
     while 2 * depth * step_bytes <= tuning.flight_bytes and depth < MAX_DEPTH:

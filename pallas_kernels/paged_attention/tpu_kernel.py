@@ -32,13 +32,10 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.kv_codes import has_scales, tokens_of
 from pallas_kernels.layout import KVTiles
-from pallas_kernels.paged_attention.reach import Reach
-from pallas_kernels.paged_attention.tpu_codes import load_tile, of_halves
-from pallas_kernels.paged_attention.tpu_ring import Ring
-from pallas_kernels.paged_attention.tpu_rows import BLOCK_ROWS, write_side_by_side
-from pallas_kernels.paged_attention.tpu_softmax import OnlineSoftmax
-from pallas_kernels.paged_attention.tpu_tables import TableWindows, WholeTables
-from pallas_kernels.paged_attention.tpu_units import Units
+from pallas_kernels.paged_attention.reference import Reach
+from pallas_kernels.paged_attention.tpu_ring import Ring, TableWindows, WholeTables
+from pallas_kernels.paged_attention.tpu_softmax import OnlineSoftmax, load_tile, of_halves
+from pallas_kernels.paged_attention.tpu_units import BLOCK_ROWS, Units, write_side_by_side
 
 NEVER = 2**30
 """Added to the position of a key that no query may see."""
@@ -61,7 +58,7 @@ def attend_to_unit(
 ):
     """Attend from one unit's queries to its keys, for one chunk of heads.
 
-    `refs`: in SMEM the layer [1] and the fields of `Units`; the tables, in SMEM or HBM (see `tpu_tables`); in VMEM the
+    `refs`: in SMEM the layer [1] and the fields of `Units`; the tables, in SMEM or HBM (see `tpu_ring`); in VMEM the
     queries of the unit's tile [chunks, heads, rows, lanes] with row = group member * chunk + place; in HBM the view; in
     VMEM the sinks [heads, rows, 128] if there are any, the last key that each query sees [chunks, 1, lanes] if it may
     be another than its own, and out [chunks, heads, rows, value lanes]. Then scratch: see `Ring` and `OnlineSoftmax`,

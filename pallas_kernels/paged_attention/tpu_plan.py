@@ -6,13 +6,21 @@ should hold none that does not need the layer.
 Sequences of one query, which decode, and prompts have separate launches. A decode is bound by reading KV: its
 launch multiplies the query heads of one row and spreads the starts of its copies over the arithmetic. A prompt is bound
 by arithmetic: its launch lets hundreds of rows share what is read.
+
+`Tuning` has the sizes of the launches, by chip, KV heads and width of a head. Bytes in flight cover the latency of HBM,
+about two microseconds: a chip that moves 819 GB/s needs 1.6 MB on their way, one that moves 3.7 TB/s needs 7.4 MB, and
+as much again while a step is computed. The rows of a tile share the KV that is read: a key and its value are 4 bytes
+for each of a head's lanes and give 4 operations a row, so a matrix unit keeps up with the memory from
+``peak / bandwidth`` rows on: 240 on a v5e, 166 on a v5p, 560 on a v6e, 312 on a tpu7x. The next power of two leaves
+room for tiles that a prompt does not fill. docs/tpu.md counts the rows of a product.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +28,73 @@ from jaxtyping import Array, Bool, Int
 
 from pallas_kernels.kv_codes import check_tpu_view, has_scales, tokens_of
 from pallas_kernels.layout import LANES
-from pallas_kernels.paged_attention.reach import Reach
-from pallas_kernels.paged_attention.tpu_rows import ONE_ROW, Tile
-from pallas_kernels.paged_attention.tpu_tables import deepest_ring, fit_whole, table_width
-from pallas_kernels.paged_attention.tpu_tuning import Tuning, current_device_kind, tuning_of
-from pallas_kernels.paged_attention.tpu_units import check_tables, cut_into_units, max_units, visit_all_tiles
+from pallas_kernels.paged_attention.reference import Reach
+from pallas_kernels.paged_attention.tpu_ring import deepest_ring, fit_whole, table_width
+from pallas_kernels.paged_attention.tpu_units import (
+    ONE_ROW,
+    Tile,
+    check_tables,
+    cut_into_units,
+    max_units,
+    visit_all_tiles,
+)
+
+MIB = 2**20
+
+
+class Tuning(NamedTuple):
+    """Holds the sizes of a launch; static.
+
+    Attributes:
+        flight_bytes: bytes of KV that VMEM has room for, computed or on their way.
+        step_bytes: most bytes of KV of a step; the kernel waits for a whole step at once.
+        step_keys: most keys of a step.
+        product_rows: most query rows of a KV head in a product, and so of a sequence that decodes.
+        tile_rows: most query rows of a KV head that share the KV that is read, in launches for prompts.
+    """
+
+    flight_bytes: int = 4 * MIB
+    step_bytes: int = MIB
+    step_keys: int = 1024
+    product_rows: int = 128
+    tile_rows: int = 512
+
+
+_BY_CHIP: Mapping[str, Tuning] = {
+    "v5e": Tuning(),
+    "v5p": Tuning(),
+    "v6e": Tuning(flight_bytes=8 * MIB, tile_rows=1024),
+    "tpu7x": Tuning(flight_bytes=16 * MIB),
+}
+"""Sizes of launches with several KV heads."""
+
+_FEW_HEADS_ROWS = 256
+"""Rows of a product where a device has one or two KV heads: with 128 the latency of a product is not hidden."""
+
+_KINDS = {"v5 lite": "v5e", "v5e": "v5e", "v5p": "v5p", "v5": "v5p", "v6 lite": "v6e", "v6e": "v6e", "7x": "tpu7x"}
+"""Maps a part of a device's name to its chip; a longer part precedes any part that it contains."""
+
+
+def tuning_of(device_kind: str, kv_heads: int, head_dim: int) -> Tuning:
+    """Return the sizes for a device, such as ``TPU v5 lite``; an unknown device gets those of a v5e.
+
+    Args:
+        kv_heads: KV heads of one device.
+        head_dim: width of a head.
+    """
+    chip = next((chip for name, chip in _KINDS.items() if name in device_kind.lower()), "v5e")
+    tuning = _BY_CHIP[chip]
+    if kv_heads <= 2:
+        tuning = tuning._replace(product_rows=_FEW_HEADS_ROWS)
+    if head_dim > 128:  # tiles, accumulators and results are as much wider
+        tuning = tuning._replace(tile_rows=max(tuning.product_rows, tuning.tile_rows * 128 // head_dim))
+    return tuning
+
+
+def current_device_kind() -> str:
+    """Return the kind of the target devices: those of the mesh in use, else this machine's."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return (jax.devices()[0] if device is None else device).device_kind
 
 
 @partial(
@@ -59,7 +129,7 @@ class Plan:
 
     @property
     def side_by_side(self) -> bool:
-        """Tell whether the launches write a token's heads side by side, see `tpu_rows`."""
+        """Tell whether the launches write a token's heads side by side, see `tpu_units`."""
         return self.prompts is not None and self.tile.fills_registers
 
 
@@ -82,7 +152,7 @@ def make_plan(
     Args:
         last_keys: last key that each row of the batch sees; None = its own, as in a batch of single queries anyway.
         device_kind: what JAX calls the devices; None = those of the mesh in use.
-        tuning: sizes of the launches; None = those of `tpu_tuning` for the devices.
+        tuning: sizes of the launches; None = those of `tuning_of` for the devices.
 
     Raises:
         ValueError: when the view's block size is not a multiple of its dtype's sublane tile, an int8 view is not as
@@ -154,5 +224,5 @@ def tile_of_batch(tokens: int, max_query_len: int | None, q_per_kv: int, dtype: 
 
 
 def copies_of(dtype: Any) -> int:
-    """Return how many rows a query takes, see `tpu_codes`."""
+    """Return how many rows a query takes, see `tpu_softmax`."""
     return 2 if has_scales(dtype) else 1

@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.kv_codes import decode, tokens_of
 from pallas_kernels.layout import LANES, KVTiles
-from pallas_kernels.paged_attention.reach import Reach
+from pallas_kernels.paged_attention.reference import Reach
 
 _UNIT, _UNITS = 64, 32
 _TILE, _SPAN = 64, 128

@@ -15,13 +15,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.codecs import E2M1_PAIRS, FLOAT8, TRITON_CODECS, UINT4_PAIRS
 from pallas_kernels.gpu_launch import Launch, Launcher, has_float8, has_matrix_units, multiplies, triton_call
-from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.quantised import E2M1_PAIRS, FLOAT8, TRITON_CODECS, UINT4_PAIRS, QuantisedMatrix
 from pallas_kernels.quantised_matmul import reference
-from pallas_kernels.quantised_matmul.float8 import multiply_as_float8
-from pallas_kernels.quantised_matmul.gpu_grouped_kernel import multiply_code_groups
-from pallas_kernels.quantised_matmul.gpu_kernel import multiply_codes
+from pallas_kernels.quantised_matmul.gpu_kernel import multiply_code_groups, multiply_codes
 
 __all__ = [
     "multiply_held",
@@ -72,7 +69,7 @@ def quantised_matmul(
         return multiply_held(x, matrix, out_dtype)
     as_float8 = matrix.codec == FLOAT8 and matrix.rounds_rows and matrix.scales_follow
     if as_float8 and x.dtype != jnp.float32 and has_float8():
-        return multiply_as_float8(x, matrix, out_dtype)
+        return reference.multiply_as_float8(x, matrix, out_dtype)
     return reference.quantised_matmul(x, matrix, out_dtype)
 
 

@@ -11,12 +11,17 @@ sum, [TILE, COLUMNS] in float32, stays in registers until the last step.
 
 Loops. Over the steps along the inputs; a step is a group of codes that share a scale, where there are groups, so a
 scale multiplies a product [TILE, COLUMNS] instead of codes.
+
+`multiply_code_groups` does the same with the codes of experts, without shares of the inputs; its tiles of rows are
+those of `pallas_kernels.matmul.gpu_grouped`.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from pallas_kernels.matmul.gpu_grouped import tile_of_program
 
 
 @triton.jit
@@ -194,3 +199,69 @@ def factors(scales, E2M1: tl.constexpr):
     else:
         values = scales.to(tl.float32)
     return values
+
+
+@triton.jit
+def multiply_code_groups(
+    x,
+    sums,
+    codes,
+    scales,
+    minimums,
+    row_count,
+    counts,
+    out,
+    INPUTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TURN: tl.constexpr,
+    GROUPED: tl.constexpr,
+    PACKED: tl.constexpr,
+    E2M1: tl.constexpr,
+    FLOAT8: tl.constexpr,
+    MINIMUMS: tl.constexpr,
+):
+    """Write the products of x [rows, INPUTS], sorted by expert, with [EXPERTS, INPUTS, OUTPUTS] codes to out.
+
+    Program (p, c) has the p-th tile of rows, see `pallas_kernels.matmul.gpu_grouped.tile_of_program`, and columns from
+    ``c * COLUMNS`` on. The other arguments are those of `pallas_kernels.quantised_matmul.gpu_kernel.product_of_steps`.
+    """
+    LINES: tl.constexpr = DEPTH // 2 if PACKED else DEPTH
+    STEPS: tl.constexpr = INPUTS // DEPTH
+    SCALES: tl.constexpr = STEPS * OUTPUTS if GROUPED else OUTPUTS
+    expert, first_row, end = tile_of_program(counts, row_count, EXPERTS, GROUPS, TILE)
+    row = first_row + tl.arange(0, TILE)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    line = tl.arange(0, LINES)
+    is_row, is_column = row < end, column < OUTPUTS
+    total = tl.zeros((TILE, COLUMNS), tl.float32)
+    if expert < EXPERTS:
+        own = expert.to(tl.int64)
+        total = product_of_steps(
+            x + row[:, None] * INPUTS + line[None, :],
+            sums + row * STEPS,
+            codes + own * (STEPS * LINES * OUTPUTS) + line[:, None] * OUTPUTS + column[None, :],
+            scales + own * SCALES + column,
+            minimums + own * SCALES + column,
+            is_row,
+            is_column,
+            0,
+            STEPS,
+            DEPTH,
+            OUTPUTS,
+            OUTPUTS,
+            TILE,
+            COLUMNS,
+            TURN,
+            GROUPED,
+            PACKED,
+            E2M1,
+            FLOAT8,
+            MINIMUMS,
+        )
+    at = out + row[:, None] * OUTPUTS + column[None, :]
+    tl.store(at, total.to(out.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])

@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.codecs import INT8, UINT4
-from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.quantised import INT8, UINT4, QuantisedMatrix
 from pallas_kernels.quantised_matmul import reference
 from pallas_kernels.quantised_matmul.reference import quantised_matmul_grouped, quantised_matmul_table
 

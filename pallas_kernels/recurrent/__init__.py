@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int, Shaped
 from pallas_kernels.platform import Impl, resolve_impl
 from pallas_kernels.recurrent import cpu, recurrence, reference, tpu, xla
 from pallas_kernels.recurrent.layout import StatePlace, Units
-from pallas_kernels.recurrent.steps import Activation
+from pallas_kernels.recurrent.recurrence import Activation
 
 __all__ = ["causal_conv", "gated_delta", "selective_scan", "ssd"]
 

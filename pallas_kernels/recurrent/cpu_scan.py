@@ -1,19 +1,135 @@
 """Holds the loops of the selective scan on CPUs, see `pallas_kernels.recurrent.cpu_walk`.
 
 A channel has a separate decay for each of its states, so a unit is no product of matrices. Instead, the loops take one
-vector of channels at a time through all tokens of the unit, and its states stay in registers from token to token.
+vector of channels at a time through all tokens of the unit, as LLVM instructions: its states, `STATES` vectors, stay in
+registers from token to token, and the exponentials, which are most of the work, fill whole vectors. Inputs are
+prefetched some tokens ahead. Channels after the last whole vector are taken one by one.
 """
 
 from __future__ import annotations
 
-from numba import njit
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
 
 from pallas_kernels import ffi
-from pallas_kernels.cpu_tiles import LANES
+from pallas_kernels.cpu_tiles import FLOAT, LANES, MANY_REGISTERS, VECTOR, VectorCode
+from pallas_kernels.ffi.primitives import emit_prefetch
 from pallas_kernels.paged_attention.cpu_math import exp, f32
 from pallas_kernels.recurrent.cpu_products import row_at, stride_of
-from pallas_kernels.recurrent.cpu_scan_channels import STATES, scan_tokens
 from pallas_kernels.recurrent.cpu_walk import register, six_operands, walks
+
+STATES = 16 if MANY_REGISTERS else 4
+"""States of a channel that registers hold at once, next to the temporaries of a turn."""
+_AHEAD = 8
+"""Inputs are prefetched so many tokens ahead: they lie so far apart that no processor prefetches them itself."""
+
+_WORD, _ONE = ir.IntType(64), ir.FloatType()
+_INTS = ir.VectorType(ir.IntType(32), LANES)
+_EXP2 = (1.490251773e-4, 1.338958213e-3, 9.620017957e-3, 5.550365183e-2, 2.402263686e-1, 6.931471833e-1, 1.0)
+"""Coefficients of 2 to the r for r from -1/2 to 1/2, highest power first. Among the polynomials that are exactly 1 at
+0, so that a state that hardly decays does not grow, this one has the least maximum relative error, 2e-9."""
+_SHORT_EXP2 = (2.402264974e-1, 6.931573298e-1, 1.0)
+"""The same for r from -1/64 to 1/64; the error is 5e-8."""
+
+
+def _all(value: float) -> ir.Constant:
+    return ir.Constant(VECTOR, [value] * LANES)
+
+
+def _all_ints(value: int) -> ir.Constant:
+    return ir.Constant(_INTS, [value] * LANES)
+
+
+def _polynomial(code: VectorCode, coefficients: tuple[float, ...], r: ir.Value) -> ir.Value:
+    p = _all(coefficients[0])
+    for coefficient in coefficients[1:]:
+        p = code.fma(p, r, _all(coefficient))
+    return p
+
+
+def _exp2(code: VectorCode, x: ir.Value) -> ir.Value:
+    """Return 2 to the finite x <= 0 of every lane, to two units in the last place."""
+    return _exp2_of_avx512(code, x) if LANES == 16 else _exp2_of_any(code, x)
+
+
+def _exp2_of_any(code: VectorCode, x: ir.Value) -> ir.Value:
+    """Compute `_exp2` by a polynomial and exponent bits; the least result is 2**-126."""
+    builder, least = code.builder, _all(-126.0)
+    x = builder.select(builder.fcmp_ordered(">", x, least), x, least)
+    whole = builder.call(code.function(f"llvm.nearbyint.v{LANES}f32", VECTOR, [VECTOR]), [x])
+    power = builder.shl(builder.fptosi(whole, _INTS), _all_ints(23))
+    p = _polynomial(code, _EXP2, builder.fsub(x, whole))
+    return builder.bitcast(builder.add(builder.bitcast(p, _INTS), power), VECTOR)
+
+
+def _exp2_of_avx512(code: VectorCode, x: ir.Value) -> ir.Value:
+    """Compute `_exp2` with few multiplications, for which these processors have half as many units as for the rest.
+
+    x is split into a number of 32nds and a rest. The power of the fractional 32nds is looked up in two registers.
+    """
+    builder, parts, number, mask = code.builder, 32, ir.IntType(32), ir.IntType(16)
+    pick = code.function("llvm.x86.avx512.vpermi2var.ps.512", VECTOR, [VECTOR, _INTS, VECTOR])
+    scale = code.function("llvm.x86.avx512.mask.scalef.ps.512", VECTOR, [VECTOR, VECTOR, VECTOR, mask, number])
+    powers = [float(np.float32(2 ** (part / parts))) for part in range(parts)]
+    low, high = (ir.Constant(VECTOR, half) for half in (powers[:16], powers[16:]))
+    rounding = _all(1.5 * 2**23 / parts)  # after adding it, the last bits are the number of 32nds
+    shifted = builder.fadd(x, rounding)
+    nearest = builder.fsub(shifted, rounding)
+    fraction = builder.call(pick, [low, builder.bitcast(shifted, _INTS), high])
+    every, as_set = ir.Constant(mask, -1), ir.Constant(number, 4)
+    power = builder.call(scale, [fraction, nearest, fraction, every, as_set])  # scalef uses floor(nearest)
+    return builder.fmul(power, _polynomial(code, _SHORT_EXP2, builder.fsub(x, nearest)))
+
+
+def scan_tokens(states: int) -> Any:
+    """Return ``f(state, state_stride, rates, rates_stride, x, dt, d, b, c, b_stride, out, stride, tokens, more)``, to
+    be called from compiled loops.
+
+    It updates `states` rows of `LANES` channels by one token after another, and writes their outputs or, with `more`,
+    adds them to those of other rows. Arguments are addresses and strides in bytes, except the number of tokens, at
+    least 1: the state and its rates to the base 2, with strides between rows; x, dt and out, `stride` from token to
+    token; d; b and c, `b_stride` from token to token.
+    """
+
+    @intrinsic
+    def scan(typingctx, state, state_stride, rates, rates_stride, x, dt, d, b, c, b_stride, out, stride, tokens, more):
+        def generate(context, builder, signature, args):
+            state, state_stride, rates, rates_stride, x, dt, d, b, c, b_stride, out, stride, tokens, more = args
+            code = VectorCode(builder)
+            places, rate_rows = code.rows(state, state_stride, states), code.rows(rates, rates_stride, states)
+            skip = code.load(d)
+            others = builder.icmp_signed("!=", more, ir.Constant(_WORD, 0))
+
+            def turn(token, values):
+                at, b_at = builder.mul(token, stride), builder.mul(token, b_stride)
+                for of in (x, dt):
+                    emit_prefetch(builder, code.at(code.at(of, at), builder.mul(stride, ir.Constant(_WORD, _AHEAD))))
+                given, steps = code.load(code.at(x, at)), code.load(code.at(dt, at))
+                inputs, place = builder.fmul(given, steps), code.at(out, at)
+                y = builder.select(others, code.load(place), builder.fmul(skip, given))
+                after = []
+                for n, value in enumerate(values):
+                    b_n, c_n = (code.spread(code.load(code.at(code.at(of, b_at), n * FLOAT), _ONE)) for of in (b, c))
+                    decay = _exp2(code, builder.fmul(steps, code.load(rate_rows[n])))
+                    after.append(code.fma(decay, value, builder.fmul(b_n, inputs)))
+                    y = code.fma(c_n, after[-1], y)
+                code.store(y, place)
+                return after
+
+            for value, place in zip(
+                code.turns(tokens, [code.load(place) for place in places], turn), places, strict=True
+            ):
+                code.store(value, place)
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 14), generate
+
+    return scan
+
 
 _LN2 = f32(0.6931471805599453)
 

@@ -2,6 +2,12 @@
 
 The functions that describe a recurrence decide whether the kernel takes it: its states must fill whole tiles of lanes,
 as those of published models do. For other shapes they return None, and XLA runs the recurrence.
+
+Memory and loops outside a piece are those of `tpu_ring`; the ``update_`` functions are the arithmetic on a piece of a
+state, [rows, 128] in VMEM. Loops over a piece's rows are unrolled: a piece is one block of instructions, whose loads,
+arithmetic and stores the compiler interleaves. Vectors with one number per row of a state (B, C, keys, queries) arrive
+along lanes; they are transposed into columns, [rows, 128] with the same number in all lanes of a row, once per token or
+head, because multiplying with a row then needs no broadcast across lanes.
 """
 
 from __future__ import annotations
@@ -9,14 +15,96 @@ from __future__ import annotations
 import math
 from functools import partial
 
+import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Int, Shaped
 
-from pallas_kernels.recurrent import tpu_cells, tpu_ring, xla
+from pallas_kernels.recurrent import tpu_ring, xla
 from pallas_kernels.recurrent.layout import LANES, ROW_TILE, StatePlace, Units
 from pallas_kernels.recurrent.recurrence import Recurrence
 from pallas_kernels.recurrent.tpu_ring import PIECE_BYTES, Cell
+
+
+def _column(row: jax.Array) -> jax.Array:
+    """Return 128 rows; row i holds lane i of `row`, ``[1, 128]``, in all its lanes."""
+    return jnp.broadcast_to(row, (LANES, LANES)).T
+
+
+def begin_scan(tokens, out, scratch):
+    """Transpose B and C into columns in scratch, ``[groups, n, 128]`` each, and clear the output."""
+    for given, columns in zip(tokens[2:], scratch, strict=True):
+        groups, n, _ = columns.shape
+        tiles = n // LANES
+        for group in range(groups):
+            for tile in range(tiles):
+                columns[group, pl.ds(tile * LANES, LANES)] = _column(given[0, pl.ds(group * tiles + tile, 1)])
+    out[...] = jnp.zeros(out.shape, out.dtype)
+
+
+def update_scan(piece, number, tokens, constants, out, scratch, *, states, rows, groups, span):
+    """Update `states` numbers of each channel: a piece has `states` times `rows` rows, and a row is 128 channels.
+
+    tokens: decays (steps, if constants hold rates), inputs, B, C.
+    """
+    decays, inputs, _, _ = tokens
+    of_b, of_c = scratch
+    # Spans of channels outside: their decays, inputs and outputs stay in registers over all states of the piece.
+    for first in range(0, rows, span):
+        channels, group = pl.ds(first, span), first // (rows // groups)
+        decay, given, y = decays[0, channels], inputs[0, channels], out[0, channels]
+        for state in range(states):
+            n = number * states + state
+            kept = jnp.exp(decay * constants[0][n, channels]) if constants else decay
+            own = pl.ds(n, 1)
+            value = kept * piece.read(state * rows + first, span) + of_b[group, own] * given
+            y += of_c[group, own] * value
+            piece.write(state * rows + first, value)
+        out[0, channels] = y
+
+
+def begin_delta(tokens, out, scratch):
+    """Do nothing: a head's output is written once."""
+
+
+def update_delta(piece, number, tokens, constants, out, scratch, *, heads, size):
+    """Update some heads: a head's state is [size, 128], keys down and values across.
+
+    tokens: queries, keys, values, decays, rates, one row per head.
+    """
+    queries, keys, values, decays, rates = tokens
+    for nth in range(heads):
+        head = pl.ds(number * heads + nth, 1)
+        key, query = (_column(of[0, head])[:size] for of in (keys, queries))
+        state = decays[0, head] * piece.read(nth * size, size)
+        said = jnp.sum(key * state, axis=0, keepdims=True)
+        state += key * (rates[0, head] * (values[0, head] - said))
+        piece.write(nth * size, state)
+        out[0, head] = jnp.sum(query * state, axis=0, keepdims=True)
+
+
+def begin_conv(tokens, out, scratch):
+    """Do nothing: the output is written once."""
+
+
+def update_conv(piece, number, tokens, constants, out, scratch, *, width, silu):
+    """Convolve, and move the inputs by one. tokens: inputs; constants: weights [width, rows, 128], offset [rows, 128];
+    scratch: the state, whose parts begin anywhere in a tile."""
+    (inputs,), (weights, offset), (window,) = tokens, constants, scratch
+    # A tap has `rows` rows, which need not be whole tiles. The state goes through float32 scratch, where slices may
+    # begin at any row; the ring's buffer is read and written whole.
+    rows, given = offset.shape[0], inputs[0]
+    window[...] = piece.read(0, window.shape[0])
+    y = offset[...] + weights[width - 1] * given
+    taps = [window[pl.ds(tap * rows, rows)] for tap in range(width - 1)]
+    for tap, before in enumerate(taps):
+        y += weights[tap] * before
+    for tap, then in enumerate([*taps[1:], given]):
+        window[pl.ds(tap * rows, rows)] = then
+    piece.write(0, window[...])
+    out[0] = y * jax.nn.sigmoid(y) if silu else y
+
 
 SPAN = 64
 """Most rows of 128 channels that are updated together; more would not leave room in the registers."""
@@ -37,8 +125,8 @@ def conv(place: StatePlace, x: Array, weight: Array, bias: Array | None, activat
         return None
     taps, offset = weight.T, jnp.zeros(channels) if bias is None else bias
     return Cell(
-        partial(tpu_cells.update_conv, width=width, silu=activation == "silu"),
-        tpu_cells.begin_conv,
+        partial(update_conv, width=width, silu=activation == "silu"),
+        begin_conv,
         _in_rows(x),
         (_in_rows(taps)[0], _in_rows(offset[None])[0][0]),
         rows,
@@ -70,9 +158,9 @@ def delta(place: StatePlace, q: Array, k: Array, v: Array, log_decay: Array, bet
     together = _most(heads, size * LANES * 4)
     q, k = (jnp.pad(of.astype(jnp.float32), ((0, 0), (0, 0), (0, LANES - size))) for of in (q, k))
     decay, beta = (jnp.broadcast_to(of[..., None], v.shape) for of in (jnp.exp(log_decay.astype(jnp.float32)), beta))
-    update = partial(tpu_cells.update_delta, heads=together, size=size)
+    update = partial(update_delta, heads=together, size=size)
     tokens = tuple(of.astype(jnp.float32) for of in (q, k, v, decay, beta))
-    return Cell(update, tpu_cells.begin_delta, tokens, (), together * size, heads // together, heads)
+    return Cell(update, begin_delta, tokens, (), together * size, heads // together, heads)
 
 
 def _of_channels(place, decay, inputs, b, c, rates, skip) -> Cell | None:
@@ -86,11 +174,11 @@ def _of_channels(place, decay, inputs, b, c, rates, skip) -> Cell | None:
     together = _most(n, rows * LANES * 4)
     tiles = -(-n // LANES)
     of_states = (_in_tiles(of.astype(jnp.float32), tiles) for of in (b, c))
-    update = partial(tpu_cells.update_scan, states=together, rows=rows, groups=groups, span=span)
+    update = partial(update_scan, states=together, rows=rows, groups=groups, span=span)
     columns = (groups, tiles * LANES, LANES)
     return Cell(
         update,
-        tpu_cells.begin_scan,
+        begin_scan,
         (*_in_rows(decay, inputs), *of_states),
         () if rates is None else _in_rows(rates),
         together * rows,

@@ -16,7 +16,7 @@ from jaxtyping import Array, DTypeLike, Float
 from pallas_kernels.gpu_launch import multiplies
 from pallas_kernels.platform import Impl
 from pallas_kernels.rotated_heads import reference, tpu
-from pallas_kernels.rotated_heads.norms import HeadNorms
+from pallas_kernels.rotated_heads.reference import HeadNorms
 
 __all__ = ["HeadNorms", "RotatedHeads", "rotated_heads", "takes"]
 

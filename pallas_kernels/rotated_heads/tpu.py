@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
-from pallas_kernels.rotated_heads.norms import HeadNorms
+from pallas_kernels.rotated_heads.reference import HeadNorms
 from pallas_kernels.stacked_row import stacked
 
 LANES = 128

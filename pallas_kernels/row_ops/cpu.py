@@ -59,11 +59,11 @@ def gated(both: Float[Array, "rows gate_and_up"], activation: str) -> Float[Arra
 
 def largest(x: Float[Array, "rows size"]) -> tuple[Int[Array, " rows"], Float[Array, " rows"]]:
     """See `pallas_kernels.row_ops.largest`."""
-    from pallas_kernels.row_ops.cpu_totals import target
+    from pallas_kernels.row_ops.cpu_kernel import totals_target
 
     rows = (len(x),)
     like = jax.ShapeDtypeStruct(rows, jnp.int32), jax.ShapeDtypeStruct(rows, x.dtype)
-    places, totals = jax.ffi.ffi_call(target(), like)(x)
+    places, totals = jax.ffi.ffi_call(totals_target(), like)(x)
     return places, totals
 
 

@@ -55,8 +55,7 @@ def screened(
     A place is not found for a row of x with too many rows of the table listed, of zeros, or with what is not finite,
     and where a product that was computed is not a number.
     """
-    from pallas_kernels.screened_argmax.cpu_kernel import exact_target, screen_target
-    from pallas_kernels.screened_argmax.cpu_rounding import GROUP, most_turns
+    from pallas_kernels.screened_argmax.cpu_kernel import GROUP, exact_target, most_turns, screen_target
 
     number, inputs = x.shape
     groups, turns = -(-number // GROUP), most_turns(inputs)

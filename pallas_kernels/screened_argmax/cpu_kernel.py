@@ -1,27 +1,215 @@
 """Holds the loops of `pallas_kernels.screened_argmax.cpu`, compiled by Numba: one call screens, one multiplies.
 
-The first call rounds the rows of x, then takes panels of the screen, `PANELS_OF_AN_ITEM` per item of work. It lists
-each row of the table whose upper bound reaches the best lower bound so far. Threads share that bound without a lock: if
-a lower one overwrites it, more rows are listed, never fewer. The second call drops rows below the final lower bound and
-multiplies the others, in the order of `pallas_kernels.matmul.cpu_kernel`.
+Memory. The screen is a table in 8 bits, [panels, quads, 16 rows of the table, 4 inputs], read once a group of `GROUP`
+rows of x. Its bounds, [panels, 3, 16], and the upper bounds of a panel's products, [GROUP, 16], stay in the first-level
+cache. The table itself, float32, stays in memory; only rows that pass the screen are read.
+
+Loops. The first call rounds the rows of x to digits, then takes panels of the screen, `PANELS_OF_AN_ITEM` per item of
+work. It lists each row of the table whose upper bound reaches the best lower bound so far. Threads share that bound
+without a lock: if a lower one overwrites it, more rows are listed, never fewer. The second call, with rows of x as
+items, drops rows below the final lower bound and multiplies the others, in the order of
+`pallas_kernels.matmul.cpu_kernel`.
+
+Digits. Hidden states have a few numbers that are ten and more times as large as the others. With one scale for a row
+they would leave the others few digits, so the scale follows the row's norm, and a number that is too large for one
+digit has several, of the same scale, whose tiles are multiplied again: a sum of integers does not mind. `GROUP` rows go
+through the tiles together, in turns that say which inputs come next.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from numba import carray, njit
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.extending import intrinsic
 
 from pallas_kernels import ffi
-from pallas_kernels.cpu_dots import best_kind
-from pallas_kernels.cpu_tiles import FLOAT, dots, stack_memory
+from pallas_kernels.cpu_dots import FLOATS, KINDS, Emitter, Kind, best_kind, vector
+from pallas_kernels.cpu_tiles import dots, stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result
-from pallas_kernels.ffi.primitives import add, allocate, free, load, pointer, store
+from pallas_kernels.ffi.primitives import add, allocate, emit_prefetch, free, load, pointer, store
 from pallas_kernels.paged_attention.cpu_math import f32
-from pallas_kernels.screened_argmax.cpu_rounding import GROUP, INPUTS, round_row, skip_row, write_turns
-from pallas_kernels.screened_argmax.cpu_tiles import FACTS_BYTES, WORDS_BYTES, bounds
-from pallas_kernels.screened_argmax.screen import LENGTH, LOST
+from pallas_kernels.screened_argmax.screen import INPUTS, LARGEST, LENGTH, LOST, OFFSET, SCALE, SMALLEST
 from pallas_kernels.tile_order import OUTPUTS
-from pallas_kernels.tiled_matmul.cpu_tiles import TILE_BYTES
+from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES, repeated
+
+GROUP = 8
+"""Rows that go through the tiles together."""
+DIGIT = 127
+"""The largest digit."""
+MOST_DIGITS = 8
+"""Digits of a number."""
+RANGE = 3.0
+"""Largest number of a first digit, in units of the row's root mean square. With less, more tiles are multiplied again;
+with more, more words reach the best one's bound. 3 to 4 took the least time with SmolLM2-135M."""
+_LOOSE = {"contract", "reassoc", "nsz", "arcp"}
+
+
+def most_turns(inputs: int) -> int:
+    """Return how many turns a group can have."""
+    return MOST_DIGITS * (inputs // INPUTS)
+
+
+@njit(fastmath=_LOOSE)
+def _norms(x):
+    """Return a row's largest size and its 2-norm."""
+    top, squares = f32(0.0), f32(0.0)
+    for lane in range(x.size):
+        top = max(top, abs(x[lane]))
+        squares += x[lane] * x[lane]
+    return top, np.sqrt(squares)
+
+
+@njit(fastmath=_LOOSE)
+def _nearest(x, inverse, scale, near):
+    """Round ``x * inverse``; returns the 2-norm of the rounding error, and the sum of the integers."""
+    lost, total = f32(0.0), np.int32(0)
+    for lane in range(x.size):
+        number = np.rint(x[lane] * inverse)
+        near[lane] = np.int16(number)
+        rest = x[lane] - number * scale
+        lost += rest * rest
+        total += np.int32(number)
+    return np.sqrt(lost), total
+
+
+@njit(error_model="numpy")
+def round_row(x, near, facts, facts_as_int):
+    """Round a row to integers and write its facts; returns whether it can be screened."""
+    top, norm = _norms(x)
+    finite = True
+    for lane in range(x.size):
+        finite = finite and abs(x[lane]) < f32(LARGEST)
+    if not (finite and top > f32(SMALLEST)):
+        skip_row(near, facts, facts_as_int)
+        return False
+    by_norm = f32(RANGE / DIGIT) * norm / np.sqrt(f32(x.size))
+    scale = max(by_norm, top * f32(1.0001 / (DIGIT * MOST_DIGITS)))
+    lost, total = _nearest(x, f32(1.0) / scale, scale, near)
+    facts_as_int[0] = -OFFSET * total
+    # Sums of squares in float32 may be too small by a share of about their number of terms.
+    facts[1] = norm * f32(1.0001) / scale
+    facts[2] = (lost + norm * f32(1e-6)) * f32(1.0001) / scale
+    facts[3] = f32(-np.inf)
+    return True
+
+
+@njit
+def skip_row(near, facts, facts_as_int):
+    """Write zeros, and facts with which nothing is found."""
+    for lane in range(near.size):
+        near[lane] = 0
+    facts_as_int[0] = 0
+    facts[1] = f32(0.0)
+    facts[2] = f32(0.0)
+    facts[3] = f32(np.inf)
+
+
+@njit
+def write_turns(near, inputs, digits, order):
+    """Cut the integers of a group's rows into digits.
+
+    Args:
+        near: int16 [GROUP, inputs]; zeros afterwards.
+        digits: address of int8 [turns, GROUP, INPUTS].
+        order: address of int32: the number of turns, and which tile each is of.
+    """
+    steps, count = carray(pointer(order), (1 + most_turns_of(inputs),), np.int32), 0
+    for quad in range(inputs // INPUTS):
+        left = True
+        while left:
+            left = False
+            out = carray(pointer(digits + count * GROUP * INPUTS), (GROUP, INPUTS), np.int8)
+            for row in range(GROUP):
+                for place in range(INPUTS):
+                    number = near[row, quad * INPUTS + place]
+                    digit = max(-DIGIT, min(DIGIT, number))
+                    out[row, place] = np.int8(digit)
+                    near[row, quad * INPUTS + place] = np.int16(number - digit)
+                    left = left or number != digit
+            steps[1 + count] = quad
+            count += 1
+    steps[0] = count
+
+
+@njit
+def most_turns_of(inputs):
+    """Do as `most_turns`, in loops."""
+    return MOST_DIGITS * (inputs // INPUTS)
+
+
+_BYTE, _SHORT, _INT, _WORD, _FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+WORDS_BYTES = 3 * OUTPUTS * FLOAT
+"""Bytes of `Screen.words` of a panel."""
+FACTS_BYTES = 16
+"""Bytes of a row's facts, see `cpu.FACTS`."""
+
+
+def bounds(kind: Kind, rows: int, panels: int) -> Any:
+    """Return ``f(digits, order, facts, codes, panel_bytes, words, upper, coming) -> reached``, to be called from
+    compiled loops.
+
+    upper [rows, panels * 16], float32, gets a bound that no product of these rows and panels exceeds, in units of the
+    rows' scales; `reached` is not 0 where one is no less than its row's best lower bound, or is not a number. Arguments
+    are addresses: `digits` of the first of these rows in the group's first turn, `order` of the number of turns and
+    their tiles, `coming` of panels to prefetch.
+    """
+    dots = KINDS[kind]
+
+    @intrinsic
+    def tile(typingctx, digits, order, facts, codes, panel_bytes, words, upper, coming):
+        def generate(context, builder, signature, args):
+            digits, order, facts, codes, panel_bytes, words, upper, coming = args
+            emit = Emitter(builder)
+            of_panels = [emit.at(codes, emit.times(panel_bytes, panel)) for panel in range(panels)]
+            following = [emit.at(coming, emit.times(panel_bytes, panel)) for panel in range(panels)]
+
+            def turn(number: ir.Value, flat: list[ir.Value]) -> list[ir.Value]:
+                own = emit.load(emit.at(order, emit.times(emit.at(number, 1), FLOAT)), _INT)
+                offset = emit.times(builder.zext(own, _WORD), TILE_BYTES)
+                for panel in following:
+                    emit_prefetch(builder, emit.at(panel, offset))
+                loaded = [emit.load(emit.at(panel, offset), vector(_BYTE, TILE_BYTES)) for panel in of_panels]
+                tiles = [dots.tile(emit, codes) for codes in loaded]
+                mine, out = emit.at(digits, emit.times(number, GROUP * INPUTS)), list(flat)
+                for row in range(rows):
+                    four = dots.four(emit, emit.at(mine, row * INPUTS))
+                    for panel, codes in enumerate(tiles):
+                        at = (row * panels + panel) * dots.pieces
+                        out[at : at + dots.pieces] = dots.add(emit, out[at : at + dots.pieces], codes, four)
+                return out
+
+            zeros = [emit.constant(dots.piece, 0)] * (rows * panels * dots.pieces)
+            sums = repeated(emit, builder.zext(emit.load(order, _INT), _WORD), zeros, turn)
+
+            def of_words(panel: int, which: int) -> ir.Value:
+                return emit.load(emit.at(words, panel * WORDS_BYTES + which * OUTPUTS * FLOAT), FLOATS)
+
+            reached = ir.Constant(_SHORT, 0)
+            for row in range(rows):
+                offset, norm, lost, best = (
+                    emit.spread(emit.load(emit.at(facts, row * FACTS_BYTES + at * FLOAT), number), OUTPUTS)
+                    for at, number in enumerate((_INT, _FLOAT, _FLOAT, _FLOAT))
+                )
+                for panel in range(panels):
+                    at = (row * panels + panel) * dots.pieces
+                    whole = builder.add(dots.totals(emit, sums[at : at + dots.pieces]), offset)
+                    near = builder.fmul(builder.sitofp(whole, FLOATS), of_words(panel, SCALE))
+                    radius = builder.fadd(
+                        builder.fmul(of_words(panel, LOST), norm), builder.fmul(of_words(panel, LENGTH), lost)
+                    )
+                    above = builder.fadd(near, radius)
+                    emit.store(above, emit.at(upper, (row * panels + panel) * OUTPUTS * FLOAT))
+                    mask = builder.bitcast(builder.fcmp_unordered(">=", above, best), _SHORT)
+                    reached = builder.or_(reached, mask)
+            return builder.zext(reached, _WORD)
+
+        return types.intp(*[types.intp] * 8), generate
+
+    return tile
+
 
 PANELS_OF_AN_ITEM = 24
 """Panels of an item of work: 384 rows of the table."""

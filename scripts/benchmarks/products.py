@@ -13,11 +13,10 @@ import ml_dtypes
 import numpy as np
 
 from pallas_kernels.bfloat16_matmul import bfloat16_matmul
-from pallas_kernels.codecs import UINT4_PAIRS
 from pallas_kernels.matmul import matmul, matmul_table
 from pallas_kernels.panelled_floats import panelled_floats
 from pallas_kernels.products import multiply
-from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.quantised import UINT4_PAIRS, QuantisedMatrix
 from pallas_kernels.screened_argmax import make_screen, screened_argmax
 from pallas_kernels.tiled import tiled
 from pallas_kernels.tiled_floats import tiled_floats

@@ -44,7 +44,7 @@ def launches(
     need_compiler("cuda")
     with tempfile.TemporaryDirectory() as folder:
         if calls != "default":
-            from pallas_kernels.gpu_capture import VARIABLE
+            from pallas_kernels.gpu_launch import VARIABLE
 
             os.environ[VARIABLE] = str(int(calls == "recorded"))
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={folder}".strip()

@@ -97,8 +97,7 @@ def jpaged_kernel(chip: Chip, heads: Heads, batch: str, block_size: int, kv: str
     from pallas_kernels.layout import view_shape
     from pallas_kernels.paged_attention import paged_attention, plan_attention
     from pallas_kernels.paged_attention.tpu import MAX_HEADS, pages_of_step
-    from pallas_kernels.paged_attention.tpu_plan import tile_of_batch
-    from pallas_kernels.paged_attention.tpu_tuning import tuning_of
+    from pallas_kernels.paged_attention.tpu_plan import tile_of_batch, tuning_of
 
     array, tokens, device = shapes_of(chip, batch)
     dtype = jnp.dtype(KV_DTYPES[kv])

@@ -11,9 +11,8 @@ import ml_dtypes
 import numpy as np
 from triton_interpreter import interpret
 
-from pallas_kernels.codecs import E2M1_PAIRS, FLOAT8, INT8, UINT4_PAIRS
 from pallas_kernels.gpu_launch import compiling_for
-from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.quantised import E2M1_PAIRS, FLOAT8, INT8, UINT4_PAIRS, QuantisedMatrix
 from pallas_kernels.quantised_matmul.gpu import multiply_held, multiply_held_groups, takes
 
 

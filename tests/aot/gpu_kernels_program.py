@@ -16,13 +16,12 @@ import jax.numpy as jnp
 from triton_compiler import Compiler
 
 from pallas_kernels.block_copy.gpu import block_copy
-from pallas_kernels.codecs import E2M1_PAIRS, INT8, UINT4_PAIRS
 from pallas_kernels.gpu_launch import compiling_for
 from pallas_kernels.kv_write.gpu import kv_write
 from pallas_kernels.layout import view_shape
 from pallas_kernels.matmul.gpu_grouped import matmul_grouped
 from pallas_kernels.paged_attention.gpu import paged_attention
-from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.quantised import E2M1_PAIRS, INT8, UINT4_PAIRS, QuantisedMatrix
 from pallas_kernels.quantised_matmul.gpu import multiply_held, multiply_held_groups
 from pallas_kernels.rotated_heads import HeadNorms
 from pallas_kernels.rotated_heads.gpu import rotated_heads

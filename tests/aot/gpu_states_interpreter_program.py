@@ -31,7 +31,7 @@ from recurrent_cases import (
 from triton_interpreter import interpret
 
 from pallas_kernels.latent_attention import gpu as latents
-from pallas_kernels.latent_attention import gpu_shapes as gpu_latent_shapes
+from pallas_kernels.latent_attention import gpu_takes
 from pallas_kernels.paged_attention import gpu_shapes
 from pallas_kernels.recurrent import gpu
 from pallas_kernels.recurrent.layout import NEW
@@ -86,7 +86,7 @@ def main() -> None:
         report(f"causal_conv of {dtype}", decode_error("causal_conv", dtype, dtype))
     for name, case in LATENTS.items():
         for batch, (lengths, contexts) in BATCHES.items():
-            if gpu_latent_shapes.takes(case.width, case.rank):
+            if gpu_takes(case.width, case.rank):
                 report(f"{name}: {batch}", latent_error(case, lengths, contexts))
 
 

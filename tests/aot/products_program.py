@@ -25,8 +25,7 @@ def main() -> None:
     from jax.sharding import Mesh, NamedSharding
     from jax.sharding import PartitionSpec as P
 
-    from pallas_kernels.codecs import UINT4, UINT4_PAIRS
-    from pallas_kernels.quantised import QuantisedMatrix
+    from pallas_kernels.quantised import UINT4, UINT4_PAIRS, QuantisedMatrix
     from pallas_kernels.quantised_matmul import quantised_matmul
 
     def compile_product(name: str, mesh: Mesh, rows: int, make) -> None:

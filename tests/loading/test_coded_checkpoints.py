@@ -23,9 +23,8 @@ from jpaged.loading.parameters.weights import abstract_params
 from jpaged.loading.weight_formats.compressed_tensors import CompressedTensors
 from jpaged.loading.weight_formats.gptq import GPTQ
 from jpaged.loading.weight_formats.methods import NamedCodes, method_of
-from pallas_kernels.codecs import INT8
-from pallas_kernels.held_matrix import is_held
-from pallas_kernels.permuted import PermutedMatrix
+from pallas_kernels.held_matrix import PermutedMatrix, is_held
+from pallas_kernels.quantised import INT8
 
 HERE = Path(__file__).parent
 EIGHT_DEVICES = {

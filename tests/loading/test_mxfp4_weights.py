@@ -13,7 +13,7 @@ from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.weight_formats.methods import open_coded
 from jpaged.loading.weight_formats.mxfp4 import MXFP4
 from jpaged.loading.weight_formats.stored_codes import read_codes
-from pallas_kernels.codecs import E2M1_PAIRS, INT8
+from pallas_kernels.quantised import E2M1_PAIRS, INT8
 
 VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 RNG = np.random.default_rng(0)

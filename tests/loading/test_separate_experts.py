@@ -15,8 +15,7 @@ from jpaged.loading import load_model
 from jpaged.loading.parameters.targets import flat_values
 from jpaged.loading.renamed_tensors import SeparateExperts
 from jpaged.loading.state_dict import StateDictReader, params_of
-from pallas_kernels.held_matrix import is_held
-from pallas_kernels.permuted import PermutedMatrix
+from pallas_kernels.held_matrix import PermutedMatrix, is_held
 
 EXPERTS = 4
 SIZES = {"num_experts": EXPERTS, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}

@@ -3,7 +3,7 @@
 import numpy as np
 
 from jpaged.loading.weight_formats.weight_format import WeightFormat
-from pallas_kernels.codecs import E2M1_PAIRS, FLOAT8, INT8, UINT4, UINT4_PAIRS
+from pallas_kernels.quantised import E2M1_PAIRS, FLOAT8, INT8, UINT4, UINT4_PAIRS
 
 RNG = np.random.default_rng(0)
 FLOAT32, HALF = np.dtype(np.float32), np.dtype(np.float16)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 
-from pallas_kernels.paged_attention.tpu_rows import BLOCK_ROWS, Tile, in_chunks, in_rows, write_side_by_side
+from pallas_kernels.paged_attention.tpu_units import BLOCK_ROWS, Tile, in_chunks, in_rows, write_side_by_side
 
 
 @settings(max_examples=30, deadline=None)

@@ -14,7 +14,7 @@ from numba.extending import intrinsic
 from recurrent_cases import UNIT, Run, cut, fresh_view, given_operands, run
 
 from pallas_kernels.cpu_tiles import LANES, VectorCode
-from pallas_kernels.recurrent import cpu_scan_channels as scan
+from pallas_kernels.recurrent import cpu_scan as scan
 from pallas_kernels.recurrent.layout import NEW
 
 

@@ -5,9 +5,18 @@ import json
 import pytest
 
 from pallas_kernels.gpu_launch import compiling_for
-from pallas_kernels.paged_attention import gpu_tiles
-from pallas_kernels.paged_attention.gpu_shapes import Tiles, decode_tiles
-from pallas_kernels.paged_attention.gpu_tiles import GAIN, add, candidates, fastest, key_of, measured_tiles, read
+from pallas_kernels.paged_attention import gpu_shapes
+from pallas_kernels.paged_attention.gpu_shapes import (
+    GAIN,
+    Tiles,
+    add,
+    candidates,
+    decode_tiles,
+    fastest,
+    key_of,
+    measured_tiles,
+    read,
+)
 
 RULES = decode_tiles(4, 128, 2)
 BETTER = Tiles(RULES.rows, 128, 8, 2)
@@ -18,7 +27,7 @@ CHIP = "NVIDIA H200"
 def table(tmp_path, monkeypatch):
     file = tmp_path / "tiles.json"
     file.write_text("{}")
-    monkeypatch.setattr(gpu_tiles, "FILE", file)
+    monkeypatch.setattr(gpu_shapes, "FILE", file)
     return file
 
 
@@ -66,7 +75,7 @@ def test_a_chip_takes_its_own_measured_tiles_and_others_take_the_rules(table):
 
 
 def test_tiles_that_are_tried_are_taken_whatever_the_table_says(table):
-    with gpu_tiles.with_tiles(BETTER):
+    with gpu_shapes.with_tiles(BETTER):
         assert measured_tiles("decode", 4, 128, 2, RULES) == BETTER
 
 
@@ -85,4 +94,4 @@ def test_an_entry_that_is_no_tiles_is_refused(table):
 
 
 def test_the_table_that_is_shipped_can_be_read():
-    assert isinstance(read(gpu_tiles.FILE), dict)
+    assert isinstance(read(gpu_shapes.FILE), dict)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.cpu_tiles import LANES
+from pallas_kernels.matmul import matmul_grouped
 from pallas_kernels.matmul.cpu_kernel import PANEL
-from pallas_kernels.matmul.grouped import matmul_grouped
 
 EXPERTS, ROWS = 5, 24
 multiply = {impl: jax.jit(partial(matmul_grouped, impl=impl)) for impl in ("xla", "cpu")}

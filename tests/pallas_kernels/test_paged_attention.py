@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ragged_cases import NOWHERE, Case, dense_attention, last_keys, last_keys_of_images, make_batch
 from tpu_interpreter import run_recording_races
 
-from pallas_kernels.paged_attention import Tuning, cpu, paged_attention, plan_attention, tpu, tpu_plan, tpu_tables
+from pallas_kernels.paged_attention import Tuning, cpu, paged_attention, plan_attention, tpu, tpu_plan, tpu_ring
 
 IMPLS = ["xla", "cpu", "tpu_interpret"]
 CASES = {
@@ -208,8 +208,8 @@ def test_block_tables_beyond_scalar_memory_change_no_bit(monkeypatch, name):
 
 @pytest.mark.parametrize(("pages", "depth"), [(8192, 8), (24576, 4), (49152, 2)])
 def test_a_ring_is_as_deep_as_the_tables_of_its_steps_fit_in_scalar_memory(pages, depth):
-    assert tpu_tables.deepest_ring(pages) == depth
-    assert tpu_tables.windows_for(depth) >= depth + 2
+    assert tpu_ring.deepest_ring(pages) == depth
+    assert tpu_ring.windows_for(depth) >= depth + 2
 
 
 def test_a_plan_with_images_serves_all_layers_and_one_without_is_refused():
@@ -447,8 +447,8 @@ def test_a_view_of_other_heads_is_refused(impl):
 def test_the_tpu_kernel_refuses_block_tables_of_which_a_few_are_beyond_scalar_memory():
     batch = make_batch(Case(), [1], [3])
     q, view, layer, _, starts, kv_lens = map(jnp.asarray, batch.arrays)
-    tables = jnp.zeros((4, tpu_tables.TABLE_BYTES // 16 + 1), jnp.int32)
-    with pytest.raises(ValueError, match=f"block tables of 49153 pages.* more than {tpu_tables.TABLE_BYTES}"):
+    tables = jnp.zeros((4, tpu_ring.TABLE_BYTES // 16 + 1), jnp.int32)
+    with pytest.raises(ValueError, match=f"block tables of 49153 pages.* more than {tpu_ring.TABLE_BYTES}"):
         tpu.paged_attention(q, view, layer, tables, starts, kv_lens, scale=1.0)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels.matmul import cpu_panels, matmul
+from pallas_kernels.matmul import cpu_kernel, matmul
 from pallas_kernels.panelled_floats import PANEL, abstract, panelled_floats, takes
 from pallas_kernels.products import multiply
 
@@ -38,7 +38,7 @@ def test_products_have_the_bits_of_arrays(rows, inputs, sixteens, seed):
 
 
 def test_more_rows_than_meet_a_portion_at_once_are_multiplied_too():
-    x, matrix = normal(cpu_panels.ROWS_AT_ONCE + 9, 20), normal(20, 64)
+    x, matrix = normal(cpu_kernel.ROWS_AT_ONCE + 9, 20), normal(20, 64)
     found = multiply(jnp.asarray(x), [held(matrix)], impl="cpu")
     for part in (slice(0, 30), slice(len(x) - 30, None)):
         np.testing.assert_array_equal(found[part], matmul(jnp.asarray(x[part]), [jnp.asarray(matrix)], impl="cpu"))

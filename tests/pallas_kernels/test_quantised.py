@@ -5,8 +5,7 @@ import pytest
 from quantised_cases import FORMS, RNG, by_hand, random_matrix
 
 from jpaged.loading.weight_formats.on_load import quantise
-from pallas_kernels.codecs import UINT4_PAIRS
-from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.quantised import UINT4_PAIRS, QuantisedMatrix
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from quantised_cases import FORMS, RNG, by_hand, random_matrix
 
 from pallas_kernels.quantised_matmul import quantised_matmul, quantised_matmul_grouped, quantised_matmul_table, tpu
-from pallas_kernels.quantised_matmul.float8 import multiply_as_float8
+from pallas_kernels.quantised_matmul.reference import multiply_as_float8
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)

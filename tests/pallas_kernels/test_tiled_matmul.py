@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from llvmlite import binding, ir
 from quantised_cases import FORMS, random_matrix
 
-from pallas_kernels.codecs import UINT4_PAIRS
 from pallas_kernels.cpu_dots import Emitter, kinds_here
 from pallas_kernels.products import multiply, multiply_table
-from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.quantised import UINT4_PAIRS, QuantisedMatrix
 from pallas_kernels.tiled import tiled
 from pallas_kernels.tiled_matmul import rounded_together, tiled_matmul
 from pallas_kernels.tiled_matmul.cpu_tiles import TileVariant, emit_product

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from thorough import examples
 
 from pallas_kernels.paged_attention import Tuning
-from pallas_kernels.paged_attention.reach import Reach
-from pallas_kernels.paged_attention.tpu_plan import tile_of_batch
-from pallas_kernels.paged_attention.tpu_tuning import tuning_of
+from pallas_kernels.paged_attention.reference import Reach
+from pallas_kernels.paged_attention.tpu_plan import tile_of_batch, tuning_of
 from pallas_kernels.paged_attention.tpu_units import Units, cut_into_units, max_units, visit_all_tiles
 
 BLOCK, PAGES = 16, 8

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 from transformers import LlamaConfig
 
-from pallas_kernels.paged_attention.gpu_tiles import read
+from pallas_kernels.paged_attention.gpu_shapes import read
 from scripts.benchmarks.gpu_check import correctness, engine, experts, kernels, peers, products, states, tuning
 from scripts.benchmarks.gpu_check import parts as gpu_parts
 from scripts.benchmarks.gpu_check.device_trace import busy_share, covered

@@ -13,7 +13,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from jpaged.loading.weight_formats.weight_format import WeightFormat
-from pallas_kernels.codecs import E2M1_PAIRS, INT8, UINT4_PAIRS
+from pallas_kernels.quantised import E2M1_PAIRS, INT8, UINT4_PAIRS
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,7 @@ from jpaged.loading.pooling_head import saved_fields
 from jpaged.loading.source import CHECKPOINT_MARKER
 from jpaged.loading.weight_formats.weight_format import WeightFormat, WeightFormats
 from jpaged.model_api import BuildContext, CausalLM, HostArray
-from pallas_kernels.held_matrix import is_held
-from pallas_kernels.permuted import PermutedMatrix
+from pallas_kernels.held_matrix import PermutedMatrix, is_held
 from pallas_kernels.quantised import QuantisedMatrix
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from jpaged.loading.tensor_reader import TensorReader
 from jpaged.loading.weight_formats.methods import NamedCodes
 from jpaged.loading.weight_formats.stored_codes import CodedNames, CodedReader, Encoding
 from jpaged.loading.weight_formats.weight_format import WeightFormat, WeightFormats, joined
-from pallas_kernels.codecs import FLOAT8, INT8, UINT4, UINT4_PAIRS
+from pallas_kernels.quantised import FLOAT8, INT8, UINT4, UINT4_PAIRS
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.weight_formats.coded_folder import StoredCodes, check_part
 from jpaged.loading.weight_formats.stored_codes import Encoding, unpack_words
 from jpaged.loading.weight_formats.weight_format import WeightFormat
-from pallas_kernels.codecs import UINT4_PAIRS
+from pallas_kernels.quantised import UINT4_PAIRS
 
 _WEIGHT, _CODES, _SCALES, _ZEROS = ".weight", ".qweight", ".scales", ".qzeros"
 _FLOATS = (np.float16, ml_dtypes.bfloat16, np.float32)

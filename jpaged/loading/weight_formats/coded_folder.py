@@ -20,7 +20,7 @@ from jpaged.loading.weight_formats.stored_codes import (
     in_format,
 )
 from jpaged.loading.weight_formats.weight_format import WeightFormat
-from pallas_kernels.codecs import E2M1_PAIRS
+from pallas_kernels.quantised import E2M1_PAIRS
 
 
 class StoredCodes(NamedTuple):

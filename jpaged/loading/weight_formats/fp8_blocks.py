@@ -20,7 +20,7 @@ from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.weight_formats.coded_folder import StoredCodes
 from jpaged.loading.weight_formats.stored_codes import Encoding
 from jpaged.loading.weight_formats.weight_format import WeightFormat
-from pallas_kernels.codecs import FLOAT8
+from pallas_kernels.quantised import FLOAT8
 
 _WEIGHT, _SCALES = ".weight", ".weight_scale_inv"
 _FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)

@@ -16,7 +16,7 @@ from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.weight_formats.coded_folder import StoredCodes
 from jpaged.loading.weight_formats.stored_codes import Encoding
 from jpaged.loading.weight_formats.weight_format import WeightFormat
-from pallas_kernels.codecs import E2M1_PAIRS
+from pallas_kernels.quantised import E2M1_PAIRS
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _GROUP = 32

@@ -9,8 +9,7 @@ import numpy as np
 from jpaged.loading.weight_formats.stored_codes import grouped, pack
 from jpaged.loading.weight_formats.weight_format import WeightFormat
 from jpaged.model_api import HostArray
-from pallas_kernels.codecs import FLOAT8, INT8, UINT4, UINT4_PAIRS
-from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.quantised import FLOAT8, INT8, UINT4, UINT4_PAIRS, QuantisedMatrix
 
 _CHUNK_BYTES = 32 << 20
 """Bytes of float32 held at a time, so that a large matrix is never float32 as a whole."""

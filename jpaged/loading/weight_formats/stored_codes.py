@@ -16,9 +16,8 @@ import numpy as np
 from jpaged.loading.tensor_reader import TensorReader
 from jpaged.loading.weight_formats.weight_format import Coded, WeightFormat
 from jpaged.model_api import WeightSource
-from pallas_kernels.codecs import E2M1_PAIRS, FLOAT8
-from pallas_kernels.permuted import PermutedMatrix
-from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.held_matrix import PermutedMatrix
+from pallas_kernels.quantised import E2M1_PAIRS, FLOAT8, QuantisedMatrix
 
 E2M1_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 """Twice the value of each e2m1 code (OCP Microscaling Formats 1.0, 2023, section 5.3.3)."""

@@ -12,9 +12,8 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jpaged.model_api import WeightSource
-from pallas_kernels.codecs import E2M1_PAIRS, FLOAT8, INT8, UINT4, UINT4_PAIRS, Codec
-from pallas_kernels.permuted import PermutedMatrix
-from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.held_matrix import PermutedMatrix
+from pallas_kernels.quantised import E2M1_PAIRS, FLOAT8, INT8, UINT4, UINT4_PAIRS, Codec, QuantisedMatrix
 
 Coded = QuantisedMatrix | PermutedMatrix
 """A parameter held as codes."""

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.matmul.grouped import matmul_grouped
+from pallas_kernels.matmul import matmul_grouped
 from pallas_kernels.platform import Impl, resolve_impl
 from pallas_kernels.quantised import QuantisedMatrix
 from pallas_kernels.quantised_matmul import quantised_matmul_grouped

@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.codecs import E2M1_PAIRS, FLOAT8, INT8, UINT4_PAIRS
 from pallas_kernels.platform import Impl
-from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.quantised import E2M1_PAIRS, FLOAT8, INT8, UINT4_PAIRS, QuantisedMatrix
 from pallas_kernels.quantised_matmul import quantised_matmul, quantised_matmul_table
 
 ROWS = (1, 16, 64, 200, 320)

@@ -1,4 +1,4 @@
-"""Finds the fastest tiles of a GPU's attention kernels, and puts them into the table of `gpu_tiles`."""
+"""Finds the fastest tiles of a GPU's attention kernels, and puts them into the table of `gpu_shapes`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pathlib import Path
 
 from pallas_kernels.gpu_launch import has_matrix_units
 from pallas_kernels.layout import padded_head_dim
-from pallas_kernels.paged_attention import gpu_shapes, gpu_tiles
-from pallas_kernels.paged_attention.gpu_shapes import Tiles
-from pallas_kernels.paged_attention.gpu_tiles import Kernel
+from pallas_kernels.paged_attention import gpu_shapes
+from pallas_kernels.paged_attention.gpu_shapes import Kernel, Tiles
 from scripts.benchmarks.gpu_check import kernels
 from scripts.benchmarks.gpu_check.kernels import Sizes
 
@@ -37,7 +36,7 @@ def rules_of(sizes: Sizes, kernel: Kernel) -> Tiles:
 
 def seconds_with(sizes: Sizes, kernel: Kernel, tiles: Tiles) -> float:
     """Measure the kernel with some tiles, in seconds a call."""
-    with gpu_tiles.with_tiles(tiles):
+    with gpu_shapes.with_tiles(tiles):
         measure = kernels.decode_seconds if kernel == "decode" else kernels.prefill_seconds
         return measure(sizes, "gpu")
 
@@ -46,7 +45,7 @@ def tune(
     chip: str,
     *,
     shapes: tuple[Sizes, ...] = SHAPES,
-    file: Path = gpu_tiles.FILE,
+    file: Path = gpu_shapes.FILE,
     timer: Timer = seconds_with,
     more_time: Callable[[], bool] = lambda: True,
 ) -> Iterator[tuple[str, Tiles, Tiles]]:
@@ -60,13 +59,13 @@ def tune(
     for sizes in shapes:
         for kernel in ("decode", "prefill"):
             rules = rules_of(sizes, kernel)
-            key = gpu_tiles.key_of(kernel, sizes.group, padded_head_dim(sizes.head_dim), ITEMSIZE, rules.rows)
-            if key in gpu_tiles.read(file).get(chip, {}):
+            key = gpu_shapes.key_of(kernel, sizes.group, padded_head_dim(sizes.head_dim), ITEMSIZE, rules.rows)
+            if key in gpu_shapes.read(file).get(chip, {}):
                 continue
             if not more_time():
                 return
-            best = gpu_tiles.fastest(rules, partial(timer, sizes, kernel), more_time=more_time)
+            best = gpu_shapes.fastest(rules, partial(timer, sizes, kernel), more_time=more_time)
             if not more_time():
                 return
-            gpu_tiles.add(file, chip, {key: best})
+            gpu_shapes.add(file, chip, {key: best})
             yield key, rules, best

@@ -6,7 +6,7 @@ from gguf.constants import GGML_QUANT_SIZES
 
 from jpaged.loading.gguf.blocks import CODED, split_rows
 from jpaged.loading.weight_formats.stored_codes import E2M1_DOUBLED, half_of_e8m0
-from pallas_kernels.codecs import E2M1_PAIRS
+from pallas_kernels.quantised import E2M1_PAIRS
 
 HALVES = {
     Encoding.Q8_0: [0],

@@ -26,8 +26,7 @@ from jpaged.loading.parameters.weights import abstract_params, load_params
 from jpaged.loading.registry import model_class
 from jpaged.loading.weight_formats.weight_format import WeightFormat
 from jpaged.model_api import TENSOR_AXIS, WeightSource
-from pallas_kernels.codecs import INT8, UINT4_PAIRS
-from pallas_kernels.quantised import QuantisedMatrix
+from pallas_kernels.quantised import INT8, UINT4_PAIRS, QuantisedMatrix
 
 ONE = Mesh(np.array(jax.devices()[:1]), (TENSOR_AXIS,))
 EMBED, MLP, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 256, 512, 4, 2, 64, 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -74,10 +74,12 @@ def random_matrix(held: Held, random: np.random.Generator) -> QuantisedMatrix:
     return QuantisedMatrix(*(None if part is None else jnp.asarray(part) for part in parts), held.axis, codec)
 
 
-def product_errors() -> Iterator[tuple[str, float]]:
-    """Yield each case's largest error, as a share of the largest number of the product."""
+def product_errors(chosen: Callable[[str], bool]) -> Iterator[tuple[str, float]]:
+    """Yield the largest error of each chosen case, as a share of the largest number of the product."""
     for name, held in PRODUCTS.items():
         for dtype in ("float16", "bfloat16"):
+            if not chosen(f"product, {name}, {dtype}"):
+                continue
             random = np.random.default_rng(len(name))
             matrix = random_matrix(held, random)
             x = jnp.asarray(random.normal(size=(held.rows, held.inputs)) + 1, dtype)  # rows whose sums are far from 0
@@ -91,11 +93,13 @@ def product_errors() -> Iterator[tuple[str, float]]:
             yield f"product, {name}, {dtype}", float(error)
 
 
-def expert_errors() -> Iterator[tuple[str, float]]:
+def expert_errors(chosen: Callable[[str], bool]) -> Iterator[tuple[str, float]]:
     """Yield the largest error of products of rows with their experts' codes, likewise."""
     for name, held in EXPERTS.items():
         for what, counts in COUNTS.items():
             for dtype in ("float16", "bfloat16"):
+                if not chosen(f"{what}, {name}, {dtype}"):
+                    continue
                 random = np.random.default_rng(len(what))
                 table = jax.tree.map(lambda *parts: jnp.stack(parts), *(random_matrix(held, random) for _ in counts))
                 x = jnp.asarray(random.normal(size=(sum(counts) + 3, held.inputs)) + 1, dtype)

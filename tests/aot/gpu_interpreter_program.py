@@ -1,12 +1,14 @@
 """Run the Triton kernels by Triton's interpreter and print how far each result is from the reference, as JSON.
 
-Run by `test_aot_gpu_kernels.py` inside the environment with Triton; one case a line. Needs no GPU.
+Run by `test_aot_gpu_kernels.py` inside the environment with Triton; one case a line. Arguments are names of cases, and
+without any all are run. Needs no GPU.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from itertools import chain
 
@@ -88,21 +90,32 @@ def ragged(case: Case, random: np.random.Generator) -> tuple[list[int], list[int
     return queries, [int(random.integers(0, room - n + 1)) for n in queries]
 
 
-def attention_errors(cases: dict[str, Case], held_in: str | None = None) -> Iterator[tuple[str, float]]:
+def chosen(name: str) -> bool:
+    """Return whether a case is to be run."""
+    return len(sys.argv) == 1 or name in sys.argv[1:]
+
+
+def attention_errors(
+    cases: dict[str, Case], held_in: str | None = None, prefix: str = ""
+) -> Iterator[tuple[str, float]]:
     """Largest absolute difference to dense float64 attention of each case; K and V held in their dtype, or in bytes."""
     for name, case in cases.items():
+        if not chosen(prefix + name):
+            continue
         batch = make_batch(case, *ragged(case, np.random.default_rng(len(name))), seed=len(name))
         batch = in_bytes(case, batch, held_in) if held_in else batch
         arrays = map(jnp.asarray, batch.arrays)
         got = paged_attention.paged_attention(*arrays, launch=interpret, **case.options)
         assert got.dtype == batch.q.dtype
-        yield name, float(np.abs(np.asarray(got, np.float64) - dense_attention(case, batch)).max())
+        yield prefix + name, float(np.abs(np.asarray(got, np.float64) - dense_attention(case, batch)).max())
 
 
 def errors_with_images() -> Iterator[tuple[str, float]]:
     """Largest absolute difference where tokens of images see all of theirs: in the middle of a prompt, two of them, and
     beside a decode."""
     for name, case in WITH_IMAGES.items():
+        if not chosen(name):
+            continue
         batch = make_batch(case, [60, 1, 33], [130, 70, 0])
         last = last_keys_of_images(case, batch, [[3, 40, 41, 60], [], [0, 30]])
         arrays = map(jnp.asarray, batch.arrays)
@@ -169,36 +182,45 @@ def main() -> None:
     def report(name: str, error: float) -> None:
         print(json.dumps({"name": name, "error": None if np.isnan(error) else error}), flush=True)
 
+    def experts(name: str, dtype: str, prefix: str = "") -> None:
+        full = f"{prefix}{name}" + ("" if dtype == "float32" else f", {dtype}")
+        if chosen(full):
+            report(full, experts_errors(name, EXPERT_COUNTS[name], dtype))
+
+    def writes(name: str, *sizes: int, dtype: str) -> None:
+        if chosen(name):
+            report(name, writes_differ(*sizes, dtype))
+
     for name, error in attention_errors(CASES):
         report(name, error)
-    for name, counts in EXPERT_COUNTS.items():
-        report(name, experts_errors(name, counts, "float32"))
-        report(f"{name}, bfloat16", experts_errors(name, counts, "bfloat16"))
-        report(f"{name}, float16", experts_errors(name, counts, "float16"))
-    for name, error in chain(product_errors(), expert_errors(), rotation_errors()):
+    for name in EXPERT_COUNTS:
+        for dtype in ("float32", "bfloat16", "float16"):
+            experts(name, dtype)
+    for name, error in chain(product_errors(chosen), expert_errors(chosen), rotation_errors(chosen)):
         report(name, error)
     with compiling_for(75):
-        for name, error in attention_errors({name: CASES[name] for name in WITHOUT_MATRIX_UNITS}):
-            report(f"sm_75, {name}", error)
-        report("sm_75, experts, float16", experts_errors("experts", EXPERT_COUNTS["experts"], "float16"))
+        for name, error in attention_errors({name: CASES[name] for name in WITHOUT_MATRIX_UNITS}, prefix="sm_75, "):
+            report(name, error)
+        experts("experts", "float16", prefix="sm_75, ")
     for name, error in errors_with_images():
         report(name, error)
     with compiling_for(90):
-        for name, error in attention_errors({name: IN_BYTES[name] for name in BY_INSTRUCTIONS}, "uint8"):
-            report(f"fp8 of sm_90, {name}", error)
+        by_instructions = {name: IN_BYTES[name] for name in BY_INSTRUCTIONS}
+        for name, error in attention_errors(by_instructions, "uint8", prefix="fp8 of sm_90, "):
+            report(name, error)
     for held_in, dtype in (("int8", "int8"), ("fp8", "uint8")):
-        for name, error in attention_errors(IN_BYTES, dtype):
-            report(f"{held_in}, {name}", error)
-        report(f"write {held_in} heads of 128", writes_differ(128, 8, 16, dtype))
-        report(f"write {held_in} heads of 48", writes_differ(48, 3, 40, dtype))
-        report(f"write {held_in} heads of 256", writes_differ(256, 5, 8, dtype))
+        for name, error in attention_errors(IN_BYTES, dtype, prefix=f"{held_in}, "):
+            report(name, error)
+        writes(f"write {held_in} heads of 128", 128, 8, 16, dtype=dtype)
+        writes(f"write {held_in} heads of 48", 48, 3, 40, dtype=dtype)
+        writes(f"write {held_in} heads of 256", 256, 5, 8, dtype=dtype)
     report("read float8", wrong_values())
     report("round to float8", wrong_codes())
     report("block ids out of range", id_out_of_range_error())
-    report("write heads of 128", writes_differ(128, 8, 16, "bfloat16"))
-    report("write heads of 48", writes_differ(48, 3, 8, "float32"))
-    report("write heads of 256", writes_differ(256, 5, 24, "bfloat16"))
-    report("write heads of 128, float16", writes_differ(128, 8, 16, "float16"))
+    writes("write heads of 128", 128, 8, 16, dtype="bfloat16")
+    writes("write heads of 48", 48, 3, 8, dtype="float32")
+    writes("write heads of 256", 256, 5, 24, dtype="bfloat16")
+    writes("write heads of 128, float16", 128, 8, 16, dtype="float16")
     report("copy a chain and a swap", copies_differ("bfloat16", (9, 2, 3, 200), [0, 1, 4, 5, 7], [1, 2, 5, 4, 8]))
     report("copy nowhere and from nowhere", copies_differ("float32", (6, 64), [0, -1, 6, 2], [-1, 3, 4, 5]))
     report("copy one block", copies_differ("int8", (3, 1000), [2], [0]))

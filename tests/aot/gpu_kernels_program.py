@@ -1,11 +1,13 @@
 """Compile the Triton kernels for GPUs that are not there and print what each takes of one, as JSON.
 
-Run by `test_aot_gpu_kernels.py` inside the environment with Triton; one kernel a line.
+Run by `test_aot_gpu_kernels.py` inside the environment with Triton; one kernel a line. Arguments are a target and
+shapes; without any all are compiled for all targets.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
@@ -158,8 +160,8 @@ def compile_expert_codes(capability: int, experts: int, inputs: int, outputs: in
     return compiler.kernels
 
 
-def main() -> None:
-    for capability, names in TARGETS.items():
+def main(target: str = "", *shapes: str) -> None:
+    for capability, names in {int(target): shapes}.items() if target else TARGETS.items():
         with compiling_for(capability):
             report_products(capability)
         for name in names:
@@ -185,4 +187,4 @@ def report(capability: int, shape: str, kernels: dict[str, dict[str, int]]) -> N
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

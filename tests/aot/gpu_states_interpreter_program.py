@@ -1,13 +1,15 @@
 """Run the Triton kernels of recurrences and of latent attention by Triton's interpreter, and print how far each result
 is from NumPy's in float64, as JSON.
 
-Run by `test_aot_gpu_states.py` inside the environment with Triton; one case a line. Needs no GPU.
+Run by `test_aot_gpu_states.py` inside the environment with Triton; one case a line. Arguments are the dtypes of pools
+and the latents that are tried; without any all are. Needs no GPU.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 
 os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported
 
@@ -75,20 +77,21 @@ def latent_error(case: Case, lengths: list[int], contexts: list[int]) -> float:
     return float(np.abs(np.asarray(got, np.float64) - dense(case, (q, view, *batch), rows)).max())
 
 
-def main() -> None:
+def main(*chosen: str) -> None:
     def report(name: str, error: float) -> None:
         print(json.dumps({"name": name, "error": None if np.isnan(error) else error}), flush=True)
 
     for name in KINDS:
         for pool, state in POOLS:
-            report(f"{name} in {pool}", decode_error(name, pool, state))
+            if not chosen or pool in chosen:
+                report(f"{name} in {pool}", decode_error(name, pool, state))
     for dtype in ("bfloat16", "float16"):
         report(f"causal_conv of {dtype}", decode_error("causal_conv", dtype, dtype))
     for name, case in LATENTS.items():
         for batch, (lengths, contexts) in BATCHES.items():
-            if gpu_takes(case.width, case.rank):
+            if gpu_takes(case.width, case.rank) and (not chosen or name in chosen):
                 report(f"{name}: {batch}", latent_error(case, lengths, contexts))
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -1,12 +1,14 @@
 """Compile the Triton kernels of recurrences and of latent attention for GPUs that are not there, at the shapes of
 published models, and print what each takes of one, as JSON.
 
-Run by `test_aot_gpu_states.py` inside the environment with Triton; one kernel a line.
+Run by `test_aot_gpu_states.py` inside the environment with Triton; one kernel a line. Arguments are targets; without
+any the kernels are compiled for all.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
 from typing import Any
 
@@ -74,8 +76,9 @@ def compile_latents(compiler: Compiler, name: str) -> None:
     jax.eval_shape(attend, q, view, array(), array(SEQS, PAGES), array(SEQS + 1), array(SEQS))
 
 
-def main() -> None:
-    for capability, names in TARGETS.items():
+def main(*targets: str) -> None:
+    for capability in map(int, targets or TARGETS):
+        names = TARGETS[capability]
         for name in names:
             compiler = Compiler(capability)
             with compiling_for(capability):
@@ -85,4 +88,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -32,10 +32,12 @@ ROTATED = {
 }
 
 
-def rotation_errors() -> Iterator[tuple[str, float]]:
-    """Yield each case's largest error, of queries and keys; infinity where the values are not the same to the bit."""
+def rotation_errors(chosen: Callable[[str], bool]) -> Iterator[tuple[str, float]]:
+    """Yield the largest error of queries and keys of each chosen case; infinity where the values differ in a bit."""
     for name, (tokens, kv_heads, group, head_dim, half, normed) in ROTATED.items():
         for dtype in ("float32", "float16", "bfloat16"):
+            if not chosen(f"{name}, {dtype}"):
+                continue
             random = np.random.default_rng(len(name))
             joined = jnp.asarray(random.normal(size=(tokens, kv_heads, group + 2, head_dim)), dtype)
             angles = jnp.asarray(random.uniform(0, 60, (tokens, half)), jnp.float32)

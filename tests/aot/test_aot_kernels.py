@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import thorough
 from environments import run_case, run_program
 
 pytestmark = pytest.mark.aot
@@ -39,24 +40,29 @@ ATTENTION = [
     "tpu7x/llama-3.1-8b/mixed/fp8",
 ]
 """Every target and shape once, and codes with prompts; ``scripts.compiled_code tpu-attention`` compiles all of them."""
+OFTEN = ("v5e/llama-3.1-8b x8/decode", "v5e/gpt-oss-20b/mixed", "v5e/llama-3.1-8b x8/mixed/int8")
+"""What each change is tested with, for one TPU; the others come at night."""
 
 
 @pytest.fixture(scope="module")
 def attention_programs():
-    lines = run_program("tpu", "attention_program.py", *ATTENTION).splitlines()
+    lines = run_program("tpu", "attention_program.py", *(ATTENTION if thorough.NIGHTLY else OFTEN)).splitlines()
     return {line["name"]: line for line in map(json.loads, lines)}
 
 
-@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.nightly) for name in ATTENTION]
+)
 def test_attention_compiles_within_the_memory_of_every_tpu(attention_programs, name):
     """The compiler refuses a kernel that does not fit VMEM or scalar memory; in HBM it copies no pool."""
     sizes = attention_programs[name]
     assert sizes["temp"] < 0.1 * sizes["view"]
 
 
-def test_no_kernel_of_rows_takes_more_cycles_than_a_layer_is_counted_with():
+@pytest.mark.parametrize("target", ["v5e", pytest.param("v5p", marks=pytest.mark.nightly)])
+def test_no_kernel_of_rows_takes_more_cycles_than_a_layer_is_counted_with(target):
     """`layer_ops.ROW_KERNELS` says so for every chip; v5e and v5p have the fewest and the most."""
-    rows = run_case("tpu", "tpu-rows", "--targets", "v5e", "v5p")
-    assert len(rows) == 2 * 4 * 2
+    rows = run_case("tpu", "tpu-rows", "--targets", target)
+    assert len(rows) == 4 * 2
     for row in rows:
         assert 0 < round(row["for 16 x 128 numbers"], 1) <= row["counted as"]

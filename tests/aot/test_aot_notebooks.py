@@ -59,7 +59,8 @@ def planned(model: str, device: str, settings: dict[str, int], **chosen: str) ->
     return made
 
 
-@pytest.mark.parametrize("name", ["TPU v5e-1", pytest.param("T4", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", DEVICES)
 def test_the_first_notebooks_step_compiles_for_colabs_devices_and_copies_neither_weights_nor_pool(name):
     model, settings = engine_of("1_first_answers.py")
     assert set(settings) == {"max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"}

@@ -10,7 +10,7 @@ from jpaged import LLM
 from jpaged.execution.compile.store import read_manifest
 from jpaged.planning import compile_programs_for
 
-pytestmark = pytest.mark.aot
+pytestmark = [pytest.mark.aot, pytest.mark.nightly]
 
 SETTINGS = {"dtype": "bfloat16", "max_num_seqs": 2, "max_num_batched_tokens": 64, "max_model_len": 256}
 SHAPES = {"block copy": 1, "steps": 3, "samplers": 4}
@@ -20,7 +20,7 @@ SHAPES = {"block copy": 1, "steps": 3, "samplers": 4}
     ("device", "compiler", "kind", "devices"),
     [
         ("v5e-8", "tpu", "TPU v5 lite", 8),
-        pytest.param("h200", "cuda", "NVIDIA H200", 1, marks=pytest.mark.nightly),
+        ("h200", "cuda", "NVIDIA H200", 1),
     ],
 )
 def test_programs_for_devices_that_are_not_here_are_written_and_refused_here(device, compiler, kind, devices, tmp_path):

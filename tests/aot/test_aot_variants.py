@@ -11,7 +11,13 @@ TARGETS = {"TPU v5e x8": ("tpu", "8", "tpu"), "H200 x1": ("cuda", "1", "gpu")}
 """Compiler, devices, and kernels."""
 
 
-@pytest.fixture(scope="module", params=TARGETS.values(), ids=TARGETS.keys())
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(target, id=name, marks=pytest.mark.nightly if name == "H200 x1" else ())
+        for name, target in TARGETS.items()
+    ],
+)
 def programs(request):
     lines = run_program(request.param[0], "variants_program.py", *request.param).splitlines()
     return {"devices": int(request.param[1])} | {line["name"]: line for line in map(json.loads, lines)}

@@ -1,5 +1,8 @@
-"""Run with a checkpoint's folder on a process of 8 devices: prints as JSON how far sharded quantised models are from
-their own values, and from one device's. XLA multiplies on one device too: a CPU's own products round activations."""
+"""Prints as JSON how far sharded quantised models are from their own values, and from one device's.
+
+Run with a checkpoint's folder and forms such as "int8 on 2", on a process of 8 devices. XLA multiplies on one device
+too: a CPU's own products round activations.
+"""
 
 import json
 import sys
@@ -34,18 +37,17 @@ def logits(folder: str, size: int, quantization: str, *, as_values: bool) -> np.
     return run_dense(nnx.merge(loaded.graphdef, params), TOKENS)[:, : loaded.model.vocab_size]
 
 
-def main(folder: str) -> dict[str, list[float]]:
+def main(folder: str, *forms: str) -> dict[str, list[float]]:
     """By quantisation and size: distance from the values, and from one device."""
     found = {}
-    for quantization in ("int8", "int4"):
+    for form in forms:
+        quantization, size = form.split(" on ")
         alone = logits(folder, 1, quantization, as_values=False)
-        for size in (2, 8):
-            sharded = logits(folder, size, quantization, as_values=False)
-            own = logits(folder, size, quantization, as_values=True)
-            distances = [float(np.abs(sharded - other).max()) for other in (own, alone)]
-            found[f"{quantization} on {size}"] = distances
+        sharded = logits(folder, int(size), quantization, as_values=False)
+        own = logits(folder, int(size), quantization, as_values=True)
+        found[form] = [float(np.abs(sharded - other).max()) for other in (own, alone)]
     return found
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1])))
+    print(json.dumps(main(*sys.argv[1:])))

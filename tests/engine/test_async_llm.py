@@ -11,6 +11,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from few_shapes import run_in_few_shapes
 from tiny_chat_model import make_chat_model
 
 from jpaged import LLM, AsyncLLM, EngineBusy, EngineStopped, SamplingParams, StructuredOutputsParams
@@ -35,7 +36,7 @@ def warm(folder):
     """Its pool is small: four long requests do not fit at once."""
     page = LLM(folder, **SETTINGS).memory_report().page_bytes
     llm = LLM(folder, kv_cache_memory_bytes=24 * page, cumulative_logprobs=True, **SETTINGS)
-    llm.warmup(use_tqdm=False)
+    run_in_few_shapes(llm)
     return llm
 
 

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from few_shapes import run_in_few_shapes
 from tiny_chat_model import make_chat_model
 
 from jpaged import LLM, AsyncLLM, BeamSearchParams, RequestOutputKind, SamplingParams
@@ -23,7 +24,9 @@ SECONDS = 60  # nothing may hang
 def llm(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chat-model")
     make_chat_model(folder)
-    return LLM(str(folder), **SETTINGS)
+    llm = LLM(str(folder), **SETTINGS)
+    run_in_few_shapes(llm)
+    return llm
 
 
 def serve(llm, client):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from checkpoints import CHECKPOINTS, make_checkpoint
+from few_shapes import run_in_few_shapes
 
 from jpaged import LLM, SamplingParams
 from jpaged.memory import StateCheckpoints
@@ -13,7 +14,7 @@ SETTINGS = {
     "block_size": 16,
     "max_model_len": 1200,
     "max_num_seqs": 4,
-    "max_num_batched_tokens": 512,
+    "max_num_batched_tokens": 128,
 }
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
@@ -22,6 +23,8 @@ def test_a_prompt_is_found_up_to_its_last_checkpoint_and_goes_on_with_the_same_t
     make_checkpoint("mamba2", tmp_path)
     prompt = np.random.default_rng(0).integers(3, CHECKPOINTS["mamba2"].vocab_size, 1100).tolist()
     llm, plain = (LLM(str(tmp_path), **SETTINGS, enable_prefix_caching=cached) for cached in (True, False))
+    run_in_few_shapes(llm)
+    run_in_few_shapes(plain)
     (policy,) = (group.spec.policy for group in llm.control.engine.memory.layout.groups)
     assert isinstance(policy, StateCheckpoints) and (policy.interval, policy.spacing) == (512, 2048)
 

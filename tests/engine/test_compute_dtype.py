@@ -12,7 +12,7 @@ from jpaged import LLM, SamplingParams
 from jpaged.engine.sizes import check_compute_dtype
 
 SHAPES = {"max_model_len": 64, "max_num_seqs": 4, "max_num_batched_tokens": 24, "enforce_eager": True}
-GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=0, detokenize=False)
+GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logprobs=0, detokenize=False)
 PROMPTS = [{"prompt_token_ids": list(range(3, 3 + length))} for length in (30, 5, 1)]
 
 

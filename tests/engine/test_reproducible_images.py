@@ -22,7 +22,9 @@ SMALL, WIDE, TALL = picture(0), picture(1, (20, 70)), picture(2, (90, 30))
 PARTS = [(20, SMALL, 30, WIDE, 3), (SMALL, TALL, 2), (40,), (2, TALL, 33)]
 
 
-@pytest.fixture(scope="module", params=["gemma3", "mllama", pytest.param("llava", marks=pytest.mark.nightly)])
+@pytest.fixture(
+    scope="module", params=["gemma3", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("mllama", "llava"))]
+)
 def family(request, tmp_path_factory):
     """A checkpoint, its prompts, and what each is answered alone."""
     make, placeholder = FAMILIES[request.param]

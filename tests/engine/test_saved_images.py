@@ -9,7 +9,9 @@ from vision_checkpoints import FAMILIES, check_empty
 from jpaged import LLM, StateRefused
 
 
-@pytest.fixture(scope="module", params=["gemma3", "mllama", pytest.param("llava", marks=pytest.mark.nightly)])
+@pytest.fixture(
+    scope="module", params=["mllama", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("gemma3", "llava"))]
+)
 def family(request, tmp_path_factory):
     """A checkpoint, prompts, and what an engine that nothing disturbs answers."""
     make, placeholder = FAMILIES[request.param]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import examples
 from tpu_interpreter import run_recording_races
 
 from jpaged_models.rope import rotate
@@ -23,7 +24,7 @@ def inputs(tokens=3, kv_heads=2, group=4, head_dim=16, half=8, dtype="float32"):
 
 
 @given(group=st.integers(1, 5), half=st.integers(1, 8), dtype=st.sampled_from(["float32", "bfloat16", "float16"]))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_parts_are_those_that_a_model_cuts_out_and_rotates(group, half, dtype):
     joined, cos, sin = inputs(group=group, half=half, dtype=dtype)
     q, k, v = rotated_heads(joined, cos, sin, impl="reference")

@@ -1,5 +1,8 @@
 """Work lists of the TPU kernel: every query of the sequences that are taken lies in exactly one unit."""
 
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 from hypothesis import given, settings
@@ -11,33 +14,48 @@ from pallas_kernels.paged_attention.reference import Reach
 from pallas_kernels.paged_attention.tpu_plan import tile_of_batch, tuning_of
 from pallas_kernels.paged_attention.tpu_units import Units, cut_into_units, max_units, visit_all_tiles
 
-BLOCK, PAGES = 16, 8
+BLOCK, PAGES, SEQS = 16, 8, 8
+LENGTHS = st.lists(st.integers(0, 20), min_size=1, max_size=SEQS)
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(
-    lengths=st.lists(st.integers(0, 20), min_size=1, max_size=8),
-    spare=st.integers(0, 9),
-    tile=st.sampled_from([1, 2, 8, 32]),
-)
-def test_units_hold_each_query_of_a_prompt_once_and_are_never_too_many(lengths, spare, tile):
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    tokens = max(1, int(starts[-1]) + spare)
-    kv_lens = np.asarray(lengths, np.int32) + 7
-    bound = max_units(tokens, len(lengths), tile)
-    work = cut_into_units(
-        jnp.asarray(starts),
-        jnp.asarray(kv_lens),
-        jnp.zeros(len(lengths), jnp.int32),
-        jnp.asarray(lengths) > 1,
-        tile=tile,
-        tiles=-(-tokens // tile),
-        units=bound,
+@partial(jax.jit, static_argnames=("tile", "tiles", "units"))
+def cut(starts, kv_lens, lengths, **sizes):
+    """Cut a batch of whole tables, by a program for each of its few sizes: compiling takes most of the time."""
+    none_broken = jnp.zeros(len(lengths), jnp.int32)
+    return cut_into_units(
+        starts,
+        kv_lens,
+        none_broken,
+        lengths > 1,
+        **sizes,
         reach=Reach(),
         pages=PAGES,
         block_size=BLOCK,
         whole_tables=True,
     )
+
+
+visit = jax.jit(visit_all_tiles, static_argnums=1)
+
+
+def batch_of(lengths, spare, least=1):
+    """Queries of each sequence, places of the first ones, and rows of the batch: of few sizes, one or all sequences."""
+    lengths = np.asarray(lengths + [0] * ((SEQS if len(lengths) > 1 else 1) - len(lengths)), np.int32)
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    tokens = max(least, int(starts[-1]) + spare)
+    return lengths, starts, next(size for size in (1, 2, 7, 24, 50, 111, 200) if size >= tokens)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(
+    lengths=LENGTHS,
+    spare=st.integers(0, 9),
+    tile=st.sampled_from([1, 2, 8, 32]),
+)
+def test_units_hold_each_query_of_a_prompt_once_and_are_never_too_many(lengths, spare, tile):
+    lengths, starts, tokens = batch_of(lengths, spare)
+    bound = max_units(tokens, len(lengths), tile)
+    work = cut(starts, lengths + 7, lengths, tile=tile, tiles=-(-tokens // tile), units=bound)
     units = Units(*np.asarray(work))
     live = int(units.num_units[0])
     assert live <= bound
@@ -57,28 +75,15 @@ def test_units_hold_each_query_of_a_prompt_once_and_are_never_too_many(lengths, 
 
 @settings(max_examples=examples(100), deadline=None)
 @given(
-    lengths=st.lists(st.integers(0, 20), min_size=1, max_size=8),
+    lengths=LENGTHS,
     spare=st.integers(0, 40),
     tile=st.sampled_from([16, 32]),
 )
 def test_each_tile_is_visited_once_whether_or_not_a_prompt_lies_in_it(lengths, spare, tile):
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    tokens = max(tile, int(starts[-1]) + spare)
+    lengths, starts, tokens = batch_of(lengths, spare, least=tile)
     tiles = -(-tokens // tile)
-    work = cut_into_units(
-        jnp.asarray(starts),
-        jnp.asarray(lengths, jnp.int32),
-        jnp.zeros(len(lengths), jnp.int32),
-        jnp.asarray(lengths) > 1,
-        tile=tile,
-        tiles=tiles,
-        units=max_units(tokens, len(lengths), tile),
-        reach=Reach(),
-        pages=PAGES,
-        block_size=BLOCK,
-        whole_tables=True,
-    )
-    visited = visit_all_tiles(work, tiles)
+    work = cut(starts, lengths, lengths, tile=tile, tiles=tiles, units=max_units(tokens, len(lengths), tile))
+    visited = visit(work, tiles)
     of_tile, number = np.asarray(Units(*visited).tile), int(visited[0, 0])
     runs = of_tile[np.concatenate([[True], np.diff(of_tile) != 0])]
     assert sorted(runs) == list(range(tiles))

@@ -166,7 +166,7 @@ def test_list_names_shapes_and_devices():
         assert refused.exit_code == 2 and f"{missing} is needed" in refused.output
 
 
-def test_bfloat16_on_a_cpu_takes_about_half_the_memory_of_float32(tmp_path):
+def test_bfloat16_on_a_cpu_takes_about_half_the_memory_of_float32(no_compiler, in_process, tmp_path):
     config = config_of("llama", tmp_path)
     halves, floats = (plan(config, "cpu", context=64, concurrency=2, dtype=dtype) for dtype in ("bfloat16", "float32"))
     assert 0.5 * floats.weight_bytes < halves.weight_bytes < 0.7 * floats.weight_bytes

@@ -51,6 +51,7 @@ def test_an_engine_finds_them_and_gives_the_tokens_of_one_that_compiles(made):
         assert tokens(llm) == expected
 
 
+@pytest.mark.nightly
 def test_programs_of_a_saved_checkpoint_are_for_the_form_that_it_holds(made, tmp_path):
     saved = str(tmp_path / "saved")
     convert_checkpoint(made[0], saved, quantization="int8")

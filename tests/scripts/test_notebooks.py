@@ -157,8 +157,9 @@ def test_an_installed_package_is_not_installed_again_and_a_wheel_goes_before_the
     ]
 
 
-RUN = [pytest.param(name, marks=pytest.mark.nightly if name == "5_grpo" else ()) for name in NAMES]
-"""The notebook on GRPO compiles a derivative, for half a minute of CPU time: too long for each commit."""
+OFTEN = ("1_first_answers", "4_serving")
+RUN = [pytest.param(name, marks=() if name in OFTEN else pytest.mark.nightly) for name in NAMES]
+"""The others come at night: each takes half a minute of CPU time."""
 
 
 @pytest.mark.parametrize("name", RUN)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from environments import python_of, run_program
+from scripts.benchmarks.random_model import gemma3_config, save_random_gemma3
 
 from jpaged.planning import Plan, plan
-from scripts.benchmarks.random_model import gemma3_config, save_random_gemma3
 
 pytestmark = pytest.mark.aot
 

@@ -188,7 +188,7 @@ def missing_attribute(owner: str, name: str) -> str:
 
 
 def _choose_preemption(settings: dict[str, Any]) -> None:
-    """Where swap_space stands alone, it means what it does in vLLM: 0 is none, and more is used where it pays."""
+    """Interpret swap_space without a preemption mode as vLLM does: 0 is none, else swap where it pays."""
     if settings.get("swap_space") is None or "preemption_mode" in settings:
         return
     if settings["swap_space"] == 0 and not isinstance(settings["swap_space"], bool):

@@ -55,7 +55,7 @@ class ScaledRouter(nnx.Module):
 
 
 class Gemma4Experts(nnx.Module):
-    """``norm1(mlp) + norm2(experts(norm(x)))``: what the MLP gave, and experts on what came into it.
+    """Computes ``norm1(mlp) + norm2(experts(norm(x)))`` from the MLP's result and the block's input.
 
     Parameters: router, experts, and the norms of the MLP's result, of the experts' input and of theirs.
     """
@@ -72,7 +72,7 @@ class Gemma4Experts(nnx.Module):
     def __call__(
         self, mlp: Float[Array, "tokens embed"], x: Float[Array, "tokens embed"], live_rows: LiveRows
     ) -> Float[Array, "tokens embed"]:
-        """Add the experts' result to that of the MLP, `x` being what came into the block before its norm."""
+        """Add the experts' result to the MLP's; `x` is the block's input before its norm."""
         return self.mlp_norm(mlp) + self.post_norm(self.experts(self.pre_norm(x), *self.router(x, live_rows)))
 
     def weights(self, path: tuple[str, ...], name: str, layer: int) -> Iterator[WeightSource]:

@@ -1,4 +1,4 @@
-"""Holds what mixtures of experts share: where experts lie, and tokens sorted by expert."""
+"""Shared parts of mixtures of experts: where experts lie, and tokens sorted by expert."""
 
 from __future__ import annotations
 

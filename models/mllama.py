@@ -219,7 +219,7 @@ class Mllama(Decoder):
         return k, v
 
     def padded(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """Return the arrays as they are: all images have as many places for tiles."""
+        """Return the arrays unchanged: all images have as many places for tiles."""
         return arrays
 
     def examples(self) -> Iterator[tuple[Mapping[str, np.ndarray], int]]:

@@ -38,6 +38,6 @@ def constant_param(
 
 
 def wide_param(shape: tuple[int, ...], value: float = 0.0) -> nnx.Param:
-    """Return a float32 parameter whose entries all are `value`, whatever the context's dtype: what a recurrence
-    repeats at every token."""
+    """Return a float32 parameter filled with `value`, for any dtype of the context: recurrences repeat it at every
+    token."""
     return nnx.Param(jnp.full(shape, value, jnp.float32))

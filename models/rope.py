@@ -155,12 +155,12 @@ def _yarn_magnitude(factor: float, parameters: Mapping[str, Any]) -> float:
 
 
 def _temperature(factor: float, weight: float) -> float:
-    """Return what YaRN recommends to multiply queries and keys with, whose distance from one `weight` scales."""
+    """Return YaRN's factor of queries and keys, whose distance from one `weight` scales."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 def yarn_scale(config: Any) -> float:
-    """Return what multiplies queries and keys of DeepSeek's models whole, rotated or not, for a stretched context."""
+    """Return the factor of DeepSeek's queries and keys, rotated or not, for a stretched context."""
     parameters = config.rope_parameters
     weight = parameters.get("mscale_all_dim")
     if parameters.get("rope_type", "default") == "default" or not weight:

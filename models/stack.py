@@ -45,7 +45,7 @@ class LayerKind:
 
 @dataclass(frozen=True)
 class Read:
-    """Says of which tokens anybody reads the last layer's result; what it makes of the others may be left out.
+    """The tokens whose last layer's result is read; other rows may be left out.
 
     Attributes:
         last_keys: the position of the last token that each token sees: its own, or -1 where the result is not read.
@@ -58,7 +58,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Shared:
-    """Holds what is the same for every layer of a call.
+    """The arguments of a call that all layers share.
 
     Attributes:
         tables: each group's `Rotary.tables`, by its name; None where nothing is rotated.
@@ -80,7 +80,7 @@ class Shared:
     last: int | None = None
 
     def of_layer(self, number: int | Array) -> Shared:
-        """Return what layer `number` of the model is given."""
+        """Return the arguments of layer `number` of the model."""
         own = self
         if self.per_layer is not None:
             own = replace(own, per_layer=jax.lax.dynamic_index_in_dim(self.per_layer, number, keepdims=False))

@@ -101,7 +101,7 @@ def split_gate_up(width: int, shards: int) -> Converter:
 
 
 def inputs_first(convert: Converter) -> Converter:
-    """Return a converter of [experts, out, in] that does what `convert` does with [experts, in, out]."""
+    """Return a converter of [experts, out, in] that applies `convert`, which takes [experts, in, out]."""
     return lambda array: convert(array.swapaxes(1, 2))
 
 

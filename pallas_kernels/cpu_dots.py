@@ -208,7 +208,7 @@ def kinds_here() -> tuple[Kind, ...]:
 
 
 def kind_for(kind: Kind, group: int, *, packed: bool) -> Kind:
-    """Return the kind that multiplies codes in groups of so many inputs on machines of a kind.
+    """Return the kind that multiplies codes in groups of `group` inputs on machines of a kind.
 
     Eight products of pairs of 4 bits and 8 are at most 8 x 2 x 15 x 127, which 16 bits hold.
     """

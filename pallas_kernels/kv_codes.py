@@ -71,7 +71,7 @@ def check_kernel(view: Shaped[Array, "*batch rows 128"], impl: str) -> None:
 
 
 def check_tpu_block(block_size: int, dtype: DTypeLike) -> None:
-    """Raise ValueError unless the TPU kernels read and write blocks of so many tokens."""
+    """Raise ValueError unless the TPU kernels can read and write blocks of this many tokens."""
     whole = 32 // jnp.dtype(dtype).itemsize
     if block_size % whole:
         raise ValueError(
@@ -82,7 +82,7 @@ def check_tpu_block(block_size: int, dtype: DTypeLike) -> None:
 
 
 def check_tpu_view(view: Shaped[Array, "*batch rows 128"]) -> None:
-    """Raise ValueError unless the TPU kernels read and write blocks such as this view's."""
+    """Raise ValueError unless the TPU kernels can read and write blocks of this many tokens."""
     check_tpu_block(tokens_of(view), view.dtype)
     if has_scales(view.dtype) and not scales_in_lanes(view.shape[-2]):
         raise ValueError(f"blocks of {view.shape[-2]} rows of int8 are not whole tiles of {TPU_TILE}: see block_rows")

@@ -130,7 +130,8 @@ class KVTiles(NamedTuple):
 
     @classmethod
     def of(cls, tiles: int, value_dim: int | None) -> KVTiles:
-        """Return those of a view with so many tiles; of latents, if `value_dim` says how wide their values are."""
+        """Return the layout of a view with this many tiles; of latents, if `value_dim` gives the width of their
+        values."""
         if value_dim is not None:
             return cls(range(tiles), range(latent_tiles(value_dim)), LANES)
         if tiles == 1:

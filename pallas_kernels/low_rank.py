@@ -63,7 +63,7 @@ class AdaptedMatrix:
         return replace(self, weight=weight, at=at)
 
     def addition(self, x: Float[Array, "rows inputs"]) -> Float[Array, "rows outputs"]:
-        """Return what the rows' adapters add to the product."""
+        """Return the sum that the rows' adapters add to the product."""
         down, up = self.down, self.up
         if self.at is not None:
             down, up = (jax.lax.dynamic_index_in_dim(part, self.at, keepdims=False) for part in (down, up))
@@ -111,7 +111,7 @@ def low_rank_reference(
     up: Float[Array, "adapters rank outputs"],
     slot: Int[Array, " rows"],
 ) -> Float[Array, "rows outputs"]:
-    """Compute the same row by row; what the others are compared with."""
+    """Compute the same row by row, as the reference of the other versions."""
     some = jnp.maximum(slot, 0)
     inner = jnp.einsum("ti,tri->tr", x, down[some], precision=jax.lax.Precision.HIGHEST)
     out = jnp.einsum("tr,tro->to", inner, up[some], precision=jax.lax.Precision.HIGHEST)

@@ -85,12 +85,11 @@ def panelled_floats(matrix: Any) -> PanelledFloats:
 
 
 def abstract(shape: tuple[int, ...]) -> PanelledFloats:
-    """Return what `panelled_floats` makes of a matrix of this shape, with shapes for arrays."""
+    """Return the result of `panelled_floats` for a matrix of this shape, with shapes for arrays."""
     *lead, inputs, outputs = shape
     return PanelledFloats(jax.ShapeDtypeStruct((*lead, -(-outputs // PANEL), inputs, PANEL), np.float32), outputs)
 
 
 def takes(shape: tuple[int, ...], axis: int) -> bool:
-    """Tell whether a matrix of this shape and contracted axis has panels: a table and what is no whole number of
-    vectors wide has not."""
+    """Return whether a matrix can have panels: not if it is a table, or if its width is no whole number of vectors."""
     return axis == -2 and shape[-1] % _WHOLE_VECTORS == 0

@@ -1,4 +1,4 @@
-"""Multiplies rows with a weight in whatever form it is held: an array, or one of the classes in `PRODUCTS`.
+"""Multiplies rows with a weight in any form: an array, or one of the classes in `PRODUCTS`.
 
 `PRODUCTS` is the only table from a holder's class to its products; a new class is one entry. Operands may be a shard's
 own arrays, inside `jax.shard_map`. The loops of ``impl="cpu"`` are custom calls, which need unsharded operands; with

@@ -122,7 +122,7 @@ def tiled_floats(matrix: Any, axis: int, *, exact: bool = False) -> TiledFloats:
 
 
 def abstract(shape: tuple[int, ...], axis: int, *, exact: bool = False) -> TiledFloats:
-    """Return what `tiled_floats` makes of a matrix of this shape, with shapes for arrays."""
+    """Return the result of `tiled_floats` for a matrix of this shape, with shapes for arrays."""
     inputs, outputs = shape[-2:] if axis == -2 else shape[-2:][::-1]
     tiles = (-(-outputs // OUTPUTS), -(-inputs // INPUTS), OUTPUTS, INPUTS)
     return TiledFloats(jax.ShapeDtypeStruct((*shape[:-2], *tiles), np.uint16), axis, inputs, outputs, exact)

@@ -1,4 +1,4 @@
-"""Measures output tokens/s of a batch and of one sequence, as shares of what the machine can do."""
+"""Measures output tokens/s of a batch and of one sequence, as shares of the machine's measured peaks."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class EngineOptions:
         return given
 
     def build(self, model: str, **more: Any) -> Any:
-        """Build the engine; what it refuses becomes an error of the command line."""
+        """Build the engine; a refusal becomes an error of the command line."""
         from jpaged.llm import LLM
 
         with bad_parameters():

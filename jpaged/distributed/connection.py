@@ -48,7 +48,7 @@ class Connection:
             self._hang_up()
 
     def close(self, farewell: bytes = b"") -> None:
-        """End the conversation with a last message; what was sent still arrives."""
+        """End the conversation with a last message; messages sent before still arrive."""
         self._closed.set()
         self.send(farewell)
         self._hang_up(socket.SHUT_WR)

@@ -1,4 +1,4 @@
-"""Runs the other processes: they do what process 0 says."""
+"""Runs the other processes, which repeat the device calls of process 0."""
 
 from __future__ import annotations
 

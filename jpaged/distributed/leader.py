@@ -1,4 +1,4 @@
-"""Runs process 0: it decides, and says what it does before it does it."""
+"""Runs process 0, which decides, and announces each device call before it makes it."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Watch:
         return fetched.result()
 
     def wait_for_news(self) -> None:
-        """Raise `ProcessLost` if the loss of a process explains what has just failed."""
+        """Raise `ProcessLost` if the loss of a process explains a failure that has just happened."""
         wait((self._loss,), timeout=NEWS_SECONDS)
         self.check()
 

@@ -1,4 +1,4 @@
-"""Runs deterministic steps: programs of few shapes compute every token, whatever it is batched with.
+"""Runs deterministic steps: programs of few shapes compute every token, so a batch never changes a result.
 
 A product's bits depend on the shapes it is computed with, and attention's on how the keys are cut. Here a step runs
 as launches of `ROWS` tokens, each token a separate decode: the rows of a launch are independent of each other, and

@@ -59,7 +59,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class ProgramSize:
-    """Holds what compiling a program said of its memory.
+    """The memory of a program, as its compiler reports it.
 
     Attributes:
         temporary_bytes: bytes on each device besides weights and pool.
@@ -169,7 +169,7 @@ def _kilobytes(file: str, name: str) -> int:
 
 
 def program_size(name: str, lowered: jax.stages.Lowered) -> ProgramSize:
-    """Compile a program to learn what it needs; nothing is run.
+    """Compile a program to learn its memory; nothing is run.
 
     Raises:
         ValueError: the program needs more memory than the device has, which a TPU's compiler says with its numbers.

@@ -1,4 +1,4 @@
-"""Draws drafts on the device: a smaller program runs ahead of the step that verifies what it drew."""
+"""Draws drafts on the device: a smaller program runs before the step that verifies its tokens."""
 
 from __future__ import annotations
 

@@ -121,12 +121,12 @@ def decodes_read_images(spec: PoolSpec) -> bool:
 
 
 def image_group(spec: PoolSpec) -> Any:
-    """Return the layer group that keeps what the encoder makes."""
+    """Return the layer group that keeps the encoder's features."""
     return _encoded(spec)[0].group
 
 
 def _encoded(spec: PoolSpec, name: str | None = None) -> tuple[EncodedCache, slice]:
-    """Return what keeps images, of this name, and which of the layout's groups it has."""
+    """Return the cache of this name that keeps images, and the number of its group in the layout."""
     for cache, group_slice in zip(spec.caches, spec.slices, strict=True):
         if isinstance(cache, EncodedCache) and name in (None, cache.group.name):
             return cache, group_slice

@@ -68,7 +68,7 @@ class StepPrograms:
         )
 
     def sampler(self, *, top: int = RANKED) -> jax.stages.Lowered:
-        """Lower logits and draw of max_num_seqs rows, whatever they ask for; with ``top=0`` the plain variant."""
+        """Lower logits and draw of max_num_seqs rows with any parameters; with ``top=0`` the plain variant."""
         _, hidden, _ = self.mixed().out_info
         hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=own_sharding(self.mesh))
         rows = self._of_all(greedy_rows(self.max_num_seqs, self.vocab_size))
@@ -76,8 +76,7 @@ class StepPrograms:
         return draw.lower(self.params, hidden, rows, self._last_tokens, top=top)
 
     def encoder(self) -> jax.stages.Lowered | None:
-        """Lower the encoder for the largest image that is known beforehand, as many as it encodes at once; None where
-        there is none."""
+        """Lower the encoder for its largest batch of the largest image known beforehand; None without an encoder."""
         if not self.examples:
             return None
         arrays, count = max(self.examples, key=lambda example: sum(array.size for array in example[0].values()))

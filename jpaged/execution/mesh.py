@@ -78,5 +78,5 @@ def row_impl(mesh: Mesh) -> Impl:
 
 
 def alone_on_cpu(mesh: Mesh) -> bool:
-    """Tell whether all of an engine's arrays are one CPU's, so that a custom call may take them whole."""
+    """Return whether every array of the engine lies whole on one CPU, as custom calls need."""
     return mesh.size == 1 and platform(mesh) == "cpu"

@@ -41,7 +41,7 @@ class HiddenStates:
         self._computed += computed
 
     def add(self, states: Float[jax.Array, "rows embed"]) -> None:
-        """Take what a launch computed."""
+        """Add the result of a launch."""
         self._parts.append(states)
 
     def whole(self) -> Float[jax.Array, "rows embed"]:
@@ -55,7 +55,8 @@ class HiddenStates:
         return tokens if self._rows is None else self._rows[tokens]
 
     def by_row(self, owners: Int[np.ndarray, " tokens"], size: int) -> Int[np.ndarray, " rows"]:
-        """Return the owner of each row of `whole`, given those of the step's tokens; from `size` on there is none."""
+        """Return the owner of each row of `whole`, given the owners of the step's tokens; rows from `size` on have
+        none."""
         if self._rows is None:
             return owners
         owned = owners < size

@@ -269,7 +269,7 @@ class ModelPrograms:
         return self._sample.has(_sample_key(args, top))
 
     def prepare_step(self, batch: StepBatch, last_tokens: Int[HostOrDevice, " max_seqs"], bucket: Bucket) -> Compile:
-        """Trace `step` for these shapes; what is returned compiles it."""
+        """Trace `step` for these shapes; return a call that compiles it."""
         return self._step.prepare(
             ("step", bucket),
             self._shapes,

@@ -36,7 +36,7 @@ from jpaged.scheduling.top_tokens import TokenRanking, TopTokens
 
 
 class Draw:
-    """Holds what the sampler gives all replicas, on its way from the device.
+    """The sampler's results for all replicas, on their way from the device.
 
     Args:
         fetch: see `Worker`.
@@ -55,7 +55,7 @@ class Draw:
 
 
 class StepResults(NamedTuple):
-    """Holds what a step computed, on the host.
+    """The results of a step, on the host.
 
     Attributes:
         sampled: tokens, log-probabilities and, if a request needs them, the most likely tokens, one per scheduled
@@ -315,7 +315,7 @@ class Runner:
         return Draw(output, self.worker.fetch, ranked=num_top > 0)
 
     def _sampling(self, steps: Sequence[ScheduledStep], rows: int, num_top: int) -> tuple[SamplingArrays, int]:
-        """Return what the sampler is given for so many rows, and how many of the most likely tokens it gives."""
+        """Return the sampler's arguments for a number of rows, and how many of the most likely tokens it returns."""
         each = [sampling_arrays(step.samples, rows, self.settings.vocab_size) for step in steps]
         # The plain variant may add up in another order.
         plain = all(map(all_plain, each)) and not self.settings.deterministic
@@ -341,7 +341,7 @@ class Runner:
     # ------------------------------------------------------------------ warm-up
 
     def warmup(self) -> Iterator[str]:
-        """Compile every shape, one an iteration; yields what was just compiled. Nothing is run.
+        """Compile every shape, one an iteration, and yield its name. Nothing is run.
 
         Shapes are traced here and compiled in threads, as the compiler leaves Python free to go on.
         """

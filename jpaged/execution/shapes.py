@@ -304,7 +304,7 @@ def compiled_in_threads(shapes: Iterable[Shape]) -> Iterator[str]:
 
 
 def compile_at_low_priority(compile_it: Compile) -> None:
-    """Compile what was traced, in a thread that Linux runs where others leave it time; waits for the end.
+    """Compile traced programs in a thread of low priority (Linux), and wait for the end.
 
     Tracing is not done there: it holds the interpreter, which a step would wait for all the longer.
     """

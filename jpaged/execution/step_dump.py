@@ -78,7 +78,7 @@ class Draws(NamedTuple):
 
 
 class DumpedStep(NamedTuple):
-    """Holds what a file has of a step.
+    """A step as a file holds it.
 
     Attributes:
         facts: what describes the engine, as plain data; "pool" is this module's, the rest the recorder's caller's.
@@ -185,7 +185,7 @@ class Recording(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """Holds what a step gave when it ran again.
+    """The results of a step that ran again.
 
     Attributes:
         dump: the step as it was written.
@@ -247,7 +247,7 @@ def _run(worker: Worker, inputs: Inputs, sampling: SamplingArrays, top: int, row
 
 
 def pool_facts(spec: PoolSpec) -> dict[str, Any]:
-    """Return what a dump's blocks depend on: dtype, shards, and each group's name and view."""
+    """Return the facts that a dump's blocks depend on: dtype, shards, and each group's name and view."""
     groups = [plan.spec.name for plan in spec.layout.groups]
     views = {name: list(view) for name, view in zip(groups, spec.views, strict=True)}
     return {"dtype": str(spec.dtype), "shards": spec.shards, "device_bytes": spec.device_bytes, "views": views}

@@ -207,7 +207,7 @@ class Worker:
 
     @device_call
     def release(self) -> None:
-        """Give back the memory of the pool and of what was swapped out, until `restart`."""
+        """Free the memory of the pool and of swapped blocks, until `restart`."""
         self.host.forget_all()
         self.adapters.release()
         self._pool.delete()
@@ -216,7 +216,7 @@ class Worker:
 
     @device_call
     def swap(self, dropped: Sequence[HostBlock], out: Sequence[SwapCopy], back: Sequence[SwapCopy]) -> None:
-        """Forget swapped blocks, move others to the host, then bring some back; see `HostStore`."""
+        """Drop some swapped blocks, move blocks to the host, then bring some back; see `HostStore`."""
         self.host.forget(dropped)
         self.host.swap_out(self.pool, out)
         self.pool = self.host.swap_in(self.pool, back)
@@ -229,7 +229,7 @@ class Worker:
 
     @device_call
     def fill_from_disk(self, fills: Sequence[DiskFill]) -> None:
-        """Fill blocks of the pool with what was read from disk."""
+        """Fill blocks of the pool with blocks read from disk."""
         assert self._disk is not None, "an engine without a disk was asked for what is on it"
         self.pool = self._disk.fill(self.pool, fills)
 
@@ -261,7 +261,7 @@ class Worker:
     def load_blocks(
         self, group: int, blocks: Sequence[int], contents: UInt8[np.ndarray, "shards blocks bytes"]
     ) -> None:
-        """Write what the host has of some blocks of a layer group, as low-rank adapters are."""
+        """Write the host's copy of some blocks of a layer group, such as low-rank adapters."""
         ids: list[Sequence[int]] = [[]] * len(self.spec.views)
         none = [contents[:, :0]] * len(self.spec.views)
         ids[group], none[group] = blocks, contents
@@ -304,7 +304,8 @@ class Worker:
 
     @device_call
     def draft(self, batch: StepBatch, bucket: Bucket, args: SamplingArrays, top: int) -> Tokens:
-        """Run the drafting program on a batch and draw after it; what the next `compute` is given does not change."""
+        """Run the drafting program on a batch and draw from it; the last tokens, which the next `compute` reads, do
+        not change."""
         drafter = self.models.drafter
         assert drafter is not None, "an engine without a drafter was asked for drafts"
         self.pool, rows, _ = drafter.step(self.pool, batch, self._last_tokens, bucket)

@@ -77,7 +77,7 @@ class _WithoutWeights:
 
 
 def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
-    """Return the engine that a request of `jpaged.planning.child_process` describes.
+    """Return the engine that a child's request describes, see `jpaged.planning.child_process`.
 
     Raises:
         ValueError: the model cannot be built with these settings.

@@ -29,7 +29,7 @@ class TokenRules(Protocol):
         """Advance by a token of the mask."""
 
     def restart(self, tokens: Sequence[int]) -> None:
-        """Follow `tokens` from the beginning, whatever was accepted before."""
+        """Follow `tokens` from the beginning; tokens accepted before are forgotten."""
 
     def copy(self) -> TokenRules:
         """Return independent rules at the same place."""

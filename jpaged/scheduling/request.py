@@ -200,7 +200,7 @@ class Request:
 
     @property
     def computes_whole_prompt(self) -> bool:
-        """Tell whether every token of the prompt has to be computed, whatever the prefix cache holds."""
+        """Return whether every token of the prompt has to be computed, even those in the prefix cache."""
         return self.params.prompt_logprobs is not None or self.pooling == "mean"
 
     @property

@@ -9,7 +9,7 @@ from jpaged.scheduling.stops import find_stop
 
 
 def begin_again(request: Request) -> None:
-    """Make an unfinished request wait and hold nothing, whatever state an exception left it in.
+    """Make an unfinished request wait and hold nothing, from any state that an exception left it in.
 
     Its sequences keep their tokens. Grammars and stop searches follow these anew, and a sequence that its last token
     ends is ended. A beam search begins again at its prompt, because it may have been torn between two beams; it finds

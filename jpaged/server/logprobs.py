@@ -114,7 +114,7 @@ class CompletionLogprobs:
         return found
 
     def _num_characters(self, more: bytes) -> int:
-        """Return how many characters more bytes complete, without the replacement of one that the prompt began."""
+        """Return the number of characters that the next bytes complete, apart from one that the prompt began."""
         text = self._decoder.decode(more)
         if text and self._in_character:
             self._in_character, text = False, text.removeprefix(_HALF)

@@ -1,4 +1,4 @@
-"""Trains what the engine serves: log-probabilities of given tokens, differentiable in the engine's own parameters.
+"""Trains the served modules: log-probabilities of given tokens, differentiable in the engine's own parameters.
 
 `logprobs` runs the same `jpaged_models` modules as the engine, over whole sequences and without its pool
 (`sequences`), and with ``deterministic=True`` gives the engine's values to the last bit (`exact`). A `TrainableModel`

@@ -198,7 +198,7 @@ def _own_pool(
 
 
 def _arrays(cache: LayerCache, plan: GroupLayout, table: Int[np.ndarray, "batch width"], rows: _Rows) -> Any:
-    """Return what a layer group is given of a launch, as `LayerCache.one_by_one` would make it."""
+    """Return a layer group's arrays of a launch, as `LayerCache.one_by_one` would make them."""
     own = jnp.asarray(table)[rows.seq]
     if isinstance(cache, StateCache):
         return _state_arrays(own[:, 0], rows)

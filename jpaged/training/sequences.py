@@ -1,4 +1,4 @@
-"""Does for a model's layers what the engine does, without a pool: over a batch of whole sequences, differentiably.
+"""Runs a model's layers without a pool: over a batch of whole sequences, differentiably.
 
 Everything is XLA's: no custom call, nothing donated. Sequences lie one after another in the rows that a model sees.
 """

@@ -1,4 +1,4 @@
-"""Places heads with what they share, a projection's columns among them, so that each tensor shard has whole ones.
+"""Places heads with the columns that they share, so that each tensor shard has whole ones.
 
 A `HeadLayout` serves here too: a slot is what several heads share (a group's B and C in Mamba-2, a query and a key in
 DeltaNet), and its heads. There are as many slots as shards or a multiple; what is shared is there in every slot that

@@ -1,4 +1,4 @@
-"""Holds what vision transformers are made of: patches, bidirectional attention, an MLP, and layers of these.
+"""Parts of vision transformers: patches, bidirectional attention, an MLP, and layers of these.
 
 Dimension names beyond those of `jpaged.model_api`: ``images`` of a batch (or tiles), ``patches`` of an image (or
 whatever else a layer's tokens are), ``heads`` padded to a multiple of the shards.
@@ -149,7 +149,7 @@ def bidirectional(
     v: Float[Array, "images patches heads head_dim"],
     padding: Bool[Array, "images patches"] | None,
 ) -> Float[Array, "images patches heads head_dim"]:
-    """Return what each token takes of all tokens of its image; `padding` takes of what is no padding only.
+    """Attend from each token to all tokens of its image; with `padding`, only to tokens that are no padding.
 
     The scores of `QUERIES_AT_ONCE` tokens exist at a time: all those of an image of Llama 3.2 Vision take 2.6 GB.
     """
@@ -180,7 +180,7 @@ def bidirectional(
 
 
 def apply(linear: Linear, x: Float[Array, "... inputs"]) -> Float[Array, "... outputs"]:
-    """Multiply along the last axis, whatever the others are."""
+    """Multiply along the last axis; the others may be any."""
     return linear(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
 
 

@@ -112,7 +112,7 @@ class MllamaVision(nnx.Module):
         return joined.reshape(images, tiles, length, -1)[:, :, : self.count]
 
     def _of_tiles(self, table: nnx.Param, gate: nnx.Param, arrangement: Array, embed: int) -> Array:
-        """Return [images, tiles, 1, embed]: what each tile's tokens are added."""
+        """Return [images, tiles, 1, embed]: the sum that each tile's tokens get."""
         return through(gate, jnp.take(table[...], arrangement, axis=0, mode="clip")).reshape(
             len(arrangement), -1, 1, embed
         )

@@ -1,4 +1,4 @@
-"""Reads what XLA hands to a custom call, an ``XLA_FFI_CallFrame``, in loops that Numba compiles.
+"""Reads the ``XLA_FFI_CallFrame`` that XLA passes to a custom call, in loops that Numba compiles.
 
 The offsets are those of ``xla/ffi/api/c_api.h`` on a 64-bit machine; its structures only ever grow at their ends.
 """

@@ -176,7 +176,7 @@ def _handler(
     grains: int,
     before: tuple[Any, int, int],
 ) -> Any:
-    """Compile what XLA calls, which finds `run` and what comes before it by symbols."""
+    """Compile the function that XLA calls, which finds `run` and its setup by symbols."""
     symbol, symbol_before = f"{name}_run", f"{name}_before"
     first, items_argument, items_axis = before
     binding.add_symbol(symbol, run.address)

@@ -1,4 +1,5 @@
-"""Adds what Numba's Python lacks, as LLVM instructions: raw memory, atomic addition, C functions called by address."""
+"""Adds operations that Numba lacks, as LLVM instructions: raw memory, atomic addition, C functions called by
+address."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def add(typingctx, address, value):
 
 @intrinsic
 def allocate(typingctx, size):
-    """Return the address of so many bytes that ``malloc`` gave."""
+    """Allocate `size` bytes with ``malloc`` and return their address."""
 
     def generate(context, builder, signature, args):
         function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_BYTES, [_WORD]), "malloc")
@@ -79,7 +80,7 @@ def allocate(typingctx, size):
 
 @intrinsic
 def free(typingctx, address):
-    """Give back what `allocate` gave."""
+    """Free memory of `allocate`."""
 
     def generate(context, builder, signature, args):
         function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), [_BYTES]), "free")

@@ -22,7 +22,7 @@ __all__ = ["Keep", "attention_scores", "kv_select"]
 
 
 class Keep(NamedTuple):
-    """Says what is kept whatever its score, and how scores are smoothed; all static, in tokens.
+    """The tokens that are kept at any score, and the smoothing of scores; all static, in tokens.
 
     Attributes:
         first: the sequence's first tokens ("attention sinks").

@@ -86,7 +86,7 @@ def write_rows(
 
 
 def plan_writes(view: Any, slots: Int[Array, " tokens"], *, impl: Impl | None = None) -> Runs | None:
-    """Return what `kv_write` computes from the slots alone, to be given to the calls of all layers.
+    """Compute the part of `kv_write` that depends on the slots alone, for the calls of all layers.
 
     It is None for implementations that compute nothing beforehand, all but those of TPUs.
 

@@ -171,7 +171,7 @@ def _kernel(layer, *refs):
 
 
 def find_runs(slots: Int[Array, " tokens"], blocks: int, block_size: int) -> Runs:
-    """Return the runs of a step's slots, which are the same for all layers of a view of so many blocks."""
+    """Return the runs of a step's slots, which are the same for all layers of a view of `blocks` blocks."""
     slots = slots.astype(jnp.int32)
     (tokens,) = slots.shape
     index = jnp.arange(tokens, dtype=jnp.int32)

@@ -36,7 +36,7 @@ def float_of_bits(typingctx, bits):
 
 @intrinsic
 def _fma(typingctx, a, b, c):
-    """Return ``a * b + c``, rounded once whatever else the compiler does."""
+    """Return ``a * b + c``, rounded once at any level of optimisation."""
 
     def generate(context, builder, signature, args):
         return builder.fma(*args)

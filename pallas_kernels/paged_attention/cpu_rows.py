@@ -1,4 +1,4 @@
-"""Loads a span's keys and values from their blocks into scratch memory as float32, whatever dtype the view has.
+"""Loads a span's keys and values from their blocks into scratch memory as float32, from any dtype of the view.
 
 Keys are transposed, so that a vector holds one lane of neighbouring keys: scores are then sums of products of whole
 vectors, and no sum runs across a vector. All queries of a block share the transposed keys, so the cost of this step

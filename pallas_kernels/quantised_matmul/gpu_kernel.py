@@ -172,8 +172,7 @@ def product_of_steps(
 
 @triton.jit
 def numbers(codes, dtype: tl.constexpr, E2M1: tl.constexpr):
-    """Return what 4-bit codes stand for, in `dtype`: ``code - 8``, or a float of two bits of exponent and one of
-    mantissa.
+    """Decode 4-bit codes to `dtype`: ``code - 8``, or a float of two bits of exponent and one of mantissa.
 
     A code becomes the last mantissa bits of 1024 or 2**23, which is then subtracted together with the 8; the bits of an
     E2M1 code go to their places in a float16.

@@ -1,4 +1,4 @@
-"""Implements rotated_heads in plain jnp, which defines what is right, and describes the norms before the rotation."""
+"""Implements rotated_heads in plain jnp, as the reference of the other versions."""
 
 from __future__ import annotations
 

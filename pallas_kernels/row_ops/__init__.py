@@ -1,4 +1,4 @@
-"""Computes what stands between products, row by row: norms, sums before them, gates, maxima of logits.
+"""Computes the operations between products, row by row: norms, sums before them, gates, maxima of logits.
 
 XLA fuses these into few operations on accelerators. On a CPU it makes several passes, mostly on one core, with a
 slow exponential; `cpu` makes one pass of each on all cores. `tpu` makes one launch of a norm and the addition before

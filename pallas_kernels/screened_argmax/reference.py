@@ -1,4 +1,4 @@
-"""Says what `pallas_kernels.screened_argmax` computes, in a few lines of jax.numpy."""
+"""Implements `pallas_kernels.screened_argmax` in a few lines of jax.numpy."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def make_screen(table: Float[Array, "outputs inputs"]) -> Screen:
 def _rounded(
     rows: Float[Array, "outputs inputs"],
 ) -> tuple[UInt8[Array, "outputs inputs"], Float[Array, "3 outputs"]]:
-    """Return the codes of some rows, and what `Screen.words` says of them."""
+    """Return the codes of some rows, and their `Screen.words`."""
     top = jnp.abs(rows).max(axis=1)
     fits = (top > SMALLEST) & (top < LARGEST)
     scale, inverse = jnp.where(fits, top / 127, 0.0), jnp.where(fits, 127 / top, 0.0)

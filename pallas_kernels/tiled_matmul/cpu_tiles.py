@@ -37,7 +37,7 @@ with them."""
 
 @dataclass(frozen=True)
 class TileVariant:
-    """Says what is known of a tiled matrix when its product is compiled.
+    """The facts of a tiled matrix that are constants when its product is compiled.
 
     Attributes:
         kind: which instructions multiply.

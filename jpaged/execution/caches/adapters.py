@@ -73,7 +73,7 @@ class AdapterCache(LayerCache):
         return self.group.block_layers * self.group.block_rows * LANES * self.format.dtype.itemsize
 
     def site_blocks(self, site: AdapterSite, rank: int) -> int:
-        """Return how many blocks so many ranks take at a site."""
+        """Return the number of blocks that an adapter of a rank takes at a site."""
         return -(-rank * site.row_elements(self.format.shards) * self.dtype.itemsize // self.block_bytes)
 
     @property

@@ -1,4 +1,4 @@
-"""Computes attention over what each token's own sequence keeps: full, within a sliding window, within chunks.
+"""Computes attention of each token over the kept tokens of its own sequence: full, in a sliding window, or in chunks.
 
 Layers that share the KV of others (cross-layer attention) are of the same kinds: they bring no K and V, and only read.
 """
@@ -92,8 +92,8 @@ def last_keys(step: HostStep) -> Int[np.ndarray, " padded_tokens"] | None:
 
 
 class AttentionPlan(NamedTuple):
-    """Holds what attention kernels compute from the batch alone; None where they compute nothing, or where each layer
-    does it for itself.
+    """Results of attention kernels' plans, which depend on the batch alone; None if there is no plan or each layer
+    makes its own.
 
     Attributes:
         writes: see `pallas_kernels.kv_write.plan_writes`.

@@ -1,4 +1,4 @@
-"""Defines a kind of layer for the engine: `LayerCache` says what one layer group does with its blocks of the pool.
+"""Defines a kind of layer for the engine: a `LayerCache` owns the use of one layer group's blocks.
 
 A kind of layer is one file with one `LayerCache`, and a line in `jpaged.execution.caches.registry`. Its host half says
 how many bytes a block takes, which blocks a sequence still needs (a `Policy` of `jpaged.memory`) and which arrays a
@@ -32,7 +32,7 @@ Pool: TypeAlias = Shaped[Array, "shards pages rows 128"]
 
 @dataclass(frozen=True)
 class BlockSettings:
-    """Says what the blocks of all layer groups have in common.
+    """Settings that the blocks of all layer groups share.
 
     Attributes:
         block_size: tokens a block.
@@ -122,7 +122,7 @@ class LayerCall:
 
 
 class Reads(NamedTuple):
-    """Says what computing one token takes of a layer group, for estimates of speed.
+    """Counts the reads of a layer group to compute one token, for estimates of speed.
 
     Attributes:
         token_bytes: bytes of the pool that are read for each token seen, on one device, over all layers.
@@ -138,7 +138,7 @@ class Reads(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerCache(ABC):
-    """Says what one layer group of the model does with its blocks.
+    """Defines the use of the pool's blocks by one layer group of the model.
 
     It holds no state: blocks lie in the pool, whose views are pure reshapes, and which block is whose the host says.
     A kind that keeps another dtype than the pool's bitcasts the blocks it has read, never the pool.
@@ -160,7 +160,7 @@ class LayerCache(ABC):
     @property
     @abstractmethod
     def layer_shape(self) -> tuple[int, ...]:
-        """Return the shape of what one layer takes of the pool in one block, on one device; the last axis is 128."""
+        """Return the shape of one layer's part of one block, on one device; the last axis is 128."""
 
     @abstractmethod
     def pool_groups(self) -> tuple[GroupSpec, ...]:
@@ -169,7 +169,7 @@ class LayerCache(ABC):
 
     @abstractmethod
     def reads(self) -> Reads:
-        """Return what computing one token reads."""
+        """Return the reads of one token."""
 
     def spec(self, name: str, num_layers: int, policy: Policy, **options: Any) -> GroupSpec:
         """Return the pool group of `num_layers` layers whose blocks live as `policy` says; `options` are those of
@@ -243,7 +243,8 @@ class LayerCache(ABC):
     # ------------------------------------------------------------------ a layer, on the devices
 
     def plan(self, call: LayerCall, num_tokens: int) -> Any:
-        """Return what the layers' operations need of the batch alone, computed on the devices before the first layer.
+        """Compute on the devices, before the first layer, values that depend on the batch alone and that all layers
+        use.
 
         Layers are a loop in the compiled program: what `operate` computes is computed for each of them. None by
         default: nothing is.

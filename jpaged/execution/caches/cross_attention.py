@@ -146,7 +146,8 @@ class CrossAttentionCache(EncodedCache):
 
 
 class _Reading(NamedTuple):
-    """Holds what a layer reads of images on one shard; a token that sees none gets something that means nothing."""
+    """The arguments of one layer's attention to images on one shard. A token that sees no image gets a value without
+    meaning."""
 
     view: Float[Array, "blocks layers kv_heads tiles block_size 128"]
     layer: Int[Array, ""]

@@ -43,14 +43,14 @@ class ImageBatch(NamedTuple):
 
 
 class EncodedCache(LayerCache):
-    """Serves what an encoder makes of images and leaves in the pool before a step."""
+    """Serves images' features, which an encoder writes to the pool before a step."""
 
     def untabled_blocks(self, step: ScheduledStep) -> Iterable[int]:
         return (block for read in step.reads for block in read.blocks)
 
     @abstractmethod
     def launch_rows(self, features: int) -> int:
-        """Return how many rows of the pool a launch of the encoder has places for that makes so many features."""
+        """Return the number of the pool's rows in a launch of the encoder that makes `features` features."""
 
     @abstractmethod
     def write(
@@ -62,7 +62,7 @@ class EncodedCache(LayerCache):
         rows: Int[HostOrDevice, " rows"],
         impl: Impl | None = None,
     ) -> Pool:
-        """Write what the encoder made of one image to rows of the pool, which is updated in place.
+        """Write the features of one image to rows of the pool, which is updated in place.
 
         There may be more of either; rows out of range are dropped.
 

@@ -132,7 +132,7 @@ def make_zero_pages(mesh: Mesh) -> jax.stages.Wrapped:
 
 
 class DonatedPool:
-    """Holds the pool, donated to every program that changes it and replaced by what that gives back.
+    """Holds the pool. Every program that changes it takes it as a donation and returns its successor.
 
     A thread makes it, where no other process has a part in that: a CPU takes a second to map a gigabyte, and warming up
     does not need it.

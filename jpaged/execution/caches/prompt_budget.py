@@ -94,7 +94,7 @@ class PromptBudgetCache(FullAttentionCache):
         sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
         last_keys: Int[Array, " tokens"] | None = None,
     ) -> tuple[Pool, Float[Array, "tokens kv_heads q_per_kv head_dim"]]:
-        """Attend, and where prompts end move what the layer keeps of them to their first slots.
+        """Attend; at the end of a prompt, move the tokens that the layer keeps to the prompt's first slots.
 
         Raises:
             ValueError: there are `last_keys`.
@@ -142,7 +142,7 @@ def cut_prompts(
 
 
 class Selection(NamedTuple):
-    """Says what a layer has to choose.
+    """The choice that a layer has to make.
 
     Attributes:
         ending: sequences of the batch whose prompt ends; the places after them hold -1.

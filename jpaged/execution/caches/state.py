@@ -68,7 +68,7 @@ class StateTables:
         return StateTables(self.plan, self.checkpoints[rows], None if self.ring is None else self.ring[rows])
 
     def holders(self, lengths: Int[np.ndarray, " seqs"]) -> Int[np.ndarray, " seqs"]:
-        """Return the block of the state after so many tokens of each sequence, at least one; -1 = none."""
+        """Return, for each sequence, the block of the state after a number of tokens (1 or more); -1 = none."""
         table, size = self.checkpoints, self.plan.spec.block_size
         if self.ring is not None:
             entries = np.clip(lengths // size - 1, 0, table.shape[1] - 1)
@@ -82,7 +82,7 @@ class StateTables:
         return found
 
     def _next(self, first: Int[np.ndarray, " seqs"], entries: int) -> Int[np.ndarray, " seqs"]:
-        """Return the first block among so many entries from `first` on; -1 = none."""
+        """Return the first block among a number of entries from `first` on; -1 = none."""
         table = self.checkpoints
         near = first[:, None] + np.arange(min(table.shape[1], entries))
         blocks = np.where(
@@ -115,7 +115,7 @@ def state_batch(step: HostStep, tables: StateTables) -> StateBatch:
 
 
 def most_units(tokens: int, seqs: int, plan: GroupLayout, *, verifies: bool = False) -> int:
-    """Return the most units that so many tokens of so many sequences are cut into.
+    """Return the most units that `tokens` tokens of `seqs` sequences are cut into.
 
     A sequence's tokens are cut at multiples of `UNIT`, at regular checkpoints and at up to two ends of the sequence,
     and after each of the drafts where the step verifies any: there are no more of them than sequences that fit.

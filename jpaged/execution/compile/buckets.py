@@ -92,7 +92,7 @@ class Buckets:
         return tuple(bucket for bucket in self.all if replace(bucket, images=False, adapters=False) == of_all)
 
     def holding(self, bucket: Bucket) -> Iterator[Bucket]:
-        """Yield the buckets that hold whatever a bucket holds, which is the first, from the cheapest on."""
+        """Yield the bucket itself and then every larger bucket that could hold its steps, cheapest first."""
         larger = [other for other in self.decode if bucket.decode_only and other.seqs >= bucket.seqs]
         larger += [other for other in self.mixed if other.tokens >= bucket.tokens and other.seqs >= bucket.seqs]
         for other in larger:

@@ -28,7 +28,7 @@ CODE = ("jpaged", "pallas_kernels", "jpaged_models")
 
 
 def machine_facts(mesh: Mesh, family: type) -> dict[str, Any]:
-    """Return what this installation and machine compile by, as plain data.
+    """Return the facts of this installation and machine that compilation depends on, as plain data.
 
     Args:
         family: the model's class, which may come from another package.
@@ -43,7 +43,7 @@ def machine_facts(mesh: Mesh, family: type) -> dict[str, Any]:
 
 
 def device_facts(mesh: Mesh) -> dict[str, Any]:
-    """Return what devices programs are for, which may be only a compiler's target."""
+    """Describe the devices that programs are for; they may be only a compiler's target."""
     return {
         "platform": platform(mesh),
         "device_kind": mesh.devices.flat[0].device_kind,
@@ -66,7 +66,7 @@ def weight_facts(params: Any) -> dict[str, Any]:
 
 
 def _arrays_of(leaf: Any) -> str:
-    """Return the name of what holds a parameter, with its arrays' dtypes."""
+    """Return the name of a parameter's holder class, with its arrays' dtypes."""
     dtypes = ", ".join(str(part.dtype) for part in jax.tree.leaves(leaf))
     return f"{type(leaf).__name__}({dtypes})" if is_held(leaf) else dtypes
 

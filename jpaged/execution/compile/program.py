@@ -129,7 +129,7 @@ class Program:
         return key in self._compiled
 
     def prepare(self, key: Hashable, *args: Any, **static: Any) -> Callable[[], None]:
-        """Trace the function for `args`, arrays or their shapes; what is returned compiles it, in any thread.
+        """Trace the function for `args`, arrays or their shapes; return a call that compiles it, in any thread.
 
         Where another thread has begun with the key, nothing is traced, and what is returned waits for the end of that,
         good or bad.
@@ -155,7 +155,7 @@ class Program:
         return compilation.of(work)
 
     def _traced(self, key: Hashable, args: tuple[Any, ...], static: dict[str, Any]) -> Callable[[], None] | None:
-        """Trace the function and return what compiles it; None where the program is known, and taken."""
+        """Trace the function and return a call that compiles it; None if the program is known, which is then used."""
         name = None if self._made_of is None else signature(self._made_of, args, static)
         stored = "" if self._store is None else program_name(self._kind, key, args, static)
         if (known := self._known(name, stored, args)) is not None:
@@ -211,7 +211,7 @@ class _Compilation:
         self._since: float | None = time.perf_counter()
 
     def of(self, work: Callable[[], None]) -> _Compilation:
-        """Take what is to be done, now that it is traced; the time until the call does not count."""
+        """Set the call that compiles, once tracing is done; the time until the call does not count."""
         self._work, self._seconds, self._since = work, self._so_far, None
         return self
 

@@ -19,7 +19,7 @@ MOST_PROGRAMS = 64
 
 
 class CompiledProgram(NamedTuple):
-    """Holds a compiled program and the shapes of what it gives back."""
+    """A compiled program and the shapes of its results."""
 
     executable: jax.stages.Compiled
     out_info: Any

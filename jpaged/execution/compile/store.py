@@ -36,7 +36,7 @@ Facts = Mapping[str, Any]
 
 
 class ProgramStore:
-    """Finds compiled programs in a folder, or collects what is compiled to write one. Safe in threads.
+    """Finds compiled programs in a folder, or collects programs to write one. Thread-safe.
 
     Attributes:
         folder: where the programs lie, or will.
@@ -147,7 +147,7 @@ class ProgramStore:
 
 
 def _put(new: Path, folder: Path) -> None:
-    """Give a new folder the place of one that may be there, which is deleted last."""
+    """Move a new folder to its path; a folder that was there is deleted afterwards."""
     old = new.with_name(f"{new.name}.old")
     try:
         if folder.exists():
@@ -162,7 +162,7 @@ def _put(new: Path, folder: Path) -> None:
 
 
 def _calls() -> dict[str, bytes]:
-    """Return the file of what registered custom calls in this process; none where nothing did."""
+    """Return the file that holds this process's registrations of custom calls, by name; empty if there are none."""
     if "pallas_kernels.ffi" not in sys.modules:  # without Numba it cannot be imported
         return {}
     from pallas_kernels.ffi import registrations
@@ -217,7 +217,7 @@ def _check_replaceable(folder: Path) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return what a folder of programs says of itself.
+    """Return the manifest of a folder of programs.
 
     Raises:
         ValueError: it has no readable manifest, or one of another format.
@@ -240,7 +240,7 @@ def _parsed_manifest(folder: Path) -> dict[str, Any]:
 
 
 def program_name(kind: str, key: Hashable, args: tuple[Any, ...], static: Mapping[str, Any]) -> str:
-    """Return the file name of a program: a hash of what it computes, within one engine, and of its shapes.
+    """Return the file name of a program: a hash of its key within the engine and of its shapes.
 
     Args:
         kind: which of the engine's functions it is.

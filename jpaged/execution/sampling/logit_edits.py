@@ -1,4 +1,4 @@
-"""Applies bias, penalties, bans and masks: what a request changes in its logits before a token is chosen.
+"""Applies a request's changes to its logits before a token is chosen: bias, penalties, bans and masks.
 
 The token drawn in the step before may not have reached the host when a step's arrays are made. It is read on the
 device, and counted, compared and penalised as if the host had known it.
@@ -186,7 +186,7 @@ class TokenEdits(NamedTuple):
 
 
 def token_edits(params: SamplingParams, num_prompt: int, token_ids: list[int]) -> TokenEdits:
-    """Return what bias and penalties do to a row, as far as the host knows its tokens."""
+    """Return the edits of a row by bias and penalties, for the tokens that the host knows."""
     bias = params.logit_bias or {}
     start = 0 if params.repetition_penalty != 1 else num_prompt
     history = np.array(token_ids[start:] if params.penalised else [], np.int64)

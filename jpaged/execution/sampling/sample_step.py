@@ -71,7 +71,7 @@ def screened_tokens(
 
 
 class StepOutput(NamedTuple):
-    """Holds what a step gives back, padded to max_num_seqs rows so that the next step's shapes do not depend on it.
+    """The results of a step, padded to max_num_seqs rows so that the next step's shapes do not depend on it.
 
     Attributes:
         tokens: sampled ids.

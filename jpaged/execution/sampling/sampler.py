@@ -32,7 +32,7 @@ def largest_threshold(
     measure: Callable[[Bool[Array, "seqs vocab"]], Shaped[Array, " seqs"]],
     wanted: Shaped[Array, " seqs"],
 ) -> Float[Array, " seqs"]:
-    """Return the largest t for which the `measure` of the tokens with weight >= t is at least what is `wanted`.
+    """Return the largest t for which the `measure` of the tokens with weight >= t is at least `wanted`.
 
     Exact: floats from 0 on order like their bit patterns, so narrowing the integers down finds the very value, and
     the same one whatever the number of bits a pass.
@@ -93,7 +93,7 @@ def rank(
 
 
 def no_ranking(rows: int, top: int) -> Ranking:
-    """Return what `rank` does for rows without a ranking."""
+    """Return the result of `rank` for rows without a ranking."""
     return jnp.zeros(rows, jnp.int32), jnp.zeros((rows, top), jnp.int32), jnp.zeros((rows, top), jnp.float32)
 
 
@@ -140,7 +140,7 @@ def sample(
 def most_likely(
     logits: Float[Array, "seqs vocab"], impl: Impl = "xla"
 ) -> tuple[Int[Array, " seqs"], Float[Array, " seqs"]]:
-    """Return what `sample` gives for rows of temperature 0 without edits."""
+    """Return the result of `sample` for rows of temperature 0 without edits."""
     tokens, totals = largest(logits, impl=impl)
     return tokens, _logprobs(logits, tokens, totals)
 
@@ -171,7 +171,7 @@ def _draw(logits: Float[Array, "seqs vocab"], args: SamplingArrays, greedy: Int[
 
 
 def _truncate(weights: Float[Array, "seqs vocab"], args: SamplingArrays) -> Float[Array, "seqs vocab"]:
-    """Cut to the top-k tokens, then to the top-p of those; what no row asks for is not searched."""
+    """Cut to the top-k tokens, then to the top-p of those; skip a search that no row asks for."""
     vocab = weights.shape[1]
 
     def most_likely_k() -> Float[Array, "seqs vocab"]:

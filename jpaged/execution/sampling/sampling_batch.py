@@ -80,7 +80,7 @@ class PlacedMasks:
         self._open: dict[int, jax.Array] = {}
 
     def put(self, args: SamplingArrays) -> SamplingArrays:
-        """Return what a step samples by, with its masks on the devices."""
+        """Return a step's sampling parameters, with its masks on the devices."""
         return args._replace(edits=args.edits._replace(mask=self._of(args.edits)))
 
     def clear(self) -> None:

@@ -82,7 +82,8 @@ class AdapterMatrices:
         return self._matrices
 
     def shapes(self) -> Iterator[tuple[str, Callable[[], Compile]]]:
-        """Yield the name of each program, and what traces it and returns what compiles it, in any thread."""
+        """Yield the name of each program and a call that traces it and returns a call that compiles it, in any
+        thread."""
         if self._at is None:
             return
         cache = self._spec.caches[self._at]
@@ -93,7 +94,7 @@ class AdapterMatrices:
         yield _FILL, partial(self._fill.prepare, (_FILL,), like, pool, blocks, np.int32(0))
 
     def written(self, blocks: Iterable[int]) -> None:
-        """Note that blocks of adapters were written: what was read from them before is another's."""
+        """Note that blocks of adapters were written, so copies read from them before are stale."""
         new = np.asarray(list(blocks), np.int32)
         self._held = {place: old for place, old in self._held.items() if not np.isin(old, new).any()}
 
@@ -104,7 +105,7 @@ class AdapterMatrices:
         self._matrices, self._held = None, {}
 
     def close(self) -> None:
-        """Give back the memory, and let go of what was compiled."""
+        """Free the memory and the compiled programs."""
         self.release()
         if self._at is not None:
             self._begin.forget()

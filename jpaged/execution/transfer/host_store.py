@@ -227,7 +227,7 @@ def _by_group(moves: Sequence[SwapCopy]) -> dict[int, list[SwapCopy]]:
 
 
 def launch_sizes(block_bytes: int) -> tuple[int, ...]:
-    """Return the numbers of blocks that launches have for blocks of so many bytes, the largest first."""
+    """Return the numbers of blocks that a launch may have, largest first, for blocks of `block_bytes` bytes."""
     return tuple(size for size in SIZES if size == 1 or size * block_bytes <= LAUNCH_BYTES)
 
 

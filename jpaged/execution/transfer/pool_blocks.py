@@ -1,4 +1,4 @@
-"""Copies what chosen blocks hold off the devices and onto them again, as bytes: what a saved state has of a pool."""
+"""Copies the content of chosen blocks between devices and host, as bytes: the blocks of a saved state."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ class PoolBlocks:
             )
 
     def prepare(self) -> None:
-        """Compile what `read` takes, in any thread: it takes seconds, and no engine should wait for it."""
+        """Compile the programs of `read`, in any thread: it takes seconds, and no engine should wait for it."""
         pool = abstract_pool(self._spec, self._mesh)
         for program, size in zip(self._gather, self._sizes, strict=True):
             program.prepare(size, pool, np.zeros((num_replicas(self._mesh), size), np.int32))()
 
     def prepare_adapters(self) -> Callable[[], None]:
-        """Trace what `write` takes for adapters; what is returned compiles it, in any thread."""
+        """Trace the programs of `write` for adapters; return a call that compiles them, in any thread."""
         group = self.adapters
         assert group is not None, "an engine without adapters was asked to write some"
         size, replicas = self._sizes[group], num_replicas(self._mesh)

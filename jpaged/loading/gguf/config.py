@@ -327,7 +327,8 @@ def _jamba(file: GGUFFile) -> PretrainedConfig:
 
 
 def _every(file: GGUFFile, numbers: Sequence[int], layers: int) -> tuple[int, int]:
-    """Return period and offset of the layers with these numbers; with none of them, a period that meets no layer."""
+    """Return the period and offset of the layers with these numbers; without numbers, a period longer than the
+    model."""
     if not numbers:
         return layers + 1, layers
     period = numbers[1] - numbers[0] if len(numbers) > 1 else max(layers - numbers[0], numbers[0] + 1)

@@ -76,7 +76,7 @@ class BlockFile:
         self._sums: dict[int, bytes] = {}
 
     def write(self, place: int, name: bytes, content: np.ndarray) -> None:
-        """Write a block at an offset of the file, over whatever lies there.
+        """Write a block at an offset of the file, over its old content.
 
         Raises:
             OSError: the disk fails, or has no room; nothing can be read at that offset then.

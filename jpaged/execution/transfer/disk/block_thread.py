@@ -67,14 +67,14 @@ class BlockThread:
         read.finish()
 
     def forget_all(self) -> None:
-        """Drop what is still to be written, and let nothing be read that was."""
+        """Drop the pending writes, and refuse reads of blocks written before."""
         with self._lock:
             self._epoch += 1
             if self._is_open:
                 self._thread.submit(self._file.forget_all)
 
     def close(self) -> None:
-        """End the thread after what it does just now, and give the disk's space back; again is no error.
+        """End the thread after its current job and free the disk's space; calling it twice is harmless.
 
         What is queued is neither written nor read: reads end with nothing found. Where the disk hangs, closing waits
         for it `CLOSE_SECONDS`; the space is given back when it answers.

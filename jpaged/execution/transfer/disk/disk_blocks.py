@@ -1,4 +1,4 @@
-"""Copies blocks out of the pool for the disk, and what was read from it into the pool."""
+"""Copies blocks from the pool for the disk, and blocks read from the disk into the pool."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jpaged.memory.disk import DiskFill, DiskWrite
 
 
 class DiskBlocks:
-    """Gives a thread what the pool loses, and the pool what a thread read.
+    """Hands evicted blocks to the disk's thread, and the blocks that it read to the pool.
 
     Args:
         host: has the programs that move blocks.
@@ -34,7 +34,7 @@ class DiskBlocks:
                 start += count
 
     def fill(self, pool: Pool, fills: Sequence[DiskFill]) -> Pool:
-        """Write what was read into the pool, which is donated, and return it."""
+        """Write the read blocks into the pool, which is donated, and return it."""
         groups: dict[int, list[DiskFill]] = defaultdict(list)
         for fill in fills:
             groups[fill.group].append(fill)

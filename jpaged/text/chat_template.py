@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict
-from weakref import WeakKeyDictionary
 
+from jpaged.text.template_forms import forms_of, has_calls, with_calls_in
 from jpaged.validation import boolean, one_of
 
 Messages = Sequence[Mapping[str, Any]]
@@ -19,12 +18,6 @@ Content is text or a list of parts, ``{"type": "text", "text": ...}`` and images
 _IMAGES = ("image_url", "image_pil", "image")
 _TAKEN = "only 'text' is taken, and images by models that see"
 ContentFormat = Literal["auto", "string", "openai"]
-_PROBE = "a text that no template has"
-_Form = Literal["string", "openai", "either"]
-_FORMS: WeakKeyDictionary[Any, dict[str, _Form]] = WeakKeyDictionary()
-"""Forms of content that each tokenizer's templates take; an entry lives as long as its tokenizer."""
-_MOST_FORMS = 16
-"""Templates of a tokenizer that are remembered; clients may send their own."""
 _FORMATS = ("auto", "string", "openai")
 
 
@@ -113,8 +106,8 @@ def templated(messages: Messages, tokenizer: Any, options: ChatOptions, image: s
     """Return a conversation as text, through the chat template.
 
     Where the template takes no list of parts, the parts of a content are joined by newlines; where it takes nothing
-    else, as those of some models with eyes, a text becomes a list of one part. Arguments of tool calls
-    that are JSON text are given to the template as what they mean.
+    else, as those of some vision-language models, a text becomes a list of one part. Tool calls of earlier messages
+    take the form in which the template shows them and their arguments.
 
     Args:
         image: what the text has in the place of an image where the template does not write it itself.
@@ -129,7 +122,8 @@ def templated(messages: Messages, tokenizer: Any, options: ChatOptions, image: s
         raise ValueError(f"messages={messages!r} has no message; at least 1 is needed")
     parts = [_check(message, image) for message in messages]
     said = options.chat_template_content_format
-    form = _form_of(tokenizer, template) if said == "auto" else said
+    forms = forms_of(tokenizer, template)
+    form = forms.content if said == "auto" else said
     if form == "string":
         messages = [
             {**message, "content": "\n".join(texts)} if texts else message
@@ -140,9 +134,11 @@ def templated(messages: Messages, tokenizer: Any, options: ChatOptions, image: s
             messages = [_in_parts(message) for message in messages]
         if image:
             messages = [_with_plain_images(message) for message in messages]
+    if any(has_calls(message) for message in messages):
+        messages = with_calls_in(messages, forms.calls(tokenizer))
     try:
         return tokenizer.apply_chat_template(
-            [_with_parsed_calls(message) for message in messages],
+            [_with_a_text(message) for message in messages],
             tokenize=False,
             chat_template=template,
             add_generation_prompt=options.add_generation_prompt,
@@ -187,6 +183,8 @@ def _check(message: Any, image: str) -> list[str]:
     content = message.get("content")
     if content is None or isinstance(content, str):
         return []
+    if isinstance(content, list) and not content and has_calls(message):
+        return []
     if not isinstance(content, Sequence) or not content:
         raise ValueError(f"content={content!r} must be text or a list of parts")
     return [image if _is_image(part) and image else _text(part) for part in content]
@@ -209,49 +207,10 @@ def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**message, "content": [{"type": "text", "text": content}]}
 
 
-def _form_of(tokenizer: Any, template: str) -> _Form:
-    """Tell what contents a template takes: text, lists of parts, or either where it renders a text and a list of it
-    alike."""
-    forms = _FORMS.setdefault(tokenizer, {})
-    if (form := forms.get(template)) is None:
-        if len(forms) >= _MOST_FORMS:
-            forms.clear()
-        form = forms[template] = _tried(tokenizer, template)
-    return form
-
-
-def _tried(tokenizer: Any, template: str) -> _Form:
-
-    def rendered(content: Any) -> str:
-        message = {"role": "user", "content": content}
-        try:
-            return tokenizer.apply_chat_template([message], chat_template=template, tokenize=False)
-        except Exception:  # a template is a program of the model's
-            return ""
-
-    as_text, as_parts = rendered(_PROBE), rendered([{"type": "text", "text": _PROBE}])
-    if _PROBE not in as_parts:
-        return "string"
-    if _PROBE not in as_text:
-        return "openai"
-    return "either" if as_text == as_parts else "string"
-
-
-def _with_parsed_calls(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the message with the arguments of its tool calls as mappings: templates write them as JSON themselves."""
-    calls = message.get("tool_calls")
-    return dict(message) if not calls else {**message, "tool_calls": [_with_parsed_arguments(call) for call in calls]}
-
-
-def _with_parsed_arguments(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
-        return call
-    arguments = function["arguments"]
-    try:
-        return {**call, "function": {**function, "arguments": json.loads(arguments) if arguments else {}}}
-    except json.JSONDecodeError as error:
-        raise ValueError(f"a tool call has arguments={arguments!r}, which is not JSON: {error}") from error
+def _with_a_text(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the message; an assistant's without content and calls, such as a lone thought, has an empty text."""
+    empty = message["role"] == "assistant" and message.get("content") is None and not has_calls(message)
+    return {**message, "content": ""} if empty else dict(message)
 
 
 def _are_mappings(values: Any) -> bool:

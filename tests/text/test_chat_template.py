@@ -10,7 +10,7 @@ import weakref
 import pytest
 import tiny_chat_model
 
-from jpaged.text import chat_template
+from jpaged.text import template_forms
 from jpaged.text.chat_template import ChatOptions, templated
 from jpaged.text.prompt import Conversation, Tokenization, chat_prompt, parse_prompt
 
@@ -67,8 +67,7 @@ def test_arguments_of_tool_calls_are_given_as_what_they_mean(text):
     options = {"chat_template": FULL, "add_generation_prompt": False}
     assert text(called('{"city": "Ulm"}'), **options) == text(called({"city": "Ulm"}), **options)
     assert text(called('{"city": "Ulm"}'), **options).endswith('[assistant]{"city": "Ulm"}')
-    with pytest.raises(ValueError, match=r"arguments='{nope', which is not JSON"):
-        text(called("{nope"), **options)
+    assert text(called("{nope"), **options).endswith('[assistant]"{nope"')
 
 
 def test_parts_of_a_content_are_joined_or_given_as_they_are(text):
@@ -144,7 +143,7 @@ def test_the_tokenizer_adds_nothing_to_what_a_template_made_unless_told_to(token
 def test_what_a_template_takes_is_remembered_no_longer_than_its_tokenizer(tokenizer):
     own = copy.copy(tokenizer)
     chat_prompt(Conversation(HELLO, ChatOptions()), own)
-    assert own in chat_template._FORMS
+    assert own in template_forms._FORMS
     gone = weakref.ref(own)
     del own
     gc.collect()

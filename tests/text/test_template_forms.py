@@ -1,0 +1,151 @@
+"""Earlier tool calls of a conversation survive in every family's chat template, however a client writes them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tiny_chat_model
+
+from jpaged.text.chat_template import ChatOptions, templated
+from jpaged.text.template_forms import forms_of
+
+# The parts of the families' templates that show an assistant's message.
+R1 = (
+    "{% for message in messages %}{% if message['role'] == 'user' %}<U>{{ message['content'] }}{% endif %}"
+    "{% if message['role'] == 'assistant' and message['content'] is none %}{% for tool in message['tool_calls'] %}"
+    "{{ '<A><calls>' + tool['type'] + '<sep>' + tool['function']['name'] + '\n```json\n' "
+    "+ tool['function']['arguments'] + '\n```' }}{% endfor %}{% endif %}"
+    "{% if message['role'] == 'assistant' and message['content'] is not none %}"
+    "{% set content = message['content'] %}{% if '</think>' in content %}"
+    "{% set content = content.split('</think>')[-1] %}"
+    "{% endif %}{{ '<A>' + content }}{% endif %}"
+    "{% if message['role'] == 'tool' %}{{ '<out>' + message['content'] }}{% endif %}{% endfor %}"
+)
+QWEN3 = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}"
+    "{% if message.content is string %}{% set content = message.content %}{% else %}{% set content = '' %}{% endif %}"
+    "{{ content }}{% if message.tool_calls %}{% for tool_call in message.tool_calls %}"
+    "{% if (loop.first and content) or (not loop.first) %}{{ '\n' }}{% endif %}"
+    "{% if tool_call.function %}{% set tool_call = tool_call.function %}{% endif %}"
+    '<tool_call>\n{"name": "{{ tool_call.name }}", "arguments": '
+    "{% if tool_call.arguments is string %}{{ tool_call.arguments }}{% else %}{{ tool_call.arguments | tojson }}"
+    "{% endif %}}\n</tool_call>{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+)
+LLAMA31 = (
+    "{% for message in messages %}{% if 'tool_calls' in message %}"
+    "{% if not message.tool_calls | length == 1 %}{{ raise_exception('only single tool-calls') }}{% endif %}"
+    "{% set tool_call = message.tool_calls[0].function %}<|start|>assistant<|end|>"
+    '{"name": "{{ tool_call.name }}", "parameters": {{ tool_call.arguments | tojson }}}<|eot_id|>'
+    "{% else %}<|start|>{{ message['role'] }}<|end|>{{ message['content'] | trim }}<|eot_id|>{% endif %}{% endfor %}"
+)
+MISTRAL = (
+    "{% for message in messages %}{% if message.tool_calls is defined and message.tool_calls is not none %}"
+    "[TOOL_CALLS] ["
+    "{% for tool_call in message.tool_calls %}{% set out = tool_call.function | tojson %}{{ out[:-1] }}"
+    "{% if not tool_call.id is defined or tool_call.id | length != 9 %}{{ raise_exception('length 9!') }}{% endif %}"
+    "{{ ', \"id\": \"' + tool_call.id + '\"}' }}{% endfor %}]{% elif message.role == 'tool' %}"
+    "{% if message.tool_call_id | length != 9 %}{{ raise_exception('length 9!') }}{% endif %}"
+    "[TOOL_RESULTS]{{ message.content }}, {{ message.tool_call_id }}"
+    "{% else %}[{{ message.role }}]{{ ' ' + message.content }}{% endif %}{% endfor %}"
+)
+KIMI = (
+    "{% for message in messages %}<|{{ message['role'] }}|>"
+    "{% if message['role'] == 'assistant' and message.get('tool_calls') %}"
+    "{% if message['content'] %}{{ message['content'] }}{% endif %}<|calls|>"
+    "{% for tool_call in message['tool_calls'] %}"
+    "<|call|>{{ tool_call['id'] }}<|arguments|>{% if tool_call['function']['arguments'] is string %}"
+    "{{ tool_call['function']['arguments'] }}{% else %}{{ tool_call['function']['arguments'] | tojson }}{% endif %}"
+    "{% endfor %}{% else %}{{ message['content'] }}{% endif %}<|im_end|>{% endfor %}"
+)
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+)
+CODER = (  # as Qwen3-Coder's: a mapping, or the template raises
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content or '' }}"
+    "{% for call in message.tool_calls or [] %}"
+    "<function={{ call.function.name }}>{% for key, value in call.function.arguments.items() %}"
+    "<parameter={{ key }}>{{ value }}</parameter>{% endfor %}</function>{% endfor %}{% endfor %}"
+)
+TEMPLATES = {
+    "R1": R1,
+    "Qwen3": QWEN3,
+    "Llama 3.1": LLAMA31,
+    "Mistral": MISTRAL,
+    "Kimi": KIMI,
+    "ChatML": CHATML,
+    "Qwen3-Coder": CODER,
+}
+CALL_ID = "call_6f3a-2b_0"
+ARGUMENTS = '{"city": "Ulm", "days": 2}'
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tiny_chat_model.tokenizer()
+
+
+def rendered(tokenizer, template, content, arguments, call_id=CALL_ID, **call):
+    call |= {"id": call_id, "function": {"name": "weather", "arguments": arguments}}
+    given = {"role": "assistant", "tool_calls": [call]}
+    messages = [
+        {"role": "user", "content": "hello"},
+        given if content is ... else given | {"content": content},
+        {"role": "tool", "content": "rain", "tool_call_id": call_id},
+    ]
+    options = ChatOptions(chat_template=template, add_generation_prompt=False)
+    return templated(messages, tokenizer, options)
+
+
+@pytest.mark.parametrize("content", [None, "", [], [{"type": "text", "text": ""}], ...])
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_calls_survive_next_to_no_content(tokenizer, family, content):
+    prompts = [rendered(tokenizer, TEMPLATES[family], content, a) for a in (ARGUMENTS, json.loads(ARGUMENTS))]
+    assert prompts[0] == prompts[1] and "None" not in prompts[0] and "rain" in prompts[0]
+    assert (CALL_ID if family == "Kimi" else "weather") in prompts[0]
+    assert ("<parameter=days>2<" if family == "Qwen3-Coder" else ARGUMENTS) in prompts[0]
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_calls_survive_next_to_a_text(tokenizer, family):
+    prompt = rendered(tokenizer, TEMPLATES[family], "I look.", ARGUMENTS)
+    assert ("<parameter=days>2<" if family == "Qwen3-Coder" else ARGUMENTS) in prompt
+    assert ("I look." in prompt) is (family not in ("Llama 3.1", "Mistral"))  # these show calls alone
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "Ul', "Ulm", "[1, 2]", '"{}"', "null"])
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_arguments_that_are_no_mapping_stay_the_text_that_they_are(tokenizer, family, arguments):
+    prompt = rendered(tokenizer, TEMPLATES[family], None, arguments)
+    assert arguments in prompt or json.dumps(arguments) in prompt or json.dumps(json.dumps(arguments)) in prompt
+    assert '"arguments": {}' not in prompt and '"parameters": {}' not in prompt
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_a_call_without_arguments_has_none(tokenizer, family):
+    assert rendered(tokenizer, TEMPLATES[family], None, "") == rendered(tokenizer, TEMPLATES[family], None, "{}")
+
+
+def test_ids_become_short_only_where_a_template_insists(tokenizer):
+    prompt = rendered(tokenizer, MISTRAL, None, ARGUMENTS)
+    short = prompt.rpartition(", ")[2]
+    assert len(short) == 9 and f'"id": "{short}"' in prompt  # the call's and the result's are one
+    assert CALL_ID in rendered(tokenizer, KIMI, None, ARGUMENTS)
+    assert "abc123XYZ" in rendered(tokenizer, MISTRAL, None, ARGUMENTS, call_id="abc123XYZ")
+
+
+def test_a_template_is_tried_once(tokenizer, monkeypatch):
+    rendered(tokenizer, QWEN3, None, ARGUMENTS)
+    known, calls = forms_of(tokenizer, QWEN3), []
+    monkeypatch.setattr(
+        type(tokenizer), "apply_chat_template", lambda *given, **options: calls.append(given) or "rendered"
+    )
+    assert rendered(tokenizer, QWEN3, None, ARGUMENTS) == "rendered" and len(calls) == 1
+    assert forms_of(tokenizer, QWEN3) is known
+
+
+def test_a_thought_without_text_is_an_empty_message(tokenizer):
+    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "reasoning_content": "hm"}]
+    options = ChatOptions(chat_template=CHATML, add_generation_prompt=False)
+    assert templated(messages, tokenizer, options).endswith("<|im_start|>assistant\n<|im_end|>\n")

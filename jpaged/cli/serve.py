@@ -66,6 +66,10 @@ def serve(
         ),
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    strict_fields: Annotated[
+        bool,
+        typer.Option("--strict-fields", help="Refuse fields that are otherwise accepted, not honoured, and named."),
+    ] = False,
     log_prompts: Annotated[
         bool, typer.Option("--log-prompts", help="Write prompts and outputs to the log, a line a request.")
     ] = False,
@@ -114,6 +118,7 @@ def serve(
             save_every=30.0 if save_every is None else save_every,
             otlp_traces_endpoint=otlp_traces_endpoint,
             log_prompts=log_prompts,
+            strict_fields=strict_fields,
         )
         check_address(settings)
     llm = engine.build(model, background_compilation=warmup is None)

@@ -17,6 +17,8 @@ from jpaged import EngineBusy, EngineStopped
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _ALTERNATIVE = re.compile(r"str|int|[a-z]+\[.*|[A-Z]\w*")
 """Matches the names that pydantic gives to the alternatives of a union in an error's place."""
+MOST_QUOTED = 80
+"""Characters of a value that an error quotes."""
 CLIENT_GONE = 499
 """Status in the log of a request whose client disconnected. It is never sent."""
 
@@ -57,6 +59,11 @@ class ApiError(Exception):
     def response(self) -> JSONResponse:
         """Return the HTTP response."""
         return JSONResponse(self.body, self.status, headers=self.headers)
+
+
+def shortened(text: str) -> str:
+    """Return the beginning of a text that a message quotes."""
+    return text if len(text) <= MOST_QUOTED else f"{text[: MOST_QUOTED - 3]}..."
 
 
 def _unicode(text: str) -> str:
@@ -134,9 +141,27 @@ def _validation(error: RequestValidationError) -> ApiError:
 
 
 def invalid(errors: Sequence[Any]) -> ApiError:
-    """Return the first of the errors that pydantic found, with the name of its field."""
-    first = errors[0]
-    param = ".".join(str(part) for part in first["loc"] if not _ALTERNATIVE.fullmatch(str(part)))
-    if first["type"] == "extra_forbidden":
-        return ApiError(f"Unrecognized request argument supplied: {param}", param=param, code="unknown_parameter")
-    return ApiError(f"{param}: {first['msg']}", param=param, code="invalid_value")
+    """Return the first of the errors that pydantic found, with the path of its field.
+
+    Of the errors of a union's alternatives it is the one that lies deepest, for it knows the value best.
+    """
+    start = _path(errors[0])
+    alternatives = [error for error in errors if _path(error)[: len(start)] == start]
+    error = max(alternatives, key=lambda error: len(_path(error)))
+    path, context = _path(error), error.get("ctx", {})
+    if error["type"] in ("unknown_field", "refused_field"):
+        path = [*path, shortened(context["field"])]
+    param = ".".join(path)
+    if error["type"] == "unknown_field":
+        nearest = f"; did you mean {context['reason']}?" if context["reason"] else ""
+        message = f"Unrecognized request argument supplied: {param}{nearest}"
+        return ApiError(message, param=param, code="unknown_parameter")
+    if error["type"] == "refused_field":
+        return ApiError(f"{param} is not supported: {context['reason']}", param=param, code="unsupported_parameter")
+    return ApiError(f"{param}: {error['msg']}", param=param, code="invalid_value")
+
+
+def _path(error: Mapping[str, Any]) -> list[str]:
+    """Return the place of an error without the names that pydantic gives to the alternatives of a union."""
+    parts = [str(part) for part in error["loc"]]
+    return [shortened(part) for part in parts if not _ALTERNATIVE.fullmatch(part)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -73,6 +74,17 @@ class Serving:
         for name in list(self._names):
             await self.engine.abort(name)
 
+    def not_honoured(self, unhonoured: Mapping[str, str]) -> dict[str, Any]:
+        """Return the field of an answer that names the request's fields that are accepted but not honoured.
+
+        Raises:
+            ApiError: there is one, and the server refuses them (``--strict-fields``).
+        """
+        if unhonoured and self.settings.strict_fields:
+            path, reason = next(iter(unhonoured.items()))
+            raise ApiError(f"{path} is not supported: {reason}", param=path, code="unsupported_parameter")
+        return {"not_honoured": dict(unhonoured)} if unhonoured else {}
+
     def begin(self, request: Request) -> Caller:
         """Return the caller of a request, with its deadline.
 
@@ -138,21 +150,44 @@ class Serving:
                 self._traces.record(caller, params, seen.last, seen.times.num_tokens.total(), seen.failure)
 
     async def start_turn(
-        self, body: ChatRequest, turn: ChatTurn, caller: Caller
+        self, body: ChatRequest, turn: ChatTurn, caller: Caller, *, truncate: bool = False
     ) -> AsyncGenerator[RequestOutput, None]:
         """Return the outputs of a conversation's next turn as they come; the engine begins when the first is awaited.
+
+        Args:
+            truncate: whether the oldest messages of a conversation that does not fit are dropped.
 
         Raises:
             ApiError: the conversation does not fit the chat template, or a field is refused.
         """
         try:
             messages, options = body.template_messages(), turn.template_options()
-            made = await asyncio.to_thread(self.engine.chat_prompt, messages, **options)
+            render = self._newest if truncate else self.engine.chat_prompt
+            made = await asyncio.to_thread(render, messages, **options)
         except ValueError as error:
             raise refused(error, type(body).model_fields) from error
         turn.follow(made["prompt"])
         prompt: Mapping[str, Any] = made if body.cache_salt is None else {**made, "cache_salt": body.cache_salt}
         return self.generate(prompt, self._turn_params(body, turn), caller, model=body.model, priority=body.priority)
+
+    def _newest(self, messages: list[dict[str, Any]], **options: Any) -> Any:
+        """Return the prompt of a conversation's newest messages that fit, which begin with one of the user.
+
+        System messages at the beginning stay. A quarter of the context is left for the answer.
+        """
+        num_system = next((i for i, one in enumerate(messages) if one["role"] != "system"), len(messages))
+        room = self.engine.max_model_len - self.engine.max_model_len // 4
+        begins = [i for i in range(num_system, len(messages)) if messages[i]["role"] == "user" or i == num_system]
+
+        def render(begin: int) -> Any:
+            return self.engine.chat_prompt(messages[:num_system] + messages[begin:], **options)
+
+        made = render(num_system)
+        if len(made["prompt_token_ids"]) <= room or len(begins) < 2:
+            return made
+        last = len(begins) - 1
+        first = bisect_left(range(last), True, lo=1, key=lambda i: len(render(begins[i])["prompt_token_ids"]) <= room)
+        return render(begins[first])
 
     def _turn_params(self, body: ChatRequest, turn: ChatTurn) -> SamplingParams | BeamSearchParams:
         if body.use_beam_search:

@@ -12,7 +12,6 @@ NOWHERE_TOLD = {
     ("ChatRequest", "modalities"): "text is the only one",
     ("ChatRequest", "parallel_tool_calls"): "there is no call without tools",
     ("ChatRequest", "service_tier"): "there is one",
-    ("ChatRequest", "store"): "nothing is stored, and true is refused",
     ("ImageUrl", "detail"): "auto is the only one",
     ("InputItem", "id"): "what a response said of its item",
     ("InputItem", "status"): "what a response said of its item",
@@ -23,7 +22,7 @@ NOWHERE_TOLD = {
     ("NamedTool", "type"): "function is the only one",
     ("ResponseTool", "type"): "function is the only one",
     ("ResponseToolChoice", "type"): "function is the only one",
-    ("ResponsesRequest", "truncation"): "disabled is the only one",
+    ("ResponsesRequest", "stream_options"): "it has no field that is applied",
     ("TextFormat", "description"): "the model does not see the schema",
     ("TextFormat", "strict"): "an answer always follows its schema",
 }

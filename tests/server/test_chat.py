@@ -226,7 +226,6 @@ def test_tools_that_cannot_be_are_refused_by_name(with_tools):
         ({"tools": TOOLS, "structured_outputs": {"grammar": 'root ::= "a"'}}, "structured_outputs"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
-        ({"reasoning_effort": "low"}, "reasoning_effort"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
     ):
         assert server.refusal(PATH, BODY | body)["param"] == param

@@ -16,9 +16,10 @@ from jpaged.server.endpoints.common import FINGERPRINT, StreamUsage, added, endi
 from jpaged.server.errors import ApiError
 from jpaged.server.logprobs import chat_logprobs, prompt_logprobs
 from jpaged.server.messages.chat_turn import ChatTurn
+from jpaged.server.messages.custom_tools import CustomInput
 from jpaged.server.messages.parts import CallArguments, CallStart, Content, Part, Reasoning
 from jpaged.server.protocol.chat import ChatRequest
-from jpaged.server.protocol.fields import check_model
+from jpaged.server.protocol.fields import check_model, unhonoured
 from jpaged.server.serving import Serving, collected
 from jpaged.server.streaming import DONE, Events, stream, while_connected, whole
 
@@ -46,6 +47,7 @@ class _Chat:
         self._caller = caller
         self._check()
         self._turn = serving.turn_of(body)
+        named = serving.not_honoured(unhonoured(body) | self._turn.unhonoured)
         for name in ("user", "safety_identifier"):
             if getattr(body, name) is not None:
                 caller.log[name] = getattr(body, name)
@@ -56,6 +58,7 @@ class _Chat:
             "model": body.model or serving.settings.model,
             "system_fingerprint": FINGERPRINT,
             "service_tier": "default",
+            **named,
         }
 
     def _check(self) -> None:
@@ -151,6 +154,7 @@ class MessageFields:
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[dict[str, Any]] = []
+        self._input: CustomInput | None = None  # of the last call, if its tool is a custom one
 
     @property
     def thought_tokens(self) -> int | None:
@@ -178,17 +182,24 @@ class MessageFields:
                 self._reasoning.append(part.text)
                 delta["reasoning_content"] = delta.get("reasoning_content", "") + part.text
         elif isinstance(part, CallStart):
-            function = {"name": part.name, "arguments": ""}
-            call = {"id": f"{self._id}_{part.index}", "type": "function", "function": function}
-            self._calls.append({**call, "function": {**function}})
+            custom = part.name in self._turn.custom
+            self._input = CustomInput() if custom else None
+            kind, text = ("custom", "input") if custom else ("function", "arguments")
+            called = {"name": part.name, text: ""}
+            call = {"id": f"{self._id}_{part.index}", "type": kind, kind: called}
+            self._calls.append({**call, kind: {**called}})
             delta.setdefault("tool_calls", []).append({"index": part.index, **call})
         elif isinstance(part, CallArguments):
-            self._calls[part.index]["function"]["arguments"] += part.text
+            kind, text = ("function", "arguments") if self._input is None else ("custom", "input")
+            new = part.text if self._input is None else self._input.push(part.text)
+            if not new:
+                return
+            self._calls[part.index][kind][text] += new
             calls = delta.setdefault("tool_calls", [])
             if calls and calls[-1]["index"] == part.index:
-                calls[-1]["function"]["arguments"] += part.text
+                calls[-1][kind][text] += new
             else:
-                calls.append({"index": part.index, "function": {"arguments": part.text}})
+                calls.append({"index": part.index, kind: {text: new}})
 
     def message(self) -> dict[str, Any]:
         """Return the whole message."""

@@ -15,7 +15,7 @@ from jpaged.server.caller import Caller
 from jpaged.server.endpoints.common import FINGERPRINT, StreamUsage, ending, serving_of, usage
 from jpaged.server.errors import ApiError
 from jpaged.server.logprobs import CompletionLogprobs, prompt_logprobs
-from jpaged.server.protocol.fields import check_model
+from jpaged.server.protocol.fields import check_model, unhonoured
 from jpaged.server.protocol.prompts import CompletionRequest
 from jpaged.server.serving import Serving, collected, merged
 from jpaged.server.streaming import DONE, Events, stream, while_connected, whole
@@ -52,6 +52,7 @@ class _Completion:
             "created": int(time.time()),
             "model": body.model or serving.settings.model,
             "system_fingerprint": FINGERPRINT,
+            **serving.not_honoured(unhonoured(body)),
         }
 
     def _check(self) -> None:

@@ -11,6 +11,7 @@ from jpaged.server.messages.parts import PlainReader, Reader
 from jpaged.server.messages.thoughts import THOUGHT_FORMATS, Thought, ThoughtReader, ThoughtTokens, shape_rule
 from jpaged.server.messages.tool_calls import format_of
 from jpaged.server.protocol.chat import ChatRequest, NamedTool, Tool
+from jpaged.server.protocol.field_classes import EFFORT, VERBOSITY
 
 
 class ChatTurn:
@@ -23,6 +24,8 @@ class ChatTurn:
 
     Attributes:
         include_reasoning: whether the answer contains the model's thoughts.
+        custom: names of the tools whose calls have an input in place of arguments.
+        unhonoured: fields that the model's chat template cannot follow, with the reason.
 
     Raises:
         ApiError: the request needs a feature that the server or the model lacks.
@@ -36,6 +39,9 @@ class ChatTurn:
         self._tokenizer = tokenizer
         self.include_reasoning = body.include_reasoning
         self._tools = self._offered(tool_parser)
+        self.custom = frozenset(tool.custom.name for tool in self._tools if tool.custom is not None)
+        self.unhonoured: dict[str, str] = {}
+        self._controls = self._template_controls()
         self._form = format_of(tool_parser, self._special) if self._tools and tool_parser else None
         self._thought: Thought = "none"
         both = body.continue_final_message and body.add_generation_prompt
@@ -48,11 +54,11 @@ class ChatTurn:
         body, choice = self._body, self._body.tool_choice
         if not body.tools:
             if choice not in (None, "none", "auto"):
-                raise _refusal("tool_choice", "tool_choice needs tools")
+                raise _refusal("tool_choice", "tool_choice needs tools that the server can offer, and there are none")
             return []
         if tool_parser is None:
             raise _refusal("tools", "tools need a server that was started with --tool-parser")
-        names = [tool.function.name for tool in body.tools]
+        names = [tool.as_function().name for tool in body.tools]
         if len(set(names)) < len(names):
             raise _refusal("tools", f"tools has two functions of one name: {', '.join(names)}")
         if isinstance(choice, NamedTool) and choice.function.name not in names:
@@ -62,18 +68,30 @@ class ChatTurn:
     def template_options(self) -> dict[str, Any]:
         """Return the arguments of `AsyncLLM.chat_prompt` other than the messages."""
         body = self._body
-        variables = dict(body.chat_template_kwargs or {})
-        if body.reasoning_effort is not None:
-            template = getattr(self._tokenizer, "chat_template", None)
-            if isinstance(template, str) and "reasoning_effort" not in template:
-                raise _refusal("reasoning_effort", "the model's chat template does not use reasoning_effort")
-            variables["reasoning_effort"] = body.reasoning_effort
+        variables = {**self._controls, **(body.chat_template_kwargs or {})}
         return {
             "add_generation_prompt": body.add_generation_prompt and not body.continue_final_message,
             "continue_final_message": body.continue_final_message,
             "chat_template_kwargs": variables or None,
-            "tools": [tool.model_dump(exclude_unset=True) for tool in self._tools] or None,
+            "tools": [tool.shown() for tool in self._tools] or None,
         }
+
+    def _template_controls(self) -> dict[str, Any]:
+        """Return the template's variables for `reasoning_effort` and `verbosity`, and note those that it lacks."""
+        template = getattr(self._tokenizer, "chat_template", None) or ""
+        text = template if isinstance(template, str) else " ".join(map(str, template.values()))
+        controls: dict[str, Any] = {}
+        for name, reason in (("reasoning_effort", EFFORT), ("verbosity", VERBOSITY)):
+            value = getattr(self._body, name)
+            if value is None:
+                continue
+            if name in text:
+                controls[name] = value
+            elif name == "reasoning_effort" and value == "none" and "enable_thinking" in text:
+                controls["enable_thinking"] = False
+            else:
+                self.unhonoured[name] = reason
+        return controls
 
     def follow(self, prompt: str) -> None:
         """Take note of the prompt that the answer follows: it may have begun or ended a thought."""
@@ -88,7 +106,8 @@ class ChatTurn:
             return self._shape_after_thought()
         body, choice = self._body, self._body.tool_choice
         named = choice.function.name if isinstance(choice, NamedTool) else None
-        functions = [tool.function for tool in self._tools if named in (None, tool.function.name)]
+        offered = [tool.as_function() for tool in self._tools]
+        functions = [function for function in offered if named in (None, function.name)]
         shape, thought = self._shape(), self._thought
         if body.structured_outputs is not None and thought == "may":
             thought = "none"  # the shape applies to the whole text

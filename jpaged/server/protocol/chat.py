@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from jpaged.server.errors import ApiError
+from jpaged.server.protocol import field_classes
+from jpaged.server.protocol.field_classes import FieldClasses
 from jpaged.server.protocol.fields import Body, SamplingFields, only_fields
 
 
@@ -24,6 +26,8 @@ class ImageUrl(Body):
 
 class ContentPart(Body):
     """A part of a message's content: text or an image. Sound and files are refused, since no model takes them."""
+
+    classes: ClassVar[FieldClasses] = field_classes.CONTENT_PART
 
     type: str
     text: str | None = None
@@ -56,7 +60,17 @@ class CalledFunction(Body):
 
 
 class ToolCall(Body):
-    """A call in an earlier message of the assistant."""
+    """A call in an earlier message of the assistant. A call of a custom tool becomes one of a function."""
+
+    classes: ClassVar[FieldClasses] = field_classes.TOOL_CALL
+
+    @classmethod
+    def _prepared(cls, data: dict[str, Any]) -> dict[str, Any]:
+        custom = data.get("custom")
+        if data.get("type") != "custom" or not isinstance(custom, dict) or custom.keys() - {"name", "input"}:
+            return data
+        function = {"name": custom.get("name"), "arguments": json.dumps({"input": custom.get("input", "")})}
+        return {name: value for name, value in data.items() if name not in ("type", "custom")} | {"function": function}
 
     id: str
     type: Literal["function"] = "function"
@@ -76,10 +90,7 @@ _OF_ROLE = {
 class Message(Body):
     """One message. The chat template formats its name and tool calls."""
 
-    refused: ClassVar[Mapping[str, str]] = {
-        "audio": "messages are text",
-        "function_call": "use tool_calls",
-    }
+    classes: ClassVar[FieldClasses] = field_classes.MESSAGE
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
@@ -129,11 +140,69 @@ class Function(Body):
     strict: bool | None = None
 
 
-class Tool(Body):
-    """A tool, which is a function."""
+class CustomTool(Body):
+    """A tool that takes one text. The model calls a function of one string.
 
-    type: Literal["function"]
-    function: Function
+    Attributes:
+        format: the form of the text; a regular expression is followed.
+    """
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
+    description: str | None = None
+    format: dict[str, Any] | None = None
+
+    def as_function(self) -> Function:
+        """Return the function that the model is shown."""
+        text: dict[str, Any] = {"type": "string"}
+        grammar = self._grammar
+        if grammar.get("syntax") == "regex" and isinstance(grammar.get("definition"), str):
+            text["pattern"] = f"^(?:{grammar['definition']})$"
+        schema = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
+        about: dict[str, Any] = {} if self.description is None else {"description": self.description}
+        return Function(name=self.name, **about, parameters=schema)
+
+    @property
+    def _grammar(self) -> dict[str, Any]:
+        """Return the grammar of the text, which chats have one level deeper than responses."""
+        form = self.format or {}
+        grammar = form.get("grammar", form)
+        return grammar if isinstance(grammar, dict) else {}
+
+    @model_validator(mode="after")
+    def _names_a_grammar_in_lark(self) -> CustomTool:
+        if self._grammar.get("syntax") == "lark":
+            self._unhonoured["format"] = field_classes.LARK_INPUT
+        return self
+
+
+class Tool(Body):
+    """A tool: a function, or a custom tool, which takes one text."""
+
+    classes: ClassVar[FieldClasses] = field_classes.TOOL
+
+    type: Literal["function", "custom"]
+    function: Function | None = None
+    custom: CustomTool | None = None
+
+    @model_validator(mode="after")
+    def _has_what_its_type_says(self) -> Tool:
+        if getattr(self, self.type) is None:
+            raise ValueError(f"a tool of the type {self.type!r} needs the field {self.type}")
+        other = "custom" if self.type == "function" else "function"
+        if getattr(self, other) is not None:
+            raise ValueError(f"{other} has no meaning in a tool of the type {self.type!r}")
+        return self
+
+    def as_function(self) -> Function:
+        """Return the function that the model is shown."""
+        if self.custom is not None:
+            return self.custom.as_function()
+        assert self.function is not None
+        return self.function
+
+    def shown(self) -> dict[str, Any]:
+        """Return the tool for the chat template."""
+        return {"type": "function", "function": self.as_function().model_dump(exclude_unset=True)}
 
 
 class NamedFunction(Body):
@@ -145,8 +214,14 @@ class NamedFunction(Body):
 class NamedTool(Body):
     """The tool that the answer must call."""
 
-    type: Literal["function"] = "function"
+    type: Literal["function", "custom"] = "function"
     function: NamedFunction
+
+    @classmethod
+    def _prepared(cls, data: dict[str, Any]) -> dict[str, Any]:
+        if data.get("type") != "custom" or "custom" not in data or "function" in data:
+            return data
+        return {"type": "custom", "function": data["custom"]}
 
 
 class ChatRequest(SamplingFields):
@@ -155,24 +230,13 @@ class ChatRequest(SamplingFields):
     Attributes:
         top_logprobs: number of most likely tokens at each position; needs `logprobs`.
         parallel_tool_calls: whether an answer may call several tools.
-        reasoning_effort: passed to the chat template, which must use it.
+        reasoning_effort, verbosity: passed to the chat template; not honoured if it does not use them.
         service_tier: "auto" or "default", which are the same.
         add_generation_prompt, continue_final_message, chat_template_kwargs: see `jpaged.LLM.chat` (vLLM's names).
         include_reasoning: whether the answer has the model's reasoning (vLLM's).
     """
 
-    refused: ClassVar[Mapping[str, str]] = {
-        "audio": "answers are text",
-        "function_call": "use tool_choice",
-        "functions": "use tools",
-        "metadata": "nothing is stored",
-        "prediction": "speculation is a setting of the server",
-        "prompt_cache_key": "prefixes are cached by their tokens; cache_salt keeps them apart",
-        "prompt_cache_retention": "cached prefixes stay until others need their memory",
-        "verbosity": "the model has no such control",
-        "web_search_options": "the server cannot search",
-        "moderation": "the server does not moderate",
-    }
+    classes: ClassVar[FieldClasses] = field_classes.CHAT
 
     messages: list[Message] = Field(min_length=1)
     logprobs: bool = False
@@ -183,9 +247,9 @@ class ChatRequest(SamplingFields):
     reasoning_effort: str | None = None
     safety_identifier: str | None = Field(None, max_length=256)
     service_tier: Literal["auto", "default"] | None = None
-    store: Literal[False] | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    verbosity: str | None = None
     # vLLM's
     add_generation_prompt: bool = True
     continue_final_message: bool = False

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from difflib import get_close_matches
+from functools import cache
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
-from pydantic_core import CoreSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError
 from pydantic_core.core_schema import DictSchema
 
 from jpaged import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from jpaged.server.errors import ApiError, refused
+from jpaged.server.protocol.field_classes import NOTHING, SAMPLING, STREAM_OPTIONS, FieldClasses
 
 _STOPPING = {"list"} | ({"dict"} if "fail_fast" in DictSchema.__annotations__ else set())
 """Kinds of values whose validation can end at the first error; objects can with pydantic 2.12 and later."""
@@ -34,11 +46,12 @@ class Body(BaseModel):
     """An object in a request.
 
     Attributes:
-        refused: fields of OpenAI that this server does not support, with the reason for the caller.
+        classes: fields that the server knows but does not apply.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    refused: ClassVar[Mapping[str, str]] = {}
+    classes: ClassVar[FieldClasses] = NOTHING
+    _unhonoured: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -46,23 +59,69 @@ class Body(BaseModel):
         _end_at_first_error(schema)
         return schema
 
-    @model_validator(mode="before")
     @classmethod
-    def _given(cls, data: Any) -> Any:
-        """Drop fields that are null and all unknown fields but one, and refuse unsupported ones.
+    def _prepared(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Return an object in the form that the class's fields have."""
+        return data
 
-        Pydantic builds an error for each unknown field, and the answer names only the first.
-        """
+    @model_validator(mode="wrap")
+    @classmethod
+    def _given(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Sort the fields into their classes; null counts as absent."""
         if not isinstance(data, dict):
-            return data
-        given = {name: value for name, value in data.items() if value is not None}
-        if len(given) > len(cls.model_fields):  # then some are unknown
-            known = {*cls.refused, *(field.alias or name for name, field in cls.model_fields.items())}
-            for name in [name for name in given if name not in known][1:]:
-                del given[name]
-        for name in given.keys() & cls.refused.keys():
-            raise ApiError(f"{name} is not supported: {cls.refused[name]}", param=name, code="unsupported_parameter")
-        return given
+            return handler(data)
+        classes, unhonoured = cls.classes, {}
+        given = {name: value for name, value in cls._prepared(data).items() if value is not None}
+        for name in given.keys() - _names(cls):
+            if name in classes.refused:
+                raise _field_error("refused_field", name, classes.refused[name])
+            if name in classes.not_honoured:
+                if given[name] is not False:
+                    unhonoured[name] = classes.not_honoured[name]
+            elif name not in classes.without_effect:
+                raise _field_error("unknown_field", name, _nearest(cls, name))
+            del given[name]
+        for name, kinds in classes.items.items():
+            if isinstance(items := given.get(name), list):
+                given[name] = [item for item in items if _kind(item) not in kinds]
+                found = [(i, kind) for i, item in enumerate(items) if (kind := _kind(item)) in kinds]
+                unhonoured |= {f"{name}.{i}": f"{kind}: {kinds[kind]}" for i, kind in found if kinds[kind]}
+        body = handler(given)
+        body._unhonoured = unhonoured
+        return body
+
+
+@cache
+def _names(kind: type[Body]) -> frozenset[str]:
+    return frozenset(field.alias or name for name, field in kind.model_fields.items())
+
+
+def _field_error(kind: str, name: str, reason: str) -> PydanticCustomError:
+    return PydanticCustomError(kind, "{reason}", {"field": name, "reason": reason})
+
+
+def _nearest(kind: type[Body], name: str) -> str:
+    """Return the name of a field that an unknown one may stand for, or ""."""
+    known = (*_names(kind), *kind.classes.without_effect, *kind.classes.not_honoured)
+    return next(iter(get_close_matches(name[:80], known, 1)), "")
+
+
+def _kind(item: Any) -> str:
+    kind = item.get("type") if isinstance(item, dict) else item
+    return kind if isinstance(kind, str) else ""
+
+
+def unhonoured(body: Body, where: str = "") -> dict[str, str]:
+    """Return the paths of fields of a request that are accepted but not honoured, each with its reason."""
+    found = {f"{where}{name}": reason for name, reason in body._unhonoured.items()}
+    for name, value in body.__dict__.items():
+        if isinstance(value, Body):
+            found |= unhonoured(value, f"{where}{name}.")
+        elif isinstance(value, list):
+            for i, item in enumerate(value):
+                if isinstance(item, Body):
+                    found |= unhonoured(item, f"{where}{name}.{i}.")
+    return found
 
 
 def at_most(most: int) -> BeforeValidator:
@@ -135,9 +194,10 @@ class StreamOptions(Body):
         continuous_usage_stats: whether every chunk has it (vLLM's).
     """
 
+    classes: ClassVar[FieldClasses] = STREAM_OPTIONS
+
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    include_obfuscation: bool = False
 
 
 class JsonSchema(Body):
@@ -150,15 +210,21 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """The shape of an answer: "text", "json_object" or "json_schema"."""
+    """The shape of an answer: "text", "json_object" or "json_schema".
+
+    Attributes:
+        schema_: the schema of a "json_object", as llama.cpp and others have it.
+    """
 
     type: str
     json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
 
     @model_validator(mode="after")
     def _has_what_its_type_says(self) -> ResponseFormat:
-        if self.type in ("text", "json_object"):
-            only_fields(self, {"type"}, "response_format", f"a format of the type {self.type!r}")
+        allowed = {"text": {"type"}, "json_object": {"type", "schema_"}, "json_schema": {"type", "json_schema"}}
+        if self.type in allowed:
+            only_fields(self, allowed[self.type], "response_format", f"a format of the type {self.type!r}")
         return self
 
     def shape(self) -> StructuredOutputsParams | None:
@@ -169,8 +235,10 @@ class ResponseFormat(Body):
         """
         if self.type == "text":
             return None
-        if self.type == "json_object":
+        if self.type == "json_object" and self.schema_ is None:
             return StructuredOutputsParams(json_object=True)
+        if self.type == "json_object":
+            return StructuredOutputsParams(json=self.schema_)
         if self.type != "json_schema":
             message = f"response_format.type={self.type!r} is not one of text, json_object, json_schema"
             raise ApiError(message, param="response_format.type", code="invalid_value")
@@ -201,6 +269,8 @@ class Structure(Body):
 class SamplingFields(Body):
     """Fields of all generating requests, with the meaning of `jpaged.SamplingParams`. Those that OpenAI lacks are
     vLLM's."""
+
+    classes: ClassVar[FieldClasses] = SAMPLING
 
     model: str | None = None
     frequency_penalty: float | None = None
@@ -250,6 +320,8 @@ class SamplingFields(Body):
         """
         self._check()
         given: dict[str, Any] = {name: getattr(self, name) for name in _SAME_NAME if name in self.model_fields_set}
+        if given.get("top_p") == 0:  # the most likely token alone
+            given |= {"top_p": 1.0, "temperature": 0.0}
         if self.seed is not None:
             given["seed"] = self.seed % 2**63  # OpenAI's may be negative
         if self.logit_bias is not None:
@@ -296,12 +368,6 @@ class SamplingFields(Body):
                 "stream_options.continuous_usage_stats needs include_usage=true",
                 param="stream_options.continuous_usage_stats",
                 code="invalid_value",
-            )
-        if options is not None and options.include_obfuscation:
-            raise ApiError(
-                "stream_options.include_obfuscation is not supported: chunks are as long as their text",
-                param="stream_options.include_obfuscation",
-                code="unsupported_parameter",
             )
 
     @property

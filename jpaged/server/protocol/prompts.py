@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
+from jpaged.server.protocol import field_classes
 from jpaged.server.protocol.chat import Message, Tool
+from jpaged.server.protocol.field_classes import FieldClasses
 from jpaged.server.protocol.fields import Body, SamplingFields
 
 MOST_PROMPTS = 2**14
@@ -32,7 +33,11 @@ class CompletionRequest(SamplingFields):
         add_special_tokens: whether the tokenizer adds its initial special tokens (vLLM's).
     """
 
-    refused: ClassVar[Mapping[str, str]] = {"suffix": "the model continues a text and fills no gaps"}
+    classes: ClassVar[FieldClasses] = field_classes.COMPLETION
+
+    @classmethod
+    def _prepared(cls, data: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in data.items() if name != "suffix" or value != ""}
 
     prompt: Annotated[Prompts, BeforeValidator(_few_prompts)]
     best_of: int | None = Field(None, ge=1, le=128)

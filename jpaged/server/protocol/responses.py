@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterable
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, ValidationError, model_validator
 
 from jpaged.server.errors import ApiError, invalid
+from jpaged.server.protocol import field_classes
 from jpaged.server.protocol.chat import ChatRequest
+from jpaged.server.protocol.field_classes import FieldClasses
 from jpaged.server.protocol.fields import MOST_TEXTS, Body, at_most, only_fields
 
 _PART_FIELDS = {"input_image": ("image_url", "detail"), "output_text": ("text", "annotations", "logprobs")}
@@ -25,7 +28,7 @@ class InputPart(Body):
         logprobs: log-probabilities from an earlier response; ignored.
     """
 
-    refused: ClassVar[Mapping[str, str]] = {"file_id": "there are no files: give image_url"}
+    classes: ClassVar[FieldClasses] = field_classes.INPUT_PART
 
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text", "input_image"]
     text: str = ""
@@ -63,6 +66,8 @@ class InputItem(Body):
         id, status: from an earlier response; ignored.
     """
 
+    classes: ClassVar[FieldClasses] = field_classes.INPUT_ITEM
+
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: str | list[InputPart] | None = None
@@ -74,6 +79,20 @@ class InputItem(Body):
     output: str | list[InputPart] | None = None
     summary: list[InputPart] | None = None
 
+    @classmethod
+    def _prepared(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Turn calls of custom tools and of namespaces into calls of functions, as the model was shown them."""
+        if data.get("type") == "custom_tool_call" and isinstance(data.get("input"), str):
+            arguments = json.dumps({"input": data["input"]})
+            data = {key: value for key, value in data.items() if key != "input"}
+            data |= {"type": "function_call", "arguments": arguments}
+        elif data.get("type") == "custom_tool_call_output":
+            data = {**data, "type": "function_call_output"}
+        space, name = data.get("namespace"), data.get("name")
+        if isinstance(space, str) and isinstance(name, str) and data.get("type") == "function_call":
+            data = {key: value for key, value in data.items() if key != "namespace"} | {"name": f"{space}.{name}"}
+        return data
+
     def check(self, where: str) -> None:
         """Check that an item has the fields of its type and no others.
 
@@ -82,9 +101,6 @@ class InputItem(Body):
         """
         only_fields(self, {"type", "id", "status", *_FIELDS[self.type]}, where, f"an item of type {self.type!r}")
         if self.type == "reasoning":
-            if self.content and self.summary:
-                message = f"{where}.summary has no meaning with content: give one of them"
-                raise ApiError(message, param=f"{where}.summary", code="invalid_value")
             return
         for name in _FIELDS[self.type]:
             if getattr(self, name) is None:
@@ -92,7 +108,7 @@ class InputItem(Body):
                 raise ApiError(message, param=f"{where}.{name}", code="invalid_value")
 
     def thought(self, where: str) -> str:
-        """Return the text of a reasoning item."""
+        """Return the text of a reasoning item: its content or, without that, its summary."""
         if self.content:
             return _text(self.content, f"{where}.content")
         return _text(self.summary, f"{where}.summary")
@@ -167,23 +183,64 @@ def _thought_alone(thoughts: list[str]) -> list[dict[str, Any]]:
     return [{"role": "assistant", "content": "", "reasoning_content": "\n".join(thoughts)}] if thoughts else []
 
 
-_NOT_KEPT = "use previous_response_id, or send the conversation as input"
-
-
 class ResponseTool(Body):
-    """A function that the model may call."""
+    """A function or a custom tool that the model may call, or a namespace of several.
 
-    type: Literal["function"]
+    Attributes:
+        format: the form of a custom tool's input.
+        tools: the tools of a namespace, each of which the model sees as ``namespace.tool``.
+    """
+
+    classes: ClassVar[FieldClasses] = field_classes.TOOL
+
+    type: Literal["function", "custom", "namespace"]
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    format: dict[str, Any] | None = None
+    tools: list[ResponseTool] | None = None
+
+    @model_validator(mode="after")
+    def _has_what_its_type_says(self) -> ResponseTool:
+        fields = {"function": {"parameters", "strict"}, "custom": {"format"}, "namespace": {"tools"}}[self.type]
+        for name in sorted(self.model_fields_set - {"type", "name", "description", *fields}):
+            raise ValueError(f"{name} has no meaning in a tool of type {self.type!r}")
+        if self.type == "namespace" and not self.tools:
+            raise ValueError("a tool of type 'namespace' needs the field tools")
+        if any(tool.type == "namespace" for tool in self.tools or ()):
+            raise ValueError("a namespace cannot hold another one")
+        return self
+
+    def called(self, space: str | None = None) -> dict[str, CalledTool]:
+        """Return the tools that the model may call, by the names that it is shown."""
+        if self.tools is not None:
+            return {name: tool for each in self.tools for name, tool in each.called(self.name).items()}
+        return {self.name if space is None else f"{space}.{self.name}": CalledTool(self, space)}
+
+    def echo(self) -> dict[str, Any]:
+        """Return the tool as a response repeats it."""
+        if self.type == "function":
+            return self.model_dump(exclude={"format", "tools"})
+        return self.model_dump(exclude_unset=True)
+
+
+class CalledTool(NamedTuple):
+    """A tool that the model may call, and the namespace that holds it."""
+
+    tool: ResponseTool
+    namespace: str | None
+
+    def as_chat(self, name: str) -> dict[str, Any]:
+        """Return the tool of a chat request."""
+        kind = self.tool.type
+        return {"type": kind, kind: {**self.tool.model_dump(exclude_unset=True, exclude={"type"}), "name": name}}
 
 
 class ResponseToolChoice(Body):
-    """The function that the answer must call."""
+    """The tool that the answer must call."""
 
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
 
 
@@ -204,22 +261,24 @@ class TextFormat(Body):
 
 
 class TextOptions(Body):
-    """Options of the answer's text."""
-
-    refused: ClassVar[Mapping[str, str]] = {"verbosity": "the model has no such control"}
+    """Options of the answer's text; see `ChatRequest` for `verbosity`."""
 
     format: TextFormat | None = None
+    verbosity: str | None = None
 
 
 class ReasoningOptions(Body):
     """Options of the model's thoughts."""
 
-    refused: ClassVar[Mapping[str, str]] = {
-        "summary": "thoughts are returned unchanged",
-        "generate_summary": "thoughts are returned unchanged",
-    }
+    classes: ClassVar[FieldClasses] = field_classes.REASONING
 
     effort: str | None = None
+
+
+class ResponseStreamOptions(Body):
+    """Options of a stream of events, none of which is applied."""
+
+    classes: ClassVar[FieldClasses] = field_classes.STREAM_OPTIONS
 
 
 class ResponsesRequest(Body):
@@ -230,20 +289,12 @@ class ResponsesRequest(Body):
         background: whether it continues without its client.
         previous_response_id: a stored response whose conversation this one continues, without its instructions.
         include: "message.output_text.logprobs" for the log-probabilities of tokens, each with `top_logprobs` others.
+        truncation: "auto" drops the oldest items of an input that does not fit.
         top_k, min_p, seed, stop, repetition_penalty, min_tokens, ignore_eos, cache_salt, priority: see
             `SamplingFields` (vLLM's).
     """
 
-    refused: ClassVar[Mapping[str, str]] = {
-        "conversation": _NOT_KEPT,
-        "prompt": "there are no stored prompts",
-        "context_management": "a conversation that does not fit is refused",
-        "max_tool_calls": "parallel_tool_calls=false allows one",
-        "prompt_cache_key": "prefixes are cached by their tokens; cache_salt keeps them apart",
-        "prompt_cache_retention": "cached prefixes stay until others need their memory",
-        "stream_options": "chunks are as long as their text, and the last one has the usage",
-        "moderation": "the server moderates nothing",
-    }
+    classes: ClassVar[FieldClasses] = field_classes.RESPONSES
 
     input: str | list[InputItem]
     model: str | None = None
@@ -254,12 +305,13 @@ class ResponsesRequest(Body):
     include: list[Literal["message.output_text.logprobs"]] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     stream: bool = False
+    stream_options: ResponseStreamOptions | None = None
     background: bool = False
     store: bool | None = None
     previous_response_id: str | None = None
     metadata: dict[str, str] | None = Field(None, max_length=16)
     service_tier: Literal["auto", "default"] | None = None
-    truncation: Literal["disabled"] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     tools: list[ResponseTool] | None = None
@@ -293,6 +345,11 @@ class ResponsesRequest(Body):
         """Return the input as items, also if it is a text."""
         return [InputItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
 
+    @property
+    def called(self) -> dict[str, CalledTool]:
+        """Return the tools that the model may call, by the names that it is shown."""
+        return {name: called for tool in self.tools or () for name, called in tool.called().items()}
+
     def as_chat(self) -> ChatRequest:
         """Return the chat request of the same conversation. It is always streamed.
 
@@ -313,15 +370,15 @@ class ResponsesRequest(Body):
             given |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
         given["max_completion_tokens"] = self.max_output_tokens
         given["reasoning_effort"] = None if self.reasoning is None else self.reasoning.effort
+        given["verbosity"] = None if self.text is None else self.text.verbosity
         given["response_format"] = self._format()
         if self.tools:
-            given["tools"] = [
-                {"type": "function", "function": tool.model_dump(exclude_unset=True, exclude={"type"})}
-                for tool in self.tools
-            ]
+            given["tools"] = [tool.as_chat(name) for name, tool in self.called.items()]
             given["parallel_tool_calls"] = self.parallel_tool_calls
         choice = self.tool_choice
-        given["tool_choice"] = {"function": {"name": choice.name}} if isinstance(choice, ResponseToolChoice) else choice
+        given["tool_choice"] = choice
+        if isinstance(choice, ResponseToolChoice):
+            given["tool_choice"] = {"function": {"name": choice.name}}
         try:
             return ChatRequest.model_validate(given)
         except ValidationError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -11,8 +11,10 @@ from jpaged import CompletionOutput, RequestOutput
 from jpaged.server.caller import Caller
 from jpaged.server.errors import ApiError, described
 from jpaged.server.logprobs import chat_logprobs
+from jpaged.server.messages.custom_tools import CustomInput
 from jpaged.server.messages.parts import CallArguments, CallStart, Content, Part, Reasoning
-from jpaged.server.protocol.responses import ResponsesRequest
+from jpaged.server.protocol.fields import unhonoured
+from jpaged.server.protocol.responses import CalledTool, ResponsesRequest
 from jpaged.server.serving import Serving
 
 
@@ -41,13 +43,16 @@ class Answer:
         if body.includes_logprobs and self._turn.splits:
             message = "include has logprobs, which a text that is split into tool calls or thoughts does not have"
             raise ApiError(message, param="include", code="unsupported_parameter")
-        self._items = Items(caller.request_id)
+        self._items = Items(caller.request_id, body.called)
         self._id = response_id
         self._created = int(time.time()) if created is None else created
         for name in ("user", "safety_identifier"):
             if getattr(body, name) is not None:
                 caller.log[name] = getattr(body, name)
-        self._head = self._echo(body)
+        places = {"reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity"}
+        named = unhonoured(body) | unhonoured(self._chat)
+        named |= {places[name]: reason for name, reason in self._turn.unhonoured.items()}
+        self._head = self._echo(body) | serving.not_honoured(named)
         self.error: Exception | None = None
 
     def _echo(self, body: ResponsesRequest) -> dict[str, Any]:
@@ -66,10 +71,10 @@ class Answer:
             "top_p": defaults.top_p if body.top_p is None else body.top_p,
             "parallel_tool_calls": body.parallel_tool_calls,
             "tool_choice": choice if choice is None or isinstance(choice, str) else choice.model_dump(),
-            "tools": [tool.model_dump() for tool in body.tools or ()],
+            "tools": [tool.echo() for tool in body.tools or ()],
             "text": {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)},
             "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
-            "truncation": "disabled",
+            "truncation": body.truncation or "disabled",
             "store": body.is_stored,
             "background": body.background,
             "previous_response_id": body.previous_response_id,
@@ -84,7 +89,9 @@ class Answer:
         Raises:
             ApiError: the request is refused before the first event; a later failure becomes an event.
         """
-        outputs = await self._serving.start_turn(self._chat, self._turn, self._caller)
+        outputs = await self._serving.start_turn(
+            self._chat, self._turn, self._caller, truncate=self._body.truncation == "auto"
+        )
         reader, tokens, begun = self._turn.reader(), 0, False
         thought = self._turn.thought_tokens(reader)
         async with aclosing(outputs):
@@ -191,11 +198,16 @@ class Items:
 
     Args:
         response_id: prefix of the items' ids.
+        tools: the tools that may be called, by the names that the model is shown.
         include_reasoning: whether thoughts become items.
     """
 
-    def __init__(self, response_id: str, *, include_reasoning: bool = True) -> None:
+    def __init__(
+        self, response_id: str, tools: Mapping[str, CalledTool] | None = None, *, include_reasoning: bool = True
+    ) -> None:
         self._id = response_id
+        self._tools = tools or {}
+        self._input = CustomInput()
         self._include_reasoning = include_reasoning
         self._items: list[dict[str, Any]] = []
         self._open = False
@@ -220,9 +232,12 @@ class Items:
         if isinstance(part, Reasoning) and not self._include_reasoning:
             return
         if isinstance(part, CallStart):
-            yield from self._begin(
-                "function_call", call_id=f"call_{self._id}_{part.index}", name=part.name, arguments=""
-            )
+            yield from self._call(part)
+        elif isinstance(part, CallArguments) and self._items[-1]["type"] == "custom_tool_call":
+            new = self._input.push(part.text)
+            self._items[-1]["input"] += new
+            if new:
+                yield "response.custom_tool_call_input.delta", {**self._place(), "delta": new}
         elif isinstance(part, CallArguments):
             self._items[-1]["arguments"] += part.text
             yield "response.function_call_arguments.delta", {**self._place(), "delta": part.text}
@@ -255,6 +270,8 @@ class Items:
         if item["type"] == "function_call":
             fields = {**place, "name": item["name"], "arguments": item["arguments"]}
             yield "response.function_call_arguments.done", fields
+        elif item["type"] == "custom_tool_call":
+            yield "response.custom_tool_call_input.done", {**place, "input": item["input"]}
         else:
             if item["type"] == "message":
                 self._take_scores()
@@ -270,10 +287,23 @@ class Items:
         item["status"] = status
         yield "response.output_item.done", {"output_index": place["output_index"], "item": item}
 
+    def _call(self, part: CallStart) -> Iterator[Event]:
+        """Yield the events that begin a call."""
+        called = self._tools.get(part.name)
+        name = part.name if called is None else called.tool.name
+        fields: dict[str, Any] = {"call_id": f"call_{self._id}_{part.index}", "name": name}
+        if called is not None and called.namespace is not None:
+            fields["namespace"] = called.namespace
+        if called is not None and called.tool.type == "custom":
+            self._input = CustomInput()
+            yield from self._begin("custom_tool_call", **fields, input="")
+        else:
+            yield from self._begin("function_call", **fields, arguments="")
+
     def _begin(self, kind: str, **fields: Any) -> Iterator[Event]:
         yield from self.close()
         number = len(self._items)
-        prefix = {"message": "msg", "function_call": "fc", "reasoning": "rs"}[kind]
+        prefix = {"message": "msg", "function_call": "fc", "custom_tool_call": "ctc", "reasoning": "rs"}[kind]
         item = {"id": f"{prefix}_{self._id}_{number}", "type": kind, "status": "in_progress", **fields}
         self._items.append(item)
         self._open = True

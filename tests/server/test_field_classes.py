@@ -1,0 +1,191 @@
+"""Fields that the server knows but does not apply: dropped, named in the answer, or refused, each by the table."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jpaged.server.messages.custom_tools import CustomInput
+from jpaged.server.protocol.field_classes import TABLE
+
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+ASKED = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "temperature": 0}
+RESPOND = {"input": "hello", "max_output_tokens": 4, "temperature": 0}
+WEB = {"type": "web_search"}
+CITY = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
+CITY["additionalProperties"] = False
+
+
+@pytest.fixture
+def with_tools(serve, tiny_llm, monkeypatch):
+    template = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}" + tiny_llm.tokenizer.chat_template
+    monkeypatch.setattr(tiny_llm.tokenizer, "chat_template", template)
+    return serve
+
+
+def text_of(answer):
+    return answer["choices"][0]["message"]["content"]
+
+
+def test_fields_without_effect_change_no_token_and_are_not_named(server):
+    plain = text_of(server.answer(CHAT, ASKED))
+    cached = {"cache_control": {"type": "ephemeral"}}
+    part = {"type": "text", "text": "hello", **cached}
+    message = {"role": "user", "content": [part], "id": "m", "provider_specific_fields": {}, "reasoning_details": []}
+    fields = {"prompt_cache_key": "k", "prompt_cache_retention": "24h", "metadata": {"a": 1}, "store": False}
+    answer = server.answer(CHAT, {**ASKED, "messages": [message | cached], "client_metadata": {}, **fields})
+    assert text_of(answer) == plain and "not_honoured" not in answer
+    fields = {"include": ["reasoning.encrypted_content"], "reasoning": {"summary": "auto"}, "prompt_cache_key": "k"}
+    answer = server.answer(RESPONSES, RESPOND | fields)
+    assert answer["output"][0]["content"][0]["text"] == plain and "not_honoured" not in answer
+
+
+def test_fields_that_are_not_honoured_are_named_in_every_answer(server):
+    fields = {"store": True, "verbosity": "low", "reasoning_effort": "high", "web_search_options": {}, "tools": [WEB]}
+    named = server.answer(CHAT, ASKED | fields)["not_honoured"]
+    assert named.keys() == {"store", "verbosity", "reasoning_effort", "web_search_options", "tools.0"}
+    assert named["tools.0"] == "web_search: the server has no such tool"
+    for chunk in server.chunks(CHAT, ASKED | fields):
+        assert chunk["not_honoured"] == named
+    fields = {"text": {"verbosity": "low"}, "reasoning": {"effort": "high"}, "tools": [WEB]}
+    fields |= {"include": ["web_search_call.results"], "stream_options": {"include_obfuscation": True}}
+    response = server.answer(RESPONSES, RESPOND | fields)
+    want = {"text.verbosity", "reasoning.effort", "tools.0", "include.0", "stream_options.include_obfuscation"}
+    assert response["not_honoured"].keys() == want
+    assert server.http.get(f"{RESPONSES}/{response['id']}").json()["not_honoured"] == response["not_honoured"]
+
+
+def test_a_strict_server_refuses_what_it_would_not_honour(serve):
+    server = serve(strict_fields=True)
+    for path, body, param in (
+        (CHAT, ASKED | {"store": True}, "store"),
+        (CHAT, ASKED | {"verbosity": "low"}, "verbosity"),
+        (CHAT, ASKED | {"tools": [WEB]}, "tools.0"),
+        (RESPONSES, RESPOND | {"reasoning": {"effort": "low"}}, "reasoning.effort"),
+    ):
+        assert server.refusal(path, body)["param"] == param
+    assert server.answer(CHAT, ASKED | {"metadata": {"a": 1}, "store": False})
+
+
+def test_controls_that_the_template_has_are_applied(serve, tiny_llm, monkeypatch):
+    shown = "{{ reasoning_effort or '' }}{{ verbosity or '' }}{% if enable_thinking is false %}none{% endif %}"
+    monkeypatch.setattr(tiny_llm.tokenizer, "chat_template", shown + tiny_llm.tokenizer.chat_template)
+    server = serve()
+    plain = server.answer(CHAT, ASKED)["usage"]["prompt_tokens"]
+    for fields in ({"reasoning_effort": "high"}, {"verbosity": "low"}):
+        answer = server.answer(CHAT, ASKED | fields)
+        assert "not_honoured" not in answer and answer["usage"]["prompt_tokens"] > plain
+    monkeypatch.setattr(tiny_llm.tokenizer, "chat_template", tiny_llm.tokenizer.chat_template.replace("effort", "x"))
+    answer = server.answer(CHAT, ASKED | {"reasoning_effort": "none"})
+    assert "not_honoured" not in answer and answer["usage"]["prompt_tokens"] > plain
+
+
+def test_a_tool_choice_without_a_tool_that_is_left_is_refused(with_tools):
+    server = with_tools(tool_parser="hermes")
+    assert server.refusal(CHAT, ASKED | {"tools": [WEB], "tool_choice": "required"})["param"] == "tool_choice"
+    for choice in ("required", WEB):
+        assert server.refusal(RESPONSES, RESPOND | {"tools": [WEB], "tool_choice": choice})["param"].startswith("tool_")
+
+
+def test_an_unknown_field_is_refused_by_its_path_and_with_the_nearest_name(server):
+    error = server.refusal(CHAT, ASKED | {"tempature": 1})
+    assert (error["param"], error["code"]) == ("tempature", "unknown_parameter")
+    assert "did you mean temperature?" in error["message"]
+    part = {"type": "text", "text": "a", "cache_controll": {}}
+    error = server.refusal(CHAT, {"messages": [{"role": "user", "content": [part]}]})
+    assert error["param"] == "messages.0.content.0.cache_controll" and "cache_control?" in error["message"]
+    assert "did you mean" not in server.refusal(CHAT, ASKED | {"xyzzy": 1})["message"]
+    assert len(server.refusal(CHAT, ASKED | {"x" * 5000: 1})["message"]) < 200
+
+
+def test_a_top_p_of_zero_is_greedy_and_an_empty_suffix_is_none(server):
+    greedy = server.complete(temperature=0)["choices"][0]["text"]
+    assert server.complete(top_p=0, temperature=1.0, seed=1)["choices"][0]["text"] == greedy
+    assert server.complete(temperature=0, suffix="")["choices"][0]["text"] == greedy
+
+
+def test_a_json_object_may_have_its_schema_inside(server):
+    form = {"type": "json_object", "schema": CITY}
+    answer = server.answer(CHAT, ASKED | {"response_format": form, "max_tokens": 60})
+    assert json.loads(text_of(answer)) == {"city": "Rome"}
+
+
+CUSTOM = {
+    "name": "run",
+    "description": "runs it",
+    "format": {"type": "grammar", "syntax": "regex", "definition": "[a-c]{3}"},
+}
+
+
+def test_a_custom_tool_is_called_with_an_input(with_tools):
+    server = with_tools(tool_parser="hermes")
+    grammar = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "[a-c]{3}"}}
+    tools = [{"type": "custom", "custom": {**CUSTOM, "format": grammar}}]
+    asked = ASKED | {"tools": tools, "tool_choice": {"type": "custom", "custom": {"name": "run"}}, "max_tokens": 80}
+    (call,) = server.answer(CHAT, asked)["choices"][0]["message"]["tool_calls"]
+    assert call["type"] == "custom" and call["custom"]["name"] == "run" and set(call["custom"]["input"]) <= set("abc")
+    pieces = [c for chunk in server.chunks(CHAT, asked) for c in chunk["choices"][0]["delta"].get("tool_calls", [])]
+    assert "".join(piece["custom"]["input"] for piece in pieces) == call["custom"]["input"]
+    history = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    history += [{"role": "tool", "tool_call_id": call["id"], "content": "done"}]
+    assert server.answer(CHAT, ASKED | {"messages": [*ASKED["messages"], *history]})
+
+
+def test_responses_take_custom_tools_and_namespaces(with_tools):
+    server = with_tools(tool_parser="hermes")
+    tools = [{"type": "custom", **CUSTOM}]
+    asked = RESPOND | {"tools": tools, "tool_choice": {"type": "custom", "name": "run"}, "max_output_tokens": 80}
+    response = server.answer(RESPONSES, asked)
+    (call,) = response["output"]
+    assert (call["type"], call["name"]) == ("custom_tool_call", "run") and len(call["input"]) == 3
+    with server.http.stream("POST", RESPONSES, json=asked | {"stream": True}) as stream:
+        events = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: ")]
+    deltas = [event["delta"] for event in events if event["type"] == "response.custom_tool_call_input.delta"]
+    assert "".join(deltas) == call["input"]
+    output = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "done"}
+    assert server.answer(RESPONSES, RESPOND | {"input": [output], "previous_response_id": response["id"]})
+    lark = {**tools[0], "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}}
+    assert "format" in str(server.answer(RESPONSES, RESPOND | {"tools": [lark]})["not_honoured"])
+
+    space = {"type": "namespace", "name": "city", "description": "towns"}
+    space["tools"] = [{"type": "function", "name": "find", "parameters": CITY}]
+    asked = RESPOND | {"tools": [space], "tool_choice": "required", "parallel_tool_calls": False}
+    response = server.answer(RESPONSES, asked | {"max_output_tokens": 90})
+    (call,) = response["output"]
+    assert (call["name"], call["namespace"], call["arguments"]) == ("find", "city", '{"city": "Rome"}')
+    items = [{"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "x"}, call]
+    items += [{"type": "function_call_output", "call_id": call["call_id"], "output": "1"}]
+    items += [{"type": "web_search_call", "id": "w", "status": "completed", "action": {}}]
+    answer = server.answer(RESPONSES, RESPOND | {"input": [{"role": "user", "content": "hi"}, *items]})
+    assert answer["not_honoured"].keys() == {"input.4"}
+
+
+def test_a_conversation_that_is_too_long_loses_its_oldest_messages_where_truncation_is_auto(server):
+    turns = [{"role": role, "content": f"turn {i} " * 3} for i in range(20) for role in ("user", "assistant")]
+    asked = RESPOND | {"instructions": "be kind", "input": [*turns, {"role": "user", "content": "hello"}]}
+    assert "max_model_len" in server.refusal(RESPONSES, asked)["message"]
+    answer = server.answer(RESPONSES, asked | {"truncation": "auto"})
+    assert answer["truncation"] == "auto" and 48 < answer["usage"]["input_tokens"] <= 96
+
+
+@given(st.text(st.characters(codec="utf-8")), st.booleans(), st.lists(st.integers(1, 9), min_size=1))
+def test_the_input_of_a_custom_tool_is_read_however_it_is_cut_up(text, plain, sizes):
+    arguments, reader, found, at, i = json.dumps({"input": text}, ensure_ascii=plain), CustomInput(), "", 0, 0
+    while at < len(arguments):
+        size = sizes[i % len(sizes)]
+        found, at, i = found + reader.push(arguments[at : at + size]), at + size, i + 1
+    assert found == text
+
+
+def test_the_documents_table_is_the_servers():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    for name, classes in TABLE.items():
+        for what, fields in (
+            ("without effect", classes.without_effect),
+            ("not honoured", classes.not_honoured),
+            ("refused", classes.refused),
+        ):
+            if fields:
+                assert f"| {name} | {what} | {', '.join(f'`{field}`' for field in sorted(fields))} |" in page

@@ -17,6 +17,8 @@ from jpaged import EngineBusy, EngineStopped
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _ALTERNATIVE = re.compile(r"str|int|[a-z]+\[.*|[A-Z]\w*")
 """Matches the names that pydantic gives to the alternatives of a union in an error's place."""
+_FIELD_ERRORS = ("unknown_field", "refused_field")
+"""Types of the errors about a field of an object, whose place is the object's."""
 MOST_QUOTED = 80
 """Characters of a value that an error quotes."""
 CLIENT_GONE = 499
@@ -135,9 +137,9 @@ def _validation(error: RequestValidationError) -> ApiError:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return ApiError(f"the body is not JSON: {first['ctx']['error']}", code="invalid_json")
-    if len(first["loc"]) < 2:
+    if len(first["loc"]) < 2 and first["type"] not in _FIELD_ERRORS:
         return ApiError("the body must be a JSON object, with the header Content-Type: application/json")
-    return invalid([{**first, "loc": first["loc"][1:]}])
+    return invalid([{**each, "loc": each["loc"][1:]} for each in error.errors()])
 
 
 def invalid(errors: Sequence[Any]) -> ApiError:
@@ -149,7 +151,7 @@ def invalid(errors: Sequence[Any]) -> ApiError:
     alternatives = [error for error in errors if _path(error)[: len(start)] == start]
     error = max(alternatives, key=lambda error: len(_path(error)))
     path, context = _path(error), error.get("ctx", {})
-    if error["type"] in ("unknown_field", "refused_field"):
+    if error["type"] in _FIELD_ERRORS:
         path = [*path, shortened(context["field"])]
     param = ".".join(path)
     if error["type"] == "unknown_field":

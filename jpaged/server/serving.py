@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -162,7 +162,7 @@ class Serving:
         """
         try:
             messages, options = body.template_messages(), turn.template_options()
-            render = self._newest if truncate else self.engine.chat_prompt
+            render: Callable[..., Any] = self._newest if truncate else self.engine.chat_prompt
             made = await asyncio.to_thread(render, messages, **options)
         except ValueError as error:
             raise refused(error, type(body).model_fields) from error

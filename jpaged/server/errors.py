@@ -64,8 +64,8 @@ class ApiError(Exception):
 
 
 def shortened(text: str) -> str:
-    """Return the beginning of a text that a message quotes."""
-    return text if len(text) <= MOST_QUOTED else f"{text[: MOST_QUOTED - 3]}..."
+    """Return the beginning of a text that a message quotes, with lone surrogates escaped."""
+    return _unicode(text if len(text) <= MOST_QUOTED else f"{text[: MOST_QUOTED - 3]}...")
 
 
 def _unicode(text: str) -> str:
@@ -152,7 +152,7 @@ def invalid(errors: Sequence[Any]) -> ApiError:
     error = max(alternatives, key=lambda error: len(_path(error)))
     path, context = _path(error), error.get("ctx", {})
     if error["type"] in _FIELD_ERRORS:
-        path = [*path, shortened(context["field"])]
+        path = [*path, context["field"]]
     param = ".".join(path)
     if error["type"] == "unknown_field":
         nearest = f"; did you mean {context['reason']}?" if context["reason"] else ""

@@ -22,7 +22,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from pydantic_core.core_schema import DictSchema
 
 from jpaged import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
-from jpaged.server.errors import ApiError, refused
+from jpaged.server.errors import ApiError, refused, shortened
 from jpaged.server.protocol.field_classes import NOTHING, SAMPLING, STREAM_OPTIONS, FieldClasses
 
 _STOPPING = {"list"} | ({"dict"} if "fail_fast" in DictSchema.__annotations__ else set())
@@ -97,7 +97,8 @@ def _names(kind: type[Body]) -> frozenset[str]:
 
 
 def _field_error(kind: str, name: str, reason: str) -> PydanticCustomError:
-    return PydanticCustomError(kind, "{reason}", {"field": name, "reason": reason})
+    # pydantic cannot encode a lone surrogate of a name
+    return PydanticCustomError(kind, "{reason}", {"field": shortened(name), "reason": reason})
 
 
 def _nearest(kind: type[Body], name: str) -> str:

@@ -81,13 +81,15 @@ class InputItem(Body):
 
     @classmethod
     def _prepared(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """Turn calls of custom tools and of namespaces into calls of functions, as the model was shown them."""
+        """Return an item as the model is shown it: a call of a custom tool or of a namespace as one of a function."""
         if data.get("type") == "custom_tool_call" and isinstance(data.get("input"), str):
             arguments = json.dumps({"input": data["input"]})
             data = {key: value for key, value in data.items() if key != "input"}
             data |= {"type": "function_call", "arguments": arguments}
         elif data.get("type") == "custom_tool_call_output":
             data = {**data, "type": "function_call_output"}
+        elif data.get("type") == "reasoning" and data.get("content"):
+            data = {key: value for key, value in data.items() if key != "summary"}  # the model is shown one of them
         space, name = data.get("namespace"), data.get("name")
         if isinstance(space, str) and isinstance(name, str) and data.get("type") == "function_call":
             data = {key: value for key, value in data.items() if key != "namespace"} | {"name": f"{space}.{name}"}

@@ -72,7 +72,8 @@ class Body(BaseModel):
             return handler(data)
         classes, unhonoured = cls.classes, {}
         given = {name: value for name, value in cls._prepared(data).items() if value is not None}
-        for name in given.keys() - _names(cls):
+        names = _names(cls)
+        for name in [name for name in given if name not in names]:
             if name in classes.refused:
                 raise _field_error("refused_field", name, classes.refused[name])
             if name in classes.not_honoured:
@@ -84,8 +85,8 @@ class Body(BaseModel):
         for name, kinds in classes.items.items():
             if isinstance(items := given.get(name), list):
                 given[name] = [item for item in items if _kind(item) not in kinds]
-                found = [(i, kind) for i, item in enumerate(items) if (kind := _kind(item)) in kinds]
-                unhonoured |= {f"{name}.{i}": f"{kind}: {kinds[kind]}" for i, kind in found if kinds[kind]}
+                first = {kind: i for i, item in reversed([*enumerate(items)]) if (kind := _kind(item)) in kinds}
+                unhonoured |= {f"{name}.{i}": f"{kind}: {kinds[kind]}" for kind, i in first.items() if kinds[kind]}
         body = handler(given)
         body._unhonoured = unhonoured
         return body

@@ -20,11 +20,11 @@ from jpaged.model_api import Attend, BuildContext, LayerRef, WeightSource
 
 from .attention import Attention, Heads, ProjectionNames
 from .decoder import Decoder
-from .groups import layer_groups
+from .groups import layer_groups, type_of_group
 from .heads_norm import EachHeadNorm
-from .layers import MLP_NAMES, FeedForward, GatedMLP, LayerNorm, RMSNorm, check_activation
+from .layers import MLP_NAMES, XIELU, FeedForward, GatedMLP, LayerNorm, RMSNorm, check_activation
 from .linear import LiveRows
-from .rope import rotary_from_config
+from .rope import Rotary, rotary_from_config
 from .stack import LayerKind, PendingResidual, Shared
 
 Norm = RMSNorm | LayerNorm
@@ -98,6 +98,7 @@ class DecoderSpec:
         still_groups: groups of layers that rotate nothing.
         rotates_neighbours: whether rotation turns pairs (2i, 2i + 1) of a head.
         partial_rotary: whether the config may rotate a part of each head.
+        rotary_by_type: whether the config has rotary parameters for each type of layer.
         growth: (beta, positions): queries grow by ``1 + beta * log(1 + floor(position / positions))``.
         embed_scale, residual_scale, logit_scale: multiply the embedding, the results of attention and MLP, the logits.
         head_bias: whether the vocabulary's head has a bias.
@@ -121,6 +122,7 @@ class DecoderSpec:
     still_groups: tuple[str, ...] = ()
     rotates_neighbours: bool = False
     partial_rotary: bool = False
+    rotary_by_type: bool = False
     growth: tuple[float, int] | None = None
     embed_scale: float | None = None
     residual_scale: float = 1.0
@@ -169,7 +171,9 @@ class DenseLayer(nnx.Module):
             rotates=kind.variant != "still",
         )
         mlp = GatedMLP if spec.mlp.gated else FeedForward
-        activation = check_activation(spec.mlp.activation, "hidden_act")
+        activation = spec.mlp.activation
+        if spec.mlp.gated or activation != XIELU.name:
+            check_activation(activation, "hidden_act")
         self.mlp = mlp(size, spec.mlp.width, activation, build, bias=spec.mlp.bias)
         self.spec = spec
 
@@ -244,14 +248,18 @@ class DenseDecoder(Decoder):
         size = config.hidden_size
         head_dim = getattr(config, "head_dim", None) or size // config.num_attention_heads
         kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        rotary = rotary_from_config(config, head_dim, partial=spec.partial_rotary)
+
+        def rotary(group: str) -> Rotary:
+            layer_type = type_of_group(group) if spec.rotary_by_type else None
+            return rotary_from_config(config, head_dim, layer_type, partial=spec.partial_rotary)
+
         heads = Heads.of(
             config.num_attention_heads,
             kv_heads,
             head_dim,
             build,
             rotates_neighbours=spec.rotates_neighbours,
-            rotated=2 * len(rotary.frequencies),
+            rotated=2 * len(rotary(spec.kinds[0].group or "full").frequencies),
         )
         window = getattr(config, "sliding_window", None)
         groups = layer_groups(spec.kinds, heads.layout.kv_heads, head_dim, window, q_per_kv=heads.layout.q_per_kv)
@@ -267,7 +275,7 @@ class DenseDecoder(Decoder):
             spec.kinds,
             make,
             groups=groups,
-            rotary={group.name: None if group.name in spec.still_groups else rotary for group in groups},
+            rotary={group.name: None if group.name in spec.still_groups else rotary(group.name) for group in groups},
             norm=spec.make_norm(size, build),
             logit_scale=spec.logit_scale,
             head_bias=spec.head_bias,

@@ -215,7 +215,7 @@ def _cohere(config: Any) -> DecoderSpec:
         parallel=True,
         qkv_bias=config.attention_bias,
         out_bias=config.attention_bias,
-        qk_norm=QKNorm("layer_each") if config.use_qk_norm else None,
+        qk_norm=QKNorm("layer_each") if getattr(config, "use_qk_norm", False) else None,
         rotates_neighbours=True,
         logit_scale=config.logit_scale,
     )
@@ -257,10 +257,41 @@ def _ministral3(config: Any) -> DecoderSpec:
     )
 
 
+def _apertus(config: Any) -> DecoderSpec:
+    """Apertus (Swiss AI, 2025): an MLP without gates whose activation has numbers of its own; queries are normed."""
+    return DecoderSpec(
+        _mlp(config, gated=False, names=("up_proj", "down_proj")),
+        config.rms_norm_eps,
+        _alike(config),
+        norms=NormNames("attention_layernorm", None, "feedforward_layernorm", None),
+        qkv_bias=config.attention_bias,
+        out_bias=config.attention_bias,
+        qk_norm=QKNorm("rms"),
+    )
+
+
+def _olmo3(config: Any) -> DecoderSpec:
+    """OLMo 3 (Allen Institute for AI, 2025): OLMo 2 with local layers, which rotate by frequencies of their own."""
+    return replace(_olmo2(config), kinds=kinds_from_types(config), rotary_by_type=True)
+
+
+_COHERE2 = {"use_parallel_block": True, "use_gated_activation": True, "use_qk_norm": False, "rotary_pct": 1.0}
+"""Fields that published configs carry and transformers does not read: the values it takes for granted."""
+
+
+def _cohere2(config: Any) -> DecoderSpec:
+    """Command R7B and Command A (Cohere, 2025): global layers among local ones know no positions."""
+    for name, value in _COHERE2.items():
+        if getattr(config, name, value) != value:
+            raise ValueError(f"{name}={getattr(config, name)} is not supported; only {value}")
+    return replace(_cohere(config), kinds=kinds_from_types(config), still_groups=("full",))
+
+
 FAMILIES: dict[str, Callable[[Any], DecoderSpec]] = {
     "phi3": _phi3,
     "granite": _granite,
     "olmo2": _olmo2,
+    "olmo3": _olmo3,
     "gemma": _gemma,
     "smollm3": _smollm3,
     "glm4": _glm4,
@@ -270,7 +301,9 @@ FAMILIES: dict[str, Callable[[Any], DecoderSpec]] = {
     "gpt_neox": _gpt_neox,
     "stablelm": _stablelm,
     "phi": _phi,
+    "apertus": _apertus,
     "cohere": _cohere,
+    "cohere2": _cohere2,
     "hunyuan_v1_dense": _hunyuan_v1_dense,
     "exaone4": _exaone4,
     "ministral3": _ministral3,

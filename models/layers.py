@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
@@ -172,17 +173,52 @@ class GatedMLP(nnx.Module):
         yield from self.down.weights((*path, "down"), (f"{name}.{out}",), layer, down)
 
 
+class XIELU(nnx.Module):
+    """``p x^2 + b x`` above zero, ``n (exp(min(x, e)) - 1 - x) + b x`` below, with a layer's own numbers (Huang and
+    Schlag, 2024).
+
+    numbers [4]: alpha_p, alpha_n, b and e; p is ``softplus(alpha_p)``, n is ``b + softplus(alpha_n)``.
+    """
+
+    name = "xielu"
+
+    def __init__(self, build: BuildContext):
+        self.numbers = constant_param(build, (4,))
+
+    def __call__(self, x: Float[Array, "tokens mlp"]) -> Float[Array, "tokens mlp"]:
+        above, below, linear, end = self.numbers[...].astype(jnp.float32)
+        wide = x.astype(jnp.float32)
+        high = jax.nn.softplus(above) * wide * wide
+        low = (jnp.expm1(jnp.minimum(wide, end)) - wide) * (linear + jax.nn.softplus(below))
+        return (jnp.where(wide > 0, high, low) + linear * wide).astype(x.dtype)
+
+    def weights(self, path: tuple[str, ...], name: str, layer: int) -> Iterator[WeightSource]:
+        """Yield the source of the four tensors ``{name}.alpha_p`` and so on, each one number."""
+
+        def convert_all(*stored: np.ndarray) -> np.ndarray:
+            return np.concatenate([np.asarray(number).reshape(1) for number in stored])
+
+        tensors = tuple(f"{name}.{part}" for part in ("alpha_p", "alpha_n", "beta", "eps"))
+        yield WeightSource((*path, "numbers"), tensors, convert_all, P(None), layer)
+
+
 class FeedForward(nnx.Module):
-    """``down(act(up(x)))``; up [embed, mlp], down [mlp, embed], columns beyond the checkpoint's are zero."""
+    """``down(act(up(x)))``; up [embed, mlp], down [mlp, embed], columns beyond the checkpoint's are zero.
+
+    Args:
+        activation: a key of `ACTIVATIONS`, or "xielu".
+    """
 
     def __init__(self, embed: int, width: int, activation: str, build: BuildContext, *, bias: bool):
         mlp = padded(width, build.tensor_parallel)
         self.up = Linear(embed, mlp, build, partition=P(None, TENSOR_AXIS), bias=bias)
         self.down = Linear(mlp, embed, build, partition=P(TENSOR_AXIS, None), bias=bias)
+        self.own = XIELU(build) if activation == XIELU.name else None
         self.activation = activation
 
     def __call__(self, x: Float[Array, "tokens embed"], live_rows: LiveRows = None) -> Float[Array, "tokens embed"]:
-        return self.down(ACTIVATIONS[self.activation](self.up(x, live_rows)), live_rows)
+        activate = ACTIVATIONS[self.activation] if self.own is None else self.own
+        return self.down(activate(self.up(x, live_rows)), live_rows)
 
     def weights(
         self, path: tuple[str, ...], name: str, layer: int, names: tuple[str, ...] = ("fc1", "fc2")
@@ -192,3 +228,5 @@ class FeedForward(nnx.Module):
         up, down = convert.linear(embed, mlp), convert.linear(mlp, embed)
         yield from self.up.weights((*path, "up"), (f"{name}.{first}",), layer, up, convert.pad_rows(mlp))
         yield from self.down.weights((*path, "down"), (f"{name}.{last}",), layer, down)
+        if self.own is not None:
+            yield from self.own.weights((*path, "own"), f"{name}.act_fn", layer)

@@ -181,6 +181,9 @@ def _longrope(frequencies: np.ndarray, parameters: Mapping[str, Any], limit: int
     transformers takes the short factors for a sequence within the original context, which would change the keys that
     are held when the sequence grows. vLLM too takes one table for all sequences.
     """
+    lacks = [n for n in ("original_max_position_embeddings", "long_factor", "short_factor") if not parameters.get(n)]
+    if lacks:
+        raise ValueError(f"rope_type='longrope' lacks {', '.join(lacks)}")
     original = parameters["original_max_position_embeddings"]
     factors = np.asarray(parameters["long_factor" if limit > original else "short_factor"], np.float64)
     if factors.shape != frequencies.shape:

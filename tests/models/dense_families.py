@@ -1,6 +1,7 @@
 """Tiny random checkpoints of the families in `models/families.py`: every switch of a row differs from its default."""
 
 from transformers import (
+    ApertusConfig,
     CohereConfig,
     Ernie4_5Config,
     Exaone4Config,
@@ -44,6 +45,7 @@ _LONGROPE = {
 }
 
 DENSE_FAMILIES = {
+    "apertus": ApertusConfig(**_PLAIN, attention_bias=True),
     "phi3": Phi3Config(**_PLAIN, sliding_window=7, rope_parameters=_PARTIAL),
     "phi3-longrope": Phi3Config(
         **{**_PLAIN, "max_position_embeddings": 64}, original_max_position_embeddings=16, rope_parameters=_LONGROPE

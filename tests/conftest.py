@@ -3,8 +3,10 @@
 Variables are set before anything imports jax or torch, for subprocesses too.
 """
 
+import json
 import os
 import signal
+import subprocess
 from collections.abc import Generator
 from pathlib import Path
 
@@ -23,8 +25,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts a job in the background so, and tests send the signal to themselves.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-LONG_ROOMS = ("aot", "engine", "distributed", "models", "execution")
-"""Rooms with files that run for a minute or more, the longest first."""
+LONG = (
+    "engine/test_engine_families.py",
+    "server/test_schema_cases.py",
+    "integrations/ray/test_replicas.py",
+    "distributed/test_several_processes.py",
+    "planning/test_programs_for.py",
+    "scripts/test_notebooks.py",
+    "aot",
+    "engine",
+    "pallas_kernels",
+    "execution",
+    "models",
+    "server",
+)
+"""Files and rooms that take longest, in the order in which they begin: a long file at the end leaves a core idle."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,6 +50,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     thorough.NIGHTLY = config.getoption("--nightly")
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do the work of a plan's child here, where one device will do: a process takes seconds to start."""
+    from jpaged.planning.compile_step import answer
+
+    def run(command: list[str], *, input: str, **options: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 0, json.dumps(answer(json.loads(input))), "")
+
+    monkeypatch.setattr("jpaged.planning.child_process.subprocess.run", run)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -56,7 +82,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     here = Path(__file__).parent
 
     def place(item: pytest.Item) -> int:
-        room = item.path.relative_to(here).parts[0]
-        return LONG_ROOMS.index(room) if room in LONG_ROOMS else len(LONG_ROOMS)
+        path = item.path.relative_to(here)
+        return next((LONG.index(name) for name in (path.as_posix(), path.parts[0]) if name in LONG), len(LONG))
 
     items.sort(key=place)

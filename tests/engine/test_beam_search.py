@@ -39,7 +39,9 @@ def families(tmp_path_factory):
     return family
 
 
-@pytest.fixture(params=[0, 1, 2], ids=lambda seed: f"seed{seed}")
+@pytest.fixture(
+    params=[0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))], ids=lambda seed: f"seed{seed}"
+)
 def family(request, families):
     return families(request.param)
 

@@ -71,7 +71,7 @@ def test_a_second_identical_call_reads_the_prefix_cache_and_says_the_same(llm, e
     assert_same_tokens(again, expected[3:4])
 
 
-@pytest.mark.parametrize("width", [2, 4, 6])
+@pytest.mark.parametrize("width", [4, *(pytest.param(width, marks=pytest.mark.nightly) for width in (2, 6))])
 def test_beam_search_finds_what_transformers_finds(llm, torch_model, width):
     params = BeamSearchParams(width, 12)
     prompts = PROMPTS[:2]

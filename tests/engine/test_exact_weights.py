@@ -98,7 +98,7 @@ def test_tokens_are_those_of_float32_in_half_of_the_memory(models, plain):
     assert [tokens for tokens, _ in found] == [result.tokens for result in torch_greedy(judge, IDS, 8)]
 
 
-def test_the_plan_counts_them_as_they_are_held(models):
+def test_the_plan_counts_them_as_they_are_held(models, in_process):
     sizes = {name: SHAPES[name] for name in ("dtype", "block_size", "max_num_batched_tokens")}
     with LLM(models[0][0], **SHAPES) as llm:
         assert plan(models[0][0], "cpu", context=64, concurrency=4, **sizes).weight_bytes == weight_bytes(llm)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 
 import pytest
@@ -18,7 +17,6 @@ from jpaged.execution import device_memory
 from jpaged.execution.device_memory import VARIABLES, device_bytes
 from jpaged.loading import convert_checkpoint
 from jpaged.planning import compile_programs_for, plan
-from jpaged.planning.compile_step import answer
 
 SIZES = {"block_size": 8, "max_num_batched_tokens": 64}
 FREE = 24 << 20
@@ -28,16 +26,6 @@ FREE = 24 << 20
 @pytest.fixture
 def no_compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("JPAGED_AOT_ENVS", str(tmp_path))
-
-
-@pytest.fixture
-def in_process(monkeypatch):
-    """The child's work done here, where one device will do: a process takes seconds to start."""
-
-    def run(command, *, input, **options):
-        return subprocess.CompletedProcess(command, 0, json.dumps(answer(json.loads(input))), "")
-
-    monkeypatch.setattr("jpaged.planning.child_process.subprocess.run", run)
 
 
 def config_of(name: str, folder) -> str:

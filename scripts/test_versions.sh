@@ -12,8 +12,8 @@
 #
 # EXTRAS chooses the extras that are installed, by default `test`, which brings PyTorch. Without PyTorch (EXTRAS=cpu and
 # TOOLS="pytest pytest-xdist hypothesis") tests that make no checkpoint can run, such as tests/memory/test_manager.py,
-# tests/scheduling/test_scheduler.py, tests/text/test_grammar.py and tests/execution/caches/test_layer_cache.py. To try an answer
-# as well, run a page's code: the environment's python scripts/docs_run.py docs/index.md.
+# tests/scheduling/test_scheduler.py, tests/text/test_grammar.py and tests/execution/caches/test_layer_cache.py (and others). To
+# try an answer as well, run a page's code: the environment's python scripts/docs_run.py docs/index.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -96,7 +96,7 @@ def family(request, tmp_path_factory):
     """A checkpoint's folder, an engine with room for all prompts at once, its outputs, and transformers' tokens."""
     folder = tmp_path_factory.mktemp(request.param)
     model = make_checkpoint(request.param, folder)
-    roomy = LLM(str(folder), max_num_seqs=len(PROMPTS), max_num_batched_tokens=128, **SETTINGS)
+    roomy = LLM(str(folder), max_num_seqs=len(PROMPTS), max_num_batched_tokens=512, **SETTINGS)
     pages = SMALL_POOL[request.param]
     outputs = generate(roomy)
     expected = torch_greedy(model, PROMPTS, guesses=[output.outputs[0].token_ids for output in outputs])

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Int
 
+from jpaged.json_schema import followable
 from jpaged.structured_outputs import StructuredOutputsParams, is_gbnf
 from jpaged.text.grammar_dialects import ascii_classes, ascii_classes_in_lark, lark_of
 from jpaged.text.grammar_limits import check_limits
@@ -173,7 +174,7 @@ def _source(params: StructuredOutputsParams) -> str:
         return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in params.choice))
     if lark is not None:
         return LLMatcher.grammar_from_lark(lark)
-    schema = params.json if params.json is not None else {"type": "object"}
+    schema = {"type": "object"} if params.json is None else followable(params.json)
     if params.disable_any_whitespace:
         return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_flexible": False})
     return LLMatcher.grammar_from_json_schema(schema)

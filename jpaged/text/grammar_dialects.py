@@ -26,10 +26,11 @@ def lark_of(grammar: str) -> str:
 
 
 def _plain(escape: re.Match[str]) -> str:
-    """Return the character that a number stands for, which the converter writes in a way that Lark does not read."""
+    """Return the character that an escape stands for, where the converter writes it in a way that Lark does not
+    read."""
     digits = escape["x"] or escape["u"] or escape["U"]
     if digits is None:
-        return escape[0]
+        return _SPECIAL[escape[0][1]] if escape[0] in (r"\-", r"\^") else escape[0]
     try:
         character = chr(int(digits, 16))
     except (ValueError, OverflowError):

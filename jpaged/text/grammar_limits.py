@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
+from jpaged.json_schema import NAMES, VALUES
 from jpaged.structured_outputs import MOST_CHOICES, StructuredOutputsParams
 
 MOST_LEVELS = 6000
@@ -31,10 +32,6 @@ _HIDDEN = re.compile(
     """,
     re.VERBOSE,
 )
-_VALUES = frozenset(("enum", "const", "default", "example", "examples"))
-"""Keywords of a schema that hold values, not schemas."""
-_NAMES = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
-"""Keywords whose objects have names for keys, not keywords."""
 _JSON = re.compile(r"%json\s*")
 _RULE = re.compile(
     r"\b([A-Za-z_]\w*)(?: ?\{[\w ,]{0,200}\})?(?:::\w+)?"  # its name and parameters
@@ -203,8 +200,8 @@ def _nodes(schema: Any, *, values_too: bool = False) -> Iterable[tuple[Mapping[s
         if isinstance(value, Mapping):
             yield value, holder, depth
             for key, each in value.items():
-                if isinstance(each, Mapping | list) and (names or values_too or key not in _VALUES):
-                    waiting.append((each, id(value), depth + 1, not names and key in _NAMES))
+                if isinstance(each, Mapping | list) and (names or values_too or key not in VALUES):
+                    waiting.append((each, id(value), depth + 1, not names and key in NAMES))
         elif isinstance(value, list):
             waiting += [(each, holder, depth, False) for each in value if isinstance(each, Mapping | list)]
 

@@ -10,6 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tiny_chat_model import byte_level_tokenizer
 
 from jpaged import SamplingParams, StructuredOutputsParams
+from jpaged.server.errors import ApiError
 from jpaged.server.messages.chat_turn import ChatTurn
 from jpaged.server.messages.parts import CallArguments, CallStart, Content, PlainReader, Reasoning
 from jpaged.server.messages.thoughts import THINK
@@ -169,6 +170,70 @@ def test_parameters_of_another_type_are_refused_by_name(kind):
     options = {"forced": True, "parallel": False, "thought": "none"}
     with pytest.raises(ValueError, match=f"parameters of 'f' have the type {re.escape(repr(kind))}: arguments are an"):
         TOOL_FORMATS["hermes"].grammar([{"name": "f", "parameters": {"type": kind}}], lambda text: None, **options)
+
+
+UNFOLLOWED = [
+    ("uniqueItems", {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, [1, 1], ["x"]),
+    ("not", {"type": "string", "not": {"const": "a"}}, "a", 1),
+    ("pattern", {"type": "string", "pattern": "^(?!a)b"}, "cc", 1),
+    ("if", {"type": "integer", "if": {"minimum": 3}, "then": {"maximum": 4}}, 7, "x"),
+    ("patternProperties", {"type": "object", "patternProperties": {"^(?=a)": {}}}, {"b": 1}, 1),
+]
+
+
+@pytest.mark.parametrize("family", TOOL_FORMATS)
+@pytest.mark.parametrize(("keyword", "part", "left", "wrong"), UNFOLLOWED, ids=[case[0] for case in UNFOLLOWED])
+def test_a_tool_is_followed_as_far_as_can_be_unless_it_is_strict(allows, family, keyword, part, left, wrong):
+    parameters = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "required": ["a"], "$defs": {"A": part}}
+    parameters["properties"][keyword] = {}  # a property may have the name of a keyword
+    tool = {"name": "f", "parameters": parameters}
+    options = {"forced": True, "parallel": False, "thought": "none"}
+    form = TOOL_FORMATS[family]
+    for strict in (None, False):
+        grammar = form.grammar([tool | {"strict": strict}], lambda text: None, **options)
+        assert allows(grammar, written(family, ("f", {"a": left})))
+        assert not allows(grammar, written(family, ("f", {"a": wrong})))
+    with pytest.raises(ValueError, match=f"parameters of 'f' have {keyword.replace('Properties', '')}") as refusal:
+        form.grammar([tool | {"strict": True, "name": "f"}], lambda text: None, **options)
+    assert len(str(refusal.value)) < 200 and "strict=false" in str(refusal.value)
+
+
+def test_a_refusal_of_a_strict_tool_stays_short_whatever_it_has():
+    parameters = {"type": "object", "properties": {"a" * 500: {"pattern": "(?=" + "a" * 5000 + ")"}}}
+    turn = ChatTurn(
+        ChatRequest(
+            messages=[{"role": "user", "content": "hi"}],
+            tools=[{"type": "function", "function": {"name": "f" * 64, "parameters": parameters, "strict": True}}],
+        ),
+        byte_level_tokenizer(),
+        tool_parser="hermes",
+    )
+    turn.follow("hi")
+    with pytest.raises(ApiError) as refusal:
+        turn.parameters()
+    assert len(str(refusal.value)) < 200 and refusal.value.param == "tools" and "f" * 64 in str(refusal.value)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_formats_that_are_not_known_and_unions_with_a_discriminator_are_taken(allows, strict):
+    branch = {"type": "object", "required": ["k"], "additionalProperties": False}
+    branches = [{**branch, "properties": {"k": {"enum": [k]}, k: {"type": "integer"}}} for k in "bc"]
+    union = {"oneOf": branches, "discriminator": {"propertyName": "k"}}
+    properties = {"u": union, "f": {"type": "string", "format": "uri-reference"}}
+    parameters = {"type": "object", "properties": properties, "required": ["u", "f"]}
+    tool = {"name": "f", "parameters": parameters, "strict": strict}
+    options = {"forced": True, "parallel": False, "thought": "none"}
+    grammar = TOOL_FORMATS["hermes"].grammar([tool], lambda text: None, **options)
+    for union, fits in (({"k": "b", "b": 1}, True), ({"k": "c"}, True), ({"k": "b", "c": 1}, False)):
+        assert allows(grammar, written("hermes", ("f", {"u": union, "f": "x/y"}))) is fits
+
+
+def test_a_union_is_approximated_where_its_branches_overlap_and_the_tool_is_not_strict(allows):
+    union = {"oneOf": [{"type": "string", "minLength": 2}, {"type": "string", "maxLength": 3}]}
+    tool = {"name": "f", "parameters": {"properties": {"a": union}, "required": ["a"]}}
+    grammar = TOOL_FORMATS["hermes"].grammar([tool], lambda text: None, forced=True, parallel=False, thought="none")
+    for value, fits in (("abcd", True), ("ab", True), (5, False)):
+        assert allows(grammar, written("hermes", ("f", {"a": value}))) is fits
 
 
 @pytest.mark.parametrize("family", TOOL_FORMATS)

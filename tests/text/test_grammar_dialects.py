@@ -130,3 +130,9 @@ def test_a_long_regex_is_read_in_linear_time(text):
 @pytest.mark.parametrize("text", ['x: "' + '\\"' * 150_000, "x: /" + "\\/" * 150_000, '"' * 300_001, "/" * 300_001])
 def test_a_long_grammar_that_closes_nothing_is_read_in_linear_time(text):
     assert ascii_classes_in_lark(text) == text
+
+
+def test_a_hyphen_may_be_escaped_in_gbnf():
+    lark = lark_of(r'root ::= [+\-*/\^]+ "a\-b"')
+    assert not LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(lark))
+    assert r"\x2D" in lark

@@ -113,7 +113,7 @@ class ChatTurn:
             thought = "none"  # the shape applies to the whole text
         try:
             grammar = self._form.grammar(
-                [{"name": function.name, "parameters": function.parameters} for function in functions],
+                [{"name": one.name, "parameters": one.parameters, "strict": one.strict} for one in functions],
                 self._special,
                 forced=named is not None or choice == "required",
                 parallel=body.parallel_tool_calls and named is None,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from jpaged.json_schema import followable
 from jpaged.server.messages.parts import Part, Reader, Reasoning, held_back
 from jpaged.structured_outputs import StructuredOutputsParams, is_gbnf
 
@@ -188,7 +189,7 @@ class ThoughtFormat:
 
     def before_json(self, schema: Mapping[str, Any], thought: Thought) -> str:
         """Return the grammar of JSON that follows a thought."""
-        return self.before_rule(f"%json {json.dumps(schema)}", thought)
+        return self.before_rule(f"%json {json.dumps(followable(schema))}", thought)
 
     def before_rule(self, rule: str, thought: Thought) -> str:
         """Return the grammar of a shape that follows a thought; see `shape_rule`."""
@@ -242,7 +243,7 @@ def shape_rule(shape: StructuredOutputsParams) -> str:
                 "a grammar in GBNF cannot follow a thought or stand next to tools: write it in Lark's syntax"
             )
         return f"%lark {{\n{shape.grammar}\n}}"
-    return f"%json {json.dumps(json_of(shape))}"
+    return f"%json {json.dumps(followable(json_of(shape) or {}))}"
 
 
 def json_of(shape: StructuredOutputsParams) -> dict[str, Any] | None:

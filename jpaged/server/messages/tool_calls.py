@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from jpaged.json_schema import LENIENT, first_unfollowed, followable, followed_as_far_as_can_be
 from jpaged.server.messages.parts import CallArguments, CallStart, Content, Part, PlainReader, Reader, held_back
 from jpaged.server.messages.thoughts import ANY, SPACE, THINK, Thought, ThoughtFormat, json_of, shape_rule
 from jpaged.structured_outputs import StructuredOutputsParams
@@ -286,7 +287,7 @@ class ToolFormat:
         """Return the Lark grammar of an answer.
 
         Args:
-            functions: the functions that may be called, each with `name` and `parameters`.
+            functions: the functions that may be called, each with `name`, `parameters` and `strict`.
             special: see `Special`.
             forced: whether the answer must be a call. Otherwise it may be text, or begin with text.
             parallel: whether the answer may have several calls.
@@ -312,7 +313,8 @@ class ToolFormat:
             rules.append(f"{name}: {self._mark(special) if again else _loose(getattr(self, name))}")
         rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(functions))))
         for i, function in enumerate(functions):
-            schema = {**_arguments(function), "x-guidance": _JSON_STYLE}
+            lenient = {} if function.get("strict") else LENIENT
+            schema = {**_arguments(function), "x-guidance": {**_JSON_STYLE, **lenient}}
             rules += [f"call_{i}: {self._call(function['name'], f'args_{i}', special)}"]
             rules += [f"args_{i}: %json {json.dumps(schema)}"]
         return "\n".join(rules)
@@ -362,7 +364,7 @@ class ToolFormat:
             for i, function in enumerate(functions)
         ]
         before, rules = thought
-        either = {"anyOf": [*calls, {"$id": "urn:jpaged:shape", **schema}]}
+        either = {"anyOf": [*calls, {"$id": "urn:jpaged:shape", **followable(schema)}]}
         start = f"start: {before} {self._mark(special)} answer"
         return "\n".join([start, *rules, f"answer: %json {json.dumps(either)}"])
 
@@ -425,14 +427,27 @@ class ToolFormat:
 
 
 def _arguments(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a function's arguments, which is an object even if its parameters do not say so."""
+    """Return the schema of a function's arguments, which is an object even if its parameters do not say so.
+
+    Keywords that cannot be followed are left to the model, unless the function is strict.
+
+    Raises:
+        ValueError: the parameters have another type, or a keyword of a strict function cannot be followed.
+    """
     parameters = function.get("parameters") or {"properties": {}}
     schema = {"type": "object", **parameters}
     if schema["type"] not in ("object", ["object"]):
         raise ValueError(
             f"the parameters of {function['name']!r} have the type {schema['type']!r}: arguments are an object"
         )
-    return schema
+    if not function.get("strict"):
+        return followed_as_far_as_can_be(schema)
+    if (keyword := first_unfollowed(schema)) is not None:
+        raise ValueError(
+            f"the parameters of {function['name']!r} have {keyword}, which cannot be followed: strict=false leaves it "
+            "to the model"
+        )
+    return followable(schema)
 
 
 def _loose(text: str) -> str:

@@ -131,7 +131,8 @@ class Function(Body):
     """A function that the model may call.
 
     Attributes:
-        strict: no effect, since arguments always follow the schema.
+        strict: whether a schema with a keyword that cannot be followed is refused; otherwise, and where it is absent,
+            such a keyword is left to the model. Everything else of a schema is followed in either case.
     """
 
     name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")

@@ -15,27 +15,14 @@ VALUES = frozenset(("enum", "const", "default", "example", "examples"))
 NAMES = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
 """Keywords whose objects have names for keys, not keywords."""
 _FORMATS = frozenset(
-    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"]
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
 )
 _NOT_FOLLOWED = frozenset(
-    [
-        "uniqueItems",
-        "not",
-        "if",
-        "then",
-        "else",
-        "contains",
-        "minContains",
-        "maxContains",
-        "propertyNames",
-        "unevaluatedProperties",
-        "unevaluatedItems",
-        "dependentRequired",
-        "dependentSchemas",
-        "dependencies",
-        "$dynamicRef",
-        "$recursiveRef",
-    ]
+    (
+        *("uniqueItems", "contains", "minContains", "maxContains", "unevaluatedItems"),
+        *("propertyNames", "unevaluatedProperties", "dependentRequired", "dependentSchemas", "dependencies"),
+        *("not", "if", "then", "else", "$dynamicRef", "$recursiveRef"),
+    )
 )
 """Keywords that llguidance does not follow."""
 _LOOKS = re.compile(r"\\[bBZAzG1-9k]|\\.|\(\?(?:[=!>]|<[=!])", re.DOTALL)

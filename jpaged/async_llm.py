@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from contextvars import copy_context
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
@@ -29,9 +30,10 @@ from jpaged.outputs import PinnedPrefix, RequestOutput, SavedState
 from jpaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from jpaged.text.adapters import LoRA
 from jpaged.text.batch import one_each, one_lora_each, priorities
-from jpaged.text.chat_template import ChatArguments, Messages
+from jpaged.text.chat_template import ChatArguments, ChatOptions, Messages
+from jpaged.text.long_text import TokenBound, encode_bounded
 from jpaged.text.output_processor import OutputBuilder
-from jpaged.text.prompt import DEFAULT, Prompt, Tokenization
+from jpaged.text.prompt import DEFAULT, Conversation, Prompt, Tokenization, chat_prompt
 from jpaged.text.token_reader import TokenReader
 from jpaged.validation import integer, number
 
@@ -246,9 +248,44 @@ class AsyncLLM:
         """Return the same as `LLM.get_default_sampling_params`."""
         return self.control.default_sampling_params()
 
-    def chat_prompt(self, messages: Messages, **options: Unpack[ChatArguments]) -> dict[str, Any]:
-        """Return the same as `LLM.chat_prompt`."""
-        return self._llm.chat_prompt(messages, **options)
+    def chat_prompt(
+        self,
+        messages: Messages,
+        *,
+        max_tokens: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+        **options: Unpack[ChatArguments],
+    ) -> dict[str, Any]:
+        """Return the same as `LLM.chat_prompt`; a long text is not tokenized whole.
+
+        Args:
+            max_tokens: most tokens of the prompt; None = `max_model_len`. One that is a little longer is returned.
+            truncate_prompt_tokens: see `SamplingParams`; tokens before those may be missing.
+
+        Raises:
+            ValueError: the prompt is far too long, or as `LLM.chat_prompt`.
+        """
+        bound = self._bound(max_tokens, truncate_prompt_tokens)
+        inputs = self.input_processor
+        return chat_prompt(Conversation(messages, ChatOptions(**options)), inputs.tokenizer, inputs.images, bound)
+
+    def tokenize(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
+        """Return the tokens of a text. The caller's thread does the work.
+
+        Args:
+            max_tokens: as `chat_prompt`.
+
+        Raises:
+            ValueError: the model has no tokenizer, or the text is far too long.
+        """
+        if self.input_processor.tokenizer is None:
+            raise ValueError("the model has no tokenizer")
+        bound = self._bound(max_tokens, None)
+        return encode_bounded(self.input_processor.tokenizer, text, add_special_tokens, bound)
+
+    def _bound(self, max_tokens: int | None, truncate_prompt_tokens: int | None) -> TokenBound:
+        bound = self.input_processor.bound(truncate_prompt_tokens)
+        return bound if max_tokens is None else replace(bound, most=max_tokens, name="max_tokens")
 
     def trainable(self) -> TrainableModel:
         """Return the same as `LLM.trainable`."""

@@ -175,7 +175,8 @@ class Pooler:
         requests = []
         for i, (prompt, pooling, lora) in enumerate(zip(batch, poolings, loras, strict=True)):
             try:
-                parsed = parse_prompt(prompt, inputs.tokenizer, tokenization, inputs.images)
+                bound = inputs.bound(None, tokenization)
+                parsed = parse_prompt(prompt, inputs.tokenizer, tokenization, inputs.images, bound=bound)
                 request = inputs.request(parsed, PREFILL_ONLY, lora=lora, prefill_only=True)
             except ValueError as error:
                 raise ValueError(f"prompt {i}: {error}") from error

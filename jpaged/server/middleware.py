@@ -174,7 +174,7 @@ class BodyLimit:
                 (count.containers, MOST_CONTAINERS, "lists and objects"),
             ):
                 if number > most:
-                    raise HTTPException(413, f"the body has more {things} than the limit of {most}")
+                    raise HTTPException(400, f"the body has more {things} than the limit of {most}")
             return message
 
         await self._app(scope, limited, send)

@@ -162,8 +162,9 @@ class Serving:
         """
         try:
             messages, options = body.template_messages(), turn.template_options()
+            cut = {} if truncate else {"truncate_prompt_tokens": body.truncate_prompt_tokens}
             render: Callable[..., Any] = self._newest if truncate else self.engine.chat_prompt
-            made = await asyncio.to_thread(render, messages, **options)
+            made = await asyncio.to_thread(render, messages, **cut, **options)
         except ValueError as error:
             raise refused(error, type(body).model_fields) from error
         turn.follow(made["prompt"])
@@ -179,14 +180,17 @@ class Serving:
         room = self.engine.max_model_len - self.engine.max_model_len // 4
         begins = [i for i in range(num_system, len(messages)) if messages[i]["role"] == "user" or i == num_system]
 
-        def render(begin: int) -> Any:
-            return self.engine.chat_prompt(messages[:num_system] + messages[begin:], **options)
+        def render(begin: int, cut: int | None = None) -> Any:
+            kept = messages[:num_system] + messages[begin:]
+            return self.engine.chat_prompt(kept, truncate_prompt_tokens=cut, **options)
 
-        made = render(num_system)
-        if len(made["prompt_token_ids"]) <= room or len(begins) < 2:
-            return made
+        def fits(begin: int) -> bool:  # one token too many is enough to know
+            return len(render(begin, room + 1)["prompt_token_ids"]) <= room
+
+        if len(begins) < 2 or fits(num_system):
+            return render(num_system)
         last = len(begins) - 1
-        first = bisect_left(range(last), True, lo=1, key=lambda i: len(render(begins[i])["prompt_token_ids"]) <= room)
+        first = bisect_left(range(last), True, lo=1, key=lambda i: fits(begins[i]))
         return render(begins[first])
 
     def _turn_params(self, body: ChatRequest, turn: ChatTurn) -> SamplingParams | BeamSearchParams:

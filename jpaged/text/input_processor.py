@@ -11,6 +11,7 @@ from jpaged.sampling_params import BeamSearchParams, SamplingParams
 from jpaged.scheduling import BeamSearch, Request, Sequence
 from jpaged.text.adapters import AdapterSource, LoRA, NoAdapters
 from jpaged.text.images import ImageInputs
+from jpaged.text.long_text import TokenBound
 from jpaged.text.prompt import DEFAULT, Conversation, ParsedPrompt, Prompt, Tokenization, check_salt, parse_prompt
 from jpaged.text.request_ids import RequestIds
 from jpaged.text.token_constraints import allowed_mask, bad_word_tokens, check_token_ids, check_tokens_left
@@ -97,8 +98,21 @@ class InputProcessor:
         """
         if self._no_output is not None:
             raise ValueError(self._no_output)
-        parsed = parse_prompt(prompt, self.tokenizer, tokenization, self.images)
+        bound = self.bound(params.truncate_prompt_tokens if isinstance(params, SamplingParams) else None, tokenization)
+        parsed = parse_prompt(prompt, self.tokenizer, tokenization, self.images, bound=bound)
         return self.request(parsed, params, priority, streamed=streamed, lora=lora, prefill_only=prefill_only)
+
+    def bound(self, truncate_prompt_tokens: int | None = None, tokenization: Tokenization = DEFAULT) -> TokenBound:
+        """Return the limit on a prompt's tokens.
+
+        Args:
+            truncate_prompt_tokens: see `SamplingParams`.
+        """
+        most = self.max_model_len
+        given = (truncate_prompt_tokens or 0, tokenization.max_length or 0)
+        cuts = [most if cut == -1 else cut for cut in given if cut > 0 or cut == -1]
+        last = min(cuts, default=most + 1)
+        return TokenBound(most, last=last if last <= most else None)
 
     def prefix(self, prompt: Prompt, cache_salt: str | None) -> ParsedPrompt:
         """Parse a prompt whose salt may be a separate argument.
@@ -107,7 +121,7 @@ class InputProcessor:
             ValueError: the two salts differ, or the prompt has none of the forms of `parse_prompt`.
         """
         check_salt(cache_salt)
-        parsed = parse_prompt(prompt, self.tokenizer, images=self.images)
+        parsed = parse_prompt(prompt, self.tokenizer, images=self.images, bound=self.bound())
         if cache_salt is not None and parsed.cache_salt not in (None, cache_salt):
             raise ValueError(f"cache_salt={cache_salt!r} is not the prompt's own, {parsed.cache_salt!r}")
         images = parsed.images

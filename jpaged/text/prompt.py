@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any, cast
 
 from jpaged.scheduling.inputs import PromptImage
 from jpaged.text.chat_template import ChatOptions, Messages, images_in, templated
 from jpaged.text.images import ImageInputs, images_of
+from jpaged.text.long_text import TokenBound, encode_bounded
 from jpaged.validation import boolean, check_unicode, integer
 from jpaged.vllm_compat import check_prompt_keys
 
@@ -84,11 +84,14 @@ def parse_prompt(
     *,
     add_special_tokens: bool = True,
     prepare: bool = True,
+    bound: TokenBound | None = None,
 ) -> ParsedPrompt:
     """Any form of a prompt as token ids. Of a mapping with text and ids, the ids are used and the text is only echoed.
 
     Args:
         images: prepares images; None = none are taken.
+        bound: limit on the tokens of a text, so that a text far above it is refused without being tokenized whole;
+            None = there is none. Prompts that are a little longer are returned.
         prepare: False leaves out the images of a text, which has their tokens all the same.
 
     Raises:
@@ -110,8 +113,9 @@ def parse_prompt(
                 images,
                 add_special_tokens=False,
                 prepare=prepare,
+                bound=bound,
             )
-        return parse_prompt(said["prompt"], tokenizer, tokenization, add_special_tokens=False)
+        return parse_prompt(said["prompt"], tokenizer, tokenization, add_special_tokens=False, bound=bound)
     text, ids, salt, pictures = None, None, None, []
     if isinstance(prompt, str):
         text = prompt
@@ -133,12 +137,17 @@ def parse_prompt(
         if tokenizer is None:
             raise ValueError("the model has no tokenizer: give prompt_token_ids")
         check_unicode("prompt", cast(str, text))
-        special = tokenization.add_special_tokens
-        encode = partial(tokenizer.encode, add_special_tokens=add_special_tokens if special is None else special)
+        chosen = tokenization.add_special_tokens
+        special = add_special_tokens if chosen is None else chosen
         if pictures:
+            whole = None if bound is None else replace(bound, last=None)  # a prompt with images is not cut
+
+            def encode(text: str) -> list[int]:
+                return encode_bounded(tokenizer, text, special, whole)
+
             ids, placed = images.of_text(cast(str, text), pictures, encode, salt, prepare=prepare)
         else:
-            ids = encode(text)
+            ids = encode_bounded(tokenizer, cast(str, text), special, bound)
     try:
         ids = list(ids)
         plain = [index(token) for token in ids]
@@ -167,14 +176,16 @@ def check_salt(salt: str | None) -> None:
         raise ValueError(f"cache_salt={salt!r} must be a non-empty string")
 
 
-def chat_prompt(conversation: Conversation, tokenizer: Any, images: ImageInputs | None = None) -> dict[str, Any]:
+def chat_prompt(
+    conversation: Conversation, tokenizer: Any, images: ImageInputs | None = None, bound: TokenBound | None = None
+) -> dict[str, Any]:
     """A conversation as a prompt, through the chat template; with its images, if it has any. They are prepared when the
     prompt is run, which has a salt.
 
     Raises:
         ValueError: as `templated`, or an image cannot be used.
     """
-    parsed = parse_prompt(conversation, tokenizer, images=images, prepare=False)
+    parsed = parse_prompt(conversation, tokenizer, images=images, prepare=False, bound=bound)
     prompt = {"prompt": parsed.text, "prompt_token_ids": parsed.token_ids}
     given = images_in(conversation.messages)
     return {**prompt, "multi_modal_data": {"image": given}} if given else prompt

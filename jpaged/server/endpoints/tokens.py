@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from jpaged import AsyncLLM
 from jpaged.server.endpoints.common import serving_of
 from jpaged.server.errors import ApiError, refused
 from jpaged.server.protocol.fields import check_model
@@ -14,6 +15,8 @@ from jpaged.server.protocol.prompts import DetokenizeRequest, TokenizeRequest
 from jpaged.server.serving import Serving
 
 router = APIRouter()
+MOST_TOKENS = 2**17
+"""Limit on the tokens of a text at `/tokenize`, or eight times `max_model_len`, where that is more."""
 
 
 @router.post("/tokenize")
@@ -27,6 +30,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
     if body.prompt is not None and (given := sorted(chat_only & body.model_fields_set)):
         raise ApiError(f"{given[0]} needs messages", param=given[0], code="invalid_value")
     tokenizer = await _tokenizer(serving)
+    engine, most = serving.engine, max(MOST_TOKENS, 8 * serving.engine.max_model_len)
     ids: list[int]
     if body.messages is not None:
         messages = [message.as_template_takes_it(f"messages.{i}") for i, message in enumerate(body.messages)]
@@ -37,15 +41,15 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
             "tools": None if body.tools is None else [tool.shown() for tool in body.tools],
         }
         try:
-            made = await asyncio.to_thread(serving.engine.chat_prompt, messages, **options)
+            made = await asyncio.to_thread(engine.chat_prompt, messages, max_tokens=most, **options)
         except ValueError as error:
             raise refused(error, TokenizeRequest.model_fields) from error
         ids = made["prompt_token_ids"]
         if body.add_special_tokens:
-            ids = await asyncio.to_thread(tokenizer.encode, made["prompt"], add_special_tokens=True)
+            ids = await asyncio.to_thread(_encode, engine, made["prompt"], True, most)
     else:
         special = body.add_special_tokens is not False
-        ids = await asyncio.to_thread(_encode, tokenizer, body.prompt, special)
+        ids = await asyncio.to_thread(_encode, engine, body.prompt, special, most)
     found: dict[str, Any] = {"count": len(ids), "max_model_len": serving.engine.max_model_len, "tokens": ids}
     found["token_strs"] = tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
     return found
@@ -73,8 +77,10 @@ async def _tokenizer(serving: Serving) -> Any:
         raise refused(error) from error
 
 
-def _encode(tokenizer: Any, text: str | None, special: bool) -> list[int]:
+def _encode(engine: AsyncLLM, text: str | None, special: bool, most: int) -> list[int]:
     try:
-        return tokenizer.encode(text, add_special_tokens=special)
+        return engine.tokenize(text or "", add_special_tokens=special, max_tokens=most)
     except (UnicodeEncodeError, TypeError) as error:  # a lone surrogate
         raise ApiError("prompt is not Unicode text", param="prompt", code="invalid_value") from error
+    except ValueError as error:
+        raise ApiError(str(error), param="prompt", code="invalid_value") from error

@@ -88,19 +88,28 @@ def check_schemas(name: str, schemas: Sequence[Any]) -> None:
 def _check_multiples(name: str, nodes: Sequence[Mapping[str, Any]]) -> None:
     """Check the steps of numbers: each, or all together where a number may have to follow several."""
     steps = [step for node in nodes if isinstance(step := node.get("multipleOf"), int | float)]
-    digits = [_digits(step) for step in steps if not isinstance(step, bool) and 0 < step < math.inf]
-    if any("allOf" in node or "$ref" in node for node in nodes):
-        digits = [math.lcm(*digits)]
-    if (most := max(digits, default=1)) > MOST_MULTIPLES:
-        raise ValueError(f"{name} has a multipleOf of {most}, by its digits, the limit is {MOST_MULTIPLES}")
+    together = any("allOf" in node or "$ref" in node for node in nodes)
+    common = 1
+    for step in steps:
+        if isinstance(step, bool) or not 0 < step < math.inf:
+            continue
+        digits = _digits(step)
+        common = math.lcm(common, digits) if together and digits <= MOST_MULTIPLES else digits
+        if common > MOST_MULTIPLES:  # at once: the multiple of thousands has as many digits
+            shown = str(common) if common < 2**64 else f"about 2**{common.bit_length() - 1}"
+            raise ValueError(f"{name} has a multipleOf of {shown}, by its digits, the limit is {MOST_MULTIPLES}")
 
 
 def _digits(number: float) -> int:
     """Return a number without its decimal point and the zeros at its end.
 
-    >>> _digits(0.25), _digits(5000)
-    (25, 5)
+    >>> _digits(0.25), _digits(5000), _digits(10**40 + 1) == 10**40 + 1
+    (25, 5, True)
     """
+    if isinstance(number, int):
+        while number % 10 == 0:
+            number //= 10
+        return number
     return int("".join(map(str, Decimal(str(number)).normalize().as_tuple().digits)))
 
 

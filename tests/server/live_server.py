@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import httpx
 
@@ -16,9 +18,17 @@ from jpaged.engine.engine import Engine
 from jpaged.server.app import create_app
 from jpaged.server.process import Server, uvicorn_config
 
+HERE = Path(__file__).parent
+CHECKOUT = HERE.parents[1]
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_num_seqs": 4, "max_model_len": 128, "max_num_batched_tokens": 64}
 SECONDS = 120
 """For what takes moments: nothing may hang, and a machine with ten times its work to do may take half a minute."""
+
+
+def process_env(**variables):
+    """The environment of a process that runs this checkout's jpaged, and no other one that is installed."""
+    paths = [CHECKOUT, HERE, HERE.parent / "engine", HERE.parent / "models"]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))} | variables
 
 
 def make_llm(folder):

@@ -2,13 +2,12 @@
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from live_server import make_llm, until
+from live_server import make_llm, process_env, until
 
 from jpaged import AsyncLLM
 from jpaged.server.app import create_app
@@ -88,10 +87,9 @@ def undisturbed(llm, requests, folder):
 def test_a_process_that_is_killed_between_two_answers_is_gone_on_with(tiny_llm, tiny_folder, tmp_path):
     source = write(tmp_path / "in.jsonl", [line(f"r{i}", seed=i, ignore_eos=True) for i in range(40)])
     requests, output = read_requests(source), tmp_path / "out.jsonl"
-    paths = [str(HERE), str(HERE.parent / "engine"), str(HERE.parent / "models")]
     process = subprocess.Popen(
         [sys.executable, str(HERE / "batch_process.py"), tiny_folder, str(source), str(output)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        env=process_env(),
     )
     try:
         until(lambda: output.exists() and output.read_bytes().count(b"\n") >= 3, 120)

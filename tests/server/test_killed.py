@@ -4,7 +4,6 @@ that nothing happened to, and who follows a stored response misses no event."""
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import signal
@@ -16,9 +15,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from live_server import until
+from live_server import process_env, until
 
-HERE = Path(__file__).parent
 KILLS = 6
 PATIENCE = 180
 """Seconds for what takes moments: the machine may be busy, and every process compiles anew."""
@@ -33,13 +31,12 @@ class Served:
 
     def __init__(self, model: str, log: Path, *options: str) -> None:
         self._log = log
-        paths = [str(HERE.parent / "engine"), str(HERE.parent / "models")]
         with log.open("wb") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "jpaged.cli.main", "serve", model, *OPTIONS, *options],
                 stderr=file,
                 stdout=file,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+                env=process_env(),
             )
         until(lambda: self.said("is served at") or self.process.poll() is not None, PATIENCE)
         assert self.process.poll() is None, log.read_text()

@@ -1,7 +1,6 @@
 """The server as a process of its own: the command line, signals, and the end of its engine."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from live_server import CHECKOUT, process_env
 
 from jpaged.engine.saved_state.folder import read_state
 
@@ -25,10 +25,12 @@ def start():
     started = []
 
     def begin(*command):
-        paths = [str(HERE), str(HERE.parent / "engine"), str(HERE.parent / "models")]
-        env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         process = subprocess.Popen(
-            [sys.executable, *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+            [sys.executable, *map(str, command)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=process_env(),
         )
         started.append(process)
         return process
@@ -37,6 +39,15 @@ def start():
     for process in started:
         process.kill()
         process.communicate()
+
+
+def test_the_processes_of_these_tests_run_this_checkout(start, tmp_path, monkeypatch):
+    (tmp_path / "jpaged").mkdir()
+    (tmp_path / "jpaged" / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    out, _ = start("-P", "-c", "import jpaged; print(jpaged.__file__)").communicate()
+    assert Path(out.strip()).is_relative_to(CHECKOUT)
 
 
 def test_an_engine_that_fails_ends_the_process_and_every_client_is_told(start, tiny_folder):

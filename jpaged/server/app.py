@@ -9,7 +9,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from jpaged import AsyncLLM, __version__
 from jpaged.server.access import PathAccess
 from jpaged.server.endpoints import chat, completions, responses, status, tokens
-from jpaged.server.errors import add_handlers
+from jpaged.server.errors import ERRORS, add_handlers
 from jpaged.server.memory_page import memory_routes
 from jpaged.server.middleware import BodyLimit, RequestMiddleware
 from jpaged.server.responses.store import ResponseStore
@@ -51,7 +51,7 @@ def create_app(engine: AsyncLLM, settings: ServerSettings, traces: Traces | None
     add_handlers(app)
     routers = routers_of(serving)
     for router in routers:
-        app.include_router(router)
+        app.include_router(router, responses=ERRORS)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     if settings.is_local and not settings.keys and not settings.allow_anonymous:
         # Another site's page can resolve its own name to this machine, but cannot send this machine's Host header.

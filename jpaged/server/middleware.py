@@ -135,6 +135,8 @@ MOST_VALUES = 2**20
 """Limit on the values in a body. Parsing holds the event loop, for 0.1 s with so many."""
 MOST_CONTAINERS = 2**15
 """Limit on the lists and objects in a body: validation makes a Python object of most of them, within a second."""
+MOST_MEMBERS = 2**17
+"""Limit on the members of the objects in a body, each of which takes a text of its own."""
 
 
 class BodyLimit:
@@ -172,6 +174,7 @@ class BodyLimit:
             for number, most, things in (
                 (count.values, MOST_VALUES, "values"),
                 (count.containers, MOST_CONTAINERS, "lists and objects"),
+                (count.members, MOST_MEMBERS, "members of objects"),
             ):
                 if number > most:
                     raise HTTPException(400, f"the body has more {things} than the limit of {most}")
@@ -188,6 +191,7 @@ class JsonCount:
 
     Attributes:
         containers: lists and objects so far.
+        members: members of objects so far.
         values: these and all other values so far, by their commas, so that empty lists count twice.
 
     >>> count = JsonCount()
@@ -198,7 +202,7 @@ class JsonCount:
     """
 
     def __init__(self) -> None:
-        self.containers = self.values = 0
+        self.containers = self.members = self.values = 0
         self._in_text = False
         self._rest = b""  # an escape that is cut in two
 
@@ -215,6 +219,7 @@ class JsonCount:
         self._in_text ^= len(parts) % 2 == 0
         opened = outside.count(b"[") + outside.count(b"{")
         self.containers += opened
+        self.members += outside.count(b":")
         self.values += opened + outside.count(b",")
 
 

@@ -20,6 +20,10 @@ from jpaged.server.errors import CLIENT_GONE, ClientGone, described
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The answer, or its events with stream=true.", "content": {"text/event-stream": {}}}
+}
+"""The answer of a path that may stream, for the OpenAPI document."""
 DONE = b"data: [DONE]\n\n"
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from jpaged.server.middleware import MOST_CONTAINERS, MOST_VALUES, JsonCount
+from jpaged.server.middleware import MOST_CONTAINERS, MOST_MEMBERS, MOST_VALUES, JsonCount
 from jpaged.server.protocol.chat import ChatRequest
 from jpaged.server.protocol.fields import MOST_BIASES, MOST_TEXTS, MOST_TOKEN_IDS, Body
 from jpaged.server.protocol.prompts import MOST_PROMPTS, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -88,6 +88,12 @@ def test_a_body_of_many_values_is_refused_before_it_is_parsed(server, monkeypatc
         patched.setattr("starlette.requests.json.loads", fail)
         response = server.http.post(path, content=content, headers={"Content-Type": "application/json"})
     assert response.status_code == 400 and str(limit) in response.json()["error"]["message"]
+
+
+def test_the_members_of_objects_are_bounded_too(server):
+    content = json.dumps({f"a{i}": 1 for i in range(MOST_MEMBERS + 1)})
+    response = server.http.post("/tokenize", content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400 and f"{MOST_MEMBERS}" in response.json()["error"]["message"]
 
 
 def test_brackets_in_texts_do_not_count(server):

@@ -21,12 +21,12 @@ from jpaged.server.messages.parts import CallArguments, CallStart, Content, Part
 from jpaged.server.protocol.chat import ChatRequest
 from jpaged.server.protocol.fields import check_model, unhonoured
 from jpaged.server.serving import Serving, collected
-from jpaged.server.streaming import DONE, Events, stream, while_connected, whole
+from jpaged.server.streaming import DONE, STREAMED, Events, stream, while_connected, whole
 
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", response_model=None)
+@router.post("/v1/chat/completions", response_model=None, responses=STREAMED)
 async def chat(body: ChatRequest, request: Request) -> Response:
     """Write the next message of a conversation."""
     serving = serving_of(request)

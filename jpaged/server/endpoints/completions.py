@@ -18,12 +18,12 @@ from jpaged.server.logprobs import CompletionLogprobs, prompt_logprobs
 from jpaged.server.protocol.fields import check_model, unhonoured
 from jpaged.server.protocol.prompts import CompletionRequest
 from jpaged.server.serving import Serving, collected, merged
-from jpaged.server.streaming import DONE, Events, stream, while_connected, whole
+from jpaged.server.streaming import DONE, STREAMED, Events, stream, while_connected, whole
 
 router = APIRouter()
 
 
-@router.post("/v1/completions", response_model=None)
+@router.post("/v1/completions", response_model=None, responses=STREAMED)
 async def complete(body: CompletionRequest, request: Request) -> Response:
     """Continue one or several prompts."""
     serving = serving_of(request)

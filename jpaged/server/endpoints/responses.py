@@ -14,7 +14,7 @@ from jpaged.server.protocol.fields import check_model
 from jpaged.server.protocol.responses import ResponsesRequest
 from jpaged.server.responses.job import Job
 from jpaged.server.responses.store import ResponseStore
-from jpaged.server.streaming import stream, while_connected, whole
+from jpaged.server.streaming import STREAMED, stream, while_connected, whole
 
 router = APIRouter()
 
@@ -23,7 +23,7 @@ def _store(request: Request) -> ResponseStore:
     return request.app.state.responses
 
 
-@router.post("/v1/responses", response_model=None)
+@router.post("/v1/responses", response_model=None, responses=STREAMED)
 async def respond(body: ResponsesRequest, request: Request) -> Response:
     """Write a response."""
     serving = serving_of(request)
@@ -50,7 +50,7 @@ async def _followed(job: Job) -> AsyncGenerator[bytes, None]:
         await job.cancel()
 
 
-@router.get("/v1/responses/{response_id}", response_model=None)
+@router.get("/v1/responses/{response_id}", response_model=None, responses=STREAMED)
 async def read(
     response_id: str,
     request: Request,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import Response
+from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from jpaged import EngineStopped, __version__
@@ -72,7 +72,7 @@ async def load(request: Request) -> dict[str, Any]:
     }
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 @admin_only
 async def metrics(request: Request) -> Response:
     """Return all metrics in Prometheus' text format."""

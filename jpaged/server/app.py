@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from jpaged import AsyncLLM, __version__
 from jpaged.server.access import PathAccess
 from jpaged.server.endpoints import chat, completions, responses, status, tokens
 from jpaged.server.errors import ERRORS, add_handlers
 from jpaged.server.memory_page import memory_routes
-from jpaged.server.middleware import BodyLimit, RequestMiddleware
+from jpaged.server.middleware import BodyLimit, HostCheck, RequestMiddleware
 from jpaged.server.responses.store import ResponseStore
 from jpaged.server.serving import Serving
 from jpaged.server.settings import ServerSettings
@@ -54,8 +53,7 @@ def create_app(engine: AsyncLLM, settings: ServerSettings, traces: Traces | None
         app.include_router(router, responses=ERRORS)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     if settings.is_local and not settings.keys and not settings.allow_anonymous:
-        # Another site's page can resolve its own name to this machine, but cannot send this machine's Host header.
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", "[::1]", settings.host])
+        app.add_middleware(HostCheck, hosts=("localhost", "127.0.0.1", "[::1]", settings.host))
     app.add_middleware(RequestMiddleware, serving=serving, paths=PathAccess(routers))  # outside all added before
     if settings.cors_origins:  # outside the key check: pages may read refusals, and preflight requests have no key
         app.add_middleware(

@@ -27,6 +27,7 @@ class Caller:
 
     Attributes:
         request_id: the client's X-Request-Id, or a new one.
+        answer_id: the part of an answer's ids that no other answer has. A gateway may repeat an X-Request-Id.
         key: the key that it sent; None on a server without keys.
         idempotency_key: the client's Idempotency-Key, which lets it send the request again after a restart.
         arrived: time of its arrival, of `time.monotonic`.
@@ -38,6 +39,7 @@ class Caller:
 
     request_id: str
     key: Key | None = None
+    answer_id: str = ""
     idempotency_key: str | None = None
     arrived: float = field(default_factory=time.monotonic)
     trace_headers: Mapping[str, str] = field(default_factory=dict)
@@ -46,6 +48,9 @@ class Caller:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     _repeats: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.answer_id = self.answer_id or self.request_id
 
     def engine_name(
         self, prompt: Mapping[str, Any], params: SamplingParams | BeamSearchParams, adapter: str | None = None

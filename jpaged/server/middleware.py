@@ -7,6 +7,7 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -15,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jpaged.server.access import PathAccess, Rates, find_key
 from jpaged.server.caller import STATE, Caller
-from jpaged.server.errors import CLIENT_GONE, ApiError, described
+from jpaged.server.errors import CLIENT_GONE, ApiError, described, shortened
 from jpaged.server.logs import REQUEST_ID
 
 if TYPE_CHECKING:  # Ray's front imports this module without an engine
@@ -48,8 +49,10 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        request_id = _request_id(headers)
         caller = Caller(
-            _request_id(headers),
+            request_id,
+            answer_id=f"{request_id}-{uuid.uuid4().hex[:12]}" if "x-request-id" in headers else request_id,
             idempotency_key=headers.get("idempotency-key") or None,
             trace_headers={name: headers[name] for name in ("traceparent", "tracestate") if name in headers},
         )
@@ -137,6 +140,33 @@ MOST_CONTAINERS = 2**15
 """Limit on the lists and objects in a body: validation makes a Python object of most of them, within a second."""
 MOST_MEMBERS = 2**17
 """Limit on the members of the objects in a body, each of which takes a text of its own."""
+
+
+class HostCheck:
+    """Refuses requests whose Host header is no name of this machine.
+
+    Another site's page can resolve its own name to this machine, but cannot send this machine's Host header.
+
+    Args:
+        app: the app inside.
+        hosts: the names that are accepted, with any port.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+        self._app = app
+        self._hosts = frozenset(hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            host = Headers(scope=scope).get("host", "")
+            if re.sub(r":\d*$", "", host).lower() not in self._hosts:
+                message = (
+                    f"the Host header {shortened(host)!r} is no name of this machine, and the server has no key: "
+                    "call it as localhost, or start it with --api-key or --allow-anonymous"
+                )
+                await ApiError(message, code="invalid_host").response()(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 class BodyLimit:

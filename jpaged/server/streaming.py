@@ -25,6 +25,7 @@ STREAMED: dict[int | str, dict[str, Any]] = {
 }
 """The answer of a path that may stream, for the OpenAPI document."""
 DONE = b"data: [DONE]\n\n"
+_LINE_ENDS = [(character.encode(), f"\\u{ord(character):04x}".encode()) for character in "\x85\u2028\u2029"]
 
 
 def _json(data: Any) -> bytes:
@@ -35,10 +36,19 @@ def _json(data: Any) -> bytes:
         return json.dumps(data).encode()
 
 
+def _line(data: Any) -> bytes:
+    """Return JSON without the characters at which some clients split lines: U+0085, U+2028 and U+2029 are escaped."""
+    written = _json(data)
+    if not written.isascii():
+        for character, escape in _LINE_ENDS:
+            written = written.replace(character, escape)
+    return written
+
+
 def event(data: Any, name: str | None = None) -> bytes:
     """Return one server-sent event with JSON data."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
-    return head + b"data: " + _json(data) + b"\n\n"
+    return head + b"data: " + _line(data) + b"\n\n"
 
 
 class Events:
@@ -49,11 +59,11 @@ class Events:
     """
 
     def __init__(self, head: Mapping[str, Any]) -> None:
-        self._start = b"data: " + _json(dict(head))[:-1] + b","
+        self._start = b"data: " + _line(dict(head))[:-1] + b","
 
     def __call__(self, fields: Mapping[str, Any]) -> bytes:
         """Return an event with at least one field after the head's."""
-        return self._start + _json(fields)[1:] + b"\n\n"
+        return self._start + _line(fields)[1:] + b"\n\n"
 
 
 def whole(data: Any) -> Response:

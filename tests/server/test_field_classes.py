@@ -162,6 +162,31 @@ def test_responses_take_custom_tools_and_namespaces(with_tools):
     assert answer["not_honoured"].keys() == {"input.4"}
 
 
+def test_answers_have_ids_of_their_own_where_a_gateway_repeats_the_requests(with_tools):
+    server = with_tools(tool_parser="hermes")
+    tools = [{"type": "function", "function": {"name": "find", "parameters": CITY}}]
+    ids = []
+    for _ in range(2):
+        headers = {"X-Request-Id": "same"}
+        answer = server.http.post(
+            CHAT, json=ASKED | {"tools": tools, "tool_choice": "required", "max_tokens": 60}, headers=headers
+        )
+        assert answer.headers["x-request-id"] == "same"
+        ids += [answer.json()["id"], answer.json()["choices"][0]["message"]["tool_calls"][0]["id"]]
+        answer = server.http.post(RESPONSES, json=RESPOND, headers=headers).json()
+        ids += [answer["id"], answer["output"][0]["id"]]
+        ids += [server.http.post(TEXT, json={"prompt": "a", "max_tokens": 1}, headers=headers).json()["id"]]
+    assert len(set(ids)) == len(ids) == 10
+
+
+def test_paths_that_clients_try_are_there(server):
+    assert server.http.get("/ping").json() == {"status": "ok"}
+    assert server.http.get("/v1/models/").json() == server.http.get("/v1/models").json()
+    answer = server.http.get("/v1/models", headers={"Host": "evil.example:80"})
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "invalid_host"
+    assert "--api-key" in answer.json()["error"]["message"]
+
+
 def test_a_conversation_that_is_too_long_loses_its_oldest_messages_where_truncation_is_auto(server):
     turns = [{"role": role, "content": f"t{i}"} for i in range(40) for role in ("user", "assistant")]
     asked = RESPOND | {"instructions": "be kind", "input": [*turns, {"role": "user", "content": "hello"}]}

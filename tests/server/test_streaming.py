@@ -5,7 +5,7 @@ import json
 
 from jpaged import EngineStopped
 from jpaged.server.caller import Caller
-from jpaged.server.streaming import EventStream, event
+from jpaged.server.streaming import Events, EventStream, event
 
 
 class Connection:
@@ -85,3 +85,10 @@ def test_an_error_that_nobody_foresaw_tells_nothing_of_itself():
     caller = answer(Chunks(KeyError("secret")), connection)
     assert caller.log == {"error": "internal_error"}
     assert b"secret" not in connection.sent[-2]["body"] and b"internal_error" in connection.sent[-2]["body"]
+
+
+def test_characters_at_which_clients_split_lines_are_escaped():
+    text = "a\x85b\u2028c\u2029d\u00e9"
+    written = event({"text": text})
+    assert len(written.decode().splitlines()) == 2 and json.loads(written[6:]) == {"text": text}
+    assert len(Events({"head": text})({"text": text}).decode().splitlines()) == 2

@@ -52,7 +52,7 @@ class _Chat:
             if getattr(body, name) is not None:
                 caller.log[name] = getattr(body, name)
         self._head = {
-            "id": f"chatcmpl-{caller.request_id}",
+            "id": f"chatcmpl-{caller.answer_id}",
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
             "created": int(time.time()),
             "model": body.model or serving.settings.model,
@@ -76,7 +76,7 @@ class _Chat:
         """Return the answer's JSON."""
         (output,) = await collected([await self._serving.start_turn(self._body, self._turn, self._caller)])
         tokens = sum(len(one.token_ids) for one in output.outputs)
-        each = [MessageFields(self._turn, i, self._caller.request_id) for i in range(len(output.outputs))]
+        each = [MessageFields(self._turn, i, self._caller.answer_id) for i in range(len(output.outputs))]
         pairs = zip(each, output.outputs, strict=True)
         choices = [self._choice(fields, i, one) for i, (fields, one) in enumerate(pairs)]
         answer: dict[str, Any] = {**self._head, "choices": choices}
@@ -115,7 +115,7 @@ class _Chat:
                 counted.count(0, output)
                 for one in output.outputs:
                     if one.index not in each:
-                        each[one.index] = MessageFields(self._turn, one.index, self._caller.request_id)
+                        each[one.index] = MessageFields(self._turn, one.index, self._caller.answer_id)
                         first = {"index": one.index, "delta": {"role": "assistant", "content": ""}}
                         choice = {**first, "logprobs": None, "finish_reason": None}
                         prompt = {"prompt_token_ids": output.prompt_token_ids} if self._body.return_token_ids else {}
@@ -143,14 +143,14 @@ class MessageFields:
     Args:
         turn: makes the reader of its text.
         index: number of the choice.
-        request_id: prefix of the ids of its tool calls.
+        answer_id: prefix of the ids of its tool calls.
     """
 
-    def __init__(self, turn: ChatTurn, index: int, request_id: str) -> None:
+    def __init__(self, turn: ChatTurn, index: int, answer_id: str) -> None:
         self._turn = turn
         self._reader = turn.reader()
         self._thought = turn.thought_tokens(self._reader)
-        self._id = f"call_{request_id}_{index}"
+        self._id = f"call_{answer_id}_{index}"
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[dict[str, Any]] = []

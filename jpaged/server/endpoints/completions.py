@@ -47,7 +47,7 @@ class _Completion:
         self._scores_prompt = body.echo and body.logprobs is not None
         caller.log |= {"user": body.user} if body.user else {}
         self._head = {
-            "id": f"cmpl-{caller.request_id}",
+            "id": f"cmpl-{caller.answer_id}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": body.model or serving.settings.model,

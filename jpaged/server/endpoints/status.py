@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from jpaged import EngineStopped, __version__
 from jpaged.server.access import admin_only, open_to_all
 from jpaged.server.endpoints.common import serving_of
-from jpaged.server.errors import ApiError
+from jpaged.server.errors import ApiError, shortened
 from jpaged.server.serving import Serving
 
 router = APIRouter()
@@ -34,6 +34,13 @@ async def health(request: Request) -> dict[str, str]:
     return {"status": "ok"}
 
 
+@router.get("/ping")
+@open_to_all
+async def ping(request: Request) -> dict[str, str]:
+    """Answer as `/health` does; hosting services ask here."""
+    return await health(request)
+
+
 @router.get("/version")
 async def version() -> dict[str, str]:
     """Return jpaged's version."""
@@ -49,10 +56,14 @@ async def models(request: Request) -> dict[str, Any]:
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, request: Request) -> dict[str, Any]:
-    """Describe the model, by one of its names, or an adapter."""
+    """Describe the model, by one of its names, or an adapter. Without a name it lists them."""
+    if not name:
+        return await models(request)
     serving = serving_of(request)
     if name not in serving.names:
-        raise ApiError(f"The model `{name[:200]}` does not exist", status=404, param="model", code="model_not_found")
+        raise ApiError(
+            f"The model `{shortened(name)}` does not exist", status=404, param="model", code="model_not_found"
+        )
     return _model(serving, name)
 
 

@@ -408,7 +408,7 @@ def check_model(model: str | None, names: Collection[str]) -> None:
     """
     if model is not None and model not in names:
         raise ApiError(
-            f"The model `{model[:200]}` does not exist; this server has {', '.join(names)}",
+            f"The model `{shortened(model)}` does not exist; this server has {', '.join(names)}",
             status=404,
             param="model",
             code="model_not_found",

@@ -43,7 +43,7 @@ class Answer:
         if body.includes_logprobs and self._turn.splits:
             message = "include has logprobs, which a text that is split into tool calls or thoughts does not have"
             raise ApiError(message, param="include", code="unsupported_parameter")
-        self._items = Items(caller.request_id, body.called)
+        self._items = Items(caller.answer_id, body.called)
         self._id = response_id
         self._created = int(time.time()) if created is None else created
         for name in ("user", "safety_identifier"):

@@ -53,7 +53,7 @@ class ResponseStore:
         key_name = _key_name(caller)
         if body.previous_response_id is not None:
             body = self._continued(self.find(caller, body.previous_response_id, "previous_response_id"), body)
-        name = new_response_id(caller.request_id, self._replica)
+        name = new_response_id(caller.answer_id, self._replica)
         if (key_name, name) in self._kept:
             name += f"-{uuid.uuid4().hex[:12]}"
         record = None
@@ -153,6 +153,7 @@ class ResponseStore:
             "key": key_name,
             "id": response_id,
             "request_id": caller.request_id,
+            "answer_id": caller.answer_id,
             "model": self._serving.settings.model,
             "body": body.model_dump(exclude_unset=True, by_alias=True),
             "response": None,
@@ -169,6 +170,7 @@ class ResponseStore:
                     raise ValueError("it belongs to another model or to a key that was removed")
                 body = ResponsesRequest.model_validate(record["body"])
                 caller = Caller(record["request_id"], key=keys.get(key_name), idempotency_key=response_id)
+                caller.answer_id = record.get("answer_id", caller.request_id)
                 sent = self._sent(key_name, response_id, ended=record["response"] is not None)
                 if record["response"] is not None:
                     self._keep((key_name, response_id), Job.ended(record["response"], _plain(body), sent))

@@ -66,6 +66,12 @@ def serve(
         ),
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file with a Jinja chat template, in place of the model's own.", exists=True, dir_okay=False
+        ),
+    ] = None,
     strict_fields: Annotated[
         bool,
         typer.Option("--strict-fields", help="Refuse fields that are otherwise accepted, not honoured, and named."),
@@ -122,9 +128,25 @@ def serve(
         )
         check_address(settings)
     llm = engine.build(model, background_compilation=warmup is None)
+    if chat_template is not None:
+        with bad_parameters():
+            if llm.tokenizer is None:
+                raise ValueError(f"--chat-template {chat_template} needs a tokenizer, and the model has none")
+            llm.tokenizer.chat_template = chat_template.read_text(encoding="utf-8")
+    _warn_of_template(llm, tool_parser)
     if warmup:
         llm.warmup()
     raise typer.Exit(_run(llm, settings, run_server))
+
+
+def _warn_of_template(llm: Any, tool_parser: str | None) -> None:
+    """Warn of a tool parser with a chat template that does not show tools: requests with tools would be refused."""
+    template = getattr(llm.tokenizer, "chat_template", None)
+    if tool_parser is not None and "tools" not in str(template or ""):
+        logging.getLogger("jpaged.server").warning(
+            "--tool-parser %s: the model's chat template shows no tools; give another by --chat-template FILE",
+            tool_parser,
+        )
 
 
 def _run(llm: Any, settings: Any, run_server: Any) -> int:

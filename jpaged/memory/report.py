@@ -134,7 +134,7 @@ class MemoryReport:
                     str(g.empty),
                     _size(g.reserved_bytes),
                     _size(g.token_bytes),
-                    f"{g.waste:.1%}",
+                    f"{g.waste:.1%}" if g.used else "-",  # an idle engine wastes nothing, it keeps a cache
                     _size(g.padding_bytes),
                     f"{g.blocks_saved} ({g.saving:.1%})",
                 )

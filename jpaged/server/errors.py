@@ -45,6 +45,10 @@ _FIELD_ERRORS = ("unknown_field", "refused_field")
 """Types of the errors about a field of an object, whose place is the object's."""
 MOST_QUOTED = 80
 """Characters of a value that an error quotes."""
+MOST_MESSAGE = 400
+"""Characters of a message; a value or a grammar's source could fill it with what the client sent."""
+_VALUE = re.compile(r"(?<==)(?:'[^']{80,}'|\"[^\"]{80,}\"|\{.{80,}\}|\[.{80,}\])", re.DOTALL)
+"""A long value after its name, as Python writes it."""
 CLIENT_GONE = 499
 """Status in the log of a request whose client disconnected. It is never sent."""
 
@@ -70,7 +74,7 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.message = _unicode(message)
+        self.message = _unicode(_short(message))
         self.status = status
         self.param = None if param is None else _unicode(param)
         self.code = code
@@ -85,6 +89,14 @@ class ApiError(Exception):
     def response(self) -> JSONResponse:
         """Return the HTTP response."""
         return JSONResponse(self.body, self.status, headers=self.headers)
+
+
+def _short(message: str) -> str:
+    """Return a message without the middle of the values that it quotes, if it is long."""
+    if len(message) <= MOST_MESSAGE:
+        return message
+    message = _VALUE.sub(lambda value: f"{value[0][: MOST_QUOTED - 4]}...{value[0][-1]}", message)
+    return message if len(message) <= MOST_MESSAGE else f"{message[: MOST_MESSAGE - 103]}...{message[-100:]}"
 
 
 def shortened(text: str) -> str:

@@ -39,7 +39,7 @@ class Server(uvicorn.Server):
     """A uvicorn server that answers `/health` while running requests end.
 
     The first SIGTERM or SIGINT begins to drain: new requests get 503, running ones have `drain_seconds`, and those left
-    then are cut off with an error. A second signal ends the server at once.
+    then are cut off with what they have. A second signal cuts them off at once, and a third ends the server.
     """
 
     def __init__(self, config: uvicorn.Config, app: FastAPI, on_ready: Callable[[str], None] | None = None) -> None:
@@ -52,6 +52,7 @@ class Server(uvicorn.Server):
         self._responses: ResponseStore = app.state.responses
         self._on_ready = on_ready
         self._drained: asyncio.Task[None] | None = None
+        self._hurried: asyncio.Task[None] | None = None
         self._watched: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -73,10 +74,14 @@ class Server(uvicorn.Server):
         self.kept.release()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to drain at the first signal, and end at once at the second."""
-        if self._loop is None or self._serving.draining:
+        """Begin to drain at the first signal, cut requests off at the second, and end at once at the third."""
+        if self._loop is None or self.failed or self._hurried is not None:
             self.should_exit = self.force_exit = True
             _exit_after(_GRACE)
+            return
+        if self._serving.draining:
+            _exit_after(_GRACE)
+            self._loop.call_soon_threadsafe(self._begin_hurrying, signal.Signals(sig).name)
             return
         self._serving.draining = True
         self._loop.call_soon_threadsafe(self._begin_draining, signal.Signals(sig).name)
@@ -85,6 +90,12 @@ class Server(uvicorn.Server):
         logger.info("%s: %d requests have %g s to end", why, self._serving.num_active, self._drain_seconds)
         self._drained = asyncio.create_task(self._drain())
 
+    def _begin_hurrying(self, why: str) -> None:
+        if self._hurried is not None:
+            return
+        logger.warning("%s again: %d requests are cut off", why, self._serving.num_active)
+        self._hurried = asyncio.create_task(self._cut_off())
+
     @property
     def _drain_seconds(self) -> float:
         return self._serving.settings.drain_seconds
@@ -92,13 +103,18 @@ class Server(uvicorn.Server):
     async def _drain(self) -> None:
         if not await self._ended_within(self._drain_seconds):
             logger.warning("%d requests are cut off", self._serving.num_active)
-            await self.kept.save_last()
-            if self.kept.stalled:
-                _exit_after(_GRACE)
-            with contextlib.suppress(EngineStopped, TimeoutError):
-                async with asyncio.timeout(_GRACE):  # a step may never end
-                    await self._serving.cut_off()
-            await self._ended_within(_GRACE)
+            await self._cut_off()
+        self.should_exit = True
+
+    async def _cut_off(self) -> None:
+        """Save the running requests, end them with what they have, and let the server exit."""
+        await self.kept.save_last()
+        if self.kept.stalled:
+            _exit_after(_GRACE)
+        with contextlib.suppress(EngineStopped, TimeoutError):
+            async with asyncio.timeout(_GRACE):  # a step may never end
+                await self._serving.cut_off()
+        await self._ended_within(_GRACE)
         self.should_exit = True
 
     async def _ended_within(self, seconds: float) -> bool:

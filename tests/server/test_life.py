@@ -170,6 +170,24 @@ def test_requests_that_do_not_end_in_time_are_ended_with_what_they_have(serve, a
     server.join()
 
 
+def test_a_second_signal_ends_requests_with_what_they_have_and_says_so_once(serve, asked, caplog, monkeypatch):
+    monkeypatch.setattr("jpaged.server.process._exit_after", lambda seconds: None)  # it would end the tests
+    server = serve(drain_seconds=1000.0)
+    answers = []
+    thread = asked(server, answers)
+    server.terminate()
+    until(lambda: server.http.get("/health").status_code == 503)
+    server.terminate()
+    thread.join()
+    choice = answers[0].json()["choices"][0]
+    assert choice["finish_reason"] == "abort" and choice["text"]
+    server.join()
+    assert [record.getMessage() for record in caplog.records if "again" in record.getMessage()] == [
+        "SIGTERM again: 1 requests are cut off"
+    ]
+    assert not any(record.exc_info for record in caplog.records)
+
+
 # ---------------------------------------------------------------------- keys
 
 

@@ -100,6 +100,23 @@ def test_fields_that_have_no_meaning_together_are_refused_by_name(refuse):
         assert refuse(path, **body)["param"] == name, body
 
 
+def test_an_error_quotes_little_of_what_was_sent(refuse):
+    long = "secret " * 1000
+    for body in (
+        {"structured_outputs": {"json": long}},
+        {"structured_outputs": {"regex": f"({long}"}},
+        {"structured_outputs": {"grammar": f"start: {long}"}},
+        {"structured_outputs": {"json": {"type": long}}},
+        {"response_format": {"type": long}},
+        {"tools": [{"type": "function", "function": {"name": long}}]},
+        {"model": long, "status": 404},
+        {"tool_choice": {"function": {"name": long}}, "tools": []},
+        {long: 1},
+    ):
+        error = refuse(CHAT, **body)
+        assert error["message"].count("secret") < 60 and len(error["message"]) <= 400, error["message"]
+
+
 def test_null_counts_as_not_given(server):
     nulls = dict.fromkeys(("suffix", "stop", "logit_bias", "temperature", "stream_options", "seed", "user", "n"))
     assert server.complete(**nulls)["choices"]

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Tries clients of other projects against a served model, in an environment of their own: nightly, or on demand.
+#
+#     bash scripts/clients/run.sh            # prints the results
+#     bash scripts/clients/run.sh --page     # writes them into docs/compatibility.md too
+#
+# CLIENTS_ENV names the environment (default .clients, made if it is missing); MODEL the served model.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+env=${CLIENTS_ENV:-.clients}
+model=${MODEL:-smollm2-135m}
+python=${PYTHON:-.venv/bin/python}
+if [ ! -x "$env/bin/pytest" ]; then
+  "$python" -m venv "$env"
+  "$env/bin/pip" install --quiet -r scripts/clients/requirements.txt
+fi
+port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+"$python" -m jpaged.cli.main serve "$model" --served-model-name demo --port "$port" --tool-parser hermes \
+  --chat-template scripts/clients/chatml_tools.jinja --max-model-len 2048 --max-num-seqs 4 &
+server=$!
+trap 'kill $server; wait $server || true' EXIT
+for _ in $(seq 300); do
+  if curl --silent --fail "http://127.0.0.1:$port/health" > /dev/null; then break; fi
+  sleep 1
+done
+JPAGED_URL="http://127.0.0.1:$port/v1" "$env/bin/pytest" -p no:cacheprovider -c /dev/null --rootdir scripts/clients/tests \
+  scripts/clients/tests "$@"

@@ -1,0 +1,39 @@
+"""Writes a table of the clients, their versions and what was tried; `--page` puts it into docs/compatibility.md."""
+
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "compatibility.md"
+BEGIN, END = "<!-- clients -->\n", "<!-- /clients -->"
+ROWS: dict[tuple[str, str], dict[str, bool]] = {}
+
+
+def pytest_addoption(parser):
+    parser.addoption("--page", action="store_true", help="write the table into docs/compatibility.md")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = (yield).get_result()
+    if report.when == "call" or report.failed:
+        package, tried = item.get_closest_marker("client").args
+        ROWS.setdefault((package, version(package)), {})[tried] = report.passed
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "client(package, tried): the client of a test, and what it tries")
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    lines = ["| client | version | works | fails |", "|---|---|---|---|"]
+    for (package, number), tried in sorted(ROWS.items()):
+        works = ", ".join(what for what, passed in tried.items() if passed)
+        fails = ", ".join(what for what, passed in tried.items() if not passed) or "-"
+        lines.append(f"| {package} | {number} | {works} | {fails} |")
+    terminalreporter.write("\n".join(["", *lines, ""]))
+    if config.getoption("--page"):
+        before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+        text = "\n".join(["", *lines, "", ""])
+        PAGE.write_text(before + BEGIN + text + END + rest.split(END)[1], encoding="utf-8")

@@ -95,6 +95,8 @@ def _short(message: str) -> str:
     """Return a message without the middle of the values that it quotes, if it is long."""
     if len(message) <= MOST_MESSAGE:
         return message
+    if len(message) > 10 * MOST_MESSAGE:  # the search below is quadratic
+        message = f"{message[: 5 * MOST_MESSAGE]}...{message[-5 * MOST_MESSAGE :]}"
     message = _VALUE.sub(lambda value: f"{value[0][: MOST_QUOTED - 4]}...{value[0][-1]}", message)
     return message if len(message) <= MOST_MESSAGE else f"{message[: MOST_MESSAGE - 103]}...{message[-100:]}"
 

@@ -64,7 +64,7 @@ def test_more_than_a_keys_share_of_the_places_is_refused_and_others_still_come_i
             await asyncio.gather(*waiting, return_exceptions=True)
             assert queue.num_waiting == 0
 
-    asyncio.run(main())
+    asyncio.run(asyncio.wait_for(main(), 10))  # one that is not refused would wait forever
 
 
 def test_a_place_given_to_one_who_leaves_goes_to_the_next():

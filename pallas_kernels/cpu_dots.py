@@ -71,6 +71,12 @@ class Emitter:
     def constant(self, kind: ir.VectorType, number: float) -> ir.Constant:
         return ir.Constant(kind, [number] * kind.count)
 
+    def fused(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+        """Return ``a * b + c`` of float32, rounded once where the processor can."""
+        if FEATURES.get("fma") or FEATURES.get("neon"):
+            return self.call(f"llvm.fma.v{a.type.count}f32", a.type, [a, b, c])
+        return self.builder.fadd(self.builder.fmul(a, b), c)
+
     def call(self, name: str, result: ir.Type, arguments: list[ir.Value]) -> ir.Value:
         """Call what LLVM calls `name`."""
         kind = ir.FunctionType(result, [argument.type for argument in arguments])

@@ -3,11 +3,14 @@
 Sizes are chosen so that the sums of a tile, the vectors of a turn and one more fill the vector registers: 32 with
 AVX-512 and on ARM, else 16. Every sum has a fixed order, whatever the tile, so a row's bits do not depend on the
 other rows.
+
+Multiplies any number of float32 rows with some vectors of columns, in the largest tiles that the rows fill.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from llvmlite import binding, ir
@@ -15,6 +18,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from pallas_kernels import ffi
 from pallas_kernels.ffi.primitives import emit_prefetch
 
 
@@ -147,6 +151,15 @@ class VectorCode:
         """Return a function that the machine or LLVM has."""
         return cgutils.get_or_insert_function(self.builder.module, ir.FunctionType(result, arguments), name)
 
+    def by_number(self, number: ir.Value, most: int, emit: Callable[[int], None]) -> None:
+        """Append ``emit(n)`` for each n from `most` to 1, of which that runs whose n is `number`.
+
+        Sums stay in registers, which have no index, so code for n rows is its own; one branch picks it.
+        """
+        for n in range(most, 0, -1):
+            with self.builder.if_then(self.builder.icmp_signed("==", number, ir.Constant(_WORD, n))):
+                emit(n)
+
     def sums(self, turns: ir.Value, number: int, turn: Callable[[ir.Value, list[ir.Value]], list[ir.Value]]) -> list:
         """Repeat ``turn(counter, sums) -> sums`` at least once, from zeros."""
         return self.turns(turns, [_ZEROS] * number, turn)
@@ -185,36 +198,58 @@ def tile(rows: int, vectors: int, *, pack: bool = False, fetch: int = 0) -> Any:
     @intrinsic
     def product(typingctx, x, x_stride, w, w_stride, depth, out, out_stride, more, aside, aside_stride):
         def generate(context, builder, signature, args):
-            x, x_stride, w, w_stride, depth, out, out_stride, more, aside, aside_stride = args
-            code = VectorCode(builder)
-            x_rows = code.rows(x, x_stride, rows)
-
-            # One turn is one input: its row of w, `vectors` vectors, is multiplied by that input of every row of x. The
-            # rows * vectors sums stay in registers from turn to turn.
-            def turn(position, sums):
-                row = code.at(w, builder.mul(position, w_stride))
-                columns = [code.load(code.at(row, n * _BYTES)) for n in range(vectors)]
-                beside = code.at(aside, builder.mul(position, aside_stride))
-                for n, vector in enumerate(columns if pack else ()):
-                    code.store(vector, code.at(beside, n * _BYTES))
-                for line in range(fetch):
-                    emit_prefetch(builder, code.at(beside, line * LINE_BYTES))
-                offset = builder.mul(position, ir.Constant(_WORD, FLOAT))
-                added = []
-                for m, x_row in enumerate(x_rows):
-                    number = code.spread(code.load(code.at(x_row, offset), _FLOAT))
-                    added += [code.fma(number, vector, sums[vectors * m + n]) for n, vector in enumerate(columns)]
-                return added
-
-            sums = code.sums(depth, rows * vectors, turn)
-            for m, out_row in enumerate(code.rows(out, out_stride, rows)):
-                for n in range(vectors):
-                    code.put(sums[vectors * m + n], code.at(out_row, n * _BYTES), more)
+            _emit_tile(VectorCode(builder), rows, vectors, *args, pack=pack, fetch=fetch)
             return context.get_dummy_value()
 
         return types.void(*[types.intp] * 10), generate
 
     return product
+
+
+def tile_by_rows(most: int, vectors: int) -> Any:
+    """Return ``f(rows, x, x_stride, w, w_stride, depth, out, out_stride)``, to be called from compiled loops: `tile`
+    for 1 to `most` rows."""
+
+    @intrinsic
+    def product(typingctx, rows, x, x_stride, w, w_stride, depth, out, out_stride):
+        def generate(context, builder, signature, args):
+            code, unused = VectorCode(builder), [ir.Constant(_WORD, 0)] * 3
+            code.by_number(args[0], most, lambda number: _emit_tile(code, number, vectors, *args[1:], *unused))
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 8), generate
+
+    return product
+
+
+def _emit_tile(
+    code: VectorCode, rows: int, vectors: int, *arguments: ir.Value, pack: bool = False, fetch: int = 0
+) -> None:
+    """Append the instructions of `tile`."""
+    x, x_stride, w, w_stride, depth, out, out_stride, more, aside, aside_stride = arguments
+    builder, x_rows = code.builder, code.rows(x, x_stride, rows)
+
+    # One turn is one input: its row of w, `vectors` vectors, is multiplied by that input of every row of x. The
+    # rows * vectors sums stay in registers from turn to turn.
+    def turn(position: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+        row = code.at(w, builder.mul(position, w_stride))
+        columns = [code.load(code.at(row, n * _BYTES)) for n in range(vectors)]
+        beside = code.at(aside, builder.mul(position, aside_stride))
+        for n, vector in enumerate(columns if pack else ()):
+            code.store(vector, code.at(beside, n * _BYTES))
+        for line in range(fetch):
+            emit_prefetch(builder, code.at(beside, line * LINE_BYTES))
+        offset = builder.mul(position, ir.Constant(_WORD, FLOAT))
+        added: list[ir.Value] = []
+        for m, x_row in enumerate(x_rows):
+            number = code.spread(code.load(code.at(x_row, offset), _FLOAT))
+            added += [code.fma(number, vector, sums[vectors * m + n]) for n, vector in enumerate(columns)]
+        return added
+
+    sums = code.sums(depth, rows * vectors, turn)
+    for m, out_row in enumerate(code.rows(out, out_stride, rows)):
+        for n in range(vectors):
+            code.put(sums[vectors * m + n], code.at(out_row, n * _BYTES), more)
 
 
 def dots(rows: int, table_rows: int, *, fetch: int = 0) -> Any:
@@ -273,3 +308,29 @@ def stack_memory(typingctx, size):
         return builder.ptrtoint(memory, _WORD)
 
     return types.intp(size), generate
+
+
+@cache
+def remaining_rows(vectors: int) -> Any:
+    """Return ``f(x, x_stride, row, rows, w, w_stride, depth, out, out_stride, more)``, to be called from compiled
+    loops.
+
+    Rows of x from `row` to `rows` are multiplied; all else is as for `pallas_kernels.cpu_tiles.tile`.
+    """
+    full, four, two, one = (tile(rows, vectors) for rows in (ROWS, 4, 2, 1))
+
+    @ffi.njit_named(str(vectors))
+    def remaining(x, x_stride, row, rows, w, w_stride, depth, out, out_stride, more):
+        while rows - row >= ROWS:
+            full(x + row * x_stride, x_stride, w, w_stride, depth, out + row * out_stride, out_stride, more, 0, 0)
+            row += ROWS
+        while rows - row >= 4:
+            four(x + row * x_stride, x_stride, w, w_stride, depth, out + row * out_stride, out_stride, more, 0, 0)
+            row += 4
+        while rows - row >= 2:
+            two(x + row * x_stride, x_stride, w, w_stride, depth, out + row * out_stride, out_stride, more, 0, 0)
+            row += 2
+        if row < rows:
+            one(x + row * x_stride, x_stride, w, w_stride, depth, out + row * out_stride, out_stride, more, 0, 0)
+
+    return remaining

@@ -4,7 +4,7 @@ Each row's numbers are rounded to bfloat16 inside the product; sums are float32.
 other rows. Kinds of instructions (`cpu_pairs`) differ in the last bits.
 
 With matrices that are held `exact` no row is rounded, and the result has the bits that `pallas_kernels.matmul` gives
-with the same matrices in float32, on any machine (`cpu_exact`).
+with the same matrices in float32, on any machine (`cpu_float32`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def bfloat16_matmul(
     bits = [matrix.bits for matrix in matrices]
     result = jax.ShapeDtypeStruct((len(x), first.outputs), jnp.float32)
     if first.exact:
-        from pallas_kernels.bfloat16_matmul.cpu_exact import exact_target
+        from pallas_kernels.bfloat16_matmul.cpu_float32 import exact_target
 
         return jax.ffi.ffi_call(exact_target(), result)(x.astype(jnp.float32), index_and_rows, *bits)
     from pallas_kernels.bfloat16_matmul.cpu_kernel import rounded_numbers, target
@@ -68,7 +68,7 @@ def bfloat16_matmul_grouped(
     """
     result = jax.ShapeDtypeStruct((len(x), table.outputs), jnp.float32)
     if table.exact:
-        from pallas_kernels.bfloat16_matmul.cpu_exact import exact_grouped_target
+        from pallas_kernels.bfloat16_matmul.cpu_float32 import exact_grouped_target
 
         return jax.ffi.ffi_call(exact_grouped_target(), result)(
             x.astype(jnp.float32), table.bits, counts.astype(jnp.int32)

@@ -147,7 +147,7 @@ def panels_product(products: Sequence[Any], configure: Any, release: Any, name: 
                 some_rows(mine, x_stride, number, w, w_panel, panels, steps, to, stride, more)
 
     @ffi.njit_named(name)
-    def multiply_panels(x, x_stride, rows, matrix, pairs, panel, stop, to, outputs, room):
+    def multiply_panels(x, x_stride, rows, matrix, pairs, panel, stop, to, outputs, scratch):
         """Multiply any number of rows with the panels from one to another.
 
         Rows of x are rounded, whole steps of 32 inputs long, with zeros after the last one. Inputs beyond the last

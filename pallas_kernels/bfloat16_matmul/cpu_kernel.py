@@ -1,7 +1,13 @@
-"""Holds the loops that multiply with bfloat16 matrices in tiles, compiled by Numba.
+"""Multiplies rows that are rounded to bfloat16 with bfloat16 matrices in tiles, in loops that Numba compiles.
 
-A call first rounds all rows, each once, into a buffer that XLA gives it; then each item is a few panels. A panel is
-multiplied `DEPTH` inputs at a time, which stay in the second cache for all rows. Rows do not meet.
+Memory. A matrix is [panels, pairs, 16 outputs, 2 inputs]: a tile is a cache line of 64 bytes, a panel one run of
+memory. A call first rounds all rows, each once, into a buffer that XLA gives it, [rows, `rounded_numbers`]; all threads
+wait for the last row. Sums are float32 in registers, `rows` x `panels` tiles of them (`Pairs`); `cpu_amx` keeps them in
+AMX's tiles instead.
+
+Loops, from outside: some panels, an item of work; `DEPTH` pairs of inputs, which stay in the second cache for all rows;
+rows; pairs. Each of the first tiles of rows prefetches one of the panels that follow. Rows do not meet, so a row's
+bits do not depend on the others.
 """
 
 from __future__ import annotations
@@ -19,7 +25,7 @@ from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES, PAIR, WHOLE_ROWS, co
 from pallas_kernels.cpu_amx import has_bfloat16_tiles
 from pallas_kernels.cpu_tiles import stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result
-from pallas_kernels.tiled_matmul.cpu_kernel import _clear
+from pallas_kernels.tiled_matmul.cpu_kernel import clear_columns
 from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES
 
 GRAINS = 4
@@ -116,7 +122,7 @@ def _rows_by_some_panels(kind: Kind) -> Any:
     together = KINDS[kind].panels
     whole, single = _rows_by_panels(kind, together), _rows_by_panels(kind, 1)
 
-    def multiply(x, x_stride, rows, matrix, pairs, panel, stop, to, outputs, room):
+    def multiply(x, x_stride, rows, matrix, pairs, panel, stop, to, outputs, scratch):
         w_panel, stride = pairs * TILE_BYTES, outputs * FLOAT
         while panel < stop:
             w, out, width = matrix + panel * w_panel, to + panel * TILE_BYTES, outputs - panel * LANES
@@ -128,8 +134,8 @@ def _rows_by_some_panels(kind: Kind) -> Any:
                 panel += 1
             else:
                 for row in range(rows):
-                    single(x + row * x_stride, x_stride, 1, w, w_panel, pairs, room, 0)
-                    copy_numbers(room, out + row * stride, width)
+                    single(x + row * x_stride, x_stride, 1, w, w_panel, pairs, scratch, 0)
+                    copy_numbers(scratch, out + row * stride, width)
                 panel += 1
 
     return njit(ffi.named(multiply, f"bfloat16_{kind}_panels"))
@@ -151,11 +157,11 @@ def _multiply(frame, begin, end):
     matrix, numbers, to = argument(frame, 2 + index), result(frame, 1), result(frame, 0)
     rows, outputs, panels, pairs = dimension(to, 0), dimension(to, 1), dimension(matrix, 0), dimension(matrix, 1)
     x, x_stride, live = address(numbers), 2 * dimension(numbers, 1), min(rows, wanted)
-    room = stack_memory(TILE_BYTES)
+    scratch = stack_memory(TILE_BYTES)
     panel, stop = begin * _panels_of_an_item, min(end * _panels_of_an_item, panels)
     if live < rows:
-        _clear(address(to), live, rows, panel * LANES, min(stop * LANES, outputs), outputs)
-    _some_panels(x, x_stride, live, address(matrix), pairs, panel, stop, address(to), outputs, room)
+        clear_columns(address(to), live, rows, panel * LANES, min(stop * LANES, outputs), outputs)
+    _some_panels(x, x_stride, live, address(matrix), pairs, panel, stop, address(to), outputs, scratch)
 
 
 def _multiply_grouped(frame, begin, end):
@@ -165,7 +171,7 @@ def _multiply_grouped(frame, begin, end):
     rows, outputs = dimension(to, 0), dimension(to, 1)
     counts = carray(data(argument(frame, 3)), (experts,), np.int32)
     x, x_stride, stride = address(numbers), 2 * dimension(numbers, 1), outputs * FLOAT
-    room = stack_memory(TILE_BYTES)
+    scratch = stack_memory(TILE_BYTES)
     row, seen, place = 0, 0, begin
     while place < end:
         expert, panel = place // panels, place % panels
@@ -176,8 +182,8 @@ def _multiply_grouped(frame, begin, end):
             seen += 1
         number = max(0, min(counts[expert], rows - row))
         if expert + 1 == experts:
-            _clear(address(to), row + number, rows, panel * LANES, min(stop * LANES, outputs), outputs)
+            clear_columns(address(to), row + number, rows, panel * LANES, min(stop * LANES, outputs), outputs)
         if number > 0:
             matrix = address(table) + expert * panels * pairs * TILE_BYTES
             out = address(to) + row * stride
-            _some_panels(x + row * x_stride, x_stride, number, matrix, pairs, panel, stop, out, outputs, room)
+            _some_panels(x + row * x_stride, x_stride, number, matrix, pairs, panel, stop, out, outputs, scratch)

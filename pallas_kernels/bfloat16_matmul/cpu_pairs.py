@@ -71,7 +71,7 @@ class Pairs:
         if self.kind == "widened":
             (total,) = sums
             for numbers, number in zip(tile, pair, strict=True):
-                total = fused(emit, numbers, number, total)
+                total = emit.fused(numbers, number, total)
             return [total]
         name = (
             "llvm.x86.avx512bf16.dpbf16ps.512" if self.kind == "avx512bf16" else "llvm.aarch64.neon.bfdot.v4f32.v8bf16"
@@ -85,13 +85,6 @@ def halves(emit: Emitter, pairs: ir.Value) -> tuple[ir.Value, ir.Value]:
     first = builder.shl(pairs, emit.constant(pairs.type, 16))
     second = builder.and_(pairs, emit.constant(pairs.type, 0xFFFF0000))
     return builder.bitcast(first, floats), builder.bitcast(second, floats)
-
-
-def fused(emit: Emitter, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-    """Return ``a * b + c``, rounded once where the processor can."""
-    if FEATURES.get("fma") or FEATURES.get("neon"):
-        return emit.call(f"llvm.fma.v{a.type.count}f32", a.type, [a, b, c])
-    return emit.builder.fadd(emit.builder.fmul(a, b), c)
 
 
 def _widened() -> Pairs:

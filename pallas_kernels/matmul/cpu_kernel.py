@@ -27,7 +27,6 @@ import numpy as np
 from numba import carray, njit
 
 from pallas_kernels import ffi
-from pallas_kernels.cpu_rows import remaining_rows
 from pallas_kernels.cpu_tiles import (
     DOT_ROWS,
     FLOAT,
@@ -37,6 +36,7 @@ from pallas_kernels.cpu_tiles import (
     TABLE_ROWS,
     VECTORS,
     dots,
+    remaining_rows,
     stack_memory,
     tile,
 )

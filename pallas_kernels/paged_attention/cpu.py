@@ -47,7 +47,7 @@ def paged_attention(
         most_splits,
         target,  # needs Numba
     )
-    from pallas_kernels.paged_attention.cpu_math import NO_SINK
+    from pallas_kernels.paged_attention.cpu_scratch import NO_SINK
 
     tokens, kv_heads, q_per_kv, head_dim = q.shape
     held, block_size = KVTiles.of(view.shape[3], value_dim), tokens_of(view)

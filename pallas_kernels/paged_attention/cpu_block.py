@@ -22,10 +22,10 @@ from numba import njit, types
 from numba.extending import intrinsic, overload
 
 from pallas_kernels import cpu_tiles, ffi
-from pallas_kernels.cpu_tiles import FLOAT, LINE_BYTES, VECTOR, VectorCode, tile
+from pallas_kernels.cpu_tiles import FLOAT, LINE_BYTES, VECTOR, VectorCode, tile_by_rows
 from pallas_kernels.ffi.primitives import emit_prefetch
-from pallas_kernels.paged_attention.cpu_math import HALF, SPAN, WORD
 from pallas_kernels.paged_attention.cpu_rows import BFloat16, Float8, Float32, Int8, bfloat16, float8, int8
+from pallas_kernels.paged_attention.cpu_scratch import HALF, SPAN, WORD
 
 ROWS = 6
 """Most rows of a tile."""
@@ -38,14 +38,13 @@ _SPAN_BYTES = SPAN * FLOAT
 
 
 def weighted(
-    rows: int,
     widen: Callable[[VectorCode, ir.Value], ir.Value] | None = None,
     bytes_held: int = FLOAT,
     fetch: int = 0,
     scaled: bool = False,
 ) -> Any:
-    """Return ``f(weights, values, offset, keys, out, out_stride, shrink, scales, coming, further)``, to be called from
-    compiled loops.
+    """Return ``f(rows, weights, values, offset, keys, out, out_stride, shrink, scales, coming, further)``, to be called
+    from compiled loops with 1 to `ROWS` rows.
 
     out [rows, COLUMNS] becomes ``out * shrink + weights @ values``; weights [rows, SPAN], shrink [rows], all by
     address. `values` is a list of addresses, one a key; the key's numbers lie `offset` bytes further. The first `keys`
@@ -53,52 +52,67 @@ def weighted(
     they are multiplied by the keys' scales [keys]. For each key, `fetch` cache lines are prefetched, from `further`
     bytes after its address in the list `coming`.
     """
-    held = VECTOR if widen is None else ir.VectorType(ir.IntType(8 * bytes_held), cpu_tiles.LANES)
 
     @intrinsic
-    def product(typingctx, weights, values, offset, keys, out, out_stride, shrink, scales, coming, further):
+    def product(typingctx, rows, weights, values, offset, keys, out, out_stride, shrink, scales, coming, further):
         def generate(context, builder, signature, args):
-            weights, values, offset, keys, out, out_stride, shrink, scales, coming, further = args
             code = VectorCode(builder)
-            x_rows = [code.at(weights, row * _SPAN_BYTES) for row in range(rows)]
-
-            # One turn is one key: `_VECTORS` vectors of its value, each multiplied by the key's weight in every row.
-            def turn(position, sums):
-                word = builder.mul(position, ir.Constant(ir.IntType(64), WORD))
-                row = code.at(code.load(code.at(values, word), ir.IntType(64)), offset)
-                if fetch:
-                    theirs = code.at(code.load(code.at(coming, word), ir.IntType(64)), further)
-                    for line in range(fetch):
-                        emit_prefetch(builder, code.at(theirs, line * cpu_tiles.LINE_BYTES))
-                places = [code.at(row, n * cpu_tiles.LANES * bytes_held) for n in range(_VECTORS)]
-                columns = [code.load(place, held, bytes_held) for place in places]
-                columns = columns if widen is None else [widen(code, column) for column in columns]
-                at = builder.mul(position, ir.Constant(ir.IntType(64), FLOAT))
-                if scaled:
-                    scale = code.spread(code.load(code.at(scales, at), ir.FloatType()))
-                    columns = [builder.fmul(column, scale) for column in columns]
-                added = []
-                for m, x_row in enumerate(x_rows):
-                    number = code.spread(code.load(code.at(x_row, at), ir.FloatType()))
-                    added += [code.fma(number, vector, sums[_VECTORS * m + n]) for n, vector in enumerate(columns)]
-                return added
-
-            # The sums begin at 0 in registers, so the old values in memory are read and scaled only once a span.
-            sums = code.sums(keys, rows * _VECTORS, turn)
-            for m, to in enumerate(code.rows(out, out_stride, rows)):
-                factor = code.spread(code.load(code.at(shrink, m * FLOAT), ir.FloatType()))
-                for n in range(_VECTORS):
-                    at = code.at(to, n * _BYTES)
-                    code.store(code.fma(code.load(at), factor, sums[_VECTORS * m + n]), at)
+            code.by_number(
+                args[0], ROWS, lambda rows: _emit_weighted(code, rows, widen, bytes_held, fetch, scaled, *args[1:])
+            )
             return context.get_dummy_value()
 
-        return types.void(*[types.intp] * 10), generate
+        return types.void(*[types.intp] * 11), generate
 
     return product
 
 
-_six, _five, _four, _three, _two, _one = (tile(rows, _VECTORS) for rows in range(ROWS, 0, -1))
-_six_values, _five_values, _four_values, _three_values, _two_values, _one_value = map(weighted, range(ROWS, 0, -1))
+def _emit_weighted(
+    code: VectorCode,
+    rows: int,
+    widen: Callable[[VectorCode, ir.Value], ir.Value] | None,
+    bytes_held: int,
+    fetch: int,
+    scaled: bool,
+    *arguments: ir.Value,
+) -> None:
+    """Append the instructions of `weighted` for so many rows."""
+    weights, values, offset, keys, out, out_stride, shrink, scales, coming, further = arguments
+    builder = code.builder
+    held = VECTOR if widen is None else ir.VectorType(ir.IntType(8 * bytes_held), cpu_tiles.LANES)
+    x_rows = [code.at(weights, row * _SPAN_BYTES) for row in range(rows)]
+
+    # One turn is one key: `_VECTORS` vectors of its value, each multiplied by the key's weight in every row.
+    def turn(position: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+        word = builder.mul(position, ir.Constant(ir.IntType(64), WORD))
+        row = code.at(code.load(code.at(values, word), ir.IntType(64)), offset)
+        if fetch:
+            theirs = code.at(code.load(code.at(coming, word), ir.IntType(64)), further)
+            for line in range(fetch):
+                emit_prefetch(builder, code.at(theirs, line * cpu_tiles.LINE_BYTES))
+        places = [code.at(row, n * cpu_tiles.LANES * bytes_held) for n in range(_VECTORS)]
+        columns = [code.load(place, held, bytes_held) for place in places]
+        columns = columns if widen is None else [widen(code, column) for column in columns]
+        at = builder.mul(position, ir.Constant(ir.IntType(64), FLOAT))
+        if scaled:
+            scale = code.spread(code.load(code.at(scales, at), ir.FloatType()))
+            columns = [builder.fmul(column, scale) for column in columns]
+        added: list[ir.Value] = []
+        for m, x_row in enumerate(x_rows):
+            number = code.spread(code.load(code.at(x_row, at), ir.FloatType()))
+            added += [code.fma(number, vector, sums[_VECTORS * m + n]) for n, vector in enumerate(columns)]
+        return added
+
+    # The sums begin at 0 in registers, so the old values in memory are read and scaled only once a span.
+    sums = code.sums(keys, rows * _VECTORS, turn)
+    for m, to in enumerate(code.rows(out, out_stride, rows)):
+        factor = code.spread(code.load(code.at(shrink, m * FLOAT), ir.FloatType()))
+        for n in range(_VECTORS):
+            at = code.at(to, n * _BYTES)
+            code.store(code.fma(code.load(at), factor, sums[_VECTORS * m + n]), at)
+
+
+_scores, _weighted_values = tile_by_rows(ROWS, _VECTORS), weighted()
 
 
 @njit
@@ -106,23 +120,11 @@ def scores(queries, depth, keys, out, number):
     """Write the products of queries [number, depth] and keys [depth, SPAN], by address, to out [number, SPAN]."""
     stride = depth * FLOAT
     # Rows outside, columns inside: the keys, [depth, SPAN], lie in the cache and are read again for each tile of rows.
-    # The tile functions have fixed numbers of rows, hence the branches.
     for row in range(0, number, ROWS):
-        left, x = number - row, queries + row * stride
+        rows, x = min(number - row, ROWS), queries + row * stride
         for column in range(0, _SPAN_BYTES, COLUMNS * FLOAT):
-            k, to = keys + column, out + row * _SPAN_BYTES + column
-            if left >= 6:
-                _six(x, stride, k, _SPAN_BYTES, depth, to, _SPAN_BYTES, 0, 0, 0)
-            elif left == 5:
-                _five(x, stride, k, _SPAN_BYTES, depth, to, _SPAN_BYTES, 0, 0, 0)
-            elif left == 4:
-                _four(x, stride, k, _SPAN_BYTES, depth, to, _SPAN_BYTES, 0, 0, 0)
-            elif left == 3:
-                _three(x, stride, k, _SPAN_BYTES, depth, to, _SPAN_BYTES, 0, 0, 0)
-            elif left == 2:
-                _two(x, stride, k, _SPAN_BYTES, depth, to, _SPAN_BYTES, 0, 0, 0)
-            else:
-                _one(x, stride, k, _SPAN_BYTES, depth, to, _SPAN_BYTES, 0, 0, 0)
+            to = out + row * _SPAN_BYTES + column
+            _scores(rows, x, stride, keys + column, _SPAN_BYTES, depth, to, _SPAN_BYTES)
 
 
 @njit
@@ -134,26 +136,10 @@ def add_values(weights, values, offset, keys, out, width, shrink, number):
     """
     stride = width * FLOAT
     for column in range(0, HALF * FLOAT, COLUMNS * FLOAT):
-        v = offset + column
         for row in range(0, number, ROWS):
-            left, w, to, by = (
-                number - row,
-                weights + row * _SPAN_BYTES,
-                out + row * stride + column,
-                shrink + row * FLOAT,
-            )
-            if left >= 6:
-                _six_values(w, values, v, keys, to, stride, by, 0, 0, 0)
-            elif left == 5:
-                _five_values(w, values, v, keys, to, stride, by, 0, 0, 0)
-            elif left == 4:
-                _four_values(w, values, v, keys, to, stride, by, 0, 0, 0)
-            elif left == 3:
-                _three_values(w, values, v, keys, to, stride, by, 0, 0, 0)
-            elif left == 2:
-                _two_values(w, values, v, keys, to, stride, by, 0, 0, 0)
-            else:
-                _one_value(w, values, v, keys, to, stride, by, 0, 0, 0)
+            rows, w, by = min(number - row, ROWS), weights + row * _SPAN_BYTES, shrink + row * FLOAT
+            to = out + row * stride + column
+            _weighted_values(rows, w, values, offset + column, keys, to, stride, by, 0, 0, 0)
 
 
 MOST = ROWS
@@ -162,29 +148,14 @@ MOST = ROWS
 
 def _product(name: str, widen: Callable[..., Any] | None, number_bytes: int, *, scaled: bool = False) -> Any:
     """Return the implementation of `add_few_values` for values of one form."""
-    lines = HALF * number_bytes // LINE_BYTES
-    tiles = (weighted(rows, widen, number_bytes, lines, scaled) for rows in range(ROWS, 0, -1))
-    six, five, four, three, two, one = tiles
+    tiles = weighted(widen, number_bytes, HALF * number_bytes // LINE_BYTES, scaled)
 
-    # One compiled tile for each number of rows: a tile keeps its sums in registers, so its size is fixed. Numba cannot
-    # index a tuple of functions by a variable, hence the chain of branches.
     @ffi.njit_named(name)
     def add(weights, held, keys, out, width, shrink, scales, number):
         (values, offset, coming, further), stride = held, width * FLOAT
         for column in range(0, HALF, COLUMNS):
             v, to = offset + column * number_bytes, out + column * FLOAT
-            if number == 6:
-                six(weights, values, v, keys, to, stride, shrink, scales, coming, further)
-            elif number == 5:
-                five(weights, values, v, keys, to, stride, shrink, scales, coming, further)
-            elif number == 4:
-                four(weights, values, v, keys, to, stride, shrink, scales, coming, further)
-            elif number == 3:
-                three(weights, values, v, keys, to, stride, shrink, scales, coming, further)
-            elif number == 2:
-                two(weights, values, v, keys, to, stride, shrink, scales, coming, further)
-            else:
-                one(weights, values, v, keys, to, stride, shrink, scales, coming, further)
+            tiles(number, weights, values, v, keys, to, stride, shrink, scales, coming, further)
 
     return add
 

@@ -18,15 +18,15 @@ import numpy as np
 from numba import carray, njit
 
 from pallas_kernels import ffi
+from pallas_kernels.cpu_math import FAST, LN_2, LOG2_E, exp, f32
 from pallas_kernels.ffi import address, argument, dimension, result
 from pallas_kernels.ffi import data as at
 from pallas_kernels.ffi.primitives import add, allocate, free, pointer
 from pallas_kernels.layout import LANES
 from pallas_kernels.paged_attention.cpu_kernel import attend
-from pallas_kernels.paged_attention.cpu_math import FAST, HALF, LN_2, LOG2_E, exp, f32
 from pallas_kernels.paged_attention.cpu_memory import Memory
 from pallas_kernels.paged_attention.cpu_rows import BFLOAT16, FLOAT8, FLOAT32, INT8
-from pallas_kernels.paged_attention.cpu_scratch import floats, scratch_at, scratch_bytes, words
+from pallas_kernels.paged_attention.cpu_scratch import HALF, floats, scratch_at, scratch_bytes, words
 from pallas_kernels.paged_attention.numba_precompile import note_compiled
 
 SPLIT = 1024

@@ -1,31 +1,41 @@
 """Holds the loops of `pallas_kernels.paged_attention.cpu`, compiled by Numba for the machine they run on.
 
-Queries of neighbouring tokens of a sequence read their keys together, span by span (`cpu_memory`): the scores of a
-span, the online softmax of FlashAttention-2 (arXiv 2307.08691, algorithm 1), and the weighted sum of the span's values.
-Long contexts are cut into splits (`cpu_call`), whose results are merged in order. Every sum is over a row's own keys,
-and cut where the row's own position says: bits do not depend on the batch.
+Queries of neighbouring tokens of a sequence read their keys together, span by span: the scores of a span, the online
+softmax of FlashAttention-2 (arXiv 2307.08691, algorithm 1), and the weighted sum of the span's values. Every sum is
+over a row's own keys, and cut where the row's own position says: bits do not depend on the batch.
 
-Memory. The pool is read where it lies; a thread's scratch, some hundred KiB in the second-level cache, holds for the
-queries of a block of rows (`cpu_scratch`):
+Memory. The pool, [blocks, layers, KV heads, tiles, block_size, 128], is read where it lies; nothing is donated. A
+thread's scratch, some hundred KiB in the second-level cache, holds for the queries of a block of rows (`cpu_scratch`):
 
     queries  float32 [queries, key width]     loaded once, scaled
     keys     float32 [key width, SPAN]        one span's keys, transposed: a vector is one number of several keys
     weights  float32 [TOGETHER, SPAN]         scores, then their exponentials, of some queries
     top, total, shrink  float32 [queries]     softmax so far, and by how much older values shrink
     values   float32 [queries, value width]   weighted values so far
+    rows     int64 [2, SPAN]                  addresses of the span's tokens in the pool, and of their blocks
+    coming   int64 [2, SPAN]                  the same of the next span, whose rows are prefetched
 
-Loops. Spans of SPAN keys outside; in a span, TOGETHER queries at a time; in these, tiles of up to six queries by a few
-vectors whose sums stay in registers (`cpu_block`). While a span is computed, the next one's rows are prefetched: they
-lie all over the pool, where the processor does not fetch ahead by itself.
+    block table:   7        2        9          a span is SPAN = 64 keys, whatever the size of a block
+    pool:       [k k k k][k k k k][k k k .]     `cpu_memory` finds the rows, `cpu_rows` transposes keys
+                     |--- a span ----|
+    keys        [key width, 64]     scores = queries . keys        `cpu_block`, 6 queries x some vectors in registers
+    weights     [24, 64]            exponentials, new top, shrink  `cpu_softmax`
+    values      [queries, width]    = values * shrink + weights . (64 rows of values)        `cpu_block`
+
+Loops, from outside: items of work (`cpu_call`: a KV head of some queries, or one split of one query's keys), which
+XLA's threads share; splits of a long context, in order; spans of SPAN keys; TOGETHER queries; halves of 64 lanes of a
+value; tiles of up to six queries by a few vectors, whose sums stay in registers. While a span is computed, the next
+one's rows are prefetched: they lie all over the pool, where the processor does not fetch ahead by itself. Threads do
+not wait for one another: the one that finishes a decode's last split merges all of them (`cpu_call`).
 """
 
 from __future__ import annotations
 
 from numba import njit
 
+from pallas_kernels.cpu_math import FAST, LOG2_E, f32, tanh
 from pallas_kernels.cpu_tiles import FLOAT
 from pallas_kernels.paged_attention.cpu_block import MOST, add_few_values, add_values, scores, takes_few
-from pallas_kernels.paged_attention.cpu_math import HALF, HIDDEN, NO_SINK, SPAN, WORD, cap_scores, f32, hide
 from pallas_kernels.paged_attention.cpu_memory import (
     fetch_values,
     find_rows,
@@ -35,8 +45,22 @@ from pallas_kernels.paged_attention.cpu_memory import (
     value_offset,
     values_at,
 )
-from pallas_kernels.paged_attention.cpu_scratch import TOGETHER, floats, words
+from pallas_kernels.paged_attention.cpu_scratch import HALF, HIDDEN, NO_SINK, SPAN, TOGETHER, WORD, floats, words
 from pallas_kernels.paged_attention.cpu_softmax import exponentials
+
+
+@njit(fastmath=FAST)
+def _cap_scores(scores, cap):
+    """Replace each score by ``cap * tanh(score / cap)``, in units of log 2."""
+    for key in range(scores.size):
+        scores[key] = cap * LOG2_E * tanh(scores[key] / cap)
+
+
+@njit
+def _hide_range(scores, begin, end):
+    """Hide the keys from `begin` to `end`, a range that may reach beyond the scores."""
+    for key in range(max(begin, 0), min(end, scores.size)):
+        scores[key] = HIDDEN
 
 
 @njit
@@ -45,8 +69,8 @@ def _hide(weights, number, first, stop, begin, end, key_0):
     first, stop = words(first, number), words(stop, number)
     for n in range(number):
         mine = floats(weights + n * SPAN * FLOAT, SPAN)
-        hide(mine, 0, max(begin, first[n]) - key_0)
-        hide(mine, min(end, stop[n]) - key_0, SPAN)
+        _hide_range(mine, 0, max(begin, first[n]) - key_0)
+        _hide_range(mine, min(end, stop[n]) - key_0, SPAN)
 
 
 @njit
@@ -103,7 +127,7 @@ def _take_softmax(memory, scratch, rows, key_0, seen, at, number, cap, holes):
     key_width = memory.key_halves * HALF
     scores(scratch.queries + each * key_width, key_width, scratch.keys, weights, number)
     if cap > 0:
-        cap_scores(floats(weights, number * SPAN), cap)
+        _cap_scores(floats(weights, number * SPAN), cap)
     # Most spans of a long context are seen whole by all queries and are not looked at key by key.
     if last_first > key_0 or least_stop < key_0 + SPAN:
         _hide(weights, number, first, stop, begin, end, key_0)

@@ -1,4 +1,14 @@
-"""Locates a layer's keys and values of one head in the pool, and loads a span of them as float32."""
+"""Locates a layer's keys and values of one head in the pool, and loads a span of them as float32.
+
+A token's row lies in its block, tile by tile: 128 lanes in each tile, the rows of a block's tokens one after another,
+then the rows of scales where the dtype has them. K comes first and V after it, or V is K's first lanes.
+
+    block b, layer l, head h:  [tile 0: token 0 .. token n-1, scales][tile 1: ...]...
+    `rows`: address of each token's row in tile 0; the same offset leads from there to a lane, for all tokens
+
+A list of addresses replaces the block table inside a span, so that loops need no division by the block size. Keys that
+a query must not read, since their blocks do not exist, have the address of a row of zeros.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +17,13 @@ from typing import NamedTuple
 import numpy as np
 from numba import carray, njit
 
+from pallas_kernels.cpu_math import f32
 from pallas_kernels.cpu_tiles import FLOAT, LINE_BYTES
 from pallas_kernels.ffi.primitives import byte, pointer, prefetch
 from pallas_kernels.kv_codes import SCALE_BYTES
 from pallas_kernels.layout import LANES
-from pallas_kernels.paged_attention.cpu_math import HALF, SPAN, WORD, f32
 from pallas_kernels.paged_attention.cpu_rows import bring_keys, bring_values, fetch, float16
-from pallas_kernels.paged_attention.cpu_scratch import floats, words
+from pallas_kernels.paged_attention.cpu_scratch import HALF, SPAN, WORD, floats, words
 
 
 class Memory(NamedTuple):

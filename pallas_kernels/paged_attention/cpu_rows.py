@@ -14,9 +14,10 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from pallas_kernels.cpu_math import float_of_bits
 from pallas_kernels.cpu_tiles import FLOAT, LANES, LINE_BYTES, VECTOR, VectorCode
 from pallas_kernels.ffi.primitives import emit_prefetch
-from pallas_kernels.paged_attention.cpu_math import HALF, SPAN, WORD, float_of_bits
+from pallas_kernels.paged_attention.cpu_scratch import HALF, SPAN, WORD
 
 _WORD = ir.IntType(64)
 _INT = ir.IntType(32)

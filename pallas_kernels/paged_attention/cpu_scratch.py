@@ -7,10 +7,20 @@ from typing import NamedTuple
 import numpy as np
 from numba import carray, njit
 
+from pallas_kernels.cpu_math import f32
 from pallas_kernels.cpu_tiles import FLOAT
 from pallas_kernels.ffi.primitives import pointer
-from pallas_kernels.paged_attention.cpu_math import HALF, SPAN, WORD, f32
 
+HIDDEN = f32(-1e30)
+"""Score of a key that is not seen."""
+SPAN = 64
+"""Keys whose softmax is taken at once; spans begin at multiples of it, whatever the size of a block."""
+HALF = 64
+"""Lanes that share a scale; the widths of keys and values are multiples of it."""
+WORD = 8
+"""Bytes of an address."""
+NO_SINK = f32(-1e29)
+"""Below every score of a key that is seen, but so far above `HIDDEN` that a hidden key's weight is 0."""
 TOGETHER = 24
 """Queries whose scores of a span are kept at once: their scores, 6 KiB, stay in the first-level cache."""
 

@@ -17,7 +17,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from pallas_kernels.cpu_tiles import FEATURES, FLOAT, LANES, VECTOR, VectorCode
-from pallas_kernels.paged_attention.cpu_math import SPAN
+from pallas_kernels.paged_attention.cpu_scratch import SPAN
 
 ROWS = min(8, LANES)
 """Rows whose maxima and sums are folded together."""

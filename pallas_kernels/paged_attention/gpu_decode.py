@@ -4,13 +4,23 @@ A *unit* is a fixed range of one sequence's keys, the positions ``i * UNIT`` up 
 is cut alike in every batch. `attend_to_units` computes units, all query heads of a KV head packed as rows of one
 product; `join_units` joins a sequence's units by their softmax statistics.
 
-Memory. The pool's view and the block tables stay in global memory. A program loads its queries, [ROWS, WIDTH], into
-registers once a unit. `attend` then walks over the unit's keys, KEYS at a time: it looks their blocks up in the table,
-and brings K and V, [KEYS, WIDTH] each, through shared memory to the matrix units. Three accumulators stay in registers
-for the whole unit: the maximum and the sum of each row, [ROWS], and the weighted values, [ROWS, WIDTH], in float32.
+Memory.
 
-Loops. Outside: the units of all sequences, dealt out to a fixed grid of programs, so that long sequences do not leave
-most of the GPU idle. Inside: the keys of a unit. A second launch reads the units' statistics from global memory.
+    global     q [tokens, HEADS, GROUP, HEAD_DIM], view [blocks, layers, HEADS, tiles, BLOCK_ROWS, 128], int32 tables
+               [seqs, PAGES]; float32 statistics: tops, totals [units, HEADS, GROUP] and values_of [units, HEADS,
+               GROUP, WIDTH]. Statistics and output are written, the others read; nothing is donated
+    registers  queries [ROWS, WIDTH], loaded once a unit; maximum and sum of each row, [ROWS], and weighted values,
+               [ROWS, WIDTH], in float32, for the whole unit; scores [ROWS, KEYS] of a turn
+    shared     K and V of a turn, [KEYS, WIDTH] each, times num_stages, on their way to the matrix units
+
+    sequences    A: 2.5 units     B: 1     C: 1.2
+    units        A0  A1  A2       B0       C0  C1        numbered through; `ends` = cumulative sums
+    program p    takes units p, p + programs, ...        here with 4 programs: {A0, C0}, {A1, C1}, {A2}, {B0}
+
+Loops. The grid is (programs, HEADS), whatever the batch. Outside: the units of all sequences, so that long sequences
+do not leave most of the GPU idle. Inside (`gpu_softmax.attend`): the keys of a unit, KEYS a turn; their blocks are
+looked up in the table one turn ahead. Programs wait for nothing. The second launch, with a grid of (sequences, query
+heads), begins when the first has ended, and reads JOINED units' statistics at a time.
 """
 
 from __future__ import annotations

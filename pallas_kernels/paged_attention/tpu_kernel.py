@@ -1,24 +1,37 @@
 """Holds the body of the TPU paged-attention kernel: one unit's queries against its keys, for one chunk of heads.
 
-A unit's pages come in steps (see `tpu_ring`). Nearly all steps of a long context are *plain*: every query sees
-every key.
+Memory. Nothing but queries, pages and results crosses HBM.
 
-A unit of a sequence that decodes is one row of the batch. A plain step of it, while the step to fetch is a full one, is
-one basic block, so that the compiler packs the scalar instructions that start DMAs into the same bundles as the
-arithmetic (see `tpu_softmax`). It keeps starts and loads in the order they are written in, hence the DMAs are started
-in shares, one after each span's loads.
+    HBM    view [blocks * layers, KV heads, tiles, block_size, 128]      the pool, in place; only read
+           tables, where they do not fit in SMEM                        copied into windows of SMEM (`tpu_ring`)
+    SMEM   fields of `Units`, tables or windows, the ring's cursor      the scalar core finds a DMA's source here
+    VMEM   queries of a tile [chunks, heads, rows, lanes]               moved by Pallas, double buffered
+           ring of pages [depth, step pages, heads, tiles, block_size, 128]     filled by the kernel's own DMAs
+           maximum and sum [chunks, heads, rows, 128], weighted values [chunks, heads, rows, value lanes], float32
+           penalty [1, keys of a step]: far beyond any query for keys without a block
+           out: the unit's tile, or a block of rows with heads side by side
 
-Memory. The pool stays in HBM, and so may the block tables; the units' scalars are in SMEM, where the scalar core reads
-them to find a DMA's source. VMEM holds the queries of a tile, [chunks, heads, rows, lanes], a ring of buffers of pages
-that DMAs fill, [depth, step pages, heads, tiles, block_size, 128], and each chunk's softmax: maximum, sum and weighted
-values. Nothing but queries, pages and results crosses HBM.
+    Donated: where a prompts' launch came before, its result is `into` and aliased to the decodes' output.
 
-Loops. The grid is (chunks of heads, units), and a core walks over it in order, so scratch lives from one unit to the
-next: the ring fetches the first pages of the next unit during the last step of this one. Inside a unit: steps of pages,
-then chunks of rows, then spans of keys, [rows, span] scores each, which the matrix units compute.
+Loops. The grid is (chunks of heads, units). Chunks may run on different cores; units run in order, so scratch lives
+from one unit to the next:
 
-A unit of a prompt is the prompt's part of a tile of the batch: some chunks of rows. A step is fetched once for all
-chunks; then each chunk that holds queries of the unit is multiplied with the spans it sees. So a prompt that fills
+    for unit in units:                         # one sequence's part of a tile of rows
+        for step in steps of the unit:         # step pages, a few hundred keys
+            start the DMAs of step + depth - 1 # of this unit or of one after it
+            wait for the DMAs of this step
+            for chunk of rows in the tile:     # a decode has one
+                for span of the step:          # [rows, span] scores in the matrix units
+                    scores, online softmax, values
+        write the unit's own rows
+
+Units of one row. Nearly all steps of a long context are *plain*: every query sees every key. A plain step of a decode,
+while the step to fetch is a full one, is one basic block, so that the compiler packs the scalar instructions that start
+DMAs into the same bundles as the arithmetic (see `tpu_softmax`). It keeps starts and loads in the order they are
+written in, hence the DMAs are started in shares, one after each span's loads.
+
+Units of prompts. A unit is the prompt's part of a tile of the batch: some chunks of rows. A step is fetched once for
+all chunks; then each chunk that holds queries of the unit is multiplied with the spans it sees. So a prompt that fills
 little of a tile costs little arithmetic. Rows of other sequences in a chunk are computed but not written.
 """
 

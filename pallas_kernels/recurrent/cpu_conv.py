@@ -8,18 +8,18 @@ from __future__ import annotations
 from numba import njit
 
 from pallas_kernels import ffi
-from pallas_kernels.paged_attention.cpu_math import FAST, exp, f32
+from pallas_kernels.cpu_math import FAST, exp, f32
 from pallas_kernels.recurrent.cpu_walk import four_operands, register, walks
 
 
 @njit
-def _token(state, at, token, operands, out, scratch):
+def _token(state, at, token, operands, out, rows):
     """operands: x [tokens, ch], weight [width, ch], bias [1, ch], whether there is an activation [1, 1]."""
-    _convolve(state, at, token, token + 1, operands, out, scratch.shape[1])
+    _convolve(state, at, token, token + 1, operands, out, rows.shape[1])
 
 
 @njit
-def _piece(state, at, start, length, operands, out, rooms):
+def _piece(state, at, start, length, operands, out, scratch):
     """See `_token`."""
     _convolve(state, at, start, start + length, operands, out, state.shape[1])
 

@@ -1,7 +1,7 @@
 """Holds the loops of the gated delta rule on CPUs, see `pallas_kernels.recurrent.cpu_walk`.
 
 A tile is one head's state, [keys, values]. A token makes two passes over it; a piece of up to `UNIT` tokens is a few
-matrix products, whose operands lie in `Rooms`, around one triangular solve.
+matrix products, whose operands lie in `Scratch`, around one triangular solve.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import numpy as np
 from numba import njit
 
 from pallas_kernels import ffi
+from pallas_kernels.cpu_math import FAST, exp, f32
 from pallas_kernels.cpu_tiles import FLOAT
-from pallas_kernels.paged_attention.cpu_math import FAST, exp, f32
 from pallas_kernels.recurrent.cpu_products import (
     fade,
     multiply,
@@ -26,12 +26,12 @@ from pallas_kernels.recurrent.layout import UNIT
 
 
 @njit(fastmath=FAST)
-def _token(state, at, token, operands, out, scratch):
+def _token(state, at, token, operands, out, rows):
     """operands: q, k [tokens, h * k], v [tokens, h * v], log_decay, beta [tokens, h]; a tile is a head."""
     q, k, v, log_decay, beta = operands
-    size, width = len(state), scratch.shape[1]
+    size, width = len(state), rows.shape[1]
     head = at // (size * width)
-    says, y = scratch[0], scratch[1]
+    says, y = rows[0], rows[1]
     keys, queries = k[token, head * size : (head + 1) * size], q[token, head * size : (head + 1) * size]
     values, decay = v[token, head * width : (head + 1) * width], exp(log_decay[token, head])
     for i in range(width):
@@ -57,11 +57,12 @@ def _token(state, at, token, operands, out, scratch):
 
 
 @njit(fastmath=FAST)
-def _piece(state, at, start, length, operands, out, rooms):
+def _piece(state, at, start, length, operands, out, scratch):
     """Compute each token's correction of the state, then attend over the corrections (arXiv 2412.06464, section
     3.3)."""
     q, k, v, log_decay, beta = operands
-    logs, overlaps, weights, turned, corrections = rooms.logs, rooms.overlaps, rooms.weights, rooms.turned, rooms.values
+    logs, overlaps, weights = scratch.logs, scratch.overlaps, scratch.weights
+    turned, corrections = scratch.turned, scratch.values
     size, width = len(state), state.shape[1]
     head, total = at // (size * width), 0.0
     for token in range(length):

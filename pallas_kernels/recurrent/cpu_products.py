@@ -12,12 +12,12 @@ import numpy as np
 from numba import njit
 
 from pallas_kernels import ffi
+from pallas_kernels.cpu_math import FAST, exp, f32
 from pallas_kernels.cpu_tiles import DOT_ROWS, FLOAT, LANES, ROWS, TABLE_ROWS, dots, tile
-from pallas_kernels.paged_attention.cpu_math import FAST, exp, f32
 from pallas_kernels.recurrent.layout import UNIT
 
 
-class Rooms(NamedTuple):
+class Scratch(NamedTuple):
     """Holds the intermediate arrays of a piece's products, for up to `UNIT` tokens."""
 
     logs: np.ndarray  # [UNIT], float64
@@ -25,17 +25,15 @@ class Rooms(NamedTuple):
     weights: np.ndarray  # [UNIT, UNIT]
     turned: np.ndarray  # [rows of the state, UNIT]
     values: np.ndarray  # [UNIT, width of a head]
-    more: np.ndarray  # the same
 
 
 @njit
-def make_rooms(size, width):
-    return Rooms(
+def make_scratch(size, width):
+    return Scratch(
         np.empty(UNIT, np.float64),
         np.empty((UNIT, UNIT), np.float32),
         np.empty((UNIT, UNIT), np.float32),
         np.empty((size, UNIT), np.float32),
-        np.empty((UNIT, width), np.float32),
         np.empty((UNIT, width), np.float32),
     )
 

@@ -16,9 +16,9 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from pallas_kernels import ffi
+from pallas_kernels.cpu_math import exp, f32
 from pallas_kernels.cpu_tiles import FLOAT, LANES, MANY_REGISTERS, VECTOR, VectorCode
 from pallas_kernels.ffi.primitives import emit_prefetch
-from pallas_kernels.paged_attention.cpu_math import exp, f32
 from pallas_kernels.recurrent.cpu_products import row_at, stride_of
 from pallas_kernels.recurrent.cpu_walk import register, six_operands, walks
 
@@ -138,9 +138,9 @@ _many, _one = scan_tokens(STATES), scan_tokens(1)
 
 
 @njit
-def _token(state, at, token, operands, out, scratch):
+def _token(state, at, token, operands, out, rows):
     """operands: x, dt [tokens, ch], b, c [tokens, n], a [n, ch] to the base 2, d [1, ch]."""
-    a, width = operands[4], scratch.shape[1]
+    a, width = operands[4], rows.shape[1]
     vectors = width // LANES
     for lane in range(0, vectors * LANES, LANES):
         _vector(state, lane, at, token, token + 1, operands, row_at(a, 0, at + lane), stride_of(a), out)
@@ -148,13 +148,13 @@ def _token(state, at, token, operands, out, scratch):
 
 
 @njit
-def _piece(state, at, start, length, operands, out, rooms):
+def _piece(state, at, start, length, operands, out, scratch):
     """Take one vector of channels through all tokens, then the next vector.
 
     The vector's rates are copied together first: rows of a wide layer lie a power of two apart, and the first-level
     cache can hold only a few such lines.
     """
-    a, rates, stop, width = operands[4], rooms.turned, start + length, state.shape[1]
+    a, rates, stop, width = operands[4], scratch.turned, start + length, state.shape[1]
     vectors = width // LANES
     for lane in range(0, vectors * LANES, LANES):
         for n in range(len(state)):

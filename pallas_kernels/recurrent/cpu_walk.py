@@ -21,7 +21,7 @@ from pallas_kernels.cpu_tiles import FLOAT
 from pallas_kernels.ffi import address, argument, data, dimension, elements, result
 from pallas_kernels.ffi.primitives import pointer
 from pallas_kernels.layout import LANES
-from pallas_kernels.recurrent.cpu_products import make_rooms
+from pallas_kernels.recurrent.cpu_products import make_scratch
 from pallas_kernels.recurrent.layout import NEW
 
 _OPERANDS = 7
@@ -104,12 +104,12 @@ def walks(token: Any, piece: Any) -> tuple[Any, Any]:
     """Return the loops over decodes and over other units, ``f(frame, first item, end of the items, operands)``.
 
     Args:
-        token: updates a tile by a token, ``f(state, at, token, operands, out, scratch)``. `state` has the tile's rows,
+        token: updates a tile by a token, ``f(state, at, token, operands, out, rows)``. `state` has the tile's rows,
             of which only the first columns count; `at` is the tile's first number in a layer's state; `operands` are
             all tokens' operands and the constants, each ``[tokens or rows, columns]``; `out` has all tokens' outputs;
-            `scratch` is three rows as wide as the tile. Each number must be computed in one order, whatever its tile
+            `rows` is three rows as wide as the tile. Each number must be computed in one order, whatever its tile
             and the other work are, so that its bits do not depend on them.
-        piece: updates a tile by a unit, ``f(state, at, start, length, operands, out, rooms)``.
+        piece: updates a tile by a unit, ``f(state, at, start, length, operands, out, scratch)``.
     """
 
     recurrence = token.py_func.__module__.rpartition(".")[2]
@@ -118,28 +118,28 @@ def walks(token: Any, piece: Any) -> tuple[Any, Any]:
     def decodes(frame, begin, end, operands):
         numbers, read, write, tiles = _ints(frame, 1), _ints(frame, 4), _ints(frame, 5), _ints(frame, 6)
         out, width = _matrix(result(frame, 1)), numbers[6]
-        scratch, none = np.empty((3, width), np.float32), np.empty((numbers[4], numbers[5]), np.float32)
+        rows, none = np.empty((3, width), np.float32), np.empty((numbers[4], numbers[5]), np.float32)
         for item in range(begin, end):
             unit, at = item // tiles.size, tiles[item % tiles.size]
             if numbers[8] and unit == read.size - 1:
                 _clear(out, numbers[3], tiles, item % tiles.size)
             if unit < numbers[2] or unit >= numbers[3]:
                 continue
-            # Compute in the block that takes the state, or in scratch if none does; copy or zero it first if needed.
+            # Compute in the block that takes the state, or in `none` if none does; copy or zero it first if needed.
             state = _tile(frame, numbers, write[unit], at) if write[unit] >= 0 else none
             if read[unit] != write[unit] and read[unit] >= 0:
                 state[:, :width] = _tile(frame, numbers, read[unit], at)[:, :width]
             elif read[unit] < 0:
                 state[:, :width] = np.float32(0.0)
-            token(state, at, unit, operands, out, scratch)
+            token(state, at, unit, operands, out, rows)
 
     @ffi.njit_named(recurrence)
     def units(frame, begin, end, operands):
         numbers, start, length = _ints(frame, 1), _ints(frame, 2), _ints(frame, 3)
         read, write, tiles = _ints(frame, 4), _ints(frame, 5), _ints(frame, 6)
         out, width = _matrix(result(frame, 1)), numbers[6]
-        scratch, state = np.empty((3, width), np.float32), np.zeros((numbers[4], width), np.float32)
-        rooms = make_rooms(numbers[4], width)
+        rows, state = np.empty((3, width), np.float32), np.zeros((numbers[4], width), np.float32)
+        scratch = make_scratch(numbers[4], width)
         for item in range(begin, end):
             at = tiles[item]
             for unit in range(numbers[2], numbers[3]):
@@ -150,9 +150,9 @@ def walks(token: Any, piece: Any) -> tuple[Any, Any]:
                     state[:, :] = np.float32(0.0)
                 if numbers[7]:
                     for number in range(start[unit], start[unit] + length[unit]):
-                        token(state, at, number, operands, out, scratch)
+                        token(state, at, number, operands, out, rows)
                 else:
-                    piece(state, at, start[unit], length[unit], operands, out, rooms)
+                    piece(state, at, start[unit], length[unit], operands, out, scratch)
                 if write[unit] >= 0:
                     _tile(frame, numbers, write[unit], at)[:, :width] = state
             last = numbers[3] - 1

@@ -18,10 +18,10 @@ import numpy as np
 from numba import carray, njit
 
 from pallas_kernels import ffi
+from pallas_kernels.cpu_math import FAST, exp, f32
 from pallas_kernels.cpu_tiles import FLOAT
 from pallas_kernels.ffi import address, argument, data, dimension, result
 from pallas_kernels.ffi.primitives import pointer
-from pallas_kernels.paged_attention.cpu_math import FAST, exp, f32
 
 ROWS = 4
 """Rows of an item: fewer are not worth a second thread."""

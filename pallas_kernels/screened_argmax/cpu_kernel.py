@@ -27,10 +27,10 @@ from numba.extending import intrinsic
 
 from pallas_kernels import ffi
 from pallas_kernels.cpu_dots import FLOATS, KINDS, Emitter, Kind, best_kind, vector
+from pallas_kernels.cpu_math import f32
 from pallas_kernels.cpu_tiles import dots, stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result
 from pallas_kernels.ffi.primitives import add, allocate, emit_prefetch, free, load, pointer, store
-from pallas_kernels.paged_attention.cpu_math import f32
 from pallas_kernels.screened_argmax.screen import INPUTS, LARGEST, LENGTH, LOST, OFFSET, SCALE, SMALLEST
 from pallas_kernels.tile_order import OUTPUTS
 from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES, repeated
@@ -361,8 +361,8 @@ def _exact(frame, begin, end):
     entries, counts = argument(frame, 4), argument(frame, 5)
     rows, inputs, most = dimension(first, 0), dimension(first, 1), dimension(entries, 1)
     wanted = min(rows, carray(data(argument(frame, 1)), (2,), np.int32)[0])
-    room = stack_memory(TILE_BYTES)
-    product = carray(pointer(room), (1,), np.float32)
+    scratch = stack_memory(TILE_BYTES)
+    product = carray(pointer(scratch), (1,), np.float32)
     for row in range(begin, end):
         listed = load(address(counts) + row * COUNT_BYTES) if row < wanted else 0
         least = carray(pointer(address(facts) + row * FACTS_BYTES), (4,), np.float32)[3]
@@ -378,7 +378,7 @@ def _exact(frame, begin, end):
                 address(table) + word * inputs * FLOAT,
                 0,
                 inputs,
-                room,
+                scratch,
                 0,
                 0,
                 0,

@@ -215,7 +215,7 @@ def _multiply(frame, begin, end):
     for item in range(begin, end):
         panel, stop = item * _panels_of_an_item, min((item + 1) * _panels_of_an_item, panels)
         if live < rows:
-            _clear(address(result(frame, 0)), live, rows, panel * OUTPUTS, min(stop * OUTPUTS, outputs), outputs)
+            clear_columns(address(result(frame, 0)), live, rows, panel * OUTPUTS, min(stop * OUTPUTS, outputs), outputs)
         together = panel + _panels_of_an_item <= outputs // OUTPUTS
         while panel < stop:
             w, s, least = (
@@ -243,7 +243,7 @@ def _multiply(frame, begin, end):
 
 
 @njit
-def _clear(out, begin, end, first, last, outputs):
+def clear_columns(out, begin, end, first, last, outputs):
     """Zero some columns of the rows from `begin` to `end`."""
     numbers = carray(pointer(out), (end, outputs), np.float32)
     for row in range(begin, end):

@@ -22,7 +22,6 @@ from numba import types
 from numba.extending import intrinsic
 
 from pallas_kernels.cpu_dots import FLOATS, KINDS, Dots, Emitter, Kind, vector
-from pallas_kernels.cpu_tiles import FEATURES
 from pallas_kernels.ffi.primitives import emit_prefetch
 
 _BYTE, _SHORT, _WORD, _INT, _FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(64), ir.IntType(32), ir.FloatType()
@@ -166,9 +165,9 @@ def emit_product(emit: Emitter, variant: TileVariant, rows: int, panels: int, *a
                 value = builder.sitofp(whole, FLOATS)
                 if not variant.shared:
                     value = builder.fmul(value, factors_of[panel])
-                value = builder.fmul(value, mine) if totals is None else _fma(emit, value, mine, totals[place])
+                value = builder.fmul(value, mine) if totals is None else emit.fused(value, mine, totals[place])
                 if variant.minimums:
-                    value = _fma(emit, least[panel], moment, value)
+                    value = emit.fused(least[panel], moment, value)
                 found.append(value)
         return found
 
@@ -237,12 +236,6 @@ def _scales(emit: Emitter, address: ir.Value, variant: TileVariant) -> ir.Value:
     if not variant.half:
         return emit.load(address, FLOATS)
     return emit.builder.fpext(emit.load(address, vector(ir.HalfType(), 16)), FLOATS)
-
-
-def _fma(emit: Emitter, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-    if FEATURES.get("fma") or FEATURES.get("neon"):
-        return emit.call("llvm.fma.v16f32", FLOATS, [a, b, c])
-    return emit.builder.fadd(emit.builder.fmul(a, b), c)
 
 
 def repeated(emit: Emitter, times: ir.Value, start: list[ir.Value], turn: Any) -> list[ir.Value]:

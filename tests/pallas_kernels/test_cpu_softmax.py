@@ -5,7 +5,7 @@ import pytest
 from numba import njit
 
 from pallas_kernels.paged_attention import cpu_softmax
-from pallas_kernels.paged_attention.cpu_math import HIDDEN, SPAN
+from pallas_kernels.paged_attention.cpu_scratch import HIDDEN, SPAN
 
 
 def weights_of(scores: np.ndarray) -> np.ndarray:

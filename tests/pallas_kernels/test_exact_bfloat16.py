@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llvmlite import binding, ir
 
 from pallas_kernels.bfloat16_matmul import bfloat16_matmul, bfloat16_matmul_grouped
-from pallas_kernels.bfloat16_matmul.cpu_exact_tiles import emit_exact_product
+from pallas_kernels.bfloat16_matmul.cpu_float32 import emit_exact_product
 from pallas_kernels.cpu_dots import Emitter
 from pallas_kernels.matmul import matmul, matmul_grouped
 from pallas_kernels.products import multiply, multiply_grouped, multiply_table

@@ -1,8 +1,17 @@
-"""Holds the loops that multiply float32 rows with bfloat16 matrices in tiles, widened in registers, compiled by Numba.
+"""Multiplies float32 rows with bfloat16 matrices in tiles, widened in registers, in loops that Numba compiles.
 
-Every sum is added up in the order of `pallas_kernels.matmul.cpu_kernel`, so that a matrix held so gives the bits that
-it would give in float32. A matrix' panels are read once. Where many rows wait for a panel, the first of them leave it
-widened in memory that stays in the cache for the others.
+A bfloat16 is the upper half of a float32 of the same value, so nothing is rounded but the sums of products. Every sum
+is added up in the order of `pallas_kernels.matmul.cpu_kernel`, so that a matrix held so gives the bits that it would
+give in float32.
+
+Memory. A matrix is [panels, pairs, 16 outputs, 2 inputs]: a tile is a cache line of 64 bytes, a panel one run of
+memory, and both are read once. Where many rows wait for a panel, the first of them leave it widened on the stack,
+[inputs, `PANELS` * 16] of up to `DEPTH` inputs, which stays in the second cache for the others.
+
+    tile (16 x 2 bfloat16) -> two vectors of 16 float32, the even and the odd input -> fma with a number of a row
+
+Loops, from outside: panels, `PANELS` at a time, which are the items of work; `DEPTH` inputs; rows, `ROWS_AT_ONCE` at a
+time; pairs of inputs, with every sum in a register.
 """
 
 from __future__ import annotations
@@ -10,19 +19,76 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray, njit
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.extending import intrinsic
 
 from pallas_kernels import ffi
-from pallas_kernels.bfloat16_matmul.cpu_exact_tiles import exact_product
 from pallas_kernels.bfloat16_matmul.cpu_kernel import GRAINS_OF_EXPERTS
+from pallas_kernels.bfloat16_matmul.cpu_pairs import halves
 from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES as OUTPUTS
 from pallas_kernels.bfloat16_matmul.cpu_tiles import copy_numbers
-from pallas_kernels.cpu_rows import remaining_rows
-from pallas_kernels.cpu_tiles import FEATURES, FLOAT, LANES, VECTORS, stack_memory
+from pallas_kernels.cpu_dots import FLOATS, INTS, Emitter
+from pallas_kernels.cpu_tiles import FEATURES, LANES, VECTORS, remaining_rows, stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result
 from pallas_kernels.matmul.cpu_kernel import DEPTH
-from pallas_kernels.tiled_matmul.cpu_kernel import _clear
-from pallas_kernels.tiled_matmul.cpu_tiles import TILE_BYTES
+from pallas_kernels.tiled_matmul.cpu_kernel import clear_columns
+from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES, repeated
+
+_WORD, _FLOAT = ir.IntType(64), ir.FloatType()
+
+
+def exact_product(rows: int, panels: int, *, aside_row: int = 0) -> Any:
+    """Return ``f(x, x_stride, w, w_panel, pairs, out, out_stride, more, aside)``, to be called from compiled loops.
+
+    out [rows, panels * 16], float32, gets the product of some rows, float32, and panels, or has it added where `more`
+    is not 0. Strides and ``w_panel``, from one panel to the next, are bytes; `pairs` are the tiles of a panel to take.
+    If `aside_row` is not 0, the widened panels are also written to `aside`: a row of all outputs per input, `aside_row`
+    bytes apart.
+    """
+
+    @intrinsic
+    def tile(typingctx, x, x_stride, w, w_panel, pairs, out, out_stride, more, aside):
+        def generate(context, builder, signature, args):
+            emit_exact_product(Emitter(builder), rows, panels, aside_row, *args)
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 9), generate
+
+    return tile
+
+
+def emit_exact_product(emit: Emitter, rows: int, panels: int, aside_row: int, *arguments: ir.Value) -> None:
+    """Append the instructions of `exact_product`."""
+    x, x_stride, w, w_panel, pairs, out, out_stride, more, aside = arguments
+    builder = emit.builder
+    x_rows = [emit.at(x, emit.times(x_stride, row)) for row in range(rows)]
+    w_panels = [emit.at(w, emit.times(w_panel, panel)) for panel in range(panels)]
+
+    def one_pair(number: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+        at = emit.times(number, TILE_BYTES)
+        tiles = [halves(emit, emit.load(emit.at(panel, at), INTS)) for panel in w_panels]
+        beside = emit.at(aside, emit.times(number, 2 * aside_row))
+        added = list(sums)
+        for place in range(2):
+            for panel, tile in enumerate(tiles if aside_row else ()):
+                emit.store(tile[place], emit.at(beside, place * aside_row + panel * OUTPUTS * FLOAT))
+            for row, x_row in enumerate(x_rows):
+                address = emit.at(x_row, emit.times(number, 2 * FLOAT), place * FLOAT)
+                numbers = emit.spread(emit.load(address, _FLOAT), OUTPUTS)
+                for panel, tile in enumerate(tiles):
+                    own = row * panels + panel
+                    added[own] = emit.call("llvm.fma.v16f32", FLOATS, [numbers, tile[place], added[own]])
+        return added
+
+    sums = repeated(emit, pairs, [emit.constant(FLOATS, 0.0)] * (rows * panels), one_pair)
+    adds = builder.icmp_signed("!=", more, ir.Constant(_WORD, 0))
+    for row in range(rows):
+        for panel in range(panels):
+            to = emit.at(out, emit.times(out_stride, row), panel * OUTPUTS * FLOAT)
+            total = sums[row * panels + panel]
+            emit.store(builder.select(adds, builder.fadd(emit.load(to, FLOATS), total), total), to)
+
 
 WIDE = bool(FEATURES.get("avx512f"))
 """True if one register holds a panel's 16 outputs."""
@@ -116,7 +182,7 @@ _several, _single = _by_panels(PANELS), _by_panels(1)
 
 
 @njit
-def _some_panels(x, x_stride, rows, matrix, inputs, panel, stop, to, outputs, packed, room):
+def _some_panels(x, x_stride, rows, matrix, inputs, panel, stop, to, outputs, packed, scratch):
     """Multiply rows with the panels from one to another."""
     w_panel, stride = inputs // 2 * TILE_BYTES, outputs * FLOAT
     while panel < stop:
@@ -130,8 +196,8 @@ def _some_panels(x, x_stride, rows, matrix, inputs, panel, stop, to, outputs, pa
             panel += 1
         else:
             for row in range(rows):
-                _single(x + row * x_stride, x_stride, 1, w, w_panel, inputs, room, 0, packed)
-                copy_numbers(room, out + row * stride, width)
+                _single(x + row * x_stride, x_stride, 1, w, w_panel, inputs, scratch, 0, packed)
+                copy_numbers(scratch, out + row * stride, width)
             panel += 1
 
 
@@ -140,12 +206,12 @@ def _multiply(frame, begin, end):
     index, wanted = carray(data(argument(frame, 1)), (2,), np.int32)
     first, matrix, to = argument(frame, 0), argument(frame, 2 + index), result(frame, 0)
     rows, outputs, inputs, panels = dimension(to, 0), dimension(to, 1), dimension(first, 1), dimension(matrix, 0)
-    live, packed, room = min(rows, wanted), stack_memory(PACKED), stack_memory(TILE_BYTES)
+    live, packed, scratch = min(rows, wanted), stack_memory(PACKED), stack_memory(TILE_BYTES)
     panel, stop = begin * PANELS, min(end * PANELS, panels)
     if live < rows:
-        _clear(address(to), live, rows, panel * OUTPUTS, min(stop * OUTPUTS, outputs), outputs)
+        clear_columns(address(to), live, rows, panel * OUTPUTS, min(stop * OUTPUTS, outputs), outputs)
     x, x_stride = address(first), inputs * FLOAT
-    _some_panels(x, x_stride, live, address(matrix), inputs, panel, stop, address(to), outputs, packed, room)
+    _some_panels(x, x_stride, live, address(matrix), inputs, panel, stop, address(to), outputs, packed, scratch)
 
 
 @ffi.cfunc(ffi.RUN, error_model="numpy")
@@ -156,7 +222,7 @@ def _multiply_grouped(frame, begin, end):
     rows, outputs = dimension(to, 0), dimension(to, 1)
     counts = carray(data(argument(frame, 2)), (experts,), np.int32)
     x_stride, stride = inputs * FLOAT, outputs * FLOAT
-    packed, room = stack_memory(PACKED), stack_memory(TILE_BYTES)
+    packed, scratch = stack_memory(PACKED), stack_memory(TILE_BYTES)
     row, seen, place = 0, 0, begin
     while place < end:
         expert, panel = place // panels, place % panels
@@ -167,8 +233,8 @@ def _multiply_grouped(frame, begin, end):
             seen += 1
         number = max(0, min(counts[expert], rows - row))
         if expert + 1 == experts:
-            _clear(address(to), row + number, rows, panel * OUTPUTS, min(stop * OUTPUTS, outputs), outputs)
+            clear_columns(address(to), row + number, rows, panel * OUTPUTS, min(stop * OUTPUTS, outputs), outputs)
         if number > 0:
             matrix = address(table) + expert * panels * (inputs // 2) * TILE_BYTES
             x, out = address(first) + row * x_stride, address(to) + row * stride
-            _some_panels(x, x_stride, number, matrix, inputs, panel, stop, out, outputs, packed, room)
+            _some_panels(x, x_stride, number, matrix, inputs, panel, stop, out, outputs, packed, scratch)

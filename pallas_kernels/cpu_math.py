@@ -12,16 +12,6 @@ FAST = {"contract", "reassoc", "nsz", "arcp", "nnan"}
 
 f32 = np.float32
 LOG2_E, LN_2 = f32(1.44269504), f32(0.69314718)
-HIDDEN = f32(-1e30)
-"""Score of a key that is not seen."""
-SPAN = 64
-"""Keys whose softmax is taken at once; spans begin at multiples of it, whatever the size of a block."""
-HALF = 64
-"""Lanes that share a scale; the widths of keys and values are multiples of it."""
-WORD = 8
-"""Bytes of an address."""
-NO_SINK = f32(-1e29)
-"""Below every score of a key that is seen, but so far above `HIDDEN` that a hidden key's weight is 0."""
 
 
 @intrinsic
@@ -71,17 +61,3 @@ def tanh(x):
     """Return the hyperbolic tangent of x."""
     e = exp(f32(-2.0) * abs(x))
     return np.copysign((f32(1.0) - e) / (f32(1.0) + e), x)
-
-
-@njit(fastmath=FAST)
-def cap_scores(scores, cap):
-    """Replace each score by ``cap * tanh(score / cap)``, in units of log 2."""
-    for key in range(scores.size):
-        scores[key] = cap * LOG2_E * tanh(scores[key] / cap)
-
-
-@njit
-def hide(scores, begin, end):
-    """Hide the keys from `begin` to `end`, a range that may reach beyond the scores."""
-    for key in range(max(begin, 0), min(end, scores.size)):
-        scores[key] = HIDDEN

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from environments import python_of, run_program
-from scripts.benchmarks.random_model import gemma3_config, save_random_gemma3
+from transformers import Gemma3TextConfig
 
 from jpaged.planning import Plan, plan
 
@@ -17,6 +17,19 @@ pytestmark = pytest.mark.aot
 FOLDER = Path(__file__).resolve().parents[2] / "scripts" / "colab"
 DEVICES = {"T4": ("t4", "cuda", {"dtype": "float16"}), "TPU v5e-1": ("v5e-1", "tpu", {})}
 """Name of the device, its compiler, and what the notebooks choose for it."""
+JENGA = Gemma3TextConfig(
+    vocab_size=1024,
+    hidden_size=256,
+    intermediate_size=512,
+    num_hidden_layers=12,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=64,
+    query_pre_attn_scalar=64,
+    sliding_window=64,
+    max_position_embeddings=1024,
+)
+"""Layers as those of the notebook on Jenga: five local ones to a global one."""
 
 
 def engine_of(script: str) -> tuple[str, dict[str, int]]:
@@ -119,7 +132,7 @@ def test_the_learning_step_of_the_notebook_on_grpo_fits_colabs_devices_beside_th
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", DEVICES)
 def test_the_layers_of_the_notebook_on_jenga_compile_for_colabs_devices(name, tmp_path):
-    save_random_gemma3(tmp_path, gemma3_config(hidden=256, mlp=512, layers=12, vocab=1024))
+    JENGA.to_json_file(tmp_path / "config.json")
     _, settings = engine_of("3_jenga.py")
-    made = planned(str(tmp_path), name, settings, **DEVICES[name][2])
+    made = planned(str(tmp_path / "config.json"), name, settings, **DEVICES[name][2])
     assert len(made.groups) == 2

@@ -11,7 +11,8 @@ from jpaged.config import EngineConfig
 from jpaged.engine.builder import Built, build_engine
 from jpaged.engine.saved_state.identity import model_difference, model_facts
 from jpaged.engine.saved_state.keeper import settings_data, settings_of
-from jpaged.execution.step_dump import DumpedStep, Replay, StepRecorder, replay
+from jpaged.execution.step_dump import DumpedStep, StepRecorder
+from jpaged.execution.step_replay import Replay, replay
 
 VARIABLE = "JPAGED_DUMP_STEPS"
 """Environment variable: ``FOLDER``, or ``FOLDER:FIRST-LAST`` for some of the steps, counted from 0."""

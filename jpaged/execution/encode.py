@@ -15,7 +15,7 @@ from jpaged.execution.caches.base import Pool
 from jpaged.execution.caches.cross_attention import CrossAttentionCache
 from jpaged.execution.caches.images import EncodedCache, blocks_of_image
 from jpaged.execution.caches.pool import PoolSpec
-from jpaged.execution.replicas import Kind, each_replica, pool_sharding, under_mesh
+from jpaged.execution.mesh import Kind, each_replica, pool_sharding, under_mesh
 from jpaged.memory import StoredImage
 from jpaged.memory.layout import GroupLayout
 from jpaged.model_api import CrossAttentionGroup

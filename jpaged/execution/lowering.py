@@ -16,8 +16,7 @@ from jpaged.execution.caches.adapters import AdapterCache
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool
 from jpaged.execution.compile.buckets import Bucket, Buckets
 from jpaged.execution.encode import calls, decodes_read_images, image_group, make_encode, no_rows, numbers_together
-from jpaged.execution.mesh import platform
-from jpaged.execution.replicas import num_replicas, own_sharding, stack
+from jpaged.execution.mesh import num_replicas, own_sharding, platform, stack
 from jpaged.execution.sampling.sample_step import make_sample_step
 from jpaged.execution.sampling.sampling_batch import RANKED, greedy_rows
 from jpaged.execution.step import make_step

@@ -18,10 +18,9 @@ from jpaged.execution.compile.program import Program
 from jpaged.execution.compile.store import ProgramStore
 from jpaged.execution.drafts import DraftProgram
 from jpaged.execution.encode import make_encode
-from jpaged.execution.mesh import HostOrDevice, is_local
+from jpaged.execution.mesh import HostOrDevice, is_local, own_sharding
 from jpaged.execution.params import check_like, float32_shapes, num_compact, plain_dict, to_float32
 from jpaged.execution.pooling import make_pool_hidden
-from jpaged.execution.replicas import own_sharding
 from jpaged.execution.resharding import cuts_beside, reshard
 from jpaged.execution.sampling.prompt_scores import ScoreOutput, make_score
 from jpaged.execution.sampling.sample_step import ScreenedHead, StepOutput, make_sample_step

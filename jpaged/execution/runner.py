@@ -19,15 +19,14 @@ from jpaged.execution.compile.store import ProgramStore
 from jpaged.execution.deterministic import padded_bucket
 from jpaged.execution.drafts import Drafter, DraftProgram
 from jpaged.execution.encode import Prepared, calls, feature_rows
-from jpaged.execution.mesh import is_local
+from jpaged.execution.mesh import is_local, num_replicas, stack
 from jpaged.execution.pooling import PooledStates, owners_of_rows
-from jpaged.execution.replicas import num_replicas, stack
 from jpaged.execution.sampling.prompt_scores import PromptScores, score_rows, slices
 from jpaged.execution.sampling.sample_step import StepOutput
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.execution.sampling.sampling_batch import all_plain, of_one_shape, sampling_arrays, top_size
 from jpaged.execution.shapes import Shapes, StepSettings, compiled_in_threads
-from jpaged.execution.step_dump import Recording, StepRecorder
+from jpaged.execution.step_dump import Recording, StepMemory, StepRecorder
 from jpaged.execution.transfer.disk import BlockThread
 from jpaged.execution.worker import Worker
 from jpaged.scheduling.request import Request
@@ -248,7 +247,7 @@ class Runner:
         batches = [builder.build(step, bucket) for builder, step in zip(self._builders, steps, strict=True)]
         recording = None
         if self.recorder is not None:  # replicas have none
-            recording = self.recorder.record(self.worker, first, batches[0], bucket, self._builders[0].blocks_of(first))
+            recording = self.recorder.record(self._memory_of(first), first, batches[0], bucket)
         self.worker.compute(stack(self.mesh, batches), bucket, len(first.samples))
         scores = self._score_prompts(first, batches[0]) if first.scored else None  # nor do they score prompts
         pooled = self._pool_prompts(first, batches[0]) if first.pooled else None  # nor do they embed them
@@ -256,6 +255,17 @@ class Runner:
         if len(steps) == 1:
             return [InFlight(first, draw, scores=scores, pooled=pooled)]
         return [InFlight(step, draw, replica) if step.chunks else None for replica, step in enumerate(steps)]
+
+    def _memory_of(self, step: ScheduledStep) -> StepMemory:
+        """Return what a recorder reads of the device before a step."""
+        worker, blocks = self.worker, self._builders[0].blocks_of(step)
+        return StepMemory(
+            worker.spec,
+            worker.model.num_updates,
+            blocks,
+            contents=lambda: worker.blocks.read(worker.pool, [blocks]).arrays()[0],
+            last_tokens=lambda: np.asarray(worker.last_tokens),
+        )
 
     def record_steps(self, recorder: StepRecorder) -> None:
         """Write steps to files from now on.

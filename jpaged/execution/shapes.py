@@ -27,9 +27,8 @@ from jpaged.execution.compile.buckets import Bucket, Buckets
 from jpaged.execution.compile.program import Program
 from jpaged.execution.deterministic import BUCKET, empty_launch, image_bucket
 from jpaged.execution.encode import calls, decodes_read_images, image_group, no_rows, numbers_together
-from jpaged.execution.mesh import platform
+from jpaged.execution.mesh import num_replicas, own_sharding, platform, stack
 from jpaged.execution.programs import Compile, ModelPrograms
-from jpaged.execution.replicas import num_replicas, own_sharding, stack
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.execution.sampling.sampling_batch import RANKED, greedy_rows
 from jpaged.execution.transfer.adapter_matrices import AdapterMatrices, with_abstract_matrices

@@ -21,9 +21,8 @@ from jpaged.execution.batch import StepBatch
 from jpaged.execution.caches.adapters import AdapterCache
 from jpaged.execution.caches.base import LayerCall, Pool
 from jpaged.execution.caches.pool import PoolSpec
-from jpaged.execution.mesh import row_impl
+from jpaged.execution.mesh import Kind, each_replica, over_tensor, own_sharding, pool_sharding, row_impl, under_mesh
 from jpaged.execution.params import plain_dict
-from jpaged.execution.replicas import Kind, each_replica, over_tensor, own_sharding, pool_sharding, under_mesh
 from jpaged.model_api import TENSOR_AXIS, LayerRef, SkipsUnreadRows
 from pallas_kernels.block_copy import block_copy
 from pallas_kernels.platform import Impl

@@ -1,8 +1,8 @@
-"""Writes dispatched steps to files, each with everything that it reads, and runs one again alone.
+"""Writes dispatched steps to files, each with everything that it reads, and reads them.
 
 A file has the host arrays of the step, the blocks of the pool that its tables name, as they were before it ran, the
-tokens of the step before, the settings of its draws, and the tokens that were drawn. A replay puts the blocks in their
-places in a pool of the same size, so that it runs the same program. Nothing in a file is executed.
+tokens of the step before, the settings of its draws, and the tokens that were drawn. `step_replay` runs one again.
+Nothing in a file is executed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ from jpaged.execution.batch import StepBatch
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.compile.buckets import Bucket
 from jpaged.execution.sampling.sampler import SamplingArrays
-from jpaged.execution.sampling.sampling_batch import top_size
 from jpaged.execution.transfer.pool_blocks import BlockBytes
 from jpaged.execution.wire import decode, encode
-from jpaged.execution.worker import Worker
 from jpaged.scheduling.step import ScheduledStep
 
 if TYPE_CHECKING:
@@ -131,6 +129,23 @@ class DumpedStep(NamedTuple):
         return cls(said_by["facts"], said_by["rows"], inputs, sampling, top, Draws(*drawn))
 
 
+class StepMemory(NamedTuple):
+    """Gives what a step is about to read on the device.
+
+    Attributes:
+        spec: of the pool.
+        updates: how often the weights were replaced.
+        blocks: for each group of the pool the blocks that the step reads or writes.
+        contents, last_tokens: fetch their bytes, and the tokens that the step before drew.
+    """
+
+    spec: PoolSpec
+    updates: int
+    blocks: Sequence[Sequence[int]]
+    contents: Callable[[], Sequence[BlockBytes]]
+    last_tokens: Callable[[], np.ndarray]
+
+
 class StepRecorder:
     """Writes the steps of a runner to a folder; each is waited for, so that its tokens can be written too.
 
@@ -148,23 +163,14 @@ class StepRecorder:
         self._facts: tuple[int, Mapping[str, Any]] | None = None  # by the number of updates of the weights
         self._count = 0
 
-    def record(
-        self, worker: Worker, step: ScheduledStep, batch: StepBatch, bucket: Bucket, blocks: Sequence[Sequence[int]]
-    ) -> Recording | None:
-        """Copy the inputs of a step that is about to run; None where it is not to be written.
-
-        Args:
-            blocks: for each group of the pool the blocks that the step reads or writes.
-        """
+    def record(self, memory: StepMemory, step: ScheduledStep, batch: StepBatch, bucket: Bucket) -> Recording | None:
+        """Copy the inputs of a step that is about to run; None where it is not to be written."""
         number, self._count = self._count, self._count + 1
         if self._numbers is not None and number not in self._numbers:
             return None
-        updates = worker.model.num_updates
-        if self._facts is None or self._facts[0] != updates:
-            self._facts = updates, dict(self._find_facts()) | {"pool": pool_facts(worker.spec)}
-        (contents,) = worker.blocks.read(worker.pool, [blocks]).arrays()
-        last_tokens = np.asarray(worker.last_tokens)
-        inputs = Inputs(batch, bucket, len(step.samples), last_tokens, blocks, contents)
+        if self._facts is None or self._facts[0] != memory.updates:
+            self._facts = memory.updates, dict(self._find_facts()) | {"pool": pool_facts(memory.spec)}
+        inputs = Inputs(batch, bucket, len(step.samples), memory.last_tokens(), memory.blocks, memory.contents())
         rows = [(sample.request.request_id, sample.chunk.start + sample.chunk.length) for sample in step.samples]
         return Recording(self._folder / f"step-{number:06d}.jpaged", self._facts[1], rows, inputs)
 
@@ -182,68 +188,6 @@ class Recording(NamedTuple):
         drawn = Draws.of(output, len(self.rows))
         DumpedStep(self.facts, self.rows, self.inputs, sampling, top, drawn).write(self.path)
         logger.info("wrote %s: %d tokens drawn", self.path, len(self.rows))
-
-
-class Replay(NamedTuple):
-    """The results of a step that ran again.
-
-    Attributes:
-        dump: the step as it was written.
-        drawn: tokens and log-probabilities of the same program, run again.
-        ranked: the most likely tokens of each draw with their log-probabilities, of the sampler's full variant.
-    """
-
-    dump: DumpedStep
-    drawn: Draws
-    ranked: Draws
-
-    @property
-    def is_same(self) -> bool:
-        """Tell whether every token is the one that was recorded."""
-        return bool(np.array_equal(self.drawn.tokens, self.dump.drawn.tokens))
-
-    def __str__(self) -> str:
-        bucket, chosen = self.dump.inputs.bucket, (self.dump.drawn, self.drawn)
-        lines = [f"{bucket}, {len(self.dump.rows)} draws", "request position recorded replayed, most likely tokens"]
-        for row, (request, position) in enumerate(self.dump.rows):
-            recorded, replayed = (f"{each.tokens[row]} ({each.logprobs[row]:.4f})" for each in chosen)
-            likely = zip(self.ranked.top_tokens[row], self.ranked.top_logprobs[row], strict=True)
-            marked = "" if self.dump.drawn.tokens[row] == self.drawn.tokens[row] else "  DIFFERENT"
-            ranked = " ".join(f"{token} ({logprob:.4f})" for token, logprob in likely)
-            lines.append(f"{request} {position} {recorded} {replayed}, {ranked}{marked}")
-        return "\n".join(lines)
-
-
-def replay(worker: Worker, dump: DumpedStep, *, top: int = 5) -> Replay:
-    """Run a step again, on a worker that runs nothing else: its pool is emptied before and after.
-
-    Args:
-        top: how many of the most likely tokens `Replay.ranked` has.
-
-    Raises:
-        ValueError: the worker's pool is laid out otherwise.
-    """
-    there, here = dump.facts["pool"], json.loads(json.dumps(pool_facts(worker.spec)))
-    for name, value in here.items():
-        if there.get(name) != value:
-            raise ValueError(f"the step was dumped from a pool of {name}={there.get(name)!r}, this one has {value!r}")
-    rows = len(dump.rows)
-    drawn = _run(worker, dump.inputs, dump.sampling, dump.top, rows)
-    asking = dump.sampling._replace(ranked=np.ones_like(dump.sampling.ranked))
-    ranked = _run(worker, dump.inputs, asking, max(dump.top, top_size(top)), rows)
-    cut = ranked._replace(top_tokens=ranked.top_tokens[:, :top], top_logprobs=ranked.top_logprobs[:, :top])
-    return Replay(dump, drawn, cut)
-
-
-def _run(worker: Worker, inputs: Inputs, sampling: SamplingArrays, top: int, rows: int) -> Draws:
-    # Every run starts from the recorded blocks: a step writes KV, and moves recurrent states on.
-    worker.restart()
-    worker.pool = worker.blocks.write(worker.pool, [inputs.blocks], [inputs.contents])
-    worker.last_tokens = inputs.last_tokens
-    worker.compute(inputs.batch, inputs.bucket, inputs.num_samples)
-    drawn = Draws.of(worker.draw(sampling, top), rows)
-    worker.restart()
-    return drawn
 
 
 def pool_facts(spec: PoolSpec) -> dict[str, Any]:

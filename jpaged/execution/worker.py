@@ -21,10 +21,9 @@ from jpaged.execution.compile.program import Compilations, Program
 from jpaged.execution.compile.store import ProgramStore
 from jpaged.execution.deterministic import launches
 from jpaged.execution.drafts import DraftProgram
-from jpaged.execution.mesh import platform, replicate
+from jpaged.execution.mesh import num_replicas, platform, replicate, stack
 from jpaged.execution.pooling import HiddenStates
 from jpaged.execution.programs import ModelPrograms, TargetAndDraft
-from jpaged.execution.replicas import num_replicas, stack
 from jpaged.execution.sampling.prompt_scores import ScoreOutput
 from jpaged.execution.sampling.sample_step import StepOutput
 from jpaged.execution.sampling.sampler import SamplingArrays

@@ -23,8 +23,7 @@ from jpaged.execution.caches.base import LayerCache, group_specs
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.caches.state import StateBatch, StateCache, TokenByToken
 from jpaged.execution.deterministic import ROWS
-from jpaged.execution.mesh import row_impl
-from jpaged.execution.replicas import pool_sharding, under_mesh
+from jpaged.execution.mesh import pool_sharding, row_impl, under_mesh
 from jpaged.execution.step import make_step
 from jpaged.memory.layout import GroupLayout, PoolLayout
 from jpaged.memory.policies import StateCheckpoints, VerifiedStates

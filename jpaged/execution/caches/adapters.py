@@ -17,8 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, Shaped
 
 from jpaged.execution.caches.base import HostStep, LayerCache, LayerCall, Pool, Reads
-from jpaged.execution.mesh import HostOrDevice, platform
-from jpaged.execution.replicas import over_tensor
+from jpaged.execution.mesh import HostOrDevice, over_tensor, platform
 from jpaged.memory.layout import GroupLayout, GroupSpec
 from jpaged.memory.policies import Adapters
 from jpaged.model_api import TENSOR_AXIS, AdapterGroup, AdapterSite

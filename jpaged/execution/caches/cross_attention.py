@@ -18,8 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jpaged.execution.caches.base import HostStep, LayerCall, Pool, Reads
 from jpaged.execution.caches.images import EncodedCache, blocks_of_image
-from jpaged.execution.mesh import HostOrDevice
-from jpaged.execution.replicas import over_tensor
+from jpaged.execution.mesh import HostOrDevice, over_tensor
 from jpaged.memory.layout import GroupLayout, GroupSpec
 from jpaged.memory.policies import ImageFeatures
 from jpaged.model_api import TENSOR_AXIS, CrossAttentionGroup

@@ -18,8 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jpaged.execution.caches.base import HostStep, LayerCache, LayerCall, Pool, Reads
-from jpaged.execution.mesh import HostOrDevice
-from jpaged.execution.replicas import over_tensor
+from jpaged.execution.mesh import HostOrDevice, over_tensor
 from jpaged.memory.layout import GroupLayout, GroupSpec
 from jpaged.memory.policies import ImageFeatures
 from jpaged.model_api import TENSOR_AXIS, ImageGroup

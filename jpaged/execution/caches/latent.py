@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from jpaged.execution.caches.attention import AttentionPlan, Place, TokenSlots, plan_of_slots
 from jpaged.execution.caches.base import LayerCall, Pool, Reads
-from jpaged.execution.replicas import over_tensor
+from jpaged.execution.mesh import over_tensor
 from jpaged.memory.layout import GroupSpec
 from jpaged.memory.policies import FullAttention
 from jpaged.model_api import TENSOR_AXIS, LatentGroup

@@ -14,8 +14,7 @@ from jax.sharding import Mesh
 
 from jpaged.execution.caches.base import BlockSettings, LayerCache, Pool, group_specs
 from jpaged.execution.caches.registry import layer_caches
-from jpaged.execution.mesh import is_local, platform
-from jpaged.execution.replicas import num_replicas, pool_sharding
+from jpaged.execution.mesh import is_local, num_replicas, platform, pool_sharding
 from jpaged.memory.layout import PoolLayout
 from jpaged.model_api import LayerGroup
 from pallas_kernels.layout import LANES

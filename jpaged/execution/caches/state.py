@@ -21,8 +21,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Int
 
 from jpaged.execution.caches.base import HostStep, LayerCache, LayerCall, Pool, Reads
-from jpaged.execution.mesh import HostOrDevice
-from jpaged.execution.replicas import over_tensor
+from jpaged.execution.mesh import HostOrDevice, over_tensor
 from jpaged.memory.layout import GroupLayout, GroupSpec
 from jpaged.memory.policies import Policy, StateCheckpoints, VerifiedStates
 from jpaged.model_api import TENSOR_AXIS, StateGroup

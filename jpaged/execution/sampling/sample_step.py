@@ -19,8 +19,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from jpaged.execution.mesh import row_impl
-from jpaged.execution.replicas import Kind, each_replica, own_sharding
+from jpaged.execution.mesh import Kind, each_replica, own_sharding, row_impl
 from jpaged.execution.sampling.sampler import SamplingArrays, most_likely, no_ranking, rank, sample
 from jpaged.model_api import HasHeadTable
 from pallas_kernels.screened_argmax import Screen, abstract_screen, make_screen, screened_argmax, screens

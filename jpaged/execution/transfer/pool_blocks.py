@@ -13,7 +13,7 @@ from jaxtyping import Array, Int, Shaped
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool
 from jpaged.execution.compile.program import Program
 from jpaged.execution.compile.store import ProgramStore
-from jpaged.execution.replicas import DATA_AXIS, num_replicas, pool_sharding
+from jpaged.execution.mesh import DATA_AXIS, num_replicas, pool_sharding
 from jpaged.execution.transfer.host_store import LAUNCH_BYTES, BlockBytes, block_bytes, launch_sizes
 from jpaged.memory.policies import Adapters
 

@@ -24,9 +24,9 @@ from jpaged.execution import Bucket, Runner, StepSettings, make_mesh, make_step,
 from jpaged.execution.batch import empty_batch
 from jpaged.execution.caches.base import BlockSettings, HostStep, LayerCache, LayerCall, Pool, Reads
 from jpaged.execution.caches.registry import KINDS, layer_caches
-from jpaged.execution.mesh import HostOrDevice
-from jpaged.execution.replicas import over_tensor
-from jpaged.execution.step_dump import DumpedStep, StepRecorder, replay
+from jpaged.execution.mesh import HostOrDevice, over_tensor
+from jpaged.execution.step_dump import DumpedStep, StepRecorder
+from jpaged.execution.step_replay import replay
 from jpaged.memory import MemoryManager, StateCheckpoints
 from jpaged.memory.layout import GroupLayout, GroupSpec
 from jpaged.model_api import TENSOR_AXIS, AttentionGroup, LayerGroup, LayerRef

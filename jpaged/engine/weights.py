@@ -54,7 +54,7 @@ def replacement(
     Raises:
         ValueError: an argument has another value, or the weights do not fit.
     """
-    from jpaged.execution.params import float32_shapes, num_compact  # imports jax, which takes a second
+    from jpaged.execution.params import float32_shapes, num_compact, to_float32  # imports jax, which takes a second
     from jpaged.loading import state_dict
 
     boolean("cast", cast)
@@ -71,7 +71,11 @@ def replacement(
     before = None if worker.model.cuts_beside(new) else worker.model.placed(new, copy=copy)
 
     def put() -> None:
-        placed = worker.model.placed(new, copy=copy) if before is None else before
+        placed = new if before is None else before
+        if num_compact(placed) and not worker.model.num_compact:  # meanwhile another thread read the held ones
+            placed = to_float32(placed)
+        if before is None:
+            placed = worker.model.placed(placed, copy=copy)
 
         def replace() -> None:
             replace_weights(engine, lambda: worker.models.update_params(placed), running)

@@ -161,8 +161,9 @@ class ModelPrograms:
         return cuts_beside(new, self._shardings_of(new))
 
     def _shardings_of(self, new: Any) -> Any:
-        form: Any = jax.tree.structure(self.described)
-        like = self.described if jax.tree.structure(new) == form else float32_shapes(self.described)
+        held = self.described  # once: another thread may widen the weights
+        form: Any = jax.tree.structure(held)
+        like = held if jax.tree.structure(new) == form else float32_shapes(held)
         check_like(new, like)
         return jax.tree.map(lambda leaf: leaf.sharding, like)
 

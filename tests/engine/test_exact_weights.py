@@ -179,6 +179,19 @@ def test_a_bfloat16_state_dict_is_held_as_it_is(models):
         assert answers(llm) == want
 
 
+def test_weights_that_were_read_before_the_held_ones_are_widened_are_widened_too(models):
+    (old, new), (_, judge) = models
+    with LLM(new, **SHAPES) as llm:
+        want = answers(llm)
+    with LLM(old, **SHAPES) as llm:
+        state = {name: tensor.to(torch.bfloat16) for name, tensor in judge.state_dict().items()}
+        commit = llm.control.prepare_update(state, cast=True, running="recompute")
+        assert llm.params is not None and num_compact(llm) == 0
+        llm.control.run(commit)
+        assert num_compact(llm) == 0
+        assert_alike(answers(llm), want)
+
+
 def test_a_tree_that_does_not_fit_changes_nothing(models):
     with LLM(models[0][0], **SHAPES) as llm:
         before, number = answers(llm), num_compact(llm)

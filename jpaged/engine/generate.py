@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Sequence
+from contextlib import nullcontext
 from typing import Literal, NamedTuple
 
 from jpaged.engine.engine import Engine
@@ -173,7 +174,8 @@ def run_to_end(engine: Engine, requests: list[Request], show: bool) -> None:
     }
     missing = Counter(request.request_id for request in unfinished.values())
     compilations = engine.runner.worker.compilations
-    with GenerationProgress(len(missing), show, compiling=lambda: compilations.running) as progress:
+    bar = GenerationProgress(len(missing), show, compiling=lambda: compilations.running) if show else nullcontext()
+    with bar as progress:
         while unfinished:
             ended = []
             for part in engine.step():
@@ -184,4 +186,5 @@ def run_to_end(engine: Engine, requests: list[Request], show: bool) -> None:
                 # Another caller of `step` took the finished requests, such as a signal's handler that generated.
                 ended += dict.fromkeys(unfinished.values())
                 unfinished.clear()
-            progress.update(ended, engine.stats)
+            if progress is not None:
+                progress.update(ended, engine.stats)

@@ -272,7 +272,8 @@ class Worker:
         """Run the model on a batch of `bucket`'s shape; `score` and `draw` go on from it."""
         self._sampled = None
         self._hidden.begin(bucket.tokens if self._deterministic else None)
-        batch = self.adapters.given(self.pool, batch)
+        if bucket.adapters:
+            batch = self.adapters.given(self.pool, batch)
         if not self._deterministic:
             self._sampled = self._run(batch, bucket)
             return

@@ -362,7 +362,8 @@ class MemoryManager:
             sequence = self._sequences[seq_id]
             self._updater.release_all(sequence)
             del self._sequences[seq_id]
-        self._pinned.remove(seq_id)
+        if seq_id in self._pinned.seq_ids:
+            self._pinned.remove(seq_id)
         request = sequence.request
         request.num_seqs -= 1
         if request.num_seqs == 0:

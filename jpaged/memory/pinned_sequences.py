@@ -35,10 +35,9 @@ class PinnedSequences:
         self._count()
 
     def remove(self, seq_id: int) -> None:
-        """Forget a sequence that was freed; one that is not pinned is ignored."""
-        if seq_id in self.seq_ids:
-            self.seq_ids.remove(seq_id)
-            self._count()
+        """Forget a pinned sequence that was freed."""
+        self.seq_ids.remove(seq_id)
+        self._count()
 
     def prefix(
         self, token_ids: Sequence[int], salt: Hashable, encoder_tokens: int, spans: Sequence[TokenSpan] = ()

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from jpaged.memory import MemoryManager
+from jpaged.memory import DiskTier, MemoryManager
 from jpaged.scheduling.request import Request
 from jpaged.scheduling.step import ScheduledStep
 
@@ -28,12 +28,16 @@ class DiskPrefetch:
     It holds no blocks: what was read is staged by the disk tier until a request is admitted or ends.
 
     Args:
+        disk: the memory's disk tier.
         budget: most tokens of a step.
         clock: returns seconds that only grow.
     """
 
-    def __init__(self, memory: MemoryManager, budget: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, memory: MemoryManager, disk: DiskTier, budget: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._memory = memory
+        self._disk = disk
         self._clock = clock
         self._timed_tokens = min(TIMED_TOKENS, max(1, budget // 2))
         self._dispatched: deque[tuple[float, int]] = deque()  # times, and tokens of the steps
@@ -53,57 +57,47 @@ class DiskPrefetch:
         Args:
             is_idle: whether nothing else can run in the meantime. If so, this call waits a little itself.
         """
-        disk = self._memory.disk
-        if disk is None:
-            return False
         self._look(request, is_next=True)
-        read = disk.prefetch.waits_for(request.request_id, self._clock())
+        read = self._disk.prefetch.waits_for(request.request_id, self._clock())
         if read is not None and is_idle and read.wait(LONGEST_STOP):
             self._look(request, is_next=True)  # it may go on where the first read ended
-            read = disk.prefetch.waits_for(request.request_id, self._clock())
+            read = self._disk.prefetch.waits_for(request.request_id, self._clock())
         return read is not None
 
     def has_read(self, request: Request) -> bool:
         """Tell whether something was read for a request."""
-        disk = self._memory.disk
-        return disk is not None and bool(disk.prefetch.staged(request.request_id))
+        return bool(self._disk.prefetch.staged(request.request_id))
 
     def let_go(self, request: Request) -> None:
         """Drop the blocks that were read for a request, which runs now or has ended."""
-        if self._memory.disk is not None:
-            self._memory.disk.prefetch.let_go(request.request_id)
+        self._disk.prefetch.let_go(request.request_id)
 
     def begin_step(self) -> None:
         """Note that a step is being planned."""
-        if self._memory.disk is not None:
-            self._memory.disk.begin_step()
+        self._disk.begin_step()
 
     def end_step(self, plan: StepPlan) -> None:
         """Put the blocks to write to disk and those that were read into the plan."""
-        if self._memory.disk is not None:
-            plan.to_disk, plan.from_disk = self._memory.disk.take_moves()
+        plan.to_disk, plan.from_disk = self._disk.take_moves()
 
     def dispatched(self, step: ScheduledStep) -> None:
         """Note when a step was dispatched: it begins then, or when the one before ends."""
-        if self._memory.disk is not None and step.chunks:
+        if step.chunks:
             self._dispatched.append((self._clock(), step.num_tokens))
 
     def updated(self, step: ScheduledStep) -> None:
         """Learn from a step, which has ended, how long computing a token takes."""
-        disk = self._memory.disk
-        if disk is None:
-            return
         now, tokens = self._clock(), step.num_tokens
         while self._dispatched:
             began, size = self._dispatched.popleft()
             if size == tokens:  # steps between them were dropped: all their requests had ended
                 if tokens - step.num_decodes >= self._timed_tokens:
-                    disk.computed(tokens, now - max(began, self._updated))
+                    self._disk.computed(tokens, now - max(began, self._updated))
                 break
         self._updated = now
 
     def _look(self, request: Request, *, is_next: bool) -> None:
-        if self._memory.disk is None or request.computes_whole_prompt or not request.live:
+        if request.computes_whole_prompt or not request.live:
             return
         self._memory.read_ahead(
             request.request_id,

@@ -20,11 +20,12 @@ class NextTokens:
     """Puts the next chunks of requests into a step.
 
     Args:
-        allocation, drafting: the blocks, images and drafts of running sequences.
+        allocation: the blocks and images of running sequences.
+        drafting: their drafts; None = no draft is verified.
         max_chunk: most tokens of one prompt in one step.
     """
 
-    def __init__(self, allocation: Allocation, drafting: Drafting, *, max_chunk: int) -> None:
+    def __init__(self, allocation: Allocation, drafting: Drafting | None, *, max_chunk: int) -> None:
         self._allocation = allocation
         self._images = allocation.images
         self._drafting = drafting
@@ -53,7 +54,9 @@ class NextTokens:
             if length <= 0:
                 continue
             tables = None
-            drafts = self._drafting.drafts(request, seq, plan) if missing == 1 else ()
+            drafts: tuple[int, ...] = ()
+            if missing == 1 and self._drafting is not None:
+                drafts = self._drafting.drafts(request, seq, plan)
             end = seq.num_computed + length + len(drafts)
             if drafts and end > seq.capacity:
                 made = self._allocation.allocate(seq, end)

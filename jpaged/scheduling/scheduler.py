@@ -78,12 +78,12 @@ class Scheduler:
         self._prompt_tail = memory.layout.prompt_tail
         images = ImageHolds(memory, max_num_batched_tokens - max_num_seqs + 1, max_chunk)
         self.allocation = Allocation(memory, max_num_seqs, images, AdapterHolds(memory, max_loras), holds)
-        self._drafting = Drafting(speculation, self.allocation, max_num_seqs)
+        self._drafting = None if speculation is None else Drafting(speculation, self.allocation, max_num_seqs)
         self._next_tokens = NextTokens(self.allocation, self._drafting, max_chunk=max_chunk)
         self.admission = Admission(self.allocation, self.queues.running)
         self.preemption = Preemption(self.queues, self.allocation, self.admission, preemption_mode)
         self._shared_prefills = SharedPrefills(memory, max_num_batched_tokens, max_chunk)
-        self.disk_prefetch = DiskPrefetch(memory, max_num_batched_tokens)
+        self.disk_prefetch = None if memory.disk is None else DiskPrefetch(memory, memory.disk, max_num_batched_tokens)
 
     @property
     def has_work(self) -> bool:
@@ -136,7 +136,8 @@ class Scheduler:
         else:
             request.arrival_number = self.num_added
             self.num_added += 1
-        self.disk_prefetch.arrived(request)
+        if self.disk_prefetch is not None:
+            self.disk_prefetch.arrived(request)
         self.queues.put(request)
         # Last: after an exception `restart` must not keep a request that the caller was never given back.
         self._unfinished[request.request_id] = request
@@ -168,7 +169,8 @@ class Scheduler:
             s.needs_host and s.num_pending for r in self.running for s in r.sequences if s.finish_reason is None
         ):
             return ScheduledStep()
-        self.disk_prefetch.begin_step()
+        if self.disk_prefetch is not None:
+            self.disk_prefetch.begin_step()
         plan = StepPlan(self.max_num_batched_tokens, self.memory.swap_space.take_dropped())
         plan.free_rows = self._free_rows
         self._plan_running(plan)
@@ -177,7 +179,8 @@ class Scheduler:
                 pass
         for held in self.allocation.holds:
             held.take(plan)
-        self.disk_prefetch.end_step(plan)
+        if self.disk_prefetch is not None:
+            self.disk_prefetch.end_step(plan)
         return plan.step()
 
     @property
@@ -258,7 +261,8 @@ class Scheduler:
                 return False
         if self._shared_prefills.worth_waiting(request, plan):
             return False
-        if self.disk_prefetch.worth_waiting(request, is_idle=not self.running):
+        disk = self.disk_prefetch
+        if disk is not None and disk.worth_waiting(request, is_idle=not self.running):
             return False
         planned = None if request.runs_exclusively else self._place(request, live, plan, is_enough, None)
         if planned is None and not self.running:
@@ -276,7 +280,8 @@ class Scheduler:
             request.first_scheduled_time = time.monotonic()
             request.num_cached_tokens = first.num_computed
         request.end_pause()
-        self.disk_prefetch.let_go(request)
+        if disk is not None:
+            disk.let_go(request)
         self.queues.move(request, Status.RUNNING)
         self._next_tokens.put(request, chunks, copies, plan)
         return True
@@ -295,7 +300,8 @@ class Scheduler:
         if not self.preemption.make_room(request, plan, is_enough):
             self.allocation.detach(live[0])
             return None
-        if most_cached is None and self.disk_prefetch.has_read(request):  # only now is there room for all of it
+        disk = self.disk_prefetch
+        if most_cached is None and disk is not None and disk.has_read(request):  # only now is there room for all of it
             self.allocation.detach(live[0])
             self.allocation.attach(request, live[0], None, from_disk=True)
         return self.allocation.place(request, live, plan.left - plan.reserved, self._max_chunk, most_cached)
@@ -313,7 +319,8 @@ class Scheduler:
                 self.allocation.commit(seq)
         for held in self.allocation.holds:
             held.dispatched(step)
-        self.disk_prefetch.dispatched(step)
+        if self.disk_prefetch is not None:
+            self.disk_prefetch.dispatched(step)
 
     def update(
         self, step: ScheduledStep, tokens: Seq[int], logprobs: Seq[float], top: TopTokens | None = None
@@ -325,8 +332,9 @@ class Scheduler:
         """
         finished: list[Request] = []
         went_on: dict[Sequence, Request] = {}
-        self.disk_prefetch.updated(step)
-        now, speculates = time.monotonic(), self.speculation is not None
+        if self.disk_prefetch is not None:
+            self.disk_prefetch.updated(step)
+        now, drafting = time.monotonic(), self._drafting
         for row, (sample, token, logprob) in enumerate(zip(step.samples, tokens, logprobs, strict=True)):
             request, seq, chunk = sample
             drafts = chunk.drafts
@@ -357,11 +365,12 @@ class Scheduler:
             stop = token_stop(request, seq) if seq.stop_search is None else find_stop(request, seq)
             if stop is not None and self.finish(request, seq, *stop):
                 finished.append(request)
-            if speculates:
+            if drafting is not None:
                 if stop is None:
                     went_on[seq] = request
-                self._drafting.took(seq)
-        self._drafting.learn(step, went_on, self._free_rows)
+                drafting.took(seq)
+        if drafting is not None:
+            drafting.learn(step, went_on, self._free_rows)
         return finished
 
     def finish(self, request: Request, seq: Sequence, reason: FinishReason, stop_reason: str | int | None) -> bool:
@@ -395,7 +404,8 @@ class Scheduler:
         ended is finished.
         """
         self.allocation.clear()
-        self.disk_prefetch.clear()
+        if self.disk_prefetch is not None:
+            self.disk_prefetch.clear()
         self.queues.clear()
         for request in list(self._unfinished.values()):
             try:
@@ -414,7 +424,8 @@ class Scheduler:
 
     def _forget(self, request: Request) -> None:
         self.queues.remove(request)
-        self.disk_prefetch.let_go(request)
+        if self.disk_prefetch is not None:
+            self.disk_prefetch.let_go(request)
         self.allocation.release_holds(request)
         request.status = Status.FINISHED
         self._unfinished.pop(request.request_id, None)

@@ -12,14 +12,14 @@ from jpaged.scheduling.step_plan import StepPlan
 
 
 class Drafting:
-    """Asks a `Speculation`, if there is one, for the drafts of each step.
+    """Asks a `Speculation` for the drafts of each step.
 
     Args:
-        speculation: makes drafts; None = no draft is verified.
+        speculation: makes drafts.
         max_num_seqs: rows of the sampler, of which drafts take those that no sequence has.
     """
 
-    def __init__(self, speculation: Speculation | None, allocation: Allocation, max_num_seqs: int) -> None:
+    def __init__(self, speculation: Speculation, allocation: Allocation, max_num_seqs: int) -> None:
         self._speculation = speculation
         self._allocation = allocation
         self._max_num_seqs = max_num_seqs
@@ -32,15 +32,14 @@ class Drafting:
 
     def drafts(self, request: Request, seq: Sequence, plan: StepPlan) -> tuple[int, ...]:
         """Return the drafts to verify after a sequence's newest token, the only one that it has to compute."""
-        if self._speculation is None or seq.num_pending or not _may_draft(request, seq):
+        if seq.num_pending or not _may_draft(request, seq):
             return ()
         most = min(plan.free_rows, plan.left - plan.reserved)
         return self._speculation.draft(request, seq, most, batch=self._batch, verifies=plan.num_drafts > 0)
 
     def took(self, seq: Sequence) -> None:
         """Learn from a sequence's newest token."""
-        if self._speculation is not None:
-            self._speculation.took(seq)
+        self._speculation.took(seq)
 
     def learn(self, step: ScheduledStep, went_on: Mapping[Sequence, Request], free_rows: int) -> None:
         """Learn which drafts of a step were kept, and mark the sequences that wait for the host so that new drafts can
@@ -52,8 +51,6 @@ class Drafting:
             went_on: sequences that got tokens from the step, with their requests.
             free_rows: rows of the sampler that the drafts of a step planned now may take.
         """
-        if self._speculation is None:
-            return
         for chunk in step.chunks:
             if chunk.drafts:
                 known = chunk.start + chunk.length - len(chunk.drafts)

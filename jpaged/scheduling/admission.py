@@ -12,7 +12,7 @@ from jpaged.memory.prefix_prediction import STEP_OVERHEAD
 from jpaged.scheduling.allocation import Allocation
 from jpaged.scheduling.queues import service_order, urgency
 from jpaged.scheduling.request import Request, Sequence, Status
-from jpaged.scheduling.step_plan import StepPlan, missing_tokens
+from jpaged.scheduling.step import StepPlan, missing_tokens
 
 
 class Admission:

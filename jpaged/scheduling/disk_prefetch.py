@@ -12,7 +12,7 @@ from jpaged.scheduling.request import Request
 from jpaged.scheduling.step import ScheduledStep
 
 if TYPE_CHECKING:
-    from jpaged.scheduling.step_plan import StepPlan
+    from jpaged.scheduling.step import StepPlan
 
 
 TIMED_TOKENS = 64

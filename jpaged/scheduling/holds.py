@@ -16,8 +16,7 @@ from jpaged.memory import HeldAdapter, HeldImage, MemoryManager, ReclaimEstimate
 from jpaged.memory.policies import UNBOUNDED
 from jpaged.scheduling.inputs import Adapter, PromptImage
 from jpaged.scheduling.request import Request, Sequence
-from jpaged.scheduling.step import AdapterLoad, Chunk, Encode, ImageRead, ScheduledStep
-from jpaged.scheduling.step_plan import StepPlan
+from jpaged.scheduling.step import AdapterLoad, Chunk, Encode, ImageRead, ScheduledStep, StepPlan
 
 
 class Held(ABC):

@@ -9,8 +9,7 @@ from jpaged.memory import BlockCopy
 from jpaged.scheduling.allocation import Allocation, children_due, tokens_before_end, tokens_to_fork
 from jpaged.scheduling.request import Request, Sequence
 from jpaged.scheduling.speculation.drafting import Drafting
-from jpaged.scheduling.step import Chunk, Sample
-from jpaged.scheduling.step_plan import StepPlan, missing_tokens, source_row
+from jpaged.scheduling.step import Chunk, Sample, StepPlan, missing_tokens, source_row
 
 MakeRoom = Callable[[Sequence, list[BlockCopy]], bool]
 """Frees memory for a sequence, whose request has these copies planned so far; False = its request is not to go on."""

@@ -15,7 +15,7 @@ from jpaged.scheduling.admission import Admission
 from jpaged.scheduling.allocation import Allocation
 from jpaged.scheduling.queues import Queues
 from jpaged.scheduling.request import Request, Sequence, Status
-from jpaged.scheduling.step_plan import StepPlan, missing_tokens
+from jpaged.scheduling.step import StepPlan, missing_tokens
 
 logger = logging.getLogger(__name__)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jpaged.scheduling.request import Request, Sequence, Status
-from jpaged.scheduling.stops import find_stop
+from jpaged.scheduling.request import Request, Sequence, Status, find_stop
 
 
 def begin_again(request: Request) -> None:

@@ -17,13 +17,11 @@ from jpaged.scheduling.holds import AdapterHolds, Held, ImageHolds
 from jpaged.scheduling.planning import NextTokens, plan_decodes
 from jpaged.scheduling.preemption import Preemption, PreemptionMode
 from jpaged.scheduling.queues import Queues, SchedulingPolicy, urgency
-from jpaged.scheduling.request import Request, Sequence, Status
+from jpaged.scheduling.request import Request, Sequence, Status, find_stop, token_stop
 from jpaged.scheduling.restart import begin_again
 from jpaged.scheduling.speculation import Speculation
 from jpaged.scheduling.speculation.drafting import Drafting, drafts_kept
-from jpaged.scheduling.step import Chunk, ScheduledStep
-from jpaged.scheduling.step_plan import StepPlan, decodes_due
-from jpaged.scheduling.stops import find_stop, token_stop
+from jpaged.scheduling.step import Chunk, ScheduledStep, StepPlan, decodes_due
 from jpaged.scheduling.top_tokens import TopTokens
 
 logger = logging.getLogger(__name__)

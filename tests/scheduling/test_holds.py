@@ -14,7 +14,7 @@ from unpaged import alone, hash_model
 
 from jpaged.scheduling import Request, ScheduledStep, Scheduler
 from jpaged.scheduling.holds import Held
-from jpaged.scheduling.step_plan import StepPlan
+from jpaged.scheduling.step import StepPlan
 
 
 class ScratchHolds(Held):

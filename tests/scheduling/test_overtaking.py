@@ -13,7 +13,7 @@ from unpaged import alone
 
 from jpaged.scheduling import Request, Scheduler, Status
 from jpaged.scheduling.admission import Admission
-from jpaged.scheduling.step_plan import missing_tokens
+from jpaged.scheduling.step import missing_tokens
 
 MODES = ["recompute", "swap"]
 

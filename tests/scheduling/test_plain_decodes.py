@@ -10,7 +10,7 @@ from thorough import examples
 
 from jpaged.scheduling import scheduler as scheduler_module
 from jpaged.scheduling.planning import plan_decodes
-from jpaged.scheduling.step_plan import StepPlan
+from jpaged.scheduling.step import StepPlan
 
 GROUPS = {"full": [group("full")], "window": [group("full", layer_bytes=4), group("window", window=5, layer_bytes=4)]}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from small_schedulers import make_request
 
-from jpaged.scheduling.stops import token_stop
+from jpaged.scheduling.request import token_stop
 
 CASES = [
     # generated, max_tokens, eos, parameters, expected

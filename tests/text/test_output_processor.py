@@ -10,7 +10,7 @@ from small_schedulers import make_request
 
 from jpaged.outputs import Logprob
 from jpaged.scheduling import Status
-from jpaged.scheduling.stops import find_stop
+from jpaged.scheduling.request import find_stop
 from jpaged.scheduling.top_tokens import TokenRanking
 from jpaged.text.detokenizer import Detokenizer
 from jpaged.text.output_processor import OutputProcessor

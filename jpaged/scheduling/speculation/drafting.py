@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from jpaged.scheduling.allocation import Allocation
 from jpaged.scheduling.request import Request, Sequence
 from jpaged.scheduling.speculation import Speculation
-from jpaged.scheduling.step import Chunk, ScheduledStep
-from jpaged.scheduling.step_plan import StepPlan
+from jpaged.scheduling.step import Chunk, ScheduledStep, StepPlan
 
 
 class Drafting:

@@ -1,11 +1,16 @@
-"""Turns prompts and parameters into requests, in the caller's thread."""
+"""Turns prompts and parameters into requests, in the caller's thread: numbers them, and checks their tokens."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+import json
+import threading
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
+from jaxtyping import Int
 
 from jpaged.sampling_params import BeamSearchParams, SamplingParams
 from jpaged.scheduling import BeamSearch, Request, Sequence
@@ -13,12 +18,65 @@ from jpaged.text.adapters import AdapterSource, LoRA, NoAdapters
 from jpaged.text.images import ImageInputs
 from jpaged.text.long_text import TokenBound
 from jpaged.text.prompt import DEFAULT, Conversation, ParsedPrompt, Prompt, Tokenization, check_salt, parse_prompt
-from jpaged.text.request_ids import RequestIds
-from jpaged.text.token_constraints import allowed_mask, bad_word_tokens, check_token_ids, check_tokens_left
-from jpaged.text.token_hooks import TokenHooks
+from jpaged.text.token_hooks import TokenHooks, packed_bits
 
 PREFILL_ONLY = SamplingParams(temperature=0.0, seed=0, max_tokens=1)
 """Parameters of a request that is run for the KV of its prompt."""
+
+
+class RequestIds:
+    """Counts the ids of one engine; any number of threads may ask at once.
+
+    Args:
+        seed: draws the seeds of requests that bring none.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seeds = np.random.default_rng(seed)
+        self._lock = threading.Lock()  # of the seeds and the two counts
+        self._num_requests = 0  # ids given so far
+        self._num_sequences = 0
+        self._num_loaded = 0  # requests below it were made before others' ids were loaded, or are those others
+
+    def draw(self, params: SamplingParams, turns: int) -> tuple[int, list[int], list[int]]:
+        """Return a request's seed, an id for each of its turns, and the ids of its sequences."""
+        with self._lock:
+            seed = int(self._seeds.integers(2**63)) if params.seed is None else params.seed
+            first, self._num_requests = self._num_requests, self._num_requests + turns
+            return seed, list(range(first, first + turns)), [self._next_seq_id() for _ in range(params.n)]
+
+    def new_seq_id(self) -> int:
+        """Return a sequence id that nothing else has."""
+        with self._lock:
+            return self._next_seq_id()
+
+    def _next_seq_id(self) -> int:
+        self._num_sequences += 1
+        return self._num_sequences - 1
+
+    def data(self) -> dict[str, Any]:
+        """Return which ids were given and how far the seeds are drawn, as plain data."""
+        with self._lock:
+            state = self._seeds.bit_generator.state
+            return {"requests": self._num_requests, "sequences": self._num_sequences, "seeds": json.dumps(state)}
+
+    def load(self, data: Mapping[str, Any]) -> None:
+        """Go on where others were: no id is given again, and seeds are drawn from there on."""
+        with self._lock:
+            self._num_requests = max(self._num_requests, data["requests"])
+            self._num_sequences = max(self._num_sequences, data["sequences"])
+            self._seeds.bit_generator.state = json.loads(data["seeds"])
+            self._num_loaded = self._num_requests
+
+    def renew(self, request: Request) -> None:
+        """Give a request new ids if it was made before others' ids were loaded, which may be its own; its parts too."""
+        with self._lock:
+            if request.request_id >= self._num_loaded:
+                return
+            for part in request.all_requests:
+                part.request_id, self._num_requests = self._num_requests, self._num_requests + 1
+                for seq in part.sequences:
+                    seq.seq_id = self._next_seq_id()
 
 
 class InputProcessor:
@@ -293,3 +351,60 @@ class InputProcessor:
                 f"vocabulary has {self.vocab_size}"
             )
         return beam
+
+
+def check_token_ids(name: str, tokens: Iterable[int], vocab_size: int) -> None:
+    """Refuse token ids that the model does not have.
+
+    Raises:
+        ValueError: one of the tokens that the parameter `name` holds is outside the vocabulary.
+    """
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"{name}: token id {token} is outside the vocabulary [0, {vocab_size})")
+
+
+def bad_word_tokens(params: SamplingParams, tokenizer: Any) -> tuple[tuple[int, ...], ...]:
+    """Return the token sequences of `bad_words`: each word once where it begins a text and once after a space.
+
+    Raises:
+        ValueError: there is no tokenizer, or a word has no tokens.
+    """
+    if params.bad_words and tokenizer is None:
+        raise ValueError(f"bad_words={params.bad_words!r} needs a tokenizer, and the model has none")
+    found = {}
+    for word in params.bad_words:
+        for text in (word.lstrip(), " " + word.lstrip()):
+            tokens = tuple(tokenizer.encode(text, add_special_tokens=False)) if text.strip() else ()
+            if not tokens:
+                raise ValueError(f"bad_words has {word!r}, which has no tokens")
+            found[tokens] = True
+    return tuple(found)
+
+
+def check_tokens_left(
+    params: SamplingParams, vocab_size: int, stop_ids: Iterable[int], bad_words: Iterable[tuple[int, ...]]
+) -> None:
+    """Refuse parameters that could ban every token.
+
+    Raises:
+        ValueError: bad_words, or stop tokens before min_tokens, could leave no token to draw.
+    """
+    banned = {word[-1] for word in bad_words}
+    if params.min_tokens:
+        banned.update(stop_ids)
+    if params.allowed_token_ids is not None and banned.issuperset(params.allowed_token_ids):
+        raise ValueError(
+            f"allowed_token_ids={params.allowed_token_ids} may leave no token to draw with "
+            f"bad_words={params.bad_words} and min_tokens={params.min_tokens}"
+        )
+    if banned.issuperset(range(vocab_size)):
+        raise ValueError(
+            f"min_tokens={params.min_tokens} with {len(params.stop_token_ids)} stop_token_ids and "
+            f"{len(params.bad_words)} bad_words may leave no token of {vocab_size} to draw"
+        )
+
+
+def allowed_mask(params: SamplingParams, vocab_size: int) -> Int[np.ndarray, " words"] | None:
+    """Return the packed bits of `allowed_token_ids`, 32 tokens a word, lowest bit first; None = all."""
+    return None if params.allowed_token_ids is None else packed_bits(params.allowed_token_ids, vocab_size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from jpaged.scheduling import Request
 from jpaged.structured_outputs import StructuredOutputsParams
 from jpaged.text.detokenizer import Detokenizer
 from jpaged.text.grammar import Grammar, GrammarCompiler
-from jpaged.text.token_constraints import packed_bits
 
 
 class TokenHooks:
@@ -185,3 +184,10 @@ class CombinedRules:
             self.complete = True
         else:
             self.error = "structured_outputs needs a token here that allowed_token_ids, bad_words or min_tokens forbid"
+
+
+def packed_bits(tokens: Iterable[int], vocab_size: int) -> Int[np.ndarray, " words"]:
+    """Return the bits of `tokens`, 32 tokens a word, lowest bit first."""
+    bits = np.zeros(-(-vocab_size // 32) * 32, bool)
+    bits[list(tokens)] = True
+    return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)

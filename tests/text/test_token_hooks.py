@@ -13,8 +13,7 @@ from kinds_of_tokenizers import byte_level
 from jpaged.sampling_params import SamplingParams, StructuredOutputsParams
 from jpaged.text.grammar import Grammar
 from jpaged.text.input_processor import InputProcessor
-from jpaged.text.token_constraints import packed_bits
-from jpaged.text.token_hooks import CombinedRules, Limits
+from jpaged.text.token_hooks import CombinedRules, Limits, packed_bits
 
 TOKENIZER = byte_level()
 EOS = TOKENIZER.convert_tokens_to_ids("</s>")

@@ -5,15 +5,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from jpaged.memory import DiskTier, MemoryManager
 from jpaged.scheduling.request import Request
-from jpaged.scheduling.step import ScheduledStep
-
-if TYPE_CHECKING:
-    from jpaged.scheduling.step import StepPlan
-
+from jpaged.scheduling.step import ScheduledStep, StepPlan
 
 TIMED_TOKENS = 64
 """A step with at least so many prompt tokens measures the time to compute one; half of the budget, if that is less."""

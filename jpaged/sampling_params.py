@@ -9,7 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from jpaged.structured_outputs import StructuredOutputsParams
-from jpaged.validation import boolean, integer, number, several, texts
+from jpaged.validation import boolean, did_you_mean, integer, number, several, texts
 from jpaged.vllm_compat import refuse_import, refuse_parameters
 
 _NUMBERS = (  # name, least, most, whether the least is out of range
@@ -145,6 +145,9 @@ class SamplingParams:
 
     def __new__(cls, **given: Any) -> Self:
         refuse_parameters(given)
+        for name in given.keys() - cls.__dataclass_fields__.keys():
+            known = did_you_mean(name, cls.__dataclass_fields__)
+            raise TypeError(f"{cls.__name__} got an unexpected keyword argument {name!r}{known}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:

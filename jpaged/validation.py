@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
+from difflib import get_close_matches
 from numbers import Real
 from operator import index
 from typing import Any
 
 MOST = 2**63 - 1
 """The largest integer that a setting or parameter may be: saved states hold 64 bits of each."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the known one that it is most like, or nothing.
+
+    >>> did_you_mean("max_token", ["max_tokens", "top_k"])
+    '; did you mean max_tokens?'
+    """
+    close = get_close_matches(name[:80], known, 1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def check_unicode(name: str, text: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jpaged import LLM
+from jpaged import LLM, SamplingParams
 from jpaged.config import EngineConfig
 from jpaged.vllm_compat import engine_settings, missing_attribute
 
@@ -88,3 +88,8 @@ def test_attributes_of_vllms_llm_are_named_with_what_to_use():
     with pytest.raises(AttributeError, match=r"llm_engine.*LLM.get_tokenizer\(\), LLM.stats\(\)"):
         LLM.__new__(LLM).llm_engine  # noqa: B018
     assert missing_attribute("LLM", "nothing") == "'LLM' object has no attribute 'nothing'"
+
+
+def test_an_unknown_sampling_parameter_is_named_with_the_one_that_was_meant():
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'max_token'; did you mean max_tokens\?"):
+        SamplingParams(max_token=3)

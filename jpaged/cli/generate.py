@@ -86,7 +86,7 @@ def generate(
     for output in outputs:
         if output.error is not None:
             print_rule()
-            print_text(output.prompt, bold=True)
+            print_text(_beginning(output.prompt), bold=True)
             print_text(f"refused: {output.error}", fg="red")
         for completion in output.outputs:
             print_rule()
@@ -158,6 +158,12 @@ def print_text(text: str, *, end: str = "\n", **style: Any) -> None:
     if style and sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
         text = typer.style(text, **style)
     typer.echo(text + end, nl=False, color=True)
+
+
+def _beginning(text: str) -> str:
+    """Return the first line of a text, at most 80 characters of it."""
+    line = text.partition("\n")[0][:80]
+    return line if line == text else f"{line}..."
 
 
 def print_rule() -> None:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
 from typer.core import TyperCommand
 
@@ -44,15 +45,38 @@ def bad_parameters() -> Iterator[None]:
         raise typer.BadParameter(str(error)) from error
 
 
+class UserError(click.ClickException):
+    """An error of the user's: one message, without the usage of the command."""
+
+    exit_code = 2
+
+
 class Command(TyperCommand):
     """A command whose errors name its flags: ``--max-loras 2`` where the engine's error says ``max_loras=2``."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().make_context(*args, **options)
+        except click.UsageError as error:
+            raise UserError(f"{error.format_message()}\nSee --help.") from error
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
-            error.message = _with_flags(error.message, self.params)
-            raise
+            raise UserError(_shortened(_with_flags(error.message, self.params))) from error
+
+
+_QUOTED = re.compile(r"'([^'\n]{80})[^'\n]+'|\"([^\"\n]{80})[^\"\n]+\"")
+
+
+def _shortened(message: str) -> str:
+    """Return a message in which each quoted value has at most 80 characters.
+
+    >>> len(_shortened(f"prompt={'a' * 500!r} is too long"))
+    105
+    """
+    return _QUOTED.sub(lambda quoted: f"{(quoted[1] or quoted[2])!r}...", message)
 
 
 def _with_flags(message: str, params: Iterable[Any]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jpaged.loading import demo_model
+from jpaged.validation import did_you_mean
 
 CHECKPOINT_MARKER = "jpaged.json"
 """The file that distinguishes a checkpoint saved by jpaged from a Hugging Face folder."""
@@ -103,7 +104,9 @@ def from_hub(
         return Path(snapshot_download(repo_id, allow_patterns=files, **chosen))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().split("\n")[0]
+        meant = did_you_mean(repo_id, [demo_model.ALIAS])
+        hints = ("; is there no internet?" if isinstance(error, LocalEntryNotFoundError) else "") + meant
         raise ValueError(
             f"{what}={repo_id!r} is no local file or folder, and the Hugging Face hub did not give it "
-            f"({type(error).__name__}: {reason}); {_ACCEPTED}. download_dir= chooses where downloads are kept"
+            f"({type(error).__name__}: {reason}){hints}; {_ACCEPTED}. download_dir= chooses where downloads are kept"
         ) from error

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jpaged.execution.device_memory import gpu_share
+from jpaged.validation import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -182,5 +183,5 @@ def find_device(name: str) -> Device:
         ValueError: no such device; lists the known ones.
     """
     if name not in DEVICES:
-        raise ValueError(f"device={name!r} is not known; known are {', '.join(DEVICES)}")
+        raise ValueError(f"device={name!r} is not known; known are {', '.join(DEVICES)}{did_you_mean(name, DEVICES)}")
     return DEVICES[name]

@@ -104,3 +104,38 @@ def test_a_benchmark_that_left_the_package_says_where_it_went(command):
 def test_h_is_help(command):
     short, long = (CliRunner().invoke(app, [*command, flag]) for flag in ("-h", "--help"))
     assert short.exit_code == 0 and short.output == long.output and "Usage: " in long.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["generate", "hi", "--top-p", "3"], "--top-p 3"),
+        (["generate", "hi", "--max-tokens", "x"], "--max-tokens"),
+        (["generate", "hi", "--top-pp", "1"], "--top-p"),
+        (["generate"], "give prompts, or --file"),
+        (["chat", "--temperature", "-1"], "--temperature"),
+        (["plan", "smollm2-135m", "--device", "v5e8"], "did you mean v5e-8?"),
+    ],
+)
+def test_an_error_is_one_message_that_names_the_flag(arguments, said):
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2 and said in result.output
+    assert result.output.startswith("Error: ") and "Usage" not in result.output and len(result.output) < 1000
+    assert "Traceback" not in result.output
+
+
+def test_a_prompt_that_is_refused_is_not_printed_whole(monkeypatch):
+    refused = SimpleNamespace(prompt="x" * 5000 + "\nend", error="the prompt has 5000 tokens", outputs=[])
+    monkeypatch.setattr("jpaged.llm.LLM", lambda *_, **__: SimpleNamespace(generate=lambda *_, **__: [refused]))
+    result = CliRunner().invoke(app, ["generate", "hi"])
+    assert result.exit_code == 1 and "x" * 80 + "..." in result.output and "x" * 81 not in result.output
+    assert "refused: the prompt has 5000 tokens" in result.output
+
+
+def test_an_error_quotes_the_beginning_of_a_long_value(monkeypatch):
+    def refuse(*_, **__):
+        raise ValueError(f"model={'m' * 5000!r} does not exist")
+
+    monkeypatch.setattr("jpaged.llm.LLM", refuse)
+    result = CliRunner().invoke(app, ["generate", "hi"])
+    assert result.output == f"Error: --model {'m' * 80!r}... does not exist\n"

@@ -102,8 +102,10 @@ def test_an_unreachable_hub_names_the_id_and_what_is_accepted(monkeypatch):
         raise LocalEntryNotFoundError("no connection")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with pytest.raises(ValueError, match=r"model='org/none' is no local .*no connection.*accepted are"):
+    with pytest.raises(ValueError, match=r"model='org/none' is no local .*no connection.* no internet.*accepted are"):
         resolve_source("org/none")
+    with pytest.raises(ValueError, match=r"did you mean smollm2-135m\?"):
+        resolve_source("smolm2-135m")
 
 
 def test_what_cannot_be_a_hub_id_is_named():

@@ -72,6 +72,9 @@ def serve(
             help="A file with a Jinja chat template, in place of the model's own.", exists=True, dir_okay=False
         ),
     ] = None,
+    log_format: Annotated[
+        str | None, typer.Option(help="text or json. Default: text on a terminal, json elsewhere.")
+    ] = None,
     strict_fields: Annotated[
         bool,
         typer.Option("--strict-fields", help="Refuse fields that are otherwise accepted, not honoured, and named."),
@@ -97,7 +100,7 @@ def serve(
     with bad_parameters():
         if save_every is not None and state_dir is None:
             raise ValueError(f"--save-every {save_every:g} needs --state-dir, the folder to save to")
-        configure_logs(log_level, prompts=log_prompts)
+        configure_logs(log_level, prompts=log_prompts, log_format=log_format)
         names = served_model_name or [model]
         keys = [Key.unnamed(secret) for secret in api_key or ()]
         keys += [Key.unnamed(secret, admin=True) for secret in admin_api_key or ()]

@@ -1,4 +1,4 @@
-"""The server's log on standard error, one JSON object a line, and the optional log of prompts (``--log-prompts``)."""
+"""The server's log on standard error, JSON lines or text, and the optional log of prompts (``--log-prompts``)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from jpaged import RequestOutput
 from jpaged.server.caller import Caller
 
 LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("text", "json")
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
 """Id of the request that the current task serves; None if unknown, as in the engine's thread."""
 _JSON = ("jpaged.access", "jpaged.prompts")
@@ -40,20 +41,38 @@ class JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
-def configure_logs(level: str, *, prompts: bool = False) -> None:
-    """Configure the process to log JSON lines.
+class PlainLines(logging.Formatter):
+    """Formats a record as a line for a person; the fields of a message of `_JSON` become ``name=value``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = record.getMessage()
+        if record.name in _JSON:
+            fields = json.loads(text)
+            text = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None and name != "time")
+        line = f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {text}"
+        if record.levelno >= logging.WARNING:
+            line = f"{line[:9]}{record.levelname.lower()}: {line[9:]}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def configure_logs(level: str, *, prompts: bool = False, log_format: str | None = None) -> None:
+    """Configure the process's log on standard error.
 
     Args:
         level: lowest level of the lines of jpaged and uvicorn.
         prompts: whether to log prompts and outputs, at any level.
+        log_format: one of `FORMATS`; None: text on a terminal, JSON elsewhere.
 
     Raises:
-        ValueError: the level is not one of `LEVELS`.
+        ValueError: the level is not one of `LEVELS`, or the format not one of `FORMATS`.
     """
     if level not in LEVELS:
         raise ValueError(f"log_level={level!r} is not one of {', '.join(LEVELS)}")
+    if log_format not in (None, *FORMATS):
+        raise ValueError(f"log_format={log_format!r} is not one of {', '.join(FORMATS)}")
+    plain = log_format == "text" or (log_format is None and sys.stderr.isatty())
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines())
+    handler.setFormatter(PlainLines() if plain else JsonLines())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     for name in ("jpaged", "uvicorn.error"):
         logging.getLogger(name).setLevel(level.upper())

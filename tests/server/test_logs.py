@@ -6,7 +6,7 @@ import logging
 import pytest
 from live_server import until
 
-from jpaged.server.logs import REQUEST_ID, JsonLines
+from jpaged.server.logs import REQUEST_ID, JsonLines, PlainLines, configure_logs
 from jpaged.server.settings import ServerSettings
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -99,3 +99,30 @@ def test_prompts_are_in_no_line_otherwise(server, lines):
     until(lambda: len(lines) >= 3)
     assert "secret" not in "".join(lines)
     assert ServerSettings(model="tiny").log_prompts is False
+
+
+@pytest.mark.parametrize(
+    ("log_format", "terminal", "kind"),
+    [(None, True, PlainLines), (None, False, JsonLines), ("json", True, JsonLines), ("text", False, PlainLines)],
+)
+def test_a_terminal_has_text_and_a_pipe_json_unless_told(monkeypatch, log_format, terminal, kind):
+    chosen = {}
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr(logging, "basicConfig", lambda **given: chosen.update(given))
+    levels = {name: logging.getLogger(name).level for name in ("jpaged", "uvicorn.error", "jpaged.prompts")}
+    configure_logs("info", log_format=log_format)
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+    assert type(chosen["handlers"][0].formatter) is kind
+    with pytest.raises(ValueError, match="log_format='xml' is not one of text, json"):
+        configure_logs("info", log_format="xml")
+
+
+def test_a_line_for_a_person_has_the_fields_of_a_request_by_name():
+    def line(name, level, text):
+        return PlainLines().format(logging.LogRecord(name, level, "", 0, text, None, None))[9:]
+
+    assert line("jpaged.access", logging.INFO, '{"time": 1, "path": "/v1", "status": 200, "key": null}') == (
+        "path=/v1 status=200"
+    )
+    assert line("jpaged", logging.WARNING, "it is late") == "warning: it is late"

@@ -20,12 +20,12 @@ from thorough import NIGHTLY
 
 schemathesis = pytest.importorskip("schemathesis")
 
-CASES = 20_000 if NIGHTLY else 1000
+CASES = 20_000 if NIGHTLY else 300
 PATIENCE = 300
 """Seconds after which a case hangs: on a machine with ten times its work to do an answer takes half a minute."""
 LOOKS = 10
 """Cases of a path that has a name in it and takes no body; one without any has one case."""
-AGAIN = 100
+AGAIN = 30
 """Cases that are sent again."""
 ROUNDS = 9
 """Times that they are, in three parts: the first lets what is cached be replaced, the others are compared. Of each part

@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from typer.core import TyperCommand
 
@@ -45,7 +44,12 @@ def bad_parameters() -> Iterator[None]:
         raise typer.BadParameter(str(error)) from error
 
 
-class UserError(click.ClickException):
+# The classes of click, or of the copy of it that newer versions of typer contain.
+_USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
+_CLICK_EXCEPTION: Any = typer.BadParameter.__mro__[2]
+
+
+class UserError(_CLICK_EXCEPTION):  # type: ignore[misc]
     """An error of the user's: one message, without the usage of the command."""
 
     exit_code = 2
@@ -57,7 +61,7 @@ class Command(TyperCommand):
     def make_context(self, *args: Any, **options: Any) -> Any:
         try:
             return super().make_context(*args, **options)
-        except click.UsageError as error:
+        except _USAGE_ERROR as error:
             raise UserError(f"{error.format_message()}\nSee --help.") from error
 
     def invoke(self, ctx: Any) -> Any:
@@ -67,7 +71,7 @@ class Command(TyperCommand):
             raise UserError(_shortened(_with_flags(error.message, self.params))) from error
 
 
-_QUOTED = re.compile(r"'([^'\n]{80})[^'\n]+'|\"([^\"\n]{80})[^\"\n]+\"")
+_QUOTED = re.compile(r"(?<!\w)'([^'\n]{80})[^'\n]+'|(?<!\w)\"([^\"\n]{80})[^\"\n]+\"")
 
 
 def _shortened(message: str) -> str:

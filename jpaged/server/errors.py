@@ -39,7 +39,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     )
 }
 """The errors of every path, for the OpenAPI document."""
-_ALTERNATIVE = re.compile(r"str|int|[a-z]+\[.*|[A-Z]\w*")
+_ALTERNATIVE = re.compile(r"str|int|[a-z-]+\[.*|[A-Z]\w*")
 """Matches the names that pydantic gives to the alternatives of a union in an error's place."""
 _FIELD_ERRORS = ("unknown_field", "refused_field")
 """Types of the errors about a field of an object, whose place is the object's."""

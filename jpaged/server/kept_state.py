@@ -43,6 +43,7 @@ class KeptState:
         self._step_timeout = step_timeout
         self._patience: asyncio.Task[None] | None = None
         self._lock: FileLock | None = None
+        self._last: asyncio.Task[None] | None = None
 
     async def restore(self) -> None:
         """Load the folder's state, if there is one, and begin to save. A refused state is ignored and logged.
@@ -94,11 +95,16 @@ class KeptState:
             await self._engine.abort(name)
 
     async def save_last(self) -> None:
-        """Save the state a last time, with running requests, and stop saving. Calling it twice is harmless.
+        """Save the state a last time, with running requests, and stop saving. A second call waits for the first.
 
         The save is not limited in time, but it is abandoned, and the previous one stays, if a step of the engine does
         not end within `step_timeout`.
         """
+        if self._last is None:
+            self._last = asyncio.create_task(self._save_last())
+        await asyncio.shield(self._last)
+
+    async def _save_last(self) -> None:
         folder, self._folder = self._folder, None
         if folder is None:
             return

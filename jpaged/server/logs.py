@@ -48,11 +48,18 @@ class PlainLines(logging.Formatter):
         text = record.getMessage()
         if record.name in _JSON:
             fields = json.loads(text)
-            text = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None and name != "time")
+            shown = {name: value for name, value in fields.items() if value is not None and name != "time"}
+            text = " ".join(f"{name}={_in_line(value)}" for name, value in shown.items())
         line = f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {text}"
         if record.levelno >= logging.WARNING:
             line = f"{line[:9]}{record.levelname.lower()}: {line[9:]}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def _in_line(value: Any) -> str:
+    """Return a value for a line; one that could begin another line or steer the terminal is written as JSON."""
+    text = str(value)
+    return text if text.isprintable() else json.dumps(value)
 
 
 def configure_logs(level: str, *, prompts: bool = False, log_format: str | None = None) -> None:

@@ -200,6 +200,8 @@ class BodyLimit:
             size += len(body)
             if size > self._max_bytes:
                 raise self._error()
+            if b"\0" in body:  # UTF-16 or UTF-32, which json.loads would read and `JsonCount` does not
+                raise HTTPException(400, "the body is not JSON in UTF-8")
             count.add(body)
             for number, most, things in (
                 (count.values, MOST_VALUES, "values"),

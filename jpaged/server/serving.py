@@ -185,7 +185,10 @@ class Serving:
             return self.engine.chat_prompt(kept, truncate_prompt_tokens=cut, **options)
 
         def fits(begin: int) -> bool:  # one token too many is enough to know
-            return len(render(begin, room + 1)["prompt_token_ids"]) <= room
+            try:
+                return len(render(begin, room + 1)["prompt_token_ids"]) <= room
+            except ValueError:  # far too long, or refused for what the last rendering will be refused for too
+                return False
 
         if len(begins) < 2 or fits(num_system):
             return render(num_system)

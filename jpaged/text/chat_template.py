@@ -136,6 +136,8 @@ def templated(messages: Messages, tokenizer: Any, options: ChatOptions, image: s
             messages = [_with_plain_images(message) for message in messages]
     if any(has_calls(message) for message in messages):
         messages = with_calls_in(messages, forms.calls(tokenizer))
+        if form == "openai":  # calls may have become a text
+            messages = [_in_parts(message) for message in messages]
     try:
         return tokenizer.apply_chat_template(
             [_with_a_text(message) for message in messages],

@@ -107,9 +107,7 @@ def _digits(number: float) -> int:
     (25, 5, True)
     """
     if isinstance(number, int):
-        while number % 10 == 0:
-            number //= 10
-        return number
+        return int(str(number).rstrip("0"))
     return int("".join(map(str, Decimal(str(number)).normalize().as_tuple().digits)))
 
 

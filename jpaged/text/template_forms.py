@@ -143,11 +143,11 @@ _FORMS: WeakKeyDictionary[Any, dict[str, TemplateForms]] = WeakKeyDictionary()
 def forms_of(tokenizer: Any, template: str) -> TemplateForms:
     """Return the forms that a template takes."""
     known = _FORMS.setdefault(tokenizer, {})
-    if template not in known:
+    if (forms := known.get(template)) is None:
         if len(known) >= _MOST:
             known.clear()
-        known[template] = TemplateForms(tokenizer, template)
-    return known[template]
+        forms = known[template] = TemplateForms(tokenizer, template)
+    return forms
 
 
 def has_calls(message: Message) -> bool:
@@ -232,8 +232,9 @@ def _in_words(message: dict[str, Any]) -> dict[str, Any]:
             said["arguments"] = said["arguments"] if meant is None else meant
         calls.append(f"<tool_call>\n{json.dumps(said, ensure_ascii=False)}\n</tool_call>")
     content = message.get("content")
-    if isinstance(content, list) and not _is_empty(content):
-        return {**message, "content": [*content, {"type": "text", "text": "\n".join(calls)}]}
+    if isinstance(content, list):
+        kept = [] if _is_empty(content) else content
+        return {**message, "content": [*kept, {"type": "text", "text": "\n".join(calls)}]}
     return {**message, "content": "\n".join([content, *calls] if content else calls)}
 
 

@@ -202,7 +202,8 @@ class _Completion:
                         continue
                     choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, **ending(one)}
                     if body.logprobs is not None:
-                        piece = pieces.setdefault(index, self._scores(body.logprobs, output))
+                        if (piece := pieces.get(index)) is None:
+                            piece = pieces[index] = self._scores(body.logprobs, output)
                         unscored = self._unscored(output) if first else {}
                         choice["logprobs"] = piece.piece(tokens, entries, **unscored)
                     if body.return_token_ids:

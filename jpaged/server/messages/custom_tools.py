@@ -7,9 +7,13 @@ import re
 
 _BEGINNING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _CHARACTERS = re.compile(
-    r'(?:[^"\\]|\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u(?![dD][89abAB])[0-9a-fA-F]{4}|[^u]))*'
+    r'(?:[^"\\]|\\(?:u[dD][89abAB][0-9a-fA-F]{2}'
+    r"(?:\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?=[^\\]|\\[^u]|\\u[^dD]|\\u[dD][^c-fC-F]))"
+    r"|u(?![dD][89abAB])[0-9a-fA-F]{4}|[^u]))*"
 )
 """Whole characters of a JSON string; the two escapes of a pair of surrogates are one."""
+_LONE = re.compile("[\ud800-\udfff]")
+"""Half of a pair whose other half did not come."""
 
 
 class CustomInput:
@@ -33,4 +37,4 @@ class CustomInput:
         assert found is not None, "the pattern matches no character too"
         whole, self._held = found[0], self._held[found.end() :]
         self._ended = self._held.startswith('"')
-        return json.loads(f'"{whole}"', strict=False)
+        return _LONE.sub("\ufffd", json.loads(f'"{whole}"', strict=False))

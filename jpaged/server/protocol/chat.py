@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from jpaged.json_schema import first_unfollowed
 from jpaged.server.errors import ApiError
 from jpaged.server.protocol import field_classes
 from jpaged.server.protocol.field_classes import FieldClasses
@@ -173,6 +174,8 @@ class CustomTool(Body):
     def _names_a_grammar_in_lark(self) -> CustomTool:
         if self._grammar.get("syntax") == "lark":
             self._unhonoured["format"] = field_classes.LARK_INPUT
+        elif unfollowed := first_unfollowed({"pattern": self._grammar.get("definition")}):
+            self._unhonoured["format"] = f"{unfollowed} cannot be followed"
         return self
 
 

@@ -214,6 +214,11 @@ class ResponseTool(Body):
             raise ValueError("a namespace cannot hold another one")
         return self
 
+    @property
+    def names(self) -> list[str]:
+        """Return the names that the model is shown."""
+        return [self.name] if self.tools is None else [f"{self.name}.{tool.name}" for tool in self.tools]
+
     def called(self, space: str | None = None) -> dict[str, CalledTool]:
         """Return the tools that the model may call, by the names that it is shown."""
         if self.tools is not None:
@@ -375,6 +380,10 @@ class ResponsesRequest(Body):
         given["verbosity"] = None if self.text is None else self.text.verbosity
         given["response_format"] = self._format()
         if self.tools:
+            names = [name for tool in self.tools for name in tool.names]
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                message = f"tools has two tools of one name: {', '.join(twice)}"
+                raise ApiError(message, param="tools", code="invalid_value")
             given["tools"] = [tool.as_chat(name) for name, tool in self.called.items()]
             given["parallel_tool_calls"] = self.parallel_tool_calls
         choice = self.tool_choice

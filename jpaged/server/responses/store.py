@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from jpaged.server.caller import Caller
 from jpaged.server.errors import ApiError
+from jpaged.server.protocol.fields import unhonoured
 from jpaged.server.protocol.responses import InputItem, ResponsesRequest, keeper_of, new_response_id
 from jpaged.server.responses.answer import Answer
 from jpaged.server.responses.event_replay import without_false_ends
@@ -156,6 +157,7 @@ class ResponseStore:
             "answer_id": caller.answer_id,
             "model": self._serving.settings.model,
             "body": body.model_dump(exclude_unset=True, by_alias=True),
+            "unhonoured": unhonoured(body),
             "response": None,
         }
 
@@ -169,6 +171,7 @@ class ResponseStore:
                 if record["model"] != self._serving.settings.model or (key_name and key_name not in keys):
                     raise ValueError("it belongs to another model or to a key that was removed")
                 body = ResponsesRequest.model_validate(record["body"])
+                body._unhonoured = dict(record.get("unhonoured", {}))
                 caller = Caller(record["request_id"], key=keys.get(key_name), idempotency_key=response_id)
                 caller.answer_id = record.get("answer_id", caller.request_id)
                 sent = self._sent(key_name, response_id, ended=record["response"] is not None)

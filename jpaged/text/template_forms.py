@@ -232,7 +232,7 @@ def _in_words(message: dict[str, Any]) -> dict[str, Any]:
             said["arguments"] = said["arguments"] if meant is None else meant
         calls.append(f"<tool_call>\n{json.dumps(said, ensure_ascii=False)}\n</tool_call>")
     content = message.get("content")
-    if isinstance(content, list):
+    if isinstance(content, list) and content:
         kept = [] if _is_empty(content) else content
         return {**message, "content": [*kept, {"type": "text", "text": "\n".join(calls)}]}
     return {**message, "content": "\n".join([content, *calls] if content else calls)}

@@ -114,7 +114,7 @@ def test_h_is_help(command):
         (["generate", "hi", "--top-pp", "1"], "--top-p"),
         (["generate"], "give prompts, or --file"),
         (["chat", "--temperature", "-1"], "--temperature"),
-        (["plan", "smollm2-135m", "--device", "v5e8"], "did you mean v5e-8?"),
+        (["plan", "--model", "smollm2-135m", "--device", "v5e8"], "did you mean v5e-8?"),
     ],
 )
 def test_an_error_is_one_message_that_names_the_flag(arguments, said):

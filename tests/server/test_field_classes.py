@@ -204,6 +204,30 @@ def test_the_input_of_a_custom_tool_is_read_however_it_is_cut_up(text, plain, si
     assert found == text
 
 
+def test_half_of_a_pair_of_surrogates_ends_no_input():
+    reader = CustomInput()
+    assert (
+        "".join(map(reader.push, r'{"input": "a\ud83d b\ud83d\u0041\ud83d\ude00\udc00!"}'))
+        == "a\ufffd b\ufffdA\U0001f600\ufffd!"
+    )
+
+
+def test_two_tools_of_one_name_are_refused(server):
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+    inside = {"type": "namespace", "name": "a", "tools": [tool]}
+    for tools, name in (([tool, tool], "f"), ([inside, tool | {"name": "a.f"}], "a.f")):
+        assert name in server.refusal(RESPONSES, RESPOND | {"tools": tools})["message"]
+
+
+def test_a_pattern_that_cannot_be_followed_is_named(server):
+    form = {"type": "grammar", "syntax": "regex", "definition": r"\bgit (?!push).*"}
+    tool = {"type": "custom", "name": "shell", "format": form}
+    assert any(
+        "cannot be followed" in reason
+        for reason in server.answer(RESPONSES, RESPOND | {"tools": [tool]})["not_honoured"].values()
+    )
+
+
 def test_the_documents_table_is_the_servers():
     page = (Path(__file__).resolve().parents[2] / "docs" / "compatibility.md").read_text(encoding="utf-8")
     for name, classes in TABLE.items():

@@ -96,6 +96,14 @@ def test_the_members_of_objects_are_bounded_too(server):
     assert response.status_code == 400 and f"{MOST_MEMBERS}" in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16", "utf-32"])
+def test_a_body_whose_values_cannot_be_counted_is_refused(server, encoding):
+    """U+2200 is written with the byte of a quotation mark, after which a counter of bytes would count nothing."""
+    content = '{"prompt": "\u2200", "x": [[], []]}'.encode(encoding)
+    response = server.http.post("/tokenize", content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400 and "UTF-8" in response.json()["error"]["message"]
+
+
 def test_brackets_in_texts_do_not_count(server):
     assert server.answer("/tokenize", {"prompt": "[" * (MOST_CONTAINERS + 1)})["count"]
 

@@ -126,3 +126,5 @@ def test_a_line_for_a_person_has_the_fields_of_a_request_by_name():
         "path=/v1 status=200"
     )
     assert line("jpaged", logging.WARNING, "it is late") == "warning: it is late"
+    access = json.dumps({"path": "/a\n12:00:00 error", "user": "\x1b[2J"})
+    assert line("jpaged.access", logging.INFO, access) == 'path="/a\\n12:00:00 error" user="\\u001b[2J"'

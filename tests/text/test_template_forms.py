@@ -149,3 +149,13 @@ def test_a_thought_without_text_is_an_empty_message(tokenizer):
     messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "reasoning_content": "hm"}]
     options = ChatOptions(chat_template=CHATML, add_generation_prompt=False)
     assert templated(messages, tokenizer, options).endswith("<|im_start|>assistant\n<|im_end|>\n")
+
+
+@pytest.mark.parametrize(
+    "content", [None, "", [{"type": "text", "text": ""}], "I look.", [{"type": "text", "text": "I look."}]]
+)
+def test_calls_become_a_part_where_a_template_takes_parts_alone_and_shows_no_calls(tokenizer, content):
+    parts = (
+        "{% for m in messages %}<{{ m.role }}>{% for part in m.content or [] %}{{ part.text }}{% endfor %}{% endfor %}"
+    )
+    assert '"name": "weather"' in rendered(tokenizer, parts, content, ARGUMENTS)

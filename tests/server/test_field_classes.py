@@ -219,13 +219,11 @@ def test_two_tools_of_one_name_are_refused(server):
         assert name in server.refusal(RESPONSES, RESPOND | {"tools": tools})["message"]
 
 
-def test_a_pattern_that_cannot_be_followed_is_named(server):
+def test_a_pattern_that_cannot_be_followed_is_named(with_tools):
     form = {"type": "grammar", "syntax": "regex", "definition": r"\bgit (?!push).*"}
-    tool = {"type": "custom", "name": "shell", "format": form}
-    assert any(
-        "cannot be followed" in reason
-        for reason in server.answer(RESPONSES, RESPOND | {"tools": [tool]})["not_honoured"].values()
-    )
+    tools = [{"type": "custom", "name": "shell", "format": form}]
+    answer = with_tools(tool_parser="hermes").answer(RESPONSES, RESPOND | {"tools": tools, "tool_choice": "none"})
+    assert any("cannot be followed" in reason for reason in answer["not_honoured"].values())
 
 
 def test_the_documents_table_is_the_servers():

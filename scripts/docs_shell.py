@@ -37,6 +37,7 @@ REASONS = {
         "measures or trains for minutes; tests/docs/test_docs_commands.py checks the options"
     ),
     r"(\S+=\S+ )*(\S+/)?python -m scripts\.benchmarks": "measures for minutes",
+    r"(\S+=\S+ )*(\S+/)?python -m scripts\.compiled_code": "compiles for devices that are not here",
     r"(\S+/)?python -m pytest ": "is a test",
     r"serve run ": "starts Ray; tests/integrations/ray/test_serve_script.py does it",
     r"gcloud |bash scripts/tpu/": "needs a TPU, and none was at hand",

@@ -100,6 +100,10 @@ def _check_multiples(name: str, nodes: Sequence[Mapping[str, Any]]) -> None:
             raise ValueError(f"{name} has a multipleOf of {shown}, by its digits, the limit is {MOST_MULTIPLES}")
 
 
+_MOST_BITS = 14_000
+"""Bits of an integer that Python writes as a decimal number; a longer one is refused, zeros at its end or not."""
+
+
 def _digits(number: float) -> int:
     """Return a number without its decimal point and the zeros at its end.
 
@@ -107,7 +111,7 @@ def _digits(number: float) -> int:
     (25, 5, True)
     """
     if isinstance(number, int):
-        return int(str(number).rstrip("0"))
+        return number if number.bit_length() > _MOST_BITS else int(str(number).rstrip("0"))
     return int("".join(map(str, Decimal(str(number)).normalize().as_tuple().digits)))
 
 

@@ -190,7 +190,7 @@ def test_of_many_multiples_only_as_many_are_multiplied_as_the_limit_allows(bits,
         check_schemas("json", [{"type": "number", "allOf": steps}])
     assert len(multiplied) <= 2 and len(str(error.value)) < 120
     small = [{"multipleOf": step} for step in (3, 5, 7, 11, 13, 17, 19)]
-    with pytest.raises(ValueError, match="multipleOf of 255255"):
+    with pytest.raises(ValueError, match=r"multipleOf of \d{6},"):
         check_schemas("json", [{"allOf": small}])
 
 

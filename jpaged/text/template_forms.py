@@ -37,7 +37,7 @@ class CallForm:
         takes_cut_off: whether arguments that are no mapping may be given as text all the same.
         beside_text: whether calls are shown next to a text; otherwise they need a message of their own.
         short_ids: whether the ids of calls must have nine letters and digits, as Mistral's.
-        shown: whether the template shows calls at all.
+        shown: whether the template shows calls at all, or reads them for something else.
     """
 
     content: str | None = ""
@@ -95,7 +95,7 @@ class TemplateForms:
             takes_cut_off=as_text or rendered(content, _CUT_OFF) is not None,
             beside_text=_Shown(rendered(_TEXT, arguments)).level >= plain.level,
             short_ids=rendered(content, arguments, _LONG_ID) is None,
-            shown=plain.level > 0 or plain.named,
+            shown=plain.level > 0 or plain.named or "tool_calls" in self._template,
         )
 
     def _rendered(self, tokenizer: Any, *messages: Message) -> str | None:

@@ -372,6 +372,8 @@ class ResponsesRequest(Body):
         same |= {"repetition_penalty", "stop", "min_tokens", "ignore_eos", "priority", "cache_salt", "service_tier"}
         given: dict[str, Any] = {name: getattr(self, name) for name in same & self.model_fields_set}
         given["messages"] = self._messages()
+        if not given["messages"]:
+            raise ApiError("input has no message; at least 1 is needed", param="input", code="invalid_value")
         given["stream"] = True
         if self.includes_logprobs:
             given |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}

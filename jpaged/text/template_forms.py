@@ -23,6 +23,8 @@ _NAME, _ID, _LONG_ID = "tried_name", "tried0001", "call_tried_0123456789"
 _ARGUMENTS = {"tried_key": "tried value"}
 _CUT_OFF = '{"tried_key": "tried va'
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
+_READ_BY_NAME = re.compile(r"arguments(?:['\"]\])?(?:\.|\[)")
+"""Where a template reads an argument by its name, as in ``call.function.arguments.city``."""
 _MOST = 16
 """Templates of a tokenizer that are remembered; clients may send their own."""
 
@@ -37,7 +39,7 @@ class CallForm:
         takes_cut_off: whether arguments that are no mapping may be given as text all the same.
         beside_text: whether calls are shown next to a text; otherwise they need a message of their own.
         short_ids: whether the ids of calls must have nine letters and digits, as Mistral's.
-        shown: whether the template shows calls at all, or reads them for something else.
+        shown: whether the template shows calls at all, or some of their arguments by name.
     """
 
     content: str | None = ""
@@ -95,7 +97,7 @@ class TemplateForms:
             takes_cut_off=as_text or rendered(content, _CUT_OFF) is not None,
             beside_text=_Shown(rendered(_TEXT, arguments)).level >= plain.level,
             short_ids=rendered(content, arguments, _LONG_ID) is None,
-            shown=plain.level > 0 or plain.named or "tool_calls" in self._template,
+            shown=plain.level > 0 or plain.named or bool(_READ_BY_NAME.search(self._template)),
         )
 
     def _rendered(self, tokenizer: Any, *messages: Message) -> str | None:

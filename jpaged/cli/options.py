@@ -49,7 +49,7 @@ _USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 _CLICK_EXCEPTION: Any = typer.BadParameter.__mro__[2]
 
 
-class UserError(_CLICK_EXCEPTION):  # type: ignore[misc]
+class UserError(_CLICK_EXCEPTION):
     """An error of the user's: one message, without the usage of the command."""
 
     exit_code = 2

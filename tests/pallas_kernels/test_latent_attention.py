@@ -32,7 +32,10 @@ def compiled(impl, case, max_query_len=None):
 
 
 def assert_close(case, got, want):
-    tolerance = 2e-5 if case.dtype == "float32" else 3e-2
+    # A score is a sum of more than `rank` products: with 576 of them, about one of 900 examples has an error above 2e-5
+    # (2.1e-5 and 2.7e-5 were found).
+    in_float32 = 2e-5 if case.rank < 512 else 4e-5
+    tolerance = in_float32 if case.dtype == "float32" else 3e-2
     np.testing.assert_allclose(np.asarray(got, np.float64), want, atol=tolerance)
 
 

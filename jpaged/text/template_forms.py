@@ -37,7 +37,7 @@ class CallForm:
         content: the content of a message that has calls and no text.
         as_text: whether a call's arguments are JSON text; otherwise they are a mapping.
         takes_cut_off: whether arguments that are no mapping may be given as text all the same.
-        beside_text: whether calls are shown next to a text; otherwise they need a message of their own.
+        next_to_text: whether calls are shown next to a text; otherwise they need a message of their own.
         short_ids: whether the ids of calls must have nine letters and digits, as Mistral's.
         shown: whether the template shows calls at all, or some of their arguments by name.
     """
@@ -45,7 +45,7 @@ class CallForm:
     content: str | None = ""
     as_text: bool = False
     takes_cut_off: bool = True
-    beside_text: bool = True
+    next_to_text: bool = True
     short_ids: bool = False
     shown: bool = True
 
@@ -95,7 +95,7 @@ class TemplateForms:
             content=content,
             as_text=as_text,
             takes_cut_off=as_text or rendered(content, _CUT_OFF) is not None,
-            beside_text=_Shown(rendered(_TEXT, arguments)).level >= plain.level,
+            next_to_text=_Shown(rendered(_TEXT, arguments)).level >= plain.level,
             short_ids=rendered(content, arguments, _LONG_ID) is None,
             shown=plain.level > 0 or plain.named or bool(_READ_BY_NAME.search(self._template)),
         )
@@ -176,7 +176,7 @@ def with_calls_in(messages: Sequence[Message], form: CallForm) -> list[dict[str,
         calls = [_call(call, form) for call in message["tool_calls"]]
         if _is_empty(message.get("content")):
             found.append({**shown, "content": form.content, "tool_calls": calls})
-        elif form.beside_text:
+        elif form.next_to_text:
             found.append({**shown, "tool_calls": calls})
         else:
             found.append({key: value for key, value in shown.items() if key != "tool_calls"})

@@ -123,7 +123,7 @@ def panels_product(products: Sequence[Any], configure: Any, release: Any, name: 
 
     @ffi.njit_named(name)
     def narrow(x, x_stride, rows, w, steps, out, stride, width, more, aside):
-        """Multiply up to 32 rows with a panel that only `width` columns of `out` lie beside."""
+        """Multiply up to 32 rows with the last panel, of which `out` has only `width` columns."""
         for row in range(rows if more else 0):
             copy_numbers(out + row * stride, aside + row * TILE_BYTES, width)
         some_rows(x, x_stride, rows, w, 0, 1, steps, aside, TILE_BYTES, more)

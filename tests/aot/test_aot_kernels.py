@@ -41,7 +41,7 @@ ATTENTION = [
 ]
 """Every target and shape once, and codes with prompts; ``scripts.compiled_code tpu-attention`` compiles all of them."""
 OFTEN = ("v5e/llama-3.1-8b x8/decode", "v5e/gpt-oss-20b/mixed", "v5e/llama-3.1-8b x8/mixed/int8")
-"""What each change is tested with, for one TPU; the others come at night."""
+"""Shapes that each change is tested with, for one TPU; the others come at night."""
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ OFTEN = {
     "TPU v5e x8": ("bamba:mixed", "deepseek-v2-lite:decode"),
     "H200 x1": ("qwen3-next:decode", "deepseek-v2-lite:mixed"),
 }
-"""What each change is tested with; the others come at night."""
+"""Targets that each change is tested with; the others come at night."""
 
 ATTENTION = {"TPU v5e x8": {"decode": 2, "mixed": 3}, "H200 x1": {"decode": 3, "mixed": 4}}
 """Launches of own kernels for a layer of attention, the write of its KV among them; on TPUs prompts have their own."""

@@ -71,7 +71,7 @@ def test_one_tensor_for_all_experts_gives_the_same_parameters(separate, tmp_path
 
 
 def test_the_text_of_a_model_with_pictures_gives_the_same_parameters(separate, tmp_path):
-    """As Qwen3_5MoeForConditionalGeneration names them."""
+    """The tensors have the names of Qwen3_5MoeForConditionalGeneration."""
     tensors = joined(tensors_of(separate))
     inside = {name.replace("model.", "model.language_model.", 1): array for name, array in tensors.items()}
     inside["model.visual.patch_embed.proj.bias"] = np.zeros(4, np.float32)

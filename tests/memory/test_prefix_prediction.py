@@ -342,7 +342,7 @@ def test_a_state_saved_without_them_is_read():
     assert bound(other) == bound(predicting_manager(10))
 
 
-# Small traces, on which no order of eviction may be far behind plain LRU.
+# Small traces, on which no order of eviction may be much worse than plain LRU.
 
 BLOCKS, REQUESTS = 64, 1000
 
@@ -379,7 +379,7 @@ def popular(rng: random.Random) -> list[list[int]]:
 
 
 def drift(rng: random.Random) -> list[list[int]]:
-    """What is popular changes again and again."""
+    """Return prompts whose popular beginnings change again and again."""
     places = [min(rng.randrange(8), rng.randrange(8)) for _ in range(REQUESTS)]
     return [prompt(1000 * (number // 60 * 8 + place), 10) for number, place in enumerate(places)]
 

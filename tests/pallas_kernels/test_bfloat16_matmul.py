@@ -200,7 +200,7 @@ def _wide(bits):
 
 
 def _stand_in_product(row_tiles, panels):
-    """What `tile_product` does, over the same addresses and strides, in float32."""
+    """Return a stand-in for `tile_product`: the same addresses and strides, in float32."""
 
     @njit(error_model="numpy")
     def product(x, x_stride, w, w_panel, steps, out, out_stride, more):

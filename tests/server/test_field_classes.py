@@ -212,7 +212,8 @@ def test_half_of_a_pair_of_surrogates_ends_no_input():
     )
 
 
-def test_two_tools_of_one_name_are_refused(server):
+def test_two_tools_of_one_name_are_refused(with_tools):
+    server = with_tools(tool_parser="hermes")
     tool = {"type": "function", "name": "f", "parameters": {"type": "object"}}
     inside = {"type": "namespace", "name": "a", "tools": [tool]}
     for tools, name in (([tool, tool], "f"), ([inside, tool | {"name": "a.f"}], "a.f")):

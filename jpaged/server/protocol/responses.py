@@ -214,16 +214,11 @@ class ResponseTool(Body):
             raise ValueError("a namespace cannot hold another one")
         return self
 
-    @property
-    def names(self) -> list[str]:
-        """Return the names that the model is shown."""
-        return [self.name] if self.tools is None else [f"{self.name}.{tool.name}" for tool in self.tools]
-
-    def called(self, space: str | None = None) -> dict[str, CalledTool]:
-        """Return the tools that the model may call, by the names that it is shown."""
-        if self.tools is not None:
-            return {name: tool for each in self.tools for name, tool in each.called(self.name).items()}
-        return {self.name if space is None else f"{space}.{self.name}": CalledTool(self, space)}
+    def called(self) -> list[tuple[str, CalledTool]]:
+        """Return the tools that the model may call, each with the name that it is shown."""
+        if self.tools is None:
+            return [(self.name, CalledTool(self, None))]
+        return [(f"{self.name}.{tool.name}", CalledTool(tool, self.name)) for tool in self.tools]
 
     def echo(self) -> dict[str, Any]:
         """Return the tool as a response repeats it."""
@@ -355,7 +350,10 @@ class ResponsesRequest(Body):
     @property
     def called(self) -> dict[str, CalledTool]:
         """Return the tools that the model may call, by the names that it is shown."""
-        return {name: called for tool in self.tools or () for name, called in tool.called().items()}
+        return dict(self._calls())
+
+    def _calls(self) -> list[tuple[str, CalledTool]]:
+        return [pair for tool in self.tools or () for pair in tool.called()]
 
     def as_chat(self) -> ChatRequest:
         """Return the chat request of the same conversation. It is always streamed.
@@ -382,11 +380,7 @@ class ResponsesRequest(Body):
         given["verbosity"] = None if self.text is None else self.text.verbosity
         given["response_format"] = self._format()
         if self.tools:
-            names = [name for tool in self.tools for name in tool.names]
-            if twice := sorted({name for name in names if names.count(name) > 1}):
-                message = f"tools has two tools of one name: {', '.join(twice)}"
-                raise ApiError(message, param="tools", code="invalid_value")
-            given["tools"] = [tool.as_chat(name) for name, tool in self.called.items()]
+            given["tools"] = [tool.as_chat(name) for name, tool in self._calls()]
             given["parallel_tool_calls"] = self.parallel_tool_calls
         choice = self.tool_choice
         given["tool_choice"] = choice

@@ -46,7 +46,7 @@ class Linear(nnx.Module):
         self.partition = partition
         self.input_shards = build.tensor_parallel if partition[0] == TENSOR_AXIS else 1
         self.impl = _whole_impl(build)
-        self.narrow = build.bfloat16_tiles
+        self.bfloat16_tiles = build.bfloat16_tiles
 
     def __call__(self, x: Float[Array, "tokens inputs"], live_rows: LiveRows = None) -> Float[Array, "tokens outputs"]:
         """Return the product in the dtype of `x`; its rows from `live_rows` on mean nothing."""
@@ -73,9 +73,9 @@ class Linear(nnx.Module):
             may_quantise: whether the weight may be held quantised.
         """
         weights, contracted = tuple(f"{tensor}.weight" for tensor in tensors), -2 if may_quantise else None
-        weight, tiled, narrow = (*path, "weight"), self.impl == "cpu", self.narrow if may_quantise else None
+        weight, tiled, floats = (*path, "weight"), self.impl == "cpu", self.bfloat16_tiles if may_quantise else None
         yield WeightSource(
-            weight, weights, convert, self.partition, layer, contracted, unit, tiled, narrow, adaptable=True
+            weight, weights, convert, self.partition, layer, contracted, unit, tiled, floats, adaptable=True
         )
         if self.bias is not None:
             biases = tuple(f"{tensor}.bias" for tensor in tensors)
@@ -123,7 +123,7 @@ class ExpertLinear(nnx.Module):
         self.partition = partition
         # Whole experts are multiplied on their own device.
         self.impl = build.product_impl if build.expert_parallel else _whole_impl(build)
-        self.narrow = build.bfloat16_tiles
+        self.bfloat16_tiles = build.bfloat16_tiles
 
     @property
     def table(self) -> ExpertTable:
@@ -140,8 +140,8 @@ class ExpertLinear(nnx.Module):
     ) -> Iterator[WeightSource]:
         """Yield the sources of this module at `path` in its layer: the checkpoint's `tensors`, and ``{tensor}_bias`` of
         each where there are biases."""
-        narrow = self.narrow
-        yield WeightSource((*path, "weight"), tuple(tensors), convert, self.partition, layer, -2, narrow=narrow)
+        weight, floats = (*path, "weight"), self.bfloat16_tiles
+        yield WeightSource(weight, tuple(tensors), convert, self.partition, layer, -2, bfloat16_tiles=floats)
         if self.bias is not None:
             partition = P(self.partition[0], self.partition[-1])
             biases = tuple(f"{tensor}_bias" for tensor in tensors)
@@ -198,7 +198,7 @@ class Embedding(nnx.Module):
         self.partition = partition
         self.dtype = build.dtype
         self.impl = _whole_impl(build)
-        self.narrow = build.bfloat16_tiles
+        self.bfloat16_tiles = build.bfloat16_tiles
 
     def __call__(self, ids: Int[Array, " tokens"]) -> Float[Array, "tokens embed"]:
         """Read rows of the table; ids out of range (padding) read some row: their results are not used."""
@@ -222,9 +222,9 @@ class Embedding(nnx.Module):
     ) -> Iterator[WeightSource]:
         """Yield the table's source: the checkpoint tensor ``{tensor}.weight``."""
         contracted = -1 if may_quantise else None
-        tiled, narrow = self.impl == "cpu", self.narrow if may_quantise else None
+        tiled, floats = self.impl == "cpu", self.bfloat16_tiles if may_quantise else None
         weight, names = (*path, "weight"), (f"{tensor}.weight",)
-        yield WeightSource(weight, names, convert, self.partition, None, contracted, 0, tiled, narrow)
+        yield WeightSource(weight, names, convert, self.partition, None, contracted, 0, tiled, floats)
 
 
 def _whole_impl(build: BuildContext) -> Impl:

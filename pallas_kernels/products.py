@@ -75,7 +75,7 @@ def multiply(
 
     Args:
         matrices: [inputs, outputs] each, of one class. A class may round the numbers of x, see
-            `QuantisedMatrix.rounds_rows` and `TiledFloats.exact`.
+            `QuantisedMatrix.rounds_rows` and `TiledFloats.product`.
         index: may be traced.
         rows, input_shards: see `How`.
         out_dtype: the result's dtype; None = that of `x`.

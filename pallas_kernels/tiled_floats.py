@@ -4,14 +4,14 @@ An instruction multiplies two neighbouring inputs of each of 16 outputs with two
 to the output's sum. A panel of 16 outputs is one run of memory. Numbers are held as the integers of their bits: XLA:CPU
 turns whole arrays of bfloat16 into float32 for operations that it has no instructions for.
 
-A matrix that has been in bfloat16 before is held `exact`: nothing was rounded, and its products are those of float32.
+A matrix whose numbers are bfloat16 already loses nothing: with ``product="float32"`` its products are those of float32.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -24,13 +24,15 @@ from pallas_kernels.tile_order import OUTPUTS, columns_at_once, fill_tiles
 
 INPUTS = 2
 """Inputs of a tile."""
+Product: TypeAlias = Literal["bfloat16", "float32"]
+"""What a product multiplies: "bfloat16" rounds the numbers of its rows; "float32" takes them as they are."""
 
 
-class InexactError(ValueError):
-    """Says that numbers that were to be held in bfloat16 as they are would have been rounded."""
+class NotBfloat16Error(ValueError):
+    """Numbers that must not be rounded are not bfloat16."""
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=("bits",), meta_fields=("axis", "inputs", "outputs", "exact"))
+@partial(jax.tree_util.register_dataclass, data_fields=("bits",), meta_fields=("axis", "inputs", "outputs", "product"))
 @dataclass(frozen=True)
 class TiledFloats(HeldMatrix):
     """Stands where a float matrix [inputs, outputs], or a table [outputs, inputs], would; `tiled_floats` makes it.
@@ -40,14 +42,14 @@ class TiledFloats(HeldMatrix):
             matrix.
         axis: the contracted one, negative: -2 of a matrix, -1 of a table.
         inputs, outputs: of the matrix.
-        exact: whether products take their rows in float32, as float32 matrices do, instead of rounding them.
+        product: whether products round their rows to bfloat16, or take them in float32.
     """
 
     bits: Any
     axis: int = field(default=-2)
     inputs: int = field(default=0)
     outputs: int = field(default=0)
-    exact: bool = field(default=False)
+    product: Product = field(default="bfloat16")
 
     @property
     def ndim(self) -> int:
@@ -62,7 +64,7 @@ class TiledFloats(HeldMatrix):
     @property
     def T(self) -> TiledFloats:
         """Return the transposed matrix, which has the same tiles."""
-        return TiledFloats(self.bits, -3 - self.axis, self.inputs, self.outputs, self.exact)
+        return TiledFloats(self.bits, -3 - self.axis, self.inputs, self.outputs, self.product)
 
     def read_rows(self, ids: Int[Array, " ids"], dtype: jnp.dtype) -> Float[Array, "ids inputs"]:
         """Return the rows of a table that have these ids; ids out of range read some row."""
@@ -80,11 +82,11 @@ class TiledFloats(HeldMatrix):
 
     @property
     def is_compact(self) -> bool:  # type: ignore[override]
-        return self.exact
+        return self.product == "float32"
 
     def as_saved(self, dtype: jnp.dtype) -> Float[Array, "*matrix"]:
         """Return the array: in `dtype` where nothing was rounded, else in bfloat16, which it was rounded to."""
-        return self.dequantised(dtype) if self.exact else self.untiled()
+        return self.dequantised(dtype) if self.is_compact else self.untiled()
 
     def _bits_in_order(self) -> UInt16[Array, "*matrix"]:
         panels, pairs = self.bits.shape[-4:-2]
@@ -93,21 +95,22 @@ class TiledFloats(HeldMatrix):
         return jnp.swapaxes(found, -2, -1) if self.axis == -2 else found
 
 
-def tiled_floats(matrix: Any, axis: int, *, exact: bool = False) -> TiledFloats:
-    """Return a matrix of floats in tiles of bfloat16, rounded to nearest.
+def tiled_floats(matrix: Any, axis: int, *, product: Product = "bfloat16") -> TiledFloats:
+    """Return a matrix of floats in tiles of bfloat16.
 
     Args:
         matrix: [..., inputs, outputs], or with axis -1 [..., outputs, inputs], of NumPy or read where it is sliced.
         axis: the contracted one.
-        exact: whether numbers are to be in bfloat16 as they are.
+        product: "bfloat16" rounds the numbers to nearest; "float32" needs numbers that are bfloat16 already.
 
     Raises:
-        InexactError: `exact`, and a number would be rounded.
-        ValueError: `exact`, and the matrix `may_be_exact` not.
+        NotBfloat16Error: ``product="float32"``, and a number would be rounded.
+        ValueError: ``product="float32"``, and the matrix has no such product, see `has_float32_product`.
     """
-    if exact and not may_be_exact(matrix.shape, axis):
-        raise ValueError(f"exact=True needs an even number of inputs, not a matrix {list(matrix.shape)} of axis {axis}")
-    whole = abstract(matrix.shape, axis, exact=exact)
+    if product == "float32" and not has_float32_product(matrix.shape, axis):
+        sizes = list(matrix.shape)
+        raise ValueError(f'product="float32" needs an even number of inputs, not a matrix {sizes} of axis {axis}')
+    whole = abstract(matrix.shape, axis, product=product)
     bits = np.empty(whole.bits.shape, np.uint16)
     lead = len(matrix.shape) - 2
     for place in np.ndindex(matrix.shape[:lead]):
@@ -116,27 +119,29 @@ def tiled_floats(matrix: Any, axis: int, *, exact: bool = False) -> TiledFloats:
             part = slice(start, stop)
             own = np.asarray(matrix[(*at, slice(None), part) if axis == -2 else (*at, part, slice(None))])
             own = own.reshape(own.shape[lead:])
-            given = (_exact_bits if exact else _bits)(own.T if axis == -2 else own)
+            given = (_bits if product == "bfloat16" else _unrounded_bits)(own.T if axis == -2 else own)
             fill_tiles(bits[(*place, slice(start // OUTPUTS, -(-stop // OUTPUTS)))], given)
-    return TiledFloats(bits, axis, whole.inputs, whole.outputs, exact)
+    return TiledFloats(bits, axis, whole.inputs, whole.outputs, product)
 
 
-def abstract(shape: tuple[int, ...], axis: int, *, exact: bool = False) -> TiledFloats:
+def abstract(shape: tuple[int, ...], axis: int, *, product: Product = "bfloat16") -> TiledFloats:
     """Return the result of `tiled_floats` for a matrix of this shape, with shapes for arrays."""
     inputs, outputs = shape[-2:] if axis == -2 else shape[-2:][::-1]
     tiles = (-(-outputs // OUTPUTS), -(-inputs // INPUTS), OUTPUTS, INPUTS)
-    return TiledFloats(jax.ShapeDtypeStruct((*shape[:-2], *tiles), np.uint16), axis, inputs, outputs, exact)
+    return TiledFloats(jax.ShapeDtypeStruct((*shape[:-2], *tiles), np.uint16), axis, inputs, outputs, product)
 
 
-def may_be_exact(shape: tuple[int, ...], axis: int) -> bool:
-    """Tell whether a matrix of this shape can be held `exact`: its inputs are whole pairs, so that no product reads
+def has_float32_product(shape: tuple[int, ...], axis: int) -> bool:
+    """Tell whether a matrix of this shape has float32 products: its inputs are whole pairs, so that no product reads
     beyond a row."""
     return shape[axis] % INPUTS == 0
 
 
-def has_same_bits(shape: tuple[int, ...], axis: int) -> bool:
-    """Tell whether products with a matrix that is held `exact` have the bits of `pallas_kernels.matmul` with an array:
-    the loops there leave to XLA what is no whole number of panels wide, and some products with tables."""
+def has_bits_of_matmul(shape: tuple[int, ...], axis: int) -> bool:
+    """Tell whether float32 products with such a matrix have the bits of `pallas_kernels.matmul` with an array.
+
+    The loops there leave to XLA what is no whole number of panels wide, and some products with tables.
+    """
     return axis == -2 and shape[-1] % OUTPUTS == 0
 
 
@@ -144,13 +149,13 @@ def _bits(numbers: np.ndarray) -> np.ndarray:
     return numbers.astype(ml_dtypes.bfloat16, copy=False).view(np.uint16)
 
 
-def _exact_bits(numbers: np.ndarray) -> np.ndarray:
+def _unrounded_bits(numbers: np.ndarray) -> np.ndarray:
     """Return the upper halves of float32 numbers whose lower halves are 0."""
     if numbers.dtype == ml_dtypes.bfloat16:
         return numbers.view(np.uint16)
     wide = numbers.astype(np.float32, copy=False).view(np.uint32)
     if np.bitwise_or.reduce(wide, axis=None) & 0xFFFF:
-        raise InexactError("numbers are not in bfloat16 as they are: holding them so would round them")
+        raise NotBfloat16Error("numbers are not in bfloat16 as they are: holding them so would round them")
     return (wide >> 16).astype(np.uint16)
 
 

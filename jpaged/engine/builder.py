@@ -27,7 +27,7 @@ from jpaged.loading.lora import Adaptable, AdapterRegistry, adapter_group
 from jpaged.loading.pooling_head import PoolingHead
 from jpaged.memory import DiskTier, MemoryManager, StateCheckpoints
 from jpaged.memory.policies import VerifiedStates
-from jpaged.model_api import AdapterGroup, CausalLM, CrossAttentionGroup, TakesImages
+from jpaged.model_api import AdapterGroup, Bfloat16Tiles, CausalLM, CrossAttentionGroup, TakesImages
 from jpaged.scheduling import Scheduler
 from jpaged.scheduling.speculation import Speculation
 from jpaged.text.images import ImageInputs
@@ -116,7 +116,9 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         download_dir=config.download_dir,
         generation_config=config.generation_config,
         language_model_only=config.language_model_only,
-        exact_tiles="same bits" if config.deterministic else "exact",  # `jpaged.training` computes with arrays
+        compact_tiles=Bfloat16Tiles.FLOAT32_BITS
+        if config.deterministic
+        else Bfloat16Tiles.FLOAT32_PRODUCT,  # `jpaged.training` computes with arrays
     )
     no_images = why_no_images(config, loaded.model, part is not None)
     if config.speculative is not None:

@@ -10,7 +10,7 @@ from jpaged.config import EngineConfig
 from jpaged.execution.device_memory import device_bytes
 from jpaged.execution.drafts import DraftProgram
 from jpaged.loading import LoadedModel, load_model
-from jpaged.model_api import Cuttable, LayerGroup
+from jpaged.model_api import Bfloat16Tiles, Cuttable, LayerGroup
 from jpaged.scheduling.speculation import DeviceSpeculation, NGramSpeculation, Speculation, StepCosts
 from jpaged.speculative import DraftModel, Layers, NGram, Speculative
 
@@ -93,7 +93,7 @@ def _draft_model(speculative: DraftModel, config: EngineConfig, loaded: LoadedMo
         mesh=loaded.mesh,
         tensor_parallel_size=config.tensor_parallel_size,
         download_dir=config.download_dir,
-        exact_tiles="exact",
+        compact_tiles=Bfloat16Tiles.FLOAT32_PRODUCT,
         language_model_only=True,  # it reads text tokens only, and the placeholders of images as such
     )
     if draft.model.vocab_size != loaded.model.vocab_size:

@@ -100,11 +100,11 @@ def hold_as_float32(engine: Engine, caller: str) -> None:
     if not engine.is_released:
         engine.settle(caller)
 
-    def widen() -> None:
+    def hold() -> None:
         with engine.change():
             worker.models.hold_as_float32()
 
-    _with_other_programs(engine, widen)
+    _with_other_programs(engine, hold)
 
 
 def _with_other_programs(engine: Engine, change: Callable[[], None]) -> None:

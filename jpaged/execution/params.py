@@ -58,24 +58,24 @@ def _leaves(tree: Any) -> dict[str, Any]:
 
 
 def num_compact(params: Any) -> int:
-    """Return how many matrices of some weights, or of their shapes, are held so."""
-    return sum(map(_is_exact, _matrices(params)))
+    """Return how many matrices of some weights, or of their shapes, are compact, see `HeldMatrix.is_compact`."""
+    return sum(map(_is_compact, _matrices(params)))
 
 
 def float32_shapes(described: Any) -> Any:
     """Return shapes, dtypes and shardings of weights as `to_float32` would return these."""
 
     def shape(leaf: Any) -> Any:
-        if not _is_exact(leaf):
+        if not _is_compact(leaf):
             return leaf
         return jax.ShapeDtypeStruct(leaf.shape, jnp.float32, sharding=jax.tree.leaves(leaf)[0].sharding)
 
-    return jax.tree.map(shape, described, is_leaf=_is_exact)
+    return jax.tree.map(shape, described, is_leaf=_is_compact)
 
 
 def to_float32(params: Any) -> Any:
-    """Return weights with those matrices as arrays of float32; all other arrays are the same."""
-    return jax.tree.map(lambda leaf: _wide(leaf) if _is_exact(leaf) else leaf, params, is_leaf=_is_exact)
+    """Return weights with compact matrices as arrays of float32; all other arrays are the same."""
+    return jax.tree.map(lambda leaf: _wide(leaf) if _is_compact(leaf) else leaf, params, is_leaf=_is_compact)
 
 
 @jax.jit
@@ -83,9 +83,9 @@ def _wide(matrix: HeldMatrix) -> jax.Array:
     return matrix.dequantised(jnp.dtype(jnp.float32))
 
 
-def _is_exact(leaf: Any) -> bool:
+def _is_compact(leaf: Any) -> bool:
     return is_held(leaf) and leaf.is_compact
 
 
 def _matrices(params: Any) -> list[Any]:
-    return jax.tree.leaves(params, is_leaf=_is_exact)
+    return jax.tree.leaves(params, is_leaf=_is_compact)

@@ -161,7 +161,7 @@ class ModelPrograms:
         return cuts_beside(new, self._shardings_of(new))
 
     def _shardings_of(self, new: Any) -> Any:
-        held = self.described  # once: another thread may widen the weights
+        held = self.described  # once: another thread may turn the weights to float32
         form: Any = jax.tree.structure(held)
         like = held if jax.tree.structure(new) == form else float32_shapes(held)
         check_like(new, like)

@@ -12,12 +12,12 @@ from jax.sharding import Mesh
 from jpaged.config import DTYPES
 from jpaged.execution.mesh import alone_on_cpu, platform
 from jpaged.loading.tensor_reader import StoredAs, TensorReader
-from jpaged.model_api import TENSOR_AXIS, BuildContext, Tiles
+from jpaged.model_api import TENSOR_AXIS, Bfloat16Tiles, BuildContext
 from jpaged.validation import one_of
 from pallas_kernels.platform import Impl, resolve_impl
 
-ExactTiles: TypeAlias = Literal["exact", "same bits"]
-"""The members of `Tiles` that round nothing."""
+CompactTiles: TypeAlias = Literal[Bfloat16Tiles.FLOAT32_PRODUCT, Bfloat16Tiles.FLOAT32_BITS]
+"""The members of `Bfloat16Tiles` that round nothing."""
 
 
 def build_context(
@@ -28,7 +28,7 @@ def build_context(
     stacked: bool | None = None,
     kernel_impl: Impl | None = None,
     computes: bool = True,
-    exact_tiles: ExactTiles | None = None,
+    compact_tiles: CompactTiles | None = None,
 ) -> BuildContext:
     """Return the context that suits a mesh's devices; it has no `rngs`.
 
@@ -39,17 +39,17 @@ def build_context(
             for another platform.
         computes: False if the parameters are only written to a checkpoint. A CPU computes with bfloat16 matrices in
             tiles, and with all else in float32; stacks stay plain.
-        exact_tiles: selects the matrices stored in bfloat16 that a CPU keeps in bfloat16 although it computes in
-            float32, see `BuildContext`; None = none.
+        compact_tiles: selects the matrices stored in bfloat16 that a CPU keeps in bfloat16 although it computes in
+            float32; None = none.
     """
     kind, product_impl = platform(mesh), _product_impl(mesh, kernel_impl)
     stacked = layers_are_stacked(kind, kernel_impl) if stacked is None else stacked
-    tiles: Tiles | None = None
+    tiles: Bfloat16Tiles | None = None
     if computes and product_impl == "cpu" and not stacked:
         if np.dtype(dtype) == jnp.bfloat16:
-            tiles = "rounded"
+            tiles = Bfloat16Tiles.BFLOAT16_PRODUCT
         elif np.dtype(dtype) == np.float32:
-            tiles = exact_tiles
+            tiles = compact_tiles
     return BuildContext(
         dtype=np.dtype(np.float32 if tiles else dtype),
         tensor_parallel=mesh.shape[TENSOR_AXIS],

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jpaged.config import DTYPES
-from jpaged.loading.build_context import ExactTiles, build_context, capability_of, check_dtype, chosen_dtype
+from jpaged.loading.build_context import CompactTiles, build_context, capability_of, check_dtype, chosen_dtype
 from jpaged.loading.generation_config import read_generation_config, usable_end_ids
 from jpaged.loading.loaded_model import LoadedModel
 from jpaged.loading.open_checkpoint import OpenedModel, open_model
@@ -39,7 +39,7 @@ def load_model(
     download_dir: str | Path | None = None,
     generation_config: str = "auto",
     language_model_only: bool = False,
-    exact_tiles: ExactTiles | None = None,
+    compact_tiles: CompactTiles | None = None,
 ) -> LoadedModel:
     """Load a model by alias, path or hub id; see `resolve_source`.
 
@@ -53,10 +53,8 @@ def load_model(
         quantization: format of the matrices, see `EngineConfig`; None = the dtype, or the format of a quantised
             checkpoint that jpaged saved.
         tokenizer, revision, download_dir, generation_config, language_model_only: see `EngineConfig`.
-        exact_tiles: "exact": a CPU that computes in float32 keeps the matrices of a bfloat16 checkpoint in bfloat16, in
-            half of the memory, and holds others in panels; products equal those in float32. These matrices cannot be
-            differentiated. "same bits": keeps only matrices in bfloat16 whose products have the same last bits as
-            those of arrays. None: keeps none.
+        compact_tiles: the matrices of a bfloat16 checkpoint that a CPU which computes in float32 keeps in bfloat16, in
+            half of the memory; these cannot be differentiated. None: keeps none.
 
     Raises:
         ValueError: a name, dtype, size, config, quantization or checkpoint that cannot be used; names the value.
@@ -73,7 +71,7 @@ def load_model(
         other = load_tokenizer(opened.source, opened.gguf)
     generation = read_generation_config(generation_config, opened.source, opened.gguf, other)
     loaded = _load(
-        opened, np.dtype(jnp.dtype(held)), mesh, stacked, quantization, expert_parallel, exact_tiles=exact_tiles
+        opened, np.dtype(jnp.dtype(held)), mesh, stacked, quantization, expert_parallel, compact_tiles=compact_tiles
     )
     ends = usable_end_ids(generation.eos_token_ids, loaded.model.vocab_size, opened.source.path)
     return replace(loaded, tokenizer=other, eos_token_ids=ends, sampling=generation.sampling)
@@ -117,12 +115,12 @@ def _load(
     quantization: str | None,
     expert_parallel: bool = False,
     computes: bool = True,
-    exact_tiles: ExactTiles | None = None,
+    compact_tiles: CompactTiles | None = None,
 ) -> LoadedModel:
     family, config, reader = opened.family, opened.config, opened.reader
     shards = mesh.shape[TENSOR_AXIS]
     build = build_context(
-        mesh, dtype, stacked=stacked, expert_parallel=expert_parallel, computes=computes, exact_tiles=exact_tiles
+        mesh, dtype, stacked=stacked, expert_parallel=expert_parallel, computes=computes, compact_tiles=compact_tiles
     )
     if isinstance(reader, OrbaxWeights) and reader.formats:
         reader.check_held(shards, expert_parallel, quantization)

@@ -115,7 +115,7 @@ def params_of(
     if num_compact(old):
         shapes = abstract_params(model, mesh, quantization=quantization, reader=reader, dtype_of=reader.dtype)
         alike = jax.tree.structure(shapes) == structure
-    new = read_params(model, nnx.state(model), reader, mesh, quantization=quantization, may_be_exact=alike)
+    new = read_params(model, nnx.state(model), reader, mesh, quantization=quantization, may_be_compact=alike)
     return new if jax.tree.structure(new) == structure else to_float32(new)
 
 

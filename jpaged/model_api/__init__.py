@@ -41,7 +41,7 @@ from jpaged.model_api.layer_groups import (
     StateGroup,
     StatePart,
 )
-from jpaged.model_api.weight_source import HostArray, Tiles, WeightSource
+from jpaged.model_api.weight_source import Bfloat16Tiles, HostArray, WeightSource
 
 LeavesOutUnread, SeesImages, TakeImages = SkipsUnreadRows, TakesImages, PlaceImageFeatures
 """Names of version 0.2; they go in the release after the next."""
@@ -54,6 +54,7 @@ __all__ = [
     "AttendToImages",
     "AttendToLatents",
     "AttentionGroup",
+    "Bfloat16Tiles",
     "BuildContext",
     "CausalLM",
     "CrossAttentionGroup",
@@ -71,7 +72,6 @@ __all__ = [
     "StateGroup",
     "StatePart",
     "TakesImages",
-    "Tiles",
     "WeightSource",
     "head_layout",
     "padded",

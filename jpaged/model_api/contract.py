@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from jaxtyping import Array, Bool, Float, Int
 
     from jpaged.model_api.layer_groups import CrossAttentionGroup, ImageGroup, LayerGroup, LayerRef
-    from jpaged.model_api.weight_source import Tiles, WeightSource
+    from jpaged.model_api.weight_source import Bfloat16Tiles, WeightSource
     from pallas_kernels.platform import Impl
 
 
@@ -35,8 +35,8 @@ class BuildContext:
         product_impl: the version of `pallas_kernels.matmul` and `pallas_kernels.quantised_matmul` that multiplies;
             ``cpu`` where one CPU holds all weights only.
         bfloat16_tiles: how matrices that products read are held in bfloat16 in tiles, whatever `dtype` is; None = not.
-            It has ``cpu`` for `product_impl`. "rounded" is a CPU's form of bfloat16; the others take half of the
-            memory of float32 for what a checkpoint stores in bfloat16, and compute as float32 does.
+            It has ``cpu`` for `product_impl`. ``BFLOAT16_PRODUCT`` is a CPU's form of bfloat16; the others take half
+            of the memory of float32 for what a checkpoint stores in bfloat16, and compute as float32 does.
         rngs: draws random parameters; None while nothing is built (see `dataclasses.replace`).
         shapes_only: only the parameters' shapes are wanted: nothing needs to be drawn, whose tracing takes a second.
     """
@@ -47,7 +47,7 @@ class BuildContext:
     stacked: bool = False
     unrolled: bool = False
     product_impl: Impl = "xla"
-    bfloat16_tiles: Tiles | None = None
+    bfloat16_tiles: Bfloat16Tiles | None = None
     rngs: nnx.Rngs | None = field(default=None, compare=False, repr=False)
     shapes_only: bool = field(default=False, compare=False, repr=False)
 

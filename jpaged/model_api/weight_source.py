@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
     from jax.sharding import PartitionSpec
 
 
-Tiles: TypeAlias = Literal["rounded", "exact", "same bits"]
-"""Use of tiles of bfloat16 for matrices.
+class Bfloat16Tiles(Enum):
+    """Says which matrices a CPU holds in bfloat16, in tiles, and what products with them compute."""
 
-"rounded": matrices are rounded to bfloat16, and products round their rows too. "exact": only matrices whose numbers are
-bfloat16 already; products are those of float32, and matrices that stay in float32 are held as
-`pallas_kernels.panelled_floats.PanelledFloats`. "same bits": only if products have the bits of arrays too.
-"""
+    BFLOAT16_PRODUCT = "bfloat16 product"
+    """Each matrix, rounded to bfloat16; products round their rows too."""
+    FLOAT32_PRODUCT = "float32 product"
+    """Matrices whose numbers are bfloat16 already; products are those of float32. Other matrices are held as
+    `pallas_kernels.panelled_floats.PanelledFloats`."""
+    FLOAT32_BITS = "float32 bits"
+    """As `FLOAT32_PRODUCT`, but only matrices whose products equal those of float32 arrays to the last bit. Other
+    matrices stay arrays."""
 
 
 class HostArray(Protocol):
@@ -55,10 +60,10 @@ class WeightSource:
         unit: `convert` keeps this many neighbours along `contracted` together (a head); 0 = all of them.
         tiled: whether a CPU's product reads the quantised parameter in tiles: it is then a
             `pallas_kernels.tiled.TiledMatrix`, if its format allows.
-        narrow: how the parameter, where it is not quantised, is held in bfloat16 in tiles, as a
-            `pallas_kernels.tiled_floats.TiledFloats`; `contracted` is given then. Other than
-            "rounded": where its tensors are stored in bfloat16 and `convert` only moves their numbers. None: it stays
-            a plain array.
+        bfloat16_tiles: how the parameter, where it is not quantised, is held in bfloat16 in tiles, as a
+            `pallas_kernels.tiled_floats.TiledFloats`; `contracted` is given then. With a float32 product only if
+            its tensors are stored in bfloat16 and `convert` does not compute with their numbers. None: it stays a
+            plain array.
         adaptable: whether products with the parameter take low-rank adapters: the engine may put a
             `pallas_kernels.low_rank.AdaptedMatrix` in its place.
     """
@@ -71,5 +76,5 @@ class WeightSource:
     contracted: int | None = None
     unit: int = 0
     tiled: bool = False
-    narrow: Tiles | None = None
+    bfloat16_tiles: Bfloat16Tiles | None = None
     adaptable: bool = False

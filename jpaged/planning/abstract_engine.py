@@ -30,7 +30,7 @@ from jpaged.loading.tensor_reader import StoredAs
 from jpaged.loading.weight_formats.methods import NamedCodes, method_of
 from jpaged.loading.weight_formats.stored_codes import CodedNames
 from jpaged.loading.weight_formats.weight_format import WeightFormats
-from jpaged.model_api import TENSOR_AXIS, AdapterGroup, CausalLM
+from jpaged.model_api import TENSOR_AXIS, AdapterGroup, Bfloat16Tiles, CausalLM
 from jpaged.planning.devices import Device
 from jpaged.planning.target_mesh import target_mesh
 from pallas_kernels.platform import Impl, resolve_impl, why_no_triton
@@ -94,7 +94,7 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
         # Without the target's compiler the mesh is one of CPUs.
         stacked=layers_are_stacked(device.chip.kind, kernels),
         kernel_impl=kernels,
-        exact_tiles="same bits" if config.deterministic else "exact",
+        compact_tiles=Bfloat16Tiles.FLOAT32_BITS if config.deterministic else Bfloat16Tiles.FLOAT32_PRODUCT,
     )
     model = abstract_model(family, model_config, build)
     reader: CodedNames | None = None

@@ -3,7 +3,7 @@
 Each row's numbers are rounded to bfloat16 inside the product; sums are float32. A row's result does not depend on the
 other rows. Kinds of instructions (`cpu_pairs`) differ in the last bits.
 
-With matrices that are held `exact` no row is rounded, and the result has the bits that `pallas_kernels.matmul` gives
+With matrices of `product="float32"` no row is rounded, and the result has the bits that `pallas_kernels.matmul` gives
 with the same matrices in float32, on any machine (`cpu_float32`).
 """
 
@@ -44,10 +44,10 @@ def bfloat16_matmul(
     index_and_rows = jnp.asarray([index, len(x) if rows is None else rows], jnp.int32)
     bits = [matrix.bits for matrix in matrices]
     result = jax.ShapeDtypeStruct((len(x), first.outputs), jnp.float32)
-    if first.exact:
-        from pallas_kernels.bfloat16_matmul.cpu_float32 import exact_target
+    if first.product == "float32":
+        from pallas_kernels.bfloat16_matmul.cpu_float32 import float32_target
 
-        return jax.ffi.ffi_call(exact_target(), result)(x.astype(jnp.float32), index_and_rows, *bits)
+        return jax.ffi.ffi_call(float32_target(), result)(x.astype(jnp.float32), index_and_rows, *bits)
     from pallas_kernels.bfloat16_matmul.cpu_kernel import rounded_numbers, target
     from pallas_kernels.bfloat16_matmul.cpu_pairs import best_kind
 
@@ -67,10 +67,10 @@ def bfloat16_matmul_grouped(
         kind: see `bfloat16_matmul`.
     """
     result = jax.ShapeDtypeStruct((len(x), table.outputs), jnp.float32)
-    if table.exact:
-        from pallas_kernels.bfloat16_matmul.cpu_float32 import exact_grouped_target
+    if table.product == "float32":
+        from pallas_kernels.bfloat16_matmul.cpu_float32 import float32_grouped_target
 
-        return jax.ffi.ffi_call(exact_grouped_target(), result)(
+        return jax.ffi.ffi_call(float32_grouped_target(), result)(
             x.astype(jnp.float32), table.bits, counts.astype(jnp.int32)
         )
     from pallas_kernels.bfloat16_matmul.cpu_kernel import grouped_target, rounded_numbers

@@ -38,7 +38,7 @@ from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES, repeated
 _WORD, _FLOAT = ir.IntType(64), ir.FloatType()
 
 
-def exact_product(rows: int, panels: int, *, aside_row: int = 0) -> Any:
+def float32_product(rows: int, panels: int, *, aside_row: int = 0) -> Any:
     """Return ``f(x, x_stride, w, w_panel, pairs, out, out_stride, more, aside)``, to be called from compiled loops.
 
     out [rows, panels * 16], float32, gets the product of some rows, float32, and panels, or has it added where `more`
@@ -50,7 +50,7 @@ def exact_product(rows: int, panels: int, *, aside_row: int = 0) -> Any:
     @intrinsic
     def tile(typingctx, x, x_stride, w, w_panel, pairs, out, out_stride, more, aside):
         def generate(context, builder, signature, args):
-            emit_exact_product(Emitter(builder), rows, panels, aside_row, *args)
+            emit_float32_product(Emitter(builder), rows, panels, aside_row, *args)
             return context.get_dummy_value()
 
         return types.void(*[types.intp] * 9), generate
@@ -58,8 +58,8 @@ def exact_product(rows: int, panels: int, *, aside_row: int = 0) -> Any:
     return tile
 
 
-def emit_exact_product(emit: Emitter, rows: int, panels: int, aside_row: int, *arguments: ir.Value) -> None:
-    """Append the instructions of `exact_product`."""
+def emit_float32_product(emit: Emitter, rows: int, panels: int, aside_row: int, *arguments: ir.Value) -> None:
+    """Append the instructions of `float32_product`."""
     x, x_stride, w, w_panel, pairs, out, out_stride, more, aside = arguments
     builder = emit.builder
     x_rows = [emit.at(x, emit.times(x_stride, row)) for row in range(rows)]
@@ -104,25 +104,25 @@ PACKED = DEPTH * PANELS * TILE_BYTES
 
 
 @ffi.known_again
-def exact_target() -> str:
+def float32_target() -> str:
     """Return the name of the custom call ``(x, [index, wanted], matrices...) -> x @ matrices[index]``.
 
     x: float32 [rows, inputs], with an even number of inputs; a matrix: uint16 [panels, pairs, 16, 2]. The result:
     float32 [rows, outputs]. Only the first `wanted` rows are multiplied; the others give 0.
     """
-    name = "jpaged_bfloat16_exact"
+    name = "jpaged_bfloat16_float32_product"
     ffi.register(name, _multiply, items_of=((2, 0),), portion=PANELS, grains=GRAINS)
     return name
 
 
 @ffi.known_again
-def exact_grouped_target() -> str:
+def float32_grouped_target() -> str:
     """Return the name of the custom call ``(x, table, counts) -> each row times its expert's matrix``, rows of no
     expert 0.
 
-    table: uint16 [experts, panels, pairs, 16, 2]; counts: int32 [experts]. The rest is as for `exact_target`.
+    table: uint16 [experts, panels, pairs, 16, 2]; counts: int32 [experts]. The rest is as for `float32_target`.
     """
-    name = "jpaged_bfloat16_exact_grouped"
+    name = "jpaged_bfloat16_float32_product_grouped"
     ffi.register(name, _multiply_grouped, items_of=((1, 0), (1, 1)), grains=GRAINS_OF_EXPERTS)
     return name
 
@@ -130,9 +130,9 @@ def exact_grouped_target() -> str:
 def _by_panels(panels: int) -> Any:
     """Return the product of any number of rows and so many panels, as a compiled function."""
     together, row_bytes = min(panels, TOGETHER), panels * TILE_BYTES
-    first = exact_product(ROWS_AT_ONCE, together, aside_row=row_bytes)
-    full, four, two = (exact_product(rows, together) for rows in (ROWS_AT_ONCE, 4, 2))
-    one = exact_product(1, panels)
+    first = float32_product(ROWS_AT_ONCE, together, aside_row=row_bytes)
+    full, four, two = (float32_product(rows, together) for rows in (ROWS_AT_ONCE, 4, 2))
+    one = float32_product(1, panels)
     vectors = panels * OUTPUTS // LANES
     width = VECTORS if vectors % VECTORS == 0 else 1
     of_packed = remaining_rows(width)
@@ -175,7 +175,7 @@ def _by_panels(panels: int) -> Any:
             elif row < rows:
                 one(left, x_stride, theirs, w_panel, pairs, to, stride, at, 0)
 
-    return njit(ffi.named(multiply, f"exact_{panels}"))
+    return njit(ffi.named(multiply, f"float32_product_{panels}"))
 
 
 _several, _single = _by_panels(PANELS), _by_panels(1)

@@ -26,7 +26,7 @@ from scripts.cases import Rows
 SHAPES = {(576, 3072): 16, (1536, 576): 16, (576, 49152): 2}
 """Inputs and outputs of a matrix, and how many there are."""
 TURNS, GROUP = 9, 32
-FORMS = ("panels", "table", "argmax", "exact", "bfloat16", "int8", "int4")
+FORMS = ("panels", "table", "argmax", "compact", "bfloat16", "int8", "int4")
 
 
 def products(
@@ -38,7 +38,7 @@ def products(
     """GFLOP/s of products with matrices of SmolLM2-135M's shapes, and how many times float32's speed they are.
 
     A figure is the best of several turns over so many matrices that float32's are not in the caches; --matrices 3 keeps
-    int8 out too. "panels" is float32 in panels, "table" transposed float32, "exact" bfloat16 weights multiplied in
+    int8 out too. "panels" is float32 in panels, "table" transposed float32, "compact" bfloat16 weights multiplied in
     float32, "argmax" the place of the largest product by a screen. --processor-time counts the CPU time of all threads.
 
     Raises:
@@ -97,7 +97,7 @@ def _forms(
         "panels": (_over_all(partial(multiply, impl="cpu")), lambda: panelled_floats(normal())),
         "table": (_over_all(_by_tables), lambda: np.ascontiguousarray(normal().T)),
         "argmax": (_over_all(_by_screens), screened),
-        "exact": (pairs, lambda: tiled_floats(stored(), -2, exact=True)),
+        "compact": (pairs, lambda: tiled_floats(stored(), -2, product="float32")),
         "bfloat16": (pairs, lambda: tiled_floats(stored(), -2)),
         "int8": (_over_all(tiled_matmul), integers),
         "int4": (_over_all(tiled_matmul), halves_of_bytes),

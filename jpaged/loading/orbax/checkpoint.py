@@ -33,12 +33,12 @@ from jpaged.loading.parameters.placement import HostValue, place_all
 from jpaged.loading.parameters.targets import (
     Target,
     abstract_model,
-    exact_paths,
+    compact_paths,
     fill,
     flat_values,
     in_formats,
     targets_of,
-    without_inexact,
+    without_rounded,
 )
 from jpaged.loading.parameters.weights import warn_of_unused
 from jpaged.loading.pooling_head import saved_fields
@@ -278,9 +278,9 @@ def restore_params(
     model = abstract_model(model_cls, config, build)
     graphdef, abstract = nnx.split(model)
     targets = targets_of(model)
-    exact = exact_paths(targets, reader.dtype)
-    values = without_inexact(
-        exact, lambda paths: place_all(in_formats(targets, reader.formats, paths), reader.parameter, mesh)
+    compact = compact_paths(targets, reader.dtype)
+    values = without_rounded(
+        compact, lambda paths: place_all(in_formats(targets, reader.formats, paths), reader.parameter, mesh)
     )
     warn_of_unused(reader, targets)
     return model, graphdef, fill(abstract, values)

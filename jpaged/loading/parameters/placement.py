@@ -21,13 +21,13 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Int, Shaped
 
-from jpaged.loading.parameters.targets import Inexact, StatePath, Target, Value, abstract_value
+from jpaged.loading.parameters.targets import NotBfloat16, StatePath, Target, Value, abstract_value
 from jpaged.model_api import HostArray
 from pallas_kernels.held_matrix import HeldMatrix, is_held
 from pallas_kernels.panelled_floats import panelled_floats
 from pallas_kernels.quantised import QuantisedMatrix
 from pallas_kernels.tiled import tiled
-from pallas_kernels.tiled_floats import InexactError, tiled_floats
+from pallas_kernels.tiled_floats import NotBfloat16Error, tiled_floats
 
 Index = tuple[slice, ...]
 
@@ -158,7 +158,7 @@ def place_all(
         read: returns a target's value; called by worker threads. Its exceptions are raised here.
 
     Raises:
-        Inexact: a target to be held exactly in bfloat16 has values that are not exact in it.
+        NotBfloat16: a target to be held in bfloat16 for float32 products has other values.
     """
     values: dict[StatePath, Value] = {}
     for target, parts in _read_ahead(targets, read, mesh):
@@ -222,9 +222,9 @@ def _own_parts(
     elif target.tiled:
         assert target.source.contracted is not None
         try:
-            held = tiled_floats(value, target.source.contracted, exact=target.exact)
-        except InexactError as error:
-            raise Inexact(target) from error
+            held = tiled_floats(value, target.source.contracted, product=target.product)
+        except NotBfloat16Error as error:
+            raise NotBfloat16(target) from error
     else:
         held = value
     try:

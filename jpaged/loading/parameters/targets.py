@@ -18,14 +18,14 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jpaged.loading.weight_formats.weight_format import WeightFormat, WeightFormats, partition_of
-from jpaged.model_api import BuildContext, CausalLM, WeightSource
+from jpaged.model_api import Bfloat16Tiles, BuildContext, CausalLM, WeightSource
 from pallas_kernels import panelled_floats, tiled, tiled_floats
 from pallas_kernels.held_matrix import HeldMatrix
 from pallas_kernels.quantised import QuantisedMatrix
-from pallas_kernels.tiled_floats import has_same_bits, may_be_exact
+from pallas_kernels.tiled_floats import Product, has_bits_of_matmul, has_float32_product
 
 StatePath = tuple[str | int, ...]
-ExactPaths = frozenset[tuple[str, ...]]
+CompactPaths = frozenset[tuple[str, ...]]
 """Paths of weight sources, see `WeightSource.path`; a path stands for all layers."""
 Value = jax.Array | jax.ShapeDtypeStruct | HeldMatrix
 """A parameter's array or shape, or a held matrix whose parts are arrays or shapes."""
@@ -37,8 +37,8 @@ class Target:
 
     `shape` is the shape of the result of the source's `convert`, without the stack's axis; `form` is the format if the
     parameter is quantised. `tiled`: a CPU's tiles hold the values, those of `pallas_kernels.tiled` if there is a form,
-    else those of `pallas_kernels.tiled_floats`, which are `exact` or not. `panelled`: `pallas_kernels.panelled_floats`
-    hold them.
+    else those of `pallas_kernels.tiled_floats` with this `product`. `panelled`: `pallas_kernels.panelled_floats` hold
+    them.
     """
 
     source: WeightSource
@@ -49,7 +49,7 @@ class Target:
     dtype: np.dtype
     form: WeightFormat | None = None
     tiled: bool = False
-    exact: bool = False
+    product: Product = "bfloat16"
     panelled: bool = False
 
     @property
@@ -95,23 +95,24 @@ def targets_of(model: CausalLM) -> list[Target]:
     return list(found.values())
 
 
-def in_formats(targets: Sequence[Target], formats: WeightFormats, exact: ExactPaths | None = None) -> list[Target]:
+def in_formats(targets: Sequence[Target], formats: WeightFormats, compact: CompactPaths | None = None) -> list[Target]:
     """Return the targets with the formats that `formats` names for them.
 
     Args:
-        exact: paths of sources without a form that are held in bfloat16 tiles without rounding, see
-            `jpaged.loading.parameters.targets`; other sources that request such tiles hold matrices in float32 panels.
-            None: hold them all as arrays.
+        compact: paths of sources without a form that stay in bfloat16, for products in float32, see
+            `compact_paths`; other sources that request such tiles hold matrices in float32 panels. None: hold them all
+            as arrays.
     """
 
     def formed(target: Target) -> Target:
         form, source = formats.get(target.source.path), target.source
         if form is not None:
             return replace(target, form=form, tiled=_is_tiled(target, form))
-        is_exact = exact is not None and source.path in exact
-        panelled = exact is not None and not is_exact and _has_panels(target)
-        tiled = is_exact or source.narrow == "rounded"
-        return replace(target, form=None, tiled=tiled, exact=is_exact, panelled=panelled)
+        is_compact = compact is not None and source.path in compact
+        panelled = compact is not None and not is_compact and _has_panels(target)
+        tiled = is_compact or source.bfloat16_tiles is Bfloat16Tiles.BFLOAT16_PRODUCT
+        product: Product = "float32" if is_compact else "bfloat16"
+        return replace(target, form=None, tiled=tiled, product=product, panelled=panelled)
 
     return [formed(target) for target in targets]
 
@@ -126,9 +127,10 @@ def _is_tiled(target: Target, form: WeightFormat) -> bool:
 
 
 def _has_panels(target: Target) -> bool:
-    """Tell whether a float32 parameter is held in panels. With "same bits" it is not: such engines receive new arrays
-    again and again."""
-    if target.source.narrow != "exact" or len(target.shape) != 2 or target.dtype != np.float32:
+    """Tell whether a float32 parameter is held in panels. With `FLOAT32_BITS` it is not: such engines receive new
+    arrays again and again."""
+    wanted = target.source.bfloat16_tiles is Bfloat16Tiles.FLOAT32_PRODUCT
+    if not wanted or len(target.shape) != 2 or target.dtype != np.float32:
         return False
     assert target.source.contracted is not None
     return panelled_floats.takes(target.shape, target.source.contracted)
@@ -149,7 +151,7 @@ def abstract_value(target: Target, mesh: jax.sharding.Mesh, *, stacked: bool = T
     if target.panelled:
         tiles: Any = panelled_floats.abstract(target.shape)
     elif target.form is None:
-        tiles = tiled_floats.abstract(target.shape, axis, exact=target.exact)
+        tiles = tiled_floats.abstract(target.shape, axis, product=target.product)
     elif target.tiled:
         whole = target.form.parts(axis, target.shape, jax.ShapeDtypeStruct)
         assert isinstance(whole, QuantisedMatrix)
@@ -188,8 +190,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-class Inexact(Exception):
-    """Raised when a parameter is not exact in bfloat16 although its tensors are: its family computes it from them.
+class NotBfloat16(Exception):
+    """Raised when a parameter's numbers are not bfloat16 although its tensors' are: its family computes it from them.
 
     Attributes:
         target: the parameter.
@@ -200,8 +202,8 @@ class Inexact(Exception):
         self.target = target
 
 
-def exact_paths(targets: Iterable[Target], dtype_of: DtypeOf) -> ExactPaths:
-    """Return the paths of the sources that request tiles without rounding and whose tensors are all stored in bfloat16.
+def compact_paths(targets: Iterable[Target], dtype_of: DtypeOf) -> CompactPaths:
+    """Return the paths of the sources that want a float32 product and whose tensors are all stored in bfloat16.
 
     Args:
         dtype_of: may raise KeyError for a missing tensor, which is reported when it is read.
@@ -209,24 +211,24 @@ def exact_paths(targets: Iterable[Target], dtype_of: DtypeOf) -> ExactPaths:
     asked, others = set(), set()
     for target in targets:
         source = target.source
-        if source.narrow in (None, "rounded"):
+        if source.bfloat16_tiles in (None, Bfloat16Tiles.BFLOAT16_PRODUCT):
             continue
         assert source.contracted is not None
         asked.add(source.path)
-        fits = may_be_exact(target.shape, source.contracted)
-        if source.narrow == "same bits":
-            fits = fits and has_same_bits(target.shape, source.contracted)
+        fits = has_float32_product(target.shape, source.contracted)
+        if source.bfloat16_tiles is Bfloat16Tiles.FLOAT32_BITS:
+            fits = fits and has_bits_of_matmul(target.shape, source.contracted)
         if not (fits and _all_bfloat16(source.sources, dtype_of)):
             others.add(source.path)
     return frozenset(asked - others)
 
 
-def without_inexact(paths: ExactPaths | None, load: Callable[[ExactPaths | None], T]) -> T:
-    """Return ``load(paths)``, called again without each path for which it raises `Inexact`; logs these paths."""
+def without_rounded(paths: CompactPaths | None, load: Callable[[CompactPaths | None], T]) -> T:
+    """Return ``load(paths)``, called again without each path for which it raises `NotBfloat16`; logs these paths."""
     while True:
         try:
             return load(paths)
-        except Inexact as found:
+        except NotBfloat16 as found:
             path = found.target.source.path
             assert paths is not None and path in paths, path
             logger.info("%s: held in float32, as it is computed of tensors in bfloat16", found.target.name)

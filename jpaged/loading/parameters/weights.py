@@ -18,11 +18,11 @@ from jpaged.loading.parameters.targets import (
     Target,
     abstract_model,
     abstract_value,
-    exact_paths,
+    compact_paths,
     fill,
     in_formats,
     targets_of,
-    without_inexact,
+    without_rounded,
 )
 from jpaged.loading.tensor_reader import TensorReader
 from jpaged.loading.weight_formats.on_load import quantise
@@ -57,7 +57,7 @@ def abstract_params(
     targets = targets_of(model)
     if formats is None:
         formats = formats_of(quantization, targets, mesh.shape[TENSOR_AXIS], reader, platform(mesh))
-    targets = in_formats(targets, formats, None if dtype_of is None else exact_paths(targets, dtype_of))
+    targets = in_formats(targets, formats, None if dtype_of is None else compact_paths(targets, dtype_of))
     return fill(nnx.state(model), {target.path: abstract_value(target, mesh) for target in targets})
 
 
@@ -95,20 +95,20 @@ def read_params(
     mesh: jax.sharding.Mesh,
     *,
     quantization: str | None,
-    may_be_exact: bool = True,
+    may_be_compact: bool = True,
 ) -> nnx.State:
     """Read the parameters of an abstract model, whose state is `abstract`; see `load_params`.
 
     Args:
-        may_be_exact: whether matrices may stay bfloat16, or be held in panels, where the model's sources request it.
+        may_be_compact: whether matrices may stay bfloat16, or be held in panels, where the model's sources request it.
     """
     targets = targets_of(model)
     formats = formats_of(quantization, targets, mesh.shape[TENSOR_AXIS], reader, platform(mesh))
     if quantization is None:
         check_formats(formats, mesh.devices.flat[0], reader.location)
     read = partial(_convert, reader=reader, keeps_blocks=quantization in (None, "gguf"))
-    exact = exact_paths(targets, reader.dtype) if may_be_exact else None
-    values = without_inexact(exact, lambda paths: place_all(in_formats(targets, formats, paths), read, mesh))
+    compact = compact_paths(targets, reader.dtype) if may_be_compact else None
+    values = without_rounded(compact, lambda paths: place_all(in_formats(targets, formats, paths), read, mesh))
     warn_of_unused(reader, targets)
     return fill(abstract, values)
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from llvmlite import binding, ir
 
 from pallas_kernels.bfloat16_matmul import bfloat16_matmul, bfloat16_matmul_grouped
-from pallas_kernels.bfloat16_matmul.cpu_float32 import emit_exact_product
+from pallas_kernels.bfloat16_matmul.cpu_float32 import emit_float32_product
 from pallas_kernels.cpu_dots import Emitter
 from pallas_kernels.matmul import matmul, matmul_grouped
 from pallas_kernels.products import multiply, multiply_grouped, multiply_table
-from pallas_kernels.tiled_floats import InexactError, tiled_floats
+from pallas_kernels.tiled_floats import NotBfloat16Error, tiled_floats
 
 RNG = np.random.default_rng(0)
 
@@ -31,7 +31,7 @@ def narrow(*shape):
 
 
 def held(matrix, axis=-2):
-    return jax.tree.map(jnp.asarray, tiled_floats(matrix, axis, exact=True))
+    return jax.tree.map(jnp.asarray, tiled_floats(matrix, axis, product="float32"))
 
 
 @settings(max_examples=25, deadline=None)
@@ -109,13 +109,13 @@ def test_the_matrix_comes_back_to_the_last_bit(axis, shape):
 def test_numbers_that_would_be_rounded_are_refused():
     matrix = narrow(64, 40)
     matrix[3, 33] = 1 + 2**-9
-    with pytest.raises(InexactError, match="would round"):
-        tiled_floats(matrix, -2, exact=True)
+    with pytest.raises(NotBfloat16Error, match="would round"):
+        tiled_floats(matrix, -2, product="float32")
 
 
 def test_an_odd_number_of_inputs_is_refused():
     with pytest.raises(ValueError, match=r"even number of inputs, not a matrix \[3, 16\] of axis -2"):
-        tiled_floats(narrow(3, 16), -2, exact=True)
+        tiled_floats(narrow(3, 16), -2, product="float32")
 
 
 def test_no_copy_of_the_matrix_is_made():
@@ -133,7 +133,7 @@ def test_processors_with_narrower_registers_widen_in_them_too(triple, cpu, wante
     module = ir.Module()
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 9), "tile")
     builder = ir.IRBuilder(function.append_basic_block())
-    emit_exact_product(Emitter(builder), 4, 1, 0, *function.args)
+    emit_float32_product(Emitter(builder), 4, 1, 0, *function.args)
     builder.ret_void()
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()

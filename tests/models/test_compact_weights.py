@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from jpaged.loading import load_model
 from jpaged.loading.load import convert_checkpoint
+from jpaged.model_api import Bfloat16Tiles
 from pallas_kernels.tiled_floats import TiledFloats
 
 TOKENS = np.random.default_rng(0).integers(3, 211, 20)
@@ -46,9 +47,9 @@ def logits(loaded):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_are_torchs_float32_ones_of_the_same_numbers(name, tmp_path):
     judge = bfloat16_checkpoint(name, tmp_path)
-    loaded = load_model(tmp_path, dtype="float32", exact_tiles="exact")
+    loaded = load_model(tmp_path, dtype="float32", compact_tiles=Bfloat16Tiles.FLOAT32_PRODUCT)
     tiles = tiles_of(loaded.params)
-    assert tiles and all(matrix.exact for matrix in tiles)
+    assert tiles and all(matrix.product == "float32" for matrix in tiles)
     with torch.no_grad():
         want = judge(torch.tensor(TOKENS)[None]).logits[0].numpy()
     np.testing.assert_allclose(logits(loaded), want, atol=1e-4)
@@ -59,13 +60,16 @@ def test_logits_are_torchs_float32_ones_of_the_same_numbers(name, tmp_path):
 
 def test_matrices_that_are_stored_in_float32_stay_so(tmp_path):
     make_checkpoint("llama", tmp_path)
-    assert not tiles_of(load_model(tmp_path, dtype="float32", exact_tiles="exact").params)
+    assert not tiles_of(load_model(tmp_path, dtype="float32", compact_tiles=Bfloat16Tiles.FLOAT32_PRODUCT).params)
 
 
 def test_a_converted_checkpoint_of_bfloat16_gives_the_same_tiles(tmp_path):
     bfloat16_checkpoint("llama", tmp_path / "source")
     convert_checkpoint(tmp_path / "source", tmp_path / "saved")
-    first, second = (load_model(tmp_path / name, dtype="float32", exact_tiles="exact") for name in ("source", "saved"))
+    first, second = (
+        load_model(tmp_path / name, dtype="float32", compact_tiles=Bfloat16Tiles.FLOAT32_PRODUCT)
+        for name in ("source", "saved")
+    )
     assert tiles_of(first.params)
     for one, other in zip(tiles_of(first.params), tiles_of(second.params), strict=True):
         np.testing.assert_array_equal(one.bits, other.bits)

@@ -91,7 +91,7 @@ class Engine:
         Raises:
             ValueError: it could never fit the pool.
         """
-        self.requests.renew(request)
+        self.requests.reassign_ids(request)
         try:
             self.requests.awaited[request.request_id] = request
             for part in request.all_requests:
@@ -155,7 +155,7 @@ class Engine:
         except BaseException:
             self.prefixes.stop()
             raise
-        self._stop_where_nobody_waits()
+        self._stop_unawaited_prefixes()
         if not self.has_work:
             self.give_back_memory()
         return self.requests.take_finished()
@@ -289,9 +289,9 @@ class Engine:
             for request in requests:
                 for part in request.all_requests:
                     self.requests.abort(part)
-        self._stop_where_nobody_waits()
+        self._stop_unawaited_prefixes()
 
-    def _stop_where_nobody_waits(self) -> None:
+    def _stop_unawaited_prefixes(self) -> None:
         """Abort the requests that compute lost prefixes if no others are left; the KV computed so far stays cached."""
         if len(self.requests.unfinished) == self.prefixes.num_coming:
             self.prefixes.stop()
@@ -317,7 +317,7 @@ class Engine:
 
     def _compute(self, replica: Replica, request: Request) -> None:
         """Run a request to its end in a replica; other requests run in the same steps."""
-        self.requests.renew(request)
+        self.requests.reassign_ids(request)
         try:
             self._add_to(replica, request)
             while request.status is not Status.FINISHED:

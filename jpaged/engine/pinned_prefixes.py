@@ -24,7 +24,7 @@ class PinnedPrefixes:
     """The prefixes that are pinned in every replica, with the requests that compute them.
 
     Args:
-        replicas: the engine's replicas; each has its own `Pins`.
+        replicas: the engine's replicas; each has its own `PinnedSequences`.
         change: guards every change of a pool.
         compute: runs a request to its end in a replica.
         begin: queues a request in a replica before all others; raises ValueError if it could never fit.
@@ -56,7 +56,7 @@ class PinnedPrefixes:
             requests: one for each replica, with the prefix as prompt; it runs if the replica has to compute the prefix.
 
         Raises:
-            ValueError: for the reasons of `Pins.pin`; then nothing is pinned.
+            ValueError: for the reasons of `PinnedSequences.pin`; then nothing is pinned.
         """
         length = self._replicas[0].pins.length(len(requests[0].prompt_token_ids), requests[0].spans)
         self._requests[seq_id] = requests

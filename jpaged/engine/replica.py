@@ -10,7 +10,7 @@ from operator import add
 from jpaged.engine.stats import Counters, EngineStats
 from jpaged.execution import InFlight, StepResults
 from jpaged.execution.compile.program import Compilations
-from jpaged.memory import MemoryManager, MemoryMap, MemoryReport, Pins
+from jpaged.memory import MemoryManager, MemoryMap, MemoryReport, PinnedSequences
 from jpaged.scheduling import Request, ScheduledStep, Scheduler
 
 
@@ -36,7 +36,7 @@ class Replica:
         self.max_model_len = max_model_len
         self.load = 0
         self.ended: Counter[str] = Counter()
-        self.pins = Pins(scheduler.memory, max_model_len)
+        self.pins = PinnedSequences(scheduler.memory, max_model_len)
         self.peak_blocks = 0
         self.peak_report: MemoryReport | None = None
 

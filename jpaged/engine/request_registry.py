@@ -16,11 +16,11 @@ class RequestRegistry:
         awaited: requests, finished or not, that their callers have not released by `Engine.abort`; a saved state holds
             these.
         restored: those of `awaited` that came with a saved state and that no caller has taken up yet.
-        renew: gives a new request other ids if a loaded state may have brought the same ids.
+        reassign_ids: gives a new request other ids if a loaded state may have brought the same ids.
     """
 
     def __init__(self) -> None:
-        self.renew: Callable[[Request], None] = _keep_ids
+        self.reassign_ids: Callable[[Request], None] = _keep_ids
         self.unfinished: dict[int, Request] = {}
         self.awaited: dict[int, Request] = {}
         self.restored: dict[int, Request] = {}

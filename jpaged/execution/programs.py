@@ -9,9 +9,10 @@ from typing import Any, TypedDict
 import jax
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Int
 
 from jpaged.execution.batch import StepBatch, without_adapters
+from jpaged.execution.caches.base import Pool
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool
 from jpaged.execution.compile.buckets import Bucket
 from jpaged.execution.compile.program import Program
@@ -29,7 +30,6 @@ from jpaged.execution.step import make_step
 from pallas_kernels.platform import Impl
 from pallas_kernels.screened_argmax import Screen
 
-Pool = Shaped[Array, "shards pages rows 128"]
 Compile = Callable[[], None]
 """Compiles what was traced; may be called in any thread."""
 

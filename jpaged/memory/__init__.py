@@ -19,7 +19,7 @@ from jpaged.memory.hash_chain import TokenSpan
 from jpaged.memory.layout import GroupLayout, GroupSpec, PoolLayout, spread_checkpoints
 from jpaged.memory.manager import MemoryManager
 from jpaged.memory.memory_map import MapChanges, MemoryMap
-from jpaged.memory.pins import Pins
+from jpaged.memory.pinned_sequences import PinnedSequences
 from jpaged.memory.policies import (
     Adapters,
     ChunkedLocalAttention,
@@ -65,7 +65,7 @@ __all__ = [
     "MemoryMap",
     "MemoryReport",
     "Need",
-    "Pins",
+    "PinnedSequences",
     "Policy",
     "PoolLayout",
     "PromptBudget",

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables, Sequences, request_groups
 from jpaged.memory.layout import PoolLayout
-from jpaged.memory.pinned_sequences import PinnedSequences
+from jpaged.memory.pinned_blocks import PinnedBlocks
 from jpaged.memory.policies import ImageFeatures, Policy
 from jpaged.memory.shared_blocks import AdapterBlocks, HeldAdapter, HeldImage, ImageBlocks
 
@@ -166,7 +166,7 @@ class CapacityCheck:
         groups: Sequence[tuple[Policy, int]],
         allocator: BlockAllocator,
         sequences: Sequences,
-        pinned: PinnedSequences,
+        pinned: PinnedBlocks,
         adapters: AdapterBlocks,
         *,
         watermark: float,

@@ -23,7 +23,7 @@ from jpaged.memory.hash_chain import TokenSpan
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.map_tracker import MapTracker
 from jpaged.memory.memory_map import MemoryMap
-from jpaged.memory.pinned_sequences import PinnedSequences
+from jpaged.memory.pinned_blocks import PinnedBlocks
 from jpaged.memory.policies import Policy
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.prefix_lookup import PrefixLookup
@@ -59,7 +59,7 @@ class MemoryParts(NamedTuple):
     updater: TableUpdater
     requests: dict[int, RequestBlocks]
     sequences: Sequences
-    pinned: PinnedSequences
+    pinned: PinnedBlocks
     recent: RecentPrefixes | None
     predicted: PredictedPrefixes | None
 
@@ -158,7 +158,7 @@ class MemoryManager:
             disk=self.disk,
         )
         self._sequences = Sequences()
-        self._pinned = PinnedSequences(layout, self._cache, self._sequences)
+        self._pinned = PinnedBlocks(layout, self._cache, self._sequences)
         self._capacity = CapacityCheck(
             layout,
             self._groups,

@@ -1,59 +1,106 @@
-"""Pinned sequences: other sequences may share their blocks, but never take them."""
+"""Prefixes that stay in the pool: blocks held by reference, as a provider's shared prefix (PagedAttention, 4.4)."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from jpaged.memory.block_tables import NO_BLOCK, Sequences
-from jpaged.memory.hash_chain import TokenSpan
-from jpaged.memory.layout import PoolLayout
-from jpaged.memory.prefix_cache import PrefixCache
+from jpaged.memory.capacity import Lifetime
+from jpaged.memory.hash_chain import TokenSpan, last_end
+from jpaged.memory.manager import MemoryManager
 
 
 class PinnedSequences:
-    """The pinned sequences, their blocks and the large pages that these take.
+    """Holds whole blocks of prefixes, each as a sequence that never runs.
 
     Args:
-        sequences: all with blocks in the pool, the pinned ones among them.
+        room_tokens: length of a sequence that must always fit together with the pinned blocks.
 
     Attributes:
-        seq_ids: the pinned ones.
-        num_pages: large pages that hold pinned blocks, which no other group can get.
+        seq_ids: ids of the prefixes that are pinned, or were until `lose`.
+        lost: ids among them whose prefixes hold no blocks until they are computed and pinned again.
     """
 
-    def __init__(self, layout: PoolLayout, cache: PrefixCache, sequences: Sequences) -> None:
+    def __init__(self, memory: MemoryManager, room_tokens: int) -> None:
         self.seq_ids: set[int] = set()
-        self.num_pages = 0
-        self._layout = layout
-        self._cache = cache
-        self._sequences = sequences
-        self._blocks: list[set[int]] = [set() for _ in layout.groups]
+        self.lost: set[int] = set()
+        self._memory = memory
+        self._room_tokens = room_tokens
+        self._step = memory.layout.prefix_step
 
-    def add(self, seq_id: int) -> None:
-        """Pin a sequence: it keeps its present blocks until it is freed."""
+    def length(self, num_tokens: int, spans: Sequence[TokenSpan] = ()) -> int:
+        """Return how many of the first `num_tokens` tokens fill whole blocks of every group.
+
+        Args:
+            spans: tokens that stand for images; those of a whole image are all among them or none.
+
+        Raises:
+            ValueError: the tokens fill no such block, or there is no prefix cache.
+        """
+        if not self._memory.prefix_caching:
+            raise ValueError("a prefix can be pinned only with enable_prefix_caching=True")
+        if num_tokens < self._step:
+            raise ValueError(
+                f"the prompt's {num_tokens} tokens are fewer than the {self._step} of a block: only whole blocks of a "
+                "prompt are pinned"
+            )
+        length = last_end(num_tokens, spans, self._step)
+        if length < self._step:
+            raise ValueError(
+                f"the prompt's {num_tokens} tokens have no end of a block, each of {self._step} tokens, that is not "
+                "within an image: only whole blocks and whole images of a prompt are pinned"
+            )
+        return length
+
+    def pin(
+        self, seq_id: int, token_ids: Sequence[int], salt: Hashable = None, spans: Sequence[TokenSpan] = ()
+    ) -> bool:
+        """Hold the blocks of a prefix under a new sequence id; return False, holding nothing, when some are not cached.
+
+        Args:
+            spans: tokens that stand for images, in order.
+
+        Raises:
+            ValueError: `length` refuses the prefix, or the rest of the pool would be too small.
+        """
+        memory, length = self._memory, self.length(len(token_ids), spans)
+        memory.add(seq_id, -1 - seq_id)
+        # One more token, as the last token of a prefix hit is always left to be computed.
+        if memory.match_prefix(seq_id, [*token_ids[:length], 0], salt=salt, spans=spans) < length:
+            memory.free(seq_id)
+            return False
+        memory.pin(seq_id)
+        if not memory.is_possible(Lifetime(self._room_tokens)):
+            memory.free(seq_id)
+            raise ValueError(
+                f"pinning the prompt's {length} tokens would leave too little of the pool of "
+                f"{memory.layout.num_pages} large pages for a sequence of max_model_len={self._room_tokens} tokens: "
+                "raise kv_cache_memory_bytes or memory_utilization, or lower max_model_len"
+            )
         self.seq_ids.add(seq_id)
-        self._count()
+        self.lost.discard(seq_id)
+        return True
 
-    def remove(self, seq_id: int) -> None:
-        """Forget a pinned sequence that was freed."""
+    def lose(self) -> None:
+        """Mark every prefix as lost: the memory was cleared, so the blocks are gone, and the prefixes wait to be pinned
+        again."""
+        self.lost = set(self.seq_ids)
+
+    def release(self) -> None:
+        """Free every prefix's blocks and mark it as lost: other weights make their content useless."""
+        for seq_id in self.seq_ids - self.lost:
+            self._memory.free(seq_id)
+        self.lose()
+
+    def unpin(self, seq_id: int) -> None:
+        """Free the blocks of a prefix; they stay cached, evictable.
+
+        Raises:
+            ValueError: nothing is pinned under this id.
+        """
+        if seq_id not in self.seq_ids:
+            raise ValueError(f"prefix {seq_id} is not pinned, or no longer")
         self.seq_ids.remove(seq_id)
-        self._count()
-
-    def prefix(
-        self, token_ids: Sequence[int], salt: Hashable, encoder_tokens: int, spans: Sequence[TokenSpan] = ()
-    ) -> int:
-        """Return how many leading tokens, at most all but the last, lie in pinned blocks of every group."""
-        if not self.seq_ids:
-            return 0
-        return self._cache.covered(token_ids, salt, len(token_ids) - 1, self._blocks, encoder_tokens, spans)
-
-    def _count(self) -> None:
-        tables = [self._sequences[seq_id].tables for seq_id in self.seq_ids]
-        self._blocks = [
-            {block for mine in tables for block in mine[g] if block != NO_BLOCK}
-            for g in range(len(self._layout.groups))
-        ]
-        self.num_pages = sum(
-            len({block // group.blocks_per_page for block in blocks})
-            for group, blocks in zip(self._layout.groups, self._blocks, strict=True)
-        )
+        if seq_id in self.lost:
+            self.lost.remove(seq_id)
+        else:
+            self._memory.free(seq_id)

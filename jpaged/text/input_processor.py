@@ -68,7 +68,7 @@ class RequestIds:
             self._seeds.bit_generator.state = json.loads(data["seeds"])
             self._num_loaded = self._num_requests
 
-    def renew(self, request: Request) -> None:
+    def reassign_ids(self, request: Request) -> None:
         """Give a request new ids if it was made before others' ids were loaded, which may be its own; its parts too."""
         with self._lock:
             if request.request_id >= self._num_loaded:
@@ -294,9 +294,9 @@ class InputProcessor:
         """Go on where another processor was: no id is given again, and seeds are drawn from there on."""
         self._ids.load(data)
 
-    def renew(self, request: Request) -> None:
+    def reassign_ids(self, request: Request) -> None:
         """Give a request that was made before `load`, and that no engine has yet, ids that nothing else has."""
-        self._ids.renew(request)
+        self._ids.reassign_ids(request)
 
     def look_again(self, request: Request) -> None:
         """Attach the token hooks of a saved request to its sequences, and show them the tokens so far.

@@ -156,7 +156,7 @@ def _rows_by_panels(variant: TileVariant, panels: int) -> Any:
     most, together = variant.tiles[0][0], 1 if variant.widens else panels
     full, one = product(variant, most, together), product(variant, 1, together)
     # Numba compiles both branches, so give it a no-op where the format has no widened path.
-    many, widens = (rows_by_widened_panels(variant, panels), True) if variant.widens else (_nothing, False)
+    many, widens = (rows_by_widened_panels(variant, panels), True) if variant.widens else (_noop, False)
 
     def multiply(x, x_stride, f, f_stride, rows, w, w_panel, scales, least, s_panel, groups, quads, out, stride):
         if widens and rows > MOST_AS_THEY_ARE:
@@ -180,7 +180,7 @@ def _rows_by_panels(variant: TileVariant, panels: int) -> Any:
 
 
 @njit
-def _nothing(x, x_stride, f, f_stride, rows, w, w_panel, scales, least, s_panel, groups, quads, out, stride):
+def _noop(x, x_stride, f, f_stride, rows, w, w_panel, scales, least, s_panel, groups, quads, out, stride):
     """Stand where a variant widens nothing."""
 
 

@@ -10,7 +10,7 @@ from fuzz_images import FEATURES, Images
 from fuzz_pools import DOCUMENT, IMAGE_TOKENS, IMAGES, MOST_SEQS, MOST_TOKENS, STEP_TOKENS, smallest_layout
 from memory_shadow import ShadowPool
 
-from jpaged.memory import BlockCopy, Fit, GroupSpec, MemoryManager, Need, Pins
+from jpaged.memory import BlockCopy, Fit, GroupSpec, MemoryManager, Need, PinnedSequences
 from jpaged.memory.shared_blocks import HeldImage
 
 
@@ -56,7 +56,7 @@ class Fuzz:
             swap_space_bytes=self.layout.pool_bytes // 2,
             prefix_eviction=eviction,  # type: ignore[arg-type]
         )
-        self.pins = Pins(self.manager, MOST_TOKENS)
+        self.pins = PinnedSequences(self.manager, MOST_TOKENS)
         self.shadow = ShadowPool(self.layout)
         self.images = Images(self.manager, self.shadow)
         self.encoder = IMAGE_TOKENS if any(spec is IMAGES for spec in groups) else dict.fromkeys(IMAGE_TOKENS, 0)

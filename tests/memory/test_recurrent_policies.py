@@ -14,7 +14,7 @@ from jpaged.memory import (
     GroupSpec,
     MemoryManager,
     Need,
-    Pins,
+    PinnedSequences,
     PoolLayout,
     SlidingWindow,
     StateCheckpoints,
@@ -266,7 +266,7 @@ def test_swapping_moves_the_running_state_only():
 
 def test_a_pinned_prefix_ends_where_it_was_asked_to():
     manager = hybrid()
-    pins = Pins(manager, 20)
+    pins = PinnedSequences(manager, 20)
     manager.add(0, 0, kept_tokens=28)
     assert manager.match_prefix(0, TOKENS[:28]) == 0
     run(manager, 0, TOKENS[:28])

@@ -7,7 +7,7 @@ from fake_device import Loop
 from small_schedulers import group, make_request, make_scheduler
 from unpaged import alone
 
-from jpaged.memory import Pins
+from jpaged.memory import PinnedSequences
 
 PREFIX = list(range(160))
 """40 blocks of 4 tokens."""
@@ -18,7 +18,7 @@ def pinned_loop(num_blocks: int, **options) -> Loop:
     loop = Loop(make_scheduler(num_blocks, prefix_caching=True, budget=256, **options))
     loop.run(make_request([*PREFIX, 0], 1))
     memory = loop.scheduler.memory
-    assert Pins(memory, 1).pin(-1, PREFIX)
+    assert PinnedSequences(memory, 1).pin(-1, PREFIX)
     return loop
 
 

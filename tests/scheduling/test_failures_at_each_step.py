@@ -23,7 +23,7 @@ from test_encoding import with_images
 from thorough import examples
 from unpaged import hash_model
 
-from jpaged.memory import Adapters, GroupSpec, ImageFeatures, Pins
+from jpaged.memory import Adapters, GroupSpec, ImageFeatures, PinnedSequences
 from jpaged.sampling_params import BeamSearchParams
 from jpaged.scheduling import Request, Scheduler, Status, disk_prefetch
 
@@ -182,7 +182,7 @@ class Play:
         scheduler = Scheduler(FailingMemory(whole.memory, "", faults), **kept, max_loras=2)
         scheduler.allocation.free_slots = FailingSlots(scheduler.allocation.free_slots, faults)
         self.loop = Loop(scheduler)
-        self.pins = Pins(scheduler.memory, 1)
+        self.pins = PinnedSequences(scheduler.memory, 1)
         self.num_recovered = 0
 
     def attempt(self, change: Callable[[], object]) -> bool:

@@ -75,7 +75,7 @@ def load(
                 _compute_again(engine, parts.values(), pins)
             engine.prefixes.take_over(pins)
         inputs.load(host["inputs"])
-        engine.requests.renew = inputs.renew
+        engine.requests.reassign_ids = inputs.reassign_ids
     except BaseException:
         engine.abort(*requests)
         engine.prefixes.forget()

@@ -76,7 +76,7 @@ def _noop(key: Hashable, seconds: float) -> None:
     """Do nothing at the end of a compilation."""
 
 
-def _nothing() -> None:
+def _no_work() -> None:
     """Do nothing: the shape is compiled."""
 
 
@@ -135,7 +135,7 @@ class Program:
         good or bad.
         """
         if key in self._compiled:
-            return _nothing
+            return _no_work
         over = threading.Event()
         compilation = _Compilation(lambda seconds: self._end(key, over, seconds))
         with self._lock:
@@ -151,7 +151,7 @@ class Program:
             raise
         if work is None:
             compilation.end()
-            return _nothing
+            return _no_work
         return compilation.of(work)
 
     def _traced(self, key: Hashable, args: tuple[Any, ...], static: dict[str, Any]) -> Callable[[], None] | None:
@@ -206,7 +206,7 @@ class _Compilation:
 
     def __init__(self, ended: Callable[[float], None]) -> None:
         self._ended: Callable[[float], None] | None = ended
-        self._work: Callable[[], None] = _nothing
+        self._work: Callable[[], None] = _no_work
         self._seconds = 0.0
         self._since: float | None = time.perf_counter()
 

@@ -13,13 +13,13 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Int, Shaped, UInt8
 
+from jpaged.execution.caches.base import Pool
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.compile.program import Program
 from jpaged.execution.mesh import sharding
 from jpaged.memory.copies import HostBlock, SwapCopy
 from jpaged.model_api import TENSOR_AXIS
 
-Pool: TypeAlias = Shaped[Array, "shards pages rows 128"]
 BlockBytes: TypeAlias = UInt8[np.ndarray, "shards blocks bytes"]
 Batch: TypeAlias = Shaped[Array | np.ndarray, "shards blocks ..."]
 

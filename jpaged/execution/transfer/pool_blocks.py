@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Int, Shaped
 
+from jpaged.execution.caches.base import Pool
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool
 from jpaged.execution.compile.program import Program
 from jpaged.execution.compile.store import ProgramStore
@@ -17,7 +18,6 @@ from jpaged.execution.mesh import DATA_AXIS, num_replicas, pool_sharding
 from jpaged.execution.transfer.host_store import LAUNCH_BYTES, BlockBytes, block_bytes, launch_sizes
 from jpaged.memory.policies import Adapters
 
-Pool: TypeAlias = Shaped[Array, "shards pages rows 128"]
 Launch: TypeAlias = Shaped[Array | np.ndarray, "shards blocks ..."]
 Blocks: TypeAlias = Sequence[Sequence[Sequence[int]]]
 """Block ids by replica and group."""

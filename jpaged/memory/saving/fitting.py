@@ -106,7 +106,7 @@ def _moved(data: dict[str, Any], pages: Mapping[int, int], num_pages: int, sizes
         seq_id: {**one, "tables": [[block(g, old) for old in table] for g, table in enumerate(one["tables"])]}
         for seq_id, one in data["sequences"].items()
     }
-    associations = [
+    open_pages = [
         [packed, [[pages[page] for page in mine if page in pages] for mine in opened]]
         for packed, opened in data["associations"]
     ]
@@ -119,7 +119,7 @@ def _moved(data: dict[str, Any], pages: Mapping[int, int], num_pages: int, sizes
         **data,
         "blocks": blocks,
         "sequences": sequences,
-        "associations": associations,
+        "associations": open_pages,
         "cached": cached,
         "images": images,
     }

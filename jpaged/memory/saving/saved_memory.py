@@ -10,20 +10,20 @@ from jpaged.memory.block_tables import NO_BLOCK
 from jpaged.memory.hash_chain import Link
 from jpaged.memory.manager import MemoryManager
 from jpaged.memory.saving.saved_parts import (
-    Associations,
     Links,
-    associations_data,
+    NumberedOpenPages,
     blocks_data,
     blocks_with_content,
     cache_data,
     images_data,
-    load_associations,
     load_blocks,
     load_cache,
     load_images,
+    load_open_pages,
     load_recent,
     load_request,
     load_tables,
+    open_pages_data,
     recent_data,
     request_data,
     tables_data,
@@ -35,12 +35,12 @@ def memory_data(memory: MemoryManager) -> dict[str, Any]:
 
     Host blocks whose content is never read again are left out: their places are free.
     """
-    links, associations, host = Links(), Associations(), memory.swap_space.host
+    links, open_pages, host = Links(), NumberedOpenPages(), memory.swap_space.host
     parts = memory.parts
     predicted = parts.predicted
     return {
-        "blocks": blocks_data(parts.allocator, associations),
-        "requests": [request_data(request, associations) for request in parts.requests.values()],
+        "blocks": blocks_data(parts.allocator, open_pages),
+        "requests": [request_data(request, open_pages) for request in parts.requests.values()],
         "sequences": {seq_id: tables_data(tables, links) for seq_id, tables in parts.sequences.items()},
         "swapped": {seq_id: tables_data(tables, links) for seq_id, tables in memory.swap_space.sequences.items()},
         "host": {"owners": [list(counts) for counts in host.ref_count], "free": host.free_blocks()},
@@ -54,7 +54,7 @@ def memory_data(memory: MemoryManager) -> dict[str, Any]:
         "clock": parts.updater.clock,
         "version": parts.updater.version,
         "links": links.data(),
-        "associations": associations_data(associations),
+        "associations": open_pages_data(open_pages),
     }
 
 
@@ -75,8 +75,8 @@ def load_memory(memory: MemoryManager, data: Mapping[str, Any]) -> None:
     memory.clear()
     parts = memory.parts
     links = [Link(*link) for link in data["links"]]
-    associations = load_associations(data["associations"], len(layout.groups))
-    requests = {one["id"]: load_request(one, associations, parts.groups) for one in data["requests"]}
+    open_pages = load_open_pages(data["associations"], len(layout.groups))
+    requests = {one["id"]: load_request(one, open_pages, parts.groups) for one in data["requests"]}
     owners: list[Counter[int]] = [Counter() for _ in layout.groups]
     for saved, sequences in ((data["sequences"], parts.sequences), (data["swapped"], memory.swap_space.sequences)):
         for seq_id, one in saved.items():
@@ -90,7 +90,7 @@ def load_memory(memory: MemoryManager, data: Mapping[str, Any]) -> None:
     if memory.images.group is not None:
         owners[memory.images.group].update(memory.images.owners())
     parts.requests.update(requests)  # in place: `RecentPrefixes` holds the same dict
-    load_blocks(parts.allocator, blocks, associations, owners)
+    load_blocks(parts.allocator, blocks, open_pages, owners)
     memory.swap_space.host.load(data["host"]["owners"], data["host"]["free"])
     parts.cache.generation = data.get("generation", 0)  # saved by 0.1.0 without it
     load_cache(parts.cache, data["cached"], links)

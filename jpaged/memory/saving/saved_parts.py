@@ -16,27 +16,27 @@ from jpaged.memory.recent_prefixes import Recent, RecentPrefixes
 from jpaged.memory.shared_blocks import HeldImage, ImageBlocks, StoredImage
 
 
-class Associations:
+class NumberedOpenPages:
     """Numbers the open pages of requests; some of these requests have ended."""
 
     def __init__(self) -> None:
         self.all: list[OpenPages] = []
         self._numbers: dict[int, int] = {}
 
-    def number(self, association: OpenPages) -> int:
+    def number(self, pages: OpenPages) -> int:
         """Return the number of a request's open pages; each new one gets the next."""
-        if id(association) not in self._numbers:
-            self._numbers[id(association)] = len(self.all)
-            self.all.append(association)
-        return self._numbers[id(association)]
+        if id(pages) not in self._numbers:
+            self._numbers[id(pages)] = len(self.all)
+            self.all.append(pages)
+        return self._numbers[id(pages)]
 
 
-def blocks_data(allocator: BlockAllocator, associations: Associations) -> dict[str, Any]:
+def blocks_data(allocator: BlockAllocator, open_pages: NumberedOpenPages) -> dict[str, Any]:
     """Return the order of free pages, every other page, and each group's lists in their order; counts follow from
     tables.
 
     Args:
-        associations: numbers those of the pages, too.
+        open_pages: numbers those of the pages, too.
     """
     pages = allocator.pages
     owned = [page for page in range(pages.num_pages) if pages.group[page] != NO_GROUP]
@@ -44,7 +44,7 @@ def blocks_data(allocator: BlockAllocator, associations: Associations) -> dict[s
     for page in owned:
         owner = pages.owner[page]
         assert owner is not None, "a page of a group was carved for a request"
-        owners.append(associations.number(owner))
+        owners.append(open_pages.number(owner))
     return {
         "num_pages": pages.num_pages,
         "free": list(pages.free),
@@ -65,25 +65,25 @@ def blocks_data(allocator: BlockAllocator, associations: Associations) -> dict[s
     }
 
 
-def associations_data(associations: Associations) -> list[Any]:
+def open_pages_data(open_pages: NumberedOpenPages) -> list[Any]:
     """Return whether each is packed, and its pages with empty blocks by group."""
-    return [[one.packed, [list(pages) for pages in one.by_group]] for one in associations.all]
+    return [[one.packed, [list(pages) for pages in one.by_group]] for one in open_pages.all]
 
 
-def load_associations(data: Sequence[Any], num_groups: int) -> list[OpenPages]:
+def load_open_pages(data: Sequence[Any], num_groups: int) -> list[OpenPages]:
     """Return the open pages of requests by their number."""
     loaded = []
-    for packed, open_pages in data:
-        association = OpenPages(num_groups)
-        association.packed = packed
-        for mine, pages in zip(association.by_group, open_pages, strict=True):
-            mine.update(dict.fromkeys(pages))
-        loaded.append(association)
+    for packed, by_group in data:
+        mine = OpenPages(num_groups)
+        mine.packed = packed
+        for group, pages in zip(mine.by_group, by_group, strict=True):
+            group.update(dict.fromkeys(pages))
+        loaded.append(mine)
     return loaded
 
 
 def load_blocks(
-    allocator: BlockAllocator, data: dict[str, Any], associations: Sequence[OpenPages], owners: list[Counter[int]]
+    allocator: BlockAllocator, data: dict[str, Any], open_pages: Sequence[OpenPages], owners: list[Counter[int]]
 ) -> None:
     """Bring a fresh allocator into the state that was saved.
 
@@ -95,7 +95,7 @@ def load_blocks(
     pages.free.extend(data["free"])
     pages.touched = set(data["touched"])
     for page, g, owner, empty, *newest in data["pages"]:
-        pages.group[page], pages.owner[page], pages.empty[page] = g, associations[owner], list(empty)
+        pages.group[page], pages.owner[page], pages.empty[page] = g, open_pages[owner], list(empty)
         pages.newest[page] = EvictionKey(*newest)
         allocator.groups[g].num_empty += len(empty)
     for group, counts, saved in zip(allocator.groups, owners, data["groups"], strict=True):
@@ -164,11 +164,11 @@ class Links:
         return [list(link) for link in self._numbers]
 
 
-def request_data(request: RequestBlocks, associations: Associations) -> dict[str, Any]:
+def request_data(request: RequestBlocks, open_pages: NumberedOpenPages) -> dict[str, Any]:
     """Return the state that the tables of a request share."""
     return {
         "id": request.request_id,
-        "association": associations.number(request.open_pages),
+        "association": open_pages.number(request.open_pages),
         "encoder_tokens": request.encoder_tokens,
         "prompt_tokens": request.prompt_tokens,
         "kept_tokens": request.kept_tokens,
@@ -177,11 +177,11 @@ def request_data(request: RequestBlocks, associations: Associations) -> dict[str
 
 
 def load_request(
-    data: Mapping[str, Any], associations: Sequence[OpenPages], groups: Sequence[tuple[Policy, int]]
+    data: Mapping[str, Any], open_pages: Sequence[OpenPages], groups: Sequence[tuple[Policy, int]]
 ) -> RequestBlocks:
     """Return the state that the tables of a request share. The caller counts its sequences."""
     tokens = data["encoder_tokens"], data["prompt_tokens"], data["kept_tokens"]
-    request = RequestBlocks(data["id"], associations[data["association"]], groups, *tokens)
+    request = RequestBlocks(data["id"], open_pages[data["association"]], groups, *tokens)
     if data["begun"] is not None:
         request.begin(*data["begun"])
     return request

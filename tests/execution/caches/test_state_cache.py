@@ -35,7 +35,7 @@ from state_models import (
 from jpaged.engine.pinned_prefixes import PinnedPrefixes
 from jpaged.execution.caches.base import BlockSettings
 from jpaged.execution.caches.state import StateCache
-from jpaged.memory import Pins
+from jpaged.memory import PinnedSequences
 from jpaged.sampling_params import BeamSearchParams
 from jpaged.scheduling import BeamSearch
 from jpaged.scheduling.top_tokens import TokenRanking
@@ -109,7 +109,7 @@ def test_salts_are_kept_apart(runner):
 
 def test_a_pinned_prefix_is_kept_whole(runner):
     scheduler, system = make_scheduler(runner), prompt(100, 9)
-    replica = SimpleNamespace(pins=Pins(scheduler.memory, 40), scheduler=scheduler)
+    replica = SimpleNamespace(pins=PinnedSequences(scheduler.memory, 40), scheduler=scheduler)
 
     def compute(_, own) -> None:
         serve(runner, scheduler, [own])

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from jpaged.execution.caches.base import Pool
 from jpaged.execution.transfer.disk.block_thread import BlockThread
-from jpaged.execution.transfer.host_store import HostStore, Pool
+from jpaged.execution.transfer.host_store import HostStore
 from jpaged.memory.disk import DiskFill, DiskWrite
 
 

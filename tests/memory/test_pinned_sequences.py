@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from memory_pools import counts, full_manager, serve, window_manager
 
-from jpaged.memory import Fit, Need, Pins
+from jpaged.memory import Fit, Need, PinnedSequences
 
 TOKENS = list(range(100))
 
 
-def pinned(manager, tokens, room=4, **options) -> Pins:
-    pins = Pins(manager, room)
+def pinned(manager, tokens, room=4, **options) -> PinnedSequences:
+    pins = PinnedSequences(manager, room)
     serve(manager, 0, tokens)
     manager.free(0)
     assert pins.pin(50, tokens, **options)
@@ -57,7 +57,7 @@ def test_every_group_keeps_what_prompts_that_go_on_will_read():
 
 def test_another_salt_pins_other_blocks():
     manager = full_manager(8, prefix_caching=True)
-    pins = Pins(manager, 4)
+    pins = PinnedSequences(manager, 4)
     serve(manager, 0, TOKENS[:10], salt="a")
     manager.free(0)
     assert not pins.pin(50, TOKENS[:10])
@@ -82,9 +82,9 @@ def test_a_pin_that_leaves_no_room_for_the_longest_sequence_is_refused_and_holds
 
 def test_a_prefix_without_a_whole_block_or_a_cache_is_refused():
     with pytest.raises(ValueError, match="the prompt's 3 tokens are fewer than the 4 of a block"):
-        Pins(full_manager(prefix_caching=True), 4).length(3)
+        PinnedSequences(full_manager(prefix_caching=True), 4).length(3)
     with pytest.raises(ValueError, match="enable_prefix_caching=True"):
-        Pins(full_manager(), 4).length(10)
+        PinnedSequences(full_manager(), 4).length(10)
 
 
 def test_the_prefix_cache_is_not_reset_while_a_prefix_is_pinned():

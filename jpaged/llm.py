@@ -33,6 +33,7 @@ from jpaged.outputs import (
 )
 from jpaged.pooling_params import PoolingParams
 from jpaged.sampling_params import BeamSearchParams, SamplingParams
+from jpaged.short_tracebacks import is_refusal, short_traceback
 from jpaged.text.adapters import LoRA
 from jpaged.text.batch import conversations, one_each, one_lora_each, priorities, several
 from jpaged.text.chat_template import ChatArguments, ChatOptions, ContentFormat, Messages
@@ -74,6 +75,7 @@ class LLM:
         TypeError: a setting is unknown.
     """
 
+    @short_traceback
     def __init__(self, model: str | Path, **settings: Any) -> None:
         from jpaged.engine.builder import build_engine  # imports jax, which takes a second
         from jpaged.engine.step_dump import record_if_asked
@@ -153,6 +155,7 @@ class LLM:
 
     # ------------------------------------------------------------------ generation
 
+    @short_traceback
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -194,6 +197,7 @@ class LLM:
             Batch(batch, params, priorities(priority, len(batch)), tokenization, loras), use_tqdm, on_error
         )
 
+    @short_traceback
     def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -223,6 +227,7 @@ class LLM:
         loras = one_lora_each(lora_request, len(batch))
         return self._run(Batch(batch, each, priorities(priority, len(batch)), loras=loras), use_tqdm, on_error)
 
+    @short_traceback
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -248,6 +253,7 @@ class LLM:
         checked = Batch(batch, params, priorities(priority, len(batch)), loras=loras)
         return self._kept(stream(self._owner.engine, self.input_processor, self.output_processor, checked))
 
+    @short_traceback
     def chat(
         self,
         messages: Messages | Sequence[Messages],
@@ -295,6 +301,7 @@ class LLM:
         loras = one_lora_each(lora_request, len(batch))
         return self._run(Batch(batch, params, tokenization=tokenization, loras=loras), use_tqdm, on_error)
 
+    @short_traceback
     def chat_prompt(self, messages: Messages, **options: Unpack[ChatArguments]) -> dict[str, Any]:
         """Turn a conversation into a prompt for `generate` and `stream`, by the chat template.
 
@@ -308,7 +315,12 @@ class LLM:
 
     def _kept(self, deltas: Generator[StreamDelta, None, None]) -> Generator[StreamDelta, None, None]:
         """Yield a stream's deltas. The generator keeps this LLM alive, even if the caller drops the LLM."""
-        yield from deltas
+        try:
+            yield from deltas
+        except ValueError as error:  # the pool's refusal, at the first delta
+            if not is_refusal(error):
+                raise
+            raise error.with_traceback(None) from None
 
     def _defaults(
         self, sampling_params: SamplingParams | Sequence[SamplingParams] | None
@@ -321,6 +333,7 @@ class LLM:
 
     # ------------------------------------------------------------------ vectors, classes and scores
 
+    @short_traceback
     def embed(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -343,6 +356,7 @@ class LLM:
         options = RunOptions(use_tqdm, tokenization_kwargs, lora_request)
         return self._pooler.embed(prompts, pooling_params, options)
 
+    @short_traceback
     def classify(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -362,6 +376,7 @@ class LLM:
         options = RunOptions(use_tqdm, tokenization_kwargs, lora_request)
         return self._pooler.classify(prompts, options)
 
+    @short_traceback
     def score(
         self,
         data_1: Prompt | Sequence[Prompt],
@@ -552,6 +567,7 @@ class LLM:
         """
         return self.control.run(self.control.prepare_cache_reset())
 
+    @short_traceback
     def pin_prefix(self, prompt: Prompt, cache_salt: str | None = None) -> PinnedPrefix:
         """Keep the KV of a prompt's whole blocks in the pool until `unpin`, and compute it if needed.
 
@@ -643,6 +659,7 @@ class LLM:
         """Return `stats` as named metrics, as vLLM's `get_metrics` does; the names begin with "jpaged:"."""
         return self.control.metrics()
 
+    @short_traceback
     def memory_report(self, *, peak: bool = False, replica: int = 0) -> MemoryReport:
         """Report the holders of the pool's blocks; `str()` of the report is a table.
 
@@ -655,6 +672,7 @@ class LLM:
         """
         return self.control.run(self.control.prepare_report(peak=peak, replica=replica))
 
+    @short_traceback
     def memory_map(self, *, replica: int = 0) -> MemoryMap:
         """Map every large page and block of the pool now: its group, state, owner and number of tokens.
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from jpaged.short_tracebacks import short_init
 from jpaged.validation import boolean, integer, one_of
 
 Pooling = Literal["last", "mean"]
 POOLINGS: tuple[Pooling, ...] = ("last", "mean")
 
 
+@short_init
 @dataclass(frozen=True, kw_only=True)
 class PoolingParams:
     """Controls how `LLM.embed` turns a prompt's hidden states, after the final norm, into a vector.

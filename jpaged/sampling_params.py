@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from jpaged.short_tracebacks import short_init
 from jpaged.structured_outputs import StructuredOutputsParams
 from jpaged.validation import boolean, did_you_mean, integer, number, several, texts
 from jpaged.vllm_compat import refuse_import, refuse_parameters
@@ -65,6 +66,7 @@ class RequestOutputKind(Enum):
     """Everything, in a single output at the end."""
 
 
+@short_init
 @dataclass(kw_only=True)
 class SamplingParams:
     """Controls how one request's tokens are chosen and when it ends.
@@ -233,6 +235,7 @@ def _check_size(name: str, given: Sequence[str], most: int, most_characters: int
         raise ValueError(f"{name} has {characters} characters in all, the limit is {most_characters}")
 
 
+@short_init
 @dataclass(frozen=True)
 class BeamSearchParams:
     """Controls one request's beam search; each parameter has the meaning that it has in transformers.

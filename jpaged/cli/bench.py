@@ -5,22 +5,21 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from jpaged.cli.bench_serve import serve
 from jpaged.cli.engine_options import EngineOptions, with_engine_options
 from jpaged.cli.examples import examples
-from jpaged.cli.options import Command, Model
+from jpaged.cli.options import Command, Group, Model, UserError
 
 _MOVED = ("eviction", "memory", "memory-real", "serving", "serving-sim", "sharing", "speculative")
 
 
-class _Commands(TyperGroup):
+class _Commands(Group):
     """The commands, and for a former one where its experiment went."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] in _MOVED:
-            ctx.fail(
+            raise UserError(
                 f"jpaged bench {args[0]} is no command of the package any more: run `python -m scripts.benchmarks` in "
                 "a checkout of the repository"
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,9 +79,7 @@ def generate(
     llm = engine.build(model)
     if stream:
         print_text(texts[0], end="", bold=True)
-        with bad_parameters():
-            deltas = llm.stream(texts[0], params)
-        print_stream(_refusing(deltas))
+        print_stream(_refusing(lambda: llm.stream(texts[0], params)))
     outputs = [] if stream else llm.generate(texts, params, on_error="return")
     for output in outputs:
         if output.error is not None:
@@ -182,7 +180,9 @@ def print_stream(deltas: Iterable[Any]) -> str:
     return "".join(pieces)
 
 
-def _refusing(deltas: Iterable[Any]) -> Iterable[Any]:
+def _refusing(stream: Callable[[], Iterable[Any]]) -> Iterable[Any]:
     """Yield an engine's deltas, with its refusals, and not the printer's errors, as errors of the command line."""
-    with bad_parameters():
-        yield from deltas
+    try:
+        yield from stream()
+    except ValueError as error:  # there is one prompt, which needs no number
+        raise typer.BadParameter(str(error).removeprefix("prompt 0: ")) from error

@@ -11,7 +11,7 @@ from jpaged import __version__
 from jpaged.cli.bench import app as bench
 from jpaged.cli.examples import examples
 from jpaged.cli.generate import chat, generate
-from jpaged.cli.options import Command
+from jpaged.cli.options import Command, Group
 from jpaged.cli.plan import plan
 from jpaged.cli.prepare import compile_model, convert
 from jpaged.cli.replay_step import replay_step
@@ -19,6 +19,7 @@ from jpaged.cli.run_batch import run_batch
 from jpaged.cli.serve import serve
 
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     context_settings={"help_option_names": ["--help", "-h"]},  # subcommands inherit it
     epilog=examples("jpaged"),

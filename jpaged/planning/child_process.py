@@ -23,6 +23,7 @@ from jpaged.loading.build_context import check_dtype, chosen_dtype
 from jpaged.loading.open_checkpoint import Described, describe_model
 from jpaged.planning.devices import Device
 from jpaged.planning.target_mesh import environment
+from jpaged.validation import did_you_mean
 
 SHAPES = Path(__file__).parent / "shapes"
 """Configs of published models, for those that a hub gives only to who has signed in."""
@@ -47,7 +48,9 @@ def _described(config: EngineConfig | SizedConfig) -> Described:
             language_model_only=config.language_model_only,
         )
     except ValueError as error:
-        raise ValueError(f"{error}; published shapes are {', '.join(published_shapes())}") from error
+        known = published_shapes()
+        meant = did_you_mean(str(config.model), known)
+        raise ValueError(f"{error}; published shapes are {', '.join(known)}{meant}") from error
 
 
 def refuse_settings(asked: EngineConfig, names: Iterable[str], reason: str) -> None:

@@ -115,6 +115,8 @@ def test_h_is_help(command):
         (["generate"], "give prompts, or --file"),
         (["chat", "--temperature", "-1"], "--temperature"),
         (["plan", "--model", "smollm2-135m", "--device", "v5e8"], "did you mean v5e-8?"),
+        (["serv"], "Did you mean 'serve'?"),
+        (["bench", "serv"], "Did you mean 'serve'?"),
     ],
 )
 def test_an_error_is_one_message_that_names_the_flag(arguments, said):
@@ -139,3 +141,28 @@ def test_an_error_quotes_the_beginning_of_a_long_value(monkeypatch):
     monkeypatch.setattr("jpaged.llm.LLM", refuse)
     result = CliRunner().invoke(app, ["generate", "hi"])
     assert result.output == f"Error: --model {'m' * 80!r}... does not exist\n"
+
+
+def test_a_command_without_arguments_prints_its_help():
+    for command in ([], ["bench"]):
+        assert CliRunner().invoke(app, command).output.lstrip().startswith("Usage: ")
+
+
+def test_an_error_that_names_a_setting_alone_names_the_flag_alone(monkeypatch):
+    def refuse(*_, **__):
+        raise ValueError("download_dir= chooses the folder, block_size=3 is odd and language_model_only=True is so")
+
+    monkeypatch.setattr("jpaged.llm.LLM", refuse)
+    said = CliRunner().invoke(app, ["generate", "hi"]).output
+    assert said == "Error: --download-dir chooses the folder, --block-size 3 is odd and --language-model-only is so\n"
+
+
+def test_a_stream_of_one_prompt_is_refused_without_its_number(monkeypatch):
+    def stream(*_):
+        raise ValueError("prompt 0: the prompt has 5000 tokens")
+
+    monkeypatch.setattr("jpaged.llm.LLM", lambda *_, **__: SimpleNamespace(stream=stream))
+    result = CliRunner().invoke(app, ["generate", "hi", "--stream"])
+    assert (
+        result.output.splitlines()[-1].endswith("Error: the prompt has 5000 tokens") and "prompt 0" not in result.output
+    )

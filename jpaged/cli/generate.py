@@ -1,10 +1,7 @@
-"""The commands ``jpaged generate`` and ``jpaged chat``, and the printing of prompts and outputs without any change."""
+"""The command ``jpaged generate``."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,8 +21,9 @@ from jpaged.cli.options import (
     Temperature,
     TopK,
     TopP,
-    bad_parameters,
+    sampling,
 )
+from jpaged.cli.printing import print_rule, print_text
 
 
 @with_engine_options("batch")
@@ -61,7 +59,7 @@ def generate(
         raise typer.BadParameter(f"--stream shows one prompt, not {len(texts)}")
     if stream and n > 1:
         raise typer.BadParameter(f"--stream shows one output, not --n {n}")
-    params = _sampling(
+    params = sampling(
         n=n,
         max_tokens=max_tokens,
         temperature=temperature,
@@ -96,42 +94,6 @@ def generate(
         raise typer.Exit(1)
 
 
-@with_engine_options("model")
-def chat(
-    model: Model = "smollm2-135m",
-    system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    max_tokens: MaxTokens = 256,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    seed: Seed = None,
-    *,
-    engine: EngineOptions,
-) -> None:
-    """Talk to a model, one turn at a time.
-
-    An empty line or end of input ends the conversation.
-    """
-    params = _sampling(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    drafts = engine.settings()["speculative"] is not None
-    llm = engine.build(model, max_num_seqs=16 if drafts else 1)  # drafts take rows of the batch
-    messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
-    while True:
-        try:
-            line = input("> ")
-        except EOFError:
-            break
-        if not line.strip():
-            break
-        question = {"role": "user", "content": line}
-        try:
-            answer = print_stream(llm.stream(llm.chat_prompt([*messages, question]), params))
-        except ValueError as error:
-            typer.secho(f"refused: {error}", fg="red", err=True)
-            continue
-        messages += [question, {"role": "assistant", "content": answer}]
-
-
 def read_prompts(file: Path) -> list[str]:
     """Return the lines of a file that are not empty. A line feed ends a line, with or without a carriage return."""
     try:
@@ -141,33 +103,10 @@ def read_prompts(file: Path) -> list[str]:
         raise typer.BadParameter(f"{file} is not UTF-8: {error}") from error
 
 
-def _sampling(**values: Any) -> Any:
-    from jpaged.sampling_params import SamplingParams
-
-    with bad_parameters():
-        return SamplingParams(**values)
-
-
-def print_text(text: str, *, end: str = "\n", **style: Any) -> None:
-    """Print a text unchanged, in a style of `typer.style` if a terminal shows colours.
-
-    Typer's own functions remove escape codes in a pipe, also those of the text itself.
-    """
-    if style and sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
-        text = typer.style(text, **style)
-    typer.echo(text + end, nl=False, color=True)
-
-
 def _beginning(text: str) -> str:
     """Return the first line of a text, at most 80 characters of it."""
     line = text.partition("\n")[0][:80]
     return line if line == text else f"{line}..."
-
-
-def print_rule() -> None:
-    """Print a line across the terminal, before a prompt."""
-    line = "─" if (sys.stdout.encoding or "").lower().startswith("utf") else "-"
-    print_text(line * shutil.get_terminal_size().columns, dim=True)
 
 
 def print_stream(deltas: Iterable[Any]) -> str:

@@ -9,8 +9,9 @@ import typer
 
 from jpaged import __version__
 from jpaged.cli.bench import app as bench
+from jpaged.cli.chat import chat
 from jpaged.cli.examples import examples
-from jpaged.cli.generate import chat, generate
+from jpaged.cli.generate import generate
 from jpaged.cli.options import Command, Group
 from jpaged.cli.plan import plan
 from jpaged.cli.prepare import compile_model, convert

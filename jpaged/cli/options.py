@@ -126,6 +126,14 @@ def _with_flags(message: str, params: Iterable[Any]) -> str:
     return re.sub(r"(?<![\w.])([a-z_]+)=(True|False)?(?=(\S?))", flag, message)
 
 
+def sampling(**values: Any) -> Any:
+    """Return the `SamplingParams` of a command's flags; a refusal becomes an error of the command line."""
+    from jpaged.sampling_params import SamplingParams
+
+    with bad_parameters():
+        return SamplingParams(**values)
+
+
 def check_place(option: str, file: Path | None) -> None:
     """Check that the folder of an output file exists, before minutes of work.
 

@@ -53,29 +53,6 @@ def test_help_is_told_without_jax():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-class Parrot:
-    """An engine that refuses long conversations and says the last message again."""
-
-    def __init__(self, model, **settings):
-        pass
-
-    def chat_prompt(self, messages):
-        if sum(len(message["content"]) for message in messages) > 20:
-            raise ValueError("the prompt has 21 tokens")
-        return messages[-1]["content"]
-
-    def stream(self, prompt, params):
-        yield SimpleNamespace(text=prompt)
-
-
-def test_a_conversation_goes_on_after_a_message_that_is_refused(monkeypatch):
-    monkeypatch.setattr("jpaged.llm.LLM", Parrot)
-    result = CliRunner().invoke(app, ["chat"], input="one\n" + "x" * 30 + "\ntwo\n")
-    assert result.exit_code == 0
-    assert "refused: the prompt has 21 tokens" in result.stderr
-    assert result.stdout.replace("> ", "").splitlines() == ["one", "two"]
-
-
 def test_a_file_of_prompts_that_is_no_text_is_named(tmp_path):
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     for file, said in ((tmp_path, "directory."), (tmp_path / "bytes", "UTF-8:")):

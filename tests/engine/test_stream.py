@@ -199,11 +199,11 @@ def test_generate_prints_a_stream_of_one_prompt(llm, folder):
 
 
 def test_chat_prints_the_answers_of_a_conversation(llm, folder):
-    result = run("chat", "--model", folder, "--max-tokens", "8", "--max-model-len", "128", input="hi\ncd\n\n")
+    result = run("chat", "--model", folder, "--max-tokens", "8", "--max-model-len", "128", input="hi\ncd\n")
     greedy = SamplingParams(temperature=0, max_tokens=8)
     messages, answers = [], []
     for line in ("hi", "cd"):
         messages.append({"role": "user", "content": line})
         answers.append(llm.chat(messages, greedy, use_tqdm=False)[0].outputs[0].text)
         messages.append({"role": "assistant", "content": answers[-1]})
-    assert result.output == "> " + "\n> ".join([*answers, ""])
+    assert result.stdout == "> " + "\n> ".join([*answers, ""])

@@ -1,0 +1,46 @@
+"""Runs ``jpaged chat`` over a model that answers by a table, so that its transcript is the same on every machine."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import SimpleNamespace
+
+ANSWERS = {
+    "Name a river.": "The **Elbe**.",
+    "And a longer one?": "<think>Longer than 1,094 km.</think>\n\nThe **Danube**, 2,850 km.",
+    "Count to a thousand.": " ".join(map(str, range(1, 1001))),
+    "Which was the first?": "I no longer see it.",
+}
+
+
+class Scripted:
+    """An engine whose tokens are words, with 32 of context."""
+
+    max_model_len = 32
+
+    def __init__(self, model: str, **settings: object) -> None:
+        pass
+
+    def chat_prompt(self, messages: list[dict[str, str]]) -> dict[str, object]:
+        words = [word for message in messages for word in [message["role"], *message["content"].split()]]
+        return {"prompt": messages[-1]["content"], "prompt_token_ids": words}
+
+    def stream(self, prompt: dict[str, object], params: object):
+        if len(prompt["prompt_token_ids"]) > self.max_model_len:
+            raise ValueError(f"prompt 0: the prompt has {len(prompt['prompt_token_ids'])} tokens")
+        return self._deltas(ANSWERS.get(str(prompt["prompt"]), str(prompt["prompt"])))
+
+    def _deltas(self, answer: str):
+        for i, word in enumerate(answer.split(" ")):
+            if i == 5 and len(answer) > 1000:
+                sys.stdout.flush()
+                time.sleep(60)  # until Ctrl-C
+            yield SimpleNamespace(text=word if i == 0 else f" {word}")
+
+
+if __name__ == "__main__":
+    sys.modules["jpaged.llm"] = SimpleNamespace(LLM=Scripted)  # type: ignore[assignment]
+    from jpaged.cli.main import app
+
+    app(["chat", *sys.argv[1:]])

@@ -12,6 +12,7 @@ target=${1:?usage: aot_env.sh tpu|cuda DIR}
 dir=${2:?usage: aot_env.sh tpu|cuda DIR}
 dir=$(realpath -m "$dir") # venv refuses a link to a folder
 root=$(cd "$(dirname "$0")/.." && pwd)
+source "$root/scripts/venv.sh"
 
 python=${PYTHON:-$root/.venv/bin/python}
 [ -x "$python" ] || python=$(command -v python3)
@@ -41,5 +42,5 @@ wanted=$(printf '%s\n' "${packages[@]}")
 [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && exit
 echo "installing the $target compiler into $dir"
 "$python" -m venv "$dir"
-"$dir/bin/pip" install --quiet --disable-pip-version-check "${packages[@]}"
+pip_install "$dir/bin/python" "${packages[@]}"
 echo "$wanted" >"$stamp"

@@ -12,6 +12,7 @@ source scripts/venv.sh
 
 make_venv
 install_jpaged test
+unset PYTHONDONTWRITEBYTECODE # what an import costs is measured with bytecode, its size without
 keep=${1:+$(realpath -m "$1")}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -24,7 +25,7 @@ git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents --t
 
 echo "installing the wheel into an empty environment"
 "$venv" -m venv "$work/empty"
-"$work/empty/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile "$work"/dist/*.whl
+pip_install "$work/empty/bin/python" "$work"/dist/*.whl
 unset PYTHONPATH
 "$venv" scripts/install_size.py --environment "$work/empty/bin/python" --most 800
 root=$PWD

@@ -99,7 +99,7 @@ def convert_checkpoint(
     if dtype == "auto":
         stored = str(opened.reader.stored_dtype)
         dtype = stored if stored in ("bfloat16", "float16") else "float32"
-    loaded = _load(opened, np.dtype(jnp.dtype(dtype)), _mesh(None, 1), False, quantization, computes=False)
+    loaded = _load(opened, np.dtype(jnp.dtype(dtype)), _mesh(None, 1), False, quantization, False, computes=False)
     tokenizer = load_tokenizer(opened.source, opened.gguf) if has_tokenizer(opened.source) else None
     generation = read_generation_config("auto", opened.source, opened.gguf, None)
     ends = usable_end_ids(generation.eos_token_ids, loaded.model.vocab_size, opened.source.path)
@@ -113,7 +113,7 @@ def _load(
     mesh: Mesh,
     stacked: bool | None,
     quantization: str | None,
-    expert_parallel: bool = False,
+    expert_parallel: bool,
     computes: bool = True,
     compact_tiles: CompactTiles | None = None,
 ) -> LoadedModel:

@@ -47,7 +47,7 @@ class LoadedModel:
     mesh: Mesh
     stacked: bool
     tensor_shapes: Mapping[str, tuple[int, ...]]
-    expert_parallel: bool = False
+    expert_parallel: bool
     sampling: Mapping[str, Any] = field(default_factory=dict)
     location: str = ""
     pooling: PoolingHead = field(default_factory=PoolingHead)

@@ -26,7 +26,7 @@ def test_tpus_scan_over_stacks_and_so_do_gpus_that_run_xlas_attention(platform, 
 def test_a_cpu_that_holds_the_model_alone_multiplies_with_its_own_kernel():
     context = build_context(make_mesh(1), np.float32)
     assert context.product_impl == "cpu"
-    assert (context.stacked, context.unrolled) == (False, False)
+    assert (context.stacked, context.unrolled, context.expert_parallel) == (False, False, False)
 
 
 def test_the_kernels_that_were_asked_for_multiply():

@@ -11,6 +11,8 @@ import pytest
 from live_server import until
 
 from jpaged import StateRefused
+from jpaged.server import kept_state
+from jpaged.server.caller import AGAIN
 from jpaged.server.kept_state import KeptState
 
 PATH = "/v1/completions"
@@ -138,16 +140,90 @@ def test_a_second_server_on_one_folder_is_refused_and_names_the_first(tmp_path):
 
 
 class IdleEngine:
-    """An engine with no state to save."""
+    """An engine with no state to save, or with these requests in the state that it loads; records what it is asked."""
+
+    def __init__(self, *restored, refusal=None):
+        self.restored_requests, self.refusal = list(restored), refusal
+        self.asked = []
 
     async def save_state(self, folder):
-        """Do nothing."""
+        self.asked.append("save")
+        if self.refusal is not None:
+            raise RuntimeError(self.refusal)
+        (folder / "state.json").touch()
+
+    async def load_state(self, folder):
+        self.asked.append("load")
+        return list(self.restored_requests)
+
+    async def abort(self, name):
+        self.asked.append(f"abort {name}")
+        self.restored_requests.remove(name)
 
     async def stop_saving(self):
-        """Do nothing."""
+        self.asked.append("stop")
 
     def save_every(self, folder, seconds):
-        """Do nothing."""
+        self.asked.append(f"every {seconds:g}")
+
+
+def test_without_a_folder_nothing_is_saved():
+    engine = IdleEngine()
+
+    async def run() -> None:
+        kept = KeptState(engine, None, 1.0)
+        await kept.restore()
+        await kept.save_last()
+        kept.release()
+
+    asyncio.run(run())
+    assert engine.asked == []
+
+
+def test_a_folder_is_saved_to_at_the_start_at_intervals_and_once_at_the_end(tmp_path):
+    engine = IdleEngine()
+
+    async def run() -> KeptState:
+        kept = KeptState(engine, tmp_path / "state", 7.0)
+        await kept.restore()
+        await asyncio.gather(kept.save_last(), kept.save_last())
+        await kept.save_last()
+        return kept
+
+    kept = asyncio.run(run())
+    assert engine.asked == ["save", "every 7", "stop", "save"] and not kept.stalled
+
+
+@pytest.mark.parametrize("saved_in_time", [False, True])
+def test_restored_requests_end_where_no_client_sends_them_again_in_time(saved_in_time, tmp_path, monkeypatch, caplog):
+    """One has no Idempotency-Key, so that no client can; the last save ends the waiting."""
+    monkeypatch.setattr(kept_state, "PATIENCE", 0.05)
+    engine = IdleEngine(f"{AGAIN}mine", "another")
+    (tmp_path / "state.json").touch()
+
+    async def run() -> None:
+        kept = KeptState(engine, tmp_path, 7.0)
+        await kept.restore()
+        assert engine.asked == ["load", "abort another", "every 7"]
+        if saved_in_time:
+            await kept.save_last()
+        await asyncio.sleep(0.2)
+        kept.release()
+
+    asyncio.run(run())
+    assert engine.asked[3:] == (["stop", "save"] if saved_in_time else [f"abort {AGAIN}mine"])
+    assert ("did not send it again within 0.05 s" in caplog.text) != saved_in_time
+
+
+def test_an_engine_whose_state_cannot_be_saved_is_refused_and_leaves_the_folder_to_others(tmp_path):
+    async def run() -> None:
+        with pytest.raises(StateRefused, match=r"^state_dir='.*/state': replicas save no state$"):
+            await KeptState(IdleEngine(refusal="replicas save no state"), tmp_path / "state", 1.0).restore()
+        other = KeptState(IdleEngine(), tmp_path / "state", 1.0)
+        await other.restore()
+        other.release()
+
+    asyncio.run(run())
 
 
 def test_only_its_owner_reads_what_a_server_keeps(serve, tmp_path):

@@ -75,6 +75,7 @@ def random_model(config: Any, mesh: jax.sharding.Mesh, dtype: Any) -> LoadedMode
         dtype=np.dtype(dtype),
         mesh=mesh,
         stacked=build.stacked,
+        expert_parallel=build.expert_parallel,
         tensor_shapes={},
     )
 

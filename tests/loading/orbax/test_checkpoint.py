@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from tiny_folders import write_llama
 
 from jpaged.loading import convert_checkpoint, load_model, save_checkpoint
+from jpaged.loading.open_checkpoint import open_model
 from jpaged.loading.orbax.checkpoint import _key
 from jpaged.loading.parameters.targets import flat_values, targets_of
 
@@ -174,6 +175,20 @@ def test_whole_experts_can_be_loaded_from_split_ones_and_split_ones_from_whole(t
     one_layer = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
     make_checkpoint("gpt_oss", tmp_path / "source", num_local_experts=4, **one_layer)
     run_on_four_devices("expert_checkpoints.py", tmp_path / "source", tmp_path)
+
+
+def test_experts_are_split_unless_something_says_that_they_are_whole(tmp_path):
+    """Neither a load nor a conversion says so here, and old checkpoints say nothing."""
+    one_layer = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+    make_checkpoint("gpt_oss", tmp_path / "source", num_local_experts=4, **one_layer)
+    assert load_model(tmp_path / "source").expert_parallel is False
+    convert_checkpoint(tmp_path / "source", tmp_path / "saved")
+    marker = tmp_path / "saved" / "jpaged.json"
+    about = json.loads(marker.read_text())
+    assert about.pop("expert_parallel") is False
+    marker.write_text(json.dumps(about | {"tensor_parallel": 2}))
+    reader = open_model(tmp_path / "saved").reader
+    assert reader.fits(2, expert_parallel=False) and not reader.fits(2, expert_parallel=True)
 
 
 def test_the_marker_is_written_last(folder, tmp_path, monkeypatch):

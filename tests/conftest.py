@@ -38,6 +38,9 @@ LONG = (
     "execution",
     "models",
     "server",
+    "loading",
+    "training",
+    "contract",
 )
 """Files and rooms that take longest, in the order in which they begin: a long file at the end leaves a core idle."""
 

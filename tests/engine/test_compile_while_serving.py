@@ -16,6 +16,7 @@ from jpaged.engine.compilation import BackgroundCompiler
 from jpaged.execution.compile.recent import recent_programs
 from jpaged.execution.programs import ModelPrograms
 
+pytestmark = pytest.mark.each_shape
 SETTINGS = {
     "dtype": "float32",
     "block_size": 8,
@@ -89,7 +90,7 @@ def test_steps_run_in_their_own_shapes_once_these_are_compiled(model):
     with LLM(model, background_compilation=True, **SETTINGS) as llm:
         finish(llm)
         runner = llm.control.engine.runner
-        assert all(runner._ready(bucket) == bucket for bucket in runner.buckets.all)
+        assert all(map(runner.worker.model.has_step, runner.buckets.all))
 
 
 def test_requests_and_the_background_compile_each_shape_once(model, expected):
@@ -116,7 +117,7 @@ def test_programs_for_weights_that_are_held_otherwise_are_compiled_in_the_backgr
         finish(llm)
         assert llm.control.engine.background is not background
         assert llm.stats().num_compiled_in_background > number and llm.stats().num_shapes_to_come == 0
-        assert all(runner._ready(bucket) == bucket for bucket in runner.buckets.all)
+        assert all(map(runner.worker.model.has_step, runner.buckets.all))
         assert tokens(llm) and llm.num_recompiles == 0
 
 

@@ -17,6 +17,7 @@ from jpaged.execution.compile.recent import recent_programs
 from jpaged.execution.compile.store import MANIFEST
 from jpaged.loading import convert_checkpoint
 
+pytestmark = pytest.mark.each_shape
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_num_seqs": 2, "max_model_len": 64, "max_num_batched_tokens": 8}
 PROMPTS = [{"prompt_token_ids": prompt} for prompt in random_prompts(lengths=(20, 9))]
 PARAMS = SamplingParams(temperature=0.9, seed=3, max_tokens=8, ignore_eos=True)

@@ -67,8 +67,8 @@ SMALL_POOL = {
 }
 """Checkpoint -> large pages with which 8 running sequences run out of memory, though each fits on its own."""
 NIGHTLY = (
-    *("mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe"),  # like llama-rope-llama3
-    *("ministral", "gemma2", "cohere2", "olmo3"),  # like gemma3: windows in some layers
+    *("mistral", "qwen2", "qwen3", "opt", "mixtral", "qwen3_moe"),  # like llama-rope-llama3
+    *("ministral", "gemma2", "cohere2", "olmo3", "gpt_oss"),  # like gemma3: windows in some layers
     *("deepseek_v3", "llama-shared-kv", "gemma4-experts"),  # like deepseek_v2, ministral-shared-kv and gemma4
     *("bamba", "qwen3_5", "qwen3_5_moe"),  # like jamba and qwen3_next
 )

@@ -86,7 +86,7 @@ def with_block_numbers(runner) -> np.ndarray:
 def test_block_copies_copy_whole_blocks_and_nothing_else():
     runner = tiny_runner()
     want = with_block_numbers(runner)
-    runner._copy_blocks(copies(BlockCopy(0, 3, 20), BlockCopy(0, 3, 0), BlockCopy(0, 7, 1)))
+    runner.dispatch(copies(BlockCopy(0, 3, 20), BlockCopy(0, 3, 0), BlockCopy(0, 7, 1)))
     want[[20, 0, 1]] = 3, 3, 7
     view = np.asarray(runner.worker.pool).reshape(runner.spec.views[0])
     assert (view == want.reshape(-1, 1, 1, 1, 1, 1)).all()
@@ -95,7 +95,7 @@ def test_block_copies_copy_whole_blocks_and_nothing_else():
 @pytest.mark.parametrize("bad", [BlockCopy(0, -1, 2), BlockCopy(0, 2, 24), BlockCopy(0, 99, 1)])
 def test_a_block_copy_out_of_range_is_an_error(shared, bad):
     with pytest.raises(RuntimeError, match=r"is outside \[0, 24\)"):
-        shared._copy_blocks(copies(bad))
+        shared.dispatch(copies(bad))
 
 
 def one_token_step() -> ScheduledStep:
@@ -116,12 +116,12 @@ def test_warm_up_compiles_every_shape_once_and_touches_no_block(caplog):
 
     for _ in range(3):
         runner.dispatch(one_token_step()).wait()
-    runner._copy_blocks(copies(BlockCopy(0, 3, 20)))
+    runner.dispatch(copies(BlockCopy(0, 3, 20)))
     assert runner.worker.num_recompiles == 0 and runner.worker.num_compiled == runner.num_warmup
 
     with caplog.at_level(logging.WARNING):
-        runner._copy_blocks(copies(*(BlockCopy(0, 0, i) for i in range(1, 4))))
-        runner._copy_blocks(copies(*(BlockCopy(0, 0, i) for i in range(1, 4))))
+        runner.dispatch(copies(*(BlockCopy(0, 0, i) for i in range(1, 4))))
+        runner.dispatch(copies(*(BlockCopy(0, 0, i) for i in range(1, 4))))
     assert runner.worker.num_recompiles == 1
     assert "after warm-up (number 1)" in caplog.text
 

@@ -33,6 +33,12 @@ def served(asks, *, keys=(A, B, C), places=1, max_waiting=100):
     return order
 
 
+async def take(queue, key):
+    """Wait for a place and give it back."""
+    async with queue.place(key):
+        pass
+
+
 def test_a_key_that_comes_behind_a_crowd_is_served_second():
     assert served([*[A] * 20, B])[:3] in (["a", "b", "a"], ["a", "a", "b"])
 
@@ -50,15 +56,15 @@ def test_more_than_a_keys_share_of_the_places_is_refused_and_others_still_come_i
     async def main():
         queue = FairQueue((A, C), places=1, max_waiting=4)
         async with queue.place(A):
-            waiting = [asyncio.create_task(queue._wait(C)) for _ in range(2)]
+            waiting = [asyncio.create_task(take(queue, C)) for _ in range(2)]
             await asyncio.sleep(0)
             with pytest.raises(ApiError) as refused:
-                await queue._wait(C)
+                await take(queue, C)
             assert refused.value.status == 429 and "2 requests of the key c" in refused.value.message
-            waiting += [asyncio.create_task(queue._wait(A)) for _ in range(2)]
+            waiting += [asyncio.create_task(take(queue, A)) for _ in range(2)]
             await asyncio.sleep(0)
             with pytest.raises(ApiError, match="4 requests of all keys"):
-                await queue._wait(A)
+                await take(queue, A)
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
@@ -72,7 +78,7 @@ def test_a_place_given_to_one_who_leaves_goes_to_the_next():
         queue = FairQueue((A, B), places=1, max_waiting=4)
         place = queue.place(A)
         await place.__aenter__()
-        leaver, next_one = (asyncio.create_task(queue._wait(key)) for key in (A, B))
+        leaver, next_one = (asyncio.create_task(take(queue, key)) for key in (A, B))
         await asyncio.sleep(0)
         await place.__aexit__(None, None, None)  # it is given to one of them ...
         leaver.cancel()  # ... and this one leaves, given or not

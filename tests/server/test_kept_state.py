@@ -147,6 +147,7 @@ class IdleEngine:
         self.asked = []
 
     async def save_state(self, folder):
+        await asyncio.sleep(0.02)
         self.asked.append("save")
         if self.refusal is not None:
             raise RuntimeError(self.refusal)
@@ -186,8 +187,11 @@ def test_a_folder_is_saved_to_at_the_start_at_intervals_and_once_at_the_end(tmp_
     async def run() -> KeptState:
         kept = KeptState(engine, tmp_path / "state", 7.0)
         await kept.restore()
-        await asyncio.gather(kept.save_last(), kept.save_last())
+        first = asyncio.create_task(kept.save_last())
+        await asyncio.sleep(0)
         await kept.save_last()
+        assert engine.asked[-1] == "save", "the second call did not wait for the first"
+        await first
         return kept
 
     kept = asyncio.run(run())
@@ -217,8 +221,9 @@ def test_restored_requests_end_where_no_client_sends_them_again_in_time(saved_in
 
 def test_an_engine_whose_state_cannot_be_saved_is_refused_and_leaves_the_folder_to_others(tmp_path):
     async def run() -> None:
+        refused = KeptState(IdleEngine(refusal="replicas save no state"), tmp_path / "state", 1.0)
         with pytest.raises(StateRefused, match=r"^state_dir='.*/state': replicas save no state$"):
-            await KeptState(IdleEngine(refusal="replicas save no state"), tmp_path / "state", 1.0).restore()
+            await refused.restore()
         other = KeptState(IdleEngine(), tmp_path / "state", 1.0)
         await other.restore()
         other.release()

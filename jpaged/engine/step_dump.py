@@ -11,7 +11,7 @@ from jpaged.config import EngineConfig
 from jpaged.engine.builder import Built, build_engine
 from jpaged.engine.saved_state.identity import model_difference, model_facts
 from jpaged.engine.saved_state.keeper import settings_data, settings_of
-from jpaged.execution.step_dump import DumpedStep, StepRecorder
+from jpaged.execution.step_dump import DumpedStep, StepRecorder, refusing_other_structure
 from jpaged.execution.step_replay import Replay, replay
 
 VARIABLE = "JPAGED_DUMP_STEPS"
@@ -68,16 +68,21 @@ def replay_step(path: Path, model: str | None = None, *, top: int = 5) -> Replay
         OSError: the file cannot be read.
     """
     dump = DumpedStep.read(path)
-    kept = {name: value for name, value in dump.facts["settings"].items() if name not in _LEFT_OUT}
-    settings = settings_of(kept)
-    settings["kv_cache_memory_bytes"] = dump.facts["pool"]["device_bytes"]
-    built = build_engine(EngineConfig(**settings | ({} if model is None else {"model": model})))
+    with refusing_other_structure(path):
+        kept = {name: value for name, value in dump.facts["settings"].items() if name not in _LEFT_OUT}
+        settings = settings_of(kept) | {"kv_cache_memory_bytes": dump.facts["pool"]["device_bytes"]}
+        if model is not None:
+            settings["model"] = model
+        config, saved = EngineConfig(**settings), dump.facts["model"]
+        saved = {name: saved[name] for name in ("name", "config", "layout", "weights")}
+    built = build_engine(config)
     try:
         runner = built.engine.runner
-        if difference := model_difference(
-            dump.facts["model"], model_facts(built.served.config, built.served.model_config, runner)
-        ):
+        if difference := model_difference(saved, model_facts(built.served.config, built.served.model_config, runner)):
             raise ValueError(f"{path} cannot be replayed: {difference}")
+        longest, most = dump.inputs.batch.kv_lens.max(), runner.settings.max_model_len
+        if longest > most:
+            raise ValueError(f"{path} cannot be replayed: kv_lens has {longest}, above max_model_len={most}")
         return replay(runner.worker, dump, top=top)
     finally:
         built.engine.close()

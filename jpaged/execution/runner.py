@@ -321,7 +321,8 @@ class Runner:
                     break
         output = self.worker.draw(args, top)
         if recording is not None:
-            recording.finish(args, top, output)
+            assert self.recorder is not None
+            self.recorder.finish(recording, args, top, output)
         return Draw(output, self.worker.fetch, ranked=num_top > 0)
 
     def _sampling(self, steps: Sequence[ScheduledStep], rows: int, num_top: int) -> tuple[SamplingArrays, int]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -98,15 +99,20 @@ class DumpedStep(NamedTuple):
         said = json.dumps({"versions": versions(), "facts": self.facts, "rows": self.rows})
         body = encode(_NAME, (said, *self.inputs, self.sampling, self.top, *self.drawn))
         partial = path.with_name(f".{path.name}.part")
-        partial.write_bytes(b"%s %d\n%s\n%s" % (MAGIC, FORMAT, hashlib.sha256(body).hexdigest().encode(), body))
-        partial.replace(path)
+        try:
+            partial.write_bytes(b"%s %d\n%s\n%s" % (MAGIC, FORMAT, hashlib.sha256(body).hexdigest().encode(), body))
+            partial.replace(path)
+        except OSError:
+            partial.unlink(missing_ok=True)  # a full disk needs the room
+            raise
 
     @classmethod
     def read(cls, path: Path) -> DumpedStep:
         """Read a file.
 
         Raises:
-            ValueError: it is no dump of a step, is damaged, or was written in another format or by another version.
+            ValueError: it is no dump of a step, is damaged, was written in another format or by another version, or
+                its parts do not fit together.
             OSError: it cannot be read.
         """
         head, _, rest = path.read_bytes().partition(b"\n")
@@ -118,15 +124,58 @@ class DumpedStep(NamedTuple):
         digest, _, body = rest.partition(b"\n")
         if hashlib.sha256(body).hexdigest().encode() != digest:
             raise ValueError(f"{path} is damaged: its {len(body):,} bytes have another checksum")
-        said_by = json.loads(json.loads(body.partition(b"\0")[0])[1][0])
-        if said_by["versions"]["jpaged"] != version("jpaged"):
+        with refusing_other_structure(path):
+            said_by = json.loads(json.loads(body.partition(b"\0")[0])[1][0])
+            writer = said_by["versions"]["jpaged"]
+        if writer != version("jpaged"):
             raise ValueError(
-                f"{path} was written by jpaged {said_by['versions']['jpaged']}, and this is {version('jpaged')}: "
-                "replay it with that version"
+                f"{path} was written by jpaged {writer}, and this is {version('jpaged')}: replay it with that version"
             )
-        _, (_, *values) = decode(body)
-        inputs, (sampling, top, *drawn) = Inputs(*values[:6]), values[6:]
-        return cls(said_by["facts"], said_by["rows"], inputs, sampling, top, Draws(*drawn))
+        with refusing_other_structure(path):
+            _, (_, *values) = decode(body)
+            inputs, (sampling, top, *drawn) = Inputs(*values[:6]), values[6:]
+            dump = cls(said_by["facts"], said_by["rows"], inputs, sampling, top, Draws(*drawn))
+            dump._check()
+        return dump
+
+    def _check(self) -> None:
+        """Raise ValueError unless the parts fit together: a kernel reads beyond its arrays where they do not."""
+        batch, bucket, pool = self.inputs.batch, self.inputs.bucket, self.facts["pool"]
+        shapes = {
+            "tokens": (bucket.tokens,),
+            "source_rows": (bucket.tokens,),
+            "positions": (bucket.tokens,),
+            "query_starts": (bucket.seqs + 1,),
+            "kv_lens": (bucket.seqs,),
+        }
+        for name, shape in shapes.items():
+            if (found := getattr(batch, name).shape) != shape:
+                raise ValueError(f"{name} has the shape {list(found)}, and {bucket} needs {list(shape)}")
+        starts, lengths = batch.query_starts, np.diff(batch.query_starts)
+        if starts[0] != 0 or (lengths < 0).any() or starts[-1] > bucket.tokens:
+            raise ValueError(f"query_starts must rise from 0 to at most {bucket.tokens}, and do not")
+        if (short := batch.kv_lens < lengths).any():
+            seq = int(np.argmax(short))
+            raise ValueError(f"kv_lens[{seq}]={batch.kv_lens[seq]} is below the sequence's {lengths[seq]} tokens")
+        if {len(part) for part in self.drawn} != {len(self.rows)}:
+            raise ValueError(f"{len(self.rows)} draws have tokens and log-probabilities of another number")
+        for (name, view), blocks, contents in zip(
+            pool["views"].items(), self.inputs.blocks, self.inputs.contents, strict=True
+        ):
+            if not all(0 <= block < view[0] for block in blocks):
+                raise ValueError(f"blocks of the group {name} must be from 0 to {view[0] - 1}, and are not")
+            if contents.shape[:2] != (pool["shards"], len(blocks)):
+                raise ValueError(f"the contents of {len(blocks)} blocks have the shape {list(contents.shape)}")
+
+
+@contextmanager
+def refusing_other_structure(path: Path) -> Iterator[None]:
+    """Turn what goes wrong with a file whose checksum is right, but whose structure is not, into a ValueError."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        why = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{path} holds no step that can run again: {why[:200]}") from error
 
 
 class StepMemory(NamedTuple):
@@ -149,6 +198,9 @@ class StepMemory(NamedTuple):
 class StepRecorder:
     """Writes the steps of a runner to a folder; each is waited for, so that its tokens can be written too.
 
+    Where a file cannot be written, as on a full disk, the engine goes on: an error is logged, and no more steps are
+    written.
+
     Args:
         folder: gets a file a step, ``step-000012.jpaged``; it is made where there is none.
         numbers: which steps are written, counted from 0; None = all.
@@ -162,17 +214,29 @@ class StepRecorder:
         self._find_facts = facts
         self._facts: tuple[int, Mapping[str, Any]] | None = None  # by the number of updates of the weights
         self._count = 0
+        self._failed = False
 
     def record(self, memory: StepMemory, step: ScheduledStep, batch: StepBatch, bucket: Bucket) -> Recording | None:
         """Copy the inputs of a step that is about to run; None where it is not to be written."""
         number, self._count = self._count, self._count + 1
-        if self._numbers is not None and number not in self._numbers:
+        if self._failed or (self._numbers is not None and number not in self._numbers):
             return None
         if self._facts is None or self._facts[0] != memory.updates:
             self._facts = memory.updates, dict(self._find_facts()) | {"pool": pool_facts(memory.spec)}
         inputs = Inputs(batch, bucket, len(step.samples), memory.last_tokens(), memory.blocks, memory.contents())
         rows = [(sample.request.request_id, sample.chunk.start + sample.chunk.length) for sample in step.samples]
         return Recording(self._folder / f"step-{number:06d}.jpaged", self._facts[1], rows, inputs)
+
+    def finish(self, begun: Recording, sampling: SamplingArrays, top: int, output: StepOutput) -> None:
+        """Wait for the tokens of a step that `record` began, and write its file."""
+        drawn = Draws.of(output, len(begun.rows))
+        try:
+            DumpedStep(begun.facts, begun.rows, begun.inputs, sampling, top, drawn).write(begun.path)
+        except OSError as error:
+            self._failed = True
+            logger.error("%s was not written, nor will later steps be: %s", begun.path, error)
+        else:
+            logger.info("wrote %s: %d tokens drawn", begun.path, len(begun.rows))
 
 
 class Recording(NamedTuple):
@@ -182,12 +246,6 @@ class Recording(NamedTuple):
     facts: Mapping[str, Any]
     rows: Sequence[tuple[int, int]]
     inputs: Inputs
-
-    def finish(self, sampling: SamplingArrays, top: int, output: StepOutput) -> None:
-        """Wait for the step's tokens and write the file."""
-        drawn = Draws.of(output, len(self.rows))
-        DumpedStep(self.facts, self.rows, self.inputs, sampling, top, drawn).write(self.path)
-        logger.info("wrote %s: %d tokens drawn", self.path, len(self.rows))
 
 
 def pool_facts(spec: PoolSpec) -> dict[str, Any]:

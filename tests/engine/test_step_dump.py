@@ -158,6 +158,44 @@ def test_what_cannot_be_replayed_is_refused(dumped, tmp_path, tmp_path_factory):
         replay_step(tmp_path / "version")
 
 
+def test_a_file_whose_parts_do_not_fit_is_refused_although_its_checksum_is_right(dumped, tmp_path):
+    dump = DumpedStep.read(dumped[-1])
+    batch, facts = dump.inputs.batch, dump.facts
+
+    def refusal(**parts) -> str:
+        path = tmp_path / "other.jpaged"
+        if {"facts", "rows"}.isdisjoint(parts):
+            parts = {"inputs": dump.inputs._replace(batch=batch._replace(**parts))}
+        dump._replace(**parts).write(path)
+        with pytest.raises(ValueError, match=r"other\.jpaged") as error:
+            replay_step(path)
+        return str(error.value)
+
+    assert "no 'settings'" in refusal(facts={"pool": facts["pool"], "model": facts["model"]})
+    assert "no 'views'" in refusal(facts=facts | {"pool": {}})
+    assert "no 'weights'" in refusal(facts=facts | {"model": {"name": "a", "config": "b", "layout": "c"}})
+    assert "unexpected keyword argument 'colour'" in refusal(facts=facts | {"settings": {"colour": 1}})
+    assert "0 draws have tokens" in refusal(rows=[])
+    assert "kv_lens[0]=-1 is below the sequence's 1 tokens" in refusal(kv_lens=np.full_like(batch.kv_lens, -1))
+    assert "kv_lens has 999, above max_model_len=128" in refusal(kv_lens=np.full_like(batch.kv_lens, 999))
+    assert "query_starts must rise from 0" in refusal(query_starts=batch.query_starts[::-1].copy())
+    assert "positions has the shape [0]" in refusal(positions=batch.positions[:0])
+
+
+def test_an_engine_goes_on_where_its_steps_cannot_be_written(model, tmp_path, monkeypatch, caplog):
+    folder, params = tmp_path / "steps", SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    prompt = {"prompt_token_ids": [5, 6, 7]}
+    monkeypatch.setenv(VARIABLE, str(folder))
+    with LLM(model, **SETTINGS) as llm:
+        folder.rmdir()
+        with caplog.at_level("ERROR", "jpaged"):
+            (first,) = llm.generate(prompt, params, use_tqdm=False)
+        (again,) = llm.generate(prompt, params, use_tqdm=False)
+    assert first.outputs[0].token_ids == again.outputs[0].token_ids and len(again.outputs[0].token_ids) == 4
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "step-000000.jpaged was not written, nor will later steps be" in message
+
+
 def test_replicas_write_no_steps(model, tmp_path):
     with pytest.raises(ValueError, match=r"above the 1 cpu device|data_parallel_size=1, not"):
         run(model, str(tmp_path), data_parallel_size=2)

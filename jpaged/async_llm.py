@@ -6,7 +6,7 @@ import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
@@ -89,12 +89,16 @@ class AsyncLLM:
         self.input_processor = llm.input_processor
         self.output_processor = llm.output_processor
         self.input_processor.prepare()  # rather than while clients wait
-        self._engine = llm.lend_engine()
-        self._thread = EngineThread(self._engine, max_waiting_requests=max_waiting_requests)
-        self.control = llm.control.through(self._thread)
         self._saver: PeriodicSaver | None = None
-        self._dropped = weakref.finalize(self, _leave, self._thread, llm, self._engine)
-        self._dropped.atexit = False
+        self._engine = llm.lend_engine()
+        with ExitStack() as undo:
+            undo.callback(llm.take_back, self._engine)
+            self._thread = EngineThread(self._engine, max_waiting_requests=max_waiting_requests)
+            undo.callback(self._thread.stop)
+            self.control = llm.control.through(self._thread)
+            self._dropped = weakref.finalize(self, _leave, self._thread, llm, self._engine)
+            self._dropped.atexit = False
+            undo.pop_all()
 
     def __reduce__(self) -> NoReturn:
         refuse_pickling(self)

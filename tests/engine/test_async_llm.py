@@ -373,6 +373,20 @@ def test_while_it_serves_the_llm_refuses_to_be_used_and_works_again_afterwards(l
     stream.close()
 
 
+def test_an_llm_whose_async_llm_could_not_be_made_works_on(llm, monkeypatch):
+    def refusing(*_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="new thread"):
+        patch.setattr("jpaged.engine.thread.threading.Thread.start", refusing)
+        AsyncLLM.from_llm(llm)
+    assert len(llm.generate(TEXT, DRAWN, use_tqdm=False)[0].outputs[0].token_ids) == 24
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="new thread"):
+        patch.setattr("jpaged.engine.control.EngineControl.through", refusing)
+        AsyncLLM.from_llm(llm)
+    assert len(llm.generate(TEXT, DRAWN, use_tqdm=False)[0].outputs[0].token_ids) == 24
+
+
 def test_a_failure_of_the_loop_reaches_every_client_and_later_callers(folder):
     async def main():
         engine = AsyncLLM(folder, kv_cache_memory_bytes=1 << 20, **SETTINGS)

@@ -29,7 +29,7 @@ from pallas_kernels.bfloat16_matmul.cpu_pairs import halves
 from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES as OUTPUTS
 from pallas_kernels.bfloat16_matmul.cpu_tiles import copy_numbers
 from pallas_kernels.cpu_dots import FLOATS, INTS, Emitter
-from pallas_kernels.cpu_tiles import FEATURES, LANES, VECTORS, remaining_rows, stack_memory
+from pallas_kernels.cpu_tiles import FEATURES, LANES, VECTORS, remaining_rows, rows_of_expert, stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result
 from pallas_kernels.matmul.cpu_kernel import DEPTH
 from pallas_kernels.tiled_matmul.cpu_kernel import clear_columns
@@ -228,10 +228,8 @@ def _multiply_grouped(frame, begin, end):
         expert, panel = place // panels, place % panels
         stop = min(panels, panel + end - place)
         place += stop - panel
-        while seen < expert:
-            row += counts[seen]
-            seen += 1
-        number = max(0, min(counts[expert], rows - row))
+        row, number = rows_of_expert(counts, expert, rows, seen, row)
+        seen = expert
         if expert + 1 == experts:
             clear_columns(address(to), row + number, rows, panel * OUTPUTS, min(stop * OUTPUTS, outputs), outputs)
         if number > 0:

@@ -23,7 +23,7 @@ from pallas_kernels import ffi
 from pallas_kernels.bfloat16_matmul.cpu_pairs import KINDS, Kind, panels_at_once
 from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES, PAIR, WHOLE_ROWS, copy_numbers, product, rounded_row
 from pallas_kernels.cpu_amx import has_bfloat16_tiles
-from pallas_kernels.cpu_tiles import stack_memory
+from pallas_kernels.cpu_tiles import rows_of_expert, stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result
 from pallas_kernels.tiled_matmul.cpu_kernel import clear_columns
 from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES
@@ -177,10 +177,8 @@ def _multiply_grouped(frame, begin, end):
         expert, panel = place // panels, place % panels
         stop = min(panels, panel + end - place)
         place += stop - panel
-        while seen < expert:
-            row += counts[seen]
-            seen += 1
-        number = max(0, min(counts[expert], rows - row))
+        row, number = rows_of_expert(counts, expert, rows, seen, row)
+        seen = expert
         if expert + 1 == experts:
             clear_columns(address(to), row + number, rows, panel * LANES, min(stop * LANES, outputs), outputs)
         if number > 0:

@@ -37,6 +37,7 @@ from pallas_kernels.cpu_tiles import (
     VECTORS,
     dots,
     remaining_rows,
+    rows_of_expert,
     stack_memory,
     tile,
 )
@@ -362,16 +363,14 @@ def _multiply_grouped(frame, begin, end):
         expert, column = item * LANES // outputs, item * LANES % outputs
         if column % PANEL:
             continue
-        while seen < expert:
-            row += counts[seen]
-            seen += 1
+        row, number = rows_of_expert(counts, expert, rows, seen, row)
+        seen = expert
         out = address(result(frame, 0)) + column * FLOAT
         vectors = min(PANEL_VECTORS, (outputs - column) // LANES)
         if expert + 1 == experts:
             after = row + counts[expert]
             _clear(out + after * stride, rows - after, vectors * LANES, stride)
-        number = min(counts[expert], rows - row)
-        if number <= 0:
+        if number == 0:
             continue
         x, panel, to = address(first) + row * x_stride, address(table) + expert * inputs * stride, out + row * stride
         panel += column * FLOAT

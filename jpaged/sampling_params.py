@@ -146,6 +146,8 @@ class SamplingParams:
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __new__(cls, **given: Any) -> Self:
+        if not given:  # also where parameters are copied
+            return super().__new__(cls)
         refuse_parameters(given)
         for name in given.keys() - cls.__dataclass_fields__.keys():
             known = did_you_mean(name, cls.__dataclass_fields__)

@@ -104,6 +104,7 @@ class Worker:
         adapters: what steps read of low-rank adapters.
         copy: the program of `copy_blocks`.
         fetch: brings arrays to the host when the device is done with them.
+        frees_memory: whether `give_back` does anything.
         compilations: what was compiled so far.
     """
 
@@ -128,6 +129,7 @@ class Worker:
         self.fetch: Callable[[Any], Any] = jax.device_get
         self.compilations = Compilations()
         self.programs = programs
+        self.frees_memory = platform(mesh) == "cpu" and frees_memory()
         self._deterministic = deterministic
         on_compile = self.compilations.begin, self.compilations.end
         self.models = TargetAndDraft(
@@ -169,11 +171,6 @@ class Worker:
     @last_tokens.setter
     def last_tokens(self, tokens: Int[np.ndarray, " max_seqs"]) -> None:
         self._last_tokens = replicate(tokens, self.mesh)
-
-    @property
-    def frees_memory(self) -> bool:
-        """Tell whether `give_back` does anything."""
-        return platform(self.mesh) == "cpu" and frees_memory()
 
     @property
     def num_compiled(self) -> int:

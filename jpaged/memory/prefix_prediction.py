@@ -129,6 +129,7 @@ class PredictedPrefixes:
     def __init__(self, layout: PoolLayout, allocator: BlockAllocator, recent: RecentPrefixes) -> None:
         self.limit_bytes = 0
         self._layout = layout
+        self._pool_bytes = layout.pool_bytes
         self._allocator = allocator
         self._recent = recent
         self._step = layout.prefix_step
@@ -178,7 +179,7 @@ class PredictedPrefixes:
         worth = protected_bytes(
             candidates,
             num_requests=len(self._recent.entries),
-            pool_bytes=self._layout.pool_bytes,
+            pool_bytes=self._pool_bytes,
             request_bytes=sum(entry.num_bytes for entry in done) / len(done),
             output_tokens=max(output, self._step / 2),
         )

@@ -245,6 +245,8 @@ class InputProcessor:
 
     def _later(self, request: Request, request_ids: list[int], sequences: list[Sequence]) -> list[Request]:
         """Make requests for outputs that are more than may run at once; they do not score the prompt again."""
+        if not request_ids:
+            return []
         params, width = replace(request.params, prompt_logprobs=None), self.max_num_seqs
         return [
             replace(

@@ -7,6 +7,7 @@ device, and counted, compared and penalised as if the host had known it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -112,8 +113,18 @@ TOKENS = 1024
 _PAIRS = ("token_row", "token_id", "token_bias", "token_count", "token_seen", "ban_row", "ban_id", "ban_after")
 
 
+@cache
 def no_edits(width: int, vocab_size: int) -> LogitEdits:
-    """Return edits of `width` rows that change nothing."""
+    """Return edits of `width` rows that change nothing; nor can their arrays be changed, as most steps share them."""
+    edits = _blank(width, vocab_size)
+    for array in edits:
+        assert isinstance(array, np.ndarray)
+        array.flags.writeable = False
+    return edits
+
+
+def _blank(width: int, vocab_size: int) -> LogitEdits:
+    """Return edits of `width` rows to be filled in."""
 
     def full(size: int, value: Any, dtype: type) -> np.ndarray:
         return np.full(size, value, dtype)
@@ -138,7 +149,7 @@ def no_edits(width: int, vocab_size: int) -> LogitEdits:
 
 def logit_edits(samples: list[Sample], width: int, vocab_size: int) -> LogitEdits:
     """Return the edits of a step's samples, padded to `width` rows that change nothing."""
-    edits = no_edits(width, vocab_size)
+    edits = _blank(width, vocab_size)
     bans: list[tuple[int, int, int]] = []
     tokens: list[tuple[int, TokenEdits]] = []
     masks: dict[int, np.ndarray] = {}

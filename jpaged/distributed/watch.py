@@ -60,7 +60,7 @@ class Watch:
             self._loss.set_exception(ProcessLost(message))
 
     def check(self) -> None:
-        """Raise `ProcessLost` once the run is over."""
+        """Raise `ProcessLost` if `lose` was called."""
         if self._loss.done():
             self._loss.result()
 

@@ -64,8 +64,8 @@ class StepSettings:
 
     @property
     def scores_draws(self) -> bool:
-        """Tell whether every draw has log-probabilities, see `ModelPrograms`: deterministic steps have no sampler
-        that could do without."""
+        """Tell whether every draw has log-probabilities, see `ModelPrograms`. The sampler of deterministic steps always
+        computes them."""
         return self.scored or self.deterministic
 
     def buckets(self, spec: PoolSpec) -> Buckets:

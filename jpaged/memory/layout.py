@@ -63,7 +63,7 @@ class GroupSpec:
 
     @property
     def view_layers(self) -> int:
-        """Return the layers of the view before any are added to make large pages smaller."""
+        """Return the number of layers in the view, without those that padding adds to make large pages smaller."""
         return max(self.num_layers, self.least_layers)
 
 

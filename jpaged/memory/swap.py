@@ -56,7 +56,7 @@ class HostBlocks:
         return taken
 
     def free_blocks(self) -> list[list[int]]:
-        """Return the blocks of each group that have no owner, those that are taken first at the end."""
+        """Return the blocks of each group that have no owner; the next ones to take are last."""
         return [list(free) for free in self._free]
 
     def load(self, ref_count: Sequence[Sequence[int]], free: Sequence[Sequence[int]]) -> None:

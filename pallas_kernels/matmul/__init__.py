@@ -52,7 +52,7 @@ def matmul(
 def chosen_product(
     product: Callable[[Array, Any], Array], x: Array, matrices: Sequence[Any], index: int | Int[Array, ""]
 ) -> Array:
-    """Return ``product(x, matrices[index])``, each in a separate branch, so that choosing copies no matrix."""
+    """Return ``product(x, matrices[index])``. Each matrix has its own branch, so that no matrix is copied."""
     if len(matrices) == 1:
         return product(x, matrices[0])
     return jax.lax.switch(index, [lambda x, m=m: product(x, m) for m in matrices], x)

@@ -139,8 +139,8 @@ class OnlineSoftmax:
         scale: multiplies the scores.
         soft_cap: see `pallas_kernels.paged_attention.paged_attention`.
         compute_dtype: dtype of the operands of matrix products.
-        sinks: VMEM float32 [heads, rows, 128], a logit a row that gives nothing, in units of log 2 and the same in all
-            lanes; None = none.
+        sinks: VMEM float32 [heads, rows, 128], one logit per row that has a weight but no value, in units of log 2 and
+            the same in all lanes; None = none.
     """
 
     q: Any

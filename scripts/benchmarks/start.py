@@ -68,10 +68,16 @@ def used() -> float:
 
 
 def generate(model: str, caches: str) -> Times:
-    """Time ``jpaged generate`` of one token."""
+    """Time ``jpaged generate`` of one token.
+
+    Raises:
+        RuntimeError: it failed; the message has the end of what it wrote.
+    """
     before, began = used(), time.perf_counter()
     command = [*COMMAND, "generate", "Hello", "--model", model, "--max-tokens", "1"]
-    subprocess.run(command, env=environment(caches), check=True, capture_output=True, timeout=PATIENCE)
+    ended = subprocess.run(command, env=environment(caches), capture_output=True, text=True, timeout=PATIENCE)
+    if ended.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} ended with {ended.returncode}: {ended.stderr[-2000:]}")
     return {"seconds": time.perf_counter() - began, "processor": used() - before}
 
 

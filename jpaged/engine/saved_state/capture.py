@@ -58,12 +58,12 @@ class Capture:
 
 
 def pool_array(replica: int, group: int) -> str:
-    """Return the name of the array of a replica's blocks of a group."""
+    """Return the name of the array that holds a replica's blocks of one group."""
     return f"pool_{replica}_{group}"
 
 
 def host_array(replica: int, group: int) -> str:
-    """Return the name of the array of a replica's swapped blocks of a group."""
+    """Return the name of the array that holds a replica's swapped blocks of one group."""
     return f"swapped_{replica}_{group}"
 
 

@@ -100,7 +100,7 @@ class HostStore:
                     self._place[HostBlock(group, move.host_block)] = batch, row
 
     def swap_in(self, pool: Pool, moves: Sequence[SwapCopy]) -> Pool:
-        """Copy blocks back into the pool, which is donated, and return it; the host gives the blocks up.
+        """Copy blocks back into the pool, which is donated, and return it; the host then forgets them.
 
         Raises:
             RuntimeError: a device block is out of range (JAX would drop it silently).

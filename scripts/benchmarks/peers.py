@@ -114,9 +114,11 @@ def peers(
         raise ValueError(f"kv={sorted(unknown)} are none of {', '.join(KV_CACHE_DTYPES)}")
     if "gguf" in forms and gguf is None:
         raise ValueError("the form gguf needs --gguf FILE")
-    environments = dict(entry.split("=", 1) for entry in env)
+    environments = {name: folder for name, _, folder in (entry.partition("=") for entry in env)}
     if unknown := environments.keys() - OF_PEERS.keys():
         raise ValueError(f"env={sorted(unknown)} are none of {', '.join(OF_PEERS)}")
+    if missing := [name for name, folder in environments.items() if not Path(folder).is_dir() or not folder]:
+        raise ValueError(f"env={missing} need the folder of an environment each: NAME=DIR")
     work = _work(model, requests, long)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "work.json"

@@ -263,7 +263,7 @@ class EngineConfig:
     scheduling_policy: Literal["fcfs", "priority"] = setting(
         "fcfs",
         choice(SCHEDULING_POLICIES),
-        flag=Flag(commands="serve", help="fcfs, or priority: requests say theirs."),
+        flag=Flag(commands="serve", help="fcfs: by arrival; priority: lowest value first."),
     )
     """Order of service: "fcfs" by arrival, "priority" the lowest `priority` value first."""
 
@@ -313,7 +313,7 @@ class EngineConfig:
     """Share of the pool that admission keeps free, so that running sequences can grow."""
 
     max_logprobs: int = setting(
-        20, whole(-1), flag=Flag(commands="serve", least=-1, help="Most log-probabilities of a place.")
+        20, whole(-1), flag=Flag(commands="serve", least=-1, help="Most log-probabilities to ask for at each token.")
     )
     """Most tokens that a request's `logprobs` may ask for. -1 allows the whole vocabulary."""
 

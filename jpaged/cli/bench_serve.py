@@ -39,7 +39,7 @@ def serve(
         float | None, typer.Option(min=1, help="Mean answer length where no file is given. [64]")
     ] = None,
     max_input: Annotated[
-        int | None, typer.Option(min=1, help="Longer prompts are cut to this, but those of --prompts.")
+        int | None, typer.Option(min=1, help="Cut longer prompts to this; not those of --prompts.")
     ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Length of answers where the JSONL has none. [128]")
@@ -47,12 +47,12 @@ def serve(
     endpoint: Annotated[str, typer.Option(help="completions or chat.")] = "completions",
     ignore_eos: Annotated[bool, typer.Option(help="Ask for whole lengths (vLLM's and jpaged's ignore_eos).")] = False,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Bearer token.")] = None,
-    max_seconds: Annotated[float, typer.Option(help="A rate ends after so long; open requests are cut off.")] = 300.0,
+    max_seconds: Annotated[float, typer.Option(help="Seconds for each rate; then open requests are cut off.")] = 300.0,
     max_concurrency: Annotated[int, typer.Option(min=0, help="Most open requests; 0 = no bound.")] = 0,
-    warmup: Annotated[int, typer.Option(min=0, help="Requests before, which are not counted.")] = 1,
+    warmup: Annotated[int, typer.Option(min=0, help="Requests to warm up with; they are not counted.")] = 1,
     limit_ttft: Annotated[float | None, typer.Option(min=0, help="Goodput: most ms to the first token.")] = None,
     limit_token: Annotated[
-        float | None, typer.Option(min=0, help="Goodput: most ms a token, on an answer's average.")
+        float | None, typer.Option(min=0, help="Goodput: most ms per token, averaged over an answer.")
     ] = None,
     limit_latency: Annotated[float | None, typer.Option(min=0, help="Goodput: most ms to the end.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of arrivals, and of lengths and words that are drawn.")] = 0,

@@ -12,7 +12,7 @@ from jpaged.cli.options import bad_parameters
 
 def replay_step(
     file: Annotated[Path, typer.Argument(help="A step that JPAGED_DUMP_STEPS wrote.")],
-    model: Annotated[str | None, typer.Option(help="Where the model lies now. Default: where it lay.")] = None,
+    model: Annotated[str | None, typer.Option(help="Where the model is now. Default: where it was.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Most likely tokens to print for each draw.")] = 5,
 ) -> None:
     """Run one step again, alone, and compare its tokens.

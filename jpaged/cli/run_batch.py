@@ -17,8 +17,12 @@ AGAIN = 75
 
 @with_engine_options("requests")
 def run_batch(
-    requests_file: Annotated[Path, typer.Argument(metavar="IN", exists=True, dir_okay=False, help="A request a line.")],
-    answers_file: Annotated[Path, typer.Argument(metavar="OUT", dir_okay=False, help="Gets an answer a line.")],
+    requests_file: Annotated[
+        Path, typer.Argument(metavar="IN", exists=True, dir_okay=False, help="File with one request per line.")
+    ],
+    answers_file: Annotated[
+        Path, typer.Argument(metavar="OUT", dir_okay=False, help="File to write: one answer per line.")
+    ],
     model: Model = "smollm2-135m",
     served_model_name: Annotated[str | None, typer.Option(help="Name of the model in requests; default: MODEL.")] = (
         None

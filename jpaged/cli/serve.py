@@ -77,7 +77,7 @@ def serve(
     ] = None,
     strict_fields: Annotated[
         bool,
-        typer.Option("--strict-fields", help="Refuse fields that are otherwise accepted, not honoured, and named."),
+        typer.Option("--strict-fields", help="Refuse fields without effect, which answers otherwise name."),
     ] = False,
     log_prompts: Annotated[
         bool, typer.Option("--log-prompts", help="Write prompts and outputs to the log, a line a request.")

@@ -7,6 +7,7 @@ from typing import Any
 from jpaged.model_api import BuildContext
 
 from .attention import Attention, Heads
+from .config_reader import ConfigReader, Fields, Rope, dense
 from .decoder import Decoder, check_model_type
 from .groups import kinds_from_types, layer_groups, state_groups
 from .layers import GatedMLP, RMSNorm, check_activation
@@ -23,8 +24,54 @@ _NAMES = {
 }
 
 
+def _follow(fields: Fields) -> None:
+    """Set which layers attend, and the recurrent heads' width.
+
+    Raises:
+        ValueError: heads do not make up the inner width.
+    """
+    inner, heads = fields["mamba_expand"] * fields["hidden_size"], fields["mamba_n_heads"]
+    if fields["mamba_d_head"] == "auto":
+        fields["mamba_d_head"] = inner // heads
+    if fields["mamba_d_head"] * heads != inner:
+        raise ValueError(f"mamba_d_head={fields['mamba_d_head']} * mamba_n_heads={heads} is not {inner}")
+    attends, layers = fields["attn_layer_indices"] or (), range(fields["num_hidden_layers"])
+    fields["layer_types"] = ["full_attention" if number in attends else "linear_attention" for number in layers]
+
+
+_CONFIGS = {
+    "bamba": ConfigReader(
+        dense(
+            vocab_size=128000,
+            intermediate_size=14336,
+            num_key_value_heads=8,
+            rms_norm_eps=1e-05,
+            pad_token_id=0,
+            max_position_embeddings=262144,
+            attn_layer_indices=None,
+            mamba_n_heads=128,
+            mamba_d_head="auto",
+            mamba_n_groups=1,
+            mamba_d_state=256,
+            mamba_d_conv=4,
+            mamba_expand=2,
+            mamba_conv_bias=True,
+            mamba_proj_bias=False,
+            time_step_limit=(0.0, float("inf")),
+            attention_bias=False,
+            mlp_bias=False,
+        ),
+        rope=Rope(rotated=0.5),
+        follow=_follow,
+    ),
+}
+"""Reads the configs, by ``model_type``."""
+
+
 class Bamba(Decoder):
     """`jpaged.model_api.CausalLM` for Bamba; `config` is a Hugging Face ``BambaConfig``."""
+
+    configs = _CONFIGS
 
     _norm_name = "final_layernorm"
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from jpaged.model_api import BuildContext, LatentGroup
 
+from .config_reader import ConfigReader, Fields, dense
 from .decoder import Decoder, check_model_type
 from .experts import ExpertMLPs, SparseMLP
 from .latent import LatentAttention, LatentHeads
@@ -50,8 +51,82 @@ def _routing(config: Any) -> Routing:
     raise ValueError(f"topk_method={config.topk_method!r} is not supported; known: greedy, group_limited_greedy")
 
 
+def _follow(fields: Fields) -> None:
+    """Set the width of a head that is rotated, and of all of it."""
+    fields["head_dim"] = fields["qk_rope_head_dim"]
+    fields["qk_head_dim"] = fields["qk_nope_head_dim"] + fields["qk_rope_head_dim"]
+
+
+_CONFIGS = {
+    "deepseek_v2": ConfigReader(
+        dense(
+            vocab_size=102400,
+            intermediate_size=11008,
+            max_position_embeddings=2048,
+            rms_norm_eps=1e-06,
+            attention_bias=False,
+            mlp_bias=False,
+            head_dim=None,
+            first_k_dense_replace=0,
+            kv_lora_rank=512,
+            q_lora_rank=1536,
+            n_group=None,
+            n_routed_experts=64,
+            n_shared_experts=2,
+            qk_nope_head_dim=128,
+            qk_rope_head_dim=64,
+            routed_scaling_factor=1.0,
+            topk_group=None,
+            topk_method="greedy",
+            norm_topk_prob=False,
+            v_head_dim=128,
+            num_experts_per_tok=None,
+            moe_intermediate_size=1407,
+        ),
+        follow=_follow,
+        same=(("num_experts", "n_routed_experts"),),
+    ),
+    "deepseek_v3": ConfigReader(
+        dense(
+            vocab_size=129280,
+            hidden_size=7168,
+            intermediate_size=18432,
+            moe_intermediate_size=2048,
+            num_hidden_layers=61,
+            num_attention_heads=128,
+            num_key_value_heads=128,
+            n_shared_experts=1,
+            n_routed_experts=256,
+            routed_scaling_factor=2.5,
+            kv_lora_rank=512,
+            q_lora_rank=1536,
+            qk_rope_head_dim=64,
+            v_head_dim=128,
+            qk_nope_head_dim=128,
+            n_group=8,
+            topk_group=4,
+            num_experts_per_tok=8,
+            first_k_dense_replace=3,
+            norm_topk_prob=True,
+            max_position_embeddings=4096,
+            rms_norm_eps=1e-06,
+            bos_token_id=0,
+            eos_token_id=1,
+            rope_interleave=True,
+            attention_bias=False,
+            num_nextn_predict_layers=1,
+        ),
+        follow=_follow,
+        same=(("num_local_experts", "n_routed_experts"), ("num_mtp_layers", "num_nextn_predict_layers")),
+    ),
+}
+"""Reads the configs, by ``model_type``."""
+
+
 class DeepSeek(Decoder):
     """`jpaged.model_api.CausalLM` for both; `config` is a Hugging Face ``DeepseekV2Config`` or ``DeepseekV3Config``."""
+
+    configs = _CONFIGS
 
     _has_experts = True
 

@@ -13,6 +13,7 @@ from jpaged.model_api import BuildContext
 
 from .attention import ProjectionNames
 from .dense import DecoderSpec, DenseDecoder, MLPSpec, NormNames, QKNorm
+from .family_configs import CONFIGS
 from .groups import kinds_from_types
 from .stack import LayerKind
 
@@ -313,6 +314,8 @@ FAMILIES: dict[str, Callable[[Any], DecoderSpec]] = {
 
 class Family(DenseDecoder):
     """`jpaged.model_api.CausalLM` for the families in `FAMILIES`; `config` is their Hugging Face config."""
+
+    configs = CONFIGS
 
     def __init__(self, config: Any, build: BuildContext):
         if config.model_type not in FAMILIES:

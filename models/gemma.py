@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 from jpaged.model_api import Attend, BuildContext, LayerRef, WeightSource
 
 from .attention import Attention, Heads
+from .config_reader import ConfigReader, Fields, Rope, every_nth
 from .decoder import Decoder, check_model_type
 from .groups import kinds_from_types, layer_groups, type_of_group
 from .layers import GatedMLP, RMSNorm, check_activation
@@ -85,8 +86,72 @@ class GemmaLayer(nnx.Module):
         yield from self.mlp.weights(("mlp",), f"{name}.mlp", layer)
 
 
+def _sixth_is_global(fields: Fields) -> None:
+    every_nth(fields, "sliding_attention", fields.get("sliding_window_pattern") or 6)
+
+
+_CONFIGS = {
+    "gemma2": ConfigReader(
+        {
+            "vocab_size": 256000,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-06,
+            "pad_token_id": 0,
+            "eos_token_id": 1,
+            "bos_token_id": 2,
+            "tie_word_embeddings": True,
+            "attention_bias": False,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "layer_types": None,
+            "final_logit_softcapping": 30.0,
+            "attn_logit_softcapping": 50.0,
+            "use_bidirectional_attention": None,
+        },
+        follow=partial(every_nth, local="sliding_attention", period=2),
+    ),
+    "gemma3_text": ConfigReader(
+        {
+            "vocab_size": 262208,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-06,
+            "pad_token_id": 0,
+            "eos_token_id": 1,
+            "bos_token_id": 2,
+            "tie_word_embeddings": True,
+            "attention_bias": False,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "layer_types": None,
+            "final_logit_softcapping": None,
+            "attn_logit_softcapping": None,
+            "use_bidirectional_attention": False,
+        },
+        rope=Rope(1000000.0, by_type=True, local_name="rope_local_base_freq"),
+        follow=_sixth_is_global,
+    ),
+}
+"""Reads the configs, by ``model_type``."""
+
+
 class Gemma(Decoder):
     """`jpaged.model_api.CausalLM`; `config` is a Hugging Face ``Gemma2Config`` or ``Gemma3TextConfig``."""
+
+    configs = _CONFIGS
 
     def __init__(self, config: Any, build: BuildContext):
         check_model_type(config, ("gemma2", "gemma3_text"))

@@ -8,6 +8,7 @@ softmax of their own scores.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from jpaged.model_api import TENSOR_AXIS, Attend, BuildContext, LayerRef, Weight
 
 from . import weights as convert
 from .attention import Attention, Heads
+from .config_reader import ConfigReader, Rope, dense, every_nth
 from .decoder import Decoder, check_model_type
 from .groups import kinds_from_types, layer_groups
 from .layers import RMSNorm
@@ -105,8 +107,50 @@ class GptOssLayer(nnx.Module):
         yield from self.experts.weights(("experts",), f"{name}.mlp", layer)
 
 
+_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+
+_CONFIGS = {
+    "gpt_oss": ConfigReader(
+        dense(
+            num_hidden_layers=36,
+            num_local_experts=128,
+            vocab_size=201088,
+            hidden_size=2880,
+            intermediate_size=2880,
+            head_dim=64,
+            num_attention_heads=64,
+            num_key_value_heads=8,
+            sliding_window=128,
+            max_position_embeddings=131072,
+            rms_norm_eps=1e-05,
+            num_experts_per_tok=4,
+            swiglu_alpha=1.702,
+            swiglu_limit=7.0,
+            layer_types=None,
+            bos_token_id=None,
+            eos_token_id=None,
+            attention_bias=True,
+        ),
+        rope=Rope(150000.0, scaling=_ROPE),
+        follow=partial(every_nth, local="sliding_attention", period=2),
+        same=(("num_experts", "num_local_experts"),),
+    ),
+}
+"""Reads the configs, by ``model_type``."""
+
+
 class GptOss(Decoder):
     """`jpaged.model_api.CausalLM` for GPT-OSS; `config` is a Hugging Face ``GptOssConfig``."""
+
+    configs = _CONFIGS
 
     _has_experts = True
 

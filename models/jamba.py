@@ -7,6 +7,7 @@ from typing import Any
 from jpaged.model_api import BuildContext
 
 from .attention import Attention, Heads
+from .config_reader import ConfigReader, Fields, dense
 from .decoder import Decoder, check_model_type
 from .experts import ExpertMLPs, SparseMLP, SparseNames
 from .groups import kinds_from_types, layer_groups, state_groups
@@ -24,8 +25,61 @@ _NAMES = {
 }
 
 
+def _follow(fields: Fields) -> None:
+    """Set which layers attend and which have experts, and the rank of the steps' sizes.
+
+    Raises:
+        ValueError: an offset is not below its period.
+    """
+    for kind in ("attn", "expert"):
+        period, offset = fields[f"{kind}_layer_period"], fields[f"{kind}_layer_offset"]
+        if offset >= period:
+            raise ValueError(f"{kind}_layer_offset={offset} is not below {kind}_layer_period={period}")
+    layers = range(fields["num_hidden_layers"])
+
+    def hit(kind: str, number: int) -> bool:
+        return number % fields[f"{kind}_layer_period"] == fields[f"{kind}_layer_offset"]
+
+    fields["layer_types"] = ["full_attention" if hit("attn", number) else "linear_attention" for number in layers]
+    fields["layers_num_experts"] = [fields["num_experts"] if hit("expert", number) else 1 for number in layers]
+    if fields["mamba_dt_rank"] == "auto":
+        fields["mamba_dt_rank"] = -(-fields["hidden_size"] // 16)
+
+
+_CONFIGS = {
+    "jamba": ConfigReader(
+        dense(
+            vocab_size=65536,
+            intermediate_size=14336,
+            num_key_value_heads=8,
+            rms_norm_eps=1e-06,
+            pad_token_id=0,
+            max_position_embeddings=262144,
+            num_experts_per_tok=2,
+            num_experts=16,
+            expert_layer_period=2,
+            expert_layer_offset=1,
+            attn_layer_period=8,
+            attn_layer_offset=4,
+            mamba_d_state=16,
+            mamba_d_conv=4,
+            mamba_expand=2,
+            mamba_dt_rank="auto",
+            mamba_conv_bias=True,
+            mamba_proj_bias=False,
+        ),
+        rope=None,
+        follow=_follow,
+        same=(("num_local_experts", "num_experts"),),
+    ),
+}
+"""Reads the configs, by ``model_type``."""
+
+
 class Jamba(Decoder):
     """`jpaged.model_api.CausalLM` for Jamba; `config` is a Hugging Face ``JambaConfig``."""
+
+    configs = _CONFIGS
 
     _norm_name = "final_layernorm"
     _has_experts = True

@@ -9,6 +9,7 @@ from typing import Any
 from jpaged.model_api import BuildContext, WeightSource
 
 from .attention import Attention, Heads
+from .config_reader import ConfigReader, Fields, Rope
 from .decoder import Decoder, check_model_type
 from .groups import kinds_from_types, layer_groups, state_groups
 from .layers import GatedMLP, RMSNorm
@@ -49,8 +50,51 @@ def _mlp_width(config: Any) -> int:
     return width
 
 
+def _follow(fields: Fields) -> None:
+    """Take the fields' older names, and set which layers attend."""
+    fields["tie_word_embeddings"] = fields.pop("tie_embedding", fields["tie_word_embeddings"])
+    fields["intermediate_size"] = fields.pop("block_ff_dim", fields["intermediate_size"])
+    if fields["layer_types"] is None:
+        layers = range(fields["num_hidden_layers"])
+        if fields["full_attn_idxs"] is None:
+            fields["full_attn_idxs"] = list(layers)
+        fields["layer_types"] = ["full_attention" if n in fields["full_attn_idxs"] else "conv" for n in layers]
+
+
+_CONFIGS = {
+    "lfm2": ConfigReader(
+        {
+            "vocab_size": 65536,
+            "hidden_size": 2560,
+            "intermediate_size": 12288,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 128000,
+            "norm_eps": 1e-05,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "tie_word_embeddings": True,
+            "conv_bias": False,
+            "conv_L_cache": 3,
+            "block_multiple_of": 256,
+            "block_ffn_dim_multiplier": 1.0,
+            "block_auto_adjust_ff_dim": True,
+            "full_attn_idxs": None,
+            "layer_types": None,
+        },
+        rope=Rope(1000000.0),
+        follow=_follow,
+    ),
+}
+"""Reads the configs, by ``model_type``."""
+
+
 class LFM2(Decoder):
     """`jpaged.model_api.CausalLM` for LFM2; `config` is a Hugging Face ``Lfm2Config``."""
+
+    configs = _CONFIGS
 
     _norm_name = "embedding_norm"
 

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 from jpaged.model_api import Attend, BuildContext, LayerRef, WeightSource
 
 from .attention import Attention, Heads
+from .config_reader import ConfigReader, Fields, dense, windows_after
 from .decoder import Decoder, check_model_type
 from .groups import kinds_from_types, layer_groups, share_kv
 from .layers import GatedMLP, RMSNorm, check_activation
@@ -88,8 +89,91 @@ class LlamaLayer(nnx.Module):
         yield from self.mlp.weights(("mlp",), f"{name}.mlp", layer)
 
 
+def _ministral(fields: Fields) -> None:
+    """Let all layers slide where a file does not list them, if there is a window."""
+    if fields["layer_types"] is None:
+        kind = "full_attention" if fields["sliding_window"] is None else "sliding_attention"
+        fields["layer_types"] = [kind] * fields["num_hidden_layers"]
+
+
+_CONFIGS = {
+    "llama": ConfigReader(
+        dense(
+            vocab_size=32000,
+            intermediate_size=11008,
+            max_position_embeddings=2048,
+            rms_norm_eps=1e-06,
+            attention_bias=False,
+            mlp_bias=False,
+            head_dim=None,
+        )
+    ),
+    "mistral": ConfigReader(
+        dense(
+            vocab_size=32000,
+            intermediate_size=14336,
+            num_key_value_heads=8,
+            head_dim=None,
+            max_position_embeddings=131072,
+            rms_norm_eps=1e-06,
+            sliding_window=4096,
+        )
+    ),
+    "ministral": ConfigReader(
+        dense(
+            vocab_size=32000,
+            intermediate_size=14336,
+            num_key_value_heads=8,
+            head_dim=None,
+            max_position_embeddings=131072,
+            rms_norm_eps=1e-06,
+            sliding_window=4096,
+            layer_types=None,
+        ),
+        follow=_ministral,
+    ),
+    "qwen2": ConfigReader(
+        dense(
+            vocab_size=151936,
+            intermediate_size=22016,
+            num_key_value_heads=32,
+            max_position_embeddings=32768,
+            rms_norm_eps=1e-06,
+            use_sliding_window=False,
+            sliding_window=4096,
+            max_window_layers=28,
+            layer_types=None,
+            bos_token_id=None,
+            eos_token_id=None,
+        ),
+        follow=windows_after,
+    ),
+    "qwen3": ConfigReader(
+        dense(
+            vocab_size=151936,
+            intermediate_size=22016,
+            num_key_value_heads=32,
+            head_dim=128,
+            max_position_embeddings=32768,
+            rms_norm_eps=1e-06,
+            attention_bias=False,
+            use_sliding_window=False,
+            sliding_window=4096,
+            max_window_layers=28,
+            layer_types=None,
+            bos_token_id=None,
+            eos_token_id=None,
+        ),
+        follow=windows_after,
+    ),
+}
+"""Reads the configs, by ``model_type``."""
+
+
 class Llama(Decoder):
     """`jpaged.model_api.CausalLM` for the families above; `config` is their Hugging Face config."""
+
+    configs = _CONFIGS
 
     def __init__(self, config: Any, build: BuildContext):
         check_model_type(config, _MODEL_TYPES)

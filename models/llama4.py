@@ -17,6 +17,7 @@ from jaxtyping import Array, Int
 from jpaged.model_api import BuildContext
 
 from .attention import Attention, Heads
+from .config_reader import ConfigReader, Fields, Rope, dense
 from .decoder import Decoder, check_model_type
 from .experts import ExpertMLPs, SparseMLP, SparseNames
 from .groups import kinds_from_types, layer_groups
@@ -56,8 +57,60 @@ def _layer(config: Any, kind: LayerKind, heads: Heads, layout: ExpertLayout, bui
     return PreNormLayer(size, eps, attention, mlp, build, names=LayerNames(mlp="feed_forward"))
 
 
+def _follow(fields: Fields) -> None:
+    """Set which layers rotate, which have experts, and which see chunks only: those that rotate."""
+    layers, period, step = (
+        fields[name] for name in ("num_hidden_layers", "no_rope_layer_interval", "interleave_moe_layer_step")
+    )
+    if not fields["no_rope_layers"]:
+        fields["no_rope_layers"] = [int((number + 1) % period != 0) for number in range(layers)]
+    if fields["moe_layers"] is None:
+        fields["moe_layers"] = list(range(step - 1, layers, step))
+    if fields["layer_types"] is None:
+        chunks = fields["attention_chunk_size"] is not None
+        fields["layer_types"] = [
+            "chunked_attention" if rotates and chunks else "full_attention" for rotates in fields["no_rope_layers"]
+        ]
+
+
+_CONFIGS = {
+    "llama4_text": ConfigReader(
+        dense(
+            vocab_size=202048,
+            hidden_size=5120,
+            intermediate_size=8192,
+            intermediate_size_mlp=16384,
+            num_hidden_layers=48,
+            num_attention_heads=40,
+            num_key_value_heads=8,
+            head_dim=128,
+            max_position_embeddings=131072,
+            rms_norm_eps=1e-05,
+            num_experts_per_tok=1,
+            num_local_experts=16,
+            moe_layers=None,
+            interleave_moe_layer_step=1,
+            use_qk_norm=True,
+            no_rope_layers=None,
+            no_rope_layer_interval=4,
+            attention_chunk_size=8192,
+            layer_types=None,
+            attn_temperature_tuning=True,
+            floor_scale=8192,
+            attn_scale=0.1,
+            attention_bias=False,
+        ),
+        rope=Rope(500000.0),
+        follow=_follow,
+    ),
+}
+"""Reads the configs, by ``model_type``."""
+
+
 class Llama4(Decoder):
     """`jpaged.model_api.CausalLM` for Llama 4's text model; `config` is a Hugging Face ``Llama4TextConfig``."""
+
+    configs = _CONFIGS
 
     _has_experts = True
 

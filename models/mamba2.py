@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jpaged.model_api import Attend, BuildContext, LayerRef, Recur, WeightSource
 
+from .config_reader import ConfigReader, Fields
 from .decoder import Decoder, check_model_type
 from .groups import state_groups
 from .layers import RMSNorm
@@ -41,8 +42,52 @@ class Mamba2Layer(nnx.Module):
         yield from self.mixer.weights(("mixer",), f"{name}.mixer", layer)
 
 
+def _follow(fields: Fields) -> None:
+    """Let every layer be a recurrence, and check the sizes.
+
+    Raises:
+        ValueError: heads do not make up the inner width.
+    """
+    inner, heads, head_dim = fields["hidden_size"] * fields["expand"], fields["num_heads"], fields["head_dim"]
+    if inner != heads * head_dim:
+        raise ValueError(f"hidden_size * expand = {inner} is not num_heads={heads} * head_dim={head_dim}")
+    fields["layer_types"] = ["linear_attention"] * fields["num_hidden_layers"]
+
+
+_CONFIGS = {
+    "mamba2": ConfigReader(
+        {
+            "num_heads": 128,
+            "head_dim": 64,
+            "vocab_size": 32768,
+            "hidden_size": 4096,
+            "state_size": 128,
+            "num_hidden_layers": 64,
+            "layer_norm_epsilon": 1e-05,
+            "pad_token_id": 1,
+            "bos_token_id": 0,
+            "eos_token_id": 2,
+            "expand": 2,
+            "conv_kernel": 4,
+            "n_groups": 8,
+            "use_bias": False,
+            "use_conv_bias": True,
+            "hidden_act": "silu",
+            "residual_in_fp32": True,
+            "time_step_limit": (0.0, float("inf")),
+            "tie_word_embeddings": False,
+        },
+        rope=None,
+        follow=_follow,
+    ),
+}
+"""Reads the configs, by ``model_type``."""
+
+
 class Mamba2LM(Decoder):
     """`jpaged.model_api.CausalLM` for Mamba-2; `config` is a Hugging Face ``Mamba2Config``."""
+
+    configs = _CONFIGS
 
     _prefix = "backbone"
     _embed_name = "embeddings"

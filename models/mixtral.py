@@ -12,6 +12,7 @@ from typing import Any
 from jpaged.model_api import BuildContext
 
 from .attention import Attention, Heads
+from .config_reader import ConfigReader, Fields, Rope, dense, windows_after
 from .decoder import Decoder, check_model_type
 from .experts import ExpertMLPs, SparseMLP, SparseNames
 from .groups import layer_groups
@@ -32,8 +33,60 @@ def _is_sparse(config: Any, layer: int) -> bool:
     return layer not in config.mlp_only_layers and (layer + 1) % config.decoder_sparse_step == 0
 
 
+def _qwen3_moe(fields: Fields) -> None:
+    windows_after(fields)
+    if fields["mlp_only_layers"] is None:
+        fields["mlp_only_layers"] = []
+
+
+_CONFIGS = {
+    "mixtral": ConfigReader(
+        dense(
+            vocab_size=32000,
+            intermediate_size=14336,
+            num_key_value_heads=8,
+            head_dim=None,
+            max_position_embeddings=131072,
+            rms_norm_eps=1e-05,
+            sliding_window=None,
+            num_experts_per_tok=2,
+            num_local_experts=8,
+        ),
+        rope=Rope(1000000.0),
+        same=(("num_experts", "num_local_experts"),),
+    ),
+    "qwen3_moe": ConfigReader(
+        dense(
+            vocab_size=151936,
+            hidden_size=2048,
+            intermediate_size=6144,
+            num_hidden_layers=24,
+            num_key_value_heads=4,
+            max_position_embeddings=32768,
+            rms_norm_eps=1e-06,
+            attention_bias=False,
+            use_sliding_window=False,
+            sliding_window=4096,
+            decoder_sparse_step=1,
+            moe_intermediate_size=768,
+            num_experts_per_tok=8,
+            num_experts=128,
+            norm_topk_prob=False,
+            mlp_only_layers=None,
+            bos_token_id=None,
+            eos_token_id=None,
+        ),
+        follow=_qwen3_moe,
+        same=(("num_experts", "num_local_experts"),),
+    ),
+}
+"""Reads the configs, by ``model_type``."""
+
+
 class Mixtral(Decoder):
     """`jpaged.model_api.CausalLM` for both; `config` is a Hugging Face ``MixtralConfig`` or ``Qwen3MoeConfig``."""
+
+    configs = _CONFIGS
 
     _has_experts = True
 

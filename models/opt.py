@@ -17,6 +17,7 @@ from jpaged.model_api import Attend, BuildContext, LayerRef, WeightSource
 
 from . import weights as convert
 from .attention import Attention, Heads
+from .config_reader import ConfigReader, Fields
 from .decoder import Decoder, check_model_type
 from .groups import layer_groups
 from .layers import FeedForward, LayerNorm, check_activation
@@ -68,8 +69,43 @@ class OPTLayer(nnx.Module):
         yield from self.mlp_norm.weights(("mlp_norm",), f"{name}.final_layer_norm", layer)
 
 
+def _follow(fields: Fields) -> None:
+    """Let words be as wide as the model where a file does not say."""
+    if fields["word_embed_proj_dim"] is None:
+        fields["word_embed_proj_dim"] = fields["hidden_size"]
+
+
+_CONFIGS = {
+    "opt": ConfigReader(
+        {
+            "vocab_size": 50272,
+            "hidden_size": 768,
+            "num_hidden_layers": 12,
+            "ffn_dim": 3072,
+            "max_position_embeddings": 2048,
+            "do_layer_norm_before": True,
+            "_remove_final_layer_norm": False,
+            "word_embed_proj_dim": None,
+            "num_attention_heads": 12,
+            "activation_function": "relu",
+            "pad_token_id": 1,
+            "bos_token_id": 2,
+            "eos_token_id": 2,
+            "enable_bias": True,
+            "layer_norm_elementwise_affine": True,
+            "tie_word_embeddings": True,
+        },
+        rope=None,
+        follow=_follow,
+    ),
+}
+"""Reads the configs, by ``model_type``."""
+
+
 class OPT(Decoder):
     """`jpaged.model_api.CausalLM` for OPT; `config` is a Hugging Face ``OPTConfig``."""
+
+    configs = _CONFIGS
 
     _prefix = "model.decoder"
     _norm_name = "final_layer_norm"

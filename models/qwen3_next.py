@@ -20,6 +20,7 @@ from jpaged.model_api import BuildContext, WeightSource
 
 from . import weights as convert
 from .attention import Attention, Heads
+from .config_reader import ConfigReader, Fields, Rope, dense, every_nth
 from .decoder import Decoder, check_model_type
 from .experts import ExpertMLPs, SparseMLP, SparseNames
 from .groups import kinds_from_types, layer_groups, state_groups
@@ -88,9 +89,102 @@ def _kinds(config: Any) -> tuple[LayerKind, ...]:
     return tuple(replace(kind, variant="experts" if is_mixed(n) else None) for n, kind in enumerate(kinds))
 
 
+def _fourth_attends(fields: Fields) -> None:
+    every_nth(fields, "linear_attention", fields.get("full_attention_interval") or 4)
+    if "mlp_only_layers" in fields and fields["mlp_only_layers"] is None:
+        fields["mlp_only_layers"] = []
+
+
+_CONFIGS = {
+    "qwen3_next": ConfigReader(
+        dense(
+            vocab_size=151936,
+            hidden_size=2048,
+            intermediate_size=5632,
+            num_hidden_layers=48,
+            num_attention_heads=16,
+            num_key_value_heads=2,
+            max_position_embeddings=32768,
+            rms_norm_eps=1e-06,
+            attention_bias=False,
+            head_dim=256,
+            linear_conv_kernel_dim=4,
+            linear_key_head_dim=128,
+            linear_value_head_dim=128,
+            linear_num_key_heads=16,
+            linear_num_value_heads=32,
+            decoder_sparse_step=1,
+            moe_intermediate_size=512,
+            shared_expert_intermediate_size=512,
+            num_experts_per_tok=10,
+            num_experts=512,
+            norm_topk_prob=True,
+            mlp_only_layers=None,
+            layer_types=None,
+            bos_token_id=None,
+            eos_token_id=None,
+        ),
+        rope=Rope(rotated=0.25),
+        follow=_fourth_attends,
+    ),
+    "qwen3_5_text": ConfigReader(
+        dense(
+            vocab_size=248320,
+            intermediate_size=12288,
+            num_attention_heads=16,
+            num_key_value_heads=4,
+            max_position_embeddings=32768,
+            rms_norm_eps=1e-06,
+            attention_bias=False,
+            head_dim=256,
+            linear_conv_kernel_dim=4,
+            linear_key_head_dim=128,
+            linear_value_head_dim=128,
+            linear_num_key_heads=16,
+            linear_num_value_heads=32,
+            layer_types=None,
+            bos_token_id=None,
+            eos_token_id=None,
+        ),
+        rope=Rope(rotated=0.25),
+        follow=_fourth_attends,
+    ),
+    "qwen3_5_moe_text": ConfigReader(
+        dense(
+            vocab_size=248320,
+            hidden_size=2048,
+            num_hidden_layers=40,
+            num_attention_heads=16,
+            num_key_value_heads=2,
+            max_position_embeddings=32768,
+            rms_norm_eps=1e-06,
+            attention_bias=False,
+            head_dim=256,
+            linear_conv_kernel_dim=4,
+            linear_key_head_dim=128,
+            linear_value_head_dim=128,
+            linear_num_key_heads=16,
+            linear_num_value_heads=32,
+            moe_intermediate_size=512,
+            shared_expert_intermediate_size=512,
+            num_experts_per_tok=8,
+            num_experts=256,
+            layer_types=None,
+            bos_token_id=None,
+            eos_token_id=None,
+        ),
+        rope=Rope(rotated=0.25),
+        follow=_fourth_attends,
+    ),
+}
+"""Reads the configs, by ``model_type``."""
+
+
 class Qwen3Next(Decoder):
     """`jpaged.model_api.CausalLM`; `config` is a Hugging Face ``Qwen3NextConfig``, ``Qwen3_5TextConfig`` or
     ``Qwen3_5MoeTextConfig``."""
+
+    configs = _CONFIGS
 
     _has_experts = True
     reads_separate_experts = True

@@ -78,7 +78,8 @@ def replay_step(path: Path, model: str | None = None, *, top: int = 5) -> Replay
     built = build_engine(config)
     try:
         runner = built.engine.runner
-        if difference := model_difference(saved, model_facts(built.served.config, built.served.model_config, runner)):
+        served = built.served.model_config
+        if difference := model_difference(saved, model_facts(built.served.config, served, runner), served):
             raise ValueError(f"{path} cannot be replayed: {difference}")
         longest, most = dump.inputs.batch.kv_lens.max(), runner.settings.max_model_len
         if longest > most:

@@ -10,11 +10,12 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from jpaged.loading.model_config import AnyConfig
 from jpaged.loading.pooling_head import PoolingHead
 from jpaged.model_api import TENSOR_AXIS, CausalLM
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class LoadedModel:
 
     graphdef: nnx.GraphDef
     params: nnx.State
-    config: PretrainedConfig
+    config: AnyConfig
     tokenizer: PreTrainedTokenizerBase | None
     eos_token_ids: tuple[int, ...]
     name: str

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from jpaged.loading.gguf.config import config_from_gguf
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.weights import GGUFWeights
 from jpaged.loading.hugging_face import transformers
+from jpaged.loading.model_config import FILE, AnyConfig, own_config, parse_fields
 from jpaged.loading.orbax.checkpoint import OrbaxWeights
 from jpaged.loading.pooling_head import without_head
 from jpaged.loading.registry import model_class, model_types
@@ -36,7 +36,7 @@ class OpenedModel:
     """Holds a source with its config, its family's class and its tensors; `gguf` is set if it is a GGUF file."""
 
     source: Source
-    config: PretrainedConfig
+    config: AnyConfig
     family: type[Any]
     reader: TensorReader
     gguf: GGUFFile | None = None
@@ -83,8 +83,8 @@ def open_model(
 
 def described(
     folder: Path, file: Path | None = None, *, language_model_only: bool = False
-) -> tuple[PretrainedConfig, type[Any]]:
-    """Return a folder's config and family; the family is looked up first, for a clearer error than transformers'.
+) -> tuple[AnyConfig, type[Any]]:
+    """Return a folder's config and family.
 
     For a multimodal model, returns the text model's config and family if `language_model_only`, or if the multimodal
     family is not installed.
@@ -94,7 +94,7 @@ def described(
         language_model_only: return only the text model's.
 
     Raises:
-        ValueError: the config is no JSON object, its family is not installed, or transformers refuses it.
+        ValueError: the config is no JSON object, its family is not installed, or it or transformers refuses the config.
     """
     file = file or folder / "config.json"
     fields = _fields(folder, file)
@@ -104,7 +104,25 @@ def described(
         config = _config(folder, file).get_text_config()
         return config, model_class(config.model_type)
     family = model_class(fields["model_type"])
-    return _config(folder, file), family
+    return read_config(folder, family, file), family
+
+
+def read_config(folder: Path, family: type[Any], file: Path | None = None) -> AnyConfig:
+    """Return a folder's config, as its family reads it or, if it does not, transformers.
+
+    Args:
+        file: the config's name in errors, if the folder has a copy.
+
+    Raises:
+        ValueError: the config is no JSON object, or it is refused; says why.
+    """
+    file = file or folder / FILE
+    fields = _fields(folder, file)
+    try:
+        own = own_config(fields, family)
+    except ValueError as error:
+        raise ValueError(f"{file} cannot be used: {error}") from error
+    return _config(folder, file) if own is None else own
 
 
 def _config(folder: Path, file: Path) -> PretrainedConfig:
@@ -119,7 +137,7 @@ def _config(folder: Path, file: Path) -> PretrainedConfig:
 
 def _fields(folder: Path, file: Path) -> dict[str, Any]:
     try:
-        fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        fields = parse_fields((folder / "config.json").read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{file} is not JSON: {error}") from error
     if not isinstance(fields, dict):
@@ -137,7 +155,7 @@ class Described:
     is only a config.
     """
 
-    config: PretrainedConfig
+    config: AnyConfig
     family: type[Any]
     stored: StoredAs
     gguf: Path | None = None

@@ -6,20 +6,18 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gguf.constants import PoolingType
 
 from jpaged.loading.gguf.weights import GGUFWeights
 from jpaged.loading.hugging_face import read_json
+from jpaged.loading.model_config import AnyConfig
 from jpaged.loading.renamed_tensors import VOCABULARY_HEAD, RenamedTensors, base_prefix
 from jpaged.loading.source import CHECKPOINT_MARKER, Source
 from jpaged.loading.tensor_reader import TensorReader
 from jpaged.pooling_params import Pooling
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 HEAD = "score.weight"
 """transformers' name of the head of a model for sequence classification."""
@@ -60,7 +58,7 @@ class PoolingHead:
     activation: str | None = None
 
 
-def read_pooling_head(source: Source, reader: TensorReader, config: PretrainedConfig) -> PoolingHead:
+def read_pooling_head(source: Source, reader: TensorReader, config: AnyConfig) -> PoolingHead:
     """Read a model's pooling and head.
 
     Raises:
@@ -92,7 +90,7 @@ def saved_fields(head: PoolingHead) -> dict[str, Any]:
     return {name: getattr(head, name) for name in _SAVED} | {"modules": list(head.modules)}
 
 
-def _activation(config: PretrainedConfig) -> str | None:
+def _activation(config: AnyConfig) -> str | None:
     """Return the name of the activation that sentence-transformers' CrossEncoder applies, without its module's path."""
     said = getattr(config, "sentence_transformers", None)
     name = said.get("activation_fn") if isinstance(said, dict) else None
@@ -160,7 +158,7 @@ class HeadlessReader(RenamedTensors):
         return [name for name in super().names() if name != HEAD]
 
 
-def without_head(weights: TensorReader, config: PretrainedConfig) -> TensorReader:
+def without_head(weights: TensorReader, config: AnyConfig) -> TensorReader:
     """Return a reader of a checkpoint that may lack a vocabulary's head. If it does, sets ``tie_word_embeddings`` in
     `config`, so that the model reads none.
 

@@ -15,17 +15,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from jpaged.loading.model_config import AnyConfig
 from jpaged.loading.tensor_reader import TensorReader
 from jpaged.loading.weight_formats.stored_codes import CodedReader, Encoding, SpreadCodes
 from jpaged.loading.weight_formats.weight_format import WeightFormat
 from jpaged.model_api import HostArray
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 
 class RenamedTensors:
@@ -210,7 +208,7 @@ def base_prefix(names: Iterable[str]) -> str | None:
     return next((prefix for name, prefix in _EMBEDDINGS.items() if f"{name}.weight" in there), None)
 
 
-def as_stored(weights: TensorReader, config: PretrainedConfig) -> TensorReader:
+def as_stored(weights: TensorReader, config: AnyConfig) -> TensorReader:
     """Return a reader of a checkpoint for generation, whose head may be stored where `config` calls it tied.
 
     A head that differs from the embedding is read: ``tie_word_embeddings`` of `config` becomes False. A head without

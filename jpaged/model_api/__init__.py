@@ -6,6 +6,9 @@ A family is a Flax NNX module found through the entry-point group ``jpaged.model
 attention left to the engine's `Attend` callback, which owns the paged pool. The engine tells it one, when it builds
 it: a `BuildContext`.
 
+A family's config is the checkpoint's config.json. A family that states its defaults reads it itself (`ReadsConfigs`)
+and starts without transformers, whose import takes seconds; the config of any other is transformers' ``AutoConfig``.
+
 Dimension letters used everywhere:
 
     tokens     rows of the ragged batch (T)        seqs      sequences of the batch (S)
@@ -41,6 +44,7 @@ from jpaged.model_api.layer_groups import (
     StateGroup,
     StatePart,
 )
+from jpaged.model_api.model_config import ModelConfig, ReadsConfigs
 from jpaged.model_api.weight_source import Bfloat16Tiles, HostArray, WeightSource
 
 LeavesOutUnread, SeesImages, TakeImages = SkipsUnreadRows, TakesImages, PlaceImageFeatures
@@ -66,7 +70,9 @@ __all__ = [
     "LatentGroup",
     "LayerGroup",
     "LayerRef",
+    "ModelConfig",
     "PlaceImageFeatures",
+    "ReadsConfigs",
     "Recur",
     "SkipsUnreadRows",
     "StateGroup",

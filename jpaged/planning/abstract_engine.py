@@ -20,8 +20,7 @@ from jpaged.execution.device_memory import device_bytes
 from jpaged.loading.build_context import build_context, layers_are_stacked
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.weights import GGUFWeights
-from jpaged.loading.hugging_face import transformers
-from jpaged.loading.open_checkpoint import open_model
+from jpaged.loading.open_checkpoint import open_model, read_config
 from jpaged.loading.orbax.checkpoint import OrbaxWeights
 from jpaged.loading.parameters.targets import DtypeOf, abstract_model
 from jpaged.loading.parameters.weights import abstract_params
@@ -85,7 +84,7 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
     config = SizedConfig(**request["engine"])
     module, _, name = request["family"].partition(":")
     family = getattr(import_module(module), name)
-    model_config = transformers().AutoConfig.from_pretrained(Path(request["config_folder"]), trust_remote_code=False)
+    model_config = read_config(Path(request["config_folder"]), family)
     mesh, kernels, dtype = target_mesh(device, request["compiled"]), _kernels(device), jnp.dtype(request["dtype"])
     build = build_context(
         mesh,

@@ -20,6 +20,7 @@ from jpaged.engine.memory_plan import resolve_max_model_len
 from jpaged.engine.sizes import check_compute_dtype, sized
 from jpaged.execution.device_memory import host_memory_available
 from jpaged.loading.build_context import check_dtype, chosen_dtype
+from jpaged.loading.model_config import write_config
 from jpaged.loading.open_checkpoint import Described, describe_model
 from jpaged.planning.devices import Device
 from jpaged.planning.target_mesh import environment
@@ -126,7 +127,7 @@ class Question:
             **more,
         }
         with tempfile.TemporaryDirectory() as folder:
-            self.described.config.to_json_file(Path(folder) / "config.json", use_diff=False)
+            write_config(self.described.config, Path(folder))
             # -P: the script's folder is no place to import from.
             done = subprocess.run(
                 [python or sys.executable, "-P", Path(__file__).parent / "child.py"],

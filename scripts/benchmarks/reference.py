@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jpaged.loading.hugging_face import transformers
+from jpaged.loading.model_config import as_transformers
 from jpaged.loading.open_checkpoint import open_model
 
 _PAGE = 64
@@ -69,7 +70,7 @@ def torch_model(name: str) -> Any:
     import torch
 
     opened = open_model(name)
-    model = transformers().AutoModelForCausalLM.from_config(opened.config, dtype=torch.float32).eval()
+    model = transformers().AutoModelForCausalLM.from_config(as_transformers(opened.config), dtype=torch.float32).eval()
     state = {name: torch.from_numpy(np.array(opened.reader.read(name), np.float32)) for name in opened.reader.names()}
     missing = set(model.load_state_dict(state, strict=False).missing_keys)
     if missing - {"lm_head.weight"} or (missing and not opened.config.tie_word_embeddings):

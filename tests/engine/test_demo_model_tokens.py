@@ -11,6 +11,7 @@ from greedy_reference import GREEDY, assert_same_tokens, torch_greedy
 from transformers import LlamaForCausalLM
 
 from jpaged import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
+from jpaged.loading.model_config import as_transformers
 from jpaged.loading.open_checkpoint import open_model
 
 PROMPTS = [
@@ -33,12 +34,13 @@ def llm():
 def torch_model():
     """transformers' model, built of the loader's config and the reader's tensors."""
     opened = open_model("smollm2-135m")
-    opened.config._attn_implementation = "eager"
+    config = as_transformers(opened.config)
+    config._attn_implementation = "eager"
     with torch.device("meta"):
-        model = LlamaForCausalLM(opened.config)
+        model = LlamaForCausalLM(config)
     tensors = {name: torch.tensor(np.asarray(opened.reader.read(name))) for name in opened.reader.names()}
     with torch.device("cpu"):
-        model.model.rotary_emb = type(model.model.rotary_emb)(opened.config)
+        model.model.rotary_emb = type(model.model.rotary_emb)(config)
     missing, unexpected = model.load_state_dict(tensors, strict=False, assign=True)
     assert not unexpected
     assert set(missing) <= {"lm_head.weight"}

@@ -35,9 +35,9 @@ def change(config):
         ("[1]", "holds list, not a JSON object"),
         (
             '{"model_type": "llama", "hidden_size": 128, "num_attention_heads": 6}',
-            "hidden size (128) is not a multiple",
+            "hidden_size=128 is not a multiple of num_attention_heads=6",
         ),
-        ('{"model_type": "llama", "num_hidden_layers": "x"}', "'num_hidden_layers' expected int, got str (value: 'x')"),
+        ('{"model_type": "llama", "num_hidden_layers": "x"}', "num_hidden_layers='x' is str; it must be int"),
     ],
 )
 def test_a_config_that_cannot_be_used_is_named_with_the_reason(tmp_path, text, reason):

@@ -13,6 +13,7 @@ import numpy as np
 from jpaged.config import EngineConfig
 from jpaged.engine.program_folder import configuration_digest
 from jpaged.execution import Runner, platform
+from jpaged.loading.model_config import as_transformers
 
 
 def model_facts(config: EngineConfig, model_config: Any, runner: Runner) -> dict[str, Any]:
@@ -36,16 +37,24 @@ def model_facts(config: EngineConfig, model_config: Any, runner: Runner) -> dict
     }
 
 
-def model_difference(saved: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
+def model_difference(saved: Mapping[str, Any], here: Mapping[str, Any], model_config: Any) -> str | None:
     """Return the reason why a state belongs to another model; None if it may belong to this one.
 
     Weights in different layouts cannot be compared; the configurations always are.
+
+    Args:
+        model_config: the configuration of the model that is here.
     """
-    if saved["config"] != here["config"]:
+    if saved["config"] != here["config"] and saved["config"] != _digest_of_0_2(model_config):
         return f"it is of another model, {saved['name']!r}, whose configuration is not that of {here['name']!r}"
     if saved["layout"] == here["layout"] and saved["weights"] != here["weights"]:
         return f"it is of other weights than {here['name']!r} has now: those that {saved['name']!r} had"
     return None
+
+
+def _digest_of_0_2(model_config: Any) -> str:
+    """Return the digest in states of jpaged 0.2, which is of transformers' description of every model."""
+    return configuration_digest(as_transformers(model_config))
 
 
 def pool_facts(config: EngineConfig, model: Mapping[str, Any], runner: Runner) -> dict[str, Any]:

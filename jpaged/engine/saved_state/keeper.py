@@ -108,7 +108,7 @@ class StateKeeper:
             check_fresh(self._engine)
             files = read_state(Path(folder))
             _, about = self._about()
-            difference = model_difference(files.about["model"], about["model"])
+            difference = model_difference(files.about["model"], about["model"], self._model_config)
             if difference is not None:
                 raise StateRefused(f"{files.path} cannot be taken up: {difference}")
             differing = [name for name, here in about["pool"].items() if files.about["pool"][name] != here]

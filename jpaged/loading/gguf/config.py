@@ -1,27 +1,34 @@
-"""Makes a transformers config from GGUF metadata, for the architectures whose metadata is complete."""
+"""Makes a config from GGUF metadata, for the architectures whose metadata is complete."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from jpaged.loading.gguf.fields import every_model, field, shortest, transformer
 from jpaged.loading.gguf.names import unknown_tensors
 from jpaged.loading.gguf.reader import GGUFFile
-from jpaged.loading.hugging_face import transformers
+from jpaged.loading.model_config import AnyConfig, own_config, transformers_config
+from jpaged.loading.registry import model_class, model_types
 
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+Fields: TypeAlias = dict[str, Any]
 
 
-def config_from_gguf(file: GGUFFile) -> PretrainedConfig:
+def config_from_gguf(file: GGUFFile) -> AnyConfig:
     """Return the config that a Hugging Face checkpoint of the same model would have.
 
     Raises:
         ValueError: for an architecture or a rope scaling that is not supported, or a missing key; names it.
     """
+    fields = _fields(file)
+    installed = fields["model_type"] in model_types()
+    own = own_config(fields, model_class(fields["model_type"])) if installed else None
+    return transformers_config(fields) if own is None else own
+
+
+def _fields(file: GGUFFile) -> Fields:
     arch = file.metadata.get("general.architecture")
     if arch not in _FAMILIES:
         raise ValueError(f"{file.path}: GGUF architecture {arch!r} is not supported; supported: {', '.join(_FAMILIES)}")
@@ -33,31 +40,33 @@ def config_from_gguf(file: GGUFFile) -> PretrainedConfig:
     return _FAMILIES[arch](file)
 
 
-def _llama(file: GGUFFile) -> PretrainedConfig:
+def _llama(file: GGUFFile) -> Fields:
     if field(file, "expert_count", 0):
         return _mixtral(file)
-    return transformers().LlamaConfig(
+    return dict(
+        model_type="llama",
         **transformer(file),
         attention_bias="blk.0.attn_q.bias" in file.tensors,
         mlp_bias="blk.0.ffn_up.bias" in file.tensors,
     )
 
 
-def _qwen2(file: GGUFFile) -> PretrainedConfig:
-    return transformers().Qwen2Config(**transformer(file))
+def _qwen2(file: GGUFFile) -> Fields:
+    return dict(model_type="qwen2", **transformer(file))
 
 
-def _qwen3(file: GGUFFile) -> PretrainedConfig:
-    return transformers().Qwen3Config(**transformer(file), attention_bias="blk.0.attn_q.bias" in file.tensors)
+def _qwen3(file: GGUFFile) -> Fields:
+    return dict(model_type="qwen3", **transformer(file), attention_bias="blk.0.attn_q.bias" in file.tensors)
 
 
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 
 
-def _gemma2(file: GGUFFile) -> PretrainedConfig:
-    """Return the config of architecture ``gemma2``."""
+def _gemma2(file: GGUFFile) -> Fields:
+    """Return the fields of architecture ``gemma2``."""
     fields = transformer(file)
-    return transformers().Gemma2Config(
+    return dict(
+        model_type="gemma2",
         **fields,
         query_pre_attn_scalar=_query_scalar(fields, layers_of_27b=46),
         sliding_window=field(file, "attention.sliding_window"),
@@ -66,14 +75,15 @@ def _gemma2(file: GGUFFile) -> PretrainedConfig:
     )
 
 
-def _gemma3(file: GGUFFile) -> PretrainedConfig:
-    """Return the config of architecture ``gemma3``.
+def _gemma3(file: GGUFFile) -> Fields:
+    """Return the fields of architecture ``gemma3``.
 
     Files name neither the local layers' frequencies nor which layers are local, unless they differ from Google's.
     """
     fields = transformer(file)
     rope = {_GLOBAL: fields.pop("rope_parameters"), _LOCAL: _local_rope(file)}
-    return transformers().Gemma3TextConfig(
+    return dict(
+        model_type="gemma3_text",
         **fields,
         query_pre_attn_scalar=_query_scalar(fields, layers_of_27b=62),
         sliding_window=field(file, "attention.sliding_window"),
@@ -83,8 +93,8 @@ def _gemma3(file: GGUFFile) -> PretrainedConfig:
     )
 
 
-def _gemma4(file: GGUFFile) -> PretrainedConfig:
-    """Return the config of architecture ``gemma4``.
+def _gemma4(file: GGUFFile) -> Fields:
+    """Return the fields of architecture ``gemma4``.
 
     Raises:
         ValueError: layers of one type differ, or the file has tensors that are not known, such as a second scale of a
@@ -107,7 +117,8 @@ def _gemma4(file: GGUFFile) -> PretrainedConfig:
     fields |= {"intermediate_size": width, "head_dim": head_dim, "num_key_value_heads": local_kv}
     if own_inputs and (table := file.tensors.get("per_layer_token_embd.weight")) is not None:
         fields["vocab_size_per_layer_input"] = table.shape[0]  # the loader tells where there is none
-    return transformers().Gemma4TextConfig(
+    return dict(
+        model_type="gemma4_text",
         **fields,
         **_gemma4_experts(file),
         layer_types=types,
@@ -220,9 +231,10 @@ def _gemma4_experts(file: GGUFFile) -> dict[str, Any]:
     }
 
 
-def _mixtral(file: GGUFFile) -> PretrainedConfig:
-    """Return the config of architecture ``llama`` with experts."""
-    return transformers().MixtralConfig(
+def _mixtral(file: GGUFFile) -> Fields:
+    """Return the fields of architecture ``llama`` with experts."""
+    return dict(
+        model_type="mixtral",
         **transformer(file),
         num_local_experts=field(file, "expert_count"),
         num_experts_per_tok=field(file, "expert_used_count"),
@@ -230,9 +242,10 @@ def _mixtral(file: GGUFFile) -> PretrainedConfig:
     )
 
 
-def _qwen3_moe(file: GGUFFile) -> PretrainedConfig:
-    """Return the config of architecture ``qwen3moe``, in which every layer has experts."""
-    return transformers().Qwen3MoeConfig(
+def _qwen3_moe(file: GGUFFile) -> Fields:
+    """Return the fields of architecture ``qwen3moe``, in which every layer has experts."""
+    return dict(
+        model_type="qwen3_moe",
         **transformer(file),
         moe_intermediate_size=field(file, "expert_feed_forward_length"),
         num_experts=field(file, "expert_count"),
@@ -242,8 +255,8 @@ def _qwen3_moe(file: GGUFFile) -> PretrainedConfig:
     )
 
 
-def _llama4(file: GGUFFile) -> PretrainedConfig:
-    """Return the config of architecture ``llama4``.
+def _llama4(file: GGUFFile) -> Fields:
+    """Return the fields of architecture ``llama4``.
 
     Metadata lacks the chunk, the growth of queries and which layers rotate: Meta's values are taken, as by llama.cpp,
     unless the file has the first two. Queries are normed except with 128 experts (Maverick).
@@ -251,7 +264,8 @@ def _llama4(file: GGUFFile) -> PretrainedConfig:
     fields: dict[str, Any] = transformer(file)
     layers, experts = fields["num_hidden_layers"], field(file, "expert_count")
     rotates = [int((number + 1) % 4 != 0) for number in range(layers)]
-    return transformers().Llama4TextConfig(
+    return dict(
+        model_type="llama4_text",
         **(fields | {"intermediate_size": field(file, "expert_feed_forward_length")}),
         intermediate_size_mlp=fields["intermediate_size"],
         num_local_experts=experts,
@@ -268,11 +282,12 @@ def _llama4(file: GGUFFile) -> PretrainedConfig:
     )
 
 
-def _gpt_oss(file: GGUFFile) -> PretrainedConfig:
-    """Return the config of architecture ``gpt-oss``: local and global layers in turn, the first one local."""
+def _gpt_oss(file: GGUFFile) -> Fields:
+    """Return the fields of architecture ``gpt-oss``: local and global layers in turn, the first one local."""
     fields: dict[str, Any] = transformer(file)
     layers = fields["num_hidden_layers"]
-    return transformers().GptOssConfig(
+    return dict(
+        model_type="gpt_oss",
         **(fields | {"intermediate_size": field(file, "expert_feed_forward_length")}),
         num_local_experts=field(file, "expert_count"),
         num_experts_per_tok=field(file, "expert_used_count"),
@@ -282,12 +297,13 @@ def _gpt_oss(file: GGUFFile) -> PretrainedConfig:
     )
 
 
-def _mamba2(file: GGUFFile) -> PretrainedConfig:
-    """Return the config of architecture ``mamba2``."""
+def _mamba2(file: GGUFFile) -> Fields:
+    """Return the fields of architecture ``mamba2``."""
     fields = every_model(file)
     del fields["max_position_embeddings"]  # a state has no limit
     inner, heads = field(file, "ssm.inner_size"), field(file, "ssm.time_step_rank")
-    return transformers().Mamba2Config(
+    return dict(
+        model_type="mamba2",
         **fields,
         expand=inner // fields["hidden_size"],
         num_heads=heads,
@@ -301,15 +317,16 @@ def _mamba2(file: GGUFFile) -> PretrainedConfig:
     )
 
 
-def _jamba(file: GGUFFile) -> PretrainedConfig:
-    """Return the config of architecture ``jamba``; the tensors say which layers attend and which have experts."""
+def _jamba(file: GGUFFile) -> Fields:
+    """Return the fields of architecture ``jamba``; the tensors say which layers attend and which have experts."""
     fields: dict[str, Any] = transformer(file, rotates=False)
     del fields["head_dim"]
     layers = range(fields["num_hidden_layers"])
     attends = [number for number in layers if f"blk.{number}.attn_q.weight" in file.tensors]
     mixed = [number for number in layers if f"blk.{number}.ffn_gate_inp.weight" in file.tensors]
     attention, experts = _every(file, attends, len(layers)), _every(file, mixed, len(layers))
-    return transformers().JambaConfig(
+    return dict(
+        model_type="jamba",
         **fields,
         attn_layer_period=attention[0],
         attn_layer_offset=attention[1],
@@ -337,15 +354,16 @@ def _every(file: GGUFFile, numbers: Sequence[int], layers: int) -> tuple[int, in
     return period, numbers[0]
 
 
-def _lfm2(file: GGUFFile) -> PretrainedConfig:
-    """Return the config of architecture ``lfm2``; layers without KV heads are short convolutions."""
+def _lfm2(file: GGUFFile) -> Fields:
+    """Return the fields of architecture ``lfm2``; layers without KV heads are short convolutions."""
     fields: dict[str, Any] = transformer(file)
     eps, head_dim, embed = fields.pop("rms_norm_eps"), fields.pop("head_dim"), fields["hidden_size"]
     if head_dim * fields["num_attention_heads"] != embed:
         raise ValueError(f"{file.path}: lfm2.attention.key_length={head_dim} is not embedding_length / head_count")
     heads = field(file, "attention.head_count_kv")
     by_layer = heads if isinstance(heads, list) else [heads] * fields["num_hidden_layers"]
-    return transformers().Lfm2Config(
+    return dict(
+        model_type="lfm2",
         **fields,
         norm_eps=eps,
         layer_types=["full_attention" if kv else "conv" for kv in by_layer],
@@ -355,7 +373,7 @@ def _lfm2(file: GGUFFile) -> PretrainedConfig:
     )
 
 
-_FAMILIES: dict[str, Callable[[GGUFFile], PretrainedConfig]] = {
+_FAMILIES: dict[str, Callable[[GGUFFile], Fields]] = {
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,

@@ -28,6 +28,7 @@ from flax import nnx
 
 from jpaged.loading.generation_config import GENERATION_CONFIG, file_fields
 from jpaged.loading.hugging_face import without_lines
+from jpaged.loading.model_config import write_config
 from jpaged.loading.orbax.zarr_array import ZarrArray
 from jpaged.loading.parameters.placement import HostValue, place_all
 from jpaged.loading.parameters.targets import (
@@ -112,7 +113,7 @@ def _write(path: Path, loaded: LoadedModel) -> None:
     with without_lines("absl", "Skipping merge of OCDBT"), ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(path / "params", args=ocp.args.PyTreeSave(params))
     if jax.process_index() == 0:
-        loaded.config.save_pretrained(path)
+        write_config(loaded.config, path)
         if loaded.tokenizer is not None:
             loaded.tokenizer.save_pretrained(path)
         for name in _PROCESSOR_FILES:

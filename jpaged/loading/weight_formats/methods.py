@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from jpaged.loading.model_config import AnyConfig
 from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.weight_formats.awq import AWQ
 from jpaged.loading.weight_formats.coded_folder import CodedFolder, StoredMatrices
@@ -17,9 +18,6 @@ from jpaged.loading.weight_formats.fp8_blocks import FP8Blocks
 from jpaged.loading.weight_formats.gptq import GPTQ
 from jpaged.loading.weight_formats.mxfp4 import MXFP4
 from jpaged.loading.weight_formats.stored_codes import Encoding
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 
 class Method(Protocol):
@@ -68,7 +66,7 @@ class NamedCodes:
         return [] if found is None else [found]
 
 
-def method_of(config: PretrainedConfig) -> Method | None:
+def method_of(config: AnyConfig) -> Method | None:
     """Return the method by which a checkpoint was quantised; None = not quantised.
 
     `check_method` must have accepted the config.

@@ -31,6 +31,7 @@ from jpaged.loading.gguf.config import config_from_gguf  # noqa: E402
 from jpaged.loading.gguf.reader import GGUFFile  # noqa: E402
 from jpaged.loading.gguf.rows import GGUFExperts, GGUFRows  # noqa: E402
 from jpaged.loading.gguf.weights import GGUFWeights  # noqa: E402
+from jpaged.loading.model_config import as_transformers  # noqa: E402
 from jpaged.loading.open_checkpoint import model_types  # noqa: E402
 from jpaged.loading.parameters.formats import stored_formats  # noqa: E402
 from jpaged.loading.parameters.targets import targets_of  # noqa: E402
@@ -151,7 +152,7 @@ def family(request, tmp_path_factory):
 
 def test_config_and_weights_are_the_checkpoints(family):
     file = GGUFFile(write_checkpoint(family.path, family.folder, family.config))
-    found, want = (config.to_dict() for config in (config_from_gguf(file), family.config))
+    found, want = (config.to_dict() for config in (as_transformers(config_from_gguf(file)), family.config))
     for name in NOT_OF_THE_MODEL:
         found.pop(name, None), want.pop(name, None)
     assert found == want

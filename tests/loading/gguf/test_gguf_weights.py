@@ -9,6 +9,7 @@ from jpaged.loading.demo_model import fetch_demo_model
 from jpaged.loading.gguf.config import config_from_gguf
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.weights import GGUFWeights
+from jpaged.loading.model_config import as_transformers
 
 RNG = np.random.default_rng(0)
 
@@ -111,7 +112,7 @@ def test_the_demo_models_tensors_equal_those_transformers_reads():
 
     file = GGUFFile(fetch_demo_model())
     with torch.device("meta"):
-        shapes = LlamaForCausalLM(config_from_gguf(file))
+        shapes = LlamaForCausalLM(as_transformers(config_from_gguf(file)))
     expected = load_gguf_checkpoint(str(file.path), return_tensors=True, model_to_load=shapes)["tensors"]
     reader = GGUFWeights(file)
     assert set(reader.names()) == set(expected)

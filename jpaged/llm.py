@@ -14,7 +14,7 @@ from jpaged.config import EngineConfig
 from jpaged.engine.control import EngineControl, Released
 from jpaged.engine.generate import Batch, OnError, generate, resume, stream
 from jpaged.engine.owner import OwnedEngine
-from jpaged.engine.pooled import Pooler, RunOptions
+from jpaged.engine.pooled import Pooler, RunOptions, in_callers_thread
 from jpaged.engine.process import refuse_pickling
 from jpaged.engine.request_registry import name_of
 from jpaged.engine.stats import EngineStats
@@ -91,7 +91,7 @@ class LLM:
         self.input_processor = served.input_processor
         self.output_processor = served.output_processor
         self._owner = OwnedEngine(built.engine)
-        self._pooler = Pooler(served, self._owner)
+        self.pooler = Pooler(served, in_callers_thread(self._owner), self._owner)
         self.control = EngineControl(served, self._owner)
         if config.background_compilation:
             from jpaged.engine.startup_compilation import compile_while_serving
@@ -354,7 +354,7 @@ class LLM:
                 model's folder asks for an unknown pooling or module; or there are several replicas.
         """
         options = RunOptions(use_tqdm, tokenization_kwargs, lora_request)
-        return self._pooler.embed(prompts, pooling_params, options)
+        return self.pooler.embed(prompts, pooling_params, options)
 
     @short_traceback
     def classify(
@@ -374,7 +374,7 @@ class LLM:
             ValueError: the model has no head for classes (``score.weight``); or as `embed`.
         """
         options = RunOptions(use_tqdm, tokenization_kwargs, lora_request)
-        return self._pooler.classify(prompts, options)
+        return self.pooler.classify(prompts, options)
 
     @short_traceback
     def score(
@@ -403,7 +403,7 @@ class LLM:
                 has several classes, or it has one and a prompt of a pair is not a text; or as `embed`.
         """
         options = RunOptions(use_tqdm, tokenization_kwargs, lora_request)
-        return self._pooler.score(data_1, data_2, options)
+        return self.pooler.score(data_1, data_2, options)
 
     # ------------------------------------------------------------------ the model and its weights
 

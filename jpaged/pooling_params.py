@@ -8,8 +8,8 @@ from typing import Literal
 from jpaged.short_tracebacks import short_init
 from jpaged.validation import boolean, integer, one_of
 
-Pooling = Literal["last", "mean"]
-POOLINGS: tuple[Pooling, ...] = ("last", "mean")
+Pooling = Literal["last", "mean", "cls", "max", "mean_sqrt_len"]
+POOLINGS: tuple[Pooling, ...] = ("last", "mean", "cls", "max", "mean_sqrt_len")
 
 
 @short_init
@@ -18,9 +18,13 @@ class PoolingParams:
     """Controls how `LLM.embed` turns a prompt's hidden states, after the final norm, into a vector.
 
     Attributes:
-        pooling: "last" takes the last token's, "mean" the mean over all tokens; None = the setting in the model's
-            folder (sentence-transformers' ``1_Pooling/config.json``), else "last". A mean reads no cached prefix.
+        pooling: "last" takes the last token's, "cls" the first one's, "mean" the mean over all tokens, "mean_sqrt_len"
+            their sum by the square root of their number, "max" the largest of each column; None = the setting in the
+            model's folder (sentence-transformers' ``1_Pooling/config.json``), else "last", or "mean" for an encoder.
+            All but "last" read no cached prefix.
         normalize: whether the vector is divided by its length; None = the setting in the model's folder, else True.
+        prompt_name: which of the model's prompts (sentence-transformers' ``config_sentence_transformers.json``, such as
+            "query" and "document") is put before a text; None = the model's default one, if it has one.
         dimensions: number of leading values that are kept, before normalisation (Matryoshka embeddings; Kusupati et
             al., 2022); None = all.
 
@@ -31,6 +35,7 @@ class PoolingParams:
     pooling: Pooling | None = None
     normalize: bool | None = None
     dimensions: int | None = None
+    prompt_name: str | None = None
 
     def __post_init__(self) -> None:
         if self.pooling is not None:
@@ -39,3 +44,5 @@ class PoolingParams:
             boolean("normalize", self.normalize)
         if self.dimensions is not None:
             integer("dimensions", self.dimensions, low=1)
+        if self.prompt_name is not None and not isinstance(self.prompt_name, str):
+            raise ValueError(f"prompt_name={self.prompt_name!r} must be a string")

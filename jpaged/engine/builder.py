@@ -17,6 +17,7 @@ from jpaged.engine.memory_plan import plan_memory, resolve_max_model_len
 from jpaged.engine.program_folder import open_programs, with_compiled_pool
 from jpaged.engine.sizes import check_compute_dtype, longest_sequence, pool_tokens, sized
 from jpaged.engine.speculation import check_speculation, draft_source, make_speculation
+from jpaged.engine.whole_prompts import for_whole_prompts
 from jpaged.execution import PoolSpec, Runner, StepSettings, enable_compilation_cache, make_mesh, platform
 from jpaged.execution.caches.adapters import AdapterCache
 from jpaged.execution.compile.cache import precompile_attention_loops
@@ -27,7 +28,14 @@ from jpaged.loading.lora import Adaptable, AdapterRegistry, adapter_group
 from jpaged.loading.pooling_head import PoolingHead
 from jpaged.memory import DiskTier, MemoryManager, StateCheckpoints
 from jpaged.memory.policies import VerifiedStates
-from jpaged.model_api import AdapterGroup, Bfloat16Tiles, CausalLM, CrossAttentionGroup, TakesImages
+from jpaged.model_api import (
+    AdapterGroup,
+    Bfloat16Tiles,
+    CausalLM,
+    CrossAttentionGroup,
+    PromptEncoder,
+    TakesImages,
+)
 from jpaged.scheduling import Scheduler
 from jpaged.scheduling.speculation import Speculation
 from jpaged.text.images import ImageInputs
@@ -120,6 +128,9 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         if config.deterministic
         else Bfloat16Tiles.FLOAT32_PRODUCT,  # `jpaged.training` computes with arrays
     )
+    encodes = isinstance(loaded.model, PromptEncoder)
+    if isinstance(loaded.model, PromptEncoder):
+        config = for_whole_prompts(config, asked, loaded.model)
     no_images = why_no_images(config, loaded.model, part is not None)
     if config.speculative is not None:
         check_speculation(config.speculative, part is not None)
@@ -157,6 +168,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
                 together=tokens_together(loaded.model),
                 adapters=adapters is not None,
                 scored=config.cumulative_logprobs,
+                draws=not encodes,
             ),
             can_swap=config.preemption_mode != "recompute",
             draft=drafting.program,
@@ -190,7 +202,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         data_parallel_size=config.data_parallel_size,
         seed=config.seed,
         images=_image_inputs(config, loaded, no_images),
-        prompt_vocab_size=loaded.model.prompt_vocab_size if isinstance(loaded.model, TakesImages) else None,
+        prompt_vocab_size=_prompt_vocab_size(loaded.model),
         adapters=adapters,
         no_output=None if loaded.pooling.generates else _no_output(config, loaded.pooling),
     )
@@ -209,6 +221,12 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         pooling=loaded.pooling,
     )
     return Built(engine, served)
+
+
+def _prompt_vocab_size(model: CausalLM | PromptEncoder) -> int | None:
+    if isinstance(model, PromptEncoder):
+        return model.token_types * model.vocab_size
+    return model.prompt_vocab_size if isinstance(model, TakesImages) else None
 
 
 def _no_output(config: EngineConfig, pooling: PoolingHead) -> str:
@@ -355,6 +373,15 @@ def log_model(loaded: LoadedModel, config: EngineConfig) -> None:
 
 def log_pool(memory: MemoryManager, spec: PoolSpec, config: SizedConfig, max_model_len: int) -> None:
     """Log the pool's size and capacity; warn if it cannot hold a sequence of max_model_len tokens."""
+    if not spec.caches:
+        logger.info(
+            "no KV is kept: each prompt is computed in one step; max_model_len=%d, max_num_seqs=%d, "
+            "max_num_batched_tokens=%d",
+            max_model_len,
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+        )
+        return
     longest = longest_sequence(memory, max_model_len)
     tokens = pool_tokens(memory, max(longest, 1))
     logger.info(

@@ -106,6 +106,8 @@ def plan_memory(
         0 if config.speculative is None else config.speculative.tokens,
     )
     caches = layer_caches([*config.layer_groups(model.layer_groups), *draft_groups], form)
+    if not caches:
+        return MemoryPlan(PoolSpec.plan((), 0, form), device_bytes(params), 0, 0, memory, ())
     useful, of_one = (
         _useful_bytes(group_specs(caches), sequences, max_model_len, config.watermark)
         for sequences in (config.max_num_seqs, 1)

@@ -1,21 +1,22 @@
-"""Computes vectors, classes and scores of prompts in the caller's thread."""
+"""Computes vectors, classes and scores of prompts: makes their requests, has them run, and reads the results."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from jpaged.engine.generate import Batch, generate, run_to_end
+from jpaged.model_api import PromptEncoder
 from jpaged.outputs import ClassificationOutput, EmbeddingOutput, PoolingRequestOutput, ScoringOutput
-from jpaged.pooling_params import Pooling, PoolingParams
+from jpaged.pooling_params import POOLINGS, Pooling, PoolingParams
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Request
 from jpaged.text.adapters import LoRA
 from jpaged.text.batch import one_each, one_lora_each, several
 from jpaged.text.input_processor import PREFILL_ONLY
-from jpaged.text.prompt import Prompt, Tokenization, pair_prompts, parse_prompt
+from jpaged.text.prompt import Prompt, Tokenization, cut_text, pair_prompts, parse_prompt, with_text_before
 from jpaged.validation import boolean
 
 if TYPE_CHECKING:
@@ -24,17 +25,46 @@ if TYPE_CHECKING:
 
 
 class PooledPrompt(NamedTuple):
-    """A finished request and its prompt's vector in float32."""
+    """A finished request and its prompt's vector in float32.
+
+    Attributes:
+        vocab_size: ids of prompts from it on are of tokens of another type, see `PromptEncoder`; None = there are no
+            types.
+    """
 
     request: Request
     vector: np.ndarray
+    vocab_size: int | None
 
     def output(self, outputs: Any) -> PoolingRequestOutput[Any]:
         """Return the prompt's public output."""
-        request = self.request
-        return PoolingRequestOutput(
-            request.request_id, outputs, request.prompt_token_ids, num_cached_tokens=request.num_cached_tokens
-        )
+        request, size = self.request, self.vocab_size
+        ids = request.prompt_token_ids if size is None else [token % size for token in request.prompt_token_ids]
+        return PoolingRequestOutput(request.request_id, outputs, ids, num_cached_tokens=request.num_cached_tokens)
+
+
+Run = Callable[[list[Request], bool], None]
+"""Runs requests to their ends or aborts all of them; the second argument says whether a bar shows how far they are."""
+
+
+def in_callers_thread(owner: OwnedEngine) -> Run:
+    """Return a `Run` that steps the engine; it waits for the engine's lock."""
+
+    def run(requests: list[Request], use_tqdm: bool) -> None:
+        engine = owner.engine
+        with engine.lock:
+            engine.check_available()
+            try:
+                for i, request in enumerate(requests):
+                    try:
+                        engine.add(request)
+                    except ValueError as error:
+                        raise ValueError(f"prompt {i}: {error}") from error
+                run_to_end(engine, requests, use_tqdm)
+            finally:
+                engine.abort(*requests)
+
+    return run
 
 
 class RunOptions(NamedTuple):
@@ -48,14 +78,23 @@ class RunOptions(NamedTuple):
 class Pooler:
     """Computes the results of `LLM.embed`, `LLM.classify` and `LLM.score`; those methods document the arguments.
 
-    Any thread may call it; calls wait for the engine's lock.
+    Any thread may call it.
+
+    Args:
+        run: runs requests of prompts to their ends, in the caller's thread; see `in_callers_thread`.
+        owner: the engine on which single prompts are scored; None = they are not.
     """
 
-    def __init__(self, served: ServedModel, owner: OwnedEngine) -> None:
+    def __init__(self, served: ServedModel, run: Run, owner: OwnedEngine | None = None) -> None:
+        self._run_requests = run
         self._owner = owner
         self._served = served
         self._name = served.config.model
         self._head = served.pooling
+
+    def through(self, run: Run) -> Pooler:
+        """Return a pooler of the same model whose requests are run in another way."""
+        return Pooler(self._served, run)
 
     def embed(
         self,
@@ -67,15 +106,19 @@ class Pooler:
         if self._head.modules:
             raise ValueError(
                 f"{self._name} makes its vectors by {', '.join(self._head.modules)} (modules.json), which is "
-                "not read; known are Transformer, Pooling and Normalize"
+                "not read; known are Transformer, Pooling, Dense and Normalize"
             )
         batch = several(prompts)
         each = one_each(PoolingParams() if pooling_params is None else pooling_params, len(batch), PoolingParams)
         width = int(self._served.model_config.get_text_config().hidden_size)
-        for i, params in enumerate(each):
+        if self._head.dense is not None:
+            width = len(self._head.dense)
+        texts = []
+        for i, (prompt, params) in enumerate(zip(batch, each, strict=True)):
             if params.dimensions is not None and params.dimensions > width:
                 raise ValueError(f"prompt {i}: dimensions={params.dimensions} is above the model's {width}")
-        found = self._run(batch, [params.pooling or self._default_pooling() for params in each], options)
+            texts.append(with_text_before(prompt, self._text_before(i, params)))
+        found = self._run(texts, [params.pooling or self._default_pooling() for params in each], options)
         return [
             one.output(EmbeddingOutput(self._shaped(one.vector, params).tolist()))
             for one, params in zip(found, each, strict=True)
@@ -90,8 +133,8 @@ class Pooler:
             others = "embed(), generate() and score()" if self._head.generates else "embed() and score() of pairs"
             raise ValueError(f"{self._name} has no head for classes (score.weight): only {others}")
         batch = several(prompts)
-        found = self._run(batch, ["last"] * len(batch), options)
-        return [one.output(self._classes(head @ one.vector)) for one in found]
+        found = self._run(batch, [self._head.class_pooling] * len(batch), options)
+        return [one.output(self._classes(head(one.vector))) for one in found]
 
     def score(
         self,
@@ -101,7 +144,11 @@ class Pooler:
     ) -> list[PoolingRequestOutput[ScoringOutput]]:
         """Return the log-probability of each prompt, or the similarity of pairs of prompts."""
         if data_2 is None:
-            return self._likelihoods(several(data_1), options)
+            if isinstance(self._served.model, PromptEncoder):
+                raise ValueError(f"{self._name} has no vocabulary's head: score() needs pairs of prompts, not one")
+            if self._owner is None:
+                raise ValueError("score() of an AsyncLLM needs pairs of prompts; LLM.score() scores single ones")
+            return self._likelihoods(self._owner, several(data_1), options)
         first, second = list(several(data_1)), list(several(data_2))
         if len(first) == 1:
             first *= len(second)
@@ -132,14 +179,28 @@ class Pooler:
             raise ValueError(
                 f"{self._name} has {len(head)} classes: score() of pairs needs a model with one, or with none"
             )
-        if self._head.activation not in (None, "Sigmoid"):
-            raise ValueError(f"{self._name} asks for scores after {self._head.activation}; known is Sigmoid")
-        tokenization = Tokenization.of(options.tokenization_kwargs)
-        batch = pair_prompts(first, second, self._served.tokenizer, tokenization)
-        found = self._run(batch, ["last"] * len(batch), options)
-        return [one.output(ScoringOutput(self._classes(head @ one.vector).probs[0])) for one in found]
+        if self._head.activation not in (None, "Sigmoid", "Identity"):
+            raise ValueError(
+                f"{self._name} asks for scores after {self._head.activation}; known are Sigmoid and Identity"
+            )
+        tokenization, model = Tokenization.of(options.tokenization_kwargs), self._served.model
+        batch = pair_prompts(
+            first,
+            second,
+            self._served.tokenizer,
+            tokenization,
+            vocab_size=model.vocab_size,
+            token_types=model.token_types if isinstance(model, PromptEncoder) else 1,
+            most=self._most_tokens,
+        )
+        found = self._run(batch, [self._head.class_pooling] * len(batch), options)
+        if self._head.activation == "Identity":
+            return [one.output(ScoringOutput(float(head(one.vector)[0]))) for one in found]
+        return [one.output(ScoringOutput(self._classes(head(one.vector)).probs[0])) for one in found]
 
-    def _likelihoods(self, prompts: Sequence[Prompt], options: RunOptions) -> list[PoolingRequestOutput[ScoringOutput]]:
+    def _likelihoods(
+        self, owner: OwnedEngine, prompts: Sequence[Prompt], options: RunOptions
+    ) -> list[PoolingRequestOutput[ScoringOutput]]:
         """Return the log-probability of each prompt's tokens after the first."""
         params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
         batch = Batch(
@@ -151,7 +212,7 @@ class Pooler:
         )
         processors = self._served.input_processor, self._served.output_processor
         found = []
-        for i, output in enumerate(generate(self._owner.engine, *processors, batch, options.use_tqdm)):
+        for i, output in enumerate(generate(owner.engine, *processors, batch, options.use_tqdm)):
             if output.outputs[0].finish_reason == "abort":
                 raise _aborted(i)
             ids, scored = output.prompt_token_ids, output.prompt_logprobs or [None]
@@ -169,12 +230,14 @@ class Pooler:
         tokenization = Tokenization.of(options.tokenization_kwargs)
         loras = one_lora_each(options.lora_request, len(batch))
         boolean("use_tqdm", options.use_tqdm)
-        engine, inputs = self._owner.engine, self._served.input_processor
-        if len(engine.replicas) > 1:
-            raise ValueError(f"embed(), classify() and score() need data_parallel_size=1, not {len(engine.replicas)}")
+        inputs, replicas = self._served.input_processor, self._served.config.data_parallel_size
+        if replicas > 1:
+            raise ValueError(f"embed(), classify() and score() need data_parallel_size=1, not {replicas}")
         requests = []
         for i, (prompt, pooling, lora) in enumerate(zip(batch, poolings, loras, strict=True)):
             try:
+                if self._most_tokens is not None:
+                    prompt = cut_text(prompt, inputs.tokenizer, self._most_tokens, tokenization)
                 bound = inputs.bound(None, tokenization)
                 parsed = parse_prompt(prompt, inputs.tokenizer, tokenization, inputs.images, bound=bound)
                 request = inputs.request(parsed, PREFILL_ONLY, lora=lora, prefill_only=True)
@@ -182,31 +245,51 @@ class Pooler:
                 raise ValueError(f"prompt {i}: {error}") from error
             request.pooling = pooling
             requests.append(request)
-        with engine.lock:
-            engine.check_available()
-            try:
-                for i, request in enumerate(requests):
-                    try:
-                        engine.add(request)
-                    except ValueError as error:
-                        raise ValueError(f"prompt {i}: {error}") from error
-                run_to_end(engine, requests, options.use_tqdm)
-            finally:
-                engine.abort(*requests)
+        self._run_requests(requests, options.use_tqdm)
         for i, request in enumerate(requests):
             if request.sequences[0].finish_reason == "abort":
                 raise _aborted(i)
-        return [PooledPrompt(request, _vector(request)) for request in requests]
+        model = self._served.model
+        vocab_size = model.vocab_size if isinstance(model, PromptEncoder) else None
+        return [PooledPrompt(request, _vector(request), vocab_size) for request in requests]
+
+    @property
+    def _most_tokens(self) -> int | None:
+        """Return where a text is cut; None if it is refused when it is too long."""
+        most = self._head.most_tokens
+        return None if most is None else min(most, self._served.input_processor.max_model_len)
+
+    def _text_before(self, number: int, params: PoolingParams) -> str:
+        """Return what is put before the text of a prompt.
+
+        Raises:
+            ValueError: the model has no prompt of this name, or one whose tokens do not count in the mean.
+        """
+        head = self._head
+        name = head.default_prompt if params.prompt_name is None else params.prompt_name
+        if name is None:
+            return ""
+        if name not in head.prompts:
+            known = ", ".join(map(repr, head.prompts)) or "none"
+            raise ValueError(f"prompt {number}: prompt_name={name!r} is none of the model's prompts: {known}")
+        if head.prompts[name] and not head.in_mean and (params.pooling or head.pooling) != "last":
+            raise ValueError(
+                f"prompt {number}: the tokens of prompt_name={name!r} do not count in {self._name}'s mean "
+                "(include_prompt=false in its Pooling module), which is not supported"
+            )
+        return head.prompts[name]
 
     def _default_pooling(self) -> Pooling:
         if self._head.unknown is not None:
             raise ValueError(
-                f"{self._name} asks for pooling {self._head.unknown}; known are last and mean, which "
-                "PoolingParams(pooling=) chooses"
+                f"{self._name} asks for pooling {self._head.unknown}; known are {', '.join(POOLINGS)}, of which "
+                "PoolingParams(pooling=) chooses one"
             )
         return self._head.pooling
 
     def _shaped(self, vector: np.ndarray, params: PoolingParams) -> np.ndarray:
+        if self._head.dense is not None:
+            vector = self._head.dense(vector)
         vector = vector[: params.dimensions]
         normalize = self._head.normalize if params.normalize is None else params.normalize
         return vector / max(float(np.linalg.norm(vector)), 1e-12) if normalize else vector
@@ -225,12 +308,17 @@ def _aborted(prompt: int) -> RuntimeError:
 
 
 def _vector(request: Request) -> np.ndarray:
-    """Return the mean over all tokens, from the sums of the prompt's chunks, or the vector of its last token."""
+    """Return the vector of the first or last token, or that of all tokens from those of the prompt's chunks."""
     length = len(request.prompt_token_ids)
     if request.pooling == "last":
         return next(vector for end, vector in request.pooled.values() if end == length)
+    if request.pooling == "cls":
+        return request.pooled[0][1]
     end, parts = 0, []
     while end < length:
         end, part = request.pooled[end]
         parts.append(part)
-    return np.asarray(np.sum(parts, axis=0, dtype=np.float64) / length, np.float32)
+    if request.pooling == "max":
+        return np.max(parts, axis=0)
+    number = np.sqrt(length) if request.pooling == "mean_sqrt_len" else length
+    return np.asarray(np.sum(parts, axis=0, dtype=np.float64) / number, np.float32)

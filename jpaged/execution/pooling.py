@@ -66,15 +66,16 @@ class HiddenStates:
 
 
 def make_pool_hidden(mesh: Mesh) -> jax.stages.Wrapped:
-    """Return ``pool(hidden, owners, size=...) -> [size, embed]``: float32 sums of the rows of each owner; rows whose
-    owner is `size` are in none."""
+    """Return ``pool(hidden, owners, size=..., largest=...) -> [size, embed]``: float32 sums of the rows of each owner,
+    or the largest of each column; rows whose owner is `size` are in none."""
 
     def pool(
-        hidden: Float[Array, "tokens embed"], owners: Int[HostOrDevice, " tokens"], *, size: int
+        hidden: Float[Array, "tokens embed"], owners: Int[HostOrDevice, " tokens"], *, size: int, largest: bool
     ) -> Float[Array, "size embed"]:
-        return jax.ops.segment_sum(hidden.astype(jnp.float32), jnp.asarray(owners), num_segments=size + 1)[:size]
+        pooled = jax.ops.segment_max if largest else jax.ops.segment_sum
+        return pooled(hidden.astype(jnp.float32), jnp.asarray(owners), num_segments=size + 1)[:size]
 
-    return jax.jit(pool, static_argnames=("size",), out_shardings=NamedSharding(mesh, PartitionSpec()))
+    return jax.jit(pool, static_argnames=("size", "largest"), out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
 def owners_of_rows(
@@ -82,30 +83,42 @@ def owners_of_rows(
 ) -> Int[np.ndarray, " width"]:
     """Return which of `step.pooled` each of the step's `width` rows belongs to; `size` where it belongs to none.
 
-    Of a request that asks for its last token there is one row.
+    Of a request that asks for its first or last token there is one row.
     """
     first_row = {chunk.seq.seq_id: int(query_starts[i]) for i, chunk in enumerate(step.chunks)}
     owners = np.full(width, size, np.int32)
     for number, (request, chunk) in enumerate(step.pooled):
         start = first_row[chunk.seq.seq_id]
         stop = start + chunk.length
-        owners[stop - 1 if request.pooling == "last" else start : stop] = number
+        first = stop - 1 if request.pooling == "last" else start
+        owners[first : start + 1 if request.pooling == "cls" else stop] = number
     return owners
 
 
 @dataclass(frozen=True)
 class PooledStates:
-    """Holds sums of hidden states on their way from the device, `fetch`ed as `Worker` says."""
+    """Holds pooled hidden states on their way from the device, `fetch`ed as `Worker` says.
+
+    Attributes:
+        sums: sums of each chunk's rows; None if no request asks for one.
+        largest: the largest of each of their columns; None likewise.
+    """
 
     chunks: Sequence[tuple[Request, Chunk]]
-    sums: jax.Array
+    sums: jax.Array | None
+    largest: jax.Array | None
     fetch: Callable[[Any], Any]
 
     def wait(self) -> list[tuple[Request, int, int, np.ndarray]]:
-        """Return each chunk's request, first position, the position after its last, and sum; blocks until the device is
-        done."""
-        sums = self.fetch(self.sums)
+        """Return each chunk's request, first position, the position after its last, and sum or maximum; blocks until
+        the device is done."""
+        sums, largest = self.fetch((self.sums, self.largest))
         return [
-            (request, chunk.start, chunk.start + chunk.length, np.array(row))
-            for (request, chunk), row in zip(self.chunks, sums, strict=False)
+            (
+                request,
+                chunk.start,
+                chunk.start + chunk.length,
+                np.array((largest if request.pooling == "max" else sums)[number]),
+            )
+            for number, (request, chunk) in enumerate(self.chunks)
         ]

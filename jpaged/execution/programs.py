@@ -253,10 +253,11 @@ class ModelPrograms:
         return self._score(("score", hidden.shape[0], top), self._weights, hidden, rows, targets, top=top)
 
     def pool_hidden(
-        self, hidden: Float[Array, "tokens embed"], owners: Int[HostOrDevice, " tokens"], size: int
+        self, hidden: Float[Array, "tokens embed"], owners: Int[HostOrDevice, " tokens"], size: int, largest: bool
     ) -> Float[Array, "size embed"]:
-        """Return sums of a step's hidden states; see `make_pool_hidden`."""
-        return self._pool_hidden(("pool hidden", hidden.shape[0], size), hidden, owners, size=size)
+        """Return sums of a step's hidden states, or the largest of each column; see `make_pool_hidden`."""
+        shape = "pool hidden", hidden.shape[0], size, largest
+        return self._pool_hidden(shape, hidden, owners, size=size, largest=largest)
 
     # ------------------------------------------------------------------ compiling ahead
 

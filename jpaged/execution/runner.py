@@ -53,6 +53,15 @@ class Draw:
         return self._fetch(self._wanted)
 
 
+class NoDraw:
+    """Stands for the draws of steps whose requests read no token of them: nothing is computed, all tokens are 0."""
+
+    def __init__(self, steps: Sequence[ScheduledStep]) -> None:
+        shape = len(steps), max(len(step.samples) for step in steps)
+        zeros = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+        self.arrays: tuple[np.ndarray, ...] = zeros if len(steps) > 1 else tuple(array[0] for array in zeros)
+
+
 class StepResults(NamedTuple):
     """The results of a step, on the host.
 
@@ -79,7 +88,7 @@ class InFlight:
     """
 
     step: ScheduledStep
-    draw: Draw
+    draw: Draw | NoDraw
     replica: int | None = None
     scores: PromptScores | None = None
     pooled: PooledStates | None = None
@@ -251,7 +260,8 @@ class Runner:
         self.worker.compute(stack(self.mesh, batches), bucket, len(first.samples))
         scores = self._score_prompts(first, batches[0]) if first.scored else None  # nor do they score prompts
         pooled = self._pool_prompts(first, batches[0]) if first.pooled else None  # nor do they embed them
-        draw = self._draw(steps, recording)
+        reads_draws = recording is not None or any(step.reads_draws for step in steps)
+        draw = self._draw(steps, recording) if reads_draws else NoDraw(steps)
         if len(steps) == 1:
             return [InFlight(first, draw, scores=scores, pooled=pooled)]
         return [InFlight(step, draw, replica) if step.chunks else None for replica, step in enumerate(steps)]
@@ -306,7 +316,10 @@ class Runner:
     def _pool_prompts(self, step: ScheduledStep, batch: StepBatch) -> PooledStates:
         most = self.settings.max_num_seqs
         owners = owners_of_rows(step, np.asarray(batch.query_starts), most, len(batch.tokens))
-        return PooledStates(step.pooled, self.worker.pool_hidden(owners, most), self.worker.fetch)
+        modes = [request.pooling for request, _ in step.pooled]
+        sums = self.worker.pool_hidden(owners, most, False) if set(modes) != {"max"} else None
+        largest = self.worker.pool_hidden(owners, most, True) if "max" in modes else None
+        return PooledStates(step.pooled, sums, largest, self.worker.fetch)
 
     def _draw(self, steps: Sequence[ScheduledStep], recording: Recording | None) -> Draw:
         num_top = max(step.num_top for step in steps)

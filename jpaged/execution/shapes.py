@@ -49,6 +49,7 @@ class StepSettings:
         together: tokens of an image that see each other; None = they do not.
         adapters: whether sequences may run with low-rank adapters, see `Buckets`.
         scored: whether every draw has a log-probability, even if no request needs it.
+        draws: whether tokens are drawn; False for a model that generates nothing.
     """
 
     max_num_seqs: int
@@ -61,6 +62,7 @@ class StepSettings:
     together: int | None = None
     adapters: bool = False
     scored: bool = True
+    draws: bool = True
 
     @property
     def scores_draws(self) -> bool:
@@ -139,8 +141,7 @@ class Shapes:
         yield from self._loads()
         yield from map(self.step, self.buckets.all)
         yield from self._encoders()
-        for rows in self.buckets.sample_rows:
-            yield from (self.sampler(rows, top, kind) for top, kind in self._samplers)
+        yield from self._draws(self.buckets.sample_rows)
         if self.drafter is not None:
             yield from self._drafts()
 
@@ -148,28 +149,22 @@ class Shapes:
         """Return the shapes with which every step can run that has no images of a size that is not known and asks for
         no more than `RANKED` likely tokens: the largest step in each of its forms, and the largest sampler."""
         steps = self.buckets.all if self.settings.deterministic else self.buckets.largest
-        (top, kind) = self._samplers[-1]
-        return [
-            *self._loads(),
-            *map(self.step, steps),
-            *self._encoders(),
-            self.sampler(self.buckets.sample_rows[-1], top, kind),
-        ]
+        largest = self._draws(self.buckets.sample_rows[-1:], self._samplers[-1:])
+        return [*self._loads(), *map(self.step, steps), *self._encoders(), *largest]
 
     def later(self) -> list[Shape]:
         """Return all other shapes, those of few requests before the rest."""
         done = {shape.name for shape in self.first()}
         steps = [self.buckets.decode[0], *self.buckets.mixed[:1], self.buckets.decode[-1]]
         rows = [self.buckets.sample_rows[0], self.buckets.sample_rows[-1]]
-        top, kind = self._samplers[0]
-        soon = [*map(self.step, steps), *(self.sampler(number, top, kind) for number in rows)]
+        soon = [*map(self.step, steps), *self._draws(rows, self._samplers[:1])]
         by_name = {shape.name: shape for shape in (*soon, *self.all()) if shape.name not in done}
         return list(by_name.values())
 
     def __len__(self) -> int:
         """Return how many shapes `all` yields."""
         swaps = 0 if self.host is None else self.host.num_shapes
-        rows = len(self.buckets.sample_rows)
+        rows = len(self.buckets.sample_rows) if self.settings.draws else 0
         drafts = 0 if self.drafter is None else len(self._draft_buckets) + len(SAMPLERS) * rows
         steps = len(self.copy_sizes) + swaps + len(self.buckets.all) + len(list(self._encoders()))
         return steps + len(list(self._loads())) + len(self._samplers) * rows + drafts
@@ -177,7 +172,15 @@ class Shapes:
     @property
     def copy_sizes(self) -> tuple[int, ...]:
         """Return the padded numbers of block copies that a launch can have."""
+        if not self.spec.views:
+            return ()
         return tuple(dict.fromkeys([min(16, self.settings.max_num_seqs), self.settings.max_num_seqs]))
+
+    def _draws(self, each: Iterable[int], samplers: Iterable[tuple[int, str]] | None = None) -> Iterator[Shape]:
+        """Yield the shapes of draws of these numbers of rows, by all variants of the sampler or some."""
+        if self.settings.draws:
+            for rows in each:
+                yield from (self.sampler(rows, top, kind) for top, kind in samplers or self._samplers)
 
     @property
     def _samplers(self) -> tuple[tuple[int, str], ...]:

@@ -23,6 +23,7 @@ from jpaged.execution.caches.base import LayerCall, Pool
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.mesh import Kind, each_replica, over_tensor, own_sharding, pool_sharding, row_impl, under_mesh
 from jpaged.execution.params import plain_dict
+from jpaged.execution.prompt_attention import PromptAttention
 from jpaged.model_api import TENSOR_AXIS, LayerRef, SkipsUnreadRows
 from pallas_kernels.block_copy import block_copy
 from pallas_kernels.platform import Impl
@@ -103,7 +104,7 @@ def layer_operations(
     spec: PoolSpec, mesh: Mesh, batch: StepBatch, *, max_query_len: int | None, impl: Impl | None, prefix: str = ""
 ) -> Callable[..., tuple[Pool, Any]]:
     """Return the function that the model calls with a layer of any kind, ``operate(pool, layer, *operands) -> (pool,
-    result)``; for attention it is a `jpaged.model_api.Attend`.
+    result)``; for attention it is a `jpaged.model_api.Attend`, without a layer an `AttendWithinPrompts`.
 
     Args:
         prefix: what is put before a group's name as the model knows it: the pool may hold the groups of two models.
@@ -113,7 +114,12 @@ def layer_operations(
         call = _call(mesh, batch, arrays, spec.views[group_slice], max_query_len, impl)
         kinds[cache.group.name] = (cache, replace(call, plan=cache.plan(call, len(batch.tokens))))
 
-    def operate(pool: Pool, layer: LayerRef, *operands: Any, **options: Any) -> tuple[Pool, Any]:
+    within = None if spec.caches else PromptAttention(mesh, batch, max_query_len=max_query_len, impl=impl)
+
+    def operate(pool: Pool, layer: LayerRef | None, *operands: Any, **options: Any) -> tuple[Pool, Any]:
+        if layer is None:
+            assert within is not None, "a model that keeps KV attends in layers"
+            return pool, within(*operands, **options)
         cache, call = kinds[prefix + layer.group]
         return cache.operate(call, pool, layer.index, *operands, **options)
 

@@ -285,9 +285,10 @@ class Worker:
         return self.model.score(self._hidden.whole(), self._hidden.rows_of(rows), targets, top)
 
     @device_call
-    def pool_hidden(self, owners: Int[np.ndarray, " tokens"], size: int) -> jax.Array:
-        """Return sums of the last `compute`'s hidden states, [size, embed]; `owners` says which sum a token is in."""
-        return self.model.pool_hidden(self._hidden.whole(), self._hidden.by_row(owners, size), size)
+    def pool_hidden(self, owners: Int[np.ndarray, " tokens"], size: int, largest: bool) -> jax.Array:
+        """Return sums of the last `compute`'s hidden states, [size, embed], or the largest of each column; `owners`
+        says which row a token is in."""
+        return self.model.pool_hidden(self._hidden.whole(), self._hidden.by_row(owners, size), size, largest)
 
     @device_call
     def draw(self, args: SamplingArrays, top: int) -> StepOutput:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
+from jpaged.loading.encoder_tensors import EncoderReader
 from jpaged.loading.gguf.config import config_from_gguf
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.weights import GGUFWeights
@@ -71,6 +72,8 @@ def open_model(
     if method is not None:
         assert isinstance(weights, SafetensorsWeights)
         weights = open_coded(weights, method)
+    if getattr(family, "encodes_prompts", False):
+        return OpenedModel(source, config, family, EncoderReader(weights))
     weights = separate_experts(weights, family)
     described_whole = _fields(source.path, source.path / "config.json").get("text_config") is not None
     if not (described_whole or is_multimodal(weights.names())):

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gguf.constants import PoolingType
 
+from jpaged.loading.encoder_tensors import EncoderReader
 from jpaged.loading.gguf.weights import GGUFWeights
 from jpaged.loading.hugging_face import read_json
 from jpaged.loading.model_config import AnyConfig
 from jpaged.loading.renamed_tensors import VOCABULARY_HEAD, RenamedTensors, base_prefix
+from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.source import CHECKPOINT_MARKER, Source
 from jpaged.loading.tensor_reader import TensorReader
+from jpaged.loading.vector_layers import VectorLayer, VectorLayers, read_layer
 from jpaged.pooling_params import Pooling
 
 HEAD = "score.weight"
@@ -25,12 +28,32 @@ HEAD = "score.weight"
 _HEAD_OF_TOKENS = "score.bias"
 """A tensor that marks transformers' models for token classification; those for sequences have no bias."""
 
-_MODES: dict[str, Pooling] = {"lasttoken": "last", "mean": "mean", "mean_tokens": "mean"}
+_MODES: dict[str, Pooling] = {
+    "lasttoken": "last",
+    "mean": "mean",
+    "mean_tokens": "mean",
+    "cls": "cls",
+    "cls_token": "cls",
+    "max": "max",
+    "max_tokens": "max",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+}
 """The supported modes by sentence-transformers' names, from fields with and without the prefix ``pooling_mode_``."""
-_MODULES = ("Transformer", "Pooling", "Normalize")
-"""The supported types of sentence-transformers' modules."""
+_MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
+"""The supported types of sentence-transformers' modules, in the order in which they may stand."""
+_PROMPTS = "config_sentence_transformers.json"
+_TOKENS = "sentence_bert_config.json"
 
-_SAVED = ("pooling", "normalize", "unknown", "generates")
+_SAVED = (
+    "pooling",
+    "normalize",
+    "unknown",
+    "generates",
+    "prompts",
+    "default_prompt",
+    "most_tokens",
+    "in_mean",
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +65,14 @@ class PoolingHead:
         normalize: whether that vector is divided by its length if a request does not say.
         unknown: the folder's name of an unsupported pooling mode; None if the mode is supported.
         modules: the folder's names of unsupported modules, such as Dense, without which vectors would be wrong.
-        classes: the head's matrix, [classes, embed] in float32; None if the model is not for classification.
+        dense: the folder's Dense modules, through which a pooled vector goes; None if there are none.
+        prompts: the folder's texts to put before others, by name.
+        default_prompt: the name of the one for requests that name none; None = they get none.
+        most_tokens: a longer text is cut there, as sentence-transformers does; None = it is refused above
+            max_model_len.
+        in_mean: whether a prompt's tokens count in a mean.
+        classes: the head that makes logits of classes; None if the model is not for classification.
+        class_pooling: how a prompt becomes the vector that `classes` takes.
         independent: whether classes have independent probabilities (a sigmoid), not a distribution (a softmax).
         generates: whether the model has a vocabulary's head.
         activation: the config's name of the function from a pair's logit to its score, such as Sigmoid; None = not set.
@@ -52,7 +82,13 @@ class PoolingHead:
     normalize: bool = True
     unknown: str | None = None
     modules: tuple[str, ...] = ()
-    classes: np.ndarray | None = None
+    dense: VectorLayers | None = None
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    most_tokens: int | None = None
+    in_mean: bool = True
+    classes: VectorLayers | None = None
+    class_pooling: Pooling = "last"
     independent: bool = False
     generates: bool = True
     activation: str | None = None
@@ -65,28 +101,39 @@ def read_pooling_head(source: Source, reader: TensorReader, config: AnyConfig) -
         ValueError: a file next to the weights is damaged; names it.
     """
     if source.kind == "orbax" and (saved := read_json(source.path / CHECKPOINT_MARKER).get("pooling")) is not None:
-        return PoolingHead(**{name: saved[name] for name in _SAVED}, modules=tuple(saved["modules"]))
+        return PoolingHead(**{name: saved[name] for name in _SAVED if name in saved}, modules=tuple(saved["modules"]))
     if isinstance(reader, GGUFWeights):
         return _of_gguf(reader.pooling_type)
-    said = _sentence_transformers(source.path)
+    if isinstance(reader, EncoderReader):
+        said = _sentence_transformers(source.path, PoolingHead("mean"))
+        found = reader.classifier(config)
+        said = replace(said, generates=False, activation=_activation(config))
+        if found is None:
+            return said
+        head, pooling = found
+        return replace(said, classes=head, class_pooling=pooling, independent=_independent(config, head))
+    said = _sentence_transformers(source.path, PoolingHead())
     if not isinstance(reader, HeadlessReader):
         return said
     classes = None
     if reader.classifies:
-        classes = np.asarray(reader.read(HEAD)).astype(np.float32)
-    several = getattr(config, "problem_type", None) == "multi_label_classification"
-    one = classes is not None and len(classes) == 1
+        classes = VectorLayers([VectorLayer(np.asarray(reader.read(HEAD)).astype(np.float32))])
     return replace(
         said,
         classes=classes,
-        independent=several or one,
+        independent=_independent(config, classes),
         generates=reader.generates,
         activation=_activation(config),
     )
 
 
+def _independent(config: PretrainedConfig, classes: VectorLayers | None) -> bool:
+    several = getattr(config, "problem_type", None) == "multi_label_classification"
+    return several or (classes is not None and len(classes) == 1)
+
+
 def saved_fields(head: PoolingHead) -> dict[str, Any]:
-    """Return the fields of a model's pooling in a saved checkpoint, which has no place for a head for classes."""
+    """Return the fields of a model's pooling in a saved checkpoint, which has no place for layers after it."""
     return {name: getattr(head, name) for name in _SAVED} | {"modules": list(head.modules)}
 
 
@@ -101,33 +148,51 @@ def _activation(config: AnyConfig) -> str | None:
 def _of_gguf(kind: int) -> PoolingHead:
     if kind == PoolingType.NONE:
         return PoolingHead()
-    known: dict[int, Pooling] = {PoolingType.MEAN: "mean", PoolingType.LAST: "last"}
+    known: dict[int, Pooling] = {PoolingType.MEAN: "mean", PoolingType.LAST: "last", PoolingType.CLS: "cls"}
     if kind in known:
         return PoolingHead(known[kind])
     names = {int(one): one.name.lower() for one in PoolingType}
     return PoolingHead(unknown=names.get(kind, str(kind)))
 
 
-def _sentence_transformers(folder: Path) -> PoolingHead:
-    """Return the pooling of the folder's modules.json; the default without one."""
+def _sentence_transformers(folder: Path, default: PoolingHead) -> PoolingHead:
+    """Return what the folder's files for sentence-transformers say; `default` without a modules.json."""
+    about = read_json(folder / _PROMPTS)
+    prompts = about.get("prompts") or {}
+    most = read_json(folder / _TOKENS).get("max_seq_length")
+    said = replace(default, prompts=prompts, default_prompt=about.get("default_prompt_name"), most_tokens=most)
     file = folder / "modules.json"
     if not file.exists():
-        return PoolingHead()
+        return said
     try:
-        modules = json.loads(file.read_text(encoding="utf-8"))
-        types = {module["type"].rsplit(".")[-1]: module["path"] for module in modules}
+        modules = [(module["type"].rsplit(".")[-1], module["path"]) for module in json.loads(file.read_text("utf-8"))]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{file} is no list of sentence-transformers' modules: {error}") from error
-    said = PoolingHead(normalize="Normalize" in types, modules=tuple(name for name in types if name not in _MODULES))
+    types = [name for name, _ in modules]
+    unknown = tuple(name for name in types if name not in _MODULES)
+    if not unknown and types != sorted(types, key=_MODULES.index):
+        raise ValueError(f"{file} has the modules {', '.join(types)}; known is the order {', '.join(_MODULES)}")
+    said = replace(said, normalize="Normalize" in types, modules=unknown)
+    dense = [_dense(folder / path) for name, path in modules if name == "Dense"]
+    if dense:
+        said = replace(said, dense=VectorLayers(dense))
     if "Pooling" not in types:
         return said
-    fields = read_json(folder / types["Pooling"] / "config.json")
+    fields = read_json(folder / dict(modules)["Pooling"] / "config.json")
     beginning = "pooling_mode_"
     flags = [name for name, value in fields.items() if name.startswith(beginning) and value is True]
     modes = [name.removeprefix(beginning) for name in flags] or [str(fields.get("pooling_mode"))]
+    said = replace(said, in_mean=fields.get("include_prompt", True))
     if len(modes) == 1 and modes[0] in _MODES:
         return replace(said, pooling=_MODES[modes[0]])
     return replace(said, unknown=" and ".join(modes))
+
+
+def _dense(folder: Path) -> VectorLayer:
+    """Return a folder's Dense module."""
+    fields = read_json(folder / "config.json")
+    activation = str(fields.get("activation_function", "Tanh")).rpartition(".")[2].lower()
+    return read_layer(SafetensorsWeights(folder), "linear", activation)
 
 
 class HeadlessReader(RenamedTensors):

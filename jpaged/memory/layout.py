@@ -9,6 +9,7 @@ allow it by rows of their layers, which is finer where a layer is large.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -111,18 +112,20 @@ class PoolLayout:
         """Lay out `pool_bytes` (one device's share) for `groups`.
 
         Args:
-            groups: at least one, with distinct names.
+            groups: with distinct names. Without any the pool is empty: the model keeps nothing (an encoder).
             pool_bytes: bytes that may be used; the part that fills no whole large page is left over.
             max_page_bytes: pad blocks when the exact large page exceeds it (default: the larger of 128 blocks
                 of the smallest group and 4 MiB). A model is never refused: where no padding stays within the
                 bound, it is doubled until one does.
 
         Raises:
-            ValueError: when there are no groups, names repeat, or `pool_bytes` holds no large page.
+            ValueError: when names repeat, or `pool_bytes` holds no large page.
         """
         names = [spec.name for spec in groups]
-        if not names or len(set(names)) < len(names):
-            raise ValueError(f"layer groups need distinct names, at least one group: got {names}")
+        if len(set(names)) < len(names):
+            raise ValueError(f"layer groups need distinct names: got {names}")
+        if not names:
+            return cls((), page_bytes=0, num_pages=0)
         sizes = [spec.layer_bytes * spec.view_layers for spec in groups]
         bound = max_page_bytes or max(PAGE_BLOCKS_BOUND * min(sizes), PAGE_BYTES_BOUND)
         rigid = [spec for spec in groups if not spec.row_bytes]
@@ -165,8 +168,11 @@ class PoolLayout:
 
     @property
     def prompt_tail(self) -> int:
-        """Return how many of a prompt's last tokens one step has to compute together; 0 = chunks end anywhere."""
-        return max(group.spec.policy.prompt_tail for group in self.groups)
+        """Return how many of a prompt's last tokens one step has to compute together; 0 = chunks end anywhere.
+
+        All of them where nothing is kept: a later chunk could not see an earlier one.
+        """
+        return max((group.spec.policy.prompt_tail for group in self.groups), default=sys.maxsize)
 
     @property
     def pool_bytes(self) -> int:

@@ -84,6 +84,32 @@ class Attend(Protocol):
     ) -> tuple[Any, Float[Array, "tokens kv_heads q_per_kv head_dim"]]: ...
 
 
+class AttendWithinPrompts(Protocol):
+    """Runs attention of an encoder (`PromptEncoder`) in the engine: each token sees its whole prompt, the tokens after
+    it too, and nothing is kept.
+
+    It is the same callback as `Attend`, called with None in the place of a layer. A step has whole prompts only.
+
+    Args:
+        reach: tokens that a query sees on each side of its own; None = all of its prompt.
+        distance_bias: added to the scaled scores of each query head, by the distance from the query to the key: the
+            middle column is that of distance 0, and larger distances than there are columns take the last one.
+    """
+
+    def __call__(
+        self,
+        cache: Any,
+        layer: None,
+        q: Float[Array, "tokens kv_heads q_per_kv head_dim"],
+        k: Float[Array, "tokens kv_heads head_dim"],
+        v: Float[Array, "tokens kv_heads head_dim"],
+        *,
+        scale: float,
+        reach: int | None = None,
+        distance_bias: Float[Array, "kv_heads q_per_kv distances"] | None = None,
+    ) -> tuple[Any, Float[Array, "tokens kv_heads q_per_kv head_dim"]]: ...
+
+
 class AttendToLatents(Protocol):
     """Runs a layer of a `LatentGroup` in the engine: it writes this step's rows, each a latent and the rotated
     key after it, into the paged cache, and attends over each token's own sequence in the latents' space.
@@ -269,4 +295,46 @@ class CausalLM(Protocol):
         self, hidden: Float[Array, "seqs embed"], live_rows: Int[Array, ""] | None = None
     ) -> Float[Array, "seqs vocab"]:
         """Return float32 logits over the padded vocabulary, -inf beyond ``vocab_size``; for `live_rows` see above."""
+        ...
+
+
+@runtime_checkable
+class PromptEncoder(Protocol):
+    """The NNX module of a family that encodes prompts and generates nothing, such as BERT.
+
+    It is what a `CausalLM` is, with these differences. Its ``layer_groups`` is empty: it keeps no KV, so a prompt is
+    computed in one step, and no prefix of it is found later. Its layers attend by `AttendWithinPrompts`. It has no
+    ``logits``; users get its hidden states, pooled.
+    """
+
+    encodes_prompts: bool
+    """True, of the class too: the loader looks for an encoder's heads, and for no vocabulary's head."""
+
+    layer_groups: tuple[()]
+    vocab_size: int
+
+    longest_prompt: int
+    """Most tokens of a prompt: the positions that the model knows."""
+
+    token_types: int
+    """Types of tokens that the embedding tells apart (BERT's segments), at least 1. A token of type ``t`` is given as
+    its id plus ``t * vocab_size``."""
+
+    def weights(self) -> Iterable[WeightSource]:
+        """See `CausalLM.weights`."""
+        ...
+
+    def locate(self, source: WeightSource) -> tuple[tuple[str | int, ...], int | None]:
+        """See `CausalLM.locate`."""
+        ...
+
+    def __call__(
+        self,
+        tokens: Int[Array, " tokens"],
+        positions: Int[Array, " tokens"],
+        cache: Any,
+        attend: Attend,
+        live_rows: Int[Array, ""] | None = None,
+    ) -> tuple[Float[Array, "tokens embed"], Any]:
+        """Return the hidden states of every token, and the cache as it came; see `CausalLM`."""
         ...

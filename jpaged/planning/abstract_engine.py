@@ -95,6 +95,8 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
         kernel_impl=kernels,
         compact_tiles=Bfloat16Tiles.FLOAT32_BITS if config.deterministic else Bfloat16Tiles.FLOAT32_PRODUCT,
     )
+    if getattr(family, "encodes_prompts", False):
+        raise ValueError(f"{config.model} encodes prompts and keeps no KV: plans are made of models that generate")
     model = abstract_model(family, model_config, build)
     reader: CodedNames | None = None
     saved = _saved_formats(request, config, mesh)

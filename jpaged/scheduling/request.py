@@ -201,7 +201,7 @@ class Request:
     @property
     def computes_whole_prompt(self) -> bool:
         """Return whether every token of the prompt has to be computed, even those in the prefix cache."""
-        return self.params.prompt_logprobs is not None or self.pooling == "mean"
+        return self.params.prompt_logprobs is not None or self.pooling not in (None, "last")
 
     @property
     def most_computed(self) -> int:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         StoredImage,
         SwapCopy,
     )
+    from jpaged.pooling_params import Pooling
     from jpaged.scheduling.inputs import Adapter, PromptImage
     from jpaged.scheduling.request import Request, Sequence
 
@@ -174,6 +175,11 @@ class ScheduledStep:
         return max((request.num_top for request, _, _ in self.samples), default=0)
 
     @property
+    def reads_draws(self) -> bool:
+        """Tell whether a token has to be drawn: a request for a vector ends with its prompt, whatever comes next."""
+        return not self.samples or any(request.pooling is None for request, _, _ in self.samples)
+
+    @property
     def num_decodes(self) -> int:
         """Return how many leading chunks have one token."""
         return sum(chunk.length == 1 for chunk in self.chunks)
@@ -244,7 +250,7 @@ class StepPlan:
                 self.sample(request, seq, chunk)
             if request.params.prompt_logprobs is not None and start + 1 < seq.num_prompt:
                 self._scored.append((request, chunk))
-            if request.pooling is not None and (request.pooling == "mean" or end == seq.num_prompt):
+            if request.pooling is not None and pools(request.pooling, start, end == seq.num_prompt):
                 self._pooled.append((request, chunk))
         if request.adapter is not None and chunks:
             assert request.held_adapter is not None, "a running request holds its adapter"
@@ -278,6 +284,13 @@ class StepPlan:
             to_disk=self.to_disk,
             from_disk=self.from_disk,
         )
+
+
+def pools(pooling: Pooling, start: int, is_last: bool) -> bool:
+    """Tell whether a chunk from token `start` on, the prompt's last one or not, is part of the prompt's vector."""
+    if pooling in ("last", "cls"):
+        return is_last if pooling == "last" else start == 0
+    return True
 
 
 def decodes_due(requests: Iterable[Request]) -> int:

@@ -16,6 +16,7 @@ from jpaged.vllm_compat import check_prompt_keys
 
 Prompt = str | Mapping[str, Any] | Sequence[int]
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_TEXT_KEYS = {"prompt", "cache_salt"}
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,30 @@ def parse_prompt(
     return ParsedPrompt(text, kept, salt, placed)
 
 
+def with_text_before(prompt: Prompt, text: str) -> Prompt:
+    """Return a prompt with `text` put before its own text; one of token ids has none and stays as it is."""
+    if isinstance(prompt, str):
+        return text + prompt
+    if isinstance(prompt, Mapping) and isinstance(prompt.get("prompt"), str) and "prompt_token_ids" not in prompt:
+        return {**prompt, "prompt": text + prompt["prompt"]}
+    return prompt
+
+
+def cut_text(prompt: Prompt, tokenizer: Any, most: int, tokenization: Tokenization) -> Prompt:
+    """Return a prompt of text as token ids, at most `most`: the first ones, and those that the tokenizer adds after
+    them.
+
+    Prompts of other forms stay as they are; so do all where `tokenization` cuts them itself.
+    """
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) and set(prompt) <= _TEXT_KEYS else prompt
+    if not isinstance(text, str) or tokenizer is None or tokenization.max_length is not None:
+        return prompt
+    check_unicode("prompt", text)
+    special = tokenization.add_special_tokens is not False
+    ids = tokenizer(text, add_special_tokens=special, truncation=True, max_length=most)["input_ids"]
+    return {**(prompt if isinstance(prompt, Mapping) else {}), "prompt": text, "prompt_token_ids": ids}
+
+
 def check_salt(salt: str | None) -> None:
     """Raises:
     ValueError: it is neither None nor a non-empty string.
@@ -192,13 +217,23 @@ def chat_prompt(
 
 
 def pair_prompts(
-    first: Sequence[Prompt], second: Sequence[Prompt], tokenizer: Any, tokenization: Tokenization
+    first: Sequence[Prompt],
+    second: Sequence[Prompt],
+    tokenizer: Any,
+    tokenization: Tokenization,
+    *,
+    vocab_size: int = 0,
+    token_types: int = 1,
+    most: int | None = None,
 ) -> list[Prompt]:
     """Return a prompt of token ids for each pair, joined as the tokenizer joins two texts.
 
     Args:
         first, second: texts, as many of both.
         tokenizer: a transformers tokenizer; None where the model has none.
+        vocab_size, token_types: where the model tells tokens of the second text from those of the first, their ids
+            are raised by `vocab_size`, see `jpaged.model_api.PromptEncoder`.
+        most: most tokens of a pair, whose longer text is cut; None = pairs are not cut.
 
     Raises:
         ValueError: there is no tokenizer, or a prompt is no text: what stands between two lists of tokens is known to
@@ -207,15 +242,26 @@ def pair_prompts(
     if tokenizer is None:
         raise ValueError("the model has no tokenizer, which joins the texts of a pair")
     special = tokenization.add_special_tokens
-    options = {} if special is None else {"add_special_tokens": special}
+    options: dict[str, Any] = {} if special is None else {"add_special_tokens": special}
+    if most is not None and tokenization.max_length is None:
+        options |= {"truncation": True, "max_length": most}
     texts = zip(_texts("data_1", first), _texts("data_2", second), strict=True)
-    return [{"prompt_token_ids": tokenizer(one, other, **options)["input_ids"]} for one, other in texts]
+    prompts: list[Prompt] = []
+    for (one, other), given in zip(texts, first, strict=True):
+        pair = tokenizer(one, other, return_token_type_ids=token_types > 1, **options)
+        ids = pair["input_ids"]
+        if token_types > 1:
+            ids = [token + kind * vocab_size for token, kind in zip(ids, pair["token_type_ids"], strict=True)]
+        salt = {"cache_salt": given["cache_salt"]} if isinstance(given, Mapping) and "cache_salt" in given else {}
+        prompts.append({"prompt_token_ids": ids, **salt})
+    return prompts
 
 
 def _texts(name: str, prompts: Sequence[Prompt]) -> list[str]:
     texts = []
     for i, prompt in enumerate(prompts):
-        only = prompt["prompt"] if isinstance(prompt, Mapping) and set(prompt) == {"prompt"} else prompt
+        named = isinstance(prompt, Mapping) and {"prompt"} <= set(prompt) <= _TEXT_KEYS
+        only = prompt["prompt"] if named else prompt  # type: ignore[index,call-overload]
         if not isinstance(only, str):
             raise ValueError(
                 f"{name}[{i}]={prompt!r} must be text: this model reads both texts of a pair as one prompt"

@@ -128,10 +128,15 @@ def test_a_pool_below_one_large_page_raises_naming_both():
         PoolLayout.plan([group("full", 10, 10)], 99)
 
 
-@pytest.mark.parametrize("names", [[], ["a", "a"]])
-def test_groups_need_distinct_names(names):
+def test_groups_need_distinct_names():
     with pytest.raises(ValueError, match="distinct names"):
-        PoolLayout.plan([group(name, 1, 1) for name in names], 100)
+        PoolLayout.plan([group(name, 1, 1) for name in ("a", "a")], 100)
+
+
+def test_a_model_without_groups_has_an_empty_pool_and_prompts_that_are_not_cut():
+    layout = PoolLayout.plan([], 100)
+    assert (layout.num_pages, layout.pool_bytes, layout.groups) == (0, 0, ())
+    assert layout.prefix_step == 1 and layout.prompt_tail > 1 << 40
 
 
 @pytest.mark.parametrize("field", ["layer_bytes", "num_layers", "block_size"])

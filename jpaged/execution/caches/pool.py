@@ -27,34 +27,40 @@ class PoolSpec:
 
     Attributes:
         layout: the host's plan, in bytes; its groups are those of all `caches`, in order.
-        caches: one for each layer group of the model.
+        caches: one for each layer group of the model; none for a model that keeps nothing.
+        settings: what all blocks share, if there may be none; None = the settings of the caches.
     """
 
     layout: PoolLayout
     caches: tuple[LayerCache, ...]
+    settings: BlockSettings | None = None
 
     @classmethod
-    def plan(cls, caches: Sequence[LayerCache], pool_bytes: int) -> PoolSpec:
+    def plan(cls, caches: Sequence[LayerCache], pool_bytes: int, settings: BlockSettings | None = None) -> PoolSpec:
         """Cut `pool_bytes` (a device) into large pages for the model's layer groups.
 
         Raises:
             ValueError: `pool_bytes` holds no large page.
         """
-        return cls(PoolLayout.plan(group_specs(caches), pool_bytes), tuple(caches))
+        return cls(PoolLayout.plan(group_specs(caches), pool_bytes), tuple(caches), settings)
 
     def resized(self, pool_bytes: int) -> PoolSpec:
         """Return the same layer groups in a pool of another size."""
-        return self.plan(self.caches, pool_bytes)
+        return self.plan(self.caches, pool_bytes, self.settings)
 
     @property
     def dtype(self) -> jnp.dtype:
         """Return the dtype of every element."""
-        return self.caches[0].format.dtype
+        return self._shared.dtype
 
     @property
     def shards(self) -> int:
         """Return the number of tensor shards; each holds its own share of every block."""
-        return self.caches[0].format.shards
+        return self._shared.shards
+
+    @property
+    def _shared(self) -> BlockSettings:
+        return self.caches[0].format if self.settings is None else self.settings
 
     @cached_property
     def slices(self) -> tuple[slice, ...]:
@@ -115,7 +121,7 @@ def make_pool(spec: PoolSpec, mesh: Mesh) -> Pool:
     """Return zeroed pools on the mesh's devices. A CPU's pages take memory from their first write on; see
     `zero_pages`."""
     like = abstract_pool(spec, mesh)
-    if platform(mesh) != "cpu":
+    if platform(mesh) != "cpu" or not spec.caches:
         return jax.jit(lambda: jnp.zeros(like.shape, like.dtype), out_shardings=like.sharding)()
     own = partial(zeros, (1, *like.shape[1:]), like.dtype)
     everywhere = jax.shard_map(own, mesh=mesh, in_specs=(), out_specs=like.sharding.spec, check_vma=False)

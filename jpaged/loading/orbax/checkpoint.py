@@ -72,11 +72,13 @@ def save_checkpoint(path: str | Path, loaded: LoadedModel) -> None:
 
     Raises:
         FileExistsError: the path exists.
-        ValueError: the model has a head for classes, which the format cannot store.
+        ValueError: the model has a head for classes or Dense modules, which the format cannot store.
     """
     path = Path(path).absolute()
     if path.exists():
         raise FileExistsError(f"path={str(path)!r} exists; a checkpoint is written to a new folder")
+    if loaded.pooling.dense is not None:
+        raise ValueError(f"{loaded.name} has Dense modules (modules.json), which a saved checkpoint has no place for")
     if loaded.pooling.classes is not None:
         raise ValueError(f"{loaded.name} is a model for classification, whose head a saved checkpoint has no place for")
     if jax.process_count() > 1:

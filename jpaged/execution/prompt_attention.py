@@ -1,0 +1,171 @@
+"""Computes attention within whole prompts, in both directions, for models that keep no KV.
+
+The kernels of paged attention do it on memory of the step's own: K and V of each prompt are written to consecutive
+blocks, and every query is given the last key that it sees. So the work grows with the sum of the prompts' squares, as
+for a decoder's prompts, and no mask of all tokens by all tokens is made.
+
+These kernels add no biases. Where a family has them (MPNet), XLA goes over tiles of queries, and for each over the
+tiles of keys from its first prompt's start to its last one's end.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from jpaged.execution.batch import StepBatch
+from jpaged.execution.mesh import over_tensor, platform
+from jpaged.model_api import TENSOR_AXIS
+from pallas_kernels.kv_write import kv_write
+from pallas_kernels.layout import view_shape
+from pallas_kernels.paged_attention import paged_attention
+from pallas_kernels.platform import Impl
+
+TILE = 64
+"""Queries, and keys, that `biased_attention` takes at once."""
+BLOCK_SIZES = {"tpu": 128}
+"""Tokens a block by platform; elsewhere 16."""
+
+
+class PromptBlocks(NamedTuple):
+    """Says where a step's prompts lie in blocks that only this step uses.
+
+    Attributes:
+        table: the blocks of each prompt, -1 where there are no more.
+        slots: where each token's K and V go; those of padding are out of range.
+        query_starts, lengths: first row and number of tokens of each prompt.
+        ends: number of tokens of the prompt that each token is in.
+        places: each token's place in its prompt.
+    """
+
+    table: Int[Array, "seqs pages"]
+    slots: Int[Array, " tokens"]
+    query_starts: Int[Array, " seqs+1"]
+    lengths: Int[Array, " seqs"]
+    ends: Int[Array, " tokens"]
+    places: Int[Array, " tokens"]
+
+
+def num_blocks(batch: StepBatch, block_size: int) -> int:
+    """Return how many blocks hold any prompts of a batch of this shape."""
+    return len(batch.tokens) // block_size + len(batch.kv_lens)
+
+
+def prompt_blocks(batch: StepBatch, block_size: int) -> PromptBlocks:
+    """Lay a step's prompts into blocks, each from the start of a block on."""
+    tokens, seqs = len(batch.tokens), len(batch.kv_lens)
+    starts = jnp.asarray(batch.query_starts)
+    lengths = starts[1:] - starts[:-1]
+    counts = -(-lengths // block_size)
+    first = jnp.cumsum(counts) - counts
+    page = jnp.arange(-(-tokens // block_size), dtype=jnp.int32)
+    table = jnp.where(page < counts[:, None], first[:, None] + page, -1).astype(jnp.int32)
+    token = jnp.arange(tokens, dtype=jnp.int32)
+    seq = jnp.minimum((token[:, None] >= starts[1:]).sum(axis=1, dtype=jnp.int32), seqs - 1)
+    places = token - starts[seq]
+    outside = num_blocks(batch, block_size) * block_size
+    slots = jnp.where(token < starts[-1], first[seq] * block_size + places, outside)
+    return PromptBlocks(table, slots.astype(jnp.int32), starts, lengths, lengths[seq], places)
+
+
+def biased_attention(
+    q: Float[Array, "tokens kv_heads q_per_kv head_dim"],
+    k: Float[Array, "tokens kv_heads head_dim"],
+    v: Float[Array, "tokens kv_heads head_dim"],
+    bias: Float[Array, "kv_heads q_per_kv distances"],
+    at: PromptBlocks,
+    *,
+    scale: float,
+    reach: int | None = None,
+) -> Float[Array, "tokens kv_heads q_per_kv head_dim"]:
+    """Attend in float32 within prompts, with biases by distance; see `jpaged.model_api.AttendWithinPrompts`."""
+    tokens, starts = len(q), at.query_starts
+    padding = [(0, -tokens % TILE)]
+    q, k, v = (jnp.pad(x.astype(jnp.float32), padding + [(0, 0)] * (x.ndim - 1)) for x in (q, k, v))
+    rows = jnp.arange(len(q), dtype=jnp.int32)
+    seq = jnp.minimum((rows[:, None] >= starts[1:]).sum(axis=1, dtype=jnp.int32), len(starts) - 2)
+    middle, heads, width = bias.shape[-1] // 2, q.shape[1:3], v.shape[-1]
+
+    def tile_of(x: Array, tile: Array) -> Array:
+        return lax.dynamic_slice_in_dim(x, tile * TILE, TILE)
+
+    def queries(tile: Array) -> Float[Array, "tile kv_heads q_per_kv head_dim"]:
+        mine, own_rows, own_seq = (tile_of(x, tile) for x in (q, rows, seq))
+        first, stop = starts[own_seq[0]], starts[own_seq[-1] + 1]
+
+        def keys(other: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            top, total, mixed = carry
+            keys, values, key_rows, key_seq = (tile_of(x, other) for x in (k, v, rows, seq))
+            distance = key_rows - own_rows[:, None]
+            scores = scale * jnp.einsum("tkqd,skd->kqts", mine, keys, precision="highest")
+            scores += bias.astype(jnp.float32)[:, :, jnp.clip(distance, -middle, middle) + middle]
+            seen = (own_seq[:, None] == key_seq) & (key_rows < starts[-1])
+            if reach is not None:
+                seen &= jnp.abs(distance) <= reach
+            scores = jnp.where(seen, scores, -jnp.inf)
+            higher = jnp.maximum(top, scores.max(axis=-1))
+            base = jnp.where(jnp.isfinite(higher), higher, 0)
+            shares, kept = jnp.exp(scores - base[..., None]), jnp.exp(top - base)
+            total = total * kept + shares.sum(axis=-1)
+            mixed = mixed * kept[..., None] + jnp.einsum("kqts,skd->kqtd", shares, values, precision="highest")
+            return higher, total, mixed
+
+        empty = jnp.full((*heads, TILE), -jnp.inf), jnp.zeros((*heads, TILE)), jnp.zeros((*heads, TILE, width))
+        _, total, mixed = lax.fori_loop(first // TILE, -(-stop // TILE), keys, empty)
+        return jnp.moveaxis(mixed / jnp.where(total > 0, total, 1)[..., None], 2, 0)
+
+    out = lax.map(queries, jnp.arange(len(q) // TILE, dtype=jnp.int32))
+    return out.reshape(len(q), *heads, width)[:tokens]
+
+
+class PromptAttention:
+    """Attends within the prompts of one step; see `jpaged.model_api.AttendWithinPrompts`. Used while tracing."""
+
+    def __init__(self, mesh: Mesh, batch: StepBatch, *, max_query_len: int | None, impl: Impl | None) -> None:
+        self._mesh = mesh
+        self._block_size = BLOCK_SIZES.get(platform(mesh), 16)
+        self._blocks = num_blocks(batch, self._block_size)
+        self._at = prompt_blocks(batch, self._block_size)
+        self._max_query_len = max_query_len
+        self._impl = impl
+
+    def __call__(
+        self,
+        q: Float[Array, "tokens kv_heads q_per_kv head_dim"],
+        k: Float[Array, "tokens kv_heads head_dim"],
+        v: Float[Array, "tokens kv_heads head_dim"],
+        *,
+        scale: float,
+        reach: int | None = None,
+        distance_bias: Float[Array, "kv_heads q_per_kv distances"] | None = None,
+    ) -> Float[Array, "tokens kv_heads q_per_kv head_dim"]:
+        """Return each token's mix of the values that it sees; 0 for padding."""
+
+        def on_shard(q: Array, k: Array, v: Array, bias: Array | None, at: PromptBlocks) -> Array:
+            if bias is not None:
+                return biased_attention(q, k, v, bias, at, scale=scale, reach=reach).astype(q.dtype)
+            last = at.ends - 1 if reach is None else jnp.minimum(at.places + reach, at.ends - 1)
+            shape = view_shape(self._blocks, 1, k.shape[1], k.shape[2], self._block_size, k.dtype)
+            view = kv_write(jnp.zeros(shape, k.dtype), 0, k, v, at.slots, impl=self._impl)
+            return paged_attention(
+                q,
+                view,
+                0,
+                at.table,
+                at.query_starts,
+                at.lengths,
+                scale=scale,
+                sliding_window=None if reach is None else reach + 1,
+                last_keys=last,
+                max_query_len=self._max_query_len,
+                impl=self._impl,
+            )
+
+        heads, whole = PartitionSpec(None, TENSOR_AXIS), PartitionSpec()
+        specs = (heads, heads, heads, PartitionSpec(TENSOR_AXIS), whole)
+        sharded = over_tensor(on_shard, self._mesh, in_specs=specs, out_specs=heads)
+        return sharded(q, k, v, distance_bias, self._at)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import weakref
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, aclosing
 from contextvars import copy_context
 from dataclasses import replace
@@ -17,6 +18,7 @@ from jpaged.config import SizedConfig
 from jpaged.engine.async_stream import RequestStream
 from jpaged.engine.control import Released
 from jpaged.engine.owner import Commit
+from jpaged.engine.pooled import Pooler, RunOptions
 from jpaged.engine.process import refuse_pickling
 from jpaged.engine.request_registry import name_of
 from jpaged.engine.saved_state.keeper import PeriodicSaver
@@ -26,8 +28,18 @@ from jpaged.engine.weights import Running
 from jpaged.llm import LLM
 from jpaged.memory import MemoryMap, MemoryReport
 from jpaged.metrics import Metric
-from jpaged.outputs import PinnedPrefix, RequestOutput, SavedState
+from jpaged.outputs import (
+    ClassificationOutput,
+    EmbeddingOutput,
+    PinnedPrefix,
+    PoolingRequestOutput,
+    RequestOutput,
+    SavedState,
+    ScoringOutput,
+)
+from jpaged.pooling_params import PoolingParams
 from jpaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from jpaged.scheduling import Request
 from jpaged.text.adapters import LoRA
 from jpaged.text.batch import one_each, one_lora_each, priorities
 from jpaged.text.chat_template import ChatArguments, ChatOptions, Messages
@@ -83,6 +95,7 @@ class AsyncLLM:
 
     def _start(self, llm: LLM, max_waiting_requests: int) -> None:
         self._llm = llm
+        self._max_waiting = max_waiting_requests
         self._lender: LLM | None = llm
         self._grammar_threads = ThreadPoolExecutor(_GRAMMAR_THREADS, "jpaged-grammars")
         self.tokenizer = llm.tokenizer
@@ -155,6 +168,92 @@ class AsyncLLM:
         (lora,) = one_lora_each(lora_request, 1)
         async with aclosing(self._outputs(prompt, params, request_id, priority, lora)) as outputs:
             return await anext(outputs)
+
+    # ------------------------------------------------------------------ vectors, classes and scores
+
+    async def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        lora_request: LoRA | Sequence[LoRA | None] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
+        """Return a vector for each prompt, as `LLM.embed` does, next to other clients' requests.
+
+        Cancelling the task that waits for it frees the requests' memory.
+
+        Raises:
+            ValueError: as `LLM.embed`.
+            EngineBusy, EngineStopped: as `generate`.
+        """
+        options = RunOptions(False, tokenization_kwargs, lora_request)
+        return await self._pool(lambda pooler: pooler.embed(prompts, pooling_params, options))
+
+    async def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        lora_request: LoRA | Sequence[LoRA | None] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[PoolingRequestOutput[ClassificationOutput]]:
+        """Return the probabilities of a model's classes for each prompt, as `LLM.classify` does; see `embed`."""
+        options = RunOptions(False, tokenization_kwargs, lora_request)
+        return await self._pool(lambda pooler: pooler.classify(prompts, options))
+
+    async def score(
+        self,
+        data_1: Prompt | Sequence[Prompt],
+        data_2: Prompt | Sequence[Prompt],
+        /,
+        *,
+        lora_request: LoRA | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[PoolingRequestOutput[ScoringOutput]]:
+        """Return the similarity of pairs of prompts, as `LLM.score` does; see `embed`."""
+        options = RunOptions(False, tokenization_kwargs, lora_request)
+        return await self._pool(lambda pooler: pooler.score(data_1, data_2, options))
+
+    async def _pool(self, compute: Callable[[Pooler], T]) -> T:
+        """Call `compute` in a thread, with a pooler whose requests the engine's thread runs."""
+        loop, running = asyncio.get_running_loop(), list[Future[None]]()
+        left = threading.Event()
+
+        def run(requests: list[Request], use_tqdm: bool) -> None:
+            running.append(asyncio.run_coroutine_threadsafe(self._run_pooled(requests), loop))
+            if left.is_set():  # while the prompts were tokenized
+                running[-1].cancel()
+            running[-1].result()
+
+        try:
+            return await asyncio.to_thread(compute, self._llm.pooler.through(run))
+        finally:
+            left.set()
+            for future in running:
+                future.cancel()
+
+    async def _run_pooled(self, requests: Sequence[Request]) -> None:
+        """Run requests for vectors to their ends, some at a time, or abort all of them."""
+        few = asyncio.Semaphore(max(1, min(self._max_waiting // 2, 2 * self.config.max_num_seqs)))
+
+        async def run(request: Request) -> None:
+            async with few:
+                stream = self._thread.reserve(f"pooled-{request.request_id}")
+                try:
+                    self._thread.submit(stream, request, TokenReader(request, whole=True))
+                    finished = False
+                    while not finished:
+                        finished = (await stream.updates.get())[-1].finished
+                finally:
+                    self._thread.release(stream)
+
+        tasks = [asyncio.ensure_future(run(request)) for request in requests]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _outputs(
         self,

@@ -22,7 +22,7 @@ _VECTORS = {".gamma": ".weight", ".beta": ".bias"}
 _NOT_READ = re.compile(
     r"(pooler|cls|head|lm_head|classifier|pre_classifier|decoder|vocab_\w+|qa_outputs)\.|.*position_ids$"
 )
-"""Tensors beside the encoder's own: heads, and numbers that the config gives."""
+"""Tensors other than the encoder's own: heads, and numbers that the config gives."""
 
 _NOMIC = {
     "encoder.layers": "layers",

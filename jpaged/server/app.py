@@ -7,7 +7,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from jpaged import AsyncLLM, __version__
 from jpaged.server.access import PathAccess
-from jpaged.server.endpoints import chat, completions, responses, status, tokens
+from jpaged.server.endpoints import chat, completions, responses, status, tokens, vectors
 from jpaged.server.errors import ERRORS, add_handlers
 from jpaged.server.memory_page import memory_routes
 from jpaged.server.middleware import BodyLimit, HostCheck, RequestMiddleware
@@ -28,7 +28,7 @@ def routers_of(serving: Serving) -> tuple[APIRouter, ...]:
         replicas=serving.engine.config.data_parallel_size,
         stall_timeout=serving.settings.stall_timeout,
     )
-    return (status.router, completions.router, chat.router, responses.router, tokens.router, memory)
+    return (status.router, completions.router, chat.router, responses.router, tokens.router, vectors.router, memory)
 
 
 def create_app(engine: AsyncLLM, settings: ServerSettings, traces: Traces | None = None, replica: str = "") -> FastAPI:

@@ -14,7 +14,14 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+URLS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/embeddings",
+    "/v1/score",
+    "/v1/rerank",
+)
 """Paths that a line may name."""
 _BEGINNING = '{"id": "batch_req_'
 """The beginning of every line of the output."""

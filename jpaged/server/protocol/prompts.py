@@ -16,7 +16,7 @@ MOST_PROMPTS = 2**14
 Prompts = str | list[int] | list[str | list[int]]
 
 
-def _few_prompts(value: Any) -> Any:
+def few_prompts(value: Any) -> Any:
     """Check the number of prompts first; a single prompt of tokens is a list too, and cheap to look at."""
     if isinstance(value, list) and len(value) > MOST_PROMPTS and type(value[0]) is not int:
         raise ValueError(f"it has {len(value)} prompts, the limit is {MOST_PROMPTS}")
@@ -39,7 +39,7 @@ class CompletionRequest(SamplingFields):
     def _prepared(cls, data: dict[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in data.items() if name != "suffix" or value != ""}
 
-    prompt: Annotated[Prompts, BeforeValidator(_few_prompts)]
+    prompt: Annotated[Prompts, BeforeValidator(few_prompts)]
     best_of: int | None = Field(None, ge=1, le=128)
     echo: bool = False
     logprobs: int | None = Field(None, ge=0)

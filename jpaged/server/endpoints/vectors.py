@@ -1,0 +1,146 @@
+"""`/v1/embeddings`, `/v1/score` and `/v1/rerank`."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Collection, Coroutine, Sequence
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request
+
+from jpaged import PoolingParams
+from jpaged.outputs import PoolingRequestOutput
+from jpaged.server.caller import Caller
+from jpaged.server.endpoints.common import serving_of
+from jpaged.server.errors import ApiError, refused
+from jpaged.server.protocol.fields import check_model
+from jpaged.server.protocol.vectors import EmbeddingRequest, RerankRequest, ScoreRequest
+from jpaged.server.serving import Serving
+from jpaged.server.streaming import while_connected
+
+router = APIRouter()
+_Body = EmbeddingRequest | ScoreRequest | RerankRequest
+
+
+@router.post("/v1/embeddings")
+async def embed(body: EmbeddingRequest, request: Request) -> dict[str, Any]:
+    """Return a vector for each prompt."""
+    serving, prompts = serving_of(request), body.prompts
+    caller = _begin(serving, request, body, "input", len(prompts))
+    salt = _salt(caller)
+    given = [{"prompt" if isinstance(one, str) else "prompt_token_ids": one, **salt} for one in prompts]
+    params = PoolingParams(dimensions=body.dimensions, prompt_name=body.prompt_name)
+    work = serving.engine.embed(given, params, lora_request=serving.adapter_of(body.model))
+    outputs = await _answered(request, caller, work, EmbeddingRequest.model_fields)
+    data = [
+        {"object": "embedding", "index": i, "embedding": _encoded(output.outputs.embedding, body.encoding_format)}
+        for i, output in enumerate(outputs)
+    ]
+    return {"object": "list", "data": data, "model": body.model or serving.settings.model, "usage": _usage(outputs)}
+
+
+@router.post("/v1/score")
+@router.post("/score", include_in_schema=False)
+async def score(body: ScoreRequest, request: Request) -> dict[str, Any]:
+    """Return a score for each pair of texts."""
+    serving, (first, second) = serving_of(request), body.sides
+    caller = _begin(serving, request, body, "text_2", max(len(first), len(second)))
+    outputs = await _scores(serving, request, caller, body.model, first, second)
+    return {
+        "id": f"score-{caller.answer_id}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": body.model or serving.settings.model,
+        "data": [{"index": i, "object": "score", "score": one.outputs.score} for i, one in enumerate(outputs)],
+        "usage": _usage(outputs),
+    }
+
+
+@router.post("/v1/rerank")
+@router.post("/rerank", include_in_schema=False)
+async def rerank(body: RerankRequest, request: Request) -> dict[str, Any]:
+    """Return the documents that fit a query best, the best first."""
+    serving, texts = serving_of(request), body.documents
+    caller = _begin(serving, request, body, "documents", len(texts))
+    outputs = await _scores(serving, request, caller, body.model, [body.query], texts)
+    order = sorted(range(len(texts)), key=lambda i: (-outputs[i].outputs.score, i))
+    results = [
+        {
+            "index": i,
+            "relevance_score": outputs[i].outputs.score,
+            **({"document": {"text": texts[i]}} if body.return_documents else {}),
+        }
+        for i in order[: body.top_n]
+    ]
+    return {
+        "id": f"rerank-{caller.answer_id}",
+        "model": body.model or serving.settings.model,
+        "results": results,
+        "usage": _usage(outputs),
+    }
+
+
+def _begin(serving: Serving, request: Request, body: _Body, field: str, prompts: int) -> Caller:
+    """Return the caller of a request for so many prompts.
+
+    Raises:
+        ApiError: the server is draining, does not know the model, or takes fewer prompts.
+    """
+    caller = serving.begin(request)
+    check_model(body.model, serving.names)
+    caller.log |= {"user": body.user} if body.user else {}
+    most = serving.settings.max_waiting
+    if not 1 <= prompts <= most:
+        raise ApiError(
+            f"{field} has {prompts} prompts; the server takes 1 to {most}", param=field, code="invalid_value"
+        )
+    serving.queue.check_prompts(caller.key, prompts)
+    return caller
+
+
+async def _scores(
+    serving: Serving, request: Request, caller: Caller, model: str | None, first: Sequence[str], second: Sequence[str]
+) -> list[PoolingRequestOutput[Any]]:
+    salt = _salt(caller)
+    sides = [[{"prompt": text, **salt} for text in side] for side in (first, second)]
+    work = serving.engine.score(*sides, lora_request=serving.adapter_of(model))
+    return await _answered(request, caller, work, ("text_1", "text_2"))
+
+
+async def _answered(
+    request: Request,
+    caller: Caller,
+    work: Coroutine[Any, Any, list[PoolingRequestOutput[Any]]],
+    fields: Collection[str],
+) -> list[PoolingRequestOutput[Any]]:
+    """Wait for the results, while the client does.
+
+    Raises:
+        ApiError: the engine refuses a prompt, or cannot do this with its model.
+    """
+    try:
+        outputs = await while_connected(request, caller, work)
+    except ValueError as error:
+        raise refused(error, fields) from error
+    caller.num_prompt_tokens += sum(len(output.prompt_token_ids) for output in outputs)
+    caller.log["prompt_tokens"] = caller.num_prompt_tokens
+    return outputs
+
+
+def _salt(caller: Caller) -> dict[str, str]:
+    salt = caller.salted(None)
+    return {} if salt is None else {"cache_salt": salt}
+
+
+def _encoded(vector: Sequence[float], form: str) -> list[float] | str:
+    if form == "float":
+        return list(vector)
+    return base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode("ascii")
+
+
+def _usage(outputs: Sequence[PoolingRequestOutput[Any]]) -> dict[str, Any]:
+    prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    cached = sum(output.num_cached_tokens for output in outputs)
+    return {"prompt_tokens": prompt, "total_tokens": prompt, "prompt_tokens_details": {"cached_tokens": cached}}

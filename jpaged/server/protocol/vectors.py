@@ -1,0 +1,69 @@
+"""The bodies of `/v1/embeddings`, `/v1/score` and `/v1/rerank`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from jpaged.server.protocol.fields import Body
+from jpaged.server.protocol.prompts import Prompts, few_prompts
+
+Texts = Annotated[list[str], BeforeValidator(few_prompts)]
+
+
+class EmbeddingRequest(Body):
+    """A request for the vectors of one or several prompts, given as text or tokens (OpenAI's).
+
+    Attributes:
+        encoding_format: "base64" gives the bytes of little-endian float32 numbers.
+        dimensions: number of leading numbers that are kept.
+        prompt_name: which of the model's prompts stands before a text, see `jpaged.PoolingParams`.
+    """
+
+    model: str | None = None
+    input: Annotated[Prompts, BeforeValidator(few_prompts)]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(None, ge=1)
+    prompt_name: str | None = None
+    user: str | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Return the prompts as a list, also a single one."""
+        if isinstance(self.input, str):
+            return [self.input]
+        if self.input and isinstance(self.input[0], int):
+            return [self.input]
+        return self.input  # type: ignore[return-value]
+
+
+class ScoreRequest(Body):
+    """A request for the scores of pairs of texts (vLLM's): one text and several, or as many of both."""
+
+    model: str | None = None
+    text_1: str | Texts
+    text_2: str | Texts
+    user: str | None = None
+
+    @property
+    def sides(self) -> tuple[list[str], list[str]]:
+        """Return both sides as lists."""
+        first, second = ([side] if isinstance(side, str) else side for side in (self.text_1, self.text_2))
+        return first, second
+
+
+class RerankRequest(Body):
+    """A request for the documents that fit a query best, the best first (Jina's and Cohere's).
+
+    Attributes:
+        top_n: how many documents to return; None = all.
+        return_documents: whether the texts come back too.
+    """
+
+    model: str | None = None
+    query: str
+    documents: Texts
+    top_n: int | None = Field(None, ge=1)
+    return_documents: bool = True
+    user: str | None = None

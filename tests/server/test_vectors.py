@@ -1,0 +1,59 @@
+"""`/v1/embeddings`, `/v1/score` and `/v1/rerank` answer with what `LLM.embed` and `LLM.score` give."""
+
+import base64
+
+import httpx
+import numpy as np
+import pytest
+
+TEXTS = ["where is the cab", "no", "it was a day of rain and of little else"]
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_llm):
+    vectors = [output.outputs.embedding for output in tiny_llm.embed(TEXTS, use_tqdm=False)]
+    scores = [output.outputs.score for output in tiny_llm.score(TEXTS[0], TEXTS, use_tqdm=False)]
+    return np.array(vectors), scores
+
+
+@pytest.fixture
+def post(expected, serve):  # the vectors are made before a server takes the engine
+    server = serve()
+    return lambda path, **body: httpx.post(f"{server.url}{path}", json=body, timeout=120)
+
+
+def test_vectors_are_those_of_embed_as_numbers_and_as_bytes(post, expected):
+    answer = post("/v1/embeddings", input=TEXTS).json()
+    assert answer["object"] == "list" and answer["model"] == "tiny"
+    assert [row["index"] for row in answer["data"]] == [0, 1, 2]
+    np.testing.assert_allclose([row["embedding"] for row in answer["data"]], expected[0], atol=1e-5)
+    assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] > 0
+    (row,) = post("/v1/embeddings", input=TEXTS[1], encoding_format="base64", dimensions=8).json()["data"]
+    numbers = np.frombuffer(base64.b64decode(row["embedding"]), "<f4")
+    cut = expected[0][1][:8]
+    np.testing.assert_allclose(numbers, cut / np.linalg.norm(cut), atol=1e-5)
+
+
+def test_scores_and_ranks_are_those_of_score(post, expected):
+    scored = post("/v1/score", text_1=TEXTS[0], text_2=TEXTS).json()["data"]
+    np.testing.assert_allclose([row["score"] for row in scored], expected[1], atol=1e-5)
+    ranked = post("/v1/rerank", query=TEXTS[0], documents=TEXTS, top_n=2).json()["results"]
+    assert len(ranked) == 2 and ranked[0]["index"] == 0 and ranked[0]["document"] == {"text": TEXTS[0]}
+    assert ranked[0]["relevance_score"] >= ranked[1]["relevance_score"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/v1/embeddings", {"input": []}, "input has 0 prompts"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 10_000}, "dimensions=10000 is above the model's"),
+        ("/v1/embeddings", {"input": "a", "prompt_name": "query"}, "none of the model's prompts"),
+        ("/v1/embeddings", {"input": "a", "model": "other"}, "other"),
+        ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "data_1 has 2 prompts, data_2 3"),
+        ("/v1/rerank", {"query": "a", "documents": []}, "documents has 0 prompts"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused(post, path, body, words):
+    answer = post(path, **body)
+    assert answer.status_code in (400, 404)
+    assert words in answer.json()["error"]["message"]

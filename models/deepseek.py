@@ -1,25 +1,30 @@
 """DeepSeek-V2 and V3 (2024): attention to latents, and mixtures of many small experts with shared ones.
 
 V2 weighs experts by a softmax over all of them, V3 by sigmoids, corrected by a bias to choose and normalised to weigh;
-both may choose among the experts of a few groups only. The first layers have a plain MLP.
+both may choose among the experts of a few groups only. The first layers have a plain MLP. GLM-4.7-Flash (Z.ai, 2026) is
+V3 with another list of layers; Mistral 4 (Mistral AI, 2026) weighs experts by a normalised softmax, and its queries
+grow with their position.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+from jaxtyping import Array, Int
 
 from jpaged.model_api import BuildContext, LatentGroup
 
 from .config_reader import ConfigReader, Fields, dense
 from .decoder import Decoder, check_model_type
-from .experts import ExpertMLPs, SparseMLP
+from .experts import ExpertsSpec, SparseMLP
 from .latent import LatentAttention, LatentHeads
 from .layers import GatedMLP, RMSNorm, check_activation
-from .mixture import ExpertLayout
+from .linear import LiveRows
 from .pre_norm import PreNormLayer
-from .rope import rotary_from_config, yarn_scale
-from .routing import Router, Routing
-from .stack import LayerKind
+from .rope import query_growth, rotary_from_config, yarn_scale
+from .routing import Routing, sigmoid_routing
+from .stack import LayerKind, Shared
 
 _LATENT_EPS = 1e-6
 """Epsilon of the norms of latents, which the config does not say."""
@@ -31,17 +36,11 @@ def _routing(config: Any) -> Routing:
     Raises:
         ValueError: the config asks for a method that is not implemented.
     """
+    if config.model_type == "mistral4":
+        return replace(sigmoid_routing(config), scores="softmax")
+    if config.model_type != "deepseek_v2":
+        return sigmoid_routing(config)
     per_token, scale = config.num_experts_per_tok, config.routed_scaling_factor
-    if config.model_type == "deepseek_v3":
-        return Routing(
-            per_token,
-            "sigmoid",
-            sums_to_one=config.norm_topk_prob,
-            scale=scale,
-            groups=config.n_group,
-            groups_chosen=config.topk_group,
-            best_of_group=2 if config.n_group > 1 else 1,
-        )
     if config.norm_topk_prob:
         raise ValueError(f"norm_topk_prob={config.norm_topk_prob} is not supported for deepseek_v2; only False")
     if config.topk_method == "greedy":
@@ -123,18 +122,31 @@ _CONFIGS = {
 """Reads the configs, by ``model_type``."""
 
 
+def _kinds(config: Any) -> tuple[LayerKind, ...]:
+    """Return each layer's kind; its variant says whether its MLP has experts."""
+    layers = range(config.num_hidden_layers)
+    if config.model_type == "glm4_moe_lite":
+        sparse = [kind == "sparse" for kind in config.mlp_layer_types]
+    else:
+        sparse = [layer >= config.first_k_dense_replace for layer in layers]
+    return tuple(LayerKind("full", "experts" if sparse[layer] else "dense") for layer in layers)
+
+
 class DeepSeek(Decoder):
-    """`jpaged.model_api.CausalLM` for both; `config` is a Hugging Face ``DeepseekV2Config`` or ``DeepseekV3Config``."""
+    """`jpaged.model_api.CausalLM` for these; `config` is a Hugging Face ``DeepseekV2Config``, ``DeepseekV3Config``,
+    ``Glm4MoeLiteConfig`` or ``Mistral4Config``."""
 
     configs = _CONFIGS
 
     _has_experts = True
+    reads_separate_experts = True
+    """Reads each expert's tensors by names of their own; a checkpoint may hold those of all experts in one."""
 
     def __init__(self, config: Any, build: BuildContext):
-        check_model_type(config, ("deepseek_v2", "deepseek_v3"))
-        third, size, eps = config.model_type == "deepseek_v3", config.hidden_size, config.rms_norm_eps
+        check_model_type(config, ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4"))
+        second, size, eps = config.model_type == "deepseek_v2", config.hidden_size, config.rms_norm_eps
         activation = check_activation(config.hidden_act, "hidden_act")
-        rotary, biased = config.qk_rope_head_dim, not third and config.mlp_bias
+        rotary, biased = config.qk_rope_head_dim, second and config.mlp_bias
         heads = LatentHeads.of(
             config.num_attention_heads,
             build,
@@ -143,36 +155,41 @@ class DeepSeek(Decoder):
             plain=config.qk_nope_head_dim,
             rotary=rotary,
             value=config.v_head_dim,
-            rotates_neighbours=not third or config.rope_interleave,
+            rotates_neighbours=second or config.rope_interleave,
         )
-        kinds = tuple(
-            LayerKind("full", "experts" if layer >= config.first_k_dense_replace else "dense")
-            for layer in range(config.num_hidden_layers)
+        kinds = _kinds(config)
+        experts = ExpertsSpec(
+            config.n_routed_experts,
+            config.moe_intermediate_size,
+            _routing(config),
+            corrected=config.model_type in ("deepseek_v3", "glm4_moe_lite"),
+            shared_width=config.moe_intermediate_size * config.n_shared_experts,
+            shared_bias=biased,
         )
-        layout = ExpertLayout(config.n_routed_experts, build.tensor_parallel, build.expert_parallel)
-        routing = _routing(config)
 
         def make_mlp(kind: LayerKind, build: BuildContext) -> GatedMLP | SparseMLP:
-            if kind.variant == "dense":
-                return GatedMLP(size, config.intermediate_size, activation, build, bias=biased)
-            width = config.moe_intermediate_size
-            return SparseMLP(
-                Router(size, layout.experts, routing, build, corrected=third),
-                ExpertMLPs(size, width, activation, build, layout=layout),
-                GatedMLP(size, width * config.n_shared_experts, activation, build, bias=biased),
-            )
+            if kind.variant == "experts":
+                return experts.make(size, activation, build)
+            return GatedMLP(size, config.intermediate_size, activation, build, bias=biased)
 
         def make(kind: LayerKind, build: BuildContext) -> PreNormLayer:
             scale = (heads.plain + rotary) ** -0.5 * yarn_scale(config) ** 2
             attention = LatentAttention(size, heads, build, scale=scale, eps=_LATENT_EPS, bias=config.attention_bias)
             return PreNormLayer(size, eps, attention, make_mlp(kind, build), build)
 
+        # Mistral 4 says which part of a whole head is rotated, the others the size of the part.
+        whole = heads.plain + rotary if config.model_type == "mistral4" else rotary
         super().__init__(
             config,
             build,
             kinds,
             make,
             groups=(LatentGroup("full", tuple(range(len(kinds))), config.kv_lora_rank, rotary, heads.slots),),
-            rotary={"full": rotary_from_config(config, rotary)},
+            rotary={"full": rotary_from_config(config, whole, partial=whole != rotary)},
             norm=RMSNorm(size, eps, build),
         )
+        self.growth = query_growth(config.rope_parameters) if config.model_type == "mistral4" else None
+
+    def shared(self, positions: Int[Array, " tokens"], live_rows: LiveRows) -> Shared:
+        shared = super().shared(positions, live_rows)
+        return shared if self.growth is None else replace(shared, growth={"full": self.growth.factors(positions)})

@@ -1,7 +1,7 @@
-"""Builds dense decoders from a `DecoderSpec`, one description a family; `families.py` has the descriptions.
+"""Builds decoders from a `DecoderSpec`, one description a family; `families.py` has the descriptions.
 
-A spec says what differs between dense decoders: where norms stand, which of them and of the projections have biases,
-what is rotated, the MLP, multipliers, and the checkpoint's names. A family that needs more than a field here keeps a
+A spec says what differs between decoders: where norms stand, which of them and of the projections have biases, what is
+rotated, the MLP or experts, multipliers, and the checkpoint's names. A family that needs more than a field here keeps a
 file of its own.
 """
 
@@ -20,11 +20,12 @@ from jpaged.model_api import Attend, BuildContext, LayerRef, WeightSource
 
 from .attention import Attention, Heads, ProjectionNames
 from .decoder import Decoder
+from .experts import ExpertsSpec, SparseMLP
 from .groups import layer_groups, type_of_group
 from .heads_norm import EachHeadNorm
 from .layers import MLP_NAMES, XIELU, FeedForward, GatedMLP, LayerNorm, RMSNorm, check_activation
 from .linear import LiveRows
-from .rope import Rotary, rotary_from_config
+from .rope import QueryGrowth, Rotary, rotary_from_config
 from .stack import LayerKind, PendingResidual, Shared
 
 Norm = RMSNorm | LayerNorm
@@ -80,12 +81,14 @@ class MLPSpec:
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """Describes a family's dense decoder; the defaults are Llama's.
+    """Describes a family's decoder; the defaults are Llama's.
 
     Attributes:
         mlp: see `MLPSpec`.
         eps: epsilon of all norms.
-        kinds: each layer's kind; variant "still" marks a layer that rotates nothing.
+        kinds: each layer's kind; variant "still" marks a layer that rotates nothing, "experts" one that has experts
+            in the place of the MLP.
+        experts: of the layers that have some.
         norm: "rms", or "layer" for LayerNorm.
         norm_offset: added to the scales of RMS norms.
         norm_bias: whether LayerNorms have biases.
@@ -99,7 +102,7 @@ class DecoderSpec:
         rotates_neighbours: whether rotation turns pairs (2i, 2i + 1) of a head.
         partial_rotary: whether the config may rotate a part of each head.
         rotary_by_type: whether the config has rotary parameters for each type of layer.
-        growth: (beta, positions): queries grow by ``1 + beta * log(1 + floor(position / positions))``.
+        growth: how queries grow with their position.
         embed_scale, residual_scale, logit_scale: multiply the embedding, the results of attention and MLP, the logits.
         head_bias: whether the vocabulary's head has a bias.
         head_name, prefix, embed_name, norm_name: names of the head, the decoder, its embedding and its final norm.
@@ -108,6 +111,7 @@ class DecoderSpec:
     mlp: MLPSpec
     eps: float
     kinds: tuple[LayerKind, ...]
+    experts: ExpertsSpec | None = None
     norm: Literal["rms", "layer"] = "rms"
     norm_offset: float = 0.0
     norm_bias: bool = True
@@ -123,7 +127,7 @@ class DecoderSpec:
     rotates_neighbours: bool = False
     partial_rotary: bool = False
     rotary_by_type: bool = False
-    growth: tuple[float, int] | None = None
+    growth: QueryGrowth | None = None
     embed_scale: float | None = None
     residual_scale: float = 1.0
     logit_scale: float | None = None
@@ -170,11 +174,16 @@ class DenseLayer(nnx.Module):
             norms_after_rotation=spec.qk_norm is not None and spec.qk_norm.after_rotation,
             rotates=kind.variant != "still",
         )
-        mlp = GatedMLP if spec.mlp.gated else FeedForward
         activation = spec.mlp.activation
         if spec.mlp.gated or activation != XIELU.name:
             check_activation(activation, "hidden_act")
-        self.mlp = mlp(size, spec.mlp.width, activation, build, bias=spec.mlp.bias)
+        self.mlp: GatedMLP | FeedForward | SparseMLP
+        if kind.variant == "experts":
+            assert spec.experts is not None
+            self.mlp = spec.experts.make(size, activation, build)
+        else:
+            mlp = GatedMLP if spec.mlp.gated else FeedForward
+            self.mlp = mlp(size, spec.mlp.width, activation, build, bias=spec.mlp.bias)
         self.spec = spec
 
     def __call__(
@@ -217,7 +226,11 @@ class DenseLayer(nnx.Module):
         yield from self.attention.weights(
             ("attention",), f"{name}.{spec.attention}", layer, norm_names=names, projections=spec.projections
         )
-        yield from self.mlp.weights(("mlp",), f"{name}.{spec.mlp.block}".rstrip("."), layer, names=spec.mlp.names)
+        block = f"{name}.{spec.mlp.block}".rstrip(".")
+        if isinstance(self.mlp, SparseMLP):
+            yield from self.mlp.weights(("mlp",), block, layer)
+        else:
+            yield from self.mlp.weights(("mlp",), block, layer, names=spec.mlp.names)
 
 
 def _entered(hidden: PendingResidual | Array, norm: Norm | None) -> tuple[Array, Array]:
@@ -244,6 +257,9 @@ def _head_norm(spec: DecoderSpec, heads: Heads, build: BuildContext) -> Callable
 class DenseDecoder(Decoder):
     """`jpaged.model_api.CausalLM` that a spec describes."""
 
+    reads_separate_experts = True
+    """Reads each expert's tensors by names of their own; a checkpoint may hold those of all experts in one."""
+
     def __init__(self, config: Any, build: BuildContext, spec: DecoderSpec):
         size = config.hidden_size
         head_dim = getattr(config, "head_dim", None) or size // config.num_attention_heads
@@ -265,6 +281,7 @@ class DenseDecoder(Decoder):
         groups = layer_groups(spec.kinds, heads.layout.kv_heads, head_dim, window, q_per_kv=heads.layout.q_per_kv)
         self._prefix, self._head_name = spec.prefix, spec.head_name
         self._embed_name, self._norm_name = spec.embed_name, spec.norm_name
+        self._has_experts = any(kind.variant == "experts" for kind in spec.kinds)
 
         def make(kind: LayerKind, build: BuildContext) -> DenseLayer:
             return DenseLayer(spec, size, kind, heads, build)
@@ -294,6 +311,5 @@ class DenseDecoder(Decoder):
         shared = super().shared(positions, live_rows)
         if self.spec.growth is None:
             return shared
-        beta, every = self.spec.growth
-        factor = 1 + beta * jnp.log1p(jnp.floor(positions.astype(jnp.float32) / every))
-        return replace(shared, growth={group.name: factor for group in self.layer_groups})
+        factors = self.spec.growth.factors(positions)
+        return replace(shared, growth={group.name: factors for group in self.layer_groups})

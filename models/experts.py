@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from jpaged.model_api import TENSOR_AXIS, BuildContext, WeightSource, padded
 
 from . import weights as convert
-from .layers import ACTIVATIONS, GatedMLP
-from .linear import ExpertLinear, ExpertTable, LiveRows
+from .layers import ACTIVATIONS, MLP_NAMES, GatedMLP
+from .linear import ExpertLinear, ExpertTable, Linear, LiveRows
 from .mixture import ExpertLayout, by_expert
-from .routing import Router
+from .routing import Router, Routing
 
 
 class ExpertMLPs(nnx.Module):
@@ -101,11 +103,34 @@ class SparseNames:
     Attributes:
         router, shared: tensors' names after the block's.
         separate: see `ExpertMLPs.weights`.
+        correction: name, after the block's, of the bias that corrects the choice; None = after the router's.
+        shared_parts: names of the matrices of the MLP that all tokens share, see `GatedMLP.weights`.
     """
 
     router: str = "gate"
     shared: str = "shared_experts"
     separate: tuple[str, str, str] | None = ("gate_proj", "up_proj", "down_proj")
+    correction: str | None = None
+    shared_parts: tuple[str, ...] = MLP_NAMES
+
+
+class SharedMLP(GatedMLP):
+    """A `GatedMLP` times the sigmoid of one number a token; gate [embed, 1]."""
+
+    def __init__(self, embed: int, width: int, activation: str, build: BuildContext, *, bias: bool = False):
+        super().__init__(embed, width, activation, build, bias=bias)
+        self.gate = Linear(embed, 1, build, partition=P(None, None))
+
+    def __call__(self, x: Float[Array, "tokens embed"], live_rows: LiveRows = None) -> Float[Array, "tokens embed"]:
+        return jax.nn.sigmoid(self.gate(x, live_rows)) * super().__call__(x, live_rows)
+
+    def weights(
+        self, path: tuple[str, ...], name: str, layer: int, names: tuple[str, ...] = MLP_NAMES
+    ) -> Iterator[WeightSource]:
+        """Yield the sources of the MLP's tensors and of ``{name}_gate``."""
+        yield from super().weights(path, name, layer, names)
+        gate = convert.linear(*self.gate.weight.shape[-2:])
+        yield from self.gate.weights((*path, "gate"), (f"{name}_gate",), layer, gate, may_quantise=False)
 
 
 class SparseMLP(nnx.Module):
@@ -130,7 +155,43 @@ class SparseMLP(nnx.Module):
     def weights(self, path: tuple[str, ...], name: str, layer: int) -> Iterator[WeightSource]:
         """Yield the sources of the block `name`, whose parts have the names in `SparseNames`."""
         names = self.names
-        yield from self.router.weights((*path, "router"), f"{name}.{names.router}", layer)
+        correction = None if names.correction is None else f"{name}.{names.correction}"
+        yield from self.router.weights((*path, "router"), f"{name}.{names.router}", layer, correction)
         yield from self.experts.weights((*path, "experts"), f"{name}.experts", layer, names.separate)
         if self.shared is not None:
-            yield from self.shared.weights((*path, "shared"), f"{name}.{names.shared}", layer)
+            yield from self.shared.weights((*path, "shared"), f"{name}.{names.shared}", layer, names.shared_parts)
+
+
+@dataclass(frozen=True)
+class ExpertsSpec:
+    """Says what a `SparseMLP` is.
+
+    Attributes:
+        count, width: how many experts there are, and how wide each is.
+        routing: how a token's experts are chosen.
+        corrected: whether a bias corrects the choice, see `Router`.
+        shared_width: width of the MLP that all tokens share; 0 = there is none.
+        shared_gated: whether that MLP is a `SharedMLP`.
+        shared_bias: whether that MLP's projections have biases.
+        names: in the checkpoint.
+    """
+
+    count: int
+    width: int
+    routing: Routing
+    corrected: bool = False
+    shared_width: int = 0
+    shared_gated: bool = False
+    shared_bias: bool = False
+    names: SparseNames = field(default_factory=SparseNames)
+
+    def make(self, embed: int, activation: str, build: BuildContext) -> SparseMLP:
+        """Return the block of a layer."""
+        layout = ExpertLayout(self.count, build.tensor_parallel, build.expert_parallel)
+        shared = SharedMLP if self.shared_gated else GatedMLP
+        return SparseMLP(
+            Router(embed, self.count, self.routing, build, corrected=self.corrected),
+            ExpertMLPs(embed, self.width, activation, build, layout=layout),
+            shared(embed, self.shared_width, activation, build, bias=self.shared_bias) if self.shared_width else None,
+            self.names,
+        )

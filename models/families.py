@@ -1,4 +1,4 @@
-"""Describes the dense decoders that differ from Llama by a few switches: one row a family.
+"""Describes the decoders that differ from Llama by a few switches, dense or with experts: one row a family.
 
 A row reads the family's Hugging Face config. Everything it leaves out is Llama's, see `DecoderSpec`.
 """
@@ -13,8 +13,11 @@ from jpaged.model_api import BuildContext
 
 from .attention import ProjectionNames
 from .dense import DecoderSpec, DenseDecoder, MLPSpec, NormNames, QKNorm
+from .experts import ExpertsSpec, SparseNames
 from .family_configs import CONFIGS
 from .groups import kinds_from_types
+from .rope import query_growth
+from .routing import Routing, sigmoid_routing
 from .stack import LayerKind
 
 _POST = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
@@ -42,10 +45,10 @@ def _phi3(config: Any) -> DecoderSpec:
     )
 
 
-def _granite(config: Any) -> DecoderSpec:
+def _granite(config: Any, *, mlp_bias: bool | None = None) -> DecoderSpec:
     """Granite 3 (IBM, 2024): four multipliers."""
     return DecoderSpec(
-        _mlp(config, bias=config.mlp_bias),
+        _mlp(config, bias=config.mlp_bias if mlp_bias is None else mlp_bias),
         config.rms_norm_eps,
         _alike(config),
         qkv_bias=config.attention_bias,
@@ -248,14 +251,7 @@ def _exaone4(config: Any) -> DecoderSpec:
 
 def _ministral3(config: Any) -> DecoderSpec:
     """Ministral 3 (Mistral AI, 2025): Mistral with queries that grow with their position."""
-    rope = config.rope_parameters
-    beta = rope.get("llama_4_scaling_beta")
-    return DecoderSpec(
-        _mlp(config),
-        config.rms_norm_eps,
-        _alike(config),
-        growth=None if not beta else (beta, rope["original_max_position_embeddings"]),
-    )
+    return DecoderSpec(_mlp(config), config.rms_norm_eps, _alike(config), growth=query_growth(config.rope_parameters))
 
 
 def _apertus(config: Any) -> DecoderSpec:
@@ -288,6 +284,159 @@ def _cohere2(config: Any) -> DecoderSpec:
     return replace(_cohere(config), kinds=kinds_from_types(config), still_groups=("full",))
 
 
+def _with_experts(kinds: tuple[LayerKind, ...], has_experts: Callable[[int], bool] = lambda _: True):
+    """Return the kinds of layers, those marked that have experts, by their numbers."""
+    return tuple(replace(kind, variant="experts") if has_experts(n) else kind for n, kind in enumerate(kinds))
+
+
+def _qwen2_moe(config: Any) -> DecoderSpec:
+    """Qwen1.5-MoE and Qwen2-MoE (Qwen Team, 2024): experts, and a shared one that a token's gate weighs."""
+    every, plain = config.decoder_sparse_step, config.mlp_only_layers
+    kinds = kinds_from_types(config) if config.use_sliding_window else (LayerKind("full"),) * config.num_hidden_layers
+    return DecoderSpec(
+        _mlp(config),
+        config.rms_norm_eps,
+        _with_experts(kinds, lambda n: n not in plain and config.num_experts > 0 and (n + 1) % every == 0),
+        ExpertsSpec(
+            config.num_experts,
+            config.moe_intermediate_size,
+            Routing(config.num_experts_per_tok, sums_to_one=config.norm_topk_prob),
+            shared_width=config.shared_expert_intermediate_size,
+            shared_gated=True,
+            names=SparseNames(shared="shared_expert"),
+        ),
+        qkv_bias=config.qkv_bias,
+    )
+
+
+def _olmoe(config: Any) -> DecoderSpec:
+    """OLMoE (Muennighoff et al., 2024): norms of all heads together, and experts in every layer."""
+    if config.clip_qkv is not None:
+        raise ValueError(f"clip_qkv={config.clip_qkv} is not supported; only None")
+    return DecoderSpec(
+        _mlp(config),
+        config.rms_norm_eps,
+        _with_experts(_alike(config)),
+        ExpertsSpec(
+            config.num_experts,
+            config.intermediate_size,
+            Routing(config.num_experts_per_tok, sums_to_one=config.norm_topk_prob),
+        ),
+        qkv_bias=config.attention_bias,
+        out_bias=config.attention_bias,
+        qk_norm=QKNorm("rms_all"),
+    )
+
+
+def _deepseek_experts(config: Any) -> ExpertsSpec:
+    """Return experts as DeepSeek-V3's, by its fields of the config."""
+    return ExpertsSpec(
+        config.n_routed_experts,
+        config.moe_intermediate_size,
+        sigmoid_routing(config),
+        corrected=True,
+        shared_width=config.moe_intermediate_size * config.n_shared_experts,
+    )
+
+
+def _glm4_moe(config: Any) -> DecoderSpec:
+    """GLM-4.5 to 4.7 (Z.ai, 2025): DeepSeek-V3's experts, half a head is rotated, queries may be normed."""
+    return DecoderSpec(
+        _mlp(config),
+        config.rms_norm_eps,
+        _with_experts(_alike(config), lambda n: n >= config.first_k_dense_replace),
+        _deepseek_experts(config),
+        qkv_bias=config.attention_bias,
+        qk_norm=QKNorm("rms") if config.use_qk_norm else None,
+        partial_rotary=True,
+    )
+
+
+def _dots1(config: Any) -> DecoderSpec:
+    """dots.llm1 (rednote, 2025): Qwen3's attention and DeepSeek-V3's experts."""
+    return DecoderSpec(
+        _mlp(config),
+        config.rms_norm_eps,
+        _with_experts(kinds_from_types(config), lambda n: n >= config.first_k_dense_replace),
+        _deepseek_experts(config),
+        qkv_bias=config.attention_bias,
+        out_bias=config.attention_bias,
+        qk_norm=QKNorm("rms"),
+    )
+
+
+def _minimax_m2(config: Any) -> DecoderSpec:
+    """MiniMax-M2 (MiniMax, 2025): sigmoid scores, norms of all heads together, half a head is rotated."""
+    return DecoderSpec(
+        _mlp(config),
+        config.rms_norm_eps,
+        _with_experts((LayerKind("full"),) * config.num_hidden_layers),
+        ExpertsSpec(
+            config.num_local_experts,
+            config.intermediate_size,
+            Routing(config.num_experts_per_tok, "sigmoid", sums_to_one=True, added_to_sum=0.0),
+            corrected=True,
+            names=SparseNames(correction="e_score_correction_bias"),
+        ),
+        qk_norm=QKNorm("rms_all"),
+        partial_rotary=True,
+    )
+
+
+def _ernie4_5_moe(config: Any) -> DecoderSpec:
+    """ERNIE 4.5 with experts (Baidu, 2025): softmax scores, corrected by a bias to choose."""
+    first, last, every = config.moe_layer_start_index, config.moe_layer_end_index, config.moe_layer_interval
+    bias = bool(config.use_bias)
+    return replace(
+        _ernie4_5(config),
+        kinds=_with_experts(_alike(config), lambda n: first <= n <= last and (n + 1) % every == 0),
+        experts=ExpertsSpec(
+            config.moe_num_experts,
+            config.moe_intermediate_size,
+            Routing(config.moe_k, sums_to_one=True, added_to_sum=0.0, least_sum=config.moe_norm_min),
+            corrected=True,
+            shared_width=config.moe_intermediate_size * config.moe_num_shared_experts,
+            shared_bias=bias,
+            names=SparseNames(correction="moe_statics.e_score_correction_bias"),
+        ),
+        head_bias=bias,
+    )
+
+
+def _granitemoe(config: Any) -> DecoderSpec:
+    """Granite 3 with experts (IBM, 2024): four multipliers, and softmax over a token's experts."""
+    return replace(
+        _granite(config, mlp_bias=False),
+        kinds=_with_experts(_alike(config)),
+        experts=ExpertsSpec(
+            config.num_local_experts,
+            config.intermediate_size,
+            Routing(config.num_experts_per_tok, sums_to_one=True),
+            names=SparseNames(router="router"),
+        ),
+    )
+
+
+def _hunyuan_v1_moe(config: Any) -> DecoderSpec:
+    """Hunyuan-A13B (Tencent, 2025): Hunyuan's attention, and experts next to a shared one."""
+    per_token = config.moe_topk if isinstance(config.moe_topk, list) else [config.moe_topk]
+    counts = config.num_experts if isinstance(config.num_experts, list) else [config.num_experts]
+    for name, numbers in (("moe_topk", per_token), ("num_experts", counts)):
+        if len(set(numbers)) > 1:
+            raise ValueError(f"{name}={str(numbers)[:80]} differs between layers, which is not supported")
+    return replace(
+        _hunyuan_v1_dense(config),
+        kinds=_with_experts(_alike(config)),
+        experts=ExpertsSpec(
+            counts[0],
+            config.intermediate_size,
+            Routing(per_token[0], sums_to_one=True, added_to_sum=0.0),
+            shared_width=config.intermediate_size,
+            names=SparseNames(router="gate.wg", shared="shared_mlp"),
+        ),
+    )
+
+
 FAMILIES: dict[str, Callable[[Any], DecoderSpec]] = {
     "phi3": _phi3,
     "granite": _granite,
@@ -308,6 +457,14 @@ FAMILIES: dict[str, Callable[[Any], DecoderSpec]] = {
     "hunyuan_v1_dense": _hunyuan_v1_dense,
     "exaone4": _exaone4,
     "ministral3": _ministral3,
+    "qwen2_moe": _qwen2_moe,
+    "olmoe": _olmoe,
+    "glm4_moe": _glm4_moe,
+    "dots1": _dots1,
+    "minimax_m2": _minimax_m2,
+    "ernie4_5_moe": _ernie4_5_moe,
+    "granitemoe": _granitemoe,
+    "hunyuan_v1_moe": _hunyuan_v1_moe,
 }
 """Each family's row, by the ``model_type`` of its config."""
 

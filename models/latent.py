@@ -99,6 +99,9 @@ class LatentAttention(nnx.Module):
         q = self.q_up(q, live).reshape(x.shape[0], heads.slots, -1)
         plain, turned = self.kv_up.into(q[..., : heads.plain]), rotate(q[..., heads.plain :], tables)
         query, row = jnp.concatenate([plain, turned], axis=-1), jnp.concatenate([latent, key], axis=-1)
+        growth = shared.growth.get(ref.group)
+        if growth is not None:
+            query = (query * growth[:, None, None]).astype(query.dtype)
         cache, mixed = attend(cache, ref, query, row, scale=self.scale)
         values = self.kv_up.out_of(mixed.astype(x.dtype))
         return self.out(values.reshape(x.shape[0], -1), live), cache

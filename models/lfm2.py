@@ -1,8 +1,12 @@
-"""LFM2 (Liquid AI, 2025): short convolutions, and a few layers of attention with normed queries and keys."""
+"""LFM2 (Liquid AI, 2025): short convolutions, and a few layers of attention with normed queries and keys.
+
+LFM2-MoE has experts in all but its first layers, chosen by corrected sigmoid scores.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,11 +15,13 @@ from jpaged.model_api import BuildContext, WeightSource
 from .attention import Attention, Heads
 from .config_reader import ConfigReader, Fields, Rope
 from .decoder import Decoder, check_model_type
+from .experts import ExpertsSpec, SparseMLP, SparseNames
 from .groups import kinds_from_types, layer_groups, state_groups
 from .layers import GatedMLP, RMSNorm
 from .pre_norm import LayerNames, PreNormLayer
 from .recurrent.short_conv import ShortConv
 from .rope import rotary_from_config
+from .routing import Routing
 from .stack import LayerKind
 
 _NAMES = {
@@ -42,6 +48,8 @@ class LFM2MLP(GatedMLP):
 def _mlp_width(config: Any) -> int:
     """Return the width of the MLP, which configs say by the rule of Llama 1: two thirds, times a factor, rounded up."""
     width = config.intermediate_size
+    if config.model_type == "lfm2_moe":
+        return width
     if config.block_auto_adjust_ff_dim:
         width = 2 * width // 3
         if config.block_ffn_dim_multiplier is not None:
@@ -91,19 +99,41 @@ _CONFIGS = {
 """Reads the configs, by ``model_type``."""
 
 
+def _experts(config: Any) -> ExpertsSpec:
+    return ExpertsSpec(
+        config.num_experts,
+        config.moe_intermediate_size,
+        Routing(
+            config.num_experts_per_tok,
+            "sigmoid",
+            sums_to_one=config.norm_topk_prob,
+            scale=config.routed_scaling_factor,
+            added_to_sum=1e-6,
+        ),
+        corrected=config.use_expert_bias,
+        names=SparseNames(correction="expert_bias"),
+    )
+
+
 class LFM2(Decoder):
-    """`jpaged.model_api.CausalLM` for LFM2; `config` is a Hugging Face ``Lfm2Config``."""
+    """`jpaged.model_api.CausalLM` for both; `config` is a Hugging Face ``Lfm2Config`` or ``Lfm2MoeConfig``."""
 
     configs = _CONFIGS
 
     _norm_name = "embedding_norm"
+    reads_separate_experts = True
+    """Reads each expert's tensors by names of their own; a checkpoint may hold those of all experts in one."""
 
     def __init__(self, config: Any, build: BuildContext):
-        check_model_type(config, ("lfm2",))
+        check_model_type(config, ("lfm2", "lfm2_moe"))
         size, eps, width = config.hidden_size, config.norm_eps, config.conv_L_cache
         head_dim = getattr(config, "head_dim", None) or size // config.num_attention_heads
         heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, head_dim, build)
         kinds = kinds_from_types(config, local="conv")
+        self._has_experts = config.model_type == "lfm2_moe"
+        if self._has_experts:
+            first = config.num_dense_layers
+            kinds = tuple(replace(kind, variant="experts") if n >= first else kind for n, kind in enumerate(kinds))
 
         def mixer(kind: LayerKind, build: BuildContext) -> Attention | ShortConv:
             if kind.group == "state":
@@ -112,7 +142,11 @@ class LFM2(Decoder):
             return LFM2Attention(size, heads, build, scale=head_dim**-0.5, qk_norm=norm)
 
         def make(kind: LayerKind, build: BuildContext) -> PreNormLayer:
-            mlp = LFM2MLP(size, _mlp_width(config), "silu", build, bias=False)
+            mlp: LFM2MLP | SparseMLP
+            if kind.variant == "experts":
+                mlp = _experts(config).make(size, "silu", build)
+            else:
+                mlp = LFM2MLP(size, _mlp_width(config), "silu", build, bias=False)
             assert kind.group is not None
             return PreNormLayer(size, eps, mixer(kind, build), mlp, build, names=_NAMES[kind.group])
 

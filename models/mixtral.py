@@ -14,16 +14,13 @@ from jpaged.model_api import BuildContext
 from .attention import Attention, Heads
 from .config_reader import ConfigReader, Fields, Rope, dense, windows_after
 from .decoder import Decoder, check_model_type
-from .experts import ExpertMLPs, SparseMLP, SparseNames
+from .experts import ExpertsSpec, SparseMLP
 from .groups import layer_groups
 from .layers import GatedMLP, RMSNorm, check_activation
-from .mixture import ExpertLayout
-from .pre_norm import LayerNames, PreNormLayer
+from .pre_norm import PreNormLayer
 from .rope import rotary_from_config
-from .routing import Router, Routing
+from .routing import Routing
 from .stack import LayerKind
-
-_MIXTRAL_NAMES = SparseNames(separate=("w1", "w3", "w2"))
 
 
 def _is_sparse(config: Any, layer: int) -> bool:
@@ -89,6 +86,8 @@ class Mixtral(Decoder):
     configs = _CONFIGS
 
     _has_experts = True
+    reads_separate_experts = True
+    """Reads each expert's tensors by names of their own; a checkpoint may hold those of all experts in one."""
 
     def __init__(self, config: Any, build: BuildContext):
         check_model_type(config, ("mixtral", "qwen3_moe"))
@@ -101,17 +100,17 @@ class Mixtral(Decoder):
             LayerKind(group, "experts" if _is_sparse(config, layer) else "dense")
             for layer in range(config.num_hidden_layers)
         )
-        layout = ExpertLayout(config.num_experts, build.tensor_parallel, build.expert_parallel)
-        routing = Routing(config.num_experts_per_tok, sums_to_one=not qwen or config.norm_topk_prob)
+        experts = ExpertsSpec(
+            config.num_experts,
+            config.moe_intermediate_size if qwen else config.intermediate_size,
+            Routing(config.num_experts_per_tok, sums_to_one=not qwen or config.norm_topk_prob),
+        )
         biased = qwen and config.attention_bias
 
         def make_mlp(kind: LayerKind, build: BuildContext) -> GatedMLP | SparseMLP:
             if kind.variant == "dense":
                 return GatedMLP(size, config.intermediate_size, activation, build, bias=False)
-            width = config.moe_intermediate_size if qwen else config.intermediate_size
-            router = Router(size, layout.experts, routing, build)
-            experts = ExpertMLPs(size, width, activation, build, layout=layout)
-            return SparseMLP(router, experts, names=None if qwen else _MIXTRAL_NAMES)
+            return experts.make(size, activation, build)
 
         def make(kind: LayerKind, build: BuildContext) -> PreNormLayer:
             attention = Attention(
@@ -123,8 +122,7 @@ class Mixtral(Decoder):
                 out_bias=biased,
                 qk_norm=partial(RMSNorm, head_dim, eps, build) if qwen else None,
             )
-            names = LayerNames(mlp="mlp" if qwen else "block_sparse_moe")
-            return PreNormLayer(size, eps, attention, make_mlp(kind, build), build, names=names)
+            return PreNormLayer(size, eps, attention, make_mlp(kind, build), build)
 
         super().__init__(
             config,

@@ -7,32 +7,24 @@ weighs. Qwen3.5-MoE is published with all experts of a layer in one tensor, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import jax
-from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float
+from jpaged.model_api import BuildContext
 
-from jpaged.model_api import BuildContext, WeightSource
-
-from . import weights as convert
 from .attention import Attention, Heads
 from .config_reader import ConfigReader, Fields, Rope, dense, every_nth
 from .decoder import Decoder, check_model_type
-from .experts import ExpertMLPs, SparseMLP, SparseNames
+from .experts import ExpertsSpec, SparseMLP, SparseNames
 from .groups import kinds_from_types, layer_groups, state_groups
-from .layers import MLP_NAMES, GatedMLP, RMSNorm, check_activation
-from .linear import Linear, LiveRows
-from .mixture import ExpertLayout
+from .layers import GatedMLP, RMSNorm, check_activation
 from .pre_norm import LayerNames, PreNormLayer
 from .recurrent.convolution import check_silu
 from .recurrent.delta_net import DeltaSizes, GatedDeltaNet
 from .recurrent.slots import Slots
 from .rope import rotary_from_config
-from .routing import Router, Routing
+from .routing import Routing
 from .stack import LayerKind
 
 _NAMES = {
@@ -41,36 +33,16 @@ _NAMES = {
 }
 
 
-class SharedMLP(GatedMLP):
-    """A `GatedMLP` times the sigmoid of one number a token; gate [embed, 1]."""
-
-    def __init__(self, embed: int, width: int, activation: str, build: BuildContext):
-        super().__init__(embed, width, activation, build, bias=False)
-        self.gate = Linear(embed, 1, build, partition=P(None, None))
-
-    def __call__(self, x: Float[Array, "tokens embed"], live_rows: LiveRows = None) -> Float[Array, "tokens embed"]:
-        return jax.nn.sigmoid(self.gate(x, live_rows)) * super().__call__(x, live_rows)
-
-    def weights(
-        self, path: tuple[str, ...], name: str, layer: int, names: tuple[str, ...] = MLP_NAMES
-    ) -> Iterator[WeightSource]:
-        """Yield the sources of the MLP's tensors and of ``{name}_gate``."""
-        yield from super().weights(path, name, layer, names)
-        gate = convert.linear(*self.gate.weight.shape[-2:])
-        yield from self.gate.weights((*path, "gate"), (f"{name}_gate",), layer, gate, may_quantise=False)
-
-
-def _experts(config: Any, activation: str, build: BuildContext) -> SparseMLP:
-    """Return the experts of a layer, and the MLP that all tokens share."""
-    size = config.hidden_size
-    layout = ExpertLayout(config.num_experts, build.tensor_parallel, build.expert_parallel)
-    # Qwen3.5 has no such field: its shares always sum to one.
-    routing = Routing(config.num_experts_per_tok, sums_to_one=getattr(config, "norm_topk_prob", True))
-    return SparseMLP(
-        Router(size, config.num_experts, routing, build),
-        ExpertMLPs(size, config.moe_intermediate_size, activation, build, layout=layout),
-        SharedMLP(size, config.shared_expert_intermediate_size, activation, build),
-        SparseNames(shared="shared_expert"),
+def _experts(config: Any) -> ExpertsSpec:
+    """Return a layer's experts, and the MLP that all tokens share."""
+    return ExpertsSpec(
+        config.num_experts,
+        config.moe_intermediate_size,
+        # Qwen3.5 has no such field: its shares always sum to one.
+        Routing(config.num_experts_per_tok, sums_to_one=getattr(config, "norm_topk_prob", True)),
+        shared_width=config.shared_expert_intermediate_size,
+        shared_gated=True,
+        names=SparseNames(shared="shared_expert"),
     )
 
 
@@ -228,7 +200,7 @@ class Qwen3Next(Decoder):
 
         def mlp(kind: LayerKind, build: BuildContext) -> GatedMLP | SparseMLP:
             if kind.variant == "experts":
-                return _experts(config, activation, build)
+                return _experts(config).make(size, activation, build)
             return GatedMLP(size, config.intermediate_size, activation, build, bias=False)
 
         def make(kind: LayerKind, build: BuildContext) -> PreNormLayer:

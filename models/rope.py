@@ -40,6 +40,24 @@ class Rotary:
         return jnp.cos(angles) * self.magnitude, jnp.sin(angles) * self.magnitude
 
 
+@dataclass(frozen=True)
+class QueryGrowth:
+    """Says how queries grow with their position, by ``1 + beta * log(1 + floor(position / positions))`` (Llama 4)."""
+
+    beta: float
+    positions: int
+
+    def factors(self, positions: Int[Array, " tokens"]) -> Float[Array, " tokens"]:
+        """Return the factor of each token's queries."""
+        return 1 + self.beta * jnp.log1p(jnp.floor(positions.astype(jnp.float32) / self.positions))
+
+
+def query_growth(parameters: Mapping[str, Any]) -> QueryGrowth | None:
+    """Return the growth that ``config.rope_parameters`` of Ministral 3 or Mistral 4 describes; None: there is none."""
+    beta = parameters.get("llama_4_scaling_beta")
+    return QueryGrowth(beta, parameters["original_max_position_embeddings"]) if beta else None
+
+
 def rotate(x: Float[Array, "tokens *heads head_dim"], tables: RotaryTables) -> Float[Array, "tokens *heads head_dim"]:
     """Turn each pair (i, i + half) of every head by its token's angle, and keep the lanes after the pairs unchanged;
     computed in float32."""

@@ -30,6 +30,7 @@ class Routing:
         groups, groups_chosen: only experts of the best groups are chosen, as many of each (DeepSeek-V2, 2024, section
             2.2.2).
         best_of_group: a group's score is the sum of this number of its best scores.
+        added_to_sum, least_sum: the sum that divides the scores is ``max(sum + added_to_sum, least_sum)``.
     """
 
     per_token: int
@@ -39,6 +40,8 @@ class Routing:
     groups: int = 1
     groups_chosen: int = 1
     best_of_group: int = 1
+    added_to_sum: float = 1e-20
+    least_sum: float = 0.0
 
     def check(self, experts: int) -> None:
         """Raise ValueError unless this routing can choose from that number of experts."""
@@ -59,13 +62,16 @@ class Routing:
             correction: is added to the scores to choose by, not to the shares (DeepSeek-V3, 2024, section 2.1.2).
         """
         scores = jax.nn.softmax(logits) if self.scores == "softmax" else jax.nn.sigmoid(logits)
-        worth = logits if correction is None else scores + correction  # a score grows with its logit
+        # A score grows with its logit, which is more exact; but a sum of scores is no sum of logits.
+        plain = logits if self.best_of_group == 1 else scores
+        worth = plain if correction is None else scores + correction
         if self.groups > 1:
             worth = jnp.where(self._in_chosen_groups(worth), worth, -jnp.inf)
         chosen = jax.lax.top_k(worth, self.per_token)[1]
         shares = jnp.take_along_axis(scores, chosen, axis=1)
         if self.sums_to_one:
-            shares = shares / (shares.sum(axis=1, keepdims=True) + 1e-20)
+            total = shares.sum(axis=1, keepdims=True) + self.added_to_sum
+            shares = shares / jnp.maximum(total, self.least_sum)
         return shares * self.scale, chosen
 
     def _in_chosen_groups(self, worth: Float[Array, "tokens experts"]) -> Bool[Array, "tokens experts"]:
@@ -74,6 +80,19 @@ class Routing:
         best = jax.lax.top_k(of_group, self.groups_chosen)[1]
         is_chosen = (best[:, :, None] == jnp.arange(self.groups)).any(axis=1)
         return jnp.repeat(is_chosen, experts // self.groups, axis=1)
+
+
+def sigmoid_routing(config: Any) -> Routing:
+    """Return DeepSeek-V3's routing, which several families took over with its fields in the config."""
+    return Routing(
+        config.num_experts_per_tok,
+        "sigmoid",
+        sums_to_one=config.norm_topk_prob,
+        scale=config.routed_scaling_factor,
+        groups=config.n_group,
+        groups_chosen=config.topk_group,
+        best_of_group=2 if config.n_group > 1 else 1,
+    )
 
 
 class Router(nnx.Module):
@@ -100,10 +119,13 @@ class Router(nnx.Module):
         shares, chosen = self.routing.choose(logits, correction)
         return shares.astype(x.dtype), chosen
 
-    def weights(self, path: tuple[str, ...], name: str, layer: int) -> Iterator[WeightSource]:
-        """Yield the sources of ``{name}.weight`` and, where there is one, ``{name}.e_score_correction_bias``."""
+    def weights(
+        self, path: tuple[str, ...], name: str, layer: int, correction: str | None = None
+    ) -> Iterator[WeightSource]:
+        """Yield the sources of ``{name}.weight`` and, where there is one, of the tensor `correction`, by default
+        ``{name}.e_score_correction_bias``."""
         matrix = convert.linear(*self.linear.weight.shape[-2:])
         yield from self.linear.weights((*path, "linear"), (name,), layer, matrix, may_quantise=False)
         if self.correction is not None:
-            bias = f"{name}.e_score_correction_bias"
-            yield WeightSource((*path, "correction"), (bias,), convert.as_stored, P(None), layer)
+            bias = correction or f"{name}.e_score_correction_bias"
+            yield WeightSource((*path, "correction"), (bias,), lambda stored: stored.reshape(-1), P(None), layer)

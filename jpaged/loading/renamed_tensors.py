@@ -5,7 +5,7 @@ get the same names whichever version of transformers wrote them: those of the te
 checkpoint; the others begin with ``vision_tower.`` and so on.
 
 Experts may have a tensor each, or all experts of a layer may share one; `SeparateExperts` reads the latter as the
-former.
+former, and each under the names that most checkpoints have.
 
 A config that calls the embedding and the head tied may be wrong: fine-tuning may store a separate head, and some
 checkpoints store the head alone. transformers decides by the stored tensors, and so does this module.
@@ -67,18 +67,38 @@ class RenamedTensors:
 
 
 _EXPERTS = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)")
+_SPELLINGS = (
+    (re.compile(r"\.block_sparse_moe\."), ".mlp."),
+    (re.compile(r"\.mlp\.input_linear\.weight$"), ".mlp.experts.gate_up_proj"),
+    (re.compile(r"\.mlp\.output_linear\.weight$"), ".mlp.experts.down_proj"),
+    (re.compile(r"\.mlp\.router\.layer\."), ".mlp.router."),
+    (re.compile(r"\.mlp\.gate\.moe_statics\."), ".mlp.moe_statics."),
+    (re.compile(r"(\.experts\.\d+)\.w1\."), r"\1.gate_proj."),
+    (re.compile(r"(\.experts\.\d+)\.w3\."), r"\1.up_proj."),
+    (re.compile(r"(\.experts\.\d+)\.w2\."), r"\1.down_proj."),
+)
+"""Other names of the parts of a block with experts, which published checkpoints have or transformers 5 in memory, and
+the one that families know."""
+
+
+def _in_one_spelling(name: str) -> str:
+    for other, known in _SPELLINGS:
+        name = other.sub(known, name)
+    return name
 
 
 def separate_experts(weights: TensorReader, family: Any) -> TensorReader:
     """Return a reader that has each expert's tensors apart, if a family (its class or a model) reads them so."""
     if not getattr(family, "reads_separate_experts", False):
         return weights
-    return SeparateExperts(weights) if any(_EXPERTS.fullmatch(name) for name in weights.names()) else weights
+    known = all(name == _in_one_spelling(name) and not _EXPERTS.fullmatch(name) for name in weights.names())
+    return weights if known else SeparateExperts(weights)
 
 
 class SeparateExperts(RenamedTensors):
     """Reads tensors of all experts, ``experts.gate_up_proj`` [experts, 2 * mlp, embed] and ``experts.down_proj``
-    [experts, embed, mlp], as one of each expert: ``experts.0.gate_proj.weight`` and so on.
+    [experts, embed, mlp], as one of each expert: ``experts.0.gate_proj.weight`` and so on. Other tensors get the names
+    that families know, see `_SPELLINGS`.
 
     Raises:
         ValueError: such a tensor has another number of dimensions, or an odd number of rows of gate and up.
@@ -88,9 +108,10 @@ class SeparateExperts(RenamedTensors):
         stored: dict[str, str] = {}
         self._parts: dict[str, tuple[int, slice]] = {}
         for name in whole.names():
-            found = _EXPERTS.fullmatch(name)
+            known = _in_one_spelling(name)
+            found = _EXPERTS.fullmatch(known)
             if found is None:
-                stored[name] = name
+                stored[known] = name
                 continue
             owner, kind = found.groups()
             shape = whole.shape(name)

@@ -10,10 +10,13 @@ import pytest
 from checkpoints import make_checkpoint
 from coded_checkpoints import FP8, fp8_of, fp8_values, gptq_of
 from safetensors.numpy import load_file, save_file
+from transformers import AutoConfig
 
 from jpaged.loading import load_model
 from jpaged.loading.parameters.targets import flat_values
-from jpaged.loading.renamed_tensors import SeparateExperts
+from jpaged.loading.registry import model_class
+from jpaged.loading.renamed_tensors import SeparateExperts, separate_experts
+from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.state_dict import StateDictReader, params_of
 from pallas_kernels.held_matrix import PermutedMatrix, is_held
 
@@ -94,6 +97,18 @@ def test_new_weights_may_hold_all_experts_in_one_tensor(separate):
     )
     for one, other in zip(jax.tree.leaves(new), jax.tree.leaves(loaded.params), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "minimax_m2", "ernie4_5_moe", "granitemoe", "lfm2_moe"])
+def test_published_names_and_those_of_transformers_in_memory_are_read_alike(tmp_path, name):
+    model = make_checkpoint(name, tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    family = model_class(config.model_type)
+    published = separate_experts(SafetensorsWeights(tmp_path), family)
+    in_memory = {key: value.numpy() for key, value in model.state_dict().items()}
+    held = separate_experts(StateDictReader(in_memory), family)
+    for tensor in published.names():
+        np.testing.assert_array_equal(np.asarray(held.read(tensor)), np.asarray(published.read(tensor)), err_msg=tensor)
 
 
 def test_a_tensor_of_experts_with_another_shape_is_named():

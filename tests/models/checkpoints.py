@@ -18,13 +18,17 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
+    Glm4MoeLiteConfig,
     GptOssConfig,
     JambaConfig,
     Lfm2Config,
+    Lfm2MoeConfig,
     Llama4TextConfig,
     LlamaConfig,
     Mamba2Config,
     MinistralConfig,
+    Mistral4Config,
+    Mistral4ForCausalLM,
     MistralConfig,
     MixtralConfig,
     Olmo3Config,
@@ -259,6 +263,19 @@ CHECKPOINTS: dict[str, PretrainedConfig] = {
         conv_bias=True,
         block_multiple_of=32,
     ),
+    "lfm2_moe": Lfm2MoeConfig(
+        **_WITHOUT_HEAD_DIM,
+        num_hidden_layers=4,
+        layer_types=["conv", "full_attention", "conv", "full_attention"],
+        conv_bias=True,
+        num_dense_layers=1,
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=37,
+        routed_scaling_factor=1.5,
+        norm_topk_prob=True,
+        tie_word_embeddings=False,
+    ),
     "mixtral": MixtralConfig(**_SIZES, num_local_experts=5, num_experts_per_tok=2, sliding_window=None),
     "mixtral-window": MixtralConfig(**_SIZES, num_local_experts=5, num_experts_per_tok=2, sliding_window=7),
     "qwen3_moe": Qwen3MoeConfig(
@@ -323,6 +340,32 @@ CHECKPOINTS: dict[str, PretrainedConfig] = {
         },
     ),
     "deepseek_v3": DeepseekV3Config(**_DEEPSEEK, q_lora_rank=26, n_shared_experts=1, norm_topk_prob=True),
+    "glm4_moe_lite": Glm4MoeLiteConfig(
+        **{field: size for field, size in _DEEPSEEK.items() if field != "first_k_dense_replace"},
+        q_lora_rank=None,
+        n_shared_experts=2,
+        norm_topk_prob=False,
+        attention_bias=True,
+        rope_interleave=False,
+        mlp_layer_types=["sparse", "dense", "sparse"],
+        tie_word_embeddings=True,
+    ),
+    "mistral4": Mistral4Config(
+        **_DEEPSEEK,
+        q_lora_rank=26,
+        n_shared_experts=2,
+        norm_topk_prob=True,
+        attention_bias=True,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+            "mscale": 0.7,
+            "mscale_all_dim": 0.5,
+            "llama_4_scaling_beta": 0.3,
+        },
+    ),
 }
 """Name of a checkpoint -> its config."""
 
@@ -343,7 +386,9 @@ def make_checkpoint(name: str, path: Path | str, seed: int = 0, **changes: Any) 
         model = SharedKVLlama(config)
     else:
         plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **plain)
+        # Mistral 4 is published inside a model with pictures; transformers' table of text models lacks it.
+        make = Mistral4ForCausalLM._from_config if name == "mistral4" else AutoModelForCausalLM.from_config
+        model = make(config, dtype=torch.float32, **plain)
     with torch.no_grad():
         for key, weight in model.named_parameters():
             if weight.ndim > 1:
@@ -351,7 +396,7 @@ def make_checkpoint(name: str, path: Path | str, seed: int = 0, **changes: Any) 
             else:
                 weight.normal_(_centre(name, key), 0.2)
         for key, buffer in model.named_buffers():
-            if key.endswith("e_score_correction_bias"):
+            if key.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.normal_(0.0, 0.2)
             elif key.endswith("layer_scalar"):
                 buffer.normal_(1.0, 0.2)

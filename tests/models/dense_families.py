@@ -3,17 +3,25 @@
 from transformers import (
     ApertusConfig,
     CohereConfig,
+    Dots1Config,
+    Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
     GemmaConfig,
     Glm4Config,
+    Glm4MoeConfig,
     GPTNeoXConfig,
     GraniteConfig,
+    GraniteMoeConfig,
     HunYuanDenseV1Config,
+    HunYuanMoEV1Config,
+    MiniMaxM2Config,
     Ministral3Config,
     Olmo2Config,
+    OlmoeConfig,
     Phi3Config,
     PhiConfig,
+    Qwen2MoeConfig,
     SeedOssConfig,
     SmolLM3Config,
     StableLmConfig,
@@ -43,6 +51,19 @@ _LONGROPE = {
     "long_factor": [1.0, 1.3, 1.7, 2.5, 3.1, 4.0],
     "original_max_position_embeddings": 16,
 }
+
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 37}
+_GROUPED = {
+    "n_routed_experts": 6,
+    "n_shared_experts": 2,
+    "n_group": 3,
+    "topk_group": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 37,
+    "routed_scaling_factor": 1.5,
+    "first_k_dense_replace": 1,
+}
+_TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
 
 DENSE_FAMILIES = {
     "apertus": ApertusConfig(**_PLAIN, attention_bias=True),
@@ -111,6 +132,54 @@ DENSE_FAMILIES = {
             "mscale_all_dim": 1.0,
             "llama_4_scaling_beta": 0.3,
         },
+    ),
+    "qwen2_moe": Qwen2MoeConfig(
+        **_PLAIN,
+        **_EXPERTS,
+        shared_expert_intermediate_size=35,
+        mlp_only_layers=[1],
+        norm_topk_prob=True,
+        use_sliding_window=True,
+        sliding_window=7,
+        layer_types=_TYPES,
+    ),
+    "olmoe": OlmoeConfig(**_PLAIN, num_experts=6, num_experts_per_tok=3, norm_topk_prob=True, attention_bias=True),
+    "glm4_moe": Glm4MoeConfig(
+        **_SIZES, **_GROUPED, use_qk_norm=True, attention_bias=True, rope_parameters=_PARTIAL, num_mtp_layers=0
+    ),
+    "dots1": Dots1Config(
+        **_SIZES, **_GROUPED, norm_topk_prob=True, attention_bias=True, sliding_window=7, layer_types=_TYPES
+    ),
+    "minimax_m2": MiniMaxM2Config(
+        **_SIZES, num_local_experts=6, num_experts_per_tok=3, rope_parameters=_PARTIAL, rotary_dim=12
+    ),
+    "ernie4_5_moe": Ernie4_5_MoeConfig(
+        **{**_SIZES, "num_hidden_layers": 4},
+        use_bias=True,
+        moe_num_experts=6,
+        moe_k=3,
+        moe_intermediate_size=37,
+        moe_num_shared_experts=2,
+        moe_layer_start_index=1,
+        moe_layer_end_index=2,
+        moe_norm_min=0.7,
+    ),
+    "granitemoe": GraniteMoeConfig(
+        **_PLAIN,
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        attention_bias=True,
+        embedding_multiplier=1.7,
+        logits_scaling=0.7,
+        residual_multiplier=0.6,
+        attention_multiplier=0.4,
+    ),
+    "hunyuan_v1_moe": HunYuanMoEV1Config(
+        **_SIZES,
+        num_experts=6,
+        moe_topk=[3, 3, 3],
+        attention_bias=True,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0},
     ),
 }
 """Name of a checkpoint -> its config."""

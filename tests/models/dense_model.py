@@ -12,11 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec as P
-from safetensors import safe_open
 from transformers import AutoConfig
 
 from jpaged.execution.caches.base import BlockSettings
 from jpaged.execution.caches.state import StateCache
+from jpaged.loading.renamed_tensors import separate_experts
+from jpaged.loading.safetensors_reader import SafetensorsWeights
+from jpaged.loading.tensor_reader import TensorReader
 from jpaged.model_api import (
     TENSOR_AXIS,
     AttentionGroup,
@@ -48,18 +50,23 @@ def load(path: Path | str, **options) -> CausalLM:
     graph, state = nnx.split(model)
     flat = dict(nnx.to_flat_state(state))
     filled = {key: np.full(var.shape, np.nan, np.float32) for key, var in flat.items()}
-    with safe_open(Path(path) / "model.safetensors", framework="np") as tensors:
-        for source in model.weights():
-            key, index = model.locate(source)
-            target = filled[key] if index is None else filled[key][index]
-            value = source.convert(*(tensors.get_tensor(name) for name in source.sources))
-            assert value.shape == target.shape, (source.path, value.shape, target.shape)
-            assert len(source.partition) == value.ndim, (source.path, source.partition)
-            target[...] = value
+    tensors = stored_tensors(path, model)
+    for source in model.weights():
+        key, index = model.locate(source)
+        target = filled[key] if index is None else filled[key][index]
+        value = source.convert(*(tensors.read(name) for name in source.sources))
+        assert value.shape == target.shape, (source.path, value.shape, target.shape)
+        assert len(source.partition) == value.ndim, (source.path, source.partition)
+        target[...] = value
     for key, value in filled.items():
         assert not np.isnan(value).any(), f"{key} was not filled"
         flat[key] = flat[key].replace(jnp.asarray(value, flat[key].dtype))
     return nnx.merge(graph, nnx.from_flat_state(flat))
+
+
+def stored_tensors(path: Path | str, model: CausalLM) -> TensorReader:
+    """The tensors saved under `path`, by the names that the model knows."""
+    return separate_experts(SafetensorsWeights(Path(path)), model)
 
 
 def dense_attend(groups: Sequence[LayerGroup], positions: jax.Array, shards: int = 1) -> Callable:

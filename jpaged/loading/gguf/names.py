@@ -77,11 +77,9 @@ def _mlp(block: str, suffix: str = "") -> dict[str, str]:
     return {f"ffn_{part}{suffix}": f"{block}.{part}_proj" for part in ("gate", "up", "down")}
 
 
-def _one_expert(block: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj") -> dict[str, str]:
-    return {f"ffn_{part}_exps": f"{block}.{{}}.{name}" for part, name in zip(_PARTS, (gate, up, down), strict=True)}
+def _one_expert(block: str) -> dict[str, str]:
+    return {f"ffn_{part}_exps": f"{block}.{{}}.{part}_proj" for part in ("gate", "up", "down")}
 
-
-_PARTS = ("gate", "up", "down")
 
 _LAYER = {
     "attn_norm": "input_layernorm",
@@ -132,12 +130,11 @@ def _minus_one(weight: np.ndarray) -> np.ndarray:
 _NORMS = ("attn_norm", "attn_q_norm", "attn_k_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "output_norm")
 _GEMMA = _Names(_GEMMA_LAYER, undo={f"{norm}.weight": _minus_one for norm in _NORMS})
 
+_SPARSE = _Names(_LAYER | {"ffn_gate_inp": "mlp.gate"}, experts=_one_expert("mlp.experts"))
+
 _BY_ARCHITECTURE: dict[str, _Names] = {
-    "llama": _Names(
-        _LAYER | {"ffn_gate_inp": "block_sparse_moe.gate"},
-        experts=_one_expert("block_sparse_moe.experts", "w1", "w3", "w2"),
-    ),
-    "qwen3moe": _Names(_LAYER | {"ffn_gate_inp": "mlp.gate"}, experts=_one_expert("mlp.experts")),
+    "llama": _SPARSE,
+    "qwen3moe": _SPARSE,
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
     "gemma4": _Names(

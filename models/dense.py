@@ -269,13 +269,14 @@ class DenseDecoder(Decoder):
             layer_type = type_of_group(group) if spec.rotary_by_type else None
             return rotary_from_config(config, head_dim, layer_type, partial=spec.partial_rotary)
 
+        first = spec.kinds[0].group or "full"
         heads = Heads.of(
             config.num_attention_heads,
             kv_heads,
             head_dim,
             build,
             rotates_neighbours=spec.rotates_neighbours,
-            rotated=2 * len(rotary(spec.kinds[0].group or "full").frequencies),
+            rotated=None if first in spec.still_groups else 2 * len(rotary(first).frequencies),
         )
         window = getattr(config, "sliding_window", None)
         groups = layer_groups(spec.kinds, heads.layout.kv_heads, head_dim, window, q_per_kv=heads.layout.q_per_kv)

@@ -21,12 +21,14 @@ from .routing import Router, Routing
 
 
 class ExpertMLPs(nnx.Module):
-    """Applies the gated MLPs of a token's experts, and sums their results.
+    """Applies the MLPs of a token's experts, and sums their results.
 
     gate_up [experts, embed, 2 * mlp] and down [experts, mlp, embed], the columns of each expert as in `GatedMLP`.
-    Tokens are sorted by expert, so that work follows the tokens, not the experts.
+    Without gates, gate_up holds up alone, [experts, embed, mlp]. Tokens are sorted by expert, so that work follows the
+    tokens, not the experts.
 
     Args:
+        gated: whether the MLPs are gated.
         weighs_inputs: whether an expert's share multiplies the MLP's input, as in Llama 4, instead of its output.
     """
 
@@ -38,14 +40,16 @@ class ExpertMLPs(nnx.Module):
         build: BuildContext,
         *,
         layout: ExpertLayout,
+        gated: bool = True,
         weighs_inputs: bool = False,
     ):
         mlp, experts = padded(width, layout.column_shards), layout.experts
         columns, rows = layout.partition(None, None, TENSOR_AXIS), layout.partition(None, TENSOR_AXIS, None)
-        self.gate_up = ExpertLinear(experts, embed, 2 * mlp, build, partition=columns)
+        self.gate_up = ExpertLinear(experts, embed, 2 * mlp if gated else mlp, build, partition=columns)
         self.down = ExpertLinear(experts, mlp, embed, build, partition=rows)
         self.activation = activation
         self.layout = layout
+        self.gated = gated
         self.weighs_inputs = weighs_inputs
 
     def __call__(
@@ -62,8 +66,13 @@ class ExpertMLPs(nnx.Module):
         shares = share.reshape(-1)[rows.pair, None]
         inputs = x[rows.token] * shares if self.weighs_inputs else x[rows.token]
         both = gate_up.multiply(inputs, rows)
-        gate, up = jnp.split(both.reshape(len(both), self.layout.column_shards, -1), 2, axis=-1)
-        out = down.multiply((ACTIVATIONS[self.activation](gate) * up).reshape(len(both), -1), rows)
+        activate = ACTIVATIONS[self.activation]
+        if self.gated:
+            gate, up = jnp.split(both.reshape(len(both), self.layout.column_shards, -1), 2, axis=-1)
+            inner = (activate(gate) * up).reshape(len(both), -1)
+        else:
+            inner = activate(both)
+        out = down.multiply(inner, rows)
         return rows.combine(out if self.weighs_inputs else out * shares, into=x)
 
     def weights(
@@ -71,14 +80,15 @@ class ExpertMLPs(nnx.Module):
         path: tuple[str, ...],
         name: str,
         layer: int,
-        separate: tuple[str, str, str] | None = None,
+        separate: tuple[str, ...] | None = None,
         *,
         outputs_first: bool = False,
     ) -> Iterator[WeightSource]:
         """Yield the sources of ``{name}.gate_up_proj`` and ``{name}.down_proj``, which hold all experts.
 
         Args:
-            separate: names of an expert's tensors if each expert has its own, ``{name}.0.{separate[0]}.weight``.
+            separate: names of an expert's tensors if each expert has its own, ``{name}.0.{separate[0]}.weight``: of
+                gate, up and down, or without gates of up and down.
             outputs_first: whether the tensors of all experts are [experts, out, in], not [experts, in, out].
         """
         mlp, shards = self.down.weight.shape[-2], self.layout.column_shards
@@ -89,11 +99,12 @@ class ExpertMLPs(nnx.Module):
             yield from self.gate_up.weights((*path, "gate_up"), (f"{name}.gate_up_proj",), layer, fuse)
             yield from self.down.weights((*path, "down"), (f"{name}.down_proj",), layer, pad)
             return
-        each = [[f"{name}.{expert}.{part}.weight" for part in separate] for expert in range(self.layout.experts)]
-        both = [tensor for gate, up, _ in each for tensor in (gate, up)]
-        yield from self.gate_up.weights((*path, "gate_up"), both, layer, convert.stack_gate_up(mlp, shards))
-        downs = [down for _, _, down in each]
-        yield from self.down.weights((*path, "down"), downs, layer, convert.stack_linear(mlp))
+        experts = range(self.layout.experts)
+        into = [f"{name}.{expert}.{part}.weight" for expert in experts for part in separate[:-1]]
+        fuse = convert.stack_gate_up(mlp, shards) if self.gated else convert.stack_linear(outputs=mlp)
+        yield from self.gate_up.weights((*path, "gate_up"), into, layer, fuse)
+        downs = [f"{name}.{expert}.{separate[-1]}.weight" for expert in experts]
+        yield from self.down.weights((*path, "down"), downs, layer, convert.stack_linear(inputs=mlp))
 
 
 @dataclass(frozen=True)
@@ -101,13 +112,14 @@ class SparseNames:
     """A checkpoint's names of the parts of a `SparseMLP`.
 
     Attributes:
-        router, shared: tensors' names after the block's.
+        router, experts, shared: tensors' names after the block's.
         separate: see `ExpertMLPs.weights`.
         correction: name, after the block's, of the bias that corrects the choice; None = after the router's.
         shared_parts: names of the matrices of the MLP that all tokens share, see `GatedMLP.weights`.
     """
 
     router: str = "gate"
+    experts: str = "experts"
     shared: str = "shared_experts"
     separate: tuple[str, str, str] | None = ("gate_proj", "up_proj", "down_proj")
     correction: str | None = None
@@ -157,7 +169,7 @@ class SparseMLP(nnx.Module):
         names = self.names
         correction = None if names.correction is None else f"{name}.{names.correction}"
         yield from self.router.weights((*path, "router"), f"{name}.{names.router}", layer, correction)
-        yield from self.experts.weights((*path, "experts"), f"{name}.experts", layer, names.separate)
+        yield from self.experts.weights((*path, "experts"), f"{name}.{names.experts}", layer, names.separate)
         if self.shared is not None:
             yield from self.shared.weights((*path, "shared"), f"{name}.{names.shared}", layer, names.shared_parts)
 

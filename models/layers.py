@@ -33,6 +33,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu_new": partial(jax.nn.gelu, approximate=True),
     "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
     "relu": jax.nn.relu,
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
     "silu": jax.nn.silu,
     "swish": jax.nn.silu,
 }

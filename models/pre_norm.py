@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -17,7 +18,10 @@ from .stack import PendingResidual, Shared
 
 @dataclass(frozen=True)
 class LayerNames:
-    """A checkpoint's names of the norms and blocks of a layer, in order, after the layer's own name."""
+    """A checkpoint's names of the norms and blocks of a layer, in order, after the layer's own name.
+
+    Where `mlp` is empty, the MLP's parts have names after the layer's.
+    """
 
     input_norm: str = "input_layernorm"
     mixer: str = "self_attn"
@@ -32,6 +36,7 @@ class PreNormLayer(nnx.Module):
         mixer: mixes the tokens of a sequence; is called as `attention.Attention` is.
         mlp: is called as `layers.GatedMLP` is.
         norm_offset: see `RMSNorm`.
+        residual_scale: multiplies what both blocks add.
     """
 
     takes_pending_residual = True
@@ -46,12 +51,14 @@ class PreNormLayer(nnx.Module):
         *,
         names: LayerNames | None = None,
         norm_offset: float = 0.0,
+        residual_scale: float = 1.0,
     ):
         self.input_norm = RMSNorm(size, eps, build, offset=norm_offset)
         self.mixer = mixer
         self.post_norm = RMSNorm(size, eps, build, offset=norm_offset)
         self.mlp = mlp
         self.names = names or LayerNames()
+        self.residual_scale = residual_scale
 
     def __call__(
         self,
@@ -63,8 +70,11 @@ class PreNormLayer(nnx.Module):
     ) -> tuple[PendingResidual, Any]:
         hidden, normed = self.input_norm.norm_residual(hidden)
         mixed, cache = self.mixer(normed, shared, cache, ref, attend)
-        hidden, normed = self.post_norm.norm_residual(PendingResidual(hidden, mixed))
-        return PendingResidual(hidden, self.mlp(normed, shared.live_rows)), cache
+        hidden, normed = self.post_norm.norm_residual(PendingResidual(hidden, self._scaled(mixed)))
+        return PendingResidual(hidden, self._scaled(self.mlp(normed, shared.live_rows))), cache
+
+    def _scaled(self, out: Array) -> Array:
+        return out if self.residual_scale == 1.0 else out * jnp.asarray(self.residual_scale, out.dtype)
 
     def weights(self, name: str, layer: int) -> Iterator[WeightSource]:
         """Yield the sources of layer number `layer`, whose tensors begin with `name`."""
@@ -72,4 +82,4 @@ class PreNormLayer(nnx.Module):
         yield from self.input_norm.weights(("input_norm",), f"{name}.{names.input_norm}", layer)
         yield from self.mixer.weights(("mixer",), f"{name}.{names.mixer}", layer)
         yield from self.post_norm.weights(("post_norm",), f"{name}.{names.post_norm}", layer)
-        yield from self.mlp.weights(("mlp",), f"{name}.{names.mlp}", layer)
+        yield from self.mlp.weights(("mlp",), f"{name}.{names.mlp}".rstrip("."), layer)

@@ -135,9 +135,17 @@ def stack_gate_up(width: int, shards: int) -> Converter:
     return convert
 
 
-def stack_linear(inputs: int) -> Converter:
-    """Return a converter of every expert's matrix, [outputs, in] each, -> [experts, inputs, outputs], padded."""
-    return lambda *tensors: LazyConcat([_resized(tensor.T[None], 1, inputs) for tensor in tensors], 0)
+def stack_linear(*, inputs: int | None = None, outputs: int | None = None) -> Converter:
+    """Return a converter of every expert's matrix, [out, in] each, -> [experts, inputs, outputs], padded to the sizes
+    that are given."""
+
+    def placed(matrix: np.ndarray) -> np.ndarray | LazyConcat:
+        turned: np.ndarray | LazyConcat = matrix.T[None]
+        for axis, size in ((1, inputs), (2, outputs)):
+            turned = turned if size is None else _resized(turned, axis, size)
+        return turned
+
+    return lambda *tensors: LazyConcat([placed(tensor) for tensor in tensors], 0)
 
 
 def fuse_qkv(

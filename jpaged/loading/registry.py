@@ -38,4 +38,10 @@ def model_class(model_type: str) -> type[Any]:
 
 
 def _families() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
+    """Return each type's entry point; where another package registers a type too, it takes jpaged's place."""
+    from_outside_last = sorted(entry_points(group=GROUP), key=lambda entry: not _is_own(entry))
+    return {entry.name: entry for entry in from_outside_last}
+
+
+def _is_own(entry: EntryPoint) -> bool:
+    return entry.dist is not None and entry.dist.name == "jpaged"

@@ -66,13 +66,14 @@ class RenamedTensors:
         return self._whole.spread_codes(self.stored_name(name), form)
 
 
-_EXPERTS = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)")
+_EXPERTS = re.compile(r"(.+\.experts)\.(gate_up_proj|up_proj|down_proj)")
 _SPELLINGS = (
     (re.compile(r"\.block_sparse_moe\."), ".mlp."),
     (re.compile(r"\.mlp\.input_linear\.weight$"), ".mlp.experts.gate_up_proj"),
     (re.compile(r"\.mlp\.output_linear\.weight$"), ".mlp.experts.down_proj"),
     (re.compile(r"\.mlp\.router\.layer\."), ".mlp.router."),
     (re.compile(r"\.mlp\.gate\.moe_statics\."), ".mlp.moe_statics."),
+    (re.compile(r"^model\.(embeddings|norm_f|layers\.\d+\.(?:norm|mixer))\."), r"backbone.\1."),
     (re.compile(r"(\.experts\.\d+)\.w1\."), r"\1.gate_proj."),
     (re.compile(r"(\.experts\.\d+)\.w3\."), r"\1.up_proj."),
     (re.compile(r"(\.experts\.\d+)\.w2\."), r"\1.down_proj."),
@@ -96,8 +97,8 @@ def separate_experts(weights: TensorReader, family: Any) -> TensorReader:
 
 
 class SeparateExperts(RenamedTensors):
-    """Reads tensors of all experts, ``experts.gate_up_proj`` [experts, 2 * mlp, embed] and ``experts.down_proj``
-    [experts, embed, mlp], as one of each expert: ``experts.0.gate_proj.weight`` and so on. Other tensors get the names
+    """Reads tensors of all experts, ``experts.gate_up_proj`` [experts, 2 * mlp, embed] or ``experts.up_proj`` [experts,
+    mlp, embed], and ``experts.down_proj`` [experts, embed, mlp], as one of each expert: ``experts.0.gate_proj.weight`` and so on. Other tensors get the names
     that families know, see `_SPELLINGS`.
 
     Raises:
@@ -117,7 +118,7 @@ class SeparateExperts(RenamedTensors):
             shape = whole.shape(name)
             if len(shape) != 3 or (kind == "gate_up_proj" and shape[1] % 2):
                 raise ValueError(f"{whole.location}: {name} of shape {shape} is not [experts, outputs, inputs]")
-            rows = {"down_proj": slice(0, shape[1])}
+            rows = {kind: slice(0, shape[1])}
             if kind == "gate_up_proj":
                 rows = {"gate_proj": slice(0, shape[1] // 2), "up_proj": slice(shape[1] // 2, shape[1])}
             for expert in range(shape[0]):
@@ -217,7 +218,12 @@ def _renamed(names: Iterable[str], prefixes: Mapping[str, str]) -> dict[str, str
 
 
 VOCABULARY_HEAD = "lm_head.weight"
-_EMBEDDINGS = {"decoder.embed_tokens": "model.", "embed_tokens": "model.", "embeddings": "backbone."}
+_EMBEDDINGS = {
+    "decoder.embed_tokens": "model.",
+    "embed_tokens": "model.",
+    "embeddings": "backbone.",
+    "wte": "transformer.",
+}
 """Maps a base model's name of the embedding to the prefix that a model for generation adds to all names."""
 _ROWS = 4096
 """Rows that are compared at a time."""

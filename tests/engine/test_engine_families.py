@@ -67,14 +67,20 @@ SMALL_POOL = {
     "lfm2_moe": 16,
     "glm4_moe_lite": 40,
     "mistral4": 40,
+    "granite4": 22,
+    "nemotron_h": 22,
+    "gpt2": 40,
 }
 """Checkpoint -> large pages with which 8 running sequences run out of memory, though each fits on its own."""
 NIGHTLY = (
-    *("mistral", "qwen2", "qwen3", "opt", "mixtral", "qwen3_moe"),  # like llama-rope-llama3
+    *("mistral", "qwen2", "qwen3", "opt", "gpt2", "mixtral", "qwen3_moe"),  # like llama-rope-llama3
     *("ministral", "gemma2", "cohere2", "olmo3", "gpt_oss"),  # like gemma3: windows in some layers
     *("deepseek_v3", "glm4_moe_lite", "mistral4"),  # like deepseek_v2
     *("llama-shared-kv", "gemma4-experts"),  # like ministral-shared-kv and gemma4
-    *("bamba", "qwen3_5", "qwen3_5_moe", "lfm2_moe"),  # like jamba, qwen3_next and lfm2
+    *("bamba", "qwen3_5", "qwen3_5_moe", "lfm2_moe", "granite4", "nemotron_h"),  # like jamba, qwen3_next, lfm2
+    *("deepseek_v3", "glm4_moe_lite", "mistral4"),  # like deepseek_v2
+    *("llama-shared-kv", "gemma4-experts"),  # like ministral-shared-kv and gemma4
+    *("bamba", "qwen3_5", "qwen3_5_moe", "lfm2_moe", "granite4", "nemotron_h"),  # like jamba, qwen3_next, lfm2
 )
 """Checkpoints whose layers, as the engine sees them, are those of others; `tests/models` tries the models."""
 

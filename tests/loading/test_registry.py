@@ -1,4 +1,5 @@
 from importlib.metadata import EntryPoint
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,15 @@ def test_installed_families_are_found():
 def test_an_unknown_type_is_named_with_the_known_ones():
     with pytest.raises(ValueError, match=r"model_type 'nonesuch'\. Known: .*gemma2.*llama"):
         registry.model_class("nonesuch")
+
+
+def test_a_family_from_outside_takes_the_place_of_jpaged_s(monkeypatch):
+    def entry(package, family):
+        return SimpleNamespace(name="gpt2", dist=SimpleNamespace(name=package), load=lambda: family)
+
+    entries = [entry("another", int), entry("jpaged", str)]
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
+    assert registry.model_class("gpt2") is int
 
 
 def test_a_family_that_cannot_be_imported_is_explained(monkeypatch):

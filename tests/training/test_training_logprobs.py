@@ -38,6 +38,9 @@ NIGHTLY = (
     "olmo3",
     "lfm2_moe",
     "mistral4",
+    "granite4",
+    "nemotron_h",
+    "gpt2",
 )
 MULTIPLIES_ROUNDING = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "jamba")
 """Checkpoints whose log-probabilities float32 holds less firmly than to 1e-5 at some tokens, see docs/rl.md."""

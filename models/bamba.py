@@ -103,7 +103,8 @@ _CONFIGS = {
 
 
 class Bamba(Decoder):
-    """`jpaged.model_api.CausalLM` for both; `config` is a Hugging Face ``BambaConfig`` or ``GraniteMoeHybridConfig``."""
+    """`jpaged.model_api.CausalLM` for both; `config` is a Hugging Face ``BambaConfig`` or
+    ``GraniteMoeHybridConfig``."""
 
     configs = _CONFIGS
 

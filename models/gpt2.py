@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from jpaged.model_api import BuildContext, WeightSource
+from jpaged.model_api import BuildContext, HostArray, WeightSource
 
 from . import weights as convert
 from .attention import ProjectionNames
@@ -76,10 +76,10 @@ class GPT2(DenseDecoder):
                 yield replace(source, sources=names, convert=_of_inputs_first(source.convert))
 
 
-def _of_inputs_first(of_outputs_first: convert.Converter) -> convert.Converter:
+def _of_inputs_first(of_outputs_first: Callable[..., HostArray]) -> Callable[..., HostArray]:
     """Return a converter of [in, out] that applies one of [out, in]; vectors stay as they are."""
 
-    def converted(*stored: np.ndarray) -> Any:
+    def converted(*stored: np.ndarray) -> HostArray:
         return of_outputs_first(*(array.T if array.ndim > 1 else array for array in stored))
 
     return converted

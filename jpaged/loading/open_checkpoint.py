@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,9 @@ from jpaged.loading.weight_formats.methods import check_method, method_of, open_
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,15 @@ def open_model(
     if getattr(family, "encodes_prompts", False):
         return OpenedModel(source, config, family, EncoderReader(weights))
     weights = separate_experts(weights, family)
-    described_whole = _fields(source.path, source.path / "config.json").get("text_config") is not None
+    fields = _fields(source.path, source.path / "config.json")
+    described_whole = fields.get("text_config") is not None
+    if described_whole and not language_model_only and fields["model_type"] not in model_types():
+        logger.warning(
+            "%s: no family takes the pictures of model_type %r; only its language model (%s) is loaded",
+            source.path,
+            fields["model_type"],
+            config.model_type,
+        )
     if not (described_whole or is_multimodal(weights.names())):
         return OpenedModel(source, config, family, as_stored(without_head(weights, config), config))
     text = LanguageModelReader(weights, other_parts=hasattr(config, "vision_config"))

@@ -98,8 +98,8 @@ def separate_experts(weights: TensorReader, family: Any) -> TensorReader:
 
 class SeparateExperts(RenamedTensors):
     """Reads tensors of all experts, ``experts.gate_up_proj`` [experts, 2 * mlp, embed] or ``experts.up_proj`` [experts,
-    mlp, embed], and ``experts.down_proj`` [experts, embed, mlp], as one of each expert: ``experts.0.gate_proj.weight`` and so on. Other tensors get the names
-    that families know, see `_SPELLINGS`.
+    mlp, embed], and ``experts.down_proj`` [experts, embed, mlp], as one of each expert: ``experts.0.gate_proj.weight``
+    and so on. Other tensors get the names that families know, see `_SPELLINGS`.
 
     Raises:
         ValueError: such a tensor has another number of dimensions, or an odd number of rows of gate and up.
@@ -155,11 +155,12 @@ _PREFIXES = {
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
     "language_model.": "model.",
+    "model.text_model.": "model.",
     "lm_head.": "lm_head.",
 }
-"""Maps the beginning of a tensor's name in a multimodal checkpoint (old, new, or without a head) to that in a text-only
-checkpoint; the first match counts."""
-_OF_LANGUAGE_MODEL = ("language_model.", "model.language_model.")
+"""Maps the beginning of a tensor's name in a multimodal checkpoint (old, new, without a head, Idefics 3's) to that in a
+text-only checkpoint; the first match counts."""
+_OF_LANGUAGE_MODEL = ("language_model.", "model.language_model.", "model.text_model.")
 
 _OTHER_PARTS = {
     "model.vision_tower.vision_model.": "vision_tower.",

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import CHECKPOINTS
+from dense_families import DENSE_FAMILIES
 from dense_model import run_dense
 from flax import nnx
 from safetensors.torch import load_file, save_file
@@ -17,6 +18,8 @@ from transformers import (
     Llama4ForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
 )
 
 from jpaged.loading import load_model
@@ -30,7 +33,16 @@ SIGHT = {**EYES, "image_size": 28, "patch_size": 14}
 
 def _text(name):
     """A tiny text model's config, as it is written inside another."""
-    return CHECKPOINTS[name].to_dict()
+    return (CHECKPOINTS | DENSE_FAMILIES)[name].to_dict()
+
+
+def _mistral3(text):
+    """A model with Pixtral's eyes around a text model."""
+    vision = {**SIGHT, "model_type": "pixtral", "head_dim": 8}
+    config = Mistral3Config(
+        text_config=_text(text), vision_config=vision, image_token_index=205, tie_word_embeddings=False
+    )
+    return Mistral3ForConditionalGeneration, config
 
 
 MULTIMODAL = {
@@ -46,14 +58,14 @@ MULTIMODAL = {
             image_token_index=205,
         ),
     ),
-    "mistral3": (
-        Mistral3ForConditionalGeneration,
-        Mistral3Config(
-            text_config=_text("mistral-window"),
-            vision_config={**SIGHT, "model_type": "pixtral", "head_dim": 8},
-            image_token_index=205,
-            tie_word_embeddings=False,
-        ),
+    "mistral3": _mistral3("mistral-window"),
+}
+BY_THEIR_TEXT = {
+    "ministral3": _mistral3("ministral3"),
+    "mistral4": _mistral3("mistral4"),
+    "smolvlm": (
+        SmolVLMForConditionalGeneration,
+        SmolVLMConfig(text_config=_text("llama"), vision_config=SIGHT, image_token_id=205, tie_word_embeddings=False),
     ),
 }
 
@@ -61,7 +73,12 @@ MULTIMODAL = {
 @pytest.fixture(scope="module", params=MULTIMODAL)
 def multimodal(request, tmp_path_factory):
     """(folder, transformers' logits of a text)."""
-    family, config = MULTIMODAL[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    return folder, saved(*MULTIMODAL[request.param], folder)
+
+
+def saved(family, config, folder):
+    """Save a random checkpoint; returns transformers' logits of a text."""
     config._attn_implementation = "eager"
     torch.manual_seed(0)
     model = family(config).eval()
@@ -72,13 +89,12 @@ def multimodal(request, tmp_path_factory):
         # The whole of Llama 4 fails in transformers 5.24; without images it does what its text model with a head does.
         judge = model.language_model if isinstance(model, Llama4ForConditionalGeneration) else model
         logits = judge(input_ids=torch.tensor(TOKENS)[None]).logits[0].numpy()
-    folder = tmp_path_factory.mktemp(request.param)
     model.save_pretrained(folder)
-    return folder, logits
+    return logits
 
 
-def logits_of(folder):
-    loaded = load_model(folder, dtype="float32", language_model_only=True)
+def logits_of(folder, **options):
+    loaded = load_model(folder, dtype="float32", **{"language_model_only": True} | options)
     return run_dense(nnx.merge(loaded.graphdef, loaded.params), TOKENS)
 
 
@@ -87,6 +103,15 @@ def test_text_is_computed_as_the_whole_model_computes_it(multimodal, caplog):
     with caplog.at_level(logging.WARNING, "jpaged"):
         np.testing.assert_allclose(logits_of(folder), expected, atol=1e-4, rtol=0)
     assert not caplog.records, "tensors of other parts are none that were forgotten"
+
+
+@pytest.mark.parametrize("name", BY_THEIR_TEXT)
+def test_without_a_family_for_its_pictures_the_text_is_loaded_with_a_warning(name, tmp_path, caplog):
+    expected = saved(*BY_THEIR_TEXT[name], tmp_path)
+    with caplog.at_level(logging.WARNING, "jpaged"):
+        np.testing.assert_allclose(logits_of(tmp_path, language_model_only=False), expected, atol=1e-4, rtol=0)
+    (record,) = caplog.records
+    assert "only its language model" in record.getMessage()
 
 
 def test_the_other_naming_is_read_too(multimodal, tmp_path):

@@ -78,9 +78,6 @@ NIGHTLY = (
     *("deepseek_v3", "glm4_moe_lite", "mistral4"),  # like deepseek_v2
     *("llama-shared-kv", "gemma4-experts"),  # like ministral-shared-kv and gemma4
     *("bamba", "qwen3_5", "qwen3_5_moe", "lfm2_moe", "granite4", "nemotron_h"),  # like jamba, qwen3_next, lfm2
-    *("deepseek_v3", "glm4_moe_lite", "mistral4"),  # like deepseek_v2
-    *("llama-shared-kv", "gemma4-experts"),  # like ministral-shared-kv and gemma4
-    *("bamba", "qwen3_5", "qwen3_5_moe", "lfm2_moe", "granite4", "nemotron_h"),  # like jamba, qwen3_next, lfm2
 )
 """Checkpoints whose layers, as the engine sees them, are those of others; `tests/models` tries the models."""
 

@@ -73,7 +73,8 @@ class GPT2(DenseDecoder):
                 yield source
             else:
                 names = tuple(name.replace(".layers.", ".h.", 1) for name in source.sources)
-                yield replace(source, sources=names, convert=_of_inputs_first(source.convert))
+                # Adapters are placed by matrices that are stored outputs first.
+                yield replace(source, sources=names, convert=_of_inputs_first(source.convert), adaptable=False)
 
 
 def _of_inputs_first(of_outputs_first: Callable[..., HostArray]) -> Callable[..., HostArray]:

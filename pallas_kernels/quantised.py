@@ -44,6 +44,10 @@ def _e8m0(bits: Int[Array, "*scales"]) -> Float[Array, "*scales"]:
     return jax.lax.bitcast_convert_type(pattern, jnp.float32)
 
 
+def _from_table(table: np.ndarray, codes: Int[Array, "*codes"]) -> Float[Array, "*codes"]:
+    return jnp.take(jnp.asarray(table, jnp.float32), codes.astype(jnp.int32), mode="clip")
+
+
 @dataclass(frozen=True)
 class Codec:
     """Describes one kind of codes. Two codecs are equal if their names are.
@@ -73,6 +77,28 @@ UINT4_PAIRS = Codec("uint4 pairs", np.dtype(np.uint8), paired=True)
 E2M1_PAIRS = Codec("e2m1 pairs", np.dtype(np.uint8), paired=True, values=_e2m1, factors=_e8m0)
 """Two floats of a sign, two bits of exponent and one of mantissa a byte. Scales are uint8: exponents of two, plus 127
 (MXFP4; OCP Microscaling Formats 1.0, 2023)."""
+
+E2M1_FLOATS = Codec("e2m1 pairs with float scales", np.dtype(np.uint8), paired=True, values=_e2m1)
+"""The codes of `E2M1_PAIRS` whose scales are floats (NVFP4)."""
+NF4_VALUES = np.array(
+    [
+        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
+        *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
+        *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    ],
+    np.float32,
+)
+"""Quantiles of the normal distribution, of which the largest is 1 (NormalFloat; Dettmers et al., 2023, appendix E)."""
+_FP4_HALF = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3], np.float32) / np.float32(12)
+FP4_VALUES = np.concatenate([_FP4_HALF, -_FP4_HALF])
+"""bitsandbytes' floats of 4 bits, of which the largest is 1."""
+IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
+"""The numbers of GGUF's IQ4_NL and IQ4_XS (``kvalues_iq4nl`` in llama.cpp, ggml-common.h)."""
+NF4_PAIRS, FP4_PAIRS, IQ4_PAIRS = (
+    Codec(f"{name} pairs", np.dtype(np.uint8), paired=True, values=partial(_from_table, table))
+    for name, table in (("nf4", NF4_VALUES), ("fp4", FP4_VALUES), ("iq4", IQ4_VALUES))
+)
+"""Two places in a table a byte."""
 
 TRITON_CODECS = frozenset({INT8, FLOAT8, UINT4_PAIRS, E2M1_PAIRS})
 TILED_CODECS = frozenset({INT8, UINT4_PAIRS})

@@ -27,7 +27,7 @@ from jpaged.loading.renamed_tensors import LanguageModelReader, as_stored, is_mu
 from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.source import CHECKPOINT_MARKER, Source, check_name, resolve_source, unreachable
 from jpaged.loading.tensor_reader import StoredAs, TensorReader
-from jpaged.loading.weight_formats.methods import check_method, method_of, open_coded
+from jpaged.loading.weight_formats.methods import check_method, method_of, open_coded, quantization_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -113,13 +113,14 @@ def described(
     """
     file = file or folder / "config.json"
     fields = _fields(folder, file)
-    for described_part in (fields, fields.get("text_config") or {}):
-        check_method(described_part, file)
+    said = quantization_of(fields, folder)
+    for part, own in ((fields, said), (text := fields.get("text_config") or {}, quantization_of(text))):
+        check_method({**part, "quantization_config": own}, file)
     if fields.get("text_config") is not None and (language_model_only or fields["model_type"] not in model_types()):
         config = _config(folder, file).get_text_config()
-        return config, model_class(config.model_type)
+        return _quantised(config, said or quantization_of(text)), model_class(config.model_type)
     family = model_class(fields["model_type"])
-    return read_config(folder, family, file), family
+    return _quantised(read_config(folder, family, file), said), family
 
 
 def read_config(folder: Path, family: type[Any], file: Path | None = None) -> AnyConfig:
@@ -138,6 +139,13 @@ def read_config(folder: Path, family: type[Any], file: Path | None = None) -> An
     except ValueError as error:
         raise ValueError(f"{file} cannot be used: {error}") from error
     return _config(folder, file) if own is None else own
+
+
+def _quantised(config: AnyConfig, said: Any) -> AnyConfig:
+    """Return a config that says how its weights are quantised, wherever the model says it."""
+    if said is not None:
+        config.quantization_config = said
+    return config
 
 
 def _config(folder: Path, file: Path) -> PretrainedConfig:

@@ -21,9 +21,12 @@ _DTYPES: dict[str, np.dtype] = {
 }
 _CODES: dict[str, np.dtype] = {
     "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "U32": np.dtype(np.uint32),
     "I32": np.dtype(np.int32),
     "I64": np.dtype(np.int64),
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
 """Types of quantised codes, which need other tensors, such as scales, to give weights."""
 

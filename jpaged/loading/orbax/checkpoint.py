@@ -44,7 +44,7 @@ from jpaged.loading.parameters.targets import (
 from jpaged.loading.parameters.weights import warn_of_unused
 from jpaged.loading.pooling_head import saved_fields
 from jpaged.loading.source import CHECKPOINT_MARKER
-from jpaged.loading.weight_formats.weight_format import WeightFormat, WeightFormats
+from jpaged.loading.weight_formats.weight_format import NAMED_CODECS, WeightFormat, WeightFormats
 from jpaged.model_api import BuildContext, CausalLM, HostArray
 from pallas_kernels.held_matrix import PermutedMatrix, is_held
 from pallas_kernels.quantised import QuantisedMatrix
@@ -59,6 +59,8 @@ QUANTISED_FORMAT = 6
 """Format of a checkpoint with parameters in parts: codes, scales and minimums."""
 ORDERED_FORMAT = 7
 """Like `QUANTISED_FORMAT`, with parameters whose inputs are sorted; the order is a further part."""
+NAMED_FORMAT = 8
+"""Like `ORDERED_FORMAT`, with codes of `NAMED_CODECS`."""
 _FORMATS_BEFORE_LINEAR = (3, 4)
 """`FORMAT` and `QUANTISED_FORMAT` of older versions, which named a matrix and its bias as two parameters of a layer."""
 
@@ -138,6 +140,8 @@ def _write(path: Path, loaded: LoadedModel) -> None:
 def _format_number(formats: Iterable[WeightFormat]) -> int:
     """Return the oldest format that can store these, so that older versions can read as much as possible."""
     held = list(formats)
+    if any(form.codec in NAMED_CODECS for form in held):
+        return NAMED_FORMAT
     if any(form.ordered for form in held):
         return ORDERED_FORMAT
     return QUANTISED_FORMAT if held else FORMAT
@@ -157,7 +161,7 @@ class OrbaxWeights:
 
     def __init__(self, folder: Path, model_cls: type[Any], config: Any):
         about = json.loads((folder / CHECKPOINT_MARKER).read_text())
-        known = (*_FORMATS_BEFORE_LINEAR, FORMAT, QUANTISED_FORMAT, ORDERED_FORMAT)
+        known = (*_FORMATS_BEFORE_LINEAR, FORMAT, QUANTISED_FORMAT, ORDERED_FORMAT, NAMED_FORMAT)
         if about["format"] not in known:
             raise ValueError(
                 f"{folder} has checkpoint format {about['format']}; this version reads {', '.join(map(str, known))}"

@@ -15,7 +15,7 @@ from jpaged.loading.parameters.targets import Target
 from jpaged.loading.tensor_reader import TensorReader
 from jpaged.loading.weight_formats.methods import NamedCodes
 from jpaged.loading.weight_formats.stored_codes import CodedNames, CodedReader, Encoding
-from jpaged.loading.weight_formats.weight_format import WeightFormat, WeightFormats, joined
+from jpaged.loading.weight_formats.weight_format import INT8_HOLDS, WeightFormat, WeightFormats, joined
 from pallas_kernels.quantised import FLOAT8, INT8, UINT4, UINT4_PAIRS
 
 logger = logging.getLogger(__name__)
@@ -131,11 +131,13 @@ def stored_formats(
     for path, encodings in found.items():
         known = [one.format for one in encodings if one.format is not None]
         held = joined(known) if known and len(known) == len(encodings) and path not in plain else None
-        if held is None:
+        source, shape = first[path].source, first[path].shape
+        fitted = None if held is None else held.fitted(source, shape, shards, source.unit)
+        # Odd groups take int8, which does not hold every codec's numbers.
+        if held is None or fitted is None or (fitted.codec != held.codec and held.codec not in INT8_HOLDS):
             left[path] = sorted({one.name for one in encodings})
         else:
-            source, shape = first[path].source, first[path].shape
-            formats[path] = held.fitted(source, shape, shards, source.unit)
+            formats[path] = fitted
     return formats, left
 
 

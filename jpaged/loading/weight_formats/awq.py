@@ -48,13 +48,16 @@ class AWQ:
             raise ValueError(f"group_size={group!r} is no number of inputs, or -1 for all of them")
         version = str(fields.get("version", "gemm")).lower()
         if version != "gemm":
-            raise ValueError(f"version={version!r} is not gemm, which is read")
+            way = ": convert it to gemm, or take one in GPTQ" if version.startswith("gemv") else ""
+            raise ValueError(f"version={version!r} is not gemm, which is read{way}")
+        self._plain = tuple(fields.get("modules_to_not_convert") or ())
         self.group = max(group, 0)  # 0 = all inputs
         held = WeightFormat(UINT4_PAIRS, self.group, np.dtype(np.float32), minimums=True, rounds_rows=False)
         self.encoding = Encoding("AWQ in 4 bits", held)
 
     def encoding_by_name(self, name: str) -> Encoding | None:
-        return self.encoding if name.endswith("_proj.weight") else None
+        plain = any(part in name for part in self._plain)
+        return self.encoding if name.endswith("_proj.weight") and not plain else None
 
     def matrices(self, weights: SafetensorsWeights) -> AWQMatrices:
         return AWQMatrices(weights, self)

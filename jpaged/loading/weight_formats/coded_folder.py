@@ -5,6 +5,7 @@ A format's own file supplies a `StoredMatrices`; this file does the rest of a `C
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -12,15 +13,15 @@ import numpy as np
 
 from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.weight_formats.stored_codes import (
-    E2M1_DOUBLED,
     Encoding,
     SpreadCodes,
+    as_numbers,
     groups_of_values,
-    half_of_e8m0,
     in_format,
 )
 from jpaged.loading.weight_formats.weight_format import WeightFormat
-from pallas_kernels.quantised import E2M1_PAIRS
+
+logger = logging.getLogger(__name__)
 
 
 class StoredCodes(NamedTuple):
@@ -82,7 +83,11 @@ class CodedFolder:
         self.location, self.stored_dtype = whole.location, whole.stored_dtype
         self._found = matrices.find()
         parts = {part for names in self._found.values() for part in names}
-        self._names = [*(name for name in whole.names() if name not in parts), *self._found]
+        others = [name for name in whole.names() if name not in parts]
+        of_activations = [name for name in others if name.endswith(_OF_ACTIVATIONS)]
+        _report(whole, of_activations)
+        left_out = set(of_activations)
+        self._names = [*(name for name in others if name not in left_out), *self._found]
 
     def names(self) -> Iterable[str]:
         return self._names
@@ -102,22 +107,69 @@ class CodedFolder:
     def read(self, name: str) -> np.ndarray:
         if name not in self._found:
             return self._whole.read(name)
-        stored = self._matrices.read(name)
-        codes, scales, minimums = stored.codes, stored.scales, stored.minimums
-        if stored.format.codec == E2M1_PAIRS:
-            codes, scales = E2M1_DOUBLED[codes], half_of_e8m0(scales)
+        stored = self._read(name)
+        codes, scales = as_numbers(stored.codes, stored.scales, stored.format.codec)
         groups = groups_of_values(stored.format, codes.shape[-1]) if stored.groups is None else stored.groups
         values = codes.astype(np.float32) * scales.astype(np.float32)[..., groups]
-        if minimums is not None:
-            values += minimums.astype(np.float32)[..., groups]
+        if stored.minimums is not None:
+            values += stored.minimums.astype(np.float32)[..., groups]
         return values if self._matrices.inputs_last else values.swapaxes(-2, -1)
 
     def spread_codes(self, name: str, form: WeightFormat) -> SpreadCodes:
-        stored = self._matrices.read(name)
+        stored = self._read(name)
         spread = in_format((stored.codes, stored.scales, stored.minimums), stored.format, form, stored.groups)
         if self._matrices.inputs_last:
             return spread
         return SpreadCodes(*(None if part is None else part.swapaxes(-2, -1) for part in spread))  # type: ignore[arg-type]
+
+    def _read(self, name: str) -> StoredCodes:
+        stored = self._matrices.read(name)
+        # A scale that is no number would turn a whole answer into such; 255 is none among the exponents of MXFP4.
+        exponents = stored.scales.dtype == np.uint8
+        finite = stored.scales != 255 if exponents else np.isfinite(stored.scales)
+        bad = np.argwhere(~finite)
+        if not len(bad) and stored.minimums is not None:
+            bad = np.argwhere(~np.isfinite(stored.minimums))
+        if len(bad):
+            parts = self._found[name]
+            raise ValueError(
+                f"{self._whole.file_of(parts[0])}: {name} has a scale or zero point that is no finite number, first of "
+                f"[output, group] {bad[0].tolist()}; its tensors are {', '.join(parts)}"
+            )
+        return stored
+
+
+_OF_ACTIVATIONS = (
+    *(".input_scale", ".input_zero_point", ".input_global_scale", ".activation_scale", ".pre_quant_scale"),
+    *(".output_scale", ".output_zero_point", ".q_scale", ".k_scale", ".v_scale", ".k_zero_point", ".v_zero_point"),
+)
+"""Endings of the names of what quantises activations, keys and values."""
+
+
+def _report(weights: SafetensorsWeights, names: Sequence[str]) -> None:
+    """Log the scales of activations that a checkpoint has; they are not applied.
+
+    Raises:
+        ValueError: a scale is no finite number, or multiplies activations before they are quantised.
+    """
+    if not names:
+        return
+    least, most = np.inf, -np.inf
+    for name in names:
+        if name.endswith(".pre_quant_scale"):
+            raise ValueError(f"{weights.file_of(name)}: {name} multiplies activations, which is not read")
+        values = weights.read_codes(name).astype(np.float32)
+        if not np.isfinite(values).all():
+            raise ValueError(f"{weights.file_of(name)}: {name} is no finite number")
+        least, most = min(least, values.min(initial=np.inf)), max(most, values.max(initial=-np.inf))
+    logger.info(
+        "%s: %d scales of activations, from %g to %g, are not applied: only weights are quantised here; first: %s",
+        weights.location,
+        len(names),
+        least,
+        most,
+        names[0],
+    )
 
 
 def check_part(

@@ -1,37 +1,114 @@
-"""Reads checkpoints of compressed-tensors in its format ``pack-quantized``: W4A16 and W8A16, as llm-compressor writes.
+"""Reads checkpoints of compressed-tensors, as llm-compressor writes them.
 
-A matrix ``{name}.weight`` [outputs, inputs] lies as
+Each group of ``config_groups`` has a format and the modules that it counts for. A matrix ``{name}.weight`` [outputs,
+inputs] lies as
 
-- ``{name}.weight_packed``, int32 [outputs, inputs * bits / 32]: a word holds neighbouring inputs, the first in its
-  lowest bits, each plus ``2 ** (bits - 1)``;
-- ``{name}.weight_scale`` [outputs, groups];
-- ``{name}.weight_shape``, int64 [2].
+- ``pack-quantized`` (W4A16, W8A16): ``weight_packed``, int32 [outputs, inputs * bits / 32], where a word holds
+  neighbouring inputs, the first in its lowest bits, each plus ``2 ** (bits - 1)``; ``weight_scale`` [outputs, groups];
+  ``weight_shape``, int64 [2]; with zero points, ``weight_zero_point``, int32 [outputs * bits / 32, groups], packed
+  likewise along the outputs; with ``actorder`` of groups, ``weight_g_idx``, int32 [inputs];
+- ``int-quantized`` (W8A8): ``weight``, int8, ``weight_scale``, and ``weight_zero_point``, int8;
+- ``float-quantized`` (FP8): ``weight``, float8_e4m3fn, with a ``weight_scale`` for the matrix, an output or a block;
+- ``nvfp4-pack-quantized``: ``weight_packed``, uint8 [outputs, inputs / 2], ``weight_scale``, float8 [outputs, inputs /
+  16], and ``weight_global_scale``, which divides;
+- ``mxfp4-pack-quantized``: the same in groups of 32 with exponents, uint8, and no scale of the whole.
 
-A value is ``code * scale``. Only symmetric weights are read, in groups of neighbours or with one scale an output. A
-``kv_cache_scheme`` is logged and not applied: `kv_cache_dtype` chooses how keys and values are held.
+A value is ``(code - zero) * scale``. Activations are not quantised, whatever ``input_activations`` says: the values are
+those of the weights alone. A ``kv_cache_scheme`` is logged and not applied: `kv_cache_dtype` chooses how keys and
+values are held.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.weight_formats.coded_folder import StoredCodes, check_part
 from jpaged.loading.weight_formats.stored_codes import Encoding, unpack_words
+from jpaged.loading.weight_formats.stored_matrix import (
+    FLOATS,
+    MXFP4,
+    NVFP4,
+    E2M1Matrix,
+    Float8Matrix,
+    MatricesByName,
+    StoredMatrix,
+    float8_encoding,
+    length_of_groups,
+    owners,
+    scattered_groups,
+)
 from jpaged.loading.weight_formats.weight_format import WeightFormat
 from pallas_kernels.quantised import INT8, UINT4_PAIRS
 
-_WEIGHT, _CODES, _SCALES, _SHAPE = ".weight", ".weight_packed", ".weight_scale", ".weight_shape"
-_FLOATS = (np.float16, ml_dtypes.bfloat16, np.float32)
+_WEIGHT, _PACKED, _SCALES, _SHAPE = ".weight", ".weight_packed", ".weight_scale", ".weight_shape"
+_ZEROS, _GROUPS, _GLOBAL = ".weight_zero_point", ".weight_g_idx", ".weight_global_scale"
 _BITS = (4, 8)
+PACKED, INT, FLOAT, NAIVE = "pack-quantized", "int-quantized", "float-quantized", "naive-quantized"
+NV, MX = "nvfp4-pack-quantized", "mxfp4-pack-quantized"
+FORMATS = (PACKED, INT, FLOAT, NAIVE, NV, MX)
 
 logger = logging.getLogger(__name__)
+
+
+class Scheme(NamedTuple):
+    """Describes how the matrices of one group are stored.
+
+    Attributes:
+        format: one of `FORMATS`.
+        bits: of a code.
+        group: neighbouring inputs that share a scale; 0 = all of them.
+        per_matrix: whether the whole matrix shares one scale.
+        block: [outputs, inputs] of a block, or None.
+        symmetric: whether there are no zero points.
+        targets: names, "re:" and a pattern, or a class of modules, which counts for every matrix.
+        quantises_activations: whether the publisher's runtime does.
+    """
+
+    format: str
+    bits: int
+    group: int
+    per_matrix: bool
+    block: tuple[int, int] | None
+    symmetric: bool
+    targets: tuple[str, ...]
+    quantises_activations: bool
+
+    @property
+    def encoding(self) -> Encoding:
+        """Return how a matrix is held, if its groups are neighbours."""
+        return self.encoding_of(self.group, None)
+
+    def encoding_of(self, group: int, order: bytes | None) -> Encoding:
+        """Return how a matrix is held whose inputs have this order, in groups of `group` once sorted."""
+        if self.format == FLOAT:
+            return float8_encoding(self.block)
+        if self.format == NV:
+            return NVFP4
+        if self.format == MX:
+            return MXFP4
+        four = self.format == PACKED and self.bits == 4
+        minimums = four or not self.symmetric
+        codec = UINT4_PAIRS if four else INT8
+        held = WeightFormat(codec, group, np.dtype(np.float32), minimums, rounds_rows=False, ordered=order is not None)
+        return Encoding(f"{self.format} in {self.bits} bits", held, order)
+
+    def counts_for(self, module: str) -> int:
+        """Return how closely a target names a module: 3 = by name, 2 = by pattern, 1 = by class, 0 = not at all."""
+        best = 0
+        for target in self.targets:
+            if target.startswith("re:"):
+                best = max(best, 2 if re.match(target.removeprefix("re:"), module) else 0)
+            elif target == module:
+                best = 3
+            elif "." not in target and target[:1].isupper():
+                best = max(best, 1)
+        return best
 
 
 class CompressedTensors:
@@ -44,89 +121,202 @@ class CompressedTensors:
     families: Sequence[str] | None = None
 
     def __init__(self, fields: Mapping[str, Any]):
-        if fields.get("format") != "pack-quantized":
-            raise ValueError(f"format={fields.get('format')!r} is not pack-quantized, which is read")
-        groups = list((fields.get("config_groups") or {}).values())
-        if len(groups) != 1:
-            raise ValueError(f"config_groups has {len(groups)} groups; one is read")
-        for part in ("input_activations", "output_activations"):
-            if groups[0].get(part) is not None:
-                raise ValueError(f"config_groups has {part}: quantised activations are not read")
         if fields.get("transform_config"):
             raise ValueError("transform_config rotates activations while the model runs, which is not read")
         sparsity = (fields.get("sparsity_config") or {}).get("format", "dense")
         if sparsity != "dense":
             raise ValueError(f"sparsity_config has format={sparsity!r}; dense is read")
-        weights = groups[0].get("weights") or {}
-        bits = weights.get("num_bits")
-        if bits not in _BITS or weights.get("type", "int") != "int":
-            known = ", ".join(map(str, _BITS))
-            raise ValueError(f"type={weights.get('type')!r}, num_bits={bits!r} is no int of {known} bits")
-        if not weights.get("symmetric", True):
-            raise ValueError("symmetric=False is not read")
-        if weights.get("actorder") not in (None, False, "weight", "static"):
-            raise ValueError(f"actorder={weights['actorder']!r} is not read: groups must be neighbours")
-        strategy = weights.get("strategy")
-        if strategy not in ("group", "channel"):
-            raise ValueError(f"strategy={strategy!r} is neither group nor channel, which are read")
+        groups = fields.get("config_groups")
+        if not isinstance(groups, Mapping) or not groups:
+            raise ValueError(f"config_groups={str(groups)[:80]} has no group")
+        self.schemes = [_scheme(name, group, fields.get("format")) for name, group in groups.items()]
+        self._ignore = tuple(fields.get("ignore") or ())
         self.kv_cache_scheme = fields.get("kv_cache_scheme")
-        self.bits: int = bits
-        self.group = int(weights["group_size"]) if strategy == "group" else 0
-        four = self.bits == 4
-        held = WeightFormat(UINT4_PAIRS if four else INT8, self.group, np.dtype(np.float32), minimums=four)
-        self.encoding = Encoding(f"pack-quantized in {self.bits} bits", replace(held, rounds_rows=False))
+
+    def scheme_of(self, module: str) -> Scheme | None:
+        """Return the scheme whose targets name a module most closely; None = its weights are plain."""
+        if any(re.match(one[3:], module) if one.startswith("re:") else one == module for one in self._ignore):
+            return None
+        best = max(self.schemes, key=lambda scheme: scheme.counts_for(module))
+        return best if best.counts_for(module) else None
 
     def encoding_by_name(self, name: str) -> Encoding | None:
-        return self.encoding if name.endswith("_proj.weight") else None
+        scheme = self.scheme_of(name.removesuffix(_WEIGHT)) if name.endswith("_proj.weight") else None
+        return None if scheme is None else scheme.encoding
 
-    def matrices(self, weights: SafetensorsWeights) -> PackedMatrices:
+    def matrices(self, weights: SafetensorsWeights) -> MatricesByName:
         if self.kv_cache_scheme is not None:
             logger.warning(
                 "%s: kv_cache_scheme=%s is not applied; kv_cache_dtype chooses how keys and values are held",
                 weights.location,
                 self.kv_cache_scheme,
             )
-        return PackedMatrices(weights, self)
-
-
-class PackedMatrices:
-    """Reads packed matrices; see `StoredMatrices`."""
-
-    inputs_last = True
-
-    def __init__(self, weights: SafetensorsWeights, method: CompressedTensors):
-        self._weights, self._method = weights, method
-
-    def find(self) -> dict[str, Sequence[str]]:
-        weights, method, there = self._weights, self._method, set(self._weights.names())
-        found: dict[str, Sequence[str]] = {}
-        for name in sorted(there):
-            if not name.endswith(_CODES):
+        if any(scheme.quantises_activations for scheme in self.schemes):
+            logger.info(
+                "%s: input_activations are not quantised here: its values are those of the weights alone",
+                weights.location,
+            )
+        there = set(weights.names())
+        stored = [*owners(weights, _PACKED, [_SCALES])]
+        for owner in owners(weights, _SCALES):
+            if owner + _PACKED in there:
                 continue
-            owner = name.removesuffix(_CODES)
-            for part in (_SCALES, _SHAPE):
-                if owner + part not in there:
-                    raise ValueError(f"{weights.file_of(name)} has {name}, but there is no {owner + part}")
-            check_part(weights, owner + _SHAPE, (2,), (np.int64,))
-            outputs, inputs = self.shape(owner + _WEIGHT)
-            check_part(weights, name, (outputs, -(-inputs * method.bits // 32)), (np.int32,))
-            check_part(weights, owner + _SCALES, (outputs, -(-inputs // (method.group or inputs))), _FLOATS)
-            found[owner + _WEIGHT] = [owner + part for part in (_CODES, _SCALES, _SHAPE)]
+            if owner + _WEIGHT not in there:
+                scale = owner + _SCALES
+                raise ValueError(f"{weights.file_of(scale)} has {scale}, but there is no {owner + _WEIGHT}")
+            stored.append(owner)
+        found: dict[str, StoredMatrix] = {owner + _WEIGHT: self._matrix(weights, owner, there) for owner in stored}
         if not found:
-            raise ValueError(f"{weights.location} is said to be packed, but no tensor's name ends in {_CODES}")
-        return found
+            raise ValueError(
+                f"{weights.location} is said to be compressed, but no tensor's name ends in {_PACKED} or {_SCALES}"
+            )
+        return MatricesByName(found)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(map(int, self._weights.read_codes(name.removesuffix(_WEIGHT) + _SHAPE)))
+    def _matrix(self, weights: SafetensorsWeights, owner: str, there: set[str]) -> StoredMatrix:
+        codes = owner + (_PACKED if owner + _PACKED in there else _WEIGHT)
+        scheme = self.scheme_of(owner)
+        if scheme is None:
+            raise ValueError(
+                f"{weights.file_of(codes)}: {codes} has scales, but no group of config_groups has {owner} as a target"
+            )
+        needed = {PACKED: [_SHAPE], NV: [_GLOBAL]}.get(scheme.format, [])
+        if not scheme.symmetric:
+            needed.append(_ZEROS)
+        for part in needed:
+            if owner + part not in there:
+                raise ValueError(f"{weights.file_of(codes)} has {codes}, but there is no {owner + part}")
+        if scheme.format == FLOAT:
+            return Float8Matrix(weights, codes, owner + _SCALES, scheme.block)
+        if scheme.format == NV:
+            return E2M1Matrix(weights, codes, owner + _SCALES, owner + _GLOBAL, divides=True)
+        if scheme.format == MX:
+            return E2M1Matrix(weights, codes, owner + _SCALES)
+        return IntMatrix(weights, owner, scheme, sorts=owner + _GROUPS in there)
 
-    def encoding(self, name: str) -> Encoding:
-        return self._method.encoding
 
-    def read(self, name: str) -> StoredCodes:
-        owner, method = name.removesuffix(_WEIGHT), self._method
-        codes = unpack_words(self._weights.read_codes(owner + _CODES), method.bits, axis=1)[:, : self.shape(name)[1]]
-        scales = self._weights.read_codes(owner + _SCALES).astype(np.float32)
-        assert method.encoding.format is not None
-        if method.bits == 4:
-            return StoredCodes(codes, scales, -8 * scales, method.encoding.format)
-        return StoredCodes((codes ^ np.uint8(128)).view(np.int8), scales, None, method.encoding.format)
+class IntMatrix:
+    """Reads a matrix of integers, packed or not; see `StoredMatrix`."""
+
+    def __init__(self, weights: SafetensorsWeights, owner: str, scheme: Scheme, *, sorts: bool):
+        self._weights, self._owner, self._scheme = weights, owner, scheme
+        packed = scheme.format == PACKED
+        codes = owner + (_PACKED if packed else _WEIGHT)
+        if packed:
+            check_part(weights, owner + _SHAPE, (2,), (np.int64, np.int32))
+            outputs, inputs = map(int, weights.read_codes(owner + _SHAPE))
+            check_part(weights, codes, (outputs, -(-inputs * scheme.bits // 32)), (np.int32,))
+        else:
+            check_part(weights, codes, None, (np.int8,))
+            outputs, inputs = weights.shape(codes)
+        self.shape = (outputs, inputs)
+        groups = -(-inputs // (scheme.group or inputs))
+        self._per_matrix = scheme.per_matrix
+        found = weights.shape(owner + _SCALES)
+        one = scheme.per_matrix and found in ((), (1,), (1, 1))
+        flat = groups == 1 and found == (outputs,)
+        check_part(weights, owner + _SCALES, found if one or flat else (outputs, groups), FLOATS)
+        parts = [codes, owner + _SCALES, *([owner + _SHAPE] if packed else [])]
+        if owner + _ZEROS in set(weights.names()):
+            parts.append(owner + _ZEROS)
+            if not scheme.symmetric:
+                self._check_zeros(groups)
+        self._sorted = None
+        if sorts:
+            parts.append(owner + _GROUPS)
+            check_part(weights, owner + _GROUPS, (inputs,), (np.int32, np.int64))
+            self._sorted = scattered_groups(weights, owner + _GROUPS, groups, scheme.group or inputs)
+        self.parts = parts
+        if self._sorted is None:
+            self.encoding = scheme.encoding
+        else:
+            self.encoding = scheme.encoding_of(length_of_groups(self._sorted), self._sorted.tobytes())
+
+    def read(self) -> StoredCodes:
+        weights, scheme, (outputs, inputs) = self._weights, self._scheme, self.shape
+        stored = weights.read_codes(self.parts[0])
+        scales = weights.read_codes(self._owner + _SCALES).astype(np.float32)
+        scales = np.broadcast_to(scales.reshape(-1, 1), (outputs, 1)) if scales.ndim < 2 or self._per_matrix else scales
+        middle, form = 1 << (scheme.bits - 1), self.encoding.format
+        assert form is not None
+        zeros = np.float32(0) if scheme.symmetric else self._zeros(scales.shape[1])
+        if scheme.format != PACKED:
+            return StoredCodes(stored, scales, None if scheme.symmetric else -zeros * scales, form, self._sorted)
+        codes = unpack_words(stored, scheme.bits, axis=1)[:, :inputs]
+        if scheme.bits == 4:
+            return StoredCodes(codes, scales, -(middle + zeros) * scales, form, self._sorted)
+        signed = (codes ^ np.uint8(128)).view(np.int8)
+        return StoredCodes(signed, scales, None if scheme.symmetric else -zeros * scales, form, self._sorted)
+
+    def _zeros(self, groups: int) -> np.ndarray:
+        """Return the zero points, with a sign, as float32 [outputs, groups]."""
+        stored, outputs = self._weights.read_codes(self._owner + _ZEROS), self.shape[0]
+        if stored.dtype == np.int32:
+            middle = 1 << (self._scheme.bits - 1)
+            wide = unpack_words(stored, self._scheme.bits, axis=0)[:outputs].astype(np.float32)
+            return wide - np.float32(middle)
+        zeros: np.ndarray = np.broadcast_to(stored.astype(np.float32).reshape(-1, groups), (outputs, groups))
+        return zeros
+
+    def _check_zeros(self, groups: int) -> None:
+        name, outputs = self._owner + _ZEROS, self.shape[0]
+        found = self._weights.shape(name)
+        if self._weights.held_dtype(name) == np.int32:
+            check_part(self._weights, name, (-(-outputs * self._scheme.bits // 32), groups), (np.int32,))
+        elif not (groups == 1 and found in ((), (1,), (1, 1), (outputs,))):
+            check_part(self._weights, name, (outputs, groups), (np.int8,))
+
+
+def _scheme(name: str, group: Mapping[str, Any], whole: Any) -> Scheme:
+    """Return a group's scheme.
+
+    Args:
+        whole: the config's ``format``, for groups without one.
+    """
+    stored = group.get("format") or whole
+    if stored not in FORMATS:
+        raise ValueError(f"format={stored!r} of {name} is none of {', '.join(FORMATS)}, which are read")
+    if group.get("output_activations") is not None:
+        raise ValueError(f"{name} has output_activations: quantised outputs are not read")
+    weights = group.get("weights") or {}
+    bits: Any = weights.get("num_bits")
+    kind, strategy = weights.get("type", "int"), weights.get("strategy")
+    if stored == NAIVE:
+        stored = INT if kind == "int" else FLOAT
+    if stored in (PACKED, INT):
+        allowed = _BITS if stored == PACKED else range(2, 9)
+        if bits not in allowed or kind != "int":
+            known = ", ".join(map(str, allowed))
+            raise ValueError(f"type={kind!r}, num_bits={bits!r} is no int of {known} bits")
+    elif (bits, kind) != (8 if stored == FLOAT else 4, "float"):
+        raise ValueError(f"type={kind!r}, num_bits={bits!r} is not what format={stored!r} holds")
+    if stored not in (PACKED, INT) and not weights.get("symmetric", True):
+        raise ValueError(f"symmetric=False is not read with format={stored!r}")
+    strategies = {
+        PACKED: ("group", "channel"),
+        INT: ("group", "channel", "tensor"),
+        FLOAT: ("channel", "tensor", "block"),
+        NV: ("tensor_group", "group"),
+        MX: ("group",),
+    }[stored]
+    if strategy not in strategies:
+        raise ValueError(f"strategy={strategy!r} of {name} is none of {', '.join(strategies)}, which {stored} has here")
+    if weights.get("actorder") not in (None, False, "weight", "static", "group", "dynamic"):
+        raise ValueError(f"actorder={weights['actorder']!r} is none of weight, group, which are read")
+    size: Any = weights.get("group_size")
+    block: Any = weights.get("block_structure")
+    if "group" in strategy and not (isinstance(size, int) and size > 0):
+        raise ValueError(f"group_size={size!r} of {name} is no number of inputs")
+    if "group" in strategy and stored in (NV, MX) and size != (16 if stored == NV else 32):
+        raise ValueError(f"group_size={size!r} of {name} is not that of {stored}, {16 if stored == NV else 32}")
+    if strategy == "block" and not (isinstance(block, Sequence) and len(block) == 2):
+        raise ValueError(f"block_structure={block!r} of {name} is not [outputs, inputs] of a block")
+    return Scheme(
+        stored,
+        bits,
+        size if "group" in strategy else 0,
+        strategy == "tensor",
+        (int(block[0]), int(block[1])) if strategy == "block" else None,
+        bool(weights.get("symmetric", True)),
+        tuple(group.get("targets") or ()) or ("Linear",),
+        group.get("input_activations") is not None,
+    )

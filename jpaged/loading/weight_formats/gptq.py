@@ -16,6 +16,7 @@ is exact in float32: a code has 8 bits and a scale 11. Inputs of act-order are s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ import numpy as np
 from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.weight_formats.coded_folder import StoredCodes, check_part
 from jpaged.loading.weight_formats.stored_codes import Encoding, unpack_words
+from jpaged.loading.weight_formats.stored_matrix import length_of_groups, scattered_groups
 from jpaged.loading.weight_formats.weight_format import WeightFormat
 from pallas_kernels.quantised import INT8, UINT4_PAIRS
 
@@ -54,17 +56,27 @@ class GPTQ:
         stored = fields.get("checkpoint_format", "gptq")
         if stored not in FORMATS:
             raise ValueError(f"checkpoint_format={stored!r} is none of {', '.join(FORMATS)}, which are read")
-        # "-:..." names modules that are left plain; any other entry gives some modules other bits or groups.
-        if others := [key for key in fields.get("dynamic") or () if not key.startswith("-:")]:
-            raise ValueError(f"dynamic={others[0]!r} gives modules other settings, which is not read")
         self.symmetric = bool(fields.get("sym", False))
         self.act_order = bool(fields.get("desc_act", False))
         self.zeros_minus_one = stored == "gptq"
+        self._dynamic: dict[str, GPTQ | None] = {}
+        for pattern, own in (fields.get("dynamic") or {}).items():
+            plain = pattern.startswith("-:")
+            whole = {**fields, **(own or {}), "dynamic": None}
+            self._dynamic[pattern.removeprefix("-:").removeprefix("+:")] = None if plain else GPTQ(whole)
+
+    def of_module(self, module: str) -> GPTQ | None:
+        """Return the settings of one module; None = its weights are plain.
+
+        ``dynamic`` maps patterns of modules' names to settings that differ; "-:" before one leaves modules plain.
+        """
+        return next((own for pattern, own in self._dynamic.items() if re.match(pattern, module)), self)
 
     def encoding_by_name(self, name: str) -> Encoding | None:
         if not name.endswith("_proj.weight"):
             return None
-        return self.encoding(self.group, order=b"" if self.act_order else None)
+        own = self.of_module(name.removesuffix(_WEIGHT))
+        return None if own is None else own.encoding(own.group, order=b"" if own.act_order else None)
 
     def encoding(self, group: int, order: bytes | None, scales_dtype: np.dtype | None = None) -> Encoding:
         """Return how a matrix is stored whose inputs have this order; None where its groups are neighbours.
@@ -90,7 +102,7 @@ class GPTQMatrices:
     inputs_last = True
 
     def __init__(self, weights: SafetensorsWeights, method: GPTQ):
-        self._weights, self._method = weights, method
+        self._weights, self._whole = weights, method
         self._encodings: dict[str, Encoding] = {}
 
     def find(self) -> dict[str, Sequence[str]]:
@@ -100,7 +112,7 @@ class GPTQMatrices:
             if not name.endswith(_CODES):
                 continue
             owner = name.removesuffix(_CODES)
-            for part in (_SCALES, _ZEROS, *([_GROUPS] if self._method.act_order else [])):
+            for part in (_SCALES, _ZEROS, *([_GROUPS] if self._method(owner).act_order else [])):
                 if owner + part not in there:
                     raise ValueError(f"{self._weights.file_of(name)} has {name}, but there is no {owner + part}")
             self._check(owner, owner + _GROUPS in there)
@@ -112,25 +124,27 @@ class GPTQMatrices:
 
     def shape(self, name: str) -> tuple[int, ...]:
         words, outputs = self._weights.shape(name.removesuffix(_WEIGHT) + _CODES)
-        return outputs, words * (32 // self._method.bits)
+        return outputs, words * (32 // self._method(name).bits)
+
+    def _method(self, name: str) -> GPTQ:
+        """Return the settings of a module or of its matrix; those of all where the config leaves it plain."""
+        return self._whole.of_module(name.removesuffix(_WEIGHT)) or self._whole
 
     def encoding(self, name: str) -> Encoding:
         if name not in self._encodings:
+            method = self._method(name)
             groups, scales = self._groups(name), name.removesuffix(_WEIGHT) + _SCALES
             dtype = self._weights.held_dtype(scales)
             if groups is None:
                 size = self._weights.shape(scales)[0]
-                found = self._method.encoding(0 if size == 1 else self._method.group, None, dtype)
+                found = method.encoding(0 if size == 1 else method.group, None, dtype)
             else:
-                # Sorted, groups are neighbours. The greatest common divisor of their lengths cuts none of them.
-                lengths = np.bincount(groups)
-                group = int(np.gcd.reduce(lengths[lengths > 0]))
-                found = self._method.encoding(group, groups.tobytes(), dtype)
+                found = method.encoding(length_of_groups(groups), groups.tobytes(), dtype)
             self._encodings[name] = found
         return self._encodings[name]
 
     def read(self, name: str) -> StoredCodes:
-        owner, method = name.removesuffix(_WEIGHT), self._method
+        owner, method = name.removesuffix(_WEIGHT), self._method(name)
         outputs = self.shape(name)[0]
         encoding, groups = self.encoding(name), self._groups(name)
         assert encoding.format is not None
@@ -155,18 +169,11 @@ class GPTQMatrices:
         owner, (_, inputs) = name.removesuffix(_WEIGHT), self.shape(name)
         if owner + _GROUPS not in set(self._weights.names()):
             return None
-        groups, count = self._weights.read_codes(owner + _GROUPS), self._weights.shape(owner + _SCALES)[0]
-        if groups.min() < 0 or groups.max() >= count:
-            beyond = int(groups[(groups < 0) | (groups >= count)][0])
-            raise ValueError(
-                f"{self._weights.file_of(owner + _GROUPS)}: {owner + _GROUPS} has group {beyond}, and "
-                f"{owner + _SCALES} has {count} groups"
-            )
-        size = self._method.group or inputs
-        return None if (groups == np.arange(inputs) // size).all() else groups
+        count = self._weights.shape(owner + _SCALES)[0]
+        return scattered_groups(self._weights, owner + _GROUPS, count, self._method(name).group or inputs)
 
     def _check(self, owner: str, has_groups: bool) -> None:
-        weights, method = self._weights, self._method
+        weights, method = self._weights, self._method(owner)
         settings = f"bits={method.bits}, group_size={method.group or -1}"
         check_part(weights, owner + _CODES, None, (np.int32,))
         words, outputs = weights.shape(owner + _CODES)

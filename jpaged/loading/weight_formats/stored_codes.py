@@ -17,10 +17,31 @@ from jpaged.loading.tensor_reader import TensorReader
 from jpaged.loading.weight_formats.weight_format import Coded, WeightFormat
 from jpaged.model_api import WeightSource
 from pallas_kernels.held_matrix import PermutedMatrix
-from pallas_kernels.quantised import E2M1_PAIRS, FLOAT8, QuantisedMatrix
+from pallas_kernels.quantised import (
+    E2M1_FLOATS,
+    E2M1_PAIRS,
+    FLOAT8,
+    FP4_PAIRS,
+    FP4_VALUES,
+    IQ4_PAIRS,
+    IQ4_VALUES,
+    NF4_PAIRS,
+    NF4_VALUES,
+    Codec,
+    QuantisedMatrix,
+)
 
 E2M1_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 """Twice the value of each e2m1 code (OCP Microscaling Formats 1.0, 2023, section 5.3.3)."""
+
+_TABLES: dict[Codec, np.ndarray] = {
+    E2M1_PAIRS: E2M1_DOUBLED,
+    E2M1_FLOATS: E2M1_DOUBLED,
+    IQ4_PAIRS: IQ4_VALUES,
+    NF4_PAIRS: NF4_VALUES,
+    FP4_PAIRS: FP4_VALUES,
+}
+"""The number of each code, of codecs whose codes are no numbers."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +110,8 @@ def in_format(
         groups: int [values], each value's group if groups are not neighbours; None = runs of ``stored.group`` values.
     """
     codes, scales, minimums = blocks
-    if stored.codec == E2M1_PAIRS and form.codec != E2M1_PAIRS:
-        codes, scales = E2M1_DOUBLED[codes], half_of_e8m0(scales)
+    if stored.codec != form.codec:
+        codes, scales = as_numbers(codes, scales, stored.codec)
     groups = groups_of_values(stored, codes.shape[-1]) if groups is None else groups
 
     def spread(part: np.ndarray | None) -> np.ndarray:
@@ -157,6 +178,15 @@ def _order(groups: np.ndarray, axis: int, group: int, source: WeightSource) -> n
 
 def _arranged(array: np.ndarray, order: np.ndarray, axis: int) -> np.ndarray:
     return np.take_along_axis(array, np.expand_dims(order, axis + 1), axis=axis)
+
+
+def as_numbers(codes: np.ndarray, scales: np.ndarray, codec: Codec) -> tuple[np.ndarray, np.ndarray]:
+    """Return codes, one an element, as numbers, and scales as floats that multiply these."""
+    if codec == E2M1_PAIRS:
+        scales = half_of_e8m0(scales)
+    elif codec == E2M1_FLOATS:
+        scales = scales.astype(np.float32) / 2
+    return (_TABLES[codec][codes] if codec in _TABLES else codes), scales
 
 
 def half_of_e8m0(exponents: np.ndarray) -> np.ndarray:

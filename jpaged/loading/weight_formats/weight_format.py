@@ -13,7 +13,19 @@ from jax.sharding import PartitionSpec
 
 from jpaged.model_api import WeightSource
 from pallas_kernels.held_matrix import PermutedMatrix
-from pallas_kernels.quantised import E2M1_PAIRS, FLOAT8, INT8, UINT4, UINT4_PAIRS, Codec, QuantisedMatrix
+from pallas_kernels.quantised import (
+    E2M1_FLOATS,
+    E2M1_PAIRS,
+    FLOAT8,
+    FP4_PAIRS,
+    INT8,
+    IQ4_PAIRS,
+    NF4_PAIRS,
+    UINT4,
+    UINT4_PAIRS,
+    Codec,
+    QuantisedMatrix,
+)
 
 Coded = QuantisedMatrix | PermutedMatrix
 """A parameter held as codes."""
@@ -50,7 +62,8 @@ class WeightFormat:
 
     def as_json(self) -> dict[str, Any]:
         """Return the format as JSON fields, which `from_json` reads."""
-        return {
+        named = {"codec": self.codec.name} if self.codec in NAMED_CODECS else {}
+        return named | {
             "codes": self.codec.dtype.name,
             "group": self.group,
             "scales": self.scales.name,
@@ -64,6 +77,8 @@ class WeightFormat:
     def from_json(cls, said: dict[str, Any]) -> WeightFormat:
         """Return the format that `as_json` wrote; version 0.2.0 wrote neither `rounds_rows` nor `ordered`."""
         codec = E2M1_PAIRS if said.get("e2m1") else _CODEC_OF_DTYPE[np.dtype(jnp.dtype(said["codes"]))]
+        if "codec" in said:
+            codec = next(one for one in NAMED_CODECS if one.name == said["codec"])
         return cls(
             codec,
             said["group"],
@@ -77,7 +92,8 @@ class WeightFormat:
         """Return the format with groups that no shard border cuts and that lie within runs of `unit` values (0 = no
         limit).
 
-        If groups have an odd size, 4-bit codes take a byte each; e2m1 codes are then doubled, with float scales.
+        If groups have an odd size, 4-bit codes take a byte each, as int8, which may not hold them: see `INT8_HOLDS`.
+        e2m1 codes are then doubled, with float scales.
         """
         unit = 0 if self.ordered else unit  # sorted inputs lie in no runs
         if self.group == 0 and unit == 0:
@@ -112,6 +128,10 @@ class WeightFormat:
         return PermutedMatrix(make(shape[:-1], np.dtype(np.int32)), matrix) if self.ordered else matrix
 
 
+NAMED_CODECS = (E2M1_FLOATS, NF4_PAIRS, FP4_PAIRS, IQ4_PAIRS)
+"""Codecs that a saved checkpoint stores by name: their dtype is another codec's too."""
+INT8_HOLDS = frozenset({INT8, UINT4_PAIRS, E2M1_PAIRS, E2M1_FLOATS, IQ4_PAIRS})
+"""Codecs whose numbers, doubled where they are halves, are int8."""
 _CODEC_OF_DTYPE = {codec.dtype: codec for codec in (INT8, FLOAT8, UINT4, UINT4_PAIRS)}
 
 WeightFormats = Mapping[tuple[str, ...], WeightFormat]
@@ -132,12 +152,12 @@ def partition_of(source: WeightSource, shape: tuple[int, ...]) -> PartitionSpec:
 def joined(formats: list[WeightFormat]) -> WeightFormat | None:
     """Return the smallest format that holds the values of all these formats exactly; None if there is none.
 
-    float8 does not mix with other codes: int8 does not hold its values.
+    Other codecs than those of `INT8_HOLDS` do not mix.
     """
     codecs = {one.codec for one in formats}
     if len(codecs) == 1:
         codec = formats[0].codec
-    elif FLOAT8 in codecs or UINT4 in codecs:
+    elif not codecs <= INT8_HOLDS:
         return None
     else:
         codec = INT8

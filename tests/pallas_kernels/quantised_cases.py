@@ -3,7 +3,20 @@
 import numpy as np
 
 from jpaged.loading.weight_formats.weight_format import WeightFormat
-from pallas_kernels.quantised import E2M1_PAIRS, FLOAT8, INT8, UINT4, UINT4_PAIRS
+from pallas_kernels.quantised import (
+    E2M1_FLOATS,
+    E2M1_PAIRS,
+    FLOAT8,
+    FP4_PAIRS,
+    FP4_VALUES,
+    INT8,
+    IQ4_PAIRS,
+    IQ4_VALUES,
+    NF4_PAIRS,
+    NF4_VALUES,
+    UINT4,
+    UINT4_PAIRS,
+)
 
 RNG = np.random.default_rng(0)
 FLOAT32, HALF = np.dtype(np.float32), np.dtype(np.float16)
@@ -15,9 +28,14 @@ FORMS = {
     "int4": WeightFormat(UINT4_PAIRS, 32, HALF, minimums=True),
     "uint4": WeightFormat(UINT4, 16, FLOAT32, minimums=True),
     "mxfp4": WeightFormat(E2M1_PAIRS, 32, np.dtype(np.uint8)),
+    "nvfp4": WeightFormat(E2M1_FLOATS, 16, FLOAT32),
+    "nf4": WeightFormat(NF4_PAIRS, 64, FLOAT32),
+    "fp4": WeightFormat(FP4_PAIRS, 64, FLOAT32),
+    "iq4": WeightFormat(IQ4_PAIRS, 32, HALF),
 }
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The published values of MXFP4's codes."""
+VALUES = {E2M1_PAIRS: E2M1, E2M1_FLOATS: E2M1, NF4_PAIRS: NF4_VALUES, FP4_PAIRS: FP4_VALUES, IQ4_PAIRS: IQ4_VALUES}
 
 
 def random_matrix(form, shape, axis=-2):
@@ -52,7 +70,7 @@ def by_hand(matrix):
             code = byte & 15 if place < size // 2 else byte >> 4
         else:
             code = codes[at]
-        out[at] = np.float32(E2M1[code] if matrix.codec == E2M1_PAIRS else code) * scales[group]
+        out[at] = np.float32(VALUES[matrix.codec][code] if matrix.codec in VALUES else code) * scales[group]
         if matrix.minimums is not None:
             out[at] += np.float32(matrix.minimums[group])
     return out

@@ -13,7 +13,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from jpaged.loading.weight_formats.weight_format import WeightFormat
-from pallas_kernels.quantised import E2M1_PAIRS, INT8, UINT4_PAIRS
+from pallas_kernels.quantised import E2M1_PAIRS, INT8, IQ4_PAIRS, UINT4_PAIRS
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,65 @@ def _mxfp4(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, None]:
     return _nibbles(blocks[:, 1:]), blocks[:, :1], None
 
 
+def _fifth_bits(blocks: np.ndarray, at: int) -> np.ndarray:
+    """Return the fifth bits, 0 or 16, of 32 codes, whose bits lie in the four bytes from `at` on."""
+    return np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little") << np.uint8(4)
+
+
+def _q5_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, None]:
+    codes = _nibbles(blocks[:, 6:]) | _fifth_bits(blocks, 2)
+    return codes.view(np.int8) - np.int8(16), _halves(blocks, 0), None
+
+
+def _q5_1(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    codes = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks, 4)
+    return codes.view(np.int8), _halves(blocks, 0), _halves(blocks, 2)
+
+
+def _q5_k(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Split blocks like those of Q4_K; the fifth bits of group n are bit n of 32 bytes."""
+    low, scales, minimums = _q4_k(np.concatenate([blocks[:, :16], blocks[:, 48:]], axis=1))
+    high = blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    codes = low.reshape(-1, 8, 32) | high << 4
+    return codes.reshape(len(blocks), -1).view(np.int8), scales, minimums
+
+
+def _pairs_of_bits(packed: np.ndarray) -> np.ndarray:
+    """Unpack [blocks, 64] bytes to 256 numbers of two bits: a half has four runs of 32, lowest bits first."""
+    runs = packed.reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
+    return runs.reshape(len(packed), -1)
+
+
+def _q2_k(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Split blocks of sixteen groups of 16: scales and minimums of 4 bits in units of two float16 numbers."""
+    packed = blocks[:, :16]
+    scales = (packed & 15).astype(np.float32) * _halves(blocks, 80)
+    return _pairs_of_bits(blocks[:, 16:80]), scales, -((packed >> 4).astype(np.float32) * _halves(blocks, 82))
+
+
+def _q3_k(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Split blocks of sixteen groups of 16: scales of 6 bits, less 32, in units of a float16 number; codes of 2 bits
+    and a third, bit n of 32 bytes for the n-th run of 32. A code counts from -4."""
+    high = blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    codes = _pairs_of_bits(blocks[:, 32:96]) | high.reshape(len(blocks), -1) << 2
+    low = _nibbles(blocks[:, 96:104])
+    top = (blocks[:, None, 104:108] >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3).reshape(len(blocks), -1)
+    scales = ((low | top << 4).astype(np.float32) - 32) * _halves(blocks, 108)
+    return codes, scales, -4 * scales
+
+
+def _iq4_nl(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, None]:
+    return _nibbles(blocks[:, 2:]), _halves(blocks, 0), None
+
+
+def _iq4_xs(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, None]:
+    """Split blocks of eight groups of 32: scales of 4 low and 2 high bits, less 32, in units of a float16 number."""
+    top = np.ascontiguousarray(blocks[:, 2:4]).view(np.uint16) >> np.arange(0, 16, 2, dtype=np.uint16) & 3
+    low = np.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], axis=-1).reshape(len(blocks), -1)
+    scales = ((low | top << 4).astype(np.float32) - 32) * _halves(blocks, 0)
+    return _nibbles(blocks[:, 8:].reshape(-1, 8, 16)).reshape(len(blocks), -1), scales, None
+
+
 _HALF, _SINGLE = np.dtype(np.float16), np.dtype(np.float32)
 
 CODED: dict[GGMLQuantizationType, Coded] = {
@@ -93,6 +152,13 @@ CODED: dict[GGMLQuantizationType, Coded] = {
     GGMLQuantizationType.Q4_1: Coded(WeightFormat(UINT4_PAIRS, 32, _HALF, minimums=True), _q4_1),
     GGMLQuantizationType.Q4_K: Coded(WeightFormat(UINT4_PAIRS, 32, _SINGLE, minimums=True), _q4_k),
     GGMLQuantizationType.Q6_K: Coded(WeightFormat(INT8, 16, _SINGLE), _q6_k),
+    GGMLQuantizationType.Q5_0: Coded(WeightFormat(INT8, 32, _HALF), _q5_0),
+    GGMLQuantizationType.Q5_1: Coded(WeightFormat(INT8, 32, _HALF, minimums=True), _q5_1),
+    GGMLQuantizationType.Q5_K: Coded(WeightFormat(INT8, 32, _SINGLE, minimums=True), _q5_k),
+    GGMLQuantizationType.Q3_K: Coded(WeightFormat(UINT4_PAIRS, 16, _SINGLE, minimums=True), _q3_k),
+    GGMLQuantizationType.Q2_K: Coded(WeightFormat(UINT4_PAIRS, 16, _SINGLE, minimums=True), _q2_k),
+    GGMLQuantizationType.IQ4_NL: Coded(WeightFormat(IQ4_PAIRS, 32, _HALF), _iq4_nl),
+    GGMLQuantizationType.IQ4_XS: Coded(WeightFormat(IQ4_PAIRS, 32, _SINGLE), _iq4_xs),
     GGMLQuantizationType.MXFP4: Coded(WeightFormat(E2M1_PAIRS, 32, np.dtype(np.uint8)), _mxfp4),
 }
 """The encodings whose codes parameters can keep."""

@@ -30,8 +30,6 @@ def shortest(value: float) -> float:
 def every_model(file: GGUFFile) -> dict[str, Any]:
     """Return the fields of any language model: its vocabulary, width and depth."""
     metadata = file.metadata
-    if (parts := metadata.get("split.count", 1)) > 1:
-        raise ValueError(f"{file.path} is one of {parts} parts: join them by llama.cpp's gguf-split --merge")
     if "token_embd.weight" not in file.tensors:
         raise ValueError(f"{file.path} has no tensor token_embd.weight: it holds no model's weights")
     return {

@@ -8,8 +8,9 @@ package's constants are used here.
 from __future__ import annotations
 
 import math
+import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,51 +40,40 @@ _PLAIN: dict[GGMLQuantizationType, np.dtype] = {
     GGMLQuantizationType.BF16: np.dtype(ml_dtypes.bfloat16),
 }
 
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Describes a tensor's place in the file and its encoding. `shape` is in NumPy order (rows first)."""
+    """Describes a tensor's place and its encoding. `shape` is in NumPy order (rows first); `part` is the file that
+    has it, None = the first."""
 
     name: str
     shape: tuple[int, ...]
     encoding: GGMLQuantizationType
     offset: int
+    part: Path | None = None
 
 
 class GGUFFile:
-    """A GGUF file, memory mapped.
+    """A GGUF file, memory mapped, with the parts that llama.cpp's gguf-split made of it.
 
     Attributes:
-        path: the file.
+        path: the file, or its first part.
         metadata: every key with its Python value (numbers, strings, lists of them).
         tensors: name -> `TensorInfo`, in file order.
 
     Raises:
-        ValueError: the file is not a little-endian GGUF file of version 2 or 3, or is truncated.
+        ValueError: the file is not a little-endian GGUF file of version 2 or 3, is truncated, or is not the first of
+            several parts, or a part is missing or of another file; names it.
     """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        size = self.path.stat().st_size
-        if size < 24:
-            raise ValueError(f"{self.path} is not a GGUF file: {size} bytes are less than a header")
-        data = np.memmap(self.path, np.uint8, "r").data
-        magic, version, tensors, keys = struct.unpack_from("<4sIQQ", data, 0)
-        if magic != b"GGUF":
-            raise ValueError(f"{self.path} is not a GGUF file: it starts with {magic!r}")
-        if version not in (2, 3):
-            raise ValueError(f"{self.path} has GGUF version {version}; versions 2 and 3 (little-endian) are read")
-        try:
-            self.metadata, end = _read_metadata(data, 24, keys)
-            alignment = self.metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)
-            self.tensors = _read_tensor_table(data, end, tensors, alignment)
-        except struct.error as error:
-            raise ValueError(f"{self.path} is cut short: {size} bytes end inside its header") from error
-        except (TypeError, ValueError, ZeroDivisionError) as error:
-            raise ValueError(f"{self.path} is damaged, or of a newer form: {error}") from error
-        for info in self.tensors.values():
-            if info.offset + _stored_bytes(info) > size:
-                raise ValueError(f"{self.path} is cut short: tensor {info.name} ends beyond its {size} bytes")
+        self.metadata, self.tensors = _read_header(self.path)
+        count = self.metadata.get("split.count", 1)
+        if count > 1:
+            self.tensors |= _tensors_of_parts(self.path, self.metadata, count, set(self.tensors))
 
     def stored_rows(self, name: str) -> np.ndarray:
         """Return a view of a tensor as it lies in the file: [..., values], or uint8 [..., bytes of a row] when
@@ -94,7 +84,7 @@ class GGUFFile:
         """
         info = self.tensors[name]
         # One map per tensor: its pages are released with the last view of it.
-        raw = np.memmap(self.path, np.uint8, "r", info.offset, _stored_bytes(info)).view(np.ndarray)
+        raw = np.memmap(info.part or self.path, np.uint8, "r", info.offset, _stored_bytes(info)).view(np.ndarray)
         plain = _PLAIN.get(info.encoding)
         return raw.view(plain).reshape(info.shape) if plain is not None else raw.reshape(*info.shape[:-1], -1)
 
@@ -110,6 +100,63 @@ class GGUFFile:
 def _stored_bytes(info: TensorInfo) -> int:
     per_block, block_bytes = GGML_QUANT_SIZES[info.encoding]
     return math.prod(info.shape) // per_block * block_bytes
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
+    """Return one file's metadata and tensors."""
+    size = path.stat().st_size
+    if size < 24:
+        raise ValueError(f"{path} is not a GGUF file: {size} bytes are less than a header")
+    data = np.memmap(path, np.uint8, "r").data
+    magic, version, count, keys = struct.unpack_from("<4sIQQ", data, 0)
+    if magic != b"GGUF":
+        raise ValueError(f"{path} is not a GGUF file: it starts with {magic!r}")
+    if version not in (2, 3):
+        raise ValueError(f"{path} has GGUF version {version}; versions 2 and 3 (little-endian) are read")
+    try:
+        metadata, end = _read_metadata(data, 24, keys)
+        alignment = metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)
+        tensors = _read_tensor_table(data, end, count, alignment)
+    except struct.error as error:
+        raise ValueError(f"{path} is cut short: {size} bytes end inside its header") from error
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise ValueError(f"{path} is damaged, or of a newer form: {error}") from error
+    for info in tensors.values():
+        if info.offset + _stored_bytes(info) > size:
+            raise ValueError(f"{path} is cut short: tensor {info.name} ends beyond its {size} bytes")
+    return metadata, tensors
+
+
+def _tensors_of_parts(path: Path, metadata: dict[str, Any], count: int, first: set[str]) -> dict[str, TensorInfo]:
+    """Return the tensors of all parts but the first, which gguf-split names ``...-00001-of-00003.gguf``.
+
+    Args:
+        path, metadata: of the file that was named.
+        first: names of its tensors.
+    """
+    number = metadata.get("split.no", 0) + 1
+    named = _PART.fullmatch(path.name)
+    if named is None or (int(named[2]), int(named[3])) != (number, count):
+        raise ValueError(f"{path} is part {number} of {count}: its name must end in -{number:05}-of-{count:05}.gguf")
+    paths = [path.with_name(f"{named[1]}-{part:05}-of-{count:05}.gguf") for part in range(1, count + 1)]
+    if number > 1:
+        raise ValueError(f"{path} is part {number} of {count}: name the first, {paths[0]}")
+    found: dict[str, TensorInfo] = {}
+    for part, other in enumerate(paths[1:], start=2):
+        if not other.exists():
+            raise ValueError(f"{path} is the first of {count} parts, and {other} is missing")
+        said, tensors = _read_header(other)
+        if (said.get("split.no"), said.get("split.count")) != (part - 1, count):
+            raise ValueError(f"{other} does not say that it is part {part} of {count}")
+        if twice := tensors.keys() & (first | found.keys()):
+            raise ValueError(f"{other} has tensor {min(twice)}, which an earlier part has too")
+        found |= {name: replace(info, part=other) for name, info in tensors.items()}
+    wanted = metadata.get("split.tensors.count", len(first) + len(found))
+    if wanted != len(first) + len(found):
+        raise ValueError(
+            f"{path} and its parts have {len(first) + len(found)} tensors, and say that they have {wanted}"
+        )
+    return found
 
 
 def _read_metadata(buffer: memoryview, offset: int, count: int) -> tuple[dict[str, Any], int]:

@@ -5,8 +5,7 @@ from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES
 
 from jpaged.loading.gguf.blocks import CODED, split_rows
-from jpaged.loading.weight_formats.stored_codes import E2M1_DOUBLED, half_of_e8m0
-from pallas_kernels.quantised import E2M1_PAIRS
+from jpaged.loading.weight_formats.stored_codes import as_numbers
 
 HALVES = {
     Encoding.Q8_0: [0],
@@ -14,6 +13,13 @@ HALVES = {
     Encoding.Q4_1: [0, 2],
     Encoding.Q4_K: [0, 2],
     Encoding.Q6_K: [208],
+    Encoding.Q5_0: [0],
+    Encoding.Q5_1: [0, 2],
+    Encoding.Q5_K: [0, 2],
+    Encoding.Q3_K: [108],
+    Encoding.Q2_K: [80, 82],
+    Encoding.IQ4_NL: [0],
+    Encoding.IQ4_XS: [0],
     Encoding.MXFP4: [],
 }
 """Where a block's float16 numbers lie."""
@@ -43,12 +49,10 @@ def test_codes_scales_and_minimums_give_the_gguf_packages_values_to_the_last_bit
     assert codes.dtype == form.codec.dtype
     assert scales.dtype == form.scales
     assert (minimums is not None) == form.minimums
-    if form.codec == E2M1_PAIRS:
-        assert codes.max() <= 15
-        codes, scales = E2M1_DOUBLED[codes], half_of_e8m0(scales)
+    assert not form.codec.paired or codes.max() <= 15
+    codes, scales = as_numbers(codes, scales, form.codec)
     grouped = codes.reshape(len(raw), -1, form.group).astype(np.float32)
     values = grouped * scales.astype(np.float32)[..., None]
     if minimums is not None:
-        assert codes.max() <= 15
         values += minimums.astype(np.float32)[..., None]
     np.testing.assert_array_equal(values.reshape(len(raw), -1), quants.dequantize(raw, encoding))

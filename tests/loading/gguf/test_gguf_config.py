@@ -168,7 +168,7 @@ def test_what_cannot_be_represented_is_named(tmp_path, arch, changes, message):
 @pytest.mark.parametrize(
     ("tensors", "extra", "message"),
     [
-        (EMBEDDING, {"split.count": 3}, r"m\.gguf is one of 3 parts: join them"),
+        (EMBEDDING, {"split.count": 3}, r"m\.gguf is part 1 of 3: its name must end in -00001-of-00003\.gguf"),
         ({"output.weight": np.ones((4, 64), np.float32)}, {}, r"m\.gguf has no tensor token_embd\.weight"),
     ],
 )

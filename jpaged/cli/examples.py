@@ -21,6 +21,10 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
         "jpaged convert smollm2-135m ./smollm2-orbax",
         "jpaged convert Qwen/Qwen3-0.6B ./qwen3-int8 --quantization int8",
     ),
+    "quantize": (
+        "jpaged quantize Qwen/Qwen3-0.6B --out ./qwen3-w4a16",
+        "jpaged quantize Qwen/Qwen3-0.6B --out ./qwen3-awq --format awq --group-size 64",
+    ),
     "compile": (
         "jpaged compile smollm2-135m --out ./programs --max-num-seqs 32",
         "jpaged compile smollm2-135m --device v5e-1 --out ./programs-v5e",

@@ -1,4 +1,4 @@
-"""The command line: ``jpaged generate|chat|serve|run-batch|convert|compile|replay-step|plan|bench``."""
+"""The command line: ``jpaged generate|chat|serve|run-batch|convert|quantize|compile|replay-step|plan|bench``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jpaged.cli.examples import examples
 from jpaged.cli.generate import generate
 from jpaged.cli.options import Command, Group
 from jpaged.cli.plan import plan
-from jpaged.cli.prepare import compile_model, convert
+from jpaged.cli.prepare import compile_model, convert, quantize
 from jpaged.cli.replay_step import replay_step
 from jpaged.cli.run_batch import run_batch
 from jpaged.cli.serve import serve
@@ -49,6 +49,7 @@ for _name, _command in {
     "generate": generate,
     "chat": chat,
     "convert": convert,
+    "quantize": quantize,
     "serve": serve,
     "run-batch": run_batch,
     "plan": plan,

@@ -1,4 +1,4 @@
-"""The commands ``jpaged convert`` and ``jpaged compile``, which prepare a model ahead of its use."""
+"""The commands ``jpaged convert``, ``quantize`` and ``compile``, which prepare a model ahead of its use."""
 
 from __future__ import annotations
 
@@ -28,6 +28,25 @@ def convert(
     with bad_parameters():
         convert_checkpoint(source, target, **engine.settings())
     typer.echo(f"wrote {target}")
+
+
+def quantize(
+    model: Annotated[str, typer.Argument(help="Hub id, Hugging Face folder with plain weights, or .gguf file.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to write; must not exist yet.")],
+    method: Annotated[str, typer.Option("--format", help="compressed-tensors, awq or gptq.")] = "compressed-tensors",
+    bits: Annotated[int, typer.Option(help="4, or 8 except for awq.")] = 4,
+    group_size: Annotated[int, typer.Option(help="Weights that share a scale: 32, 64 or 128.")] = 128,
+) -> None:
+    """Write a model's matrices in 4 or 8 bits, as files that other engines read too.
+
+    Each scale makes the squared error of its group least; no texts are used for calibration. Head and embeddings stay
+    plain. The folder has config and tokenizer.
+    """
+    from jpaged.loading.quantised_folder import quantise_folder
+
+    with bad_parameters():
+        quantise_folder(model, out, method=method, bits=bits, group_size=group_size)
+    typer.echo(f"wrote {out}")
 
 
 @with_engine_options("adapters")

@@ -220,3 +220,20 @@ def unpack_words(words: np.ndarray, bits: int, axis: int, order: Sequence[int] |
     wide = np.ascontiguousarray(np.moveaxis(words, axis, -1)).view(np.uint32)
     numbers = (wide[..., None] >> (places * bits).astype(np.uint32) & np.uint32(2**bits - 1)).astype(np.uint8)
     return np.moveaxis(numbers.reshape(*wide.shape[:-1], -1), -1, axis)
+
+
+def pack_words(numbers: np.ndarray, bits: int, axis: int, order: Sequence[int] | None = None) -> np.ndarray:
+    """Return int32 words of numbers of `bits` bits, ``32 / bits`` neighbours along `axis` a word; undoes
+    `unpack_words`.
+
+    Args:
+        order: the number that lies in each place of a word, from its lowest bits; by default the first is lowest. The
+            last word is filled up with zeros.
+    """
+    size = 32 // bits
+    last = np.moveaxis(numbers, axis, -1).astype(np.uint32)
+    last = np.pad(last, [(0, 0)] * (last.ndim - 1) + [(0, -last.shape[-1] % size)])
+    parts = last.reshape(*last.shape[:-1], -1, size)
+    parts = parts if order is None else parts[..., np.asarray(order)]
+    words = np.bitwise_or.reduce(parts << (np.arange(size, dtype=np.uint32) * bits), axis=-1)
+    return np.moveaxis(words.view(np.int32), -1, axis)

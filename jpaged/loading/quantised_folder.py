@@ -1,0 +1,272 @@
+"""Writes a model's matrices as codes, in folders that other engines read too: compressed-tensors, AWQ and GPTQ.
+
+Codes are rounded to nearest. A group's scale is the one of several that makes the squared error of its values least: it
+may cut the largest values off where that brings the others closer. No calibration texts are used.
+
+A folder is written tensor by tensor, in shards, to a temporary name, and gets its name at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import ml_dtypes
+import numpy as np
+from jax.sharding import Mesh
+
+from jpaged.loading.build_context import build_context
+from jpaged.loading.open_checkpoint import OpenedModel, open_model
+from jpaged.loading.parameters.targets import abstract_model, targets_of
+from jpaged.loading.tokenizer import has_tokenizer, load_tokenizer
+from jpaged.loading.weight_formats.stored_codes import pack_words
+from jpaged.model_api import TENSOR_AXIS
+from jpaged.validation import one_of
+
+WRITTEN = ("compressed-tensors", "awq", "gptq")
+_GROUPS = (32, 64, 128)
+_COPIED = ("*.json", "*.jinja", "*.txt", "*.model")
+_NOT_COPIED = ("config.json", "model.safetensors.index.json", "hf_quant_config.json")
+_SHARD_BYTES = 2 << 30
+_CHUNK_BYTES = 32 << 20
+"""Bytes of float32 rounded at a time."""
+_SHRINK = np.linspace(1, 0.7, 13, dtype=np.float32)
+"""Parts of a group's range that are tried."""
+_AWQ_PLACES = (0, 2, 4, 6, 1, 3, 5, 7)
+"""The output whose code lies in each place of AWQ's words."""
+
+logger = logging.getLogger(__name__)
+
+
+class Codes(NamedTuple):
+    """Holds a matrix as numbers: a value is ``(code - zero) * scale``.
+
+    Attributes:
+        codes: uint8 [outputs, inputs].
+        zeros: uint8 [outputs, groups].
+        scales: [outputs, groups], in a dtype that the file stores.
+    """
+
+    codes: np.ndarray
+    zeros: np.ndarray
+    scales: np.ndarray
+
+
+def quantise_folder(
+    name: str | Path, out: str | Path, *, method: str = "compressed-tensors", bits: int = 4, group_size: int = 128
+) -> None:
+    """Write a model with plain weights, or a GGUF file, as a folder of quantised safetensors.
+
+    The head, embeddings, routers and norms stay plain, as do matrices whose sizes the method does not take, which is
+    logged. compressed-tensors and GPTQ are symmetric, AWQ has zero points.
+
+    Args:
+        method: one of `WRITTEN`.
+        bits: 4, or 8 except for AWQ.
+        group_size: neighbouring inputs that share a scale: 32, 64 or 128.
+
+    Raises:
+        ValueError: a setting is not written, or the model is quantised already, or has other parts than text.
+        FileExistsError: `out` exists.
+    """
+    one_of("format", method, WRITTEN)
+    if bits not in (4, 8) or (method == "awq" and bits != 4):
+        raise ValueError(f"bits={bits!r} is not written as {method}: 4{'' if method == 'awq' else ' and 8'} are")
+    if group_size not in _GROUPS:
+        raise ValueError(f"group_size={group_size!r} is none of {', '.join(map(str, _GROUPS))}")
+    target = Path(out).absolute()
+    if target.exists():
+        raise FileExistsError(f"out={str(out)!r} exists; a model is written to a new folder")
+    opened = open_model(name)
+    if opened.source.kind == "orbax" or (opened.reader.quantised and opened.gguf is None):
+        raise ValueError(f"model={str(name)!r} is no plain checkpoint: name the one that it was made of")
+    if hasattr(opened.config, "vision_config"):
+        raise ValueError(f"model={str(name)!r} has parts that are no text, which are not written quantised")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    temporary.mkdir(parents=True)
+    try:
+        _write(opened, temporary, method, bits, group_size)
+        temporary.rename(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write(opened: OpenedModel, folder: Path, method: str, bits: int, group: int) -> None:
+    reader, matrices = opened.reader, _matrices(opened)
+    shards, plain = _Shards(folder), []
+    for name in reader.names():
+        tensor = np.asarray(reader.read(name))
+        if name not in matrices:
+            shards.add({name: tensor})
+            if tensor.ndim == 2 and name.endswith(".weight") and "embed" not in name:
+                plain.append(name.removesuffix(".weight"))
+            continue
+        owner = name.removesuffix(".weight")
+        if tensor.ndim != 2 or tensor.shape[1] % group or tensor.shape[0] % 8:
+            logger.warning("%s of shape %s stays plain: it is no multiple of 8 x %d", name, tensor.shape, group)
+            shards.add({name: tensor})
+            plain.append(owner)
+            continue
+        narrow = tensor.dtype if tensor.dtype in (np.float16, ml_dtypes.bfloat16) else np.dtype(np.float16)
+        codes = nearest_codes(tensor, bits, group, narrow, symmetric=method != "awq")
+        shards.add({f"{owner}.{part}": array for part, array in _STORED[method](codes, bits).items()})
+    shards.finish()
+    config = opened.config.to_dict() | {"quantization_config": _described(method, bits, group, plain)}
+    (folder / "config.json").write_text(json.dumps(config, indent=2, default=str))
+    if opened.source.path.is_dir():
+        for pattern in _COPIED:
+            for file in opened.source.path.glob(pattern):
+                if file.name not in _NOT_COPIED:
+                    shutil.copy(file, folder / file.name)
+    elif has_tokenizer(opened.source):
+        load_tokenizer(opened.source, opened.gguf).save_pretrained(folder)
+
+
+def _matrices(opened: OpenedModel) -> set[str]:
+    """Return the names of the tensors that a model multiplies with and may hold quantised, without its tables."""
+    mesh = Mesh(np.array(jax.devices()[:1]), (TENSOR_AXIS,))
+    build = build_context(mesh, np.float32, stacked=False, computes=False)
+    targets = targets_of(abstract_model(opened.family, opened.config, build))
+    return {name for target in targets if target.source.contracted == -2 for name in target.source.sources}
+
+
+def nearest_codes(matrix: np.ndarray, bits: int, group: int, dtype: np.dtype, *, symmetric: bool) -> Codes:
+    """Round a matrix [outputs, inputs] to codes, with the scales that make the squared error least.
+
+    Args:
+        dtype: of the scales, to which they are rounded before values are.
+        symmetric: whether zero points are in the middle.
+    """
+    outputs, inputs = matrix.shape
+    most, rows = 2**bits - 1, max(1, _CHUNK_BYTES // (4 * inputs))
+    parts = [_nearest(matrix[start : start + rows], most, group, dtype, symmetric) for start in range(0, outputs, rows)]
+    return Codes(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+
+def _nearest(matrix: np.ndarray, most: int, group: int, dtype: np.dtype, symmetric: bool) -> Codes:
+    groups = np.asarray(matrix, np.float32).reshape(len(matrix), -1, group)
+    low, high = np.minimum(groups.min(-1), 0), np.maximum(groups.max(-1), 0)
+    best = np.full(low.shape, np.inf, np.float32)
+    scales, zeros = np.ones(low.shape, dtype), np.zeros(low.shape, np.float32)
+    for part in _SHRINK:
+        wide = (np.maximum(-low, high) * 2 if symmetric else high - low) * part / most
+        held = np.where(wide == 0, 1, np.maximum(wide, ml_dtypes.finfo(dtype).smallest_normal)).astype(dtype)
+        middle = np.full(low.shape, (most + 1) // 2, np.float32)
+        zero = middle if symmetric else np.clip(np.rint(-low * part / held.astype(np.float32)), 0, most)
+        error = np.square(_values(groups, held, zero, most) - groups).sum(-1)
+        better = error < best
+        best, scales = np.where(better, error, best), np.where(better, held, scales)
+        zeros = np.where(better, zero, zeros)
+    codes = _codes(groups, scales, zeros, most).reshape(matrix.shape)
+    return Codes(codes.astype(np.uint8), zeros.astype(np.uint8), scales)
+
+
+def _codes(groups: np.ndarray, scales: np.ndarray, zeros: np.ndarray, most: int) -> np.ndarray:
+    scaled = groups / scales.astype(np.float32)[..., None]
+    return np.clip(np.rint(scaled) + zeros[..., None], 0, most)
+
+
+def _values(groups: np.ndarray, scales: np.ndarray, zeros: np.ndarray, most: int) -> np.ndarray:
+    steps = _codes(groups, scales, zeros, most) - zeros[..., None]
+    values: np.ndarray = steps * scales.astype(np.float32)[..., None]
+    return values
+
+
+# ------------------------------------------------------------------ the three forms
+
+
+def _as_packed(codes: Codes, bits: int) -> dict[str, np.ndarray]:
+    """Return the tensors of compressed-tensors' ``pack-quantized``."""
+    return {
+        "weight_packed": pack_words(codes.codes, bits, axis=1),
+        "weight_scale": codes.scales,
+        "weight_shape": np.array(codes.codes.shape, np.int64),
+    }
+
+
+def _as_awq(codes: Codes, bits: int) -> dict[str, np.ndarray]:
+    """Return the tensors of AWQ's ``gemm``."""
+    return {
+        "qweight": pack_words(codes.codes.T, bits, axis=1, order=_AWQ_PLACES),
+        "qzeros": pack_words(codes.zeros.T, bits, axis=1, order=_AWQ_PLACES),
+        "scales": codes.scales.T,
+    }
+
+
+def _as_gptq(codes: Codes, bits: int) -> dict[str, np.ndarray]:
+    """Return the tensors of GPTQ's first version, which stores zero points minus one."""
+    inputs = codes.codes.shape[1]
+    size = inputs // codes.scales.shape[1]
+    return {
+        "qweight": pack_words(codes.codes.T, bits, axis=0),
+        "qzeros": pack_words(codes.zeros.T - np.uint8(1), bits, axis=1),
+        "scales": codes.scales.T,
+        "g_idx": (np.arange(inputs) // size).astype(np.int32),
+    }
+
+
+_STORED: dict[str, Callable[[Codes, int], dict[str, np.ndarray]]] = {
+    "compressed-tensors": _as_packed,
+    "awq": _as_awq,
+    "gptq": _as_gptq,
+}
+
+
+def _described(method: str, bits: int, group: int, plain: list[str]) -> dict[str, Any]:
+    """Return the config's ``quantization_config``.
+
+    Args:
+        plain: modules whose matrices are not quantised.
+    """
+    if method == "awq":
+        settings = {"bits": bits, "group_size": group, "zero_point": True, "version": "gemm"}
+        return {"quant_method": "awq", **settings, "modules_to_not_convert": plain}
+    if method == "gptq":
+        settings = {"bits": bits, "group_size": group, "sym": True, "desc_act": False, "checkpoint_format": "gptq"}
+        return {"quant_method": "gptq", **settings, "dynamic": {f"-:^{name}$": {} for name in plain}}
+    weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group", "group_size": group}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}}
+    settings = {"format": "pack-quantized", "quantization_status": "compressed", "ignore": plain}
+    return {"quant_method": "compressed-tensors", **settings, "config_groups": groups}
+
+
+class _Shards:
+    """Writes tensors to files of at most `_SHARD_BYTES`, or of one larger tensor, with an index."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._held: dict[str, np.ndarray] = {}
+        self._names: list[list[str]] = []
+        self._bytes = self._total = 0
+
+    def add(self, tensors: dict[str, np.ndarray]) -> None:
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        if self._held and self._bytes + size > _SHARD_BYTES:
+            self._flush()
+        self._held |= {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+        self._bytes += size
+        self._total += size
+
+    def finish(self) -> None:
+        self._flush()
+        count, shard_of = len(self._names), {}
+        for number, names in enumerate(self._names, start=1):
+            file = f"model-{number:05}-of-{count:05}.safetensors" if count > 1 else "model.safetensors"
+            (self._folder / f"{number}.part").rename(self._folder / file)
+            shard_of |= dict.fromkeys(names, file)
+        if count > 1:
+            index = {"metadata": {"total_size": self._total}, "weight_map": shard_of}
+            (self._folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    def _flush(self) -> None:
+        from safetensors.numpy import save_file
+
+        self._names.append(list(self._held))
+        save_file(self._held, self._folder / f"{len(self._names)}.part", {"format": "pt"})
+        self._held, self._bytes = {}, 0

@@ -1,0 +1,114 @@
+"""`jpaged quantize`: folders in three forms, whose codes the loader reads back."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+from coded_checkpoints import float_llama, gptq_llama, save
+from typer.testing import CliRunner
+
+from jpaged.cli.main import app
+from jpaged.loading import load_model
+from jpaged.loading.open_checkpoint import open_model
+from jpaged.loading.parameters.targets import flat_values
+from jpaged.loading.quantised_folder import WRITTEN, nearest_codes, quantise_folder
+from pallas_kernels.held_matrix import is_held
+
+UP = "model.layers.1.mlp.up_proj.weight"
+HALF = np.dtype(np.float16)
+
+
+def plain_folder(folder, **options):
+    config, tensors = float_llama(**options)
+    return save(folder / "plain", config, tensors), tensors
+
+
+@pytest.mark.parametrize("method", WRITTEN)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_loader_reads_the_codes_that_were_written(tmp_path, method, bits):
+    if (method, bits) == ("awq", 8):
+        pytest.skip("AWQ has 4 bits")
+    folder, tensors = plain_folder(tmp_path)
+    quantise_folder(folder, tmp_path / "out", method=method, bits=bits, group_size=64)
+    reader = open_model(tmp_path / "out").reader
+    for name, tensor in tensors.items():
+        if not name.endswith("_proj.weight"):
+            np.testing.assert_array_equal(reader.read(name), tensor)
+            continue
+        want = nearest_codes(tensor, bits, 64, HALF, symmetric=method != "awq")
+        of_input = np.arange(tensor.shape[1]) // 64
+        steps = want.codes.astype(np.float32) - want.zeros.astype(np.float32)[:, of_input]
+        np.testing.assert_array_equal(reader.read(name), steps * want.scales.astype(np.float32)[:, of_input])
+    held = [
+        value for value in flat_values(load_model(tmp_path / "out", dtype="float32").params).values() if is_held(value)
+    ]
+    assert {matrix.codes.nbytes * 8 // np.prod(matrix.shape) for matrix in held} == {bits}
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_a_scale_has_less_error_than_that_of_the_largest_value(symmetric):
+    matrix = np.random.default_rng(0).standard_normal((16, 256), np.float32) ** 3
+    codes = nearest_codes(matrix, 4, 128, HALF, symmetric=symmetric)
+    groups = matrix.reshape(16, 2, 128)
+    steps = codes.codes.reshape(groups.shape).astype(np.float32) - codes.zeros[..., None].astype(np.float32)
+    found = np.square(steps * codes.scales[..., None].astype(np.float32) - groups).sum(-1)
+    low, high = np.minimum(groups.min(-1), 0), np.maximum(groups.max(-1), 0)
+    step = ((2 * np.abs(groups).max(-1) if symmetric else high - low) / 15)[..., None]
+    zero = 8 if symmetric else np.rint(-low[..., None] / step)
+    plain = (np.clip(np.rint(groups / step) + zero, 0, 15) - zero) * step
+    assert (found <= np.square(plain - groups).sum(-1) * 1.001).all()
+    assert found.sum() < 0.96 * np.square(plain - groups).sum()
+
+
+def test_groups_of_zeros_and_of_tiny_values_are_written(tmp_path):
+    matrix = np.zeros((8, 64), np.float32)
+    matrix[1, 3] = 1e-9
+    for dtype in (HALF, np.dtype(ml_dtypes.bfloat16)):
+        codes = nearest_codes(matrix, 4, 32, dtype, symmetric=True)
+        assert np.isfinite(codes.scales.astype(np.float32)).all()
+        assert (codes.codes[0] == 8).all()
+
+
+def test_matrices_that_no_group_divides_stay_plain_and_are_named(tmp_path):
+    config, tensors = float_llama()
+    name = "model.layers.1.mlp.down_proj.weight"
+    tensors = {key: array[..., :300] if key == name else array for key, array in tensors.items()}
+    shapes = {key: array.shape for key, array in tensors.items()}
+    assert shapes[name] == (192, 300)
+    folder = save(tmp_path / "odd", config, tensors)
+    quantise_folder(folder, tmp_path / "out", group_size=32)
+    said = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert name.removesuffix(".weight") in said["ignore"]
+    assert "lm_head" in said["ignore"]
+    assert UP.removesuffix(".weight") not in said["ignore"]
+
+
+def test_the_command_writes_a_folder_and_refuses_what_it_cannot(tmp_path):
+    folder, _ = plain_folder(tmp_path, tied=True)
+    out = tmp_path / "out"
+    run = lambda *flags: CliRunner().invoke(app, ["quantize", *map(str, flags)])  # noqa: E731
+    done = run(folder, "--out", out, "--group-size", 32)
+    assert done.exit_code == 0, done.output
+    assert f"wrote {out}" in done.output
+    assert open_model(out).config.tie_word_embeddings
+    assert not list(tmp_path.glob(".out*"))
+    for flags, message in [
+        ((folder, "--out", out), "exists"),
+        ((folder, "--out", tmp_path / "x", "--format", "gguf"), "gguf"),
+        ((folder, "--out", tmp_path / "x", "--format", "awq", "--bits", 8), "8 is not written as awq"),
+        ((folder, "--out", tmp_path / "x", "--group-size", 48), "48 is none of 32, 64, 128"),
+        ((gptq_llama(tmp_path / "g")[0], "--out", tmp_path / "x"), "is no plain checkpoint"),
+    ]:
+        done = run(*flags)
+        assert done.exit_code == 2
+        assert message in " ".join(done.output.split())
+        assert not (tmp_path / "x").exists()
+
+
+def test_a_large_model_is_written_in_shards(tmp_path, monkeypatch):
+    monkeypatch.setattr("jpaged.loading.quantised_folder._SHARD_BYTES", 100_000)
+    folder, tensors = plain_folder(tmp_path)
+    quantise_folder(folder, tmp_path / "out", group_size=32)
+    assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 3
+    assert set(open_model(tmp_path / "out").reader.names()) == set(tensors)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MOST_HEAD_BYTES = 64 * 2**10
 """Limit on the bytes of a request's line and headers."""
@@ -33,6 +34,7 @@ class Connection(HttpToolsProtocol):
         self._head_bytes: int | None = 0  # of the current head; None within a request's body
         self._unread = 0
         self._arrival: asyncio.TimerHandle | None = None
+        self._unanswered: deque[RequestResponseCycle] = deque()
 
     # ------------------------------------------------------------------ receiving
 
@@ -41,8 +43,14 @@ class Connection(HttpToolsProtocol):
         self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Tell every request that its client is gone: uvicorn tells the newest, and the others would write."""
         self._stop_waiting()
         super().connection_lost(exc)
+        self.pipeline.clear()
+        while self._unanswered:
+            cycle = self._unanswered.popleft()
+            cycle.disconnected = True
+            cycle.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         """Parse data, unless the head has grown too long."""
@@ -68,6 +76,9 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = None  # the rest of this piece is body
         self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]
         super().on_headers_complete()
+        while self._unanswered and self._unanswered[0].response_complete:
+            self._unanswered.popleft()
+        self._unanswered.append(self.cycle)
 
     def on_message_complete(self) -> None:
         self._stop_waiting()

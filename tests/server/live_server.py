@@ -63,7 +63,7 @@ class LiveServer:
             finally:
                 await self.engine.shutdown()
 
-        with asyncio.Runner() as runner:
+        with asyncio.Runner(loop_factory=self.server.config.get_loop_factory()) as runner:
             runner.run(main())
 
     def call(self, coroutine):

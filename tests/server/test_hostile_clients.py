@@ -4,6 +4,7 @@ import asyncio
 import json
 import resource
 import socket
+import struct
 import time
 
 import httpx
@@ -236,6 +237,19 @@ def test_of_a_hundred_requests_at_once_those_that_may_wait_are_answered_and_the_
     statuses = asyncio.run(asyncio.wait_for(main(), 4 * SECONDS))
     assert (statuses.count(200), statuses.count(429)) == (8, 92)
     check_well(server)
+
+
+@pytest.mark.parametrize("way", ["closes", "reads and closes", "resets"])
+def test_a_client_that_leaves_with_thousands_of_pipelined_requests_leaves_no_traceback(server, caplog, way):
+    with connect(server) as sock:
+        sock.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2000)
+        if way == "reads and closes":
+            assert sock.recv(10)
+        if way == "resets":
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    until(lambda: not server.server.server_state.connections and not server.server.server_state.tasks)
+    check_well(server)
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
 
 
 # ---------------------------------------------------------------------- odd ones

@@ -1,14 +1,16 @@
 """Rewrites JSON schemas for llguidance, which knows a part of their keywords.
 
-Formats that it does not know are annotations, as the standard allows. A schema that need not be followed strictly loses
+Formats that it does not know are annotations, as the standard allows. Parts that nest deeper than its reader of JSON
+takes become definitions. A schema that need not be followed strictly loses
 the keywords that cannot be followed; those of a strict one are refused by name.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 VALUES = frozenset(("enum", "const", "default", "example", "examples"))
 """Keywords of a schema that hold values, not schemas."""
@@ -31,6 +33,18 @@ _DECIMAL = "^(?!^[-+.]*$)"
 """The beginning of pydantic's pattern of a Decimal: the text has more than signs and a point."""
 _DECIMAL_DIGITS = re.compile(r"\(\?=\[\\d\.\]\{1,\d+\}0\*\$\)")
 """Its bound on all digits, which those on the digits before and after the point imply."""
+MOST_NUMBERS = dict.fromkeys(("minimum", "exclusiveMinimum"), -(10**18)) | dict.fromkeys(
+    ("maximum", "exclusiveMaximum"), 10**18
+)
+"""Bounds of numbers that lie further out become these. llguidance takes no bounds of 2**62 and more, such as those of
+64-bit integers; a text within narrower bounds fits the schema too."""
+NO_LENGTH = 2**31
+"""No text of a model is as long, so a limit of it has no effect; the compiler's numbers end near it."""
+_LENGTHS = frozenset(("maxLength", "maxItems", "maxProperties"))
+MOST_NESTED = 100
+"""Levels of lists and objects in a schema, as llguidance's reader of JSON takes 127 with what stands around it."""
+_MOVED_EVERY = 25
+"""Levels after which a part of a deeper schema becomes a definition."""
 LENIENT = {"lenient": True}
 """llguidance's option that leaves out keywords which are not followed and not known here."""
 
@@ -89,6 +103,13 @@ def _plain(node: dict[str, Any]) -> None:
         del node["format"]
     if isinstance(node.get("oneOf"), list) and "discriminator" in node and "anyOf" not in node:
         node["anyOf"] = node.pop("oneOf")  # a discriminator names one branch, so no value fits two
+    for keyword, most in MOST_NUMBERS.items():
+        bound = node.get(keyword)
+        if isinstance(bound, int | float) and not isinstance(bound, bool) and (bound - most) * most > 0:
+            node[keyword] = most
+    for keyword in _LENGTHS & node.keys():
+        if type(node[keyword]) is int and node[keyword] >= NO_LENGTH:
+            del node[keyword]
     pattern = node.get("pattern")
     if isinstance(pattern, str) and pattern.startswith(_DECIMAL) and isinstance(node.get("allOf", []), list):
         node["pattern"] = "^" + _DECIMAL_DIGITS.sub("", pattern.removeprefix(_DECIMAL))
@@ -120,4 +141,82 @@ def _rewritten(schema: Mapping[str, Any], change: Callable[[dict[str, Any]], Non
             elif isinstance(value, list):
                 node[key] = [dict(each) if isinstance(each, Mapping) else each for each in value]
                 waiting += [(each, False) for each in node[key] if isinstance(each, dict)]
-    return root
+    return _flat(root)
+
+
+def _flat(root: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema whose parts that nest deep are definitions, with references in their places.
+
+    Raises:
+        ValueError: a value such as a `const` nests deep, or parts cannot be moved because of `$id` or of references
+            into values.
+    """
+    levels = _levels(root)
+    if levels <= MOST_NESTED:
+        return root
+    parts = list(_parts(root))
+    aims = {id(part): pointed_at(root, part["$ref"]) for part, *_ in parts if isinstance(part.get("$ref"), str)}
+    known = {id(part) for part, *_ in parts}
+    based = any(isinstance(part.get(key), str) for part, *_ in parts[1:] for key in ("$id", "id", "$anchor"))
+    if based or any(id(aim) not in known for aim in aims.values()):
+        raise ValueError(
+            f"a schema with $id, or with references to values, nests {levels} levels deep, the limit is {MOST_NESTED}"
+        )
+    referred = {id(aim) for aim in aims.values()}
+    definitions: dict[str, Any] = {}
+    moved = {id(root): "#"}
+    begins = {id(root): 0}  # the level of the definition that holds a part
+    for part, holder, container, key, level in parts[1:]:
+        begins[id(part)] = begins[id(holder)]
+        if id(part) in referred or level - begins[id(holder)] >= _MOVED_EVERY:
+            name = f"jpaged-part-{len(definitions)}"
+            moved[id(part)], begins[id(part)] = f"#/$defs/{name}", level
+            definitions[name] = part
+            container[key] = {"$ref": f"#/$defs/{name}"}
+    for part, *_ in parts:
+        if id(part) in aims:
+            part["$ref"] = moved[id(aims[id(part)])]
+    own = root.get("$defs")
+    flat = root | {"$defs": (own if isinstance(own, dict) else {}) | definitions}
+    if (left := _levels(flat)) > MOST_NESTED:
+        raise ValueError(f"a value in a schema nests {left} levels deep, the limit is {MOST_NESTED}")
+    return flat
+
+
+def _parts(root: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Any, Any, Any, int]]:
+    """Yield the schemas in a schema: each with the one that holds it, its container and key, and its level."""
+    waiting: list[tuple[dict[str, Any], Any, Any, Any, int]] = [(root, None, None, None, 1)]
+    while waiting:
+        yield (found := waiting.pop())
+        part, level = found[0], found[4]
+        for key, value in part.items():
+            if key in VALUES:
+                continue
+            if isinstance(value, dict) and key not in NAMES:
+                waiting.append((value, part, part, key, level + 1))
+            elif isinstance(value, dict | list):
+                each = value.items() if isinstance(value, dict) else enumerate(value)
+                waiting += [(inner, part, value, at, level + 2) for at, inner in each if isinstance(inner, dict)]
+
+
+def _levels(value: Any) -> int:
+    """Return how deep the lists and objects of a value nest."""
+    levels, here = 0, [value]
+    while here := [each for each in here if isinstance(each, Mapping | list)]:
+        levels += 1
+        here = [inner for each in here for inner in (each.values() if isinstance(each, Mapping) else each)]
+    return levels
+
+
+def pointed_at(schema: Any, reference: str) -> Any:
+    """Return the target of a JSON pointer in the schema; None if it has none, or if it cannot be resolved."""
+    if reference != "#" and not reference.startswith("#/"):
+        return None
+    value = schema
+    for part in unquote(reference).split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, Mapping):
+            value = value.get(key)
+        else:
+            value = value[int(key)] if isinstance(value, list) and key.isdecimal() and int(key) < len(value) else None
+    return value

@@ -91,13 +91,21 @@ def _schema(value: Any) -> dict[str, Any]:
         try:
             value = json.loads(value)
         except (json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"json={value!r} is not JSON: {error}") from error
+            raise ValueError(f"json={_shown(value)} is not JSON: {error}") from error
     if not isinstance(value, Mapping):
-        raise ValueError(f"json={value!r} must be a schema: a mapping, its JSON text, or a pydantic class")
+        raise ValueError(f"json={_shown(value)} must be a schema: a mapping, its JSON text, or a pydantic class")
     try:
         json.dumps(dict(value))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"json={value!r} is not JSON: {error}") from error
+        if "int_max_str_digits" in str(error):
+            raise ValueError("json has an integer of more digits than Python writes, 4,300 by default") from error
+        raise ValueError(f"json={_shown(value)} is not JSON: {error}") from error
     except RecursionError as error:
         raise ValueError("json is a schema that nests too deep to be written as JSON") from error
     return dict(value)
+
+
+def _shown(value: Any) -> str:
+    """Return the beginning of a value for an error."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -174,7 +174,8 @@ def _source(params: StructuredOutputsParams) -> str:
         return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in params.choice))
     if lark is not None:
         return LLMatcher.grammar_from_lark(lark)
-    schema = {"type": "object"} if params.json is None else followable(params.json)
+    # as text: llguidance does not take each of Python's integers
+    schema = json.dumps({"type": "object"} if params.json is None else followable(params.json))
     if params.disable_any_whitespace:
         return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_flexible": False})
     return LLMatcher.grammar_from_json_schema(schema)

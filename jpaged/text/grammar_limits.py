@@ -9,9 +9,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from itertools import pairwise
 from typing import Any, TypeVar
-from urllib.parse import unquote
 
-from jpaged.json_schema import NAMES, VALUES
+from jpaged.json_schema import MOST_NUMBERS, NAMES, NO_LENGTH, VALUES, pointed_at
 from jpaged.structured_outputs import MOST_CHOICES, StructuredOutputsParams
 
 MOST_LEVELS = 6000
@@ -51,7 +50,7 @@ def check_limits(params: StructuredOutputsParams, lark: str | None) -> None:
             message names the value and the limit.
     """
     if params.json is not None:
-        check_schemas("json", [params.json])
+        check_schemas("json", [params.json], narrowed=True)
     if lark is not None:
         check_lark(lark)
 
@@ -73,8 +72,12 @@ def check_lark(lark: str) -> None:
     _check_levels("grammar", longest_chain(levels, names))
 
 
-def check_schemas(name: str, schemas: Sequence[Any]) -> None:
-    """Refuse JSON schemas that the compiler cannot be given together; see `check_limits`."""
+def check_schemas(name: str, schemas: Sequence[Any], *, narrowed: bool = False) -> None:
+    """Refuse JSON schemas that the compiler cannot be given together; see `check_limits`.
+
+    Args:
+        narrowed: whether `jpaged.json_schema` narrows bounds of numbers before the compiler has them.
+    """
     num_values = 0
     for schema in schemas:
         levels, references = _levels_of(schema)
@@ -82,6 +85,7 @@ def check_schemas(name: str, schemas: Sequence[Any]) -> None:
         nodes = [node for node, _, _ in _nodes(schema)]
         num_values += sum(len(values) for node in nodes if isinstance(values := node.get("enum"), list))
         _check_multiples(name, nodes)
+        _check_numbers(name, nodes, narrowed)
     _check(name, "values of enum", num_values, MOST_CHOICES)
 
 
@@ -98,6 +102,40 @@ def _check_multiples(name: str, nodes: Sequence[Mapping[str, Any]]) -> None:
         if common > MOST_MULTIPLES:  # at once: the multiple of thousands has as many digits
             shown = str(common) if common < 2**64 else f"about 2**{common.bit_length() - 1}"
             raise ValueError(f"{name} has a multipleOf of {shown}, by its digits, the limit is {MOST_MULTIPLES}")
+
+
+def _check_numbers(name: str, nodes: Sequence[Mapping[str, Any]], narrowed: bool) -> None:
+    """Check lengths, bounds, and the integers that a text may have to be.
+
+    llguidance writes larger integers as floats; those near -2**63 end the process. It takes no bounds of 2**62.
+    """
+    for node in nodes:
+        for keyword in ("minLength", "minItems", "minProperties"):
+            if type(length := node.get(keyword)) is int and length >= NO_LENGTH:
+                raise ValueError(f"{name} has {keyword}={_shown(length)}, the limit is 2**31 - 1")
+        for keyword, most in MOST_NUMBERS.items():
+            bound = node.get(keyword)
+            if not isinstance(bound, int | float) or isinstance(bound, bool):
+                continue
+            if abs(bound) > abs(most) and not (narrowed and bound * most > 0):
+                raise ValueError(f"{name} has {keyword}={_shown(bound)}, the limits are -10**18 and 10**18")
+        for keyword in ("const", "enum"):
+            waiting = [node.get(keyword)]
+            while waiting:
+                value = waiting.pop()
+                if isinstance(value, Mapping | list):
+                    waiting += value.values() if isinstance(value, Mapping) else value
+                elif isinstance(value, int) and not -9 * 10**18 <= value < 2**64:
+                    raise ValueError(
+                        f"{name} has the integer {_shown(value)} in {keyword}, the limits are -9 * 10**18 and "
+                        "2**64 - 1: write it as a text"
+                    )
+
+
+def _shown(number: float) -> str:
+    if isinstance(number, int) and number.bit_length() > 128:
+        return f"{'-' if number < 0 else ''}2**{number.bit_length() - 1} and more"
+    return str(number)
 
 
 _MOST_BITS = 14_000
@@ -182,21 +220,7 @@ def _levels_of(schema: Any) -> tuple[dict[int, int], dict[int, list[int]]]:
 
 def _aims(schema: Any, nodes: Iterable[tuple[Mapping[str, Any], int | None, int]]) -> list[tuple[int, Any]]:
     """Return, for each object with a reference, its id and its target."""
-    return [(id(node), _aim(schema, node["$ref"])) for node, _, _ in nodes if isinstance(node.get("$ref"), str)]
-
-
-def _aim(schema: Any, reference: str) -> Any:
-    """Return the target of a JSON pointer in the schema; None if it has none, or if it cannot be resolved."""
-    if reference != "#" and not reference.startswith("#/"):
-        return None
-    value = schema
-    for part in unquote(reference).split("/")[1:]:
-        key = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(value, Mapping):
-            value = value.get(key)
-        else:
-            value = value[int(key)] if isinstance(value, list) and key.isdecimal() and int(key) < len(value) else None
-    return value
+    return [(id(node), pointed_at(schema, node["$ref"])) for node, _, _ in nodes if isinstance(node.get("$ref"), str)]
 
 
 def _nodes(schema: Any, *, values_too: bool = False) -> Iterable[tuple[Mapping[str, Any], int | None, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 
@@ -12,6 +13,7 @@ from jpaged.text.grammar_limits import (
     MOST_CHOICES,
     MOST_INTERSECTIONS,
     MOST_LEVELS,
+    check_lark,
     check_limits,
     check_schemas,
     longest_chain,
@@ -198,3 +200,31 @@ def test_a_large_multiple_is_not_rounded_to_a_small_one():
     with pytest.raises(ValueError, match="multipleOf"):
         check_schemas("json", [{"multipleOf": 10**40 + 1}])
     check_schemas("json", [{"multipleOf": 10**40}])
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"const": 2**70}, f"json has the integer {2**70} in const"),
+        ({"enum": [{"a": [-(2**63)]}]}, f"json has the integer {-(2**63)} in enum"),  # it ended the process
+        ({"enum": [10**4000]}, "in enum"),
+        ({"type": "integer", "minimum": 2**64}, f"minimum={2**64}, the limits are"),
+        ({"type": "number", "exclusiveMaximum": -(10**400)}, "exclusiveMaximum=-2**1328 and more, the limits are"),
+        ({"type": "string", "minLength": 2**40}, f"minLength={2**40}, the limit is"),
+    ],
+)
+def test_numbers_that_the_compiler_cannot_hold_are_refused_by_name(schema, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        check_limits(StructuredOutputsParams(json={"properties": {"x": schema}}), None)
+    assert len(str(error.value)) < 200
+
+
+def test_bounds_in_a_grammars_schema_are_not_narrowed_so_they_are_refused():
+    with pytest.raises(ValueError, match="minimum=-9223372036854775808, the limits are"):
+        check_lark('start: %json {"type": "integer", "minimum": -9223372036854775808}')
+
+
+def test_an_integer_that_python_does_not_write_is_refused_without_pythons_advice():
+    with pytest.raises(ValueError, match="an integer of more digits") as error:
+        StructuredOutputsParams(json={"const": 10**5000})
+    assert "sys" not in str(error.value)

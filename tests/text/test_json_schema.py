@@ -66,3 +66,54 @@ def test_a_schema_is_not_changed_in_place_however_deep_it_nests():
 )
 def test_patterns_that_rust_does_not_know_are_found(pattern, fits):
     assert (first_unfollowed({"pattern": pattern}) is None) is fits
+
+
+def nested(levels: int, inside: dict) -> dict:
+    for _ in range(levels):
+        inside = {"type": "object", "properties": {"a": inside}, "required": ["a"], "additionalProperties": False}
+    return inside
+
+
+def test_objects_nest_deeper_than_llguidances_reader_of_json():
+    schema = nested(100, {"type": "integer"})
+    value = 5
+    for _ in range(100):
+        value = {"a": value}
+    assert allows(schema, value)
+    assert not allows(schema, value["a"])
+
+
+def test_references_of_a_schema_that_nests_deep_keep_their_targets():
+    inside = {
+        "type": "object",
+        "properties": {"b": {"$ref": "#/$defs/one"}, "c": {"$ref": "#/properties/a/properties/a"}},
+    }
+    schema = nested(70, inside) | {"$defs": {"one": {"const": 1}}}
+    flat = json.dumps(followable(schema))
+    assert '"#/$defs/one"' not in flat and "/properties/" not in flat
+
+    def value(inner, levels=70):
+        for _ in range(levels):
+            inner = {"a": inner}
+        return inner
+
+    assert allows(schema, value({"b": 1})) and not allows(schema, value({"b": 2}))
+    assert allows(schema, value({"c": value({"b": 1}, 68)})) and not allows(schema, value({"c": value({"b": 1}, 67)}))
+
+
+def test_a_deep_schema_whose_parts_cannot_be_moved_is_refused_with_the_limit():
+    with pytest.raises(ValueError, match=r"\$id.*the limit is 100"):
+        followable(nested(100, {"$id": "urn:x"}))
+    value: list = []
+    for _ in range(200):
+        value = [value]
+    with pytest.raises(ValueError, match=r"value in a schema nests .* the limit is 100"):
+        followable({"const": value})
+
+
+@pytest.mark.parametrize("kind", ["integer", "number"])
+def test_bounds_of_64_bits_and_more_are_narrowed(kind):
+    bounds = {"type": kind, "minimum": -(2**63), "maximum": 2**63 - 1}
+    assert allows(bounds, 10**18) and allows(bounds, -(10**18)) and allows(bounds, 0)
+    assert allows({"type": kind, "exclusiveMaximum": 10**400}, 7)
+    assert allows({"type": "string", "maxLength": 2**70}, "a")

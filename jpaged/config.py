@@ -443,6 +443,11 @@ class SizedConfig(EngineConfig):
     max_num_batched_tokens: int
 
     @property
+    def num_rows(self) -> int:
+        """Return the rows of a step's sampler: one for each sequence, and enough for a lone sequence and its drafts."""
+        return max(self.max_num_seqs, 1 + (0 if self.speculative is None else self.speculative.tokens))
+
+    @property
     def state_interval(self) -> int:
         """Return state_checkpoint_interval, or its default where it is None."""
         return self.state_checkpoint_interval or -(-STATE_INTERVAL // self.block_size) * self.block_size

@@ -33,12 +33,12 @@ class Speculative(ABC):
         for name, needed in (("data_parallel_size", 1), ("kv_budget", None)):
             if settings[name] != needed:
                 raise ValueError(f"{name}={settings[name]!r}: speculative needs {name}={needed}")
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
-            if settings[name] is not None and self.tokens >= settings[name]:
-                raise ValueError(
-                    f"speculative.tokens={self.tokens} must be below {name}={settings[name]}: a sequence and its "
-                    "drafts take a row of the batch each"
-                )
+        most = settings["max_num_batched_tokens"]
+        if most is not None and self.tokens >= most:
+            raise ValueError(
+                f"speculative.tokens={self.tokens} must be below max_num_batched_tokens={most}: a sequence and its "
+                "drafts take a token of a step each"
+            )
 
 
 @dataclass(frozen=True)

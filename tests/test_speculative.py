@@ -31,7 +31,10 @@ def test_a_number_out_of_range_is_refused(make, message):
     ("settings", "message"),
     [
         ({"speculative": "ngram"}, "speculative='ngram' must be an NGram"),
-        ({"speculative": NGram(8), "max_num_seqs": 8}, "speculative.tokens=8 must be below max_num_seqs=8"),
+        (
+            {"speculative": NGram(8), "max_num_seqs": 8, "max_num_batched_tokens": 8},
+            "speculative.tokens=8 must be below max_num_batched_tokens=8",
+        ),
         ({"speculative": NGram(), "data_parallel_size": 2}, "data_parallel_size=2: speculative needs"),
         (
             {"speculative": NGram(), "kv_budget": PyramidKV(budget=64), "enable_prefix_caching": False},

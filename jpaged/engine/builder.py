@@ -158,7 +158,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
             spec,
             mesh,
             StepSettings(
-                max_num_seqs=config.max_num_seqs,
+                max_num_seqs=config.num_rows,
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 max_model_len=max_model_len,
                 vocab_size=vocab_size,
@@ -277,6 +277,7 @@ def make_scheduler(
     return Scheduler(
         memory,
         max_num_seqs=config.max_num_seqs,
+        num_rows=config.num_rows,
         max_num_batched_tokens=config.max_num_batched_tokens,
         policy=config.scheduling_policy,
         long_prefill_token_threshold=config.long_prefill_token_threshold,

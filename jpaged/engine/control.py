@@ -134,7 +134,7 @@ class EngineControl:
                 served.model,
                 served.model_config,
                 served.dtype,
-                max_num_seqs=served.config.max_num_seqs,
+                max_num_seqs=served.config.num_rows,
                 max_model_len=self._max_model_len,
                 expert_parallel=served.config.enable_expert_parallel,
                 deterministic=served.config.deterministic,

@@ -172,7 +172,7 @@ def step_programs(
         params=params,
         spec=spec,
         mesh=mesh,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=config.num_rows,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=max_model_len,
         vocab_size=model.vocab_size,

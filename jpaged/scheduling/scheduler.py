@@ -45,6 +45,7 @@ class Scheduler:
         long_prefill_token_threshold: most tokens of one prompt in one step; 0 = as many as the budget has.
         preemption_mode: see `Preemption`; swapping needs a memory with swap space.
         speculation: makes drafts; None = no draft is verified.
+        num_rows: rows of the sampler, at least max_num_seqs; drafts take those without a sequence. None: as many.
         max_loras: most different adapters of a step; a request whose adapter would be one more waits.
         holds: further kinds of blocks that requests hold, in addition to images and adapters.
     """
@@ -59,6 +60,7 @@ class Scheduler:
         long_prefill_token_threshold: int = 0,
         preemption_mode: PreemptionMode = "recompute",
         speculation: Speculation | None = None,
+        num_rows: int | None = None,
         max_loras: int = 1,
         holds: Seq[Held] = (),
     ) -> None:
@@ -67,6 +69,7 @@ class Scheduler:
         self.memory = memory
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
+        self._rows_for_drafts = (num_rows or max_num_seqs) - max_num_seqs
         self.policy = policy
         self.speculation = speculation
         self.num_added = 0
@@ -183,8 +186,14 @@ class Scheduler:
 
     @property
     def _free_rows(self) -> int:
-        """Return how many rows of the sampler drafts may take; none where requests wait, which take rows too."""
-        return 0 if self.waiting or self.swapped else len(self.allocation.free_slots)
+        """Return how many rows of the sampler drafts may take.
+
+        None where requests wait for more than a slot: they take rows, tokens and memory too.
+        """
+        free = len(self.allocation.free_slots)
+        if self.swapped or (self.waiting and free):
+            return 0
+        return free + self._rows_for_drafts
 
     def _plan_running(self, plan: StepPlan) -> None:
         """Plan the next tokens of all running requests, in service order."""

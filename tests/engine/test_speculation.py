@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from checkpoints import make_checkpoint
+from few_shapes import run_in_few_shapes
 from near import Near
 from tiny_chat_model import VOCAB_SIZE, byte_level_tokenizer, make_chat_model
 
@@ -305,3 +306,11 @@ def test_after_a_warm_up_drafts_compile_nothing(folder):
     serve(llm, GREEDY)
     assert llm.stats().num_draft_tokens > 0 and llm.stats().num_recompiles == 0
     llm.close()
+
+
+def test_a_sequence_that_runs_alone_has_rows_for_its_drafts(engines):
+    plain, drafting = engines(), engines(speculative=NGRAM, max_num_seqs=1)
+    run_in_few_shapes(drafting)
+    found = facts(serve(drafting, PARAMS["few tokens"], prompts=PROMPTS[:3]))
+    assert found == facts(serve(plain, PARAMS["few tokens"], prompts=PROMPTS[:3]))
+    assert drafting.stats().num_accepted_tokens > 0, "others wait, but no row could be theirs"

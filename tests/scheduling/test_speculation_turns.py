@@ -56,6 +56,14 @@ def test_without_drafts_that_are_kept_soon_none_are_made():
     assert all(chunk.source_row >= 0 for step in steps[1:] for chunk in step.chunks)
 
 
+def test_drafts_of_the_only_slot_take_rows_of_their_own_while_others_wait():
+    scheduler = make_scheduler(speculative=ALWAYS, max_num_seqs=1, num_rows=6, budget=64)
+    requests = [make_request([5, 6, 5], 40) for _ in range(2)]
+    steps = Loop(scheduler, in_circles).run(*requests)
+    assert [r.sequences[0].output_token_ids for r in requests] == [[5] * 40] * 2
+    assert max(len(step.samples) for step in steps) == 6 and max(len(step.chunks) for step in steps) == 1
+
+
 def test_a_step_verifies_no_more_drafts_than_the_sampler_has_rows_left():
     scheduler = make_scheduler(speculative=ALWAYS, max_num_seqs=4, budget=64)
     requests = [make_request([5] * 4, 30) for _ in range(3)]

@@ -15,7 +15,7 @@ class Drafting:
 
     Args:
         speculation: makes drafts.
-        max_num_seqs: rows of the sampler, of which drafts take those that no sequence has.
+        max_num_seqs: number of slots for sequences.
     """
 
     def __init__(self, speculation: Speculation, allocation: Allocation, max_num_seqs: int) -> None:

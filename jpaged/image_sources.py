@@ -38,7 +38,7 @@ class ImageSources:
     max_bytes: int = 20 * 2**20
     max_pixels: int = 50_000_000
     max_images: int = 16
-    max_total_pixels: int = 200_000_000
+    max_total_pixels: int = 100_000_000
     timeout: float = 10.0
 
     def __post_init__(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import sys
+import threading
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 import importlib
 from types import ModuleType
 
+_LARGE = 4_000_000
+"""Pixels above which pictures are decoded one at a time: each takes several times its pixels meanwhile."""
+_ONE_LARGE = threading.Lock()
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """Pillow's names of the formats that are read."""
 
@@ -91,13 +96,15 @@ def picture_of(
         )
     if not width or not height:
         raise ValueError(f"{name} has no pixels: {width} x {height}")
+    one_at_a_time = _ONE_LARGE if width * height > _LARGE else nullcontext()
     try:
         # A phone's JPEG that carries a depth map besides; its first picture counts.
         # To count the frames would take a file of many pages minutes; whether there are two, it tells at once.
         several = image.format != "MPO" and getattr(image, "is_animated", False)
         if not several:
-            upright = pillow("ImageOps").exif_transpose(image)
-            pixels = np.array(_rgb(upright), np.uint8)
+            with one_at_a_time:
+                upright = pillow("ImageOps").exif_transpose(image)
+                pixels = np.array(_rgb(upright), np.uint8)
     except Exception as error:  # decoders of broken files raise many kinds
         raise _corrupt(name, error) from error
     if several:

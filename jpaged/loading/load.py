@@ -40,6 +40,7 @@ def load_model(
     generation_config: str = "auto",
     language_model_only: bool = False,
     compact_tiles: CompactTiles | None = None,
+    chat_template: str | None = None,
 ) -> LoadedModel:
     """Load a model by alias, path or hub id; see `resolve_source`.
 
@@ -52,7 +53,7 @@ def load_model(
         stacked: stack the layers for a scan; by default as `build_context` says.
         quantization: format of the matrices, see `EngineConfig`; None = the dtype, or the format of a quantised
             checkpoint that jpaged saved.
-        tokenizer, revision, download_dir, generation_config, language_model_only: see `EngineConfig`.
+        tokenizer, chat_template, revision, download_dir, generation_config, language_model_only: see `EngineConfig`.
         compact_tiles: the matrices of a bfloat16 checkpoint that a CPU which computes in float32 keeps in bfloat16, in
             half of the memory; these cannot be differentiated. None: keeps none.
 
@@ -69,6 +70,10 @@ def load_model(
     held = chosen_dtype(opened.reader, device.platform, capability_of(device)) if dtype == "auto" else dtype
     if other is None and has_tokenizer(opened.source):
         other = load_tokenizer(opened.source, opened.gguf)
+    if chat_template is not None:
+        if other is None:
+            raise ValueError("chat_template needs a tokenizer, and the model has none")
+        other.chat_template = chat_template
     generation = read_generation_config(generation_config, opened.source, opened.gguf, other)
     loaded = _load(
         opened, np.dtype(jnp.dtype(held)), mesh, stacked, quantization, expert_parallel, compact_tiles=compact_tiles

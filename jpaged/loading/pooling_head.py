@@ -127,7 +127,7 @@ def read_pooling_head(source: Source, reader: TensorReader, config: AnyConfig) -
     )
 
 
-def _independent(config: PretrainedConfig, classes: VectorLayers | None) -> bool:
+def _independent(config: AnyConfig, classes: VectorLayers | None) -> bool:
     several = getattr(config, "problem_type", None) == "multi_label_classification"
     return several or (classes is not None and len(classes) == 1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jpaged.loading import demo_model
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.tokenizer import eos_ids_from_gguf, tokenizer_from_gguf
 from jpaged.loading.hugging_face import read_json, transformers
@@ -43,7 +44,10 @@ def load_tokenizer(source: Source, gguf: GGUFFile | None = None) -> PreTrainedTo
             chat template's file is damaged.
     """
     if source.kind == "gguf":
-        return tokenizer_from_gguf(gguf or GGUFFile(source.path))
+        built = tokenizer_from_gguf(gguf or GGUFFile(source.path))
+        if source.name == demo_model.ALIAS:
+            built.chat_template = {"default": built.chat_template, "tool_use": demo_model.TOOL_TEMPLATE}
+        return built
     try:
         tokenizer = transformers().AutoTokenizer.from_pretrained(source.path, trust_remote_code=False)
     except (OSError, ValueError, ImportError) as error:

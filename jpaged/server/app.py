@@ -7,10 +7,11 @@ from starlette.middleware.cors import CORSMiddleware
 
 from jpaged import AsyncLLM, __version__
 from jpaged.server.access import PathAccess
-from jpaged.server.endpoints import chat, completions, responses, status, tokens, vectors
-from jpaged.server.errors import ERRORS, add_handlers
+from jpaged.server.endpoints import chat, completions, pages, responses, status, tokens, vectors
+from jpaged.server.errors import add_handlers
 from jpaged.server.memory_page import memory_routes
 from jpaged.server.middleware import BodyLimit, HostCheck, RequestMiddleware
+from jpaged.server.openapi import ERRORS, describe_access
 from jpaged.server.responses.store import ResponseStore
 from jpaged.server.serving import Serving
 from jpaged.server.settings import ServerSettings
@@ -28,7 +29,18 @@ def routers_of(serving: Serving) -> tuple[APIRouter, ...]:
         replicas=serving.engine.config.data_parallel_size,
         stall_timeout=serving.settings.stall_timeout,
     )
-    return (status.router, completions.router, chat.router, responses.router, tokens.router, vectors.router, memory)
+    info = (tokens.info_router,) if serving.settings.tokenizer_info else ()
+    return (
+        pages.router,
+        status.router,
+        completions.router,
+        chat.router,
+        responses.router,
+        tokens.router,
+        *info,
+        vectors.router,
+        memory,
+    )
 
 
 def create_app(engine: AsyncLLM, settings: ServerSettings, traces: Traces | None = None, replica: str = "") -> FastAPI:
@@ -38,7 +50,7 @@ def create_app(engine: AsyncLLM, settings: ServerSettings, traces: Traces | None
         traces: records a span for each request; None: no spans.
         replica: name of this server among several; it becomes part of the ids of stored responses.
     """
-    # FastAPI's pages of the schema would load scripts from another host; /openapi.json is the schema.
+    # FastAPI's pages of the schema would load scripts from another host; ours is in endpoints/pages.py.
     app = FastAPI(title="jpaged", version=__version__, docs_url=None, redoc_url=None)
     serving = app.state.serving = Serving(engine, settings, traces)
     app.state.responses = ResponseStore(
@@ -51,10 +63,12 @@ def create_app(engine: AsyncLLM, settings: ServerSettings, traces: Traces | None
     routers = routers_of(serving)
     for router in routers:
         app.include_router(router, responses=ERRORS)
+    paths = PathAccess(routers)
+    describe_access(app, paths)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     if settings.is_local and not settings.keys and not settings.allow_anonymous:
         app.add_middleware(HostCheck, hosts=("localhost", "127.0.0.1", "[::1]", settings.host))
-    app.add_middleware(RequestMiddleware, serving=serving, paths=PathAccess(routers))  # outside all added before
+    app.add_middleware(RequestMiddleware, serving=serving, paths=paths)  # outside all added before
     if settings.cors_origins:  # outside the key check: pages may read refusals, and preflight requests have no key
         app.add_middleware(
             CORSMiddleware,

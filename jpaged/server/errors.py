@@ -15,30 +15,6 @@ from starlette.exceptions import HTTPException
 from jpaged import EngineBusy, EngineStopped
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-_BODY = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": description, "content": {"application/json": {"schema": _BODY}}}
-    for status, description in (
-        ("4XX", "The request is refused: the error names the value and the limit."),
-        ("5XX", "The server failed, is shutting down, or has no time left for the request."),
-    )
-}
-"""The errors of every path, for the OpenAPI document."""
 _ALTERNATIVE = re.compile(r"str|int|[a-z-]+\[.*|[A-Z]\w*")
 """Matches the names that pydantic gives to the alternatives of a union in an error's place."""
 _FIELD_ERRORS = ("unknown_field", "refused_field")

@@ -34,6 +34,7 @@ class ServerSettings:
         max_waiting: limit on waiting requests; further ones get 429.
         max_stored_responses: limit on stored responses of one key.
         tool_parser: family whose tool calls are read, of `messages.tool_calls.TOOL_FORMATS`; None: tools are refused.
+        tokenizer_info: whether `/tokenizer_info` answers.
         strict_fields: whether fields that are accepted but not honoured are refused; see `protocol.field_classes`.
         state_dir: folder of the saved state, from which a restarted server continues; None: nothing is saved.
         save_every: seconds between two saves.
@@ -65,6 +66,7 @@ class ServerSettings:
     max_stored_responses: int = 128
     tool_parser: str | None = None
     reasoning_parser: str | None = None
+    tokenizer_info: bool = False
     strict_fields: bool = False
     state_dir: Path | None = None
     save_every: float = 30.0
@@ -82,6 +84,7 @@ class ServerSettings:
                 number(name, getattr(self, name), low=0.0, open_low=True)
         boolean("allow_anonymous", self.allow_anonymous)
         boolean("log_prompts", self.log_prompts)
+        boolean("tokenizer_info", self.tokenizer_info)
         boolean("strict_fields", self.strict_fields)
         for name, known in (("tool_parser", tool_families()), ("reasoning_parser", tuple(THOUGHT_FORMATS))):
             if getattr(self, name) is not None:

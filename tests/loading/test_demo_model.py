@@ -5,6 +5,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from jpaged.cli.main import app
@@ -135,3 +138,18 @@ def test_a_plan_of_a_model_that_cannot_be_fetched_is_a_bad_parameter_and_no_fail
     monkeypatch.setattr(demo_model.subprocess, "run", lambda *a, **k: failed)
     result = CliRunner().invoke(app, ["plan", "--model", demo_model.ALIAS, "--device", "cpu"])
     assert result.exit_code == 2 and "no route to index" in " ".join(result.stderr.split())
+
+
+def test_the_demo_models_tools_are_shown_and_its_own_template_is_kept_without_them():
+    """As a call and its result come back in a conversation, both are in the prompt."""
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE({"a": 0}, [])))
+    tokenizer.chat_template = {"default": "own", "tool_use": demo_model.TOOL_TEMPLATE}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    messages.append({"role": "tool", "tool_call_id": "c", "content": "sunny"})
+    shown = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == "own"
+    assert shown.index('"name": "weather"') < shown.index("<|im_start|>user\nhi<|im_end|>")
+    assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>' in shown
+    assert shown.endswith("<|im_start|>tool\nsunny<|im_end|>\n<|im_start|>assistant\n")

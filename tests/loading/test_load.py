@@ -47,6 +47,11 @@ def test_a_folder_is_loaded_with_all_that_belongs_to_it(folder):
     assert nnx.merge(loaded.graphdef, loaded.params).embed_tokens.weight.shape == (211, 48)
 
 
+def test_a_template_of_the_callers_takes_the_place_of_the_folders(folder):
+    tokenizer = load_model(folder, chat_template="{{ messages[0].content }}!").tokenizer
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi!"
+
+
 def test_stacked_and_unstacked_hold_the_same_values(folder):
     single, stacked = (load_model(folder, stacked=flag) for flag in (False, True))
     one, all_ = flat_values(single.params), flat_values(stacked.params)

@@ -18,6 +18,7 @@ from jpaged.server.logprobs import chat_logprobs, prompt_logprobs
 from jpaged.server.messages.chat_turn import ChatTurn
 from jpaged.server.messages.custom_tools import CustomInput
 from jpaged.server.messages.parts import CallArguments, CallStart, Content, Part, Reasoning
+from jpaged.server.openapi import GENERATES
 from jpaged.server.protocol.chat import ChatRequest
 from jpaged.server.protocol.fields import check_model, unhonoured
 from jpaged.server.serving import Serving, collected
@@ -26,7 +27,7 @@ from jpaged.server.streaming import DONE, STREAMED, Events, stream, while_connec
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", response_model=None, responses=STREAMED)
+@router.post("/v1/chat/completions", response_model=None, responses=STREAMED | GENERATES)
 async def chat(body: ChatRequest, request: Request) -> Response:
     """Write the next message of a conversation."""
     serving = serving_of(request)

@@ -15,6 +15,7 @@ from jpaged.server.caller import Caller
 from jpaged.server.endpoints.common import FINGERPRINT, StreamUsage, ending, serving_of, usage
 from jpaged.server.errors import ApiError
 from jpaged.server.logprobs import CompletionLogprobs, prompt_logprobs
+from jpaged.server.openapi import GENERATES
 from jpaged.server.protocol.fields import check_model, unhonoured
 from jpaged.server.protocol.prompts import CompletionRequest
 from jpaged.server.serving import Serving, collected, merged
@@ -23,7 +24,7 @@ from jpaged.server.streaming import DONE, STREAMED, Events, stream, while_connec
 router = APIRouter()
 
 
-@router.post("/v1/completions", response_model=None, responses=STREAMED)
+@router.post("/v1/completions", response_model=None, responses=STREAMED | GENERATES)
 async def complete(body: CompletionRequest, request: Request) -> Response:
     """Continue one or several prompts."""
     serving = serving_of(request)

@@ -10,6 +10,7 @@ from fastapi.responses import Response
 
 from jpaged.server.endpoints.common import serving_of
 from jpaged.server.errors import ApiError
+from jpaged.server.openapi import GENERATES, errors
 from jpaged.server.protocol.fields import check_model
 from jpaged.server.protocol.responses import ResponsesRequest
 from jpaged.server.responses.job import Job
@@ -23,7 +24,7 @@ def _store(request: Request) -> ResponseStore:
     return request.app.state.responses
 
 
-@router.post("/v1/responses", response_model=None, responses=STREAMED)
+@router.post("/v1/responses", response_model=None, responses=STREAMED | GENERATES)
 async def respond(body: ResponsesRequest, request: Request) -> Response:
     """Write a response."""
     serving = serving_of(request)
@@ -50,7 +51,7 @@ async def _followed(job: Job) -> AsyncGenerator[bytes, None]:
         await job.cancel()
 
 
-@router.get("/v1/responses/{response_id}", response_model=None, responses=STREAMED)
+@router.get("/v1/responses/{response_id}", response_model=None, responses=STREAMED | errors(404, 503))
 async def read(
     response_id: str,
     request: Request,
@@ -73,14 +74,14 @@ async def read(
     return whole(job.now)
 
 
-@router.delete("/v1/responses/{response_id}")
+@router.delete("/v1/responses/{response_id}", responses=errors(404, 503))
 async def delete(response_id: str, request: Request) -> dict[str, Any]:
     """Delete a response; a running one ends."""
     await _store(request).delete(serving_of(request).begin(request), response_id)
     return {"id": response_id, "object": "response", "deleted": True}
 
 
-@router.post("/v1/responses/{response_id}/cancel", response_model=None)
+@router.post("/v1/responses/{response_id}/cancel", response_model=None, responses=errors(404, 503))
 async def cancel(response_id: str, request: Request) -> Response:
     """End a background response with its output so far, and return it."""
     job = _store(request).find(serving_of(request).begin(request), response_id)
@@ -91,7 +92,7 @@ async def cancel(response_id: str, request: Request) -> Response:
     return whole(job.response)
 
 
-@router.get("/v1/responses/{response_id}/input_items")
+@router.get("/v1/responses/{response_id}/input_items", responses=errors(404, 503))
 async def input_items(response_id: str, request: Request) -> dict[str, Any]:
     """List the input items of a response, in order."""
     for name in request.query_params:

@@ -12,12 +12,13 @@ from jpaged import EngineStopped, __version__
 from jpaged.server.access import admin_only, open_to_all
 from jpaged.server.endpoints.common import serving_of
 from jpaged.server.errors import ApiError, shortened
+from jpaged.server.openapi import errors
 from jpaged.server.serving import Serving
 
 router = APIRouter()
 
 
-@router.get("/health")
+@router.get("/health", responses=errors(503))
 @open_to_all
 async def health(request: Request) -> dict[str, str]:
     """Tell whether the server accepts requests and the engine's thread runs."""
@@ -34,7 +35,7 @@ async def health(request: Request) -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/ping")
+@router.get("/ping", responses=errors(503))
 @open_to_all
 async def ping(request: Request) -> dict[str, str]:
     """Answer as `/health` does; hosting services ask here."""
@@ -54,7 +55,7 @@ async def models(request: Request) -> dict[str, Any]:
     return {"object": "list", "data": [_model(serving, name) for name in serving.names]}
 
 
-@router.get("/v1/models/{name:path}")
+@router.get("/v1/models/{name:path}", responses=errors(404))
 async def model(name: str, request: Request) -> dict[str, Any]:
     """Describe the model, by one of its names, or an adapter. Without a name it lists them."""
     if not name:

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`."""
+"""`/tokenize`, `/detokenize` and, if the server is to show it, `/tokenizer_info`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from fastapi import APIRouter, Request
 from jpaged import AsyncLLM
 from jpaged.server.endpoints.common import serving_of
 from jpaged.server.errors import ApiError, refused
+from jpaged.server.openapi import errors
 from jpaged.server.protocol.fields import check_model
 from jpaged.server.protocol.prompts import DetokenizeRequest, TokenizeRequest
 from jpaged.server.serving import Serving
 
-router = APIRouter()
+router, info_router = APIRouter(), APIRouter()
 MOST_TOKENS = 2**17
 """Limit on the tokens of a text at `/tokenize`, or eight times `max_model_len`, where that is more."""
 
 
-@router.post("/tokenize")
+@router.post("/tokenize", responses=errors(404))
 async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
     """Return the tokens of a text or a conversation."""
     serving = serving_of(request)
@@ -55,7 +56,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
     return found
 
 
-@router.post("/detokenize")
+@router.post("/detokenize", responses=errors(404))
 async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any]:
     """Return the text of tokens."""
     serving = serving_of(request)
@@ -68,6 +69,23 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any
             )
     tokenizer = await _tokenizer(serving)
     return {"prompt": await asyncio.to_thread(tokenizer.decode, body.tokens)}
+
+
+@info_router.get("/tokenizer_info")
+async def tokenizer_info(request: Request) -> dict[str, Any]:
+    """Return the tokenizer's special tokens and its chat template, but none of its paths.
+
+    A client that cannot load the tokenizer, as lm_eval's, renders conversations with them.
+    """
+    tokenizer = await _tokenizer(serving_of(request))
+    template = tokenizer.chat_template
+    return {
+        "tokenizer_class": type(tokenizer).__name__,
+        "vocab_size": len(tokenizer),
+        "model_max_length": serving_of(request).engine.max_model_len,
+        **{name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")},
+        "chat_template": template.get("default") if isinstance(template, dict) else template,
+    }
 
 
 async def _tokenizer(serving: Serving) -> Any:

@@ -38,11 +38,14 @@ Stop = Annotated[list[str] | None, typer.Option(help="Text that ends the output;
 
 @contextmanager
 def bad_parameters() -> Iterator[None]:
-    """Turn a refused argument into an error of the command line; `Command` makes it name the flag."""
+    """Turn a refused argument into an error of the command line; `Command` makes it name the flag.
+
+    The number of a prompt is left out, since a command that raises has one.
+    """
     try:
         yield
     except (ValueError, OSError) as error:
-        raise typer.BadParameter(str(error)) from error
+        raise typer.BadParameter(re.sub(r"^prompt \d+: ", "", str(error))) from error
 
 
 # The classes of click, or of the copy of it that newer versions of typer contain.

@@ -208,6 +208,35 @@ def test_some_tool_is_called_where_one_is_required_and_one_only_if_asked(with_to
     assert len(calls) == 1 and calls[0]["function"]["name"] in ("weather", "now")
 
 
+def allowed(mode, *names):
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_of_allowed_tools_one_is_called_and_the_prompt_has_all(with_tools):
+    server = with_tools(tool_parser="hermes")
+    body = BODY | {"tools": TOOLS, "parallel_tool_calls": False, "max_completion_tokens": 90, "ignore_eos": False}
+    for name in ("weather", "now"):
+        answer = server.answer(PATH, body | {"tool_choice": allowed("required", name)})
+        (call,) = answer["choices"][0]["message"]["tool_calls"]
+        assert call["function"]["name"] == name
+    short = {"max_completion_tokens": 1, "tools": TOOLS}
+    counts = {
+        server.answer(PATH, BODY | short | {"tool_choice": choice})["usage"]["prompt_tokens"]
+        for choice in ("auto", allowed("auto", "now"), allowed("required", "now"))
+    }
+    assert len(counts) == 1
+    asked = {"input": "hi", "max_output_tokens": 90, "parallel_tool_calls": False}
+    asked["tools"] = [{"type": "function", "name": "now"}, {"type": "function", "name": "later"}]
+    asked["tool_choice"] = {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [{"type": "function", "name": "later"}],
+    }
+    response = server.answer("/v1/responses", asked)
+    assert response["output"][0]["name"] == "later" and response["tool_choice"] == asked["tool_choice"]
+
+
 def test_tools_are_in_the_prompt_unless_none_may_be_called(with_tools):
     server = with_tools(tool_parser="hermes")
     tokens = [
@@ -222,6 +251,12 @@ def test_tools_that_cannot_be_are_refused_by_name(with_tools):
     for body, param in (
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": allowed("auto", "other")}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": allowed("never", "now")}, "tool_choice.mode"),
+        (
+            {"tools": [{"type": "web_search"}, {"type": "function", "function": {"name": "a b"}}]},
+            "tools.1.function.name",
+        ),
         ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
         ({"tools": TOOLS, "structured_outputs": {"grammar": 'root ::= "a"'}}, "structured_outputs"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}]}, "tools"),

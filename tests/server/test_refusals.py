@@ -168,3 +168,29 @@ def test_what_the_engine_refuses_harms_no_other_request(server):
     server.refusal(COMPLETIONS, {"prompt": ["a", [9999]], "n": 3})
     assert server.complete(temperature=0)["choices"][0]["text"] == before
     assert server.used_blocks() == 0
+
+
+def test_an_error_after_items_that_are_left_out_names_the_place_in_the_request(server):
+    """Tools and items of OpenAI's servers are left out before the rest is looked at."""
+    search = {"type": "web_search"}
+    call = {"type": "web_search_call", "id": "w"}
+    named = {"type": "function", "name": "a b"}
+    for body, param in (
+        ({"input": "a", "tools": [search, named]}, "tools.1.name"),
+        (
+            {"input": "a", "tools": [search, {"type": "namespace", "name": "n", "tools": [named]}]},
+            "tools.1.tools.0.name",
+        ),
+        ({"input": [call, {"role": "user", "content": 1}]}, "input.1.content"),
+        ({"input": [call, {"type": "function_call", "call_id": "c"}]}, "input.1.name"),
+        ({"input": "a", "include": ["reasoning.encrypted_content", "x"]}, "include.1"),
+    ):
+        assert server.refusal("/v1/responses", body)["param"] == param
+
+
+def test_what_is_not_honoured_after_items_that_are_left_out_is_named_by_its_place(serve, tiny_llm, monkeypatch):
+    template = "{{ tools or '' }}" + tiny_llm.tokenizer.chat_template
+    monkeypatch.setattr(tiny_llm.tokenizer, "chat_template", template)
+    tools = [{"type": "web_search"}, {"type": "function", "defer_loading": True, "function": {"name": "f"}}]
+    answer = serve(tool_parser="hermes").chat(tools=tools, max_tokens=1)
+    assert sorted(answer["not_honoured"]) == ["tools.0", "tools.1.defer_loading"]

@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any
 
 from jpaged import StructuredOutputsParams
-from jpaged.server.errors import ApiError
+from jpaged.server.errors import ApiError, shortened
 from jpaged.server.messages.parts import PlainReader, Reader
 from jpaged.server.messages.thoughts import THOUGHT_FORMATS, Thought, ThoughtReader, ThoughtTokens, shape_rule
 from jpaged.server.messages.tool_calls import format_of
-from jpaged.server.protocol.chat import ChatRequest, NamedTool, Tool
+from jpaged.server.protocol.chat import AllowedTools, ChatRequest, Function, NamedTool, Tool
 from jpaged.server.protocol.field_classes import EFFORT, VERBOSITY
 
 
@@ -60,9 +60,10 @@ class ChatTurn:
             raise _refusal("tools", "tools need a server that was started with --tool-parser")
         names = [tool.as_function().name for tool in body.tools]
         if len(set(names)) < len(names):
-            raise _refusal("tools", f"tools has two functions of one name: {', '.join(names)}")
-        if isinstance(choice, NamedTool) and choice.function.name not in names:
-            raise _refusal("tool_choice", f"tool_choice names {choice.function.name!r}, and tools has {names}")
+            raise _refusal("tools", f"tools has two functions of one name: {_listed(names)}")
+        for name in _named_by(choice) or ():
+            if name not in names:
+                raise _refusal("tool_choice", f"tool_choice names {shortened(name)!r}, and tools has {_listed(names)}")
         return [] if choice == "none" else body.tools
 
     def template_options(self) -> dict[str, Any]:
@@ -105,9 +106,9 @@ class ChatTurn:
         if self._form is None:
             return self._shape_after_thought()
         body, choice = self._body, self._body.tool_choice
-        named = choice.function.name if isinstance(choice, NamedTool) else None
-        offered = [tool.as_function() for tool in self._tools]
-        functions = [function for function in offered if named in (None, function.name)]
+        named = isinstance(choice, NamedTool)
+        required = choice.mode == "required" if isinstance(choice, AllowedTools) else choice == "required"
+        functions = self._callable()
         shape, thought = self._shape(), self._thought
         if body.structured_outputs is not None and thought == "may":
             thought = "none"  # the shape applies to the whole text
@@ -115,8 +116,8 @@ class ChatTurn:
             grammar = self._form.grammar(
                 [{"name": one.name, "parameters": one.parameters, "strict": one.strict} for one in functions],
                 self._special,
-                forced=named is not None or choice == "required",
-                parallel=body.parallel_tool_calls and named is None,
+                forced=named or required,
+                parallel=body.parallel_tool_calls and not named,
                 thought=thought,
                 shape=shape,
                 **({} if self._marks is None else {"marks": self._marks}),
@@ -128,6 +129,11 @@ class ChatTurn:
         if shown and body.skip_special_tokens:
             raise _refusal("skip_special_tokens", "skip_special_tokens=true would hide the model's tool calls")
         return {"structured_outputs": StructuredOutputsParams(grammar=grammar), **shown}
+
+    def _callable(self) -> list[Function]:
+        """Return the functions that the answer may call; the prompt has all tools."""
+        offered, allowed = [tool.as_function() for tool in self._tools], _named_by(self._body.tool_choice)
+        return [function for function in offered if allowed is None or function.name in allowed]
 
     def _shape(self) -> StructuredOutputsParams | None:
         """Return the shape of an answer's text.
@@ -176,7 +182,9 @@ class ChatTurn:
 
     def reader(self) -> Reader:
         """Return a reader of one output."""
-        shaped = self._body.has_shape and self._body.tool_choice in (None, "auto")
+        choice = self._body.tool_choice
+        may = choice in (None, "auto") or (isinstance(choice, AllowedTools) and choice.mode == "auto")
+        shaped = self._body.has_shape and may
         answer: Reader = PlainReader() if self._form is None else self._form.reader(shaped=shaped)
         return answer if self._marks is None else self._marks.reader(answer, inside=self._thought == "runs")
 
@@ -188,6 +196,18 @@ class ChatTurn:
         end = _token_of(tokenizer, self._marks.end)
         decode = partial(tokenizer.decode, skip_special_tokens=self._body.skip_special_tokens is not False)
         return ThoughtTokens(reader, end, decode)
+
+
+def _named_by(choice: Any) -> list[str] | None:
+    """Return the names of the tools that a `tool_choice` allows; None: all."""
+    if isinstance(choice, NamedTool):
+        return [choice.function.name]
+    return [tool.name for tool in choice.tools] if isinstance(choice, AllowedTools) else None
+
+
+def _listed(names: list[str]) -> str:
+    """Return names for an error, as many as fit."""
+    return shortened(", ".join(names))
 
 
 def _token_of(tokenizer: Any, text: str) -> int | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from jpaged.json_schema import first_unfollowed
 from jpaged.server.errors import ApiError
@@ -228,6 +228,46 @@ class NamedTool(Body):
         return {"type": "custom", "function": data["custom"]}
 
 
+class AllowedTool(Body):
+    """A tool that the answer may call, by its name, which chats have in an object of the tool's type."""
+
+    @classmethod
+    def _prepared(cls, data: dict[str, Any]) -> dict[str, Any]:
+        kind = data.get("type")
+        named = data.get(kind) if isinstance(kind, str) else None
+        return {"type": kind, **named} if isinstance(named, dict) and data.keys() == {"type", kind} else data
+
+    type: Literal["function", "custom"] = "function"
+    name: str
+
+
+class AllowedTools(Body):
+    """The tools that the answer may call, and whether it must call one. The prompt has all tools."""
+
+    @classmethod
+    def _prepared(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Return the form of responses, which is the inside of that of chats."""
+        inner = data.get("allowed_tools")
+        if data.keys() == {"type", "allowed_tools"} and isinstance(inner, dict):
+            return {"type": data["type"], **inner}
+        return data
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[AllowedTool] = Field(min_length=1)
+
+
+def _kind_of_choice(choice: Any) -> str:
+    if not isinstance(choice, dict | Body):
+        return "Word"
+    kind = choice.get("type") if isinstance(choice, dict) else getattr(choice, "type", None)
+    return "Allowed" if kind == "allowed_tools" else "Named"
+
+
+BY_CHOICE = Discriminator(_kind_of_choice)
+"""Tells the forms of `tool_choice` apart, so that an error is about the form that was meant."""
+
+
 class ChatRequest(SamplingFields):
     """A request for the next message of a conversation.
 
@@ -252,7 +292,15 @@ class ChatRequest(SamplingFields):
     safety_identifier: str | None = Field(None, max_length=256)
     service_tier: Literal["auto", "default"] | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: (
+        Annotated[
+            Annotated[Literal["none", "auto", "required"], Tag("Word")]
+            | Annotated[AllowedTools, Tag("Allowed")]
+            | Annotated[NamedTool, Tag("Named")],
+            BY_CHOICE,
+        ]
+        | None
+    ) = None
     verbosity: str | None = None
     # vLLM's
     add_generation_prompt: bool = True

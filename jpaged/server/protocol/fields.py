@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
@@ -16,9 +16,10 @@ from pydantic import (
     GetCoreSchemaHandler,
     ModelWrapValidatorHandler,
     PrivateAttr,
+    ValidationError,
     model_validator,
 )
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 from pydantic_core.core_schema import DictSchema
 
 from jpaged import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
@@ -52,6 +53,7 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     classes: ClassVar[FieldClasses] = NOTHING
     _unhonoured: dict[str, str] = PrivateAttr(default_factory=dict)
+    _places: dict[str, list[int]] = PrivateAttr(default_factory=dict)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -70,7 +72,7 @@ class Body(BaseModel):
         """Sort the fields into their classes; null counts as absent."""
         if not isinstance(data, dict):
             return handler(data)
-        classes, unhonoured = cls.classes, {}
+        classes, unhonoured, places = cls.classes, {}, {}
         given = {name: value for name, value in cls._prepared(data).items() if value is not None}
         names = _names(cls)
         for name in [name for name in given if name not in names]:
@@ -84,12 +86,43 @@ class Body(BaseModel):
             del given[name]
         for name, kinds in classes.items.items():
             if isinstance(items := given.get(name), list):
-                given[name] = [item for item in items if _kind(item) not in kinds]
+                places[name] = [i for i, item in enumerate(items) if _kind(item) not in kinds]
+                given[name] = [items[i] for i in places[name]]
                 first = {kind: i for i, item in reversed([*enumerate(items)]) if (kind := _kind(item)) in kinds}
                 unhonoured |= {f"{name}.{i}": f"{kind}: {kinds[kind]}" for kind, i in first.items() if kinds[kind]}
-        body = handler(given)
-        body._unhonoured = unhonoured
+        try:
+            body = handler(given)
+        except ValidationError as error:
+            raise _placed(error, places) from error
+        body._unhonoured, body._places = unhonoured, places
         return body
+
+    def place(self, name: str, index: int) -> int:
+        """Return where an item of a list stood in the request, which may have items that were left out."""
+        places = self._places.get(name)
+        return index if places is None else places[index]
+
+
+def _placed(error: ValidationError, places: Mapping[str, Sequence[int]]) -> ValidationError:
+    """Return an error whose places count the items that were left out of lists before the validation."""
+
+    def moved(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
+        for i in (1, 2):  # pydantic may name an alternative of a union before the index
+            if i < len(loc) and isinstance(at := loc[i], int) and at < len(known := places.get(str(loc[0]), ())):
+                return (*loc[:i], known[at], *loc[i + 1 :])
+        return loc
+
+    if all(len(kept) in (0, kept[-1] + 1) for kept in places.values()):  # nothing before an item was left out
+        return error
+    lines = [
+        InitErrorDetails(
+            type=PydanticCustomError(each["type"], each["msg"], each.get("ctx")),
+            loc=moved(each["loc"]),
+            input=None,
+        )
+        for each in error.errors()
+    ]
+    return ValidationError.from_exception_data(error.title, lines)
 
 
 @cache
@@ -122,7 +155,7 @@ def unhonoured(body: Body, where: str = "") -> dict[str, str]:
         elif isinstance(value, list):
             for i, item in enumerate(value):
                 if isinstance(item, Body):
-                    found |= unhonoured(item, f"{where}{name}.{i}.")
+                    found |= unhonoured(item, f"{where}{name}.{body.place(name, i)}.")
     return found
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, Tag, ValidationError, model_validator
 
 from jpaged.server.errors import ApiError, invalid
 from jpaged.server.protocol import field_classes
-from jpaged.server.protocol.chat import ChatRequest
+from jpaged.server.protocol.chat import BY_CHOICE, AllowedTools, ChatRequest
 from jpaged.server.protocol.field_classes import FieldClasses
 from jpaged.server.protocol.fields import MOST_TEXTS, Body, at_most, only_fields
 
@@ -153,8 +154,8 @@ def _text(content: str | list[InputPart] | None, where: str) -> str:
     return "\n".join(part.text for part in content)
 
 
-def messages_of(items: Iterable[InputItem]) -> list[dict[str, Any]]:
-    """Return the messages of a conversation.
+def messages_of(items: Iterable[InputItem], place: Callable[[int], int]) -> list[dict[str, Any]]:
+    """Return the messages of a conversation. `place` returns where an item stands in the request, for errors.
 
     A thought becomes part of the message after it. It is a message of its own if the response was cut off before that.
 
@@ -164,11 +165,12 @@ def messages_of(items: Iterable[InputItem]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     thoughts: list[str] = []
     for i, item in enumerate(items):
-        item.check(f"input.{i}")
+        where = f"input.{place(i)}"
+        item.check(where)
         if item.type == "reasoning":
-            thoughts += [thought] if (thought := item.thought(f"input.{i}")) else []
+            thoughts += [thought] if (thought := item.thought(where)) else []
             continue
-        message, last = item.message(f"input.{i}"), messages[-1] if messages else {}
+        message, last = item.message(where), messages[-1] if messages else {}
         if message["role"] != "assistant":
             messages += _thought_alone(thoughts)
         elif thoughts:
@@ -317,7 +319,15 @@ class ResponsesRequest(Body):
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     tools: list[ResponseTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
+    tool_choice: (
+        Annotated[
+            Annotated[Literal["none", "auto", "required"], Tag("Word")]
+            | Annotated[AllowedTools, Tag("Allowed")]
+            | Annotated[ResponseToolChoice, Tag("Named")],
+            BY_CHOICE,
+        ]
+        | None
+    ) = None
     parallel_tool_calls: bool = True
     user: str | None = Field(None, max_length=256)
     safety_identifier: str | None = Field(None, max_length=256)
@@ -346,6 +356,14 @@ class ResponsesRequest(Body):
     def items(self) -> list[InputItem]:
         """Return the input as items, also if it is a text."""
         return [InputItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+
+    def after(self, history: list[InputItem]) -> ResponsesRequest:
+        """Return a request with the items of an earlier conversation before its own."""
+        items = self.items
+        made = self.model_copy(update={"input": [*history, *items]})
+        own = [self.place("input", i) for i in range(len(items))]
+        made._places = self._places | {"input": [0] * len(history) + own}
+        return made
 
     @property
     def called(self) -> dict[str, CalledTool]:
@@ -386,10 +404,24 @@ class ResponsesRequest(Body):
         given["tool_choice"] = choice
         if isinstance(choice, ResponseToolChoice):
             given["tool_choice"] = {"function": {"name": choice.name}}
+        elif isinstance(choice, AllowedTools):
+            given["tool_choice"] = choice.model_dump()
         try:
             return ChatRequest.model_validate(given)
         except ValidationError as error:
-            raise invalid(error.errors()) from error
+            raise invalid([{**each, "loc": self._place_in_request(each["loc"])} for each in error.errors()]) from error
+
+    def _place_in_request(self, loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
+        """Return the place in this request of an error in the chat request."""
+        if loc[0] == "messages":
+            return ("input",)
+        if loc[0] != "tools" or len(loc) < 2 or not isinstance(loc[1], int):
+            return loc
+        places: list[tuple[int | str, ...]] = []
+        for i, tool in enumerate(self.tools or ()):
+            place = ("tools", self.place("tools", i))
+            places += [place] if tool.tools is None else [(*place, "tools", k) for k in range(len(tool.tools))]
+        return (*places[loc[1]], *loc[3:])  # without "function" or "custom", which a tool of responses lacks
 
     def _format(self) -> dict[str, Any] | None:
         form = None if self.text is None else self.text.format
@@ -405,7 +437,7 @@ class ResponsesRequest(Body):
             messages.append({"role": "system", "content": self.instructions})
         if isinstance(self.input, str):
             return [*messages, {"role": "user", "content": self.input}]
-        return [*messages, *messages_of(self.input)]
+        return [*messages, *messages_of(self.input, partial(self.place, "input"))]
 
 
 def new_response_id(request_id: str, replica: str = "") -> str:

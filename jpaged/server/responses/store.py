@@ -80,7 +80,7 @@ class ResponseStore:
             message = f"previous_response_id={body.previous_response_id!r} has not ended"
             raise ApiError(message, param="previous_response_id", code="invalid_value")
         history = [InputItem.model_validate(item) for item in [*before.input, *before.response["output"]]]
-        return body.model_copy(update={"input": [*history, *body.items]})
+        return body.after(history)
 
     def _start(
         self, job: Job, answer: Answer, caller: Caller, record: dict[str, Any] | None, *, waits: bool = True

@@ -4,24 +4,29 @@
 #     bash scripts/clients/run.sh            # prints the results
 #     bash scripts/clients/run.sh --page     # writes them into docs/compatibility.md too
 #
-# CLIENTS_ENV names the environment (default .clients, made if it is missing); MODEL the served model.
+# CLIENTS_ENV names the environment (default .clients, made if it is missing); MODEL the served model. It needs npm.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-env=${CLIENTS_ENV:-.clients}
+env=$(realpath -m "${CLIENTS_ENV:-.clients}")
 model=${MODEL:-smollm2-135m}
 python=${PYTHON:-.venv/bin/python}
 if [ ! -x "$env/bin/pytest" ]; then
   "$python" -m venv "$env"
-  "$env/bin/pip" install --quiet -r scripts/clients/requirements.txt
+  "$env/bin/pip" install --quiet uv # pip takes an hour to find versions that go together
+  "$env/bin/uv" pip install --quiet --python "$env/bin/python" -r scripts/clients/requirements.txt
+fi
+if [ ! -d "$env/npm/node_modules" ]; then
+  mkdir -p "$env/npm"
+  npm install --silent --no-fund --no-audit --prefix "$env/npm" openai ai @ai-sdk/openai-compatible zod
 fi
 port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 "$python" -m jpaged.cli.main serve "$model" --served-model-name demo --port "$port" --tool-parser hermes \
-  --chat-template scripts/clients/chatml_tools.jinja --max-model-len 2048 --max-num-seqs 4 &
+  --enable-tokenizer-info-endpoint --max-model-len 2048 --max-num-seqs 4 &
 server=$!
 trap 'kill $server; wait $server || true' EXIT
 for _ in $(seq 300); do
   if curl --silent --fail "http://127.0.0.1:$port/health" > /dev/null; then break; fi
   sleep 1
 done
-JPAGED_URL="http://127.0.0.1:$port/v1" "$env/bin/pytest" -p no:cacheprovider -c /dev/null --rootdir scripts/clients/tests \
+JPAGED_URL="http://127.0.0.1:$port/v1" JPAGED_NPM="$env/npm" "$env/bin/pytest" -p no:cacheprovider -c /dev/null --rootdir scripts/clients/tests \
   scripts/clients/tests "$@"

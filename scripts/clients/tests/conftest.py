@@ -1,5 +1,7 @@
 """Writes a table of the clients, their versions and what was tried; `--page` puts it into docs/compatibility.md."""
 
+import json
+import os
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,7 +21,15 @@ def pytest_runtest_makereport(item, call):
     report = (yield).get_result()
     if report.when == "call" or report.failed:
         package, tried = item.get_closest_marker("client").args
-        ROWS.setdefault((package, version(package)), {})[tried] = report.passed
+        ROWS.setdefault((package, version_of(package)), {})[tried] = report.passed
+
+
+def version_of(package):
+    """The installed version of a package of PyPI, or of "NAME (npm)"."""
+    if not package.endswith(" (npm)"):
+        return version(package)
+    folder = Path(os.environ["JPAGED_NPM"]) / "node_modules" / package.removesuffix(" (npm)")
+    return json.loads((folder / "package.json").read_text(encoding="utf-8"))["version"]
 
 
 def pytest_configure(config):

@@ -59,7 +59,8 @@ class LLM:
     own turn. (`AsyncLLM` serves many callers at once.) A process that is forked later cannot use the LLM.
 
     Ctrl-C, or any other exception, ends the call that it interrupts. That call's requests are dropped; streams that
-    share the engine go on.
+    share the engine go on. Ctrl-C in `generate`, `chat` or `beam_search` raises
+    `jpaged.errors.GenerationInterrupted`, a KeyboardInterrupt whose `outputs` have the text so far.
 
     Args:
         model: alias (``smollm2-135m``), hub id, Hugging Face folder, ``.gguf`` file or saved checkpoint.

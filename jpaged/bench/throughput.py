@@ -65,12 +65,17 @@ class Throughput:
         )
 
 
-def run(llm: LLM, lengths: Lengths, *, single: int = 128) -> Throughput:
-    """Measure a warmed-up engine: greedy, with end-of-sequence ignored, so that the work is always the same."""
+def run(llm: LLM, lengths: Lengths, *, single: int = 128, seconds: float = 2.0) -> Throughput:
+    """Measure a warmed-up engine: greedy, with end-of-sequence ignored, so that the work is always the same.
+
+    Args:
+        single: output tokens of the one sequence.
+        seconds: how long each of the machine's peaks is measured, before the batch and after it.
+    """
     pairs = lengths.draw(llm.max_model_len)
     prompts = real_prompts(llm.tokenizer, [count for count, _ in pairs])
     params = [SamplingParams(temperature=0.0, max_tokens=out, ignore_eos=True) for _, out in pairs]
-    gemm, bandwidth = gemm_flops(), read_bandwidth()
+    gemm, bandwidth = gemm_flops(seconds=seconds), read_bandwidth(seconds=seconds)
 
     start = time.perf_counter()
     outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -92,12 +97,22 @@ def run(llm: LLM, lengths: Lengths, *, single: int = 128) -> Throughput:
         output_tokens=output_tokens,
         batch_seconds=batch_seconds,
         model_flop=2.0 * (layers * computed + head * output_tokens),
-        gemm=(gemm + gemm_flops()) / 2,
+        gemm=(gemm + gemm_flops(seconds=seconds)) / 2,
         single_tokens=single,
         single_seconds=single_seconds,
         weight_bytes=matrix_bytes(llm),
-        bandwidth=(bandwidth + read_bandwidth()) / 2,
+        bandwidth=(bandwidth + read_bandwidth(seconds=seconds)) / 2,
     )
+
+
+QUICK = Lengths(num_prompts=8, mean_input=64, mean_output=24, sigma=0.25)
+"""Work of a quick run, which takes seconds on two cores."""
+
+
+def run_quickly(llm: LLM) -> Throughput:
+    """Measure less work, for a first impression. The same work is run once before, to compile only what it needs."""
+    run(llm, QUICK, single=32, seconds=0.1)
+    return run(llm, QUICK, single=32, seconds=0.5)
 
 
 def matrix_parameters(llm: LLM) -> tuple[int, int]:

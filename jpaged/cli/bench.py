@@ -45,6 +45,9 @@ def throughput(
     mean_output: Annotated[float, typer.Option(min=1, help="Mean output tokens (lognormal).")] = 64,
     sigma: Annotated[float, typer.Option(min=0, help="Standard deviation of the lengths' logarithm.")] = 0.5,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the lengths and prompts.")] = 0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A first impression in 20 s: 8 short prompts, whatever the lengths say.")
+    ] = False,
     *,
     engine: EngineOptions,
 ) -> None:
@@ -53,8 +56,14 @@ def throughput(
     Both against this machine's own matrix products and memory.
     """
     from jpaged.bench.prompts import Lengths
-    from jpaged.bench.throughput import run
+    from jpaged.bench.throughput import QUICK, run, run_quickly
 
+    if quick:
+        small = {} if engine.settings()["max_num_seqs"] else {"max_num_seqs": QUICK.num_prompts}
+        llm = engine.build(model, **small)
+        with llm.control.compilation_notes():
+            typer.echo(str(run_quickly(llm)))
+        return
     llm = engine.build(model)
     llm.warmup()
     typer.echo(str(run(llm, Lengths(num_prompts, mean_input, mean_output, sigma, seed))))

@@ -64,7 +64,8 @@ def chat(
             if not _command(conversation, line):
                 break
         elif line.strip():
-            _answer(conversation, line)
+            with llm.control.compilation_notes():
+                _answer(conversation, line)
 
 
 class Conversation:

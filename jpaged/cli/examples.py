@@ -42,7 +42,10 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "run-batch": ("jpaged run-batch in.jsonl out.jsonl --model smollm2-135m",),
     "bench": ("jpaged bench throughput", "jpaged bench serve --rate 1 --rate 4"),
-    "bench throughput": ("jpaged bench throughput --num-prompts 64 --max-num-seqs 64",),
+    "bench throughput": (
+        "jpaged bench throughput --quick",
+        "jpaged bench throughput --num-prompts 64 --max-num-seqs 64",
+    ),
     "bench serve": (
         "jpaged bench serve --url http://127.0.0.1:8000 --rate 1 --rate 2 --num-requests 50 --out figures.json",
         "jpaged bench serve --prompts questions.jsonl --endpoint chat --limit-ttft 500 --limit-token 50",

@@ -24,6 +24,10 @@ from jpaged.cli.options import (
     sampling,
 )
 from jpaged.cli.printing import print_rule, print_text
+from jpaged.errors import GenerationInterrupted
+
+STOPPED = 130
+"""Exit status after Ctrl-C, as shells have it: 128 and the signal's number."""
 
 
 @with_engine_options("batch")
@@ -77,8 +81,17 @@ def generate(
     llm = engine.build(model)
     if stream:
         print_text(texts[0], end="", bold=True)
-        print_stream(_refusing(lambda: llm.stream(texts[0], params)))
-    outputs = [] if stream else llm.generate(texts, params, on_error="return")
+        try:
+            with llm.control.compilation_notes():
+                print_stream(_refusing(lambda: llm.stream(texts[0], params)))
+        except KeyboardInterrupt as interrupt:
+            print_text("")
+            raise _stopped() from interrupt
+    interrupted = False
+    try:
+        outputs = [] if stream else llm.generate(texts, params, on_error="return")
+    except GenerationInterrupted as interrupt:
+        outputs, interrupted = interrupt.outputs, True
     for output in outputs:
         if output.error is not None:
             print_rule()
@@ -88,10 +101,18 @@ def generate(
             print_rule()
             print_text(output.prompt, end="", bold=True)
             print_text(completion.text)
+    if interrupted:
+        raise _stopped()
     if memory:
         print_text(str(llm.memory_report()))
     if any(output.error is not None for output in outputs):
         raise typer.Exit(1)
+
+
+def _stopped() -> typer.Exit:
+    """Say that Ctrl-C ended the command, and return its end."""
+    typer.echo("stopped: this is the text so far", err=True)
+    return typer.Exit(STOPPED)
 
 
 def read_prompts(file: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -68,6 +69,8 @@ def run() -> None:
     """
     if sys.argv[1:2] != ["bench"]:
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+    # XLA's alarm "Very slow compile?" asks for a bug report; errors of a compilation raise all the same.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     app()
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from jpaged.engine.owner import Commit, EngineAccess
-from jpaged.engine.progress import warmup_progress
+from jpaged.engine.progress import compilation_notes, warmup_progress
 from jpaged.engine.replica import chosen_replica
 from jpaged.engine.stats import EngineStats, metrics_of
 from jpaged.engine.weights import HeldWeights, Running, hold_as_float32, replacement
@@ -140,6 +141,10 @@ class EngineControl:
                 deterministic=served.config.deterministic,
             )
         return self._trainable
+
+    def compilation_notes(self) -> AbstractContextManager[None]:
+        """Return the context manager in which standard error says which program a call waits for."""
+        return compilation_notes(self.engine.runner.worker.compilations)
 
     def prepare_warmup(self, *, use_tqdm: bool) -> Commit[int]:
         """Return the commit that compiles every shape; see `LLM.warmup`."""

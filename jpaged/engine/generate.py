@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from jpaged.engine.engine import Engine
 from jpaged.engine.progress import GenerationProgress
+from jpaged.errors import GenerationInterrupted
 from jpaged.outputs import CompletionOutput, RequestOutput, StreamDelta
 from jpaged.sampling_params import BeamSearchParams, SamplingParams
 from jpaged.scheduling import Request, Status
@@ -93,9 +94,23 @@ def generate(
                     except ValueError as error:
                         entries[i] = refuse(i, error)
             run_to_end(engine, [entry for entry in entries if isinstance(entry, Request)], use_tqdm)
+        except KeyboardInterrupt as interrupt:
+            engine.abort(*requests)
+            raise GenerationInterrupted(
+                [_so_far(entry, outputs, prompt) for entry, prompt in zip(entries, batch.prompts, strict=True)]
+            ) from interrupt
         finally:
             engine.abort(*requests)  # nothing stays in the engine if a prompt was refused or the user interrupted
     return [outputs.whole(entry) if isinstance(entry, Request) else entry for entry in entries]
+
+
+def _so_far(entry: Request | RequestOutput, outputs: OutputProcessor, prompt: Prompt | Conversation) -> RequestOutput:
+    """Return the output of a request that was aborted or has ended."""
+    if isinstance(entry, RequestOutput):
+        return entry
+    if any(part.status is not Status.FINISHED for part in entry.all_requests):
+        return refused(prompt, "interrupted before it began")
+    return outputs.whole(entry)
 
 
 def resume(engine: Engine, outputs: OutputProcessor, use_tqdm: bool) -> list[RequestOutput]:
@@ -174,7 +189,11 @@ def run_to_end(engine: Engine, requests: list[Request], show: bool) -> None:
     }
     missing = Counter(request.request_id for request in unfinished.values())
     compilations = engine.runner.worker.compilations
-    bar = GenerationProgress(len(missing), show, compiling=lambda: compilations.running) if show else nullcontext()
+    bar = (
+        GenerationProgress(requests, len(missing), engine.stats, compiling=compilations.activity)
+        if show
+        else nullcontext()
+    )
     with bar as progress:
         while unfinished:
             ended = []
@@ -187,4 +206,4 @@ def run_to_end(engine: Engine, requests: list[Request], show: bool) -> None:
                 ended += dict.fromkeys(unfinished.values())
                 unfinished.clear()
             if progress is not None:
-                progress.update(ended, engine.stats)
+                progress.update(len(ended))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,18 +14,23 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from jpaged.engine.stats import Counters
+    from jpaged.execution.compile.program import Compilations
     from jpaged.scheduling import Request
+
+
+NOTE_SECONDS = 0.2
+"""Least seconds between two changes of a bar's note, which cost more than a step of a small model."""
 
 
 class _Doing(ProgressColumn):
     """Shows the engine's current activity."""
 
-    def __init__(self, compiling: Callable[[], bool]) -> None:
+    def __init__(self, compiling: Callable[[], str]) -> None:
         super().__init__()
         self._compiling = compiling
 
     def render(self, task: Task) -> Text:
-        return Text("compiling" if self._compiling() else task.description)
+        return Text(self._compiling() or task.description)
 
 
 def _bar(show: bool, first: ProgressColumn | None = None) -> Progress:
@@ -41,38 +47,76 @@ def _bar(show: bool, first: ProgressColumn | None = None) -> Progress:
 
 
 class GenerationProgress:
-    """A progress bar of finished requests, with the rate of output tokens.
+    """A progress bar of one call's finished requests, with its steps and output tokens, and the tokens of a prompt that
+    is being read.
 
     Args:
-        total: number of requests.
-        show: whether the bar is drawn at all.
-        compiling: returns whether the engine is compiling a program, as for the first batch of a size; the bar shows
-            it.
+        requests: the call's requests.
+        total: how many of them are to finish.
+        stats: the engine's counters; what they hold now belongs to earlier calls.
+        compiling: describes the program that the engine is compiling, as for the first batch of a size; "" = none. The
+            bar shows it.
     """
 
-    def __init__(self, total: int, show: bool, compiling: Callable[[], bool] = lambda: False) -> None:
-        self._progress = _bar(show, _Doing(compiling))
+    def __init__(
+        self, requests: Sequence[Request], total: int, stats: Counters, compiling: Callable[[], str] = lambda: ""
+    ) -> None:
+        self._progress = _bar(True, _Doing(compiling))
         self._task = self._progress.add_task("generating", total=total, note="")
-        self._start = time.monotonic()
-        self._output_tokens = 0
+        self._requests = requests
+        self._stats = stats
+        self._steps, self._tokens = stats.num_steps, stats.num_output_tokens
+        self._start = self._noted = time.monotonic()
 
     def __enter__(self) -> GenerationProgress:
         self._progress.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._progress.update(self._task, note=self.note())
         self._progress.stop()
 
-    def update(self, finished: list[Request], stats: Counters) -> None:
-        """Count requests that finished in one step."""
-        if not finished:
-            return
-        for request in finished:
-            for part in request.all_requests:
-                self._output_tokens += sum(len(seq.output_token_ids) for seq in part.sequences)
+    def update(self, finished: int) -> None:
+        """Count the requests that finished in a step."""
+        now = time.monotonic()
+        if finished or now - self._noted > NOTE_SECONDS:
+            self._noted = now
+            self._progress.update(self._task, advance=finished, note=self.note())
+
+    def note(self) -> str:
+        """Return what the call has done so far."""
+        tokens, steps = self._stats.num_output_tokens - self._tokens, self._stats.num_steps - self._steps
+        if not tokens and len(self._requests) == 1:
+            total = len(self._requests[0].prompt_token_ids)
+            read = max((seq.num_computed for seq in self._requests[0].sequences), default=0)
+            return f"{min(read, total):,} of {total:,} prompt tokens, {steps} steps"
         seconds = max(time.monotonic() - self._start, 1e-9)
-        note = f"{self._output_tokens / seconds:.1f} output tokens/s, {stats.num_steps} steps"
-        self._progress.update(self._task, advance=len(finished), note=note)
+        return f"{tokens:,} output tokens, {tokens / seconds:.1f} a second, {steps} steps"
+
+
+@contextmanager
+def compilation_notes(compilations: Compilations) -> Iterator[None]:
+    """Say on standard error which program a caller of steps waits for, while it is compiled.
+
+    A terminal shows a line that goes again, and leaves the cursor where it was; elsewhere one line is written in all.
+    """
+    told = False
+
+    def say(activity: str) -> None:
+        nonlocal told
+        if sys.stderr.isatty():
+            # Save the cursor, write, and at the end restore it and erase: text before it stays.
+            sys.stderr.write(f"\x1b7 {activity}" if activity else "\x1b8\x1b[K")
+        elif activity and not told:
+            told = True
+            sys.stderr.write("compiling programs for the first answer; later ones begin at once\n")
+        sys.stderr.flush()
+
+    before, compilations.on_wait = compilations.on_wait, say
+    try:
+        yield
+    finally:
+        compilations.on_wait = before
 
 
 @contextmanager

@@ -20,8 +20,9 @@ def compile_while_serving(engine: Engine) -> None:
     """
     runner, start = engine.runner, time.monotonic()
     first, later = runner.shapes.first(), runner.shapes.later()
-    for _ in compiled_in_threads(first):
-        pass
+    logger.info("compiling %d programs and their kernels before the first request", len(first))
+    for done, name in enumerate(compiled_in_threads(first), start=1):
+        logger.info("compiled %d of %d: %s, %.1f s so far", done, len(first), name, time.monotonic() - start)
     logger.info(
         "compiled %d shapes in %.1f s; the other %d are compiled while requests are served",
         len(first),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 ANSWERS = {
@@ -20,7 +21,7 @@ class Scripted:
     max_model_len = 32
 
     def __init__(self, model: str, **settings: object) -> None:
-        pass
+        self.control = SimpleNamespace(compilation_notes=nullcontext)
 
     def chat_prompt(self, messages: list[dict[str, str]]) -> dict[str, object]:
         words = [word for message in messages for word in [message["role"], *message["content"].split()]]

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,9 @@ import jpaged
 from jpaged.cli.generate import read_prompts
 from jpaged.cli.main import app
 from jpaged.config import EngineConfig
+from jpaged.errors import GenerationInterrupted
 
+CONTROL = SimpleNamespace(compilation_notes=nullcontext)
 GENERATING = [["generate", "Hello"], ["chat"], ["bench", "throughput"]]
 
 
@@ -138,8 +141,25 @@ def test_a_stream_of_one_prompt_is_refused_without_its_number(monkeypatch):
     def stream(*_):
         raise ValueError("prompt 0: the prompt has 5000 tokens")
 
-    monkeypatch.setattr("jpaged.llm.LLM", lambda *_, **__: SimpleNamespace(stream=stream))
+    monkeypatch.setattr("jpaged.llm.LLM", lambda *_, **__: SimpleNamespace(stream=stream, control=CONTROL))
     result = CliRunner().invoke(app, ["generate", "hi", "--stream"])
     assert (
         result.output.splitlines()[-1].endswith("Error: the prompt has 5000 tokens") and "prompt 0" not in result.output
     )
+
+
+@pytest.mark.parametrize("flags", [[], ["--stream"]])
+def test_ctrl_c_keeps_the_text_so_far(monkeypatch, flags):
+    def stream(*_):
+        yield SimpleNamespace(text=" as far")
+        raise KeyboardInterrupt
+
+    def generate(*_, **__):
+        done = SimpleNamespace(prompt="hi", error=None, outputs=[SimpleNamespace(text=" as far")])
+        raise GenerationInterrupted([done])
+
+    llm = SimpleNamespace(stream=stream, generate=generate, control=CONTROL)
+    monkeypatch.setattr("jpaged.llm.LLM", lambda *_, **__: llm)
+    result = CliRunner().invoke(app, ["generate", "hi", *flags])
+    assert result.exit_code == 130 and result.stdout.endswith("hi as far\n")
+    assert result.stderr == "stopped: this is the text so far\n"

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +19,7 @@ class Poet:
     """An engine that answers everything with `TEXT`, and refuses what asks for prose."""
 
     def __init__(self, model, **settings):
-        pass
+        self.control = SimpleNamespace(compilation_notes=nullcontext)
 
     def generate(self, prompts, params, on_error):
         return [SimpleNamespace(prompt=p, error=None, outputs=[SimpleNamespace(text=TEXT)]) for p in prompts]

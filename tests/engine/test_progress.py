@@ -1,23 +1,68 @@
-"""The progress bar says what the engine does."""
+"""The progress bar, and the notes on standard error, say what the engine does."""
 
 from __future__ import annotations
 
 import io
+import sys
+from types import SimpleNamespace
 
+import pytest
 from rich.console import Console
 
-from jpaged.engine.progress import GenerationProgress
+from jpaged.engine.progress import GenerationProgress, compilation_notes
+from jpaged.engine.stats import Counters
+from jpaged.execution.compile.program import Compilations
+
+
+def request(prompt=10, computed=0):
+    return SimpleNamespace(prompt_token_ids=[1] * prompt, sequences=[SimpleNamespace(num_computed=computed)])
 
 
 def drawn(progress):
-    console = Console(file=io.StringIO(), width=100)
+    console = Console(file=io.StringIO(), width=140)
     console.print(progress._progress.get_renderable())
     return console.file.getvalue()
 
 
 def test_it_says_compiling_while_a_program_is_compiled_and_generating_otherwise():
-    doing = {"compiling": True}
-    with GenerationProgress(256, False, compiling=lambda: doing["compiling"]) as progress:
-        assert "compiling" in drawn(progress) and "0/256" in drawn(progress)
-        doing["compiling"] = False
+    compilations = Compilations()
+    with GenerationProgress([request()] * 256, 256, Counters(), compilations.activity) as progress:
+        compilations.begin("a step")
+        assert "compiling program 1" in drawn(progress) and "0/256" in drawn(progress)
+        compilations.end("a step", 1.0)
         assert "generating" in drawn(progress) and "compiling" not in drawn(progress)
+
+
+def test_steps_and_tokens_are_those_of_the_call():
+    stats = Counters(num_steps=1000, num_output_tokens=5000)
+    progress = GenerationProgress([request()] * 2, 2, stats)
+    stats.num_steps, stats.num_output_tokens = 1003, 5006
+    progress.update(1)
+    assert "1/2" in drawn(progress) and "6 output tokens" in drawn(progress) and "3 steps" in drawn(progress)
+
+
+def test_one_long_prompt_shows_how_much_of_it_is_read():
+    stats, long = Counters(num_steps=7), request(5000)
+    progress = GenerationProgress([long], 1, stats)
+    stats.num_steps, long.sequences[0].num_computed = 9, 1024
+    assert progress.note() == "1,024 of 5,000 prompt tokens, 2 steps"
+    stats.num_output_tokens = 1
+    assert progress.note().startswith("1 output tokens, ")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_caller_reads_which_program_it_waits_for(terminal, monkeypatch):
+    written = io.StringIO()
+    written.isatty = lambda: terminal
+    monkeypatch.setattr(sys, "stderr", written)
+    compilations = Compilations()
+    with compilation_notes(compilations):
+        for shape in ("a step", "another"):
+            compilations.begin(shape)
+            compilations.end(shape, 1.0)
+    compilations.begin("after it")
+    if terminal:  # the line goes again, and the cursor is where it was
+        texts = [f"\x1b7 compiling program {i} and its kernels\x1b8\x1b[K" for i in (1, 2)]
+        assert written.getvalue() == "".join(texts)
+    else:
+        assert written.getvalue() == "compiling programs for the first answer; later ones begin at once\n"

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from jpaged import LLM, SamplingParams
 from jpaged.cli.main import app
+from jpaged.errors import GenerationInterrupted
 
 DRAWN = SamplingParams(temperature=1.0, seed=7, max_tokens=24, ignore_eos=True)
 TEXT = "the cab is far"
@@ -207,3 +208,24 @@ def test_chat_prints_the_answers_of_a_conversation(llm, folder):
         answers.append(llm.chat(messages, greedy, use_tqdm=False)[0].outputs[0].text)
         messages.append({"role": "assistant", "content": answers[-1]})
     assert result.stdout == "> " + "\n> ".join([*answers, ""])
+
+
+def test_ctrl_c_in_generate_keeps_the_text_so_far(llm, monkeypatch):
+    steps, step = [], llm.control.engine.step
+
+    def interrupted():
+        steps.append(1)
+        if len(steps) == 12:
+            raise KeyboardInterrupt
+        return step()
+
+    monkeypatch.setattr(llm.control.engine, "step", interrupted)
+    params = [SamplingParams(temperature=0, max_tokens=most, ignore_eos=True) for most in (2, 60)]
+    with pytest.raises(KeyboardInterrupt) as interrupt:
+        llm.generate([TEXT, TEXT + " away"], params, use_tqdm=False)
+    monkeypatch.undo()
+    assert isinstance(interrupt.value, GenerationInterrupted)
+    ended, cut = (output.outputs[0] for output in interrupt.value.outputs)
+    assert (ended.finish_reason, cut.finish_reason) == ("length", "abort") and 2 < len(cut.token_ids) < 60
+    whole = llm.generate(TEXT + " away", params[1], use_tqdm=False)[0].outputs[0]
+    assert whole.token_ids[: len(cut.token_ids)] == cut.token_ids and whole.text.startswith(cut.text)

@@ -31,6 +31,7 @@ class Compilations:
         background: the thread that compiles in the background, see `threading.get_ident`; None = none does.
         num_in_background: shapes that it compiled, or began to.
         num_to_come: shapes that it will look at yet.
+        on_wait: called with `activity` when a step waits for a shape to be compiled, and with "" at the end.
     """
 
     def __init__(self) -> None:
@@ -40,6 +41,7 @@ class Compilations:
         self.background: int | None = None
         self.num_in_background = 0
         self.num_to_come = 0
+        self.on_wait: Callable[[str], None] = _silent
         self._shapes: set[Hashable] = set()
         self._running: Counter[Hashable] = Counter()
         self._lock = threading.Lock()
@@ -54,13 +56,20 @@ class Compilations:
         """Tell whether a shape is being compiled right now."""
         return bool(self._running)
 
+    def activity(self) -> str:
+        """Describe the program that is being compiled; "" if none is."""
+        return f"compiling program {self.count} and its kernels" if self._running else ""
+
     def begin(self, shape: Hashable) -> None:
         """Note that a shape is about to be traced and compiled."""
         with self._lock:
+            waits = not self._running and threading.get_ident() != self.background
             self._shapes.add(shape)
             self._running[shape] += 1
             self.num_recompiles += self.warm
             self.num_in_background += threading.get_ident() == self.background
+        if waits:
+            self.on_wait(self.activity())
         if self.warm:
             logger.warning("compiling %s after warm-up (number %d)", shape, self.num_recompiles)
 
@@ -69,7 +78,13 @@ class Compilations:
         with self._lock:
             self.seconds += seconds
             self._running -= Counter([shape])
+        if threading.get_ident() != self.background and not self._running:
+            self.on_wait("")
         logger.debug("compiled %s in %.2f s", shape, seconds)
+
+
+def _silent(activity: str) -> None:
+    """Say nothing about a compilation."""
 
 
 def _noop(key: Hashable, seconds: float) -> None:

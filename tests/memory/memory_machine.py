@@ -4,31 +4,76 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import ClassVar
 
 import msgpack
+from held_images import FEATURES, Images
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from memory_shadow import ShadowPool, prefix_names
 
-from jpaged.memory import NO_BLOCK, Fit, FullAttention, GroupSpec, MemoryManager, Need, PoolLayout, TokenBudget
+from jpaged.memory import (
+    NO_BLOCK,
+    CrossAttention,
+    Fit,
+    FullAttention,
+    GroupSpec,
+    ImageFeatures,
+    MemoryManager,
+    Need,
+    PinnedSequences,
+    PoolLayout,
+    PromptBudget,
+    TokenBudget,
+)
 from jpaged.memory.pages import NO_GROUP
+from jpaged.memory.policies import VerifiedStates
 from jpaged.memory.saving import Fitting, held_blocks, load_memory, memory_data
+from jpaged.memory.shared_blocks import HeldImage
 
 MAX_SEQS = 8
+STEP_TOKENS = 20
+"""Most tokens that a sequence gets in a step."""
 DOCUMENT = [p // 3 % 3 for p in range(25)]
 """Prompts share its beginnings, so that many of them hit."""
 
 
 @dataclass
 class Life:
-    """What the machine knows of a sequence: `tokens` may be longer than what is computed."""
+    """What the machine knows of a sequence: `tokens` may be longer than what is computed.
+
+    Attributes:
+        image: the image that its prompt begins with, where the pool holds images; None = it has none.
+    """
 
     request: int
     tokens: list[int]
     salt: str | None
     prompt: int
     computed: int = 0
+    image: bytes | None = None
+    held: HeldImage | None = None
+
+    def forked(self) -> Life:
+        """Return the same of a sequence that has yet to hold its image."""
+        return replace(self, tokens=list(self.tokens), held=None)
+
+
+def bytes_for(groups: tuple[GroupSpec, ...], num_tokens: int, more_pages: int) -> int:
+    """Return the size of a pool that just holds a sequence, and some large pages more."""
+    page = PoolLayout.plan(groups, 1 << 20).page_bytes
+    encoded = max(FEATURES.values()) if any(map(takes_encoded, groups)) else 0
+    for pages in count(1):
+        manager = MemoryManager(PoolLayout.plan(groups, page * pages), max_step_tokens=STEP_TOKENS)
+        if manager.can_admit(Need(num_tokens, prompt_tokens=num_tokens, encoder_tokens=encoded)) is not Fit.NEVER:
+            return page * (pages + more_pages)
+    raise AssertionError("unreachable: some number of pages is enough")
+
+
+def takes_encoded(spec: GroupSpec) -> bool:
+    """Whether a group holds what an encoder makes of images."""
+    return isinstance(spec.policy, CrossAttention | ImageFeatures)
 
 
 class Machine(RuleBasedStateMachine):
@@ -46,8 +91,9 @@ class Machine(RuleBasedStateMachine):
     def build(self) -> None:
         layout = PoolLayout.plan(self.groups, self.pool_bytes)
         self.manager = self.empty_manager(layout)
-        self.watch_prediction()
         self.shadow = ShadowPool(layout)
+        self.watch()
+        self.pinned: list[int] = []
         self.lives: dict[int, Life] = {}
         self.swapped: dict[int, Life] = {}
         self.next_id = 0
@@ -56,18 +102,26 @@ class Machine(RuleBasedStateMachine):
     def empty_manager(self, layout: PoolLayout) -> MemoryManager:
         return MemoryManager(
             layout,
+            watermark=0.0,
+            max_step_tokens=STEP_TOKENS,
             prefix_caching=self.caching,
             swap_space_bytes=self.swap_bytes,
             prefix_eviction=self.eviction,
         )
 
-    def watch_prediction(self) -> None:
+    def watch(self) -> None:
+        """Give what stands around the manager to a new one."""
+        self.images = Images(self.manager, self.shadow)
+        self.pins = PinnedSequences(self.manager, len(DOCUMENT))
         if self.eviction == "predicted":
             self.manager.parts.predicted.choose_limit = lambda sequence: self.pool_bytes // 2
 
     def names(self, seq_id: int, length: int) -> list[object]:
         life = self.lives[seq_id]
-        return prefix_names(life.salt, life.tokens[:length])
+        return prefix_names((life.salt, life.image), life.tokens[:length])
+
+    def encoder_tokens(self, life: Life) -> int:
+        return max(self.image_tokens[life.salt], FEATURES.get(life.image, 0))
 
     def image(self, seq_id: int) -> list[object]:
         salt = self.lives[seq_id].salt
@@ -105,15 +159,18 @@ class Machine(RuleBasedStateMachine):
         own=st.lists(st.integers(0, 2), max_size=4),
         salt=st.sampled_from([None, None, None, None, "tenant"]),
         cap=st.sampled_from([None, None, None, None, 0, 5]),
+        image=st.sampled_from([None, *FEATURES]),
     )
-    def add(self, shared: int, own: list[int], salt: str | None, cap: int | None) -> None:
+    def add(self, shared: int, own: list[int], salt: str | None, cap: int | None, image: bytes | None) -> None:
         tokens = DOCUMENT[:shared] + own or [0]
         seq_id = self.next_id
         self.next_id += 1
-        self.manager.add(seq_id, seq_id, encoder_tokens=self.image_tokens[salt])
-        life = self.lives[seq_id] = Life(seq_id, tokens, salt, len(tokens))
+        if not self.images.any or FEATURES.get(image, 0) > len(tokens):
+            image = None
+        life = self.lives[seq_id] = Life(seq_id, tokens, salt, len(tokens), image=image)
+        self.manager.add(seq_id, seq_id, encoder_tokens=self.encoder_tokens(life), prompt_tokens=life.prompt)
         free = [self.manager.free_blocks(g) for g in range(len(self.groups))]
-        hit = self.manager.match_prefix(seq_id, tokens, salt=salt, max_tokens=cap)
+        hit = self.manager.match_prefix(seq_id, tokens, salt=(salt, image), max_tokens=cap)
         assert hit <= len(tokens) - 1 and (cap is None or hit <= cap)
         assert self.caching or hit == 0
         assert all(hit % spec.policy.alignment(spec.block_size) == 0 for spec in self.groups)
@@ -129,8 +186,9 @@ class Machine(RuleBasedStateMachine):
         copies, planned = [], []
         for seq_id in chosen:
             life = self.lives[seq_id]
-            grow = data.draw(st.sampled_from([1, 1, 1, 2, 3, 7, 20]))
-            end = life.computed + grow
+            end = self.end_of_chunk(life, data.draw(st.sampled_from([1, 1, 1, 2, 3, 7, STEP_TOKENS])))
+            if not self.images.hold(life):
+                continue
             if data.draw(st.booleans()):  # as the scheduler does: what earlier steps computed
                 self.manager.commit(seq_id, life.tokens, life.computed)
             before = self.state()
@@ -147,6 +205,7 @@ class Machine(RuleBasedStateMachine):
                 life.tokens.append(data.draw(st.sampled_from([likely] * 6 + [0, 1, 2])))
             copies += made
             planned.append((seq_id, end))
+        self.images.encode()
         self.shadow.copy(copies)
         for seq_id, _ in planned:
             self.check_next_query(seq_id)  # before anything is written over
@@ -158,10 +217,20 @@ class Machine(RuleBasedStateMachine):
             for position in range(self.lives[seq_id].computed, end):
                 self.shadow.check_reads(self.manager, seq_id, names, position, self.image(seq_id))
             self.lives[seq_id].computed = end
+            self.images.took(self.lives[seq_id])
         for seq_id, end in planned:
             known = self.lives[seq_id].tokens[: end - data.draw(st.integers(0, 1))]  # one may be in flight
             if data.draw(st.booleans()):
                 self.manager.commit(seq_id, known, end)
+
+    def end_of_chunk(self, life: Life, grow: int) -> int:
+        """Where a step's tokens of a sequence end: layers that cut prompts down end at a prompt's end, and ones that
+        verify drafts have few states."""
+        policies = [spec.policy for spec in self.groups]
+        if any(isinstance(policy, PromptBudget) for policy in policies) and life.computed < life.prompt:
+            return min(life.prompt, life.computed + grow)
+        most = min((policy.slots for policy in policies if isinstance(policy, VerifiedStates)), default=grow)
+        return life.computed + (grow if life.computed < life.prompt else min(grow, most))
 
     @precondition(lambda self: self.lives and self.num_seqs < MAX_SEQS)
     @rule(data=st.data())
@@ -171,7 +240,7 @@ class Machine(RuleBasedStateMachine):
         free = [self.manager.free_blocks(g) for g in range(len(self.groups))]
         self.manager.fork(parent, child)
         assert free == [self.manager.free_blocks(g) for g in range(len(self.groups))]
-        self.lives[child] = copy.deepcopy(self.lives[parent])
+        self.lives[child] = self.lives[parent].forked()
         if self.only_full():
             tables = [[list(self.manager.block_table(s, g)) for g in range(len(self.groups))] for s in (parent, child)]
             assert tables[0] == tables[1], "every block is shared, the last one too"
@@ -183,6 +252,10 @@ class Machine(RuleBasedStateMachine):
         if data.draw(st.sampled_from([True, True, True, False])):
             life = self.lives[seq_id]
             self.manager.commit(seq_id, life.tokens, life.computed)
+        self.end(seq_id)
+
+    def end(self, seq_id: int) -> None:
+        self.images.release(self.lives[seq_id])
         self.manager.free(seq_id)
         del self.lives[seq_id]
 
@@ -207,7 +280,9 @@ class Machine(RuleBasedStateMachine):
         assert sorted((c.group, c.device_block) for c in copies) == sorted(blocks), "not every block once"
         self.shadow.forget_host(self.manager.swap_space.take_dropped())
         self.shadow.swap_out(copies)
-        self.swapped |= {seq_id: self.lives.pop(seq_id) for seq_id in seq_ids}
+        for seq_id in seq_ids:
+            self.images.release(self.lives[seq_id])
+            self.swapped[seq_id] = self.lives.pop(seq_id)
 
     @precondition(lambda self: self.swapped)
     @rule(data=st.data())
@@ -242,7 +317,30 @@ class Machine(RuleBasedStateMachine):
         self.next_id += 1
         self.manager.fork(parent, child)
         assert self.manager.swap_space.holds(child)
-        self.swapped[child] = copy.deepcopy(self.swapped[parent])
+        self.swapped[child] = self.swapped[parent].forked()
+
+    @precondition(
+        lambda self: not self.pinned and not self.encodes and self.manager.layout.prefix_step <= len(DOCUMENT)
+    )
+    @rule(length=st.sampled_from([12, 24]))
+    def pin(self, length: int) -> None:
+        seq_id = self.next_id
+        self.next_id += 1
+        try:
+            if self.pins.pin(seq_id, DOCUMENT[:length]):
+                self.pinned.append(seq_id)
+        except ValueError as refusal:
+            assert "pin" in str(refusal)
+
+    @precondition(lambda self: self.pinned)
+    @rule()
+    def unpin(self) -> None:
+        self.pins.unpin(self.pinned.pop())
+
+    @property
+    def encodes(self) -> bool:
+        """Whether the pool holds what an encoder makes: such a prefix is of one image only."""
+        return any(map(takes_encoded, self.groups))
 
     def only_full(self) -> bool:
         return all(isinstance(spec.policy, FullAttention) for spec in self.groups)
@@ -260,7 +358,8 @@ class Machine(RuleBasedStateMachine):
     def reset(self) -> None:
         self.reset_at = self.next_id
         entries = [b for s in self.lives for g in range(len(self.groups)) for b in self.manager.block_table(s, g)]
-        in_use = any(block != NO_BLOCK for block in entries)
+        in_use = any(block != NO_BLOCK for block in entries) or bool(self.pinned)
+        in_use |= any(life.held is not None for life in self.lives.values())
         done = self.manager.reset_prefix_cache()
         assert done != in_use
         if done:
@@ -268,7 +367,7 @@ class Machine(RuleBasedStateMachine):
             assert report.free_pages == report.num_pages
             assert not any(self.manager.parts.cache.contents(g) for g in range(len(self.groups)))
 
-    @precondition(lambda self: self.next_id > 3)
+    @precondition(lambda self: self.next_id > 3 and not self.pinned and not self.images.any)
     @rule()
     def save_and_load(self) -> None:
         """Another process goes on with what this one has written."""
@@ -277,11 +376,11 @@ class Machine(RuleBasedStateMachine):
         saved = msgpack.packb(memory_data(self.manager))
         self.manager = self.empty_manager(self.shadow.layout)
         load_memory(self.manager, msgpack.unpackb(saved, strict_map_key=False))
-        self.watch_prediction()
+        self.watch()
         assert self.state() == before
         assert memory_data(self.manager) == msgpack.unpackb(saved, strict_map_key=False)
 
-    @precondition(lambda self: self.next_id > 3)
+    @precondition(lambda self: self.next_id > 3 and not self.pinned and not self.images.any)
     @rule(data=st.data())
     def move_to_another_pool(self, data: st.DataObject) -> None:
         """The pool has another size: what is cached goes first, then the newest requests."""
@@ -304,8 +403,8 @@ class Machine(RuleBasedStateMachine):
         assert fitting.fits_host()
         pages = fitting.apply()
         self.manager, old = manager, self.shadow
-        self.watch_prediction()
         self.shadow = ShadowPool(manager.layout)
+        self.watch()
         self.shadow.host = old.host
         there = {(g, block) for g, blocks in enumerate(held_blocks(memory_data(manager))) for block in blocks}
         for g, blocks in enumerate(held_blocks(saved)):
@@ -318,12 +417,13 @@ class Machine(RuleBasedStateMachine):
                         self.shadow.put(g, place, offset, value)
         assert not there, "a block holds what was not saved"
 
-    @rule(num_tokens=st.sampled_from([1, 2, 5, 9, 60]), num_seqs=st.integers(1, 3))
+    @rule(num_tokens=st.sampled_from([1, 2, 5, 9, STEP_TOKENS]), num_seqs=st.integers(1, 3))
     def admit(self, num_tokens: int, num_seqs: int) -> None:
         """OK means that the allocation is possible at once."""
         image_tokens = self.image_tokens[None]
-        if self.manager.can_admit(Need(num_tokens, num_seqs, encoder_tokens=image_tokens)) is Fit.OK:
-            self.manager.add(-1, -1, encoder_tokens=image_tokens)
+        need = Need(num_tokens, num_seqs, encoder_tokens=image_tokens, prompt_tokens=num_tokens)
+        if self.manager.can_admit(need) is Fit.OK:
+            self.manager.add(-1, -1, encoder_tokens=image_tokens, prompt_tokens=num_tokens)
             assert self.manager.allocate(-1, num_tokens, first_write=0) == []
             self.manager.free(-1)
 
@@ -337,14 +437,24 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "manager"):
             return
         self.manager.check_invariants()
-        for seq_id in self.lives:
+        for seq_id, life in self.lives.items():
             self.check_next_query(seq_id)
+            self.images.check(life)
 
     def teardown(self) -> None:
         if not hasattr(self, "manager"):
             return
-        for seq_id in [*self.lives, *self.swapped]:
+        while self.pinned:
+            self.unpin()
+        for seq_id in self.swapped:
             self.manager.free(seq_id)
+        self.shadow.forget_host(self.manager.swap_space.take_dropped())
+        self.swapped.clear()
+        for seq_id in list(self.lives)[1:]:
+            self.end(seq_id)
+        for seq_id in list(self.lives):
+            self.let_it_end(seq_id)
+            self.end(seq_id)
         self.manager.check_invariants()
         self.shadow.forget_host(self.manager.swap_space.take_dropped())
         assert not self.shadow.host, "host blocks leaked"
@@ -354,3 +464,25 @@ class Machine(RuleBasedStateMachine):
         assert self.caching or report.free_pages == report.num_pages
         assert not self.manager.parts.requests
         assert self.manager.reset_prefix_cache()
+
+    def let_it_end(self, seq_id: int) -> None:
+        """The oldest sequence, alone, gets to its end, if the pool is large enough for it at all."""
+        life = self.lives[seq_id]
+        end = max(len(life.tokens), life.prompt + 8)
+        need = Need(end, encoder_tokens=self.encoder_tokens(life), prompt_tokens=life.prompt)
+        if self.empty_manager(self.shadow.layout).can_admit(need) is Fit.NEVER:
+            return
+        self.manager.pack(seq_id)
+        life.tokens += [0] * (end - len(life.tokens))
+        while life.computed < end:
+            chunk = min(end, self.end_of_chunk(life, 3))
+            self.manager.commit(seq_id, life.tokens, life.computed)
+            assert self.images.hold(life), "a lone sequence finds no room for its image"
+            copies = self.manager.allocate(seq_id, chunk, first_write=life.computed)
+            assert copies is not None, "a lone sequence that fits the pool does not end"
+            self.images.encode()
+            self.shadow.copy(copies)
+            self.shadow.write(self.manager, seq_id, self.names(seq_id, chunk), life.computed, self.image(seq_id))
+            life.computed = chunk
+            self.images.took(life)
+            self.check_next_query(seq_id)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from hypothesis import HealthCheck, settings
-from memory_machine import Machine
+import pytest
+from held_images import EMBEDDINGS, IMAGE_KV
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+from memory_machine import Machine, bytes_for
 from thorough import examples
 
 from jpaged.memory import (
@@ -13,10 +16,13 @@ from jpaged.memory import (
     CrossAttention,
     FullAttention,
     GroupSpec,
+    PromptBudget,
     SlidingWindow,
     StateCheckpoints,
     TokenBudget,
 )
+from jpaged.memory.policies import VerifiedStates
+from jpaged.memory.shared_blocks import ImageBlocks
 
 FULL_3 = GroupSpec("full", layer_bytes=2, num_layers=3, block_size=3, policy=FullAttention())
 FULL_4 = GroupSpec("wide", layer_bytes=1, num_layers=4, block_size=4, policy=FullAttention())
@@ -30,6 +36,10 @@ STATE = GroupSpec("state", layer_bytes=5, num_layers=2, block_size=6, policy=Sta
 SPARSE = GroupSpec("sparse", layer_bytes=7, num_layers=2, block_size=3, policy=StateCheckpoints(12))
 IMAGES = GroupSpec("images", layer_bytes=1, num_layers=3, block_size=2, policy=CrossAttention())
 BUDGET_8 = GroupSpec("pyramid", layer_bytes=2, num_layers=2, block_size=3, policy=TokenBudget(1, 3, 4))
+CUT = GroupSpec("prompt budget", layer_bytes=2, num_layers=2, block_size=3, policy=PromptBudget(6))
+SPREAD = GroupSpec("spread states", layer_bytes=7, num_layers=2, block_size=3, policy=StateCheckpoints(6, spacing=12))
+DRAFT = GroupSpec("draft", layer_bytes=1, num_layers=2, block_size=3, policy=FullAttention())
+RING = GroupSpec("verified states", layer_bytes=7, num_layers=2, block_size=3, policy=VerifiedStates(3))
 
 
 class OneGroup(Machine):
@@ -110,6 +120,37 @@ class Budgeted(Machine):
     swap_bytes = 12 * 9
 
 
+class LongPrompts(Machine):
+    groups = (FULL_3, SPREAD)
+    pool_bytes = bytes_for(groups, 40, 2)
+    swap_bytes = pool_bytes // 2
+
+
+class Drafting(Machine):
+    groups = (FULL_3, WINDOW_7, SPARSE, DRAFT, RING)
+    pool_bytes = bytes_for(groups, 40, 2)
+    swap_bytes = pool_bytes // 2
+
+
+class Embeddings(Machine):
+    groups = (FULL_3, WINDOW_7, EMBEDDINGS, DRAFT)
+    pool_bytes = bytes_for(groups, 40, 2)
+    swap_bytes = pool_bytes // 2
+
+
+class ImageKV(Machine):
+    groups = (FULL_3, WINDOW_7, SPARSE, IMAGE_KV)
+    pool_bytes = bytes_for(groups, 40, 2)
+    swap_bytes = pool_bytes // 2
+
+
+class AllKinds(Machine):
+    groups = (FULL_3, WINDOW_7, CHUNK_5, SPARSE, IMAGES, BUDGET_8, CUT, DRAFT, RING, EMBEDDINGS)
+    pool_bytes = bytes_for(groups, 40, 3)
+    swap_bytes = pool_bytes // 2
+    image_tokens: ClassVar[dict[str | None, int]] = {None: 3, "tenant": 6}
+
+
 COMMON = settings(
     max_examples=examples(150), stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
 )
@@ -117,7 +158,7 @@ for machine in (OneGroup, OneGroupUncached, TwoGroups, TwoGroupsUncached, TwoFul
     machine.TestCase.settings = COMMON
 for machine in (RecurrentAndChunked, Vision, Budgeted, TwoGroupsPredicted):
     machine.TestCase.settings = settings(COMMON, max_examples=60)
-for machine in (Recurrent, Hybrid, HybridPredicted, Everything):  # `test_random_lives.py` goes further
+for machine in (Recurrent, Hybrid, HybridPredicted, Everything, LongPrompts, Drafting, Embeddings, ImageKV, AllKinds):
     machine.TestCase.settings = settings(COMMON, max_examples=examples(60))
 TestOneGroup = OneGroup.TestCase
 TestOneGroupUncached = OneGroupUncached.TestCase
@@ -133,3 +174,23 @@ TestEverything = Everything.TestCase
 TestVision = Vision.TestCase
 TestTwoGroupsPredicted = TwoGroupsPredicted.TestCase
 TestBudgeted = Budgeted.TestCase
+TestLongPrompts = LongPrompts.TestCase
+TestDrafting = Drafting.TestCase
+TestEmbeddings = Embeddings.TestCase
+TestImageKV = ImageKV.TestCase
+TestAllKinds = AllKinds.TestCase
+
+MUTANT = settings(COMMON, max_examples=300, derandomize=True, database=None, phases=[Phase.generate])
+
+
+@pytest.mark.parametrize("machine", [Embeddings, ImageKV])
+def test_an_image_that_is_found_although_a_part_of_it_was_evicted_is_noticed(machine, monkeypatch):
+    monkeypatch.setattr(ImageBlocks, "evicted", lambda self, block: None)
+    with pytest.raises((AssertionError, RuntimeError), match=r"shared but empty|is another's|is still cached"):
+        run_state_machine_as_test(machine, settings=MUTANT)
+
+
+def test_a_state_that_is_not_copied_before_it_is_written_over_is_found(monkeypatch):
+    monkeypatch.setattr(StateCheckpoints, "holds", lambda *args: False)
+    with pytest.raises(AssertionError, match="reads another's KV"):
+        run_state_machine_as_test(Recurrent, settings=MUTANT)

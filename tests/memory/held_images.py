@@ -1,4 +1,4 @@
-"""Gives sequences of `test_random_lives.py` images as a scheduler does: held, encoded, taken or read, and given up."""
+"""Gives sequences of `memory_machine.py` images as a scheduler does: held, encoded, taken or read, and released."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ IMAGE_KV = GroupSpec("image KV", layer_bytes=1, num_layers=4, block_size=2, poli
 """K and V of images, which all later tokens read."""
 FEATURES = {b"cat": 3, b"dog": 6, b"owl": 7, b"elk": 5}
 """Features of each image that a prompt may have."""
-MOST_FEATURES = max(FEATURES.values())
 
 
 class Seer(Protocol):

@@ -15,6 +15,7 @@ from jpaged.outputs import PoolingRequestOutput
 from jpaged.server.caller import Caller
 from jpaged.server.endpoints.common import serving_of
 from jpaged.server.errors import ApiError, refused
+from jpaged.server.openapi import GENERATES
 from jpaged.server.protocol.fields import check_model
 from jpaged.server.protocol.vectors import EmbeddingRequest, RerankRequest, ScoreRequest
 from jpaged.server.serving import Serving
@@ -24,7 +25,7 @@ router = APIRouter()
 _Body = EmbeddingRequest | ScoreRequest | RerankRequest
 
 
-@router.post("/v1/embeddings")
+@router.post("/v1/embeddings", responses=GENERATES)
 async def embed(body: EmbeddingRequest, request: Request) -> dict[str, Any]:
     """Return a vector for each prompt."""
     serving, prompts = serving_of(request), body.prompts
@@ -41,7 +42,7 @@ async def embed(body: EmbeddingRequest, request: Request) -> dict[str, Any]:
     return {"object": "list", "data": data, "model": body.model or serving.settings.model, "usage": _usage(outputs)}
 
 
-@router.post("/v1/score")
+@router.post("/v1/score", responses=GENERATES)
 @router.post("/score", include_in_schema=False)
 async def score(body: ScoreRequest, request: Request) -> dict[str, Any]:
     """Return a score for each pair of texts."""
@@ -58,7 +59,7 @@ async def score(body: ScoreRequest, request: Request) -> dict[str, Any]:
     }
 
 
-@router.post("/v1/rerank")
+@router.post("/v1/rerank", responses=GENERATES)
 @router.post("/rerank", include_in_schema=False)
 async def rerank(body: RerankRequest, request: Request) -> dict[str, Any]:
     """Return the documents that fit a query best, the best first."""

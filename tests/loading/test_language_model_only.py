@@ -79,7 +79,7 @@ def multimodal(request, tmp_path_factory):
 
 def saved(family, config, folder):
     """Save a random checkpoint; returns transformers' logits of a text."""
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     torch.manual_seed(0)
     model = family(config).eval()
     with torch.no_grad():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -46,7 +47,7 @@ def main(
     """Serve large language models from JAX with paged KV memory."""
 
 
-for _name, _command in {
+_COMMANDS: dict[str, Callable[..., Any]] = {
     "generate": generate,
     "chat": chat,
     "convert": convert,
@@ -56,7 +57,8 @@ for _name, _command in {
     "plan": plan,
     "compile": compile_model,
     "replay-step": replay_step,
-}.items():
+}
+for _name, _command in _COMMANDS.items():
     app.command(_name, cls=Command, epilog=examples(_name))(_command)
 app.add_typer(bench, name="bench")
 

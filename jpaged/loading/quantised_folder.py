@@ -255,7 +255,8 @@ class _Shards:
 
     def finish(self) -> None:
         self._flush()
-        count, shard_of = len(self._names), {}
+        count = len(self._names)
+        shard_of: dict[str, str] = {}
         for number, names in enumerate(self._names, start=1):
             file = f"model-{number:05}-of-{count:05}.safetensors" if count > 1 else "model.safetensors"
             (self._folder / f"{number}.part").rename(self._folder / file)

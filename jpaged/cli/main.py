@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -47,7 +47,7 @@ def main(
     """Serve large language models from JAX with paged KV memory."""
 
 
-_COMMANDS: dict[str, Callable[..., Any]] = {
+_COMMANDS: dict[str, Callable[..., None]] = {
     "generate": generate,
     "chat": chat,
     "convert": convert,

@@ -74,7 +74,7 @@ def test_shared_kv_needs_to_know_how_many_layers_share(config, change):
         load_model(config.parent)
 
 
-@pytest.mark.parametrize("method", ["bitsandbytes", "eetq", "mxfp4", None])
+@pytest.mark.parametrize("method", ["hqq", "eetq", "mxfp4", None])
 def test_weights_that_others_quantised_are_refused_by_name(config, change, method):
     change(quantization_config={"quant_method": method, "bits": 4})
     message = f"weights of llama that quantization_config.quant_method={method!r} quantised are not read"
@@ -84,7 +84,7 @@ def test_weights_that_others_quantised_are_refused_by_name(config, change, metho
 
 
 def test_a_text_models_quantisation_is_refused_too(config, change):
-    text = {"model_type": "gemma3_text", "quantization_config": {"quant_method": "bitsandbytes"}}
+    text = {"model_type": "gemma3_text", "quantization_config": {"quant_method": "hqq"}}
     change(model_type="gemma3", text_config=text)
-    with pytest.raises(ValueError, match=r"weights of gemma3_text .*quant_method='bitsandbytes'"):
+    with pytest.raises(ValueError, match=r"weights of gemma3_text .*quant_method='hqq'"):
         load_model(config.parent)

@@ -169,8 +169,8 @@ def check_method(fields: Mapping[str, Any], file: Path) -> None:
         instead = REFUSED.get(str(name).lower())
         way = f"take {instead}" if instead else "quantization= quantises plain weights"
         raise ValueError(
-            f"{file}: weights of {family} that quantization_config.quant_method={str(name)[:80]!r} quantised are not "
-            f"read; read are {known}. {way[0].upper()}{way[1:]}"
+            f"{file}: weights of {family} that quantization_config.quant_method={repr(name)[:80]} quantised are not "
+            f"read; read are {known}; {way}"
         )
     try:
         method(said)

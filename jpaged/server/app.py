@@ -27,6 +27,7 @@ def routers_of(serving: Serving) -> tuple[APIRouter, ...]:
         serving.engine,
         stopping=lambda: serving.draining,
         replicas=serving.engine.config.data_parallel_size,
+        model=serving.settings.model,
         stall_timeout=serving.settings.stall_timeout,
     )
     info = (tokens.info_router,) if serving.settings.tokenizer_info else ()

@@ -55,6 +55,45 @@ _HISTOGRAMS = (  # name, help, buckets
 )
 
 
+_HELP = {
+    "num_requests_running": "Requests in the running batch, now.",
+    "num_requests_waiting": "Requests that wait for admission, now.",
+    "num_requests_swapped": "Requests whose blocks lie in host memory, now.",
+    "kv_cache_usage_perc": "Share of the pool's large pages that hold blocks in use, from 0 to 1.",
+    "kv_blocks": "Blocks of a layer group by state: used, evictable (cached, not in use) or empty.",
+    "shapes_to_compile": "Shapes that the background has still to compile.",
+    "prompt_tokens": "Prompt tokens of the requests that have their first token, cached ones included.",
+    "generation_tokens": "Tokens generated.",
+    "computed_tokens": "Tokens that steps computed, prompts and outputs, without those from the prefix cache.",
+    "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
+    "prefix_cache_hits": "Prompt tokens found in the prefix cache.",
+    "spec_decode_num_drafts": "Times that a sequence's drafts were verified.",
+    "spec_decode_num_draft_tokens": "Draft tokens that were verified.",
+    "spec_decode_num_accepted_tokens": "Draft tokens that were kept.",
+    "adapter_loads": "Low-rank adapters written to the devices, including those after an eviction.",
+    "encoded_images": "Images that went through the encoder, including those encoded again.",
+    "num_preemptions": "Preemptions of running requests.",
+    "preemptions_by_way": "Preemptions by what follows: the request is computed again, or swapped to host memory.",
+    "compiled_shapes": "Shapes compiled since the start.",
+    "compile_seconds": "Seconds of tracing and compiling, added up over shapes.",
+    "recompiled_shapes": "Shapes compiled after a warm-up.",
+    "background_compiled_shapes": "Shapes compiled in the background.",
+    "request_success": "Outputs that ended, by finish_reason.",
+    "step_time_seconds": "Seconds of an engine step: schedule, dispatch, and read back the step before.",
+    "disk_usage_perc": "Share of disk_space that is used, from 0 to 1.",
+    "disk_blocks": "Blocks on disk, now.",
+    "disk_read_bytes_per_second": "Measured read rate of the disk, in bytes a second.",
+    "disk_open": "1 while the disk is used, 0 after it failed.",
+    "disk_break_even_tokens": "Prefix length in tokens from which reading from disk beats computing.",
+    "disk_cache_hits": "Prompt tokens whose KV came from disk.",
+    "disk_read_bytes": "Bytes read from disk.",
+    "disk_written_bytes": "Bytes written to disk.",
+    "disk_failures": "Blocks that were damaged or missing when they were read, and reads that took too long.",
+    "disk_skipped_blocks": "Blocks that were evicted faster than they could be written.",
+}
+"""What each of the engine's metrics measures, and in which unit; a test finds one that is missing."""
+
+
 class RequestTimes:
     """Arrival times of the tokens of one request.
 
@@ -155,7 +194,7 @@ class _EngineNumbers(Collector):
         families: dict[str, Metric] = {}
         for metric in self._engine.get_metrics():
             labels = {"model_name": self._model, **metric.labels}
-            help_text = metric.name.removeprefix("jpaged:").replace("_", " ")
+            help_text = _HELP[metric.name.removeprefix("jpaged:")]
             if isinstance(metric, Gauge):
                 gauge = families.setdefault(metric.name, GaugeMetricFamily(metric.name, help_text, labels=list(labels)))
                 gauge.add_metric(list(labels.values()), metric.value)  # type: ignore[attr-defined]

@@ -117,7 +117,8 @@ def test_it_draws_every_page_in_the_colour_of_its_group_and_the_shade_of_its_sta
             state = seen.page(number)[0].state
             states.add(state)
             assert alpha == pytest.approx(255 * alphas[state], abs=2), f"page {number} is {state.name}"
-            assert rgb == pytest.approx(expected[seen.groups[group].name], abs=6)
+            own = {"light": (48, 54, 61), "dark": (240, 243, 247)}[scheme]  # of shared blocks
+            assert rgb == pytest.approx(own if state == 4 else expected[seen.groups[group].name], abs=6)
         assert len(states) >= 3
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert ground == {"light": "rgb(246, 247, 249)", "dark": "rgb(17, 20, 24)"}[scheme]
@@ -147,7 +148,7 @@ def test_it_follows_the_engine_and_tells_owners_tokens_and_last_need(browser):
         page.mouse.click(box["x"] + 4 + cached % columns * side, box["y"] + 4 + cached // columns * side)
         assert page.inner_text("#page-title").startswith(f"Page {cached}:")
         assert "cached" in page.inner_text("#page") and "s ago" in page.inner_text("#page")
-        assert page.inner_text("#page-owner") == "Nobody owns a block of it."
+        assert page.inner_text("#page-owner") == "No sequence owns a block of it."
         for by, least in (("request", BlockState.USED), ("prefix", BlockState.CACHED)):
             page.check(f"input[value={by}]")
             colours: dict[int, set[tuple[int, ...]]] = {}
@@ -227,3 +228,53 @@ def test_a_pool_of_a_hundred_thousand_blocks_is_drawn_and_followed(browser):
         page.wait_for_function(
             "t => document.querySelector('#groups tbody').innerText.includes(t)", arg=shown, timeout=10_000
         )
+
+
+def items(page, selector: str) -> list[str]:
+    return page.locator(f"{selector} li").all_inner_texts()
+
+
+def test_the_legend_follows_what_colours_mean_and_the_title_is_the_models(browser):
+    engine = busy_engine()
+    with serving(engine, free_port(), model="Qwen/größe") as url, page_of(browser, url) as page:
+        live(page)
+        assert page.inner_text("#model") == "Qwen/größe" and page.title() == "Qwen/größe - jpaged memory"
+        assert items(page, "#hues") == ["full", "window", "shared by several sequences"]
+        page.check("input[value=request]")
+        of_requests = items(page, "#hues")
+        assert any(text.startswith("request alice-") for text in of_requests)
+        assert of_requests[-2:] == ["of no running request", "shared by several sequences"]
+        page.check("input[value=prefix]")
+        assert items(page, "#hues")[-1] == "of no whole prefix" and items(page, "#hues")[0].startswith("prefix ")
+
+
+def test_pages_with_blocks_alone_are_drawn_larger(browser):
+    engine = busy_engine()
+    with serving(engine, free_port()) as url, page_of(browser, url) as page:
+        live(page)
+        before = float(page.get_attribute("#map", "data-side"))
+        page.check("#used")
+        held = [n for n, group in enumerate(engine.manager.map().page_groups) if group >= 0]
+        side, columns = (float(page.get_attribute("#map", f"data-{name}")) for name in ("side", "columns"))
+        assert side > before
+        box, last = page.locator("#map").bounding_box(), len(held) - 1
+        page.mouse.click(box["x"] + 5 + last % columns * side, box["y"] + 5 + last // columns * side)
+        assert page.inner_text("#page-title").startswith(f"Page {held[-1]}:")
+        page.keyboard.press("Home")
+        page.keyboard.press("Enter")
+        assert page.inner_text("#page-title").startswith(f"Page {held[0]}:")
+
+
+def test_a_narrow_screen_scrolls_tables_alone_and_its_cells_can_be_tapped(browser):
+    engine = busy_engine()
+    with serving(engine, free_port()) as url, page_of(browser, url, has_touch=True) as page:
+        page.set_viewport_size({"width": 390, "height": 800})
+        page.reload()
+        live(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert page.evaluate("document.querySelector('#groups').scrollWidth") > 340
+        side = float(page.get_attribute("#map", "data-side"))
+        assert side >= 24
+        box = page.locator("#map").bounding_box()
+        page.touchscreen.tap(box["x"] + side / 2, box["y"] + side / 2)
+        assert page.inner_text("#page-title").startswith("Page 0:") and page.is_visible("#tip")

@@ -4,14 +4,18 @@ import asyncio
 import json
 import re
 import time
+from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 from live_server import until
 
 from jpaged import CompletionOutput, RequestOutput
+from jpaged.engine.stats import EngineStats, StepTimes, metrics_of
+from jpaged.memory import BlockCounts, DiskStats
 from jpaged.outputs import RequestMetrics
 from jpaged.server.access import Key
-from jpaged.server.metrics import RequestTimes
+from jpaged.server.metrics import RequestTimes, ServerMetrics
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 PATH = "/v1/completions"
@@ -32,6 +36,22 @@ def test_every_metric_of_the_dashboard_is_one_of_the_servers(server):
     labels = {name for each in expressions() for by in re.findall(r"by \(([^)]*)\)", each) for name in by.split(", ")}
     assert labels == {"le", "group", "state", "finished_reason", "way"}
     assert all(f'{label}="' in text for label in labels)
+
+
+def test_the_help_of_every_metric_says_what_is_measured():
+    (counts,) = (BlockCounts("full", 1, 2, 3),)
+    disk = DiskStats(**{field.name: 1 for field in fields(DiskStats)})
+    known = {field.name: 1 for field in fields(EngineStats)}
+    stats = EngineStats(
+        **known | {"blocks": (counts,), "disk": disk, "finished": {"stop": 1}, "step_times": StepTimes(0, 0.0, 0.0, ())}
+    )
+    engine = SimpleNamespace(get_metrics=lambda: metrics_of(stats))
+    text = ServerMetrics(engine, "m").text().decode()
+    helps = dict(re.findall(r"# HELP jpaged:(\w+) (.*)", text))
+    assert len(helps) > 30 and all(
+        (told.endswith(".") and told[0].isupper()) or told[0] == "1" for told in helps.values()
+    )
+    assert helps["kv_cache_usage_perc"].endswith("from 0 to 1.")
 
 
 def test_the_first_tokens_of_a_stream_share_the_time_since_the_first_however_many_come_at_once():

@@ -7,7 +7,9 @@ const FIELDS = 7; // state, owners, tokens, request, sequence, prefix, last need
 const [STATE, OWNERS, TOKENS, REQUEST, SEQUENCE, PREFIX, NEED] = Array(FIELDS).keys();
 const FREE = -1;
 const SILENCE = 5000; // milliseconds without a message after which the connection counts as lost
-const HISTORY = 240; // samples that a plot shows
+const HISTORY = 240; // samples that a plot shows: a minute
+const WINDOW = 40; // samples over which a rate of hits is taken: ten seconds
+const LEGEND = 8; // requests or prefixes that the legend names
 const ROWS = 25; // rows of the table of pages
 
 const $ = (id) => document.getElementById(id);
@@ -131,18 +133,35 @@ function describe(page) {
 
 const map = $("map");
 const paint = map.getContext("2d");
+let shown = null; // the pages that are drawn, in their order
+let placed = null; // by page: its place among them, or -1
 let grid = { side: 0, columns: 1, rows: 1, gap: 0 };
 let by = "group";
 let cursor = 0;
 let chosen = null;
 const hues = new Map();
 
+/** Choose the pages to draw; return whether they are others than before. */
+function choosePages() {
+  const all = pool.pageGroup.length;
+  const kept = Array.from({ length: all }, (_, page) => page).filter((page) => !$("used").checked || pool.pageGroup[page] !== FREE);
+  const same = shown && shown.length === kept.length && shown.every((page, i) => page === kept[i]) && placed.length === all;
+  shown = kept;
+  placed = new Int32Array(all).fill(-1);
+  kept.forEach((page, i) => (placed[page] = i));
+  return !same;
+}
+
 function layout() {
-  const number = pool.pageGroup.length;
+  choosePages();
+  const number = Math.max(1, shown.length);
   const width = Math.max(120, map.parentElement.clientWidth - 28);
   const height = Math.max(300, innerHeight * 0.55);
-  let side = 30;
-  while (side > 4 && Math.ceil(number / Math.floor(width / side)) * side > height) side--;
+  const zoomed = $("used").checked;
+  const finger = innerWidth < 500 || matchMedia("(pointer: coarse)").matches; // a cell that can be tapped
+  let side = zoomed ? 64 : 30;
+  const least = finger && number <= 2000 ? 24 : 4;
+  while (side > least && Math.ceil(number / Math.floor(width / side)) * side > height) side--;
   while (side > 2.5 && Math.ceil(number / Math.floor(width / side)) * side > 3 * height) side -= 0.5;
   const columns = Math.min(number, Math.floor(width / side));
   const rows = Math.ceil(number / columns);
@@ -166,6 +185,7 @@ function hueOf(number) {
 }
 
 function colourOf(g, at) {
+  if (pool.rows[g][at + STATE] === 4 && by !== "prefix") return sharedColour; // whose it is: several sequences'
   if (by === "group") return COLOURS[g % COLOURS.length];
   const number = by === "request" ? pool.rows[g][at + REQUEST] : pool.rows[g][at + PREFIX] >>> 0;
   return number < 0 || (by === "prefix" && number === 0) ? colour("--free") : hueOf(number);
@@ -177,9 +197,10 @@ function acrossFor(n) {
   return Math.ceil(Math.sqrt(n));
 }
 
-const placeOf = (page) => [1 + (page % grid.columns) * grid.side, 1 + Math.floor(page / grid.columns) * grid.side];
+const placeOf = (page) => [1 + (placed[page] % grid.columns) * grid.side, 1 + Math.floor(placed[page] / grid.columns) * grid.side];
 
 function drawPage(page) {
+  if (placed[page] < 0) return;
   const [x, y] = placeOf(page);
   const size = grid.side - grid.gap;
   const g = pool.pageGroup[page];
@@ -216,21 +237,23 @@ function drawPage(page) {
   }
 }
 
-let [freeColour, cardColour, inkColour, focusColour] = ["", "", "", ""];
+let [freeColour, cardColour, inkColour, focusColour, sharedColour] = ["", "", "", "", ""];
 
 function drawAll() {
   if (!pool) return;
-  [freeColour, cardColour, inkColour, focusColour] = ["--free", "--card", "--ink", "--focus"].map(colour);
+  [freeColour, cardColour, inkColour, focusColour, sharedColour] = ["--free", "--card", "--ink", "--focus", "--shared"].map(colour);
   paint.clearRect(0, 0, map.width, map.height);
-  for (let page = 0; page < pool.pageGroup.length; page++) drawPage(page);
+  shown.forEach(drawPage);
 }
 
 function redraw(...pages) {
   for (const page of pages) {
     if (page === null || page < 0) continue;
     // A neighbour's outline reaches into the cell, and clearing a cell cuts outlines.
-    const near = [page - 1, page + 1, page - grid.columns, page + grid.columns, page];
-    near.filter((p) => p >= 0 && p < pool.pageGroup.length).forEach(drawPage);
+    const at = placed[page];
+    if (at < 0) continue;
+    const near = [at - 1, at + 1, at - grid.columns, at + grid.columns, at];
+    near.filter((i) => i >= 0 && i < shown.length).forEach((i) => drawPage(shown[i]));
   }
   [cursor, chosen].filter((page) => page !== null).forEach(drawPage);
 }
@@ -239,8 +262,8 @@ function pageAt(event) {
   const box = map.getBoundingClientRect();
   const column = Math.floor((event.clientX - box.left - 1) / grid.side);
   const row = Math.floor((event.clientY - box.top - 1) / grid.side);
-  const page = row * grid.columns + column;
-  return column >= 0 && column < grid.columns && page >= 0 && page < pool.pageGroup.length ? page : null;
+  const at = row * grid.columns + column;
+  return column >= 0 && column < grid.columns && at >= 0 && at < shown.length ? shown[at] : null;
 }
 
 // ------------------------------------------------------------------ hover, keys and choices
@@ -267,7 +290,9 @@ map.addEventListener("pointerleave", () => {
 });
 map.addEventListener("click", (event) => {
   const page = pool && pageAt(event);
-  if (page !== null) moveTo(page, true);
+  if (page === null) return;
+  moveTo(page, true);
+  showTip(page, event.clientX, event.clientY); // a tap moves no pointer
 });
 map.addEventListener("focus", () => pool && redraw(cursor));
 map.addEventListener("blur", () => {
@@ -276,14 +301,15 @@ map.addEventListener("blur", () => {
 });
 map.addEventListener("keydown", (event) => {
   if (!pool) return;
-  const last = pool.pageGroup.length - 1;
+  const [last, at] = [shown.length - 1, Math.max(0, placed[cursor])];
+  if (last < 0) return;
   const steps = {
-    ArrowLeft: cursor - 1, ArrowRight: cursor + 1, ArrowUp: cursor - grid.columns, ArrowDown: cursor + grid.columns,
-    PageUp: cursor - 10 * grid.columns, PageDown: cursor + 10 * grid.columns, Home: 0, End: last,
+    ArrowLeft: at - 1, ArrowRight: at + 1, ArrowUp: at - grid.columns, ArrowDown: at + grid.columns,
+    PageUp: at - 10 * grid.columns, PageDown: at + 10 * grid.columns, Home: 0, End: last,
   };
   if (event.key === "Escape") showTip(null);
   else if (event.key === "Enter" || event.key === " ") moveTo(cursor, true);
-  else if (event.key in steps) moveTo(Math.max(0, Math.min(last, steps[event.key])), false);
+  else if (event.key in steps) moveTo(shown[Math.max(0, Math.min(last, steps[event.key]))], false);
   else return;
   event.preventDefault();
 });
@@ -325,18 +351,21 @@ function showChosen() {
   }
   const owners = [...new Set(records.map((at) => ownerOf(g, at)).filter(Boolean))];
   const more = records.length > 64 ? ` ${records.length - 64} more blocks are not shown.` : "";
-  $("page-owner").textContent = (owners.length ? `Owned by ${owners.slice(0, 8).join("; ")}.` : "Nobody owns a block of it.") + more;
+  $("page-owner").textContent = (owners.length ? `Owned by ${owners.slice(0, 8).join("; ")}.` : "No sequence owns a block of it.") + more;
 }
 
 document.querySelectorAll("input[name=by]").forEach((input) =>
   input.addEventListener("change", () => {
     by = input.value;
     drawAll();
+    if (pool) showHues();
   }),
 );
+$("used").addEventListener("change", () => pool && layout());
 dark.addEventListener("change", () => {
   hues.clear();
   drawAll();
+  if (pool) showHues();
   plots.forEach(drawPlot);
 });
 addEventListener("resize", () => {
@@ -407,6 +436,52 @@ function showSummary(stats) {
     `${inUse.toFixed(0)} % in use, ${free.toLocaleString("en")} free; ${stats.running} running, ${stats.waiting} waiting`;
 }
 
+let named = 0; // when the legend was written last
+
+/** Return the requests or prefixes with the most blocks: [number, blocks], and how many there are. */
+function largest() {
+  const column = by === "request" ? REQUEST : PREFIX;
+  const blocks = new Map();
+  pool.rows.forEach((all) => {
+    for (let at = 0; at < all.length; at += FIELDS) {
+      const number = by === "request" ? all[at + column] : all[at + column] >>> 0;
+      if (all[at + STATE] < 2 || number < 0 || (by === "prefix" && number === 0)) continue;
+      if (by === "request" && all[at + STATE] === 4) continue; // drawn in the colour of shared blocks
+      blocks.set(number, (blocks.get(number) || 0) + 1);
+    }
+  });
+  return [[...blocks].sort((a, b) => b[1] - a[1]).slice(0, LEGEND), blocks.size];
+}
+
+/** Write what the colours mean. */
+function showHues() {
+  named = Date.now();
+  const list = $("hues");
+  list.textContent = "";
+  const add = (shade, text) => {
+    const item = document.createElement("li");
+    if (shade) {
+      const swatch = document.createElement("span");
+      swatch.className = "swatch";
+      swatch.style.background = shade;
+      item.append(swatch);
+    }
+    item.append(text);
+    list.append(item);
+  };
+  if (by === "group") pool.groups.forEach((group, g) => add(COLOURS[g % COLOURS.length], group.name));
+  else {
+    const [most, number] = largest();
+    for (const [one, blocks] of most) {
+      const name = by === "prefix" ? `prefix ${one.toString(16).padStart(8, "0")}` : `request ${pool.names[one] || one}`;
+      add(hueOf(one), `${name}: ${blocks.toLocaleString("en")} block${blocks === 1 ? "" : "s"}`);
+    }
+    if (number > LEGEND) add("", `and ${number - LEGEND} more`);
+    add("var(--free)", by === "request" ? "of no running request" : "of no whole prefix");
+  }
+  if (by !== "prefix") add("var(--shared)", "shared by several sequences");
+}
+
 let spoken = 0;
 
 /** Tell screen readers the state once in a while, not four times a second. */
@@ -421,10 +496,10 @@ function speak(text) {
 
 const rate = (name) => (now, then) => (now[name] - then[name]) / (now.seconds - then.seconds);
 const plots = [
-  { title: "Requests", unit: "", lines: [["running", (s) => s.running, "--a"], ["waiting", (s) => s.waiting, "--b"], ["swapped", (s) => s.swapped, "--c"]] },
+  { title: "Requests", unit: "", whole: true, lines: [["running", (s) => s.running, "--a"], ["waiting", (s) => s.waiting, "--b"], ["swapped", (s) => s.swapped, "--c"]] },
   { title: "Step time", unit: "ms", lines: [["mean", (s, t) => (1000 * (s.stepSeconds - t.stepSeconds)) / (s.steps - t.steps || NaN), "--a"]] },
-  { title: "Tokens/s", unit: "", lines: [["output", rate("outputTokens"), "--a"], ["prompt", rate("promptTokens"), "--b"]] },
-  { title: "Prefix hit rate", unit: "%", top: 100, lines: [["hits", (s, t) => (100 * (s.hits - t.hits)) / (s.queries - t.queries || NaN), "--a"]] },
+  { title: "Tokens", unit: "/s", lines: [["output", rate("outputTokens"), "--a"], ["prompt", rate("promptTokens"), "--b"]] },
+  { title: "Prefix hits, last 10 s", unit: "%", top: 100, over: WINDOW, lines: [["hits", (s, t) => (100 * (s.hits - t.hits)) / (s.queries - t.queries || NaN), "--a"]] },
   { title: "Pool in use", unit: "%", top: 100, lines: [["used", (s) => 100 * (1 - s.availablePages / s.pages), "--a"]] },
 ];
 let samples = [];
@@ -443,8 +518,8 @@ const short = (value) => (Number.isNaN(value) ? "–" : value >= 100 ? value.toF
 function plotStats(stats) {
   samples.push(stats);
   if (samples.length > HISTORY) samples.shift();
-  const then = samples[Math.max(0, samples.length - 5)]; // rates over a second
   for (const plot of plots) {
+    const then = samples[Math.max(0, samples.length - 1 - (plot.over || 4))]; // rates over a second
     plot.lines.forEach(([, value], i) => {
       const rated = value.length > 1 && samples.length < 2 ? NaN : value(stats, then);
       plot.series[i].push(rated);
@@ -454,18 +529,41 @@ function plotStats(stats) {
   }
 }
 
+/** Return a round number above a value, so that the axis does not move with each sample. */
+function niceTop(value) {
+  const unit = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 5, 10].map((step) => step * unit).find((step) => step >= value);
+}
+
 function drawPlot(plot) {
   const { canvas, series, lines } = plot;
   const scale = devicePixelRatio || 1;
-  const [width, height] = [canvas.clientWidth, 44];
+  const [width, height] = [canvas.clientWidth, 72];
+  const [left, bottom] = [46, 14]; // room for the axes' numbers
   [canvas.width, canvas.height] = [Math.round(width * scale), Math.round(height * scale)];
   const pen = canvas.getContext("2d");
   pen.scale(scale, scale);
   const known = series.flat().filter((value) => !Number.isNaN(value));
-  const top = plot.top || Math.max(1, ...known) * 1.1;
+  const top = plot.top || niceTop(Math.max(plot.whole ? 1 : 0.001, ...known));
+  const y = (value) => height - bottom - 1 - (value / top) * (height - bottom - 8);
+  pen.font = "10.5px system-ui, sans-serif";
+  pen.fillStyle = colour("--soft");
   pen.strokeStyle = colour("--line");
   pen.lineWidth = 1;
-  pen.strokeRect(0.5, 0.5, width - 1, height - 1);
+  pen.textAlign = "right";
+  for (const value of [0, top]) {
+    pen.textBaseline = value ? "top" : "bottom";
+    pen.fillText(`${short(value)}${plot.unit && ` ${plot.unit}`}`, left - 5, value ? 2 : height - bottom + 2);
+    pen.beginPath();
+    pen.moveTo(left, Math.round(y(value)) + 0.5);
+    pen.lineTo(width, Math.round(y(value)) + 0.5);
+    pen.stroke();
+  }
+  pen.textBaseline = "alphabetic";
+  pen.textAlign = "left";
+  pen.fillText("60 s ago", left, height - 2);
+  pen.textAlign = "right";
+  pen.fillText("now", width - 1, height - 2);
   series.forEach((values, i) => {
     pen.strokeStyle = colour(lines[i][2]);
     pen.lineWidth = 1.5;
@@ -473,8 +571,8 @@ function drawPlot(plot) {
     let down = false;
     values.forEach((value, k) => {
       if (Number.isNaN(value)) return;
-      const [x, y] = [width - 2 - ((values.length - 1 - k) * (width - 4)) / (HISTORY - 1), height - 3 - (value / top) * (height - 6)];
-      down ? pen.lineTo(x, y) : pen.moveTo(x, y);
+      const x = width - 2 - ((values.length - 1 - k) * (width - left - 2)) / (HISTORY - 1);
+      down ? pen.lineTo(x, y(value)) : pen.moveTo(x, y(value));
       down = true;
     });
     pen.stroke();
@@ -517,11 +615,13 @@ function take(message) {
     layout();
   } else {
     const touched = update(message);
+    if ($("used").checked && choosePages()) layout();
     for (const page of touched) drawPage(page);
     if (touched.size) redraw(cursor);
   }
   status("live", message.late ? "live; the engine is in a long step" : "live");
   showGroups();
+  if (message.pool || Date.now() - named > 1000) showHues();
   showSummary(message.stats);
   showChosen();
   showPages();
@@ -552,6 +652,7 @@ async function watch() {
     if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
     $("key").hidden = true;
     showReplicas(Number(answer.headers.get("X-Replicas")));
+    showModel(decodeURIComponent(answer.headers.get("X-Model") || ""));
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
     let parts = [];
     for (;;) {
@@ -578,6 +679,11 @@ async function watch() {
   wait = Math.min(2 * wait, 5000);
 }
 
+function showModel(name) {
+  $("model").textContent = name;
+  document.title = name ? `${name} - jpaged memory` : "jpaged memory";
+}
+
 function showReplicas(count) {
   $("replicas").hidden = count < 2;
   while ($("replica").options.length < count) $("replica").add(new Option($("replica").options.length));
@@ -598,13 +704,13 @@ document.addEventListener("visibilitychange", () => {
   else if ($("status").dataset.state === "wait") watch();
 });
 
-[4, 3, 2, 1].forEach((state) => {
+[3, 2, 1].forEach((state) => {
   const item = document.createElement("li");
   const swatch = document.createElement("span");
   swatch.className = "swatch";
   swatch.style.background = "var(--a)";
   swatch.style.opacity = ALPHA[state];
-  item.append(swatch, state === 4 ? "shared by several sequences" : STATES[state]);
+  item.append(swatch, STATES[state]);
   $("shades").append(item);
 });
 watch();

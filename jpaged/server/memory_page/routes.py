@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from importlib.resources import files
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import APIRouter, HTTPException, Request, Response
 
@@ -30,6 +31,7 @@ def memory_routes(
     stopping: Callable[[], bool] = lambda: False,
     rate: float = RATE,
     replicas: int = 1,
+    model: str = "",
     stall_timeout: float = 60.0,
 ) -> APIRouter:
     """Return the routes of the page that draws an engine's memory.
@@ -44,6 +46,7 @@ def memory_routes(
         stopping: returns whether the server is about to end, so that streams end too.
         rate: messages a second.
         replicas: number of the engine's pools; the page shows one of them.
+        model: the model's name, which the page shows to those who may read the stream.
         stall_timeout: seconds that a page may stop reading before the stream ends.
 
     Raises:
@@ -72,6 +75,7 @@ def memory_routes(
         if not 0 <= replica < replicas:
             raise HTTPException(404, f"replica={replica} is not in [0, {replicas})")
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no", "X-Replicas": str(replicas)}
+        headers["X-Model"] = quote(model)  # headers are ASCII
         caller = request.scope.get("state", {}).get(STATE) or Caller("memory")  # the routes may be part of another app
         return EventStream(None, _events(feeds[replica]), caller, stall_timeout, headers)
 

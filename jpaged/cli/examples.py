@@ -41,6 +41,10 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
         "jpaged serve smollm2-135m --compiled-programs ./programs --max-num-seqs 32",
     ),
     "run-batch": ("jpaged run-batch in.jsonl out.jsonl --model smollm2-135m",),
+    "eval": (
+        "jpaged eval --tasks arc_easy --limit 100",
+        "jpaged eval --model Qwen/Qwen3-0.6B --tasks gsm8k --num_fewshot 5 --apply_chat_template",
+    ),
     "bench": ("jpaged bench throughput", "jpaged bench serve --rate 1 --rate 4"),
     "bench throughput": (
         "jpaged bench throughput --quick",

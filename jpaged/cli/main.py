@@ -1,4 +1,4 @@
-"""The command line: ``jpaged generate|chat|serve|run-batch|convert|quantize|compile|replay-step|plan|bench``."""
+"""The command line: ``jpaged generate|chat|serve|run-batch|convert|quantize|compile|replay-step|plan|eval|bench``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 from jpaged import __version__
 from jpaged.cli.bench import app as bench
 from jpaged.cli.chat import chat
+from jpaged.cli.evaluate import evaluate
 from jpaged.cli.examples import examples
 from jpaged.cli.generate import generate
 from jpaged.cli.options import Command, Group
@@ -60,6 +61,12 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name, cls=Command, epilog=examples(_name))(_command)
+app.command(
+    "eval",
+    cls=Command,
+    epilog=examples("eval"),
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},  # lm_eval's own options
+)(evaluate)
 app.add_typer(bench, name="bench")
 
 

@@ -240,7 +240,9 @@ def test_a_ban_touches_its_own_row_only():
     logits = jnp.tile(logits_of(6), (4, 1))
     args = greedy_rows(4, VOCAB)
     best = int(logits[0].argmax())
-    args.edits.ban_row[:2], args.edits.ban_id[:2] = (2, 2), (best, (best + 1) % VOCAB)
+    ban_row, ban_id = args.edits.ban_row.copy(), args.edits.ban_id.copy()
+    ban_row[:2], ban_id[:2] = (2, 2), (best, (best + 1) % VOCAB)
+    args = args._replace(edits=args.edits._replace(ban_row=ban_row, ban_id=ban_id))
     tokens, _ = sample_jit(logits, args)
     assert [int(token) == best for token in tokens] == [True, True, False, True]
 

@@ -66,6 +66,6 @@ def as_transformers(config: AnyConfig) -> PretrainedConfig:
 def write_config(config: AnyConfig, folder: Path) -> None:
     """Write a config into a folder, so that jpaged and transformers read it."""
     if not isinstance(config, ModelConfig):
-        config.save_pretrained(folder)
+        config.to_json_file(folder / FILE, use_diff=False)
         return
     (folder / FILE).write_text(json.dumps(config.given, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -18,6 +18,10 @@ ARCHITECTURES = {
     "gemma4_text": "gemma4",
     "mixtral": "llama",
     "qwen3_moe": "qwen3moe",
+    "qwen2_moe": "qwen2moe",
+    "olmoe": "olmoe",
+    "olmo2": "olmo2",
+    "seed_oss": "seed_oss",
     "llama4_text": "llama4",
     "gpt_oss": "gpt-oss",
     "mamba2": "mamba2",
@@ -177,7 +181,9 @@ def _metadata(arch: str, config: PretrainedConfig) -> dict[str, Any]:
         keys["attention.sliding_window"] = config.sliding_window
     if family in ("llama4_text", "gpt_oss"):
         keys["expert_feed_forward_length"] = config.intermediate_size
-    if family == "qwen3_moe":
+    if family == "qwen2_moe":
+        keys["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
+    if family in ("qwen2_moe", "qwen3_moe"):
         keys["expert_feed_forward_length"] = config.moe_intermediate_size
     if family == "llama4_text":
         keys["interleave_moe_layer_step"] = config.interleave_moe_layer_step

@@ -255,6 +255,62 @@ def _qwen3_moe(file: GGUFFile) -> Fields:
     )
 
 
+def _whole_width(file: GGUFFile) -> Fields:
+    """Return the fields of a transformer whose heads together are as wide as its hidden states.
+
+    Raises:
+        ValueError: they are not.
+    """
+    fields: dict[str, Any] = transformer(file)
+    head_dim, embed = fields.pop("head_dim"), fields["hidden_size"]
+    if head_dim * fields["num_attention_heads"] != embed:
+        raise ValueError(f"{file.path}: attention.key_length={head_dim} is not embedding_length / head_count")
+    return fields
+
+
+def _qwen2_moe(file: GGUFFile) -> Fields:
+    """Return the fields of architecture ``qwen2moe``, in which every layer has experts and shares do not sum to one."""
+    fields = _whole_width(file)
+    return dict(
+        model_type="qwen2_moe",
+        **fields,
+        moe_intermediate_size=field(file, "expert_feed_forward_length"),
+        shared_expert_intermediate_size=field(file, "expert_shared_feed_forward_length", fields["intermediate_size"]),
+        num_experts=field(file, "expert_count"),
+        num_experts_per_tok=field(file, "expert_used_count"),
+        norm_topk_prob=False,
+        qkv_bias="blk.0.attn_q.bias" in file.tensors,
+    )
+
+
+def _olmoe(file: GGUFFile) -> Fields:
+    """Return the fields of architecture ``olmoe``, in which shares do not sum to one."""
+    return dict(
+        model_type="olmoe",
+        **_whole_width(file),
+        num_experts=field(file, "expert_count"),
+        num_experts_per_tok=field(file, "expert_used_count"),
+        norm_topk_prob=False,
+        attention_bias="blk.0.attn_q.bias" in file.tensors,
+    )
+
+
+def _olmo2(file: GGUFFile) -> Fields:
+    if field(file, "attention.sliding_window", 0):
+        raise ValueError(f"{file.path}: olmo2 with attention.sliding_window (OLMo 3) is not supported")
+    return dict(model_type="olmo2", **_whole_width(file), attention_bias="blk.0.attn_q.bias" in file.tensors)
+
+
+def _seed_oss(file: GGUFFile) -> Fields:
+    return dict(
+        model_type="seed_oss",
+        **transformer(file),
+        attention_bias="blk.0.attn_q.bias" in file.tensors,
+        attention_out_bias="blk.0.attn_output.bias" in file.tensors,
+        mlp_bias="blk.0.ffn_up.bias" in file.tensors,
+    )
+
+
 def _llama4(file: GGUFFile) -> Fields:
     """Return the fields of architecture ``llama4``.
 
@@ -356,10 +412,8 @@ def _every(file: GGUFFile, numbers: Sequence[int], layers: int) -> tuple[int, in
 
 def _lfm2(file: GGUFFile) -> Fields:
     """Return the fields of architecture ``lfm2``; layers without KV heads are short convolutions."""
-    fields: dict[str, Any] = transformer(file)
-    eps, head_dim, embed = fields.pop("rms_norm_eps"), fields.pop("head_dim"), fields["hidden_size"]
-    if head_dim * fields["num_attention_heads"] != embed:
-        raise ValueError(f"{file.path}: lfm2.attention.key_length={head_dim} is not embedding_length / head_count")
+    fields = _whole_width(file)
+    eps = fields.pop("rms_norm_eps")
     heads = field(file, "attention.head_count_kv")
     by_layer = heads if isinstance(heads, list) else [heads] * fields["num_hidden_layers"]
     return dict(
@@ -381,13 +435,17 @@ _FAMILIES: dict[str, Callable[[GGUFFile], Fields]] = {
     "gemma3": _gemma3,
     "gemma4": _gemma4,
     "qwen3moe": _qwen3_moe,
+    "qwen2moe": _qwen2_moe,
+    "olmoe": _olmoe,
+    "olmo2": _olmo2,
+    "seed_oss": _seed_oss,
     "llama4": _llama4,
     "gpt-oss": _gpt_oss,
     "mamba2": _mamba2,
     "jamba": _jamba,
     "lfm2": _lfm2,
 }
-_MAY_HAVE_EXPERTS = ("llama", "qwen3moe", "llama4", "gpt-oss", "jamba", "gemma4")
+_MAY_HAVE_EXPERTS = ("llama", "qwen2moe", "qwen3moe", "olmoe", "llama4", "gpt-oss", "jamba", "gemma4")
 
 _ONLY: dict[str, tuple[float | bool, ...]] = {"attention.causal": (True,), "expert_weights_scale": (1.0, 0.0)}
 """Keys with the only values that are supported, for all architectures; llama.cpp writes 0 for an unused scale."""

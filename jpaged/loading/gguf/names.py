@@ -135,6 +135,25 @@ _SPARSE = _Names(_LAYER | {"ffn_gate_inp": "mlp.gate"}, experts=_one_expert("mlp
 _BY_ARCHITECTURE: dict[str, _Names] = {
     "llama": _SPARSE,
     "qwen3moe": _SPARSE,
+    "olmoe": _SPARSE,
+    "qwen2moe": _Names(
+        {
+            **_SPARSE.layer,
+            **_mlp("mlp.shared_expert", "_shexp"),
+            "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+        },
+        experts=_SPARSE.experts,
+        undo={"ffn_gate_inp_shexp.weight": lambda weight: weight.reshape(1, -1)},
+    ),
+    "olmo2": _Names(
+        {
+            **_ATTENTION,
+            **_mlp("mlp"),
+            "post_attention_norm": "post_attention_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+        }
+    ),
+    "seed_oss": _Names(_LAYER | {"post_attention_norm": "post_attention_layernorm"}),
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
     "gemma4": _Names(

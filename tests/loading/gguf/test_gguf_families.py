@@ -23,7 +23,11 @@ from transformers import (  # noqa: E402
     Llama4TextConfig,
     Mamba2Config,
     MixtralConfig,
+    Olmo2Config,
+    OlmoeConfig,
+    Qwen2MoeConfig,
     Qwen3MoeConfig,
+    SeedOssConfig,
 )
 
 from jpaged import LLM, SamplingParams  # noqa: E402
@@ -90,6 +94,17 @@ CONFIGS = [
     ),
     MixtralConfig(**HEADS, num_local_experts=3, sliding_window=None),
     Qwen3MoeConfig(**HEADS, num_experts=3, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True),
+    Qwen2MoeConfig(
+        **SIZES,
+        tie_word_embeddings=False,
+        num_experts=3,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=40,
+    ),
+    OlmoeConfig(**SIZES, tie_word_embeddings=False, num_experts=3, num_experts_per_tok=2),
+    Olmo2Config(**SIZES, tie_word_embeddings=False),
+    SeedOssConfig(**HEADS, attention_out_bias=True, mlp_bias=True),
     Llama4TextConfig(
         **HEADS, intermediate_size_mlp=40, num_local_experts=3, num_experts_per_tok=2, interleave_moe_layer_step=2
     ),

@@ -40,7 +40,7 @@ ENCODERS = {
         activation="relu",
         pad_token_id=1,
     ),
-    "mpnet": MPNetConfig(**_SIZES, relative_attention_num_buckets=12, layer_norm_eps=0.02),
+    "mpnet": MPNetConfig(**_SIZES, layer_norm_eps=0.02),
     "nomic_bert": NomicBertConfig(**_SIZES, type_vocab_size=2),
     "modernbert": ModernBertConfig(
         **_SIZES,

@@ -50,6 +50,21 @@ _CHAMELEON = (
     r"[\p{P}!-/:-@\[-`{-~]",
     _WORDS_OF_GPT2,
 )
+_CONTRACTIONS, _ENDS_OF_LINES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_DEEPSEEK_3 = (
+    r"\p{N}{1,3}",
+    "[一-龥\u3040-\u30ff]+",
+    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|" + _ENDS_OF_LINES,
+)
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", r"\p{N}")
+_FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", _WORDS_OF_GPT2, r"[0-9][0-9][0-9]")
+_QWEN35 = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|"
+    + _ENDS_OF_LINES
+)
+_SEED_CODER = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|" + _ENDS_OF_LINES
+_BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+_BLOOM = r" ?[^(\s|.,!?…。\x{ff0c}、।\x{6d4}،)]+"
 
 
 def _by_regex(*patterns: str) -> pre_tokenizers.PreTokenizer:
@@ -98,11 +113,24 @@ _PRE_TOKENIZERS: dict[str, _Pre] = {
     "llama4": _GPT_4O,
     "mpt": _Pre(_gpt2, nfc=True),
     "tekken": _Pre(lambda: _by_regex(_CASED_WORDS_OF_TEKKEN), keeps_whole=True, bos=True),
+    "qwen35": _Pre(lambda: _by_regex(_QWEN35), nfc=True),
+    "falcon": _Pre(lambda: _by_regex(*_FALCON)),
+    "deepseek-coder": _Pre(lambda: _by_regex(*_DEEPSEEK_CODER)),
+    "seed-coder": _Pre(lambda: _by_regex(_SEED_CODER)),
+    "viking": _Pre(lambda: _by_regex(_BLOOM, r"\p{N}")),
     "chameleon": _Pre(lambda: _by_regex(*_CHAMELEON), bos=True),
 }
 _NAMED_OTHERWISE = {
     _LLAMA3: "llama3 llama-v3 lfm2 falcon3 falcon-h1 pixtral midm-2.0 jina-v5-nano",
-    _GPT2: "phi-2 jina-es jina-de jina-v2-es jina-v2-de gigachat a.x-4.0 mellum",
+    _Pre(lambda: _by_regex(_WORDS % r"\p{N}{1,3}")): "dbrx smaug-bpe glm4 chatglm-bpe",
+    _Pre(lambda: _by_regex(_WORDS % r"\p{N}")): "stablelm2 deepseek-r1-qwen kormo megrez hunyuan solar-open grok-2",
+    _Pre(lambda: _by_regex(*_DEEPSEEK_3)): "deepseek-v3 hunyuan-dense joyai-llm",
+    _Pre(lambda: _by_regex(_CASED_WORDS)): "minimax-m2 kanana2",
+    _Pre(lambda: _by_regex(_BAILING)): "bailingmoe bailingmoe2 llada-moe",
+    _Pre(lambda: _by_regex(_BLOOM)): "bloom poro-chat gpt3-finnish",
+    _Pre(_smollm): "starcoder refact command-r codeshell exaone minerva-7b",
+    _GPT2: "olmo jais trillion granite-docling exaone4 modern-bert phi-2 jina-es jina-de jina-v2-es jina-v2-de "
+    "gigachat a.x-4.0 mellum",
     _Pre(_gpt2, sep=True): "roberta-bpe jina-v1-en jina-v2-code",
 }
 _PRE_TOKENIZERS |= {name: pre for pre, names in _NAMED_OTHERWISE.items() for name in names.split()}

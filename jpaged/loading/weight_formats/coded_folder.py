@@ -140,7 +140,14 @@ class CodedFolder:
 
 
 _OF_ACTIVATIONS = (
-    *(".input_scale", ".input_zero_point", ".input_global_scale", ".activation_scale", ".pre_quant_scale"),
+    *(
+        ".input_scale",
+        ".input_scale_ub",
+        ".input_zero_point",
+        ".input_global_scale",
+        ".activation_scale",
+        ".pre_quant_scale",
+    ),
     *(".output_scale", ".output_zero_point", ".q_scale", ".k_scale", ".v_scale", ".k_zero_point", ".v_zero_point"),
 )
 """Endings of the names of what quantises activations, keys and values."""

@@ -17,7 +17,7 @@ for await (const piece of streamText(options).textStream) streamed += piece;
 assert.equal(streamed, whole.text);
 
 const weather = tool({ description: "tells the weather", inputSchema: city, execute: async ({ name }) => `sunny in ${name}` });
-const called = await generateText({ ...options, tools: { weather }, toolChoice: "required" });
+const called = await generateText({ ...options, tools: { weather }, toolChoice: { type: "tool", toolName: "weather" } });
 assert.equal(called.toolResults[0].toolName, "weather");
 
 const made = await generateText({ ...options, output: Output.object({ schema: city }) });

@@ -1,6 +1,7 @@
 """Clients of other projects talk, stream, call tools and get structured answers, with the requests that they make.
 
-The model is small: a loop of an agent may reach its limit of turns. What counts is that every request is answered.
+The model is small: a loop of an agent may reach its limit of turns, and a call is repeated until the limit of tokens cuts
+one off, unless only one may be made. What counts is that every request is answered.
 """
 
 import asyncio
@@ -57,6 +58,7 @@ def test_openai_calls_tools_and_parses():
     client = openai.OpenAI(**KEY)
     tool = openai.pydantic_function_tool(City, name="find")
     options = {"model": "demo", "messages": MESSAGES, "temperature": 0, "max_completion_tokens": 64}
+    options["parallel_tool_calls"] = False
     called = client.chat.completions.parse(**options, tools=[tool], tool_choice="required")
     assert isinstance(called.choices[0].message.tool_calls[0].function.parsed_arguments, City)
     message = client.chat.completions.parse(**options, tools=[tool], response_format=City).choices[0].message
@@ -101,6 +103,8 @@ def test_instructor():
     for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
         client = instructor.from_openai(openai.OpenAI(**KEY), mode=mode)
         options = {"model": "demo", "messages": list(MESSAGES), "temperature": 0, "max_tokens": 64}
+        if mode is instructor.Mode.TOOLS:
+            options["parallel_tool_calls"] = False
         assert isinstance(client.chat.completions.create(**options, response_model=City, max_retries=0), City)
 
 
@@ -154,8 +158,9 @@ def test_langchain():
     text = MESSAGES[0]["content"]
     assert "".join(piece.content for piece in model.stream(text)) == model.invoke(text).content
     assert isinstance(model.with_structured_output(City, method="json_schema").invoke(text), City)
-    assert model.bind_tools([weather], tool_choice="any").invoke(text).tool_calls
-    both = model.bind_tools([weather], response_format=City, strict=True).invoke(text)
+    assert model.bind_tools([weather], tool_choice="any", parallel_tool_calls=False).invoke(text).tool_calls
+    tools = {"response_format": City, "strict": True, "parallel_tool_calls": False}
+    both = model.bind_tools([weather], **tools).invoke(text)
     assert both.tool_calls or both.content
 
 

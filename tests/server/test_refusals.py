@@ -187,6 +187,7 @@ def test_an_error_after_items_that_are_left_out_names_the_place_in_the_request(s
         ({"input": [call, {"role": "user", "content": 1}]}, "input.1.content"),
         ({"input": [call, {"type": "function_call", "call_id": "c"}]}, "input.1.name"),
         ({"input": "a", "include": ["reasoning.encrypted_content", "x"]}, "include.1"),
+        ({"input": 1, "tools": [search]}, "input"),
     ):
         assert server.refusal("/v1/responses", body)["param"] == param
 

@@ -112,7 +112,7 @@ def _placed(error: ValidationError, places: Mapping[str, Sequence[int]]) -> Vali
                 return (*loc[:i], known[at], *loc[i + 1 :])
         return loc
 
-    if all(len(kept) in (0, kept[-1] + 1) for kept in places.values()):  # nothing before an item was left out
+    if all(not kept or len(kept) == kept[-1] + 1 for kept in places.values()):  # nothing before an item was left out
         return error
     lines = [
         InitErrorDetails(

@@ -1,7 +1,7 @@
 """Clients of other projects talk, stream, call tools and get structured answers, with the requests that they make.
 
-The model is small: a loop of an agent may reach its limit of turns, and a call is repeated until the limit of tokens cuts
-one off, unless only one may be made. What counts is that every request is answered.
+The model is small: a loop of an agent may reach its limit of turns, and a call is repeated until the limit of tokens
+cuts one off, unless only one may be made. What counts is that every request is answered.
 """
 
 import asyncio

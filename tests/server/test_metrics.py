@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from live_server import until
 
 from jpaged import CompletionOutput, RequestOutput
-from jpaged.engine.stats import EngineStats, StepTimes, metrics_of
+from jpaged.engine.stats import Counters, EngineStats, metrics_of
 from jpaged.memory import BlockCounts, DiskStats
 from jpaged.outputs import RequestMetrics
 from jpaged.server.access import Key
@@ -43,7 +43,7 @@ def test_the_help_of_every_metric_says_what_is_measured():
     disk = DiskStats(**{field.name: 1 for field in fields(DiskStats)})
     known = {field.name: 1 for field in fields(EngineStats)}
     stats = EngineStats(
-        **known | {"blocks": (counts,), "disk": disk, "finished": {"stop": 1}, "step_times": StepTimes(0, 0.0, 0.0, ())}
+        **known | {"blocks": (counts,), "disk": disk, "finished": {"stop": 1}, "step_times": Counters().step_times}
     )
     engine = SimpleNamespace(get_metrics=lambda: metrics_of(stats))
     text = ServerMetrics(engine, "m").text().decode()

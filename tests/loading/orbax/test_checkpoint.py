@@ -54,7 +54,7 @@ def test_a_stacked_model_is_saved_as_single_layers(folder, tmp_path):
 
 def test_config_tokenizer_and_end_ids_are_kept(folder, checkpoint):
     source, saved = load_model(folder), load_model(checkpoint)
-    assert saved.config.to_diff_dict() == source.config.to_diff_dict()
+    assert saved.config == source.config
     assert saved.eos_token_ids == source.eos_token_ids == (2, 5)
     chat = [{"role": "user", "content": "12 apples"}]
     assert saved.tokenizer.apply_chat_template(chat) == source.tokenizer.apply_chat_template(chat)

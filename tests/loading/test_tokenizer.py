@@ -237,7 +237,7 @@ def test_a_template_beside_the_processor_is_the_chat_template_as_transformers_pr
     ("changes", "message"),
     [
         ({"model": "bert"}, r"tokenizer\.ggml\.model='bert' is not supported; known: 'gpt2', 'llama'"),
-        ({"pre": "viking"}, r"pre='viking' is not supported; known: default, gpt-2, smollm, llama-bpe, qwen2"),
+        ({"pre": "kimi-k2"}, r"pre='kimi-k2' is not supported; known: default, gpt-2, smollm, llama-bpe, qwen2"),
         ({"merges": None}, r"no tokenizer\.ggml\.merges"),
     ],
 )

@@ -37,7 +37,7 @@ def quantize(
     bits: Annotated[int, typer.Option(help="4, or 8 except for awq.")] = 4,
     group_size: Annotated[int, typer.Option(help="Weights that share a scale: 32, 64 or 128.")] = 128,
 ) -> None:
-    """Write a model's matrices in 4 or 8 bits, as files that other engines read too.
+    """Write a model in 4 or 8 bits, for other engines too.
 
     Each scale makes the squared error of its group least; no texts are used for calibration. Head and embeddings stay
     plain. The folder has config and tokenizer.

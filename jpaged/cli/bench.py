@@ -46,7 +46,7 @@ def throughput(
     sigma: Annotated[float, typer.Option(min=0, help="Standard deviation of the lengths' logarithm.")] = 0.5,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the lengths and prompts.")] = 0,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A first impression in 20 s: 8 short prompts, whatever the lengths say.")
+        bool, typer.Option("--quick", help="A first impression: 8 short prompts, whatever the lengths say.")
     ] = False,
     *,
     engine: EngineOptions,

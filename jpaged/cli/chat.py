@@ -51,7 +51,12 @@ def chat(
     llm = engine.build(model, max_num_seqs=16 if drafts else 1)  # drafts take rows of the batch
     conversation = Conversation(llm, params, system)
     _note(f"{model}, {llm.max_model_len} tokens of context. /help lists commands, /bye leaves, Ctrl-C stops an answer.")
-    read = _line_reader()
+    with llm.control.compilation_notes():
+        _talk(conversation, _line_reader())
+
+
+def _talk(conversation: Conversation, read: Callable[[], str]) -> None:
+    """Answer lines until one ends the conversation."""
     while True:
         try:
             line = read()
@@ -64,8 +69,7 @@ def chat(
             if not _command(conversation, line):
                 break
         elif line.strip():
-            with llm.control.compilation_notes():
-                _answer(conversation, line)
+            _answer(conversation, line)
 
 
 class Conversation:

@@ -100,13 +100,17 @@ def compilation_notes(compilations: Compilations) -> Iterator[None]:
 
     A terminal shows a line that goes again, and leaves the cursor where it was; elsewhere one line is written in all.
     """
-    told = False
+    told = shown = False
 
     def say(activity: str) -> None:
-        nonlocal told
+        nonlocal told, shown
         if sys.stderr.isatty():
             # Save the cursor, write, and at the end restore it and erase: text before it stays.
-            sys.stderr.write(f"\x1b7 {activity}" if activity else "\x1b8\x1b[K")
+            if activity:
+                sys.stderr.write(f"\x1b7 {activity}")
+            elif shown:
+                sys.stderr.write("\x1b8\x1b[K")
+            shown = bool(activity)
         elif activity and not told:
             told = True
             sys.stderr.write("compiling programs for the first answer; later ones begin at once\n")

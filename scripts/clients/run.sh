@@ -24,8 +24,8 @@ port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)
   --enable-tokenizer-info-endpoint --max-model-len 2048 --max-num-seqs 4 &
 server=$!
 trap 'kill $server; wait $server || true' EXIT
-for _ in $(seq 300); do
-  if curl --silent --fail "http://127.0.0.1:$port/health" > /dev/null; then break; fi
+until curl --silent --fail "http://127.0.0.1:$port/health" > /dev/null; do
+  kill -0 "$server" # ends the script if the server has ended
   sleep 1
 done
 JPAGED_URL="http://127.0.0.1:$port/v1" JPAGED_NPM="$env/npm" "$env/bin/pytest" -p no:cacheprovider -c /dev/null --rootdir scripts/clients/tests \

@@ -21,6 +21,7 @@ from jpaged.loading.parameters import placement
 from jpaged.planning import plan
 from jpaged.training import logprobs
 
+pytestmark = pytest.mark.each_shape  # bits are compared of a step in the shape of its own
 SHAPES = {
     "dtype": "float32",
     "block_size": 8,

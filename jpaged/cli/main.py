@@ -74,9 +74,9 @@ def run() -> None:
     """Run the command line as the whole process.
 
     If PyTorch is installed, transformers imports all of it, which takes seconds and has no use here. The entry in
-    `sys.modules` hides it. `jpaged bench` keeps it, to measure against it.
+    `sys.modules` hides it. `jpaged bench` keeps it, to measure against it, and `jpaged eval`, whose libraries need it.
     """
-    if sys.argv[1:2] != ["bench"]:
+    if sys.argv[1:2] not in (["bench"], ["eval"]):
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     # XLA's alarm "Very slow compile?" asks for a bug report; errors of a compilation raise all the same.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -26,7 +26,7 @@ def get_rolling_token_windows(token_list, prefix_token, max_seq_len, context_len
     """Yield (tokens before, tokens to predict): each token is predicted once, with at least one before it."""
     assert context_len == 1
     for start in range(0, len(token_list), max_seq_len):
-        inputs = [prefix_token, *token_list][start : start + max_seq_len]
+        inputs = [prefix_token, *token_list[:-1]][start : start + max_seq_len]
         yield inputs, token_list[start : start + max_seq_len]
 
 

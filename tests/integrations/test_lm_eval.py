@@ -75,7 +75,7 @@ def test_what_greedy_decoding_gives_is_said_to_be_greedy(made, evaluated):
 
 
 def test_a_text_longer_than_the_context_is_scored_in_windows(made, evaluated):
-    text = "a cab is far and near and far again"  # 30 predictions a window
+    text = "a cab is far and near and far again, 1234567890"  # 30 predictions a window
     ids = evaluated.tok_encode(text, add_special_tokens=False)
     assert len(ids) > 30 >= len(ids) // 2
     prefix = evaluated.prefix_token_id

@@ -29,7 +29,7 @@ from .rope import rotary_from_config
 from .routing import Router, Routing
 from .stack import LayerKind, Shared
 
-_NAMES = SparseNames("router", "shared_expert", separate=None)
+_NAMES = SparseNames("router", shared="shared_expert", separate=None)
 
 
 def _layer(config: Any, kind: LayerKind, heads: Heads, layout: ExpertLayout, build: BuildContext) -> PreNormLayer:

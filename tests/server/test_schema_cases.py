@@ -38,20 +38,27 @@ DOCUMENTED = [
     schemathesis.checks.response_headers_conformance,
     schemathesis.checks.response_schema_conformance,
 ]
+ASKED = {"model", "prompt", "messages", "input", "tokens", "text_1", "text_2", "query", "documents"}
+"""Fields without which a path has nothing to do."""
 SERVING = ("jpaged", "starlette", "fastapi", "uvicorn", "pydantic", "anyio", "asyncio", "json", "prometheus_client")
 """Packages whose code runs in the server."""
 
 
 def cases(operation):
-    """Cases that keep to the document and cases that break it; of some bodies a few fields are left out, and most name
-    the model that is there."""
+    """Cases that keep to the document and cases that break it; half of the bodies keep two optional fields at most, of
+    the others a few fields are left out, and most name the model that is there."""
     ways = st.one_of(operation.as_strategy(generation_mode=mode) for mode in schemathesis.GenerationMode)
 
     @st.composite
     def drawn(draw):
         case = draw(ways)
         if isinstance(case.body, dict) and case.body:
-            for name in draw(st.sets(st.sampled_from(sorted(case.body)))):
+            drawn_names = st.sampled_from(sorted(case.body))
+            if draw(st.booleans()):
+                left_out = case.body.keys() - ASKED - draw(st.sets(drawn_names, max_size=2))
+            else:
+                left_out = draw(st.sets(drawn_names))
+            for name in left_out:
                 del case.body[name]
             if draw(st.integers(0, 3)):
                 case.body["model"] = "tiny"

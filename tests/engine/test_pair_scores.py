@@ -97,11 +97,24 @@ def test_a_model_of_several_classes_is_refused(tmp_path):
         {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
     ],
 )
-def test_scores_that_are_no_probabilities_are_refused(tmp_path, folder, said):
-    for file in Path(folder).iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | said))
-    refusal = pytest.raises(ValueError, match="asks for scores after Identity; known is Sigmoid")
-    with LLM(str(tmp_path), **SETTINGS) as llm, refusal:
+def test_scores_after_the_identity_are_the_heads_own_numbers(llm, folder, tmp_path, said):
+    (probability,) = scores(llm.score(QUERIES[0], TEXTS[0], use_tqdm=False))
+    with LLM(described(folder, tmp_path, said), **SETTINGS) as plain:
+        (number,) = scores(plain.score(QUERIES[0], TEXTS[0], use_tqdm=False))
+    assert 1 / (1 + np.exp(-number)) == pytest.approx(probability, abs=1e-5)
+
+
+def test_scores_after_another_activation_are_refused(folder, tmp_path):
+    said = {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}}
+    refusal = pytest.raises(ValueError, match="asks for scores after Tanh; known are Sigmoid and Identity")
+    with LLM(described(folder, tmp_path, said), **SETTINGS) as llm, refusal:
         llm.score("a", "b", use_tqdm=False)
+
+
+def described(folder, to, said):
+    """Copy a model's folder, with more fields in its config."""
+    for file in Path(folder).iterdir():
+        (to / file.name).write_bytes(file.read_bytes())
+    config = json.loads((to / "config.json").read_text())
+    (to / "config.json").write_text(json.dumps(config | said))
+    return str(to)

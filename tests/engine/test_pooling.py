@@ -169,8 +169,11 @@ def test_what_the_models_folder_says_is_the_default(folder, hidden, tmp_path):
     found = vectors(LLM(str(tmp_path), **SETTINGS).embed(prompts(), use_tqdm=False))
     np.testing.assert_allclose(found, [states.mean(0) for states in hidden], atol=2e-4)
     config.write_text(json.dumps({"pooling_mode_max_tokens": True}))
+    found = vectors(LLM(str(tmp_path), **SETTINGS).embed(prompts(), use_tqdm=False))
+    np.testing.assert_allclose(found, [states.max(0) for states in hidden], atol=2e-4)
+    config.write_text(json.dumps({"pooling_mode_weightedmean_tokens": True}))
     llm = LLM(str(tmp_path), **SETTINGS)
-    with pytest.raises(ValueError, match=r"asks for pooling max_tokens; known are last and mean"):
+    with pytest.raises(ValueError, match=r"asks for pooling weightedmean_tokens; known are last, mean, cls, max"):
         llm.embed(prompts(), use_tqdm=False)
     assert len(llm.embed(prompts(), False, PoolingParams(pooling="last"))) == len(PROMPTS)
 
@@ -178,12 +181,12 @@ def test_what_the_models_folder_says_is_the_default(folder, hidden, tmp_path):
 def test_a_folder_whose_vectors_need_another_module_is_refused_by_its_name(folder, tmp_path):
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    names = ("Transformer", "Dense", "Normalize")
+    names = ("Transformer", "CNN", "Normalize")
     modules = [{"idx": i, "path": name, "type": f"sentence_transformers.models.{name}"} for i, name in enumerate(names)]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     with LLM(str(tmp_path), **SETTINGS) as llm:
         for asked in (llm.embed, lambda *given: llm.score(*given, prompts()[0])):
-            with pytest.raises(ValueError, match=r"makes its vectors by Dense \(modules\.json\), which is not read"):
+            with pytest.raises(ValueError, match=r"makes its vectors by CNN \(modules\.json\), which is not read"):
                 asked(prompts()[0])
 
 
@@ -287,8 +290,8 @@ def test_what_cannot_be_is_refused_by_name_and_nothing_is_left(llm):
         llm.embed([{"prompt_token_ids": []}], use_tqdm=False)
     with pytest.raises(ValueError, match=r"has no head for classes .*: only embed\(\), generate\(\) and score\(\)$"):
         llm.classify(prompts())
-    with pytest.raises(ValueError, match=r"pooling='max' is not one of last, mean"):
-        PoolingParams(pooling="max")
+    with pytest.raises(ValueError, match=r"pooling='min' is not one of last, mean, cls, max, mean_sqrt_len"):
+        PoolingParams(pooling="min")
     with pytest.raises(ValueError, match=r"dimensions=0"):
         PoolingParams(dimensions=0)
     assert not llm.control.engine.has_work and llm.control.engine.memory.num_used_blocks == 0

@@ -193,7 +193,7 @@ def test_generate_prints_a_stream_of_one_prompt(llm, folder):
     options = ("--model", folder, "--max-tokens", "8", "--ignore-eos", "--max-num-seqs", "1", "--max-model-len", "64")
     greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     result = run("generate", TEXT, "--stream", *options)
-    assert result.output == TEXT + generated(llm, [TEXT], greedy)[0][0] + "\n"
+    assert result.stdout == TEXT + generated(llm, [TEXT], greedy)[0][0] + "\n"
     refused = run("generate", TEXT, "again", "--stream", *options)
     assert refused.exit_code == 2
     assert "one prompt, not 2" in refused.output

@@ -82,9 +82,8 @@ def cases(operation):
 
 
 def held():
-    """Bytes that the server's code has asked for since the tracing began and not given back. Those of `jpaged.memory` are
-    left out: cached blocks have names until the pool is full, and `used_blocks` tells of blocks that are kept by mistake.
-    """
+    """Bytes that the server's code has asked for since the tracing began and not given back. Those of `jpaged.memory`
+    are left out: cached blocks have names until the pool is full, and `used_blocks` tells of those kept by mistake."""
     gc.collect()
     folders = [Path(importlib.import_module(package).__file__).parent for package in SERVING]
     ours = [tracemalloc.Filter(True, f"{folder}/*") for folder in folders]

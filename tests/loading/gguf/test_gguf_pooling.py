@@ -19,7 +19,7 @@ def pooling_of(folder, **extra):
         (PoolingType.NONE, PoolingHead()),
         (PoolingType.MEAN, PoolingHead("mean")),
         (PoolingType.LAST, PoolingHead("last")),
-        (PoolingType.CLS, PoolingHead(unknown="cls")),
+        (PoolingType.CLS, PoolingHead("cls")),
         (PoolingType.RANK, PoolingHead(unknown="rank")),
         (9, PoolingHead(unknown="9")),
     ],

@@ -245,7 +245,7 @@ def pair_prompts(
     options: dict[str, Any] = {} if special is None else {"add_special_tokens": special}
     if most is not None and tokenization.max_length is None:
         options |= {"truncation": True, "max_length": most}
-    texts = zip(_texts("data_1", first), _texts("data_2", second), strict=True)
+    texts = zip(_texts("data_1", first, _TEXT_KEYS), _texts("data_2", second, {"prompt"}), strict=True)
     prompts: list[Prompt] = []
     for (one, other), given in zip(texts, first, strict=True):
         pair = tokenizer(one, other, return_token_type_ids=token_types > 1, **options)
@@ -257,10 +257,11 @@ def pair_prompts(
     return prompts
 
 
-def _texts(name: str, prompts: Sequence[Prompt]) -> list[str]:
+def _texts(name: str, prompts: Sequence[Prompt], keys: set[str]) -> list[str]:
+    """Return the prompts' texts; a mapping may have `keys`. The pair's ``cache_salt`` is that of its first text."""
     texts = []
     for i, prompt in enumerate(prompts):
-        named = isinstance(prompt, Mapping) and {"prompt"} <= set(prompt) <= _TEXT_KEYS
+        named = isinstance(prompt, Mapping) and {"prompt"} <= set(prompt) <= keys
         only = prompt["prompt"] if named else prompt  # type: ignore[index,call-overload]
         if not isinstance(only, str):
             raise ValueError(

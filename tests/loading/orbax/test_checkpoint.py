@@ -62,19 +62,20 @@ def test_config_tokenizer_and_end_ids_are_kept(folder, checkpoint):
 
 
 @pytest.mark.parametrize(
-    ("mode", "pooling", "unknown"), [("mean_tokens", "mean", None), ("cls_token", "last", "cls_token")]
+    ("mode", "pooling", "unknown"),
+    [("mean_tokens", "mean", None), ("cls_token", "cls", None), ("weightedmean_tokens", "last", "weightedmean_tokens")],
 )
 def test_how_a_model_pools_is_kept(folder, tmp_path, mode, pooling, unknown):
     source = shutil.copytree(folder, tmp_path / "source")
     modules = [{"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
-    modules.append({"idx": 2, "path": "2_Dense", "type": "sentence_transformers.models.Dense"})
+    modules.append({"idx": 2, "path": "2_CNN", "type": "sentence_transformers.models.CNN"})
     (source / "modules.json").write_text(json.dumps(modules))
     (source / "1_Pooling").mkdir()
     (source / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{mode}": True}))
     convert_checkpoint(source, tmp_path / "saved")
     for kept in (load_model(source).pooling, load_model(tmp_path / "saved").pooling):
         assert (kept.pooling, kept.normalize, kept.unknown, kept.generates) == (pooling, False, unknown, True)
-        assert kept.modules == ("Dense",)
+        assert kept.modules == ("CNN",)
 
 
 def test_a_base_model_still_generates_nothing(folder, tmp_path):

@@ -74,7 +74,7 @@ def test_a_hub_that_does_not_answer_is_told_with_the_id(monkeypatch):
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
     with pytest.raises(
         ValueError,
-        match=r"model='org/model': the Hugging Face hub did not .*no network.*a config\.json on disk",
+        match=r"model='org/model': there is no internet .*Hugging Face hub \(no network\); a config\.json on disk",
     ):
         describe_model("org/model")
 

@@ -175,9 +175,8 @@ class Encoder(nnx.Module):
         self.embed_norm = spec.make_norm(build)
         self.layers = LayerStack(spec.kinds, lambda kind, build: EncoderLayer(spec, kind, heads, build), build)
         self.norm = None if spec.names.final_norm is None else spec.make_norm(build)
-        self.distance_biases = None
-        if spec.distance_buckets:
-            self.distance_biases = constant_param(build, (spec.distance_buckets, spec.num_heads))
+        biases = (spec.distance_buckets, spec.num_heads)
+        self.distance_biases = constant_param(build, biases) if spec.distance_buckets else None
         self.head_places = heads.layout.q_of_slot
         self.spec = spec
 

@@ -58,15 +58,25 @@ def encode_bounded(tokenizer: Any, text: str, special: bool, bound: TokenBound |
         return tokenizer.encode(text, add_special_tokens=special)
     if bound.last is not None:
         return _last_ids(tokenizer, text, special, bound.last)
-    size = CHARACTERS * (bound.most + SLACK)
-    while size < len(text):
-        if len(tokenizer.encode(text[:size], add_special_tokens=special)) > bound.most + SLACK:
-            raise ValueError(
-                f"the prompt has {len(text)} characters, of which the first {size} have more tokens than "
-                f"{bound.name}={bound.most}"
-            )
-        size *= 2
+    begin = beginning(tokenizer, text, special, bound.most)
+    if len(begin) < len(text):
+        raise ValueError(
+            f"the prompt has {len(text)} characters, of which the first {len(begin)} have more tokens than "
+            f"{bound.name}={bound.most}"
+        )
     return tokenizer.encode(text, add_special_tokens=special)
+
+
+def beginning(tokenizer: Any, text: str, special: bool, most: int) -> str:
+    """Return a beginning of a text that certainly has more than `most` tokens, or all of a text without one.
+
+    Args:
+        special: as for `encode_bounded`.
+    """
+    size = CHARACTERS * (most + SLACK)
+    while size < len(text) and len(tokenizer.encode(text[:size], add_special_tokens=special)) <= most + SLACK:
+        size *= 2
+    return text[:size]
 
 
 def _last_ids(tokenizer: Any, text: str, special: bool, last: int) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any, cast
 from jpaged.scheduling.inputs import PromptImage
 from jpaged.text.chat_template import ChatOptions, Messages, images_in, templated
 from jpaged.text.images import ImageInputs, images_of
-from jpaged.text.long_text import TokenBound, encode_bounded
+from jpaged.text.long_text import TokenBound, beginning, encode_bounded
 from jpaged.validation import boolean, check_unicode, integer
 from jpaged.vllm_compat import check_prompt_keys
 
@@ -189,7 +189,8 @@ def cut_text(prompt: Prompt, tokenizer: Any, most: int, tokenization: Tokenizati
         return prompt
     check_unicode("prompt", text)
     special = tokenization.add_special_tokens is not False
-    ids = tokenizer(text, add_special_tokens=special, truncation=True, max_length=most)["input_ids"]
+    begin = beginning(tokenizer, text, special, most)
+    ids = tokenizer(begin, add_special_tokens=special, truncation=True, max_length=most)["input_ids"]
     return {**(prompt if isinstance(prompt, Mapping) else {}), "prompt": text, "prompt_token_ids": ids}
 
 
@@ -248,6 +249,8 @@ def pair_prompts(
     texts = zip(_texts("data_1", first, _TEXT_KEYS), _texts("data_2", second, {"prompt"}), strict=True)
     prompts: list[Prompt] = []
     for (one, other), given in zip(texts, first, strict=True):
+        if "max_length" in options:  # the longer text loses its end until both fit, so no more of either counts
+            one, other = (beginning(tokenizer, text, False, options["max_length"]) for text in (one, other))
         pair = tokenizer(one, other, return_token_type_ids=token_types > 1, **options)
         ids = pair["input_ids"]
         if token_types > 1:

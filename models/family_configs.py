@@ -65,6 +65,22 @@ def _exaone4(fields: Fields) -> None:
     return None
 
 
+_COHERE: Fields = {
+    "vocab_size": 256000,
+    "hidden_size": 8192,
+    "intermediate_size": 22528,
+    "logit_scale": 0.0625,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 64,
+    "max_position_embeddings": 8192,
+    "layer_norm_eps": 1e-05,
+    "pad_token_id": 0,
+    "bos_token_id": 5,
+    "eos_token_id": 255001,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+}
+"""Defaults that Command R and Command R7B share."""
 _MINISTRAL3_ROPE = {
     "rope_type": "yarn",
     "rope_theta": 1000000.0,
@@ -317,38 +333,14 @@ CONFIGS: dict[str, Callable[[Mapping[str, Any]], ModelConfig]] = {
     ),
     "cohere": ConfigReader(
         dense(
-            vocab_size=256000,
-            hidden_size=8192,
-            intermediate_size=22528,
-            logit_scale=0.0625,
-            num_hidden_layers=40,
-            num_attention_heads=64,
-            max_position_embeddings=8192,
-            layer_norm_eps=1e-05,
-            pad_token_id=0,
-            bos_token_id=5,
-            eos_token_id=255001,
-            tie_word_embeddings=True,
-            attention_bias=False,
+            **_COHERE,
             use_qk_norm=False,
         ),
         rope=Rope(500000.0),
     ),
     "cohere2": ConfigReader(
         dense(
-            vocab_size=256000,
-            hidden_size=8192,
-            intermediate_size=22528,
-            logit_scale=0.0625,
-            num_hidden_layers=40,
-            num_attention_heads=64,
-            max_position_embeddings=8192,
-            layer_norm_eps=1e-05,
-            pad_token_id=0,
-            bos_token_id=5,
-            eos_token_id=255001,
-            tie_word_embeddings=True,
-            attention_bias=False,
+            **_COHERE,
             sliding_window=4096,
             layer_types=None,
         ),

@@ -67,6 +67,15 @@ def _fourth_attends(fields: Fields) -> None:
         fields["mlp_only_layers"] = []
 
 
+_LINEAR: Fields = {
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+"""Default sizes of the recurrent layers, which all three share."""
+
 _CONFIGS = {
     "qwen3_next": ConfigReader(
         dense(
@@ -80,11 +89,7 @@ _CONFIGS = {
             rms_norm_eps=1e-06,
             attention_bias=False,
             head_dim=256,
-            linear_conv_kernel_dim=4,
-            linear_key_head_dim=128,
-            linear_value_head_dim=128,
-            linear_num_key_heads=16,
-            linear_num_value_heads=32,
+            **_LINEAR,
             decoder_sparse_step=1,
             moe_intermediate_size=512,
             shared_expert_intermediate_size=512,
@@ -109,11 +114,7 @@ _CONFIGS = {
             rms_norm_eps=1e-06,
             attention_bias=False,
             head_dim=256,
-            linear_conv_kernel_dim=4,
-            linear_key_head_dim=128,
-            linear_value_head_dim=128,
-            linear_num_key_heads=16,
-            linear_num_value_heads=32,
+            **_LINEAR,
             layer_types=None,
             bos_token_id=None,
             eos_token_id=None,
@@ -132,11 +133,7 @@ _CONFIGS = {
             rms_norm_eps=1e-06,
             attention_bias=False,
             head_dim=256,
-            linear_conv_kernel_dim=4,
-            linear_key_head_dim=128,
-            linear_value_head_dim=128,
-            linear_num_key_heads=16,
-            linear_num_value_heads=32,
+            **_LINEAR,
             moe_intermediate_size=512,
             shared_expert_intermediate_size=512,
             num_experts_per_tok=8,

@@ -25,7 +25,7 @@ from pallas_kernels.tile_order import OUTPUTS, columns_at_once, fill_tiles
 INPUTS = 2
 """Inputs of a tile."""
 Product: TypeAlias = Literal["bfloat16", "float32"]
-"""What a product multiplies: "bfloat16" rounds the numbers of its rows; "float32" takes them as they are."""
+"""Names the factors of a product: "bfloat16" rounds the numbers of its rows; "float32" takes them as they are."""
 
 
 class NotBfloat16Error(ValueError):

@@ -125,9 +125,8 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         download_dir=config.download_dir,
         generation_config=config.generation_config,
         language_model_only=config.language_model_only,
-        compact_tiles=Bfloat16Tiles.FLOAT32_BITS
-        if config.deterministic
-        else Bfloat16Tiles.FLOAT32_PRODUCT,  # `jpaged.training` computes with arrays
+        # `jpaged.training` computes with arrays, whose bits a deterministic engine repeats.
+        compact_tiles=Bfloat16Tiles.FLOAT32_BITS if config.deterministic else Bfloat16Tiles.FLOAT32_PRODUCT,
     )
     encodes = isinstance(loaded.model, PromptEncoder)
     if isinstance(loaded.model, PromptEncoder):

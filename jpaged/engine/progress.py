@@ -100,10 +100,10 @@ def compilation_notes(compilations: Compilations) -> Iterator[None]:
 
     A terminal shows a line that goes again, and leaves the cursor where it was; elsewhere one line is written in all.
     """
-    told = shown = False
+    announced = shown = False
 
     def say(activity: str) -> None:
-        nonlocal told, shown
+        nonlocal announced, shown
         if sys.stderr.isatty():
             # Save the cursor, write, and at the end restore it and erase: text before it stays.
             if activity:
@@ -111,8 +111,8 @@ def compilation_notes(compilations: Compilations) -> Iterator[None]:
             elif shown:
                 sys.stderr.write("\x1b8\x1b[K")
             shown = bool(activity)
-        elif activity and not told:
-            told = True
+        elif activity and not announced:
+            announced = True
             sys.stderr.write("compiling programs for the first answer; later ones begin at once\n")
         sys.stderr.flush()
 

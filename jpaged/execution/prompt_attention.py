@@ -57,7 +57,7 @@ def num_blocks(batch: StepBatch, block_size: int) -> int:
 
 def prompt_blocks(batch: StepBatch, block_size: int) -> PromptBlocks:
     """Lay a step's prompts into blocks, each from the start of a block on."""
-    tokens, seqs = len(batch.tokens), len(batch.kv_lens)
+    tokens = len(batch.tokens)
     starts = jnp.asarray(batch.query_starts)
     lengths = starts[1:] - starts[:-1]
     counts = -(-lengths // block_size)
@@ -65,11 +65,16 @@ def prompt_blocks(batch: StepBatch, block_size: int) -> PromptBlocks:
     page = jnp.arange(-(-tokens // block_size), dtype=jnp.int32)
     table = jnp.where(page < counts[:, None], first[:, None] + page, -1).astype(jnp.int32)
     token = jnp.arange(tokens, dtype=jnp.int32)
-    seq = jnp.minimum((token[:, None] >= starts[1:]).sum(axis=1, dtype=jnp.int32), seqs - 1)
+    seq = _prompt_of(token, starts)
     places = token - starts[seq]
     outside = num_blocks(batch, block_size) * block_size
     slots = jnp.where(token < starts[-1], first[seq] * block_size + places, outside)
     return PromptBlocks(table, slots.astype(jnp.int32), starts, lengths, lengths[seq], places)
+
+
+def _prompt_of(rows: Int[Array, " rows"], starts: Int[Array, " seqs+1"]) -> Int[Array, " rows"]:
+    """Return the number of the prompt that each row is in; of padding, that of the last one."""
+    return jnp.minimum((rows[:, None] >= starts[1:]).sum(axis=1, dtype=jnp.int32), len(starts) - 2)
 
 
 def biased_attention(
@@ -87,7 +92,7 @@ def biased_attention(
     padding = [(0, -tokens % TILE)]
     q, k, v = (jnp.pad(x.astype(jnp.float32), padding + [(0, 0)] * (x.ndim - 1)) for x in (q, k, v))
     rows = jnp.arange(len(q), dtype=jnp.int32)
-    seq = jnp.minimum((rows[:, None] >= starts[1:]).sum(axis=1, dtype=jnp.int32), len(starts) - 2)
+    seq = _prompt_of(rows, starts)
     middle, heads, width = bias.shape[-1] // 2, q.shape[1:3], v.shape[-1]
 
     def tile_of(x: Array, tile: Array) -> Array:

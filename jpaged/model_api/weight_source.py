@@ -21,8 +21,8 @@ class Bfloat16Tiles(Enum):
     """Matrices whose numbers are bfloat16 already; products are those of float32. Other matrices are held as
     `pallas_kernels.panelled_floats.PanelledFloats`."""
     FLOAT32_BITS = "float32 bits"
-    """As `FLOAT32_PRODUCT`, but only matrices whose products equal those of float32 arrays to the last bit. Other
-    matrices stay arrays."""
+    """Of the matrices of `FLOAT32_PRODUCT` only those whose products equal those of float32 arrays to the last bit.
+    Other matrices stay arrays."""
 
 
 class HostArray(Protocol):

@@ -91,7 +91,7 @@ _HELP = {
     "disk_failures": "Blocks that were damaged or missing when they were read, and reads that took too long.",
     "disk_skipped_blocks": "Blocks that were evicted faster than they could be written.",
 }
-"""What each of the engine's metrics measures, and in which unit; a test finds one that is missing."""
+"""Help text by the engine's metric: its measure and unit. A test finds one that is missing."""
 
 
 class RequestTimes:

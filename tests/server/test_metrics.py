@@ -49,7 +49,7 @@ def test_the_help_of_every_metric_says_what_is_measured():
     text = ServerMetrics(engine, "m").text().decode()
     helps = dict(re.findall(r"# HELP jpaged:(\w+) (.*)", text))
     assert len(helps) > 30 and all(
-        (told.endswith(".") and told[0].isupper()) or told[0] == "1" for told in helps.values()
+        (text.endswith(".") and text[0].isupper()) or text[0] == "1" for text in helps.values()
     )
     assert helps["kv_cache_usage_perc"].endswith("from 0 to 1.")
 

@@ -80,7 +80,7 @@ REFUSED = {
     "spqr": "one in GPTQ or AWQ",
     "fp_quant": "one of compressed-tensors in NVFP4 or MXFP4",
 }
-"""What to take instead of a checkpoint by a method that is not read."""
+"""Advice by method that is not read: the checkpoint to take instead."""
 
 HF_QUANT_CONFIG = "hf_quant_config.json"
 """File in which older exports of ModelOpt say how weights are quantised."""

@@ -23,6 +23,15 @@ def few_prompts(value: Any) -> Any:
     return value
 
 
+def each_prompt(given: Prompts) -> list[str | list[int]]:
+    """Return the prompts as a list, also a single one of text or of tokens."""
+    if isinstance(given, str):
+        return [given]
+    if given and isinstance(given[0], int):
+        return [given]  # type: ignore[list-item]
+    return given  # type: ignore[return-value]
+
+
 class CompletionRequest(SamplingFields):
     """A request to continue one or several prompts, given as text or tokens.
 
@@ -49,11 +58,7 @@ class CompletionRequest(SamplingFields):
     @property
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts as a list, also a single one."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [self.prompt]
-        return self.prompt  # type: ignore[return-value]
+        return each_prompt(self.prompt)
 
 
 class TokenizeRequest(Body):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from jpaged.server.protocol.fields import Body
-from jpaged.server.protocol.prompts import Prompts, few_prompts
+from jpaged.server.protocol.prompts import Prompts, each_prompt, few_prompts
 
 Texts = Annotated[list[str], BeforeValidator(few_prompts)]
 
@@ -31,11 +31,7 @@ class EmbeddingRequest(Body):
     @property
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts as a list, also a single one."""
-        if isinstance(self.input, str):
-            return [self.input]
-        if self.input and isinstance(self.input[0], int):
-            return [self.input]
-        return self.input  # type: ignore[return-value]
+        return each_prompt(self.input)
 
 
 class ScoreRequest(Body):

@@ -28,7 +28,7 @@ def each_prompt(given: Prompts) -> list[str | list[int]]:
     if isinstance(given, str):
         return [given]
     if given and isinstance(given[0], int):
-        return [given]  # type: ignore[list-item]
+        return [given]
     return given  # type: ignore[return-value]
 
 

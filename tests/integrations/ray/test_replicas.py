@@ -108,7 +108,7 @@ def test_two_replicas_give_the_tokens_of_one_engine(cluster, llm):
     assert [answer.json()["choices"][0]["token_ids"] for answer in answers] == expected
     assert len({answer.headers[NAMED] for answer in answers}) == 2
     assert [events[-1]["usage"]["completion_tokens"] for events in streams] == [12, 12]
-    health = httpx.get(cluster.url + "/health", timeout=SECONDS).json()
+    health = cluster.health()
     assert health["status"] == "ok" and list(health["replicas"].values()) == ["ok", "ok"]
     assert cluster.post({"prompt": "a", "colour": 1}).json()["error"]["code"] == "unknown_parameter"
     refused = cluster.post({"prompt": "a" * 2**23}).json()["error"]["message"]

@@ -84,8 +84,8 @@ def low_rank_in_turn(
 
     def one(adapter: Int[Array, ""], out: Array) -> Array:
         def add(out: Array) -> Array:
-            its_down, its_up = (jax.lax.dynamic_index_in_dim(part, adapter, keepdims=False) for part in (down, up))
-            return jnp.where((slot == adapter)[:, None], _dot(_dot(x, its_down.T), its_up), out)
+            own_down, own_up = (jax.lax.dynamic_index_in_dim(part, adapter, keepdims=False) for part in (down, up))
+            return jnp.where((slot == adapter)[:, None], _dot(_dot(x, own_down.T), own_up), out)
 
         return jax.lax.cond(jnp.asarray(present)[adapter], add, lambda out: out, out)
 

@@ -31,14 +31,14 @@ def check_like(new: Any, old: Any) -> None:
         ValueError: they differ; names the first leaf that does.
     """
     old_leaves, new_leaves = _leaves(old), _leaves(new)
-    for path, its_old in old_leaves.items():
+    for path, old_leaf in old_leaves.items():
         leaf = new_leaves.get(path)
         if leaf is None:
             raise ValueError(f"new{path} is missing, which the engine's params have")
-        if its_old.shape != leaf.shape or its_old.dtype != leaf.dtype:
-            cast = "; cast=True converts it" if its_old.shape == leaf.shape and _are_floats(leaf, its_old) else ""
-            its = f"{its_old.dtype}{list(its_old.shape)}"
-            raise ValueError(f"new{path} is {leaf.dtype}{list(leaf.shape)}, the engine's is {its}{cast}")
+        if old_leaf.shape != leaf.shape or old_leaf.dtype != leaf.dtype:
+            cast = "; cast=True converts it" if old_leaf.shape == leaf.shape and _are_floats(leaf, old_leaf) else ""
+            expected = f"{old_leaf.dtype}{list(old_leaf.shape)}"
+            raise ValueError(f"new{path} is {leaf.dtype}{list(leaf.shape)}, the engine's is {expected}{cast}")
     for path in new_leaves.keys() - old_leaves.keys():
         raise ValueError(f"new{path} is none of the engine's params")
     old_def: Any = jax.tree.structure(old)  # mypy finds no comparison in what jax calls a PyTreeDef

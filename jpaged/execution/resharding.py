@@ -43,8 +43,8 @@ def cuts_beside(tree: Any, shardings: Any) -> bool:
     """
 
     def cuts(array: Any, sharding: NamedSharding) -> bool:
-        its = sharding.device_set
-        return len(its) > 1 and _is_cut(array, sharding) and bool(its & array.sharding.device_set)
+        devices = sharding.device_set
+        return len(devices) > 1 and _is_cut(array, sharding) and bool(devices & array.sharding.device_set)
 
     return any(jax.tree.leaves(jax.tree.map(cuts, tree, shardings)))
 
@@ -93,7 +93,7 @@ def _devices(sharding: Any) -> np.ndarray:
 def _has_parts(array: jax.Array, sharding: NamedSharding) -> bool:
     """Tell whether each part that `sharding` wants is one of the array's."""
 
-    def parts(its: Any) -> set[str]:
-        return {str(index) for index in its.devices_indices_map(array.shape).values()}
+    def parts(sharding: Any) -> set[str]:
+        return {str(index) for index in sharding.devices_indices_map(array.shape).values()}
 
     return parts(sharding) <= parts(array.sharding)

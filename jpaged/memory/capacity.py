@@ -274,7 +274,7 @@ class CapacityCheck:
             if demand.seq_id is not None:
                 # Its prefix is decided, and so are the policies, except for images that have no blocks yet.
                 known = zip(groups, self._sequences[demand.seq_id].request.groups, strict=True)
-                groups = [asked if isinstance(asked[0], ImageFeatures) else its for asked, its in known]
+                groups = [asked if isinstance(asked[0], ImageFeatures) else decided for asked, decided in known]
             elif demand.cached_tokens:
                 groups = [(policy.for_prefix(0, 0), size) for policy, size in groups]
         length, prompt = demand.num_tokens, demand.prompt_tokens

@@ -23,11 +23,11 @@ ABORT = "jpaged.abort"
 class Connection(HttpToolsProtocol):
     """One connection.
 
-    A request has to arrive, head and body, within `patience` seconds; an idle connection is closed after as long. An
-    ended answer is cut off if the client reads nothing of it for `timeout_keep_alive` seconds.
+    A request has to arrive, head and body, within `arrival_timeout` seconds; an idle connection is closed after as
+    long. An ended answer is cut off if the client reads nothing of it for `timeout_keep_alive` seconds.
     """
 
-    patience = 30.0
+    arrival_timeout = 30.0
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -96,7 +96,7 @@ class Connection(HttpToolsProtocol):
 
     def _await_request(self) -> None:
         self._stop_waiting()
-        self._arrival = self.loop.call_later(self.patience, self._time_out)
+        self._arrival = self.loop.call_later(self.arrival_timeout, self._time_out)
 
     def _stop_waiting(self) -> None:
         if self._arrival is not None:
@@ -113,7 +113,7 @@ class Connection(HttpToolsProtocol):
         elif answering and self.cycle.response_started:
             self.transport.abort()
         else:
-            self._refuse(b"408 Request Timeout", f"the request did not arrive within {self.patience:g} s")
+            self._refuse(b"408 Request Timeout", f"the request did not arrive within {self.arrival_timeout:g} s")
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection. A client that still reads an answer gets more time; one that stopped is cut off."""
@@ -144,11 +144,11 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
 
-def connections(patience: float) -> type[Connection]:
-    """Return a protocol class whose requests have to arrive within `patience` seconds."""
+def connections(timeout: float) -> type[Connection]:
+    """Return a protocol class whose requests have to arrive within `timeout` seconds."""
 
     class Patient(Connection):
         """A connection of one server."""
 
-    Patient.patience = patience
+    Patient.arrival_timeout = timeout
     return Patient

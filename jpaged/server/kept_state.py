@@ -14,7 +14,7 @@ from jpaged import AsyncLLM, StateRefused
 from jpaged.server.caller import AGAIN
 
 logger = logging.getLogger(__name__)
-PATIENCE = 600.0
+RESTORED_TIMEOUT = 600.0
 """Seconds that restored requests wait for their clients to send them again."""
 _LOCK, _OWNER = ".lock", ".owner"
 """Files of the folder: the lock that a server holds, and the number of its process."""
@@ -41,7 +41,7 @@ class KeptState:
         self._folder = folder
         self._save_every = save_every
         self._step_timeout = step_timeout
-        self._patience: asyncio.Task[None] | None = None
+        self._end_timer: asyncio.Task[None] | None = None
         self._lock: FileLock | None = None
         self._last: asyncio.Task[None] | None = None
 
@@ -86,12 +86,12 @@ class KeptState:
                 await self._engine.abort(name)
         logger.info("%d of %d restored requests wait for their clients to send them again", len(awaited), len(names))
         if awaited:
-            self._patience = asyncio.create_task(self._end_unclaimed())
+            self._end_timer = asyncio.create_task(self._end_unclaimed())
 
     async def _end_unclaimed(self) -> None:
-        await asyncio.sleep(PATIENCE)
+        await asyncio.sleep(RESTORED_TIMEOUT)
         for name in self._engine.restored_requests:
-            logger.warning("a restored request ends: its client did not send it again within %g s", PATIENCE)
+            logger.warning("a restored request ends: its client did not send it again within %g s", RESTORED_TIMEOUT)
             await self._engine.abort(name)
 
     async def save_last(self) -> None:
@@ -108,8 +108,8 @@ class KeptState:
         folder, self._folder = self._folder, None
         if folder is None:
             return
-        if self._patience is not None:
-            self._patience.cancel()
+        if self._end_timer is not None:
+            self._end_timer.cancel()
         saving = asyncio.create_task(self._save(folder))
         try:
             while not await self._ended(saving):

@@ -215,8 +215,8 @@ def run_server(engine: AsyncLLM, settings: ServerSettings, on_ready: Callable[[s
         finally:
             if not server.failed:
                 await server.kept.save_last()
-            patience = 0.0 if server.kept.stalled else settings.health_timeout
-            last = _exit_after(patience + _GRACE)  # the running step may never end
+            wait = 0.0 if server.kept.stalled else settings.health_timeout
+            last = _exit_after(wait + _GRACE)  # the running step may never end
             await engine.shutdown()
             last.cancel()
             if traces is not None:

@@ -142,8 +142,8 @@ def _hidden_states(
             query_starts=jnp.minimum(jnp.arange(ROWS + 1, dtype=jnp.int32), left),
             kv_lens=jnp.where(rows.live, rows.position + 1, 0),
             caches=tuple(
-                _arrays(cache, spec.layout.groups[its][0], table, rows)
-                for cache, its, table in zip(spec.caches, spec.slices, tables, strict=True)
+                _arrays(cache, spec.layout.groups[group_slice][0], table, rows)
+                for cache, group_slice, table in zip(spec.caches, spec.slices, tables, strict=True)
             ),
             sample_at=no_rows,
         )
@@ -187,8 +187,8 @@ def _own_pool(
     sized = tuple(replace(plan, num_blocks=pages * plan.blocks_per_page) for plan in plans)
     spec = PoolSpec(PoolLayout(sized, shapes.spec.layout.page_bytes, pages), tuple(caches))
     tables = []
-    for cache, its in zip(spec.caches, spec.slices, strict=True):
-        own = sized[its][0].spec
+    for cache, group_slice in zip(spec.caches, spec.slices, strict=True):
+        own = sized[group_slice][0].spec
         width = max(cache.table_width(own, shapes.max_model_len), blocks[own.name].shape[1])
         table = np.full((batch, width), -1, np.int32)
         table[:, : blocks[own.name].shape[1]] = blocks[own.name]

@@ -160,7 +160,7 @@ class TrainableModel:
 
         def backward(start: int, kept: tuple[Any, Array, Array], gradient: Array) -> tuple[Any, None, None]:
             params, tokens, real = kept
-            pull = jax.vjp(lambda its: self._differentiable(its, tokens, real, start=start), params)[1]
+            pull = jax.vjp(lambda given: self._differentiable(given, tokens, real, start=start), params)[1]
             return pull(gradient)[0], None, None
 
         values.defvjp(forward, backward)

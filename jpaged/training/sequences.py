@@ -116,7 +116,7 @@ def _recur(
     **options: Any,
 ) -> Array:
     del axes, out_axis  # how operands are split is the partitioner's here
-    state = next(its.shape for its in group.parts if its.name == part)
+    state = next(array.shape for array in group.parts if array.name == part)
     return over_sequences(kernel, state, real, *operands, **options)
 
 

@@ -82,8 +82,8 @@ def _piece(state, at, start, length, operands, out, scratch):
         if token > 0:
             for other in range(token):
                 row[other] *= -rate
-            its, earlier = row.ctypes.data, corrections.ctypes.data
-            multiply(its, 0, 1, earlier, width * FLOAT, token, mine.ctypes.data, 0, width, 1)
+            from_row, earlier = row.ctypes.data, corrections.ctypes.data
+            multiply(from_row, 0, 1, earlier, width * FLOAT, token, mine.ctypes.data, 0, width, 1)
     # out = decay since the start * (q @ state) + (q k^T, weighed by decays, up to the diagonal) @ corrections.
     multiply(q_at, stride, length, of_state, width * FLOAT, size, to, stride_of(out), width, 0)
     for token in range(length):
@@ -99,8 +99,10 @@ def _piece(state, at, start, length, operands, out, scratch):
         for n in range(size):
             turned[n, token] = until * k[start + token, head * size + n]
     scale(state, size, width, exp(f32(total)))
-    its = turned.ctypes.data
-    multiply(its, UNIT * FLOAT, size, corrections.ctypes.data, width * FLOAT, length, of_state, width * FLOAT, width, 1)
+    from_k = turned.ctypes.data
+    multiply(
+        from_k, UNIT * FLOAT, size, corrections.ctypes.data, width * FLOAT, length, of_state, width * FLOAT, width, 1
+    )
 
 
 _walk_decodes, _walk_units = walks(_token, _piece)

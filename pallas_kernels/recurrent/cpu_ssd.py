@@ -88,9 +88,9 @@ def _piece(state, at, start, length, operands, out, scratch):
             for i in range(of_head):
                 mine[i] *= until
         scale(state[:, begin : begin + of_head], size, of_head, exp(f32(total)))
-        its = turned.ctypes.data
+        turned_at = turned.ctypes.data
         multiply(
-            its,
+            turned_at,
             UNIT * FLOAT,
             size,
             inputs.ctypes.data,

@@ -127,9 +127,9 @@ def scan_decodes(
         else:
             decay = tl.exp(step * tl.load(a + head, mask=mine, other=0.0))[None, :]
         # b and c are [tokens, groups, STATES]; all channels of a group read the same STATES numbers.
-        its = token * (CHANNELS // GROUP * STATES) + (channel // GROUP)[None, :] * STATES + n[:, None]
-        of_b = tl.load(b + its, mask=inside, other=0.0).to(tl.float32)
-        of_c = tl.load(c + its, mask=inside, other=0.0).to(tl.float32)
+        state_of_token = token * (CHANNELS // GROUP * STATES) + (channel // GROUP)[None, :] * STATES + n[:, None]
+        of_b = tl.load(b + state_of_token, mask=inside, other=0.0).to(tl.float32)
+        of_c = tl.load(c + state_of_token, mask=inside, other=0.0).to(tl.float32)
         state = decay * state + of_b * (step * given)[None, :]
         skip = tl.load(d + head, mask=mine, other=0.0)
         y = tl.sum(of_c * state, 0) + skip * given

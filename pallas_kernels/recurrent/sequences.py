@@ -59,8 +59,8 @@ def over_sequences(
         return jnp.moveaxis(padded, 0, 1).reshape(pieces, UNIT, batch, *of_tokens.shape[1:])
 
     def token(states: Array, given: tuple[Array, ...]) -> tuple[Array, Array]:
-        live, *its = given
-        after, out = jax.vmap(what.step)(states, *its)
+        live, *operands = given
+        after, out = jax.vmap(what.step)(states, *operands)
         return jnp.where(live.reshape(batch, *(1,) * (states.ndim - 1)), after, states), out
 
     def piece(states: Array, given: tuple[Array, ...]) -> tuple[Array, Array]:

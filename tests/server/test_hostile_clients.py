@@ -55,7 +55,7 @@ def patient(serve):
 
 def check_well(server):
     """The server answers, and nothing is left of those before."""
-    server.server.config.http_protocol_class.patience = SECONDS  # this client may be slow on a busy machine
+    server.server.config.http_protocol_class.arrival_timeout = SECONDS  # this client may be slow on a busy machine
     until(lambda: server.serving.num_active == 0)
     assert server.used_blocks() == 0
     assert server.http.get("/health").json() == {"status": "ok"}

@@ -201,7 +201,7 @@ def test_a_folder_is_saved_to_at_the_start_at_intervals_and_once_at_the_end(tmp_
 @pytest.mark.parametrize("saved_in_time", [False, True])
 def test_restored_requests_end_where_no_client_sends_them_again_in_time(saved_in_time, tmp_path, monkeypatch, caplog):
     """One has no Idempotency-Key, so that no client can; the last save ends the waiting."""
-    monkeypatch.setattr(kept_state, "PATIENCE", 0.05)
+    monkeypatch.setattr(kept_state, "RESTORED_TIMEOUT", 0.05)
     engine = IdleEngine(f"{AGAIN}mine", "another")
     (tmp_path / "state.json").touch()
 

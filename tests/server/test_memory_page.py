@@ -179,7 +179,7 @@ def test_nobody_asks_the_engine_when_nobody_watches():
 
 
 def test_while_a_step_is_long_a_page_gets_the_gauges_without_a_new_map(monkeypatch):
-    monkeypatch.setattr("jpaged.server.memory_page.feed.PATIENCE", 0.05)
+    monkeypatch.setattr("jpaged.server.memory_page.feed.LONGEST_WAIT", 0.05)
 
     async def watch() -> list[dict]:
         engine = busy_engine()

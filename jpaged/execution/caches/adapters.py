@@ -196,12 +196,12 @@ class AdapterCache(LayerCache):
             stored = jnp.where((blocks >= 0)[:, None, None, None], stored, jnp.zeros_like(stored))
             numbers = self._numbers(stored.reshape(-1))[: rank * site.row_elements(self.format.shards)]
             ranks = numbers.reshape(rank, layers, -1)
-            its_down = ranks[..., : parts * inputs].reshape(rank, layers, parts, inputs).transpose(1, 2, 0, 3)
-            its_up = ranks[..., parts * inputs :].transpose(1, 0, 2)[:, None]
+            new_down = ranks[..., : parts * inputs].reshape(rank, layers, parts, inputs).transpose(1, 2, 0, 3)
+            new_up = ranks[..., parts * inputs :].transpose(1, 0, 2)[:, None]
             if parts > 1:
-                its_up = jnp.where(column == jnp.arange(parts)[:, None, None], its_up, jnp.zeros_like(its_up))
-            its = its_down.reshape(layers, parts * rank, inputs), its_up.reshape(layers, parts * rank, outputs)
-            new = (jax.lax.dynamic_update_index_in_dim(*pair, place, 1) for pair in zip((down, up), its, strict=True))
+                new_up = jnp.where(column == jnp.arange(parts)[:, None, None], new_up, jnp.zeros_like(new_up))
+            pairs = new_down.reshape(layers, parts * rank, inputs), new_up.reshape(layers, parts * rank, outputs)
+            new = (jax.lax.dynamic_update_index_in_dim(*pair, place, 1) for pair in zip((down, up), pairs, strict=True))
             return tuple(new)
 
         by_down, by_up = _splits(site)

@@ -176,10 +176,10 @@ class _Reading(NamedTuple):
 
         def some(number: Array, out: Array) -> Array:
             first = number * most
-            mine, its, its_lens = (
+            own_q, own_sequence, own_lens = (
                 jax.lax.dynamic_slice_in_dim(array, first, most) for array in (padded, sequence, lens)
             )
-            found = self._attend(mine, self.table[its], starts, its_lens)
+            found = self._attend(own_q, self.table[own_sequence], starts, own_lens)
             return jax.lax.dynamic_update_slice_in_dim(out, found, first, 0)
 
         slices = (self.starts[-1] + most - 1) // most

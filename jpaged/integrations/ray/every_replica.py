@@ -18,7 +18,7 @@ from starlette.types import Message
 
 from jpaged.integrations.ray.hints import REPLICA, Hint
 
-PATIENCE = 5.0
+ANSWER_TIMEOUT = 5.0
 """Seconds for a replica to answer. A replica without a free place does not accept the question either."""
 
 
@@ -68,7 +68,7 @@ async def ask_all(replicas: Replicas, scope: dict[str, Any]) -> Answers:
     while lost < 3:
         asked = _Question(replicas, Hint(avoid=frozenset({*found.by_name, *found.silent})), scope)
         try:
-            await asyncio.wait_for(asked.ask(), PATIENCE)
+            await asyncio.wait_for(asked.ask(), ANSWER_TIMEOUT)
         except TimeoutError:
             if not asked.name or asked.name in {*found.by_name, *found.silent}:
                 return found

@@ -55,11 +55,11 @@ def _numbers(
     up = np.zeros((rank, site.layers, site.outputs), dtype)
     for place, pair in parts:
         has_input, has_output = place.inputs >= 0, place.outputs >= 0
-        its_down = np.zeros((pair.rank, site.inputs), np.float32)
-        its_down[:, has_input] = pair.a.astype(np.float32)[:, place.inputs[has_input]]
-        down[: pair.rank, place.layer, place.part] = its_down
-        its_up = pair.b.astype(np.float32).T * np.float32(pair.scale)
-        up[: pair.rank, place.layer, has_output] = its_up[:, place.outputs[has_output]]
+        pair_down = np.zeros((pair.rank, site.inputs), np.float32)
+        pair_down[:, has_input] = pair.a.astype(np.float32)[:, place.inputs[has_input]]
+        down[: pair.rank, place.layer, place.part] = pair_down
+        pair_up = pair.b.astype(np.float32).T * np.float32(pair.scale)
+        up[: pair.rank, place.layer, has_output] = pair_up[:, place.outputs[has_output]]
     return np.stack([_of_shard(site, down, up, shard, shards) for shard in range(shards)])
 
 

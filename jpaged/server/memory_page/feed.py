@@ -116,7 +116,7 @@ def _stats(sample: Sample) -> dict[str, float]:
 RATE = 4.0
 """Messages a second."""
 
-PATIENCE = 1.0
+LONGEST_WAIT = 1.0
 """Seconds after which a page gets the gauges without a new map, for example while a step compiles."""
 
 
@@ -182,8 +182,8 @@ class MemoryFeed:
             if self._pending is None:
                 self._pending = asyncio.create_task(self._engine.memory_map(replica=self._replica))
             # The first sample needs a map, however long that takes.
-            patience = None if self._latest is None else max(PATIENCE, self._interval)
-            await asyncio.wait({self._pending}, timeout=patience)
+            timeout = None if self._latest is None else max(LONGEST_WAIT, self._interval)
+            await asyncio.wait({self._pending}, timeout=timeout)
             if self._pending.done():
                 done, self._pending = self._pending, None
                 self._latest = Sample(done.result(), self._engine.stats(), time.monotonic())

@@ -168,7 +168,7 @@ def test_metrics_are_those_of_every_replica_each_under_its_name():
 
 
 def test_a_replica_that_takes_no_question_is_missing_and_the_metrics_say_so(monkeypatch):
-    monkeypatch.setattr(every_replica, "PATIENCE", 0.2)
+    monkeypatch.setattr(every_replica, "ANSWER_TIMEOUT", 0.2)
     answer = get(Several(a=numbers(1, 10), full=[asyncio.Event()]), "/metrics")
     assert 'jpaged:replicas_told{all="false"} 1.0' in answer.text and 'replica="a"' in answer.text
 
@@ -232,7 +232,7 @@ WELL, STALLED = whole(b'{"status":"ok"}'), refusal(503, "engine_stalled")
 def test_health_is_that_of_every_replica_and_bad_only_where_none_takes_requests(
     monkeypatch, scripts, status, said, of_each
 ):
-    monkeypatch.setattr(every_replica, "PATIENCE", 0.2)
+    monkeypatch.setattr(every_replica, "ANSWER_TIMEOUT", 0.2)
     answer = get(Several(**scripts), "/health")
     assert (answer.status_code, answer.json()) == (status, {"status": said, "replicas": of_each})
 
@@ -248,7 +248,7 @@ def load_of(running, usage, draining=False):
 
 
 def test_the_load_is_that_of_all_replicas_together_and_of_each(monkeypatch):
-    monkeypatch.setattr(every_replica, "PATIENCE", 0.2)
+    monkeypatch.setattr(every_replica, "ANSWER_TIMEOUT", 0.2)
     found = get(Several(a=load_of(3, 0.5), b=load_of(1, 0.1, draining=True)), "/v1/load").json()
     own = found.pop("replicas")
     assert (own["a"]["running"], own["b"]["running"]) == (3, 1)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "int8", "fp8")
-QUANTIZATIONS = ("int8", "int4", "fp8", "gguf")
+QUANTIZATIONS = ("int8", "int4", "int4-32", "int4-64", "int4-128", "fp8", "gguf")
 PREFIX_EVICTIONS = ("lru", "aligned", "predicted")
 PREEMPTION_MODES = ("recompute", "swap", "auto")
 SCHEDULING_POLICIES = ("fcfs", "priority")
@@ -129,16 +129,18 @@ class EngineConfig:
     float32. "bfloat16" on a CPU applies to matrices, to the values that they multiply, and to KV; sums, norms and the
     rest are float32. It needs Numba and one device."""
 
-    quantization: Literal["int8", "int4", "fp8", "gguf"] | None = setting(
+    quantization: Literal["int8", "int4", "int4-32", "int4-64", "int4-128", "fp8", "gguf"] | None = setting(
         None,
         optional(choice(QUANTIZATIONS)),
         flag=Flag(
-            commands="model", help="Hold matrices in int8, int4, fp8 or gguf (a quantised GGUF file's own blocks)."
+            commands="model",
+            help="Hold matrices in int8, int4, int4-32 (64, 128), fp8 or gguf (a quantised GGUF file's own blocks).",
         ),
     )
     """Form of the weight matrices. None takes `dtype`, or the form of a quantised checkpoint. "int8" and "fp8" have a
     scale for each output, or for each row of the vocabulary's tables. "int4" has a scale and a minimum for each 32
-    values, with int8 tables. "gguf" keeps the blocks of a quantised GGUF file."""
+    values, with int8 tables. "int4-32", "int4-64" and "int4-128" have them for as many values as they say, fitted by
+    least squares while loading. "gguf" keeps the blocks of a quantised GGUF file."""
 
     kv_cache_dtype: Literal["auto", "bfloat16", "int8", "fp8"] = setting(
         "auto",

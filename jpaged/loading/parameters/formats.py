@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -27,6 +28,10 @@ _FORMATS = {
     "int8": _CHANNEL_INT8,
     "fp8": WeightFormat(FLOAT8, 0, np.dtype(np.float32)),
     "int4": WeightFormat(UINT4_PAIRS, 32, np.dtype(np.float16), minimums=True),
+    **{
+        f"int4-{group}": WeightFormat(UINT4_PAIRS, group, np.dtype(np.float16), minimums=True)
+        for group in (32, 64, 128)
+    },
 }
 _INT4_ON_TPU = WeightFormat(UINT4, 128, np.dtype(np.float32), minimums=True)
 """Groups as deep as the matrix units of the smaller TPUs; groups of 32 would fill a quarter of a unit."""
@@ -61,25 +66,27 @@ def formats_of(
 
 
 def formats_on_load(quantization: str, targets: Sequence[Target], shards: int, platform: str = "cpu") -> WeightFormats:
-    """Return the formats that "int8", "int4" and "fp8" give a model's parameters.
+    """Return the formats that any `quantization` but "gguf" gives a model's parameters.
 
     Where shards leave groups of less than `_SMALLEST_GROUP` values, whose scales would take more memory than their
-    codes, a parameter takes int8 instead of int4, which is logged. On TPUs 4-bit codes have groups of 128 where no
-    shard cuts them, and otherwise the groups of other platforms.
+    codes, a parameter takes int8 instead of 4 bits, which is logged. On TPUs "int4" has groups of 128 where no shard
+    cuts them, and otherwise the groups of other platforms.
     """
+    four_bits = quantization.startswith("int4")
+    on_tpu = _INT4_ON_TPU if quantization == "int4" else replace(_INT4_ON_TPU, group=_FORMATS[quantization].group)
     formats: dict[tuple[str, ...], WeightFormat] = {}
     for target in targets:
         source = target.source
         if source.contracted is None or source.path in formats:
             continue
         form = _FORMATS[quantization].fitted(source, target.shape, shards)
-        if quantization == "int4" and platform == "tpu":
-            own = _INT4_ON_TPU.fitted(source, target.shape, shards)
-            form = own if own.group == _INT4_ON_TPU.group else form
-        if quantization == "int4" and form.group < _SMALLEST_GROUP:
+        if four_bits and platform == "tpu":
+            own = on_tpu.fitted(source, target.shape, shards)
+            form = own if own.group == on_tpu.group else form
+        if four_bits and form.group < _SMALLEST_GROUP:
             logger.info("%s: int8, as %d shards leave groups of %d", ".".join(source.path), shards, form.group)
             form = _CHANNEL_INT8
-        formats[source.path] = _CHANNEL_INT8 if quantization == "int4" and source.contracted == -1 else form
+        formats[source.path] = _CHANNEL_INT8 if four_bits and source.contracted == -1 else form
     return formats
 
 

@@ -106,15 +106,20 @@ def read_params(
     formats = formats_of(quantization, targets, mesh.shape[TENSOR_AXIS], reader, platform(mesh))
     if quantization is None:
         check_formats(formats, mesh.devices.flat[0], reader.location)
-    read = partial(_convert, reader=reader, keeps_blocks=quantization in (None, "gguf"))
+    fits = quantization is not None and quantization.startswith("int4-")
+    read = partial(_convert, reader=reader, keeps_blocks=quantization in (None, "gguf"), fits_scales=fits)
     compact = compact_paths(targets, reader.dtype) if may_be_compact else None
     values = without_rounded(compact, lambda paths: place_all(in_formats(targets, formats, paths), read, mesh))
     warn_of_unused(reader, targets)
     return fill(abstract, values)
 
 
-def _convert(target: Target, reader: TensorReader, keeps_blocks: bool) -> HostValue:
-    """Return the value for a target; with `keeps_blocks`, quantised parameters keep the source's codes."""
+def _convert(target: Target, reader: TensorReader, keeps_blocks: bool, fits_scales: bool) -> HostValue:
+    """Return the value for a target; with `keeps_blocks`, quantised parameters keep the source's codes.
+
+    Args:
+        fits_scales: see `quantise`.
+    """
     for name in target.source.sources:
         try:
             reader.shape(name)
@@ -126,7 +131,7 @@ def _convert(target: Target, reader: TensorReader, keeps_blocks: bool) -> HostVa
         assert isinstance(reader, CodedReader)
         return read_codes(target.source, target.form, reader)
     assert target.source.contracted is not None
-    return quantise(_read(target, reader), target.source.contracted, target.form)
+    return quantise(_read(target, reader), target.source.contracted, target.form, fits_scales=fits_scales)
 
 
 def _read(target: Target, reader: TensorReader) -> HostArray:

@@ -20,13 +20,14 @@ from jpaged.loading.build_context import build_context
 from jpaged.loading.gguf.config import config_from_gguf
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.weights import GGUFWeights
-from jpaged.loading.parameters.formats import _INT4_ON_TPU, check_device
-from jpaged.loading.parameters.targets import flat_values
+from jpaged.loading.parameters.formats import _INT4_ON_TPU, check_device, formats_on_load
+from jpaged.loading.parameters.targets import Target, flat_values
 from jpaged.loading.parameters.weights import abstract_params, load_params
 from jpaged.loading.registry import model_class
+from jpaged.loading.weight_formats.on_load import quantise
 from jpaged.loading.weight_formats.weight_format import WeightFormat
 from jpaged.model_api import TENSOR_AXIS, WeightSource
-from pallas_kernels.quantised import INT8, UINT4_PAIRS, QuantisedMatrix
+from pallas_kernels.quantised import INT8, UINT4, UINT4_PAIRS, QuantisedMatrix
 
 ONE = Mesh(np.array(jax.devices()[:1]), (TENSOR_AXIS,))
 EMBED, MLP, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 256, 512, 4, 2, 64, 2
@@ -86,6 +87,42 @@ def test_a_tpu_holds_int4_in_codes_that_its_memory_packs(folder, monkeypatch):
         assert np.abs(value - floats[name]).max() <= 1 / 14 * np.abs(floats[name]).max() + 1e-7, name
 
 
+@pytest.mark.parametrize(("group", "shards"), [(32, 1), (64, 1), (128, 1), (128, 8)])
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_groups_are_as_long_as_they_are_named_where_no_shard_cuts_them(group, shards, platform):
+    source = WeightSource(("down", "weight"), ("down.weight",), np.asarray, P(TENSOR_AXIS, None), contracted=-2)
+    target = Target(source, source.path, None, None, (512, 96), np.dtype(np.float32))
+    (form,) = formats_on_load(f"int4-{group}", [target], shards, platform).values()
+    assert form.group == min(group, 512 // shards)
+    assert form.codec == (UINT4 if platform == "tpu" and form.group == group else UINT4_PAIRS)
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("axis", [-2, -1])
+def test_fitted_scales_have_less_error_than_those_of_the_extremes(group, axis):
+    matrix = np.random.default_rng(group).standard_t(4, (256, 384)).astype(np.float32)
+    form = WeightFormat(UINT4_PAIRS, group, np.dtype(np.float16), minimums=True)
+
+    def errors(**how):
+        held = quantise(matrix, axis, form, **how)
+        assert held.scales.shape[axis] == matrix.shape[axis] // group
+        difference = np.asarray(held.dequantised(jnp.float32)) - matrix
+        lines = difference.T if axis == -2 else difference
+        return np.square(lines).reshape(len(lines), -1, group)
+
+    plain, fitted = errors().sum(2), errors(fits_scales=True).sum(2)
+    assert (fitted <= plain * (1 + 1e-5)).all()
+    assert fitted.sum() < 0.92 * plain.sum()
+
+
+def test_a_group_of_equal_values_keeps_them():
+    form = WeightFormat(UINT4_PAIRS, 32, np.dtype(np.float16), minimums=True)
+    for value in (0.0, 0.5, -0.25):
+        matrix = np.full((64, 3), value, np.float32)
+        held = quantise(matrix, -2, form, fits_scales=True)
+        np.testing.assert_allclose(np.asarray(held.dequantised(jnp.float32)), matrix, atol=1e-3)
+
+
 def test_a_tpu_keeps_the_common_form_where_groups_of_128_do_not_fit(folder, monkeypatch):
     monkeypatch.setattr("jpaged.loading.parameters.weights.platform", lambda mesh: "tpu")
     held = {leaf.dtype.name for leaf in jax.tree.leaves(load_model(folder, quantization="int4").params)}
@@ -122,7 +159,9 @@ def test_a_quantised_checkpoint_is_not_quantised_again(folder, tmp_path):
 
 
 def test_what_is_not_known_or_not_there_is_refused(folder):
-    with pytest.raises(ValueError, match=r"quantization='int3' is not None or one of int8, int4, fp8, gguf"):
+    with pytest.raises(
+        ValueError, match=r"quantization='int3' is not None or one of int8, int4, int4-32, int4-64, .*gguf"
+    ):
         load_model(folder, quantization="int3")
     with pytest.raises(ValueError, match=r"quantization='gguf' needs a GGUF file with quantised tensors"):
         load_model(folder, quantization="gguf")

@@ -37,7 +37,7 @@ def test_without_a_gpu_it_says_so_in_one_line():
 def test_right_kernels_pass_every_check(kv_dtype):
     heads = correctness.Heads(kv_heads=2, head_dim=64, soft_cap=50.0, sliding_window=30, sinks=True, kv_dtype=kv_dtype)
     lines = list(correctness.checks(1, impl="xla", context=100, cases=(heads,)))
-    assert len(lines) == 10
+    assert len(lines) == 4
     assert [line for line in lines if not line["error"] <= line["limit"]] == []
 
 

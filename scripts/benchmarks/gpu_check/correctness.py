@@ -20,6 +20,8 @@ from pallas_kernels.platform import Impl, resolve_impl
 from pallas_kernels.rotated_heads import HeadNorms, rotated_heads, takes
 
 TOLERANCE = {"bfloat16": 2e-2, "float16": 4e-3, "float32": 5e-5}
+ROTATED = (56, 8, 6, 128)
+"""Shape of the queries, keys and values that are rotated: whole registers of a TPU, and no power of two."""
 INT8_STEP = 0.05
 """The error that is allowed with int8: more than a step of the largest number drawn here, 6 / 127."""
 
@@ -79,17 +81,37 @@ def checks(
     """
     random = np.random.default_rng(seed)
     for heads in cases:
-        for decode in (True, False):
-            error = _attention_error(random, heads, context, decode, impl)
-            name = f"paged_attention, {'decode' if decode else 'mixed'}, {heads}"
-            yield {"check": name, "error": error, "limit": TOLERANCE[heads.dtype]}
-        # A code that rounds another way is a step off: GPUs divide by the scale in more ways than one.
-        limit = INT8_STEP if heads.kv_dtype == "int8" else 0.0
-        yield {"check": f"kv_write, {heads}", "error": _write_error(random, heads, impl), "limit": limit}
+        yield from checks_of_heads(random, heads, impl=impl, context=context)
+    yield from checks_of_rotation(random, impl=impl)
+    yield from check_of_copies(random, impl=impl)
+
+
+def checks_of_heads(
+    random: np.random.Generator, heads: Heads, *, impl: Impl | None = None, context: int = 3000
+) -> Iterator[dict[str, Any]]:
+    """Yield the lines of attention and KV write for one description of heads."""
+    for decode in (True, False):
+        error = _attention_error(random, heads, context, decode, impl)
+        name = f"paged_attention, {'decode' if decode else 'mixed'}, {heads}"
+        yield {"check": name, "error": error, "limit": TOLERANCE[heads.dtype]}
+    # A code that rounds another way is a step off: GPUs divide by the scale in more ways than one.
+    limit = INT8_STEP if heads.kv_dtype == "int8" else 0.0
+    yield {"check": f"kv_write, {heads}", "error": _write_error(random, heads, impl), "limit": limit}
+
+
+def checks_of_rotation(random: np.random.Generator, *, impl: Impl | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the lines of the rotation of queries and keys, in the dtypes that have a kernel."""
+    own = resolve_impl(impl)
     for dtype, tolerance in TOLERANCE.items():
+        if not takes(dtype, own, shape=ROTATED, half=ROTATED[-1] // 2):
+            continue
         for kind in ("plain", "normed"):
-            error = _rotation_error(random, dtype, impl, normed=kind == "normed")
+            error = _rotation_error(random, dtype, own, normed=kind == "normed")
             yield {"check": f"rotated_heads, {kind}, {dtype}", "error": error, "limit": tolerance}
+
+
+def check_of_copies(random: np.random.Generator, *, impl: Impl | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the line of block copies."""
     yield {"check": "block_copy, chains and swaps", "error": _copy_error(random, impl), "limit": 0.0}
 
 
@@ -178,18 +200,15 @@ def _write_error(random: np.random.Generator, heads: Heads, impl: Impl | None) -
     return float(jnp.sum(want != got))
 
 
-def _rotation_error(random: np.random.Generator, dtype: str, impl: Impl | None, *, normed: bool) -> float:
-    """Return the largest difference of queries and keys, infinity where values are not the same to the bit; 0 where
-    the GPU's kernel does not run."""
-    if resolve_impl(impl) != "gpu" or not takes(dtype, "gpu"):
-        return 0.0
-    joined = jnp.asarray(random.standard_normal((50, 8, 6, 128), np.float32), dtype)
-    angles = random.uniform(0, 100, (50, 64)).astype(np.float32)
+def _rotation_error(random: np.random.Generator, dtype: str, impl: Impl, *, normed: bool) -> float:
+    """Return the largest difference of queries and keys, infinity where values are not the same to the bit."""
+    joined = jnp.asarray(random.standard_normal(ROTATED, np.float32), dtype)
+    angles = random.uniform(0, 100, (ROTATED[0], ROTATED[-1] // 2)).astype(np.float32)
     q, k = jnp.asarray(random.uniform(0.5, 1.5, (2, 128)), dtype)
     norms = HeadNorms(q, k, eps=1e-6) if normed else None
     got, want = (
         jax.jit(partial(rotated_heads, norms=norms, impl=i))(joined, np.cos(angles), np.sin(angles))
-        for i in ("gpu", "reference")
+        for i in (impl, "reference")
     )
     errors = [
         np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)).max() for a, b in zip(got, want, strict=True)

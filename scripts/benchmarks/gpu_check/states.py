@@ -57,9 +57,23 @@ def checks(
     """Yield lines as `correctness.checks` does; arguments as there, and `names` of the recurrences."""
     random = np.random.default_rng(seed)
     for name in names:
-        for pool in ("float32", "bfloat16"):
-            error = _decode_error(random, name, pool, impl)
-            yield {"check": f"{name}, decode, pool of {pool}", "error": error, "limit": LIMIT}
+        yield from checks_of_recurrence(random, name, impl=impl)
+    yield from checks_of_latents(random, impl=impl, context=context)
+
+
+def checks_of_recurrence(
+    random: np.random.Generator, name: str, *, impl: Impl | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield the lines of one of `RECURRENCES`."""
+    for pool in ("float32", "bfloat16"):
+        error = _decode_error(random, name, pool, impl)
+        yield {"check": f"{name}, decode, pool of {pool}", "error": error, "limit": LIMIT}
+
+
+def checks_of_latents(
+    random: np.random.Generator, *, impl: Impl | None = None, context: int = 3000
+) -> Iterator[dict[str, Any]]:
+    """Yield the lines of latent attention."""
     for decode in (True, False):
         kind = "decode" if decode else "mixed"
         error = _latent_error(random, context, decode, impl)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from jpaged.image_sources import ImageSources
 from jpaged.pyramid_kv import PyramidKV
 from jpaged.setting import Flag, choice, instance, optional, real, setting, settings_of, switch, text, whole
+from jpaged.short_values import short_values, shown
 from jpaged.speculative import Speculative, read_speculative
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def _named_folders(given: Sequence[str] | None) -> dict[str, str]:
     modules = [module.partition("=") for module in given or ()]
     for name, _, path in modules:
         if not (name and path):
-            raise ValueError(f"lora_modules={name!r} must be name=folder")
+            raise ValueError(f"lora_modules={shown(name)} must be name=folder")
     names = [name for name, _, _ in modules]
     if len(set(names)) < len(names):
         raise ValueError(f"lora_modules gives two folders one name: {', '.join(names)}")
@@ -421,6 +422,7 @@ class EngineConfig:
     served from the cache. It is slower: programs of one shape compute every token. Engines agree when they agree on
     max_num_seqs, max_model_len, block_size, dtype, device kind and count."""
 
+    @short_values()
     def __post_init__(self) -> None:
         for name, known in settings_of(EngineConfig).items():
             if known.check is not None:

@@ -539,6 +539,7 @@ class LLM:
         """Tell whether the devices' memory was released."""
         return self.control.is_released
 
+    @short_traceback
     def sleep(self, level: int = 1) -> None:
         """Do what vLLM's `sleep` does: ``release_memory("host")`` at level 1, ``release_memory(True)`` at level 2.
 
@@ -547,6 +548,7 @@ class LLM:
         """
         self.control.run(self.control.prepare_sleep(level))
 
+    @short_traceback
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Do what vLLM's `wake_up` does: take back the weights and the pool, or the parts that `tags` names.
 

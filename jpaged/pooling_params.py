@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jpaged.short_tracebacks import short_init
+from jpaged.short_values import shown
 from jpaged.validation import boolean, integer, one_of
 
 Pooling = Literal["last", "mean", "cls", "max", "mean_sqrt_len"]
@@ -45,4 +46,4 @@ class PoolingParams:
         if self.dimensions is not None:
             integer("dimensions", self.dimensions, low=1)
         if self.prompt_name is not None and not isinstance(self.prompt_name, str):
-            raise ValueError(f"prompt_name={self.prompt_name!r} must be a string")
+            raise ValueError(f"prompt_name={shown(self.prompt_name)} must be a string")

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from jpaged.short_tracebacks import short_init
+from jpaged.short_values import shortened, shown
 from jpaged.structured_outputs import StructuredOutputsParams
 from jpaged.validation import boolean, did_you_mean, integer, number, several, texts
 from jpaged.vllm_compat import refuse_import, refuse_parameters
@@ -151,7 +152,7 @@ class SamplingParams:
         refuse_parameters(given)
         for name in given.keys() - cls.__dataclass_fields__.keys():
             known = did_you_mean(name, cls.__dataclass_fields__)
-            raise TypeError(f"{cls.__name__} got an unexpected keyword argument {name!r}{known}")
+            raise TypeError(f"{cls.__name__} got an unexpected keyword argument {shortened(name)!r}{known}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -164,7 +165,7 @@ class SamplingParams:
         if self.truncate_prompt_tokens == 0:
             raise ValueError("truncate_prompt_tokens=0 must be at least 1, or -1 for what max_model_len has room for")
         if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
-            raise ValueError(f"structured_outputs={self.structured_outputs!r} must be StructuredOutputsParams")
+            raise ValueError(f"structured_outputs={shown(self.structured_outputs)} must be StructuredOutputsParams")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
         self._store("stop", texts("stop", (self.stop,) if isinstance(self.stop, str) else self.stop))
@@ -172,9 +173,9 @@ class SamplingParams:
         for name in _FLAGS:
             boolean(name, getattr(self, name))
         if not isinstance(self.output_kind, RequestOutputKind):
-            raise ValueError(f"output_kind={self.output_kind!r} must be a RequestOutputKind")
+            raise ValueError(f"output_kind={shown(self.output_kind)} must be a RequestOutputKind")
         if self.stop and not self.detokenize:
-            raise ValueError(f"stop={self.stop!r} needs text, and detokenize=False makes none")
+            raise ValueError(f"stop={shown(self.stop)} needs text, and detokenize=False makes none")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if _LAST not in self.__dict__:  # __init__ sets the parameters in their order
@@ -193,12 +194,12 @@ class SamplingParams:
         if self.allowed_token_ids == ():
             raise ValueError("allowed_token_ids=() leaves no token to draw; None allows all")
         if isinstance(self.bad_words, str):
-            raise ValueError(f"bad_words={self.bad_words!r} must be a list of strings")
+            raise ValueError(f"bad_words={shown(self.bad_words)} must be a list of strings")
         self._store("bad_words", texts("bad_words", self.bad_words))
         _check_size("bad_words", self.bad_words, MOST_BAD_WORDS, MOST_BAD_WORD_CHARACTERS)
         if self.logit_bias is not None:
             if not isinstance(self.logit_bias, Mapping):
-                raise ValueError(f"logit_bias={self.logit_bias!r} must map token ids to numbers")
+                raise ValueError(f"logit_bias={shown(self.logit_bias)} must map token ids to numbers")
             biases = {
                 integer("token id in logit_bias", token, low=0): number(
                     f"logit_bias[{token}]", bias, low=-100.0, high=100.0
@@ -268,16 +269,16 @@ class BeamSearchParams:
 
     def __post_init__(self) -> None:
         if self.temperature != 0:
-            raise ValueError(f"temperature={self.temperature!r} must be 0: beams are not drawn but ranked")
+            raise ValueError(f"temperature={shown(self.temperature)} must be 0: beams are not drawn but ranked")
         if self.include_stop_str_in_output is not False:
-            asked = f"include_stop_str_in_output={self.include_stop_str_in_output!r}"
+            asked = f"include_stop_str_in_output={shown(self.include_stop_str_in_output)}"
             raise ValueError(f"{asked} must be False: beams have no stop strings")
         for name in ("beam_width", "max_tokens"):
             object.__setattr__(self, name, integer(name, getattr(self, name), low=1))
         penalty = number("length_penalty", self.length_penalty, low=-50.0, high=50.0)
         object.__setattr__(self, "length_penalty", penalty)
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
-            raise ValueError(f"early_stopping={self.early_stopping!r} is not True, False or 'never'")
+            raise ValueError(f"early_stopping={shown(self.early_stopping)} is not True, False or 'never'")
         boolean("ignore_eos", self.ignore_eos)
 
     def sampling_params(self) -> SamplingParams:

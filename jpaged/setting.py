@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, get_args
 
+from jpaged.short_values import shown
 from jpaged.validation import boolean, integer, number, one_of
 
 Check = Callable[[str, Any], Any]
@@ -119,7 +120,7 @@ def switch(name: str, value: Any) -> bool:
 def text(name: str, value: Any) -> str:
     """Take a string that is not blank."""
     if not (isinstance(value, str) and value.strip()):
-        raise ValueError(f"{name}={value!r} must be a non-empty string")
+        raise ValueError(f"{name}={shown(value)} must be a non-empty string")
     return value
 
 
@@ -128,7 +129,7 @@ def instance(kind: type, named: str) -> Check:
 
     def check(name: str, value: Any) -> Any:
         if not isinstance(value, kind):
-            raise ValueError(f"{name}={value!r} must be {named}")
+            raise ValueError(f"{name}={shown(value)} must be {named}")
         return value
 
     return check

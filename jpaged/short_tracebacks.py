@@ -8,6 +8,8 @@ from functools import wraps
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
+from jpaged.short_values import shorten
+
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
 _Class = TypeVar("_Class", bound=type)
@@ -17,7 +19,8 @@ _STEP = "jpaged.engine.engine", "Engine.step"
 
 
 def short_traceback(call: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
-    """Let a refused argument raise from the call alone, without frames of this package or a chained exception.
+    """Let a refused argument raise from the call alone, without frames of this package or a chained exception, and with
+    short values in its message.
 
     A ValueError or TypeError is a refusal if a ``raise`` statement of jpaged raised it, outside of a step. One that
     Python or another library raised is a fault of jpaged, and keeps its traceback and its cause.
@@ -30,6 +33,7 @@ def short_traceback(call: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
         except (ValueError, TypeError) as error:
             if not is_refusal(error):
                 raise
+            shorten(error)
             raise error.with_traceback(None) from None
 
     return short

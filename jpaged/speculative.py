@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jpaged.short_values import shown
 from jpaged.validation import integer
 
 
@@ -129,4 +130,4 @@ def read_speculative(text: str | None) -> Speculative | None:
         return Layers(int(value), **tokens)
     if kind == "draft" and value:
         return DraftModel(value, **tokens)
-    raise ValueError(f"speculative={text!r} is none of ngram, layers:N and draft:MODEL, with or without @K")
+    raise ValueError(f"speculative={shown(text)} is none of ngram, layers:N and draft:MODEL, with or without @K")

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from jpaged.short_tracebacks import short_init
+from jpaged.short_values import shown
 from jpaged.validation import boolean, texts
 from jpaged.vllm_compat import refuse_shape_parameters
 
@@ -22,6 +24,7 @@ def is_gbnf(grammar: str) -> bool:
     return _GBNF_RULE.search(grammar) is not None
 
 
+@short_init
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
     """Exactly one shape, which the text follows to its end unless max_tokens cuts it off.
@@ -64,11 +67,11 @@ class StructuredOutputsParams:
         for name in ("regex", "grammar"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
-                raise ValueError(f"{name}={value!r} must be a non-empty string")
+                raise ValueError(f"{name}={shown(value)} must be a non-empty string")
         if self.choice is not None:
             choice = () if isinstance(self.choice, str) else texts("choice", self.choice)
             if not choice:
-                raise ValueError(f"choice={self.choice!r} must be a list of non-empty strings")
+                raise ValueError(f"choice={shown(self.choice)} must be a list of non-empty strings")
             if len(choice) > MOST_CHOICES:
                 raise ValueError(f"choice has {len(choice)} texts, the limit is {MOST_CHOICES}")
             object.__setattr__(self, "choice", choice)

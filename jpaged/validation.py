@@ -9,6 +9,8 @@ from numbers import Real
 from operator import index
 from typing import Any
 
+from jpaged.short_values import shown
+
 MOST = 2**63 - 1
 """The largest integer that a setting or parameter may be: saved states hold 64 bits of each."""
 
@@ -49,10 +51,10 @@ def integer(name: str, value: Any, *, low: int, high: int | None = None) -> int:
     except TypeError:
         plain = None
     if plain is None or isinstance(value, bool):
-        raise ValueError(f"{name}={value!r} must be an integer")
+        raise ValueError(f"{name}={shown(value)} must be an integer")
     if plain < low or plain > (MOST if high is None else high):
         limit = f"at least {low}" if high is None and plain < low else f"in [{low}, {MOST if high is None else high}]"
-        raise ValueError(f"{name}={plain} must be {limit}")
+        raise ValueError(f"{name}={shown(plain)} must be {limit}")
     return plain
 
 
@@ -70,7 +72,7 @@ def number(name: str, value: Any, *, low: float, high: float = math.inf, open_lo
     except OverflowError:
         plain = math.inf
     if not math.isfinite(plain):
-        raise ValueError(f"{name}={value!r} must be a finite number")
+        raise ValueError(f"{name}={shown(value)} must be a finite number")
     if plain < low or plain > high or (open_low and plain == low):
         if high == math.inf:
             raise ValueError(f"{name}={value} must be {'above' if open_low else 'at least'} {low:g}")
@@ -85,7 +87,7 @@ def boolean(name: str, value: Any) -> None:
         ValueError: it is neither True nor False.
     """
     if not isinstance(value, bool):
-        raise ValueError(f"{name}={value!r} must be True or False")
+        raise ValueError(f"{name}={shown(value)} must be True or False")
 
 
 def one_of(name: str, value: Any, known: Collection[str]) -> None:
@@ -95,7 +97,7 @@ def one_of(name: str, value: Any, known: Collection[str]) -> None:
         ValueError: `value` is none of them, or no string.
     """
     if not isinstance(value, str) or value not in known:
-        raise ValueError(f"{name}={value!r} is not one of {', '.join(known)}")
+        raise ValueError(f"{name}={shown(value)} is not one of {', '.join(known)}")
 
 
 def several(name: str, values: Iterable[Any] | None) -> tuple[Any, ...]:
@@ -107,7 +109,7 @@ def several(name: str, values: Iterable[Any] | None) -> tuple[Any, ...]:
     if values is None:
         return ()
     if not isinstance(values, Iterable):
-        raise ValueError(f"{name}={values!r} must be a list")
+        raise ValueError(f"{name}={shown(values)} must be a list")
     return tuple(values)
 
 
@@ -120,6 +122,6 @@ def texts(name: str, values: Iterable[str] | None) -> tuple[str, ...]:
     found = several(name, values)
     for text in found:
         if not isinstance(text, str) or not text:
-            raise ValueError(f"{name}={list(found)} must be non-empty strings, got {text!r}")
+            raise ValueError(f"{name}={shown(list(found))} must be non-empty strings, got {shown(text)}")
         check_unicode(name, text)
     return found

@@ -76,7 +76,7 @@ async def _run(target: Target, asks: Sequence[Ask], plan: Plan, limits: Limits, 
         for ask in asks[: plan.warmup]:
             answer = await ask_one(client, target, ask, time.perf_counter())
             if answer.error is not None:
-                raise ValueError(f"--url {target.url} did not answer the first request: {answer.error}")
+                raise ValueError(f"--url {target.url!r} did not answer the first request: {answer.error}")
         reports = []
         for rate in plan.rates:
             start = time.perf_counter()

@@ -13,6 +13,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from jpaged.short_values import with_short_values
+
 _FLAG_NAMES = {
     "tls_certificate": "ssl_certfile",
     "tls_key": "ssl_keyfile",
@@ -66,7 +68,7 @@ def _parsed(make_context: Callable[[], Any]) -> Any:
     except _USAGE_ERROR as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # it prints the help
             raise
-        raise UserError(f"{error.format_message()}\nSee --help.") from error
+        raise UserError(f"{with_short_values(error.format_message())}\nSee --help.") from error
 
 
 class Group(TyperGroup):
@@ -89,19 +91,7 @@ class Command(TyperCommand):
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
-            raise UserError(_shortened(_with_flags(error.message, self.params))) from error
-
-
-_QUOTED = re.compile(r"(?<!\w)'([^'\n]{80})[^'\n]+'|(?<!\w)\"([^\"\n]{80})[^\"\n]+\"")
-
-
-def _shortened(message: str) -> str:
-    """Return a message in which each quoted value has at most 80 characters.
-
-    >>> len(_shortened(f"prompt={'a' * 500!r} is too long"))
-    105
-    """
-    return _QUOTED.sub(lambda quoted: f"{(quoted[1] or quoted[2])!r}...", message)
+            raise UserError(with_short_values(_with_flags(error.message, self.params))) from error
 
 
 def _with_flags(message: str, params: Iterable[Any]) -> str:

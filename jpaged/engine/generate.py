@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import nullcontext
 from typing import Literal, NamedTuple
 
 from jpaged.engine.engine import Engine
-from jpaged.engine.progress import GenerationProgress
+from jpaged.engine.progress import GenerationProgress, compilation_notes
 from jpaged.errors import GenerationInterrupted
 from jpaged.outputs import CompletionOutput, RequestOutput, StreamDelta
 from jpaged.sampling_params import BeamSearchParams, SamplingParams
@@ -194,7 +195,9 @@ def run_to_end(engine: Engine, requests: list[Request], show: bool) -> None:
         if show
         else nullcontext()
     )
-    with bar as progress:
+    # A bar moves on a terminal only; elsewhere lines tell of programs.
+    notes = compilation_notes(compilations) if show and not sys.stderr.isatty() else nullcontext()
+    with notes, bar as progress:
         while unfinished:
             ended = []
             for part in engine.step():

@@ -192,6 +192,7 @@ class Pooler:
             vocab_size=model.vocab_size,
             token_types=model.token_types if isinstance(model, PromptEncoder) else 1,
             most=self._most_tokens,
+            bound=self._served.input_processor.bound(None, tokenization),
         )
         found = self._run(batch, [self._head.class_pooling] * len(batch), options)
         if self._head.activation == "Identity":

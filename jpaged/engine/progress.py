@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -94,33 +95,69 @@ class GenerationProgress:
         return f"{tokens:,} output tokens, {tokens / seconds:.1f} a second, {steps} steps"
 
 
-@contextmanager
-def compilation_notes(compilations: Compilations) -> Iterator[None]:
-    """Say on standard error which program a caller of steps waits for, while it is compiled.
+class _Notes:
+    """Writes on standard error which program is being compiled. Safe in threads.
 
-    A terminal shows a line that goes again, and leaves the cursor where it was; elsewhere one line is written in all.
+    A terminal shows one line, which is rewritten every second and erased at the end: text before it stays. Elsewhere
+    each program is one line.
     """
-    announced = shown = False
 
-    def say(activity: str) -> None:
-        nonlocal announced, shown
-        if sys.stderr.isatty():
-            # Save the cursor, write, and at the end restore it and erase: text before it stays.
-            if activity:
-                sys.stderr.write(f"\x1b7 {activity}")
-            elif shown:
-                sys.stderr.write("\x1b8\x1b[K")
-            shown = bool(activity)
-        elif activity and not announced:
-            announced = True
-            sys.stderr.write("compiling programs for the first answer; later ones begin at once\n")
+    def __init__(self, activity: Callable[[], str]) -> None:
+        self._activity = activity
+        self._shown = False
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._ticking = threading.Thread(target=self._tick, name="jpaged-compilation-notes", daemon=True)
+
+    def say(self, activity: str) -> None:
+        """Show what is compiled from now on; "" = nothing is."""
+        with self._lock:
+            self._say(activity)
+
+    def _say(self, activity: str) -> None:
+        if not sys.stderr.isatty():
+            sys.stderr.write(f"{activity}\n" if activity else "")
+        elif activity:  # save the cursor, write, and later restore it and erase
+            sys.stderr.write(f"{ERASE if self._shown else ''}\x1b7 {activity}")
+        elif self._shown:
+            sys.stderr.write(ERASE)
+        self._shown = bool(activity)
         sys.stderr.flush()
 
-    before, compilations.on_wait = compilations.on_wait, say
+    def start(self) -> None:
+        """Rewrite a terminal's line every second until `stop`."""
+        if sys.stderr.isatty():
+            self._ticking.start()
+
+    def stop(self) -> None:
+        """Erase the line, and rewrite it no more."""
+        self._ended.set()
+        with self._lock:
+            if self._shown and sys.stderr.isatty():
+                self._say("")
+
+    def _tick(self) -> None:
+        while not self._ended.wait(1.0):
+            with self._lock:
+                if self._shown and not self._ended.is_set() and (activity := self._activity()):
+                    self._say(activity)
+
+
+ERASE = "\x1b8\x1b[K"
+"""Brings a terminal's cursor back to where it was saved, and erases the line from there."""
+
+
+@contextmanager
+def compilation_notes(compilations: Compilations) -> Iterator[None]:
+    """Say on standard error which program a caller of steps waits for, while it is compiled, and for how long."""
+    notes = _Notes(compilations.activity)
+    before, compilations.on_wait = compilations.on_wait, notes.say
+    notes.start()
     try:
         yield
     finally:
         compilations.on_wait = before
+        notes.stop()
 
 
 @contextmanager

@@ -203,8 +203,6 @@ class Shapes:
 
     def step(self, bucket: Bucket) -> Shape:
         """Return the shape of a step in a bucket."""
-        kind = ("decode" if bucket.decode_only else "mixed") + (" with images" if bucket.images else "")
-        kind += " with adapters" if bucket.adapters else ""
 
         def trace() -> Compile:
             batch = self._of_all(self.empty_batch(bucket))
@@ -212,7 +210,7 @@ class Shapes:
                 with_abstract_matrices(batch, self.spec, self.mesh), self._last_tokens, bucket
             )
 
-        return Shape(f"{kind} step, {bucket.tokens} tokens", trace)
+        return Shape(bucket.name, trace)
 
     def sampler(self, rows: int, top: int, kind: str) -> Shape:
         """Return the shape of a draw, to be traced after a step."""

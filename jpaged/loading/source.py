@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jpaged.loading import demo_model
+from jpaged.short_values import shown
 from jpaged.validation import did_you_mean
 
 CHECKPOINT_MARKER = "jpaged.json"
@@ -33,9 +34,14 @@ class Source:
 
 
 def check_name(name: str | Path) -> None:
-    """Raise ValueError if `name` is neither text nor a path, or is empty, which would mean the working directory."""
+    """Raise ValueError if `name` is no text or path, is empty, which would mean the working directory, or cannot
+    be looked up, as one that is too long."""
     if not isinstance(name, str | Path) or not str(name).strip():
-        raise ValueError(f"model={name!r} is no name or path; {_ACCEPTED}")
+        raise ValueError(f"model={shown(name)} is no name or path; {_ACCEPTED}")
+    try:
+        Path(name).expanduser().exists()
+    except OSError as error:
+        raise ValueError(f"model={str(name)!r} cannot be read ({error.strerror}); {_ACCEPTED}") from error
 
 
 def resolve_source(name: str | Path, *, revision: str | None = None, download_dir: str | Path | None = None) -> Source:

@@ -12,19 +12,14 @@ from fastapi.responses import JSONResponse, Response
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
-from jpaged import EngineBusy, EngineStopped
+from jpaged import EngineBusy, EngineStopped, short_values
+from jpaged.short_values import short_message, with_short_values
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _ALTERNATIVE = re.compile(r"str|int|[a-z-]+\[.*|[A-Z]\w*")
 """Matches the names that pydantic gives to the alternatives of a union in an error's place."""
 _FIELD_ERRORS = ("unknown_field", "refused_field")
 """Types of the errors about a field of an object, whose place is the object's."""
-MOST_QUOTED = 80
-"""Characters of a value that an error quotes."""
-MOST_MESSAGE = 400
-"""Characters of a message; a value or a grammar's source could fill it with what the client sent."""
-_VALUE = re.compile(r"(?<==)(?:'[^']{80,}'|\"[^\"]{80,}\"|\{.{80,}\}|\[.{80,}\])", re.DOTALL)
-"""A long value after its name, as Python writes it."""
 CLIENT_GONE = 499
 """Status in the log of a request whose client disconnected. It is never sent."""
 
@@ -50,7 +45,7 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.message = _unicode(_short(message))
+        self.message = _unicode(short_message(with_short_values(message)))
         self.status = status
         self.param = None if param is None else _unicode(param)
         self.code = code
@@ -67,19 +62,9 @@ class ApiError(Exception):
         return JSONResponse(self.body, self.status, headers=self.headers)
 
 
-def _short(message: str) -> str:
-    """Return a message without the middle of the values that it quotes, if it is long."""
-    if len(message) <= MOST_MESSAGE:
-        return message
-    if len(message) > 10 * MOST_MESSAGE:  # the search below is quadratic
-        message = f"{message[: 5 * MOST_MESSAGE]}...{message[-5 * MOST_MESSAGE :]}"
-    message = _VALUE.sub(lambda value: f"{value[0][: MOST_QUOTED - 4]}...{value[0][-1]}", message)
-    return message if len(message) <= MOST_MESSAGE else f"{message[: MOST_MESSAGE - 103]}...{message[-100:]}"
-
-
 def shortened(text: str) -> str:
     """Return the beginning of a text that a message quotes, with lone surrogates escaped."""
-    return _unicode(text if len(text) <= MOST_QUOTED else f"{text[: MOST_QUOTED - 3]}...")
+    return _unicode(short_values.shortened(text))
 
 
 def _unicode(text: str) -> str:
@@ -91,15 +76,18 @@ class ClientGone(Exception):
     """The client closed its connection, so that no answer is sent."""
 
 
-def refused(error: Exception, fields: Collection[str] = ()) -> ApiError:
+def refused(error: Exception, fields: Collection[str] = (), sent_as: Mapping[str, str] | None = None) -> ApiError:
     """Return the error for a value that jpaged refuses; it names the field that the message begins with.
 
     Args:
         fields: names of the body's fields.
+        sent_as: the client's names of parameters that have others in the message.
     """
-    message = str(error)
+    message, sent_as = str(error), sent_as or {}
+    for name, sent in sent_as.items():
+        message = re.sub(rf"(?<!\w){name}(?==)", sent, message)
     named = re.match(r"(\w+)(?:=|\[)", message)
-    param = named.group(1) if named and named.group(1) in fields else None
+    param = named.group(1) if named and named.group(1) in {*fields, *sent_as.values()} else None
     return ApiError(message, param=param, code="invalid_value")
 
 

@@ -14,6 +14,7 @@ from jaxtyping import Int
 
 from jpaged.sampling_params import BeamSearchParams, SamplingParams
 from jpaged.scheduling import BeamSearch, Request, Sequence
+from jpaged.short_values import short_values
 from jpaged.text.adapters import AdapterSource, LoRA, NoAdapters
 from jpaged.text.images import ImageInputs
 from jpaged.text.long_text import TokenBound
@@ -129,6 +130,7 @@ class InputProcessor:
 
     # ------------------------------------------------------------------ requests
 
+    @short_values()
     def process(
         self,
         prompt: Prompt | Conversation,
@@ -172,6 +174,7 @@ class InputProcessor:
         last = min(cuts, default=most + 1)
         return TokenBound(most, last=last if last <= most else None)
 
+    @short_values()
     def prefix(self, prompt: Prompt, cache_salt: str | None) -> ParsedPrompt:
         """Parse a prompt whose salt may be a separate argument.
 

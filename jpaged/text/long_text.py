@@ -57,14 +57,34 @@ def encode_bounded(tokenizer: Any, text: str, special: bool, bound: TokenBound |
     if bound is None:
         return tokenizer.encode(text, add_special_tokens=special)
     if bound.last is not None:
-        return _last_ids(tokenizer, text, special, bound.last)
+        return _end(tokenizer, text, special, bound.last)[1]
+    return tokenizer.encode(not_too_long(tokenizer, text, special, bound), add_special_tokens=special)
+
+
+def part_for_pair(tokenizer: Any, text: str, bound: TokenBound) -> str:
+    """Return what may count of one of two texts that become one prompt: all of it, or its end for `bound.last`.
+
+    Raises:
+        ValueError: as for `encode_bounded`.
+    """
+    if bound.last is not None:
+        return text[_end(tokenizer, text, False, bound.last)[0] :]
+    return not_too_long(tokenizer, text, False, bound)
+
+
+def not_too_long(tokenizer: Any, text: str, special: bool, bound: TokenBound) -> str:
+    """Return a text.
+
+    Raises:
+        ValueError: it has certainly more tokens than `bound.most`.
+    """
     begin = beginning(tokenizer, text, special, bound.most)
     if len(begin) < len(text):
         raise ValueError(
             f"the prompt has {len(text)} characters, of which the first {len(begin)} have more tokens than "
             f"{bound.name}={bound.most}"
         )
-    return tokenizer.encode(text, add_special_tokens=special)
+    return text
 
 
 def beginning(tokenizer: Any, text: str, special: bool, most: int) -> str:
@@ -79,11 +99,12 @@ def beginning(tokenizer: Any, text: str, special: bool, most: int) -> str:
     return text[:size]
 
 
-def _last_ids(tokenizer: Any, text: str, special: bool, last: int) -> list[int]:
-    """Return the last ids of a text, at least `last` if it has so many."""
+def _end(tokenizer: Any, text: str, special: bool, last: int) -> tuple[int, list[int]]:
+    """Return (where an end of a text begins whose last ids are the text's, these ids), at least `last` if there are so
+    many."""
     size = CHARACTERS * (last + SLACK)
     if size >= len(text):
-        return tokenizer.encode(text, add_special_tokens=special)
+        return 0, tokenizer.encode(text, add_special_tokens=special)
     most = max(MOST_UNCUT, 64 * last)
     cut = _cut_of(tokenizer)
     while cut is not None and size < min(len(text), most):
@@ -96,14 +117,14 @@ def _last_ids(tokenizer: Any, text: str, special: bool, last: int) -> list[int]:
             offsets, first = found["offset_mapping"], kept.end() - start
             place = next((i for i, (token_start, _) in enumerate(offsets) if token_start >= first), len(offsets))
             if len(offsets) - place >= last:
-                return list(found["input_ids"][place:])
+                return start, list(found["input_ids"][place:])
         size *= 2
     if len(text) > most:
         raise ValueError(
             f"the prompt has {len(text)} characters, and no line or word ends where it could be cut to its last {last} "
             f"tokens; the limit for such a text is {most} characters"
         )
-    return tokenizer.encode(text, add_special_tokens=special)
+    return 0, tokenizer.encode(text, add_special_tokens=special)
 
 
 def _cut_of(tokenizer: Any) -> re.Pattern[str] | None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 from jpaged.scheduling.inputs import PromptImage
 from jpaged.text.chat_template import ChatOptions, Messages, images_in, templated
 from jpaged.text.images import ImageInputs, images_of
-from jpaged.text.long_text import TokenBound, beginning, encode_bounded
+from jpaged.text.long_text import TokenBound, beginning, encode_bounded, part_for_pair
 from jpaged.validation import boolean, check_unicode, integer
 from jpaged.vllm_compat import check_prompt_keys
 
@@ -226,6 +226,7 @@ def pair_prompts(
     vocab_size: int = 0,
     token_types: int = 1,
     most: int | None = None,
+    bound: TokenBound,
 ) -> list[Prompt]:
     """Return a prompt of token ids for each pair, joined as the tokenizer joins two texts.
 
@@ -235,10 +236,11 @@ def pair_prompts(
         vocab_size, token_types: where the model tells tokens of the second text from those of the first, their ids
             are raised by `vocab_size`, see `jpaged.model_api.PromptEncoder`.
         most: most tokens of a pair, whose longer text is cut; None = pairs are not cut.
+        bound: limit on the tokens of a pair that is not cut, so that a text far above it is not tokenized whole.
 
     Raises:
-        ValueError: there is no tokenizer, or a prompt is no text: what stands between two lists of tokens is known to
-            the tokenizer only. Names the prompt.
+        ValueError: there is no tokenizer; a prompt is no text: what stands between two lists of tokens is known to the
+            tokenizer only; or a text alone has more tokens than a pair may have. Names the prompt.
     """
     if tokenizer is None:
         raise ValueError("the model has no tokenizer, which joins the texts of a pair")
@@ -248,9 +250,14 @@ def pair_prompts(
         options |= {"truncation": True, "max_length": most}
     texts = zip(_texts("data_1", first, _TEXT_KEYS), _texts("data_2", second, {"prompt"}), strict=True)
     prompts: list[Prompt] = []
-    for (one, other), given in zip(texts, first, strict=True):
+    for i, (both, given) in enumerate(zip(texts, first, strict=True)):
         if "max_length" in options:  # the longer text loses its end until both fit, so no more of either counts
-            one, other = (beginning(tokenizer, text, False, options["max_length"]) for text in (one, other))
+            one, other = (beginning(tokenizer, text, False, options["max_length"]) for text in both)
+        else:
+            try:
+                one, other = (part_for_pair(tokenizer, text, bound) for text in both)
+            except ValueError as error:
+                raise ValueError(f"prompt {i}: {error}") from error
         pair = tokenizer(one, other, return_token_type_ids=token_types > 1, **options)
         ids = pair["input_ids"]
         if token_types > 1:

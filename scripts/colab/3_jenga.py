@@ -26,8 +26,10 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
+warnings.filterwarnings("ignore", "IProgress not found")  # without ipywidgets, tqdm's bars are text
 REPOSITORY = ""  # scripts/colab/sync.py writes the address of pyproject.toml here
 
 if importlib.util.find_spec("jpaged") is None:
@@ -49,7 +51,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from IPython.display import HTML, display
 from safetensors.numpy import save_file
-from transformers import Gemma3TextConfig
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import Gemma3TextConfig, PreTrainedTokenizerFast
 
 import jpaged
 from jpaged import LLM, MemoryReport, SamplingParams
@@ -72,7 +76,7 @@ VOCABULARY = 1024
 
 
 def save_random_model(path: Folder, window: int) -> None:
-    """Write a Gemma 3 of random weights, the same ones for every window."""
+    """Write a Gemma 3 of random weights, the same ones for every window, and a vocabulary of numbered words."""
     config = Gemma3TextConfig(
         vocab_size=VOCABULARY,
         hidden_size=256,
@@ -86,6 +90,8 @@ def save_random_model(path: Folder, window: int) -> None:
         max_position_embeddings=1024,
     )
     config.save_pretrained(path)
+    words = Tokenizer(WordLevel({f"word{number}": number for number in range(VOCABULARY)}, unk_token="word0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="word0").save_pretrained(path)
     matrices = {"self_attn.q_proj": (256, 256), "self_attn.k_proj": (128, 256), "self_attn.v_proj": (128, 256)}
     matrices |= {"self_attn.o_proj": (256, 256), "mlp.gate_proj": (512, 256), "mlp.up_proj": (512, 256)}
     matrices |= {"mlp.down_proj": (256, 512)}
@@ -216,7 +222,7 @@ def serve(window: int) -> tuple[float, int]:
         engine = jpaged.LLM(
             path,
             dtype=str(np.dtype(llm.dtype)),
-            max_model_len=512,
+            max_model_len=448,
             max_num_seqs=16,
             max_num_batched_tokens=512,
             kv_cache_memory_bytes=POOL_MIB << 20,
@@ -234,11 +240,12 @@ def serve(window: int) -> tuple[float, int]:
 runs = [serve(512), serve(WINDOW)]
 figure, panels = plt.subplots(1, 2, figsize=(8, 3))
 for axes, values, title in (
-    (panels[0], [batch for batch, _ in runs], "sequences at once"),
+    (panels[0], [batch for batch, _ in runs], "mean sequences at once"),
     (panels[1], [float(steps) for _, steps in runs], "steps for all requests"),
 ):
     bars = axes.bar(["one page size", "layer groups"], values, color=["grey", "C0"])
-    axes.bar_label(bars, fmt="%.1f")
+    axes.bar_label(bars, fmt="%.3g" if max(values) < 100 else "%.0f")
+    axes.margins(y=0.15)
     axes.set_title(title)
 plt.tight_layout()
 plt.show()

@@ -23,8 +23,10 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
+warnings.filterwarnings("ignore", "IProgress not found")  # without ipywidgets, tqdm's bars are text
 REPOSITORY = ""  # scripts/colab/sync.py writes the address of pyproject.toml here
 
 if importlib.util.find_spec("jpaged") is None:
@@ -174,7 +176,7 @@ figure, axes = plt.subplots(figsize=(8, 3))
 smooth = [float(np.mean(curve[max(0, i - 4) : i + 1])) for i in range(len(curve))]
 axes.plot(curve, alpha=0.35, color="C0", label="mean of a step")
 axes.plot(smooth, color="C0", label="mean of five steps")
-axes.set(xlabel="step", ylabel="reward", ylim=(0, 1), title="Learning to add")
+axes.set(xlabel="step", ylabel="reward", ylim=(0, 1.05), title="Learning to add")
 axes.legend()
 plt.show()
 

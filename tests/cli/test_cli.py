@@ -120,7 +120,7 @@ def test_an_error_quotes_the_beginning_of_a_long_value(monkeypatch):
 
     monkeypatch.setattr("jpaged.llm.LLM", refuse)
     result = CliRunner().invoke(app, ["generate", "hi"])
-    assert result.output == f"Error: --model {'m' * 80!r}... does not exist\n"
+    assert result.output == f"Error: --model '{'m' * 56}...{'m' * 19}' does not exist\n"
 
 
 def test_a_command_without_arguments_prints_its_help():

@@ -82,6 +82,26 @@ def test_a_pair_that_is_too_long_or_no_text_is_refused(llm):
     assert len(cut.prompt_token_ids) == 9
 
 
+def test_a_pair_with_a_text_far_above_the_limit_is_refused_or_cut_without_tokenizing_all_of_it(llm, monkeypatch):
+    text = "the cab is at the far end of the road\n" * 20_000
+    joined = llm.get_tokenizer()("a", text)["input_ids"]
+    cut = {"truncation": True, "max_length": 9}
+    longest, kind = [], type(llm.get_tokenizer())
+    encode = kind._encode_plus
+
+    def watched(self, text, text_pair=None, **options):
+        longest.append(max(map(len, (text, text_pair or ""))))
+        return encode(self, text, text_pair, **options)
+
+    monkeypatch.setattr(kind, "_encode_plus", watched)
+    for pair in (("a", text), (text, "a")):
+        with pytest.raises(ValueError, match=r"prompt 0: the prompt has 760000 characters, .* than max_model_len=80"):
+            llm.score(*pair, use_tqdm=False)
+    (short,) = llm.score("a", text, use_tqdm=False, tokenization_kwargs=cut)
+    assert short.prompt_token_ids == joined[-9:]
+    assert 0 < max(longest) < 10_000
+
+
 def test_a_model_of_several_classes_is_refused(tmp_path):
     with LLM(save(tmp_path, labels=3), **SETTINGS) as llm:
         with pytest.raises(ValueError, match=r"has 3 classes: score\(\) of pairs needs a model with one, or with none"):

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
+from jpaged.engine.generate import run_to_end
 from jpaged.engine.progress import GenerationProgress, compilation_notes
 from jpaged.engine.stats import Counters
+from jpaged.execution.compile.buckets import Bucket
 from jpaged.execution.compile.program import Compilations
+from jpaged.scheduling import Status
 
 
 def request(prompt=10, computed=0):
@@ -61,8 +65,43 @@ def test_a_caller_reads_which_program_it_waits_for(terminal, monkeypatch):
             compilations.begin(shape)
             compilations.end(shape, 1.0)
     compilations.begin("after it")
+    texts = [
+        f"compiling program {i} ({shape}) and its kernels, {i - 1} s so far"
+        for i, shape in ((1, "a step"), (2, "another"))
+    ]
     if terminal:  # the line goes again, and the cursor is where it was
-        texts = [f"\x1b7 compiling program {i} and its kernels\x1b8\x1b[K" for i in (1, 2)]
-        assert written.getvalue() == "".join(texts)
+        assert written.getvalue() == "".join(f"\x1b7 {text}\x1b8\x1b[K" for text in texts)
     else:
-        assert written.getvalue() == "compiling programs for the first answer; later ones begin at once\n"
+        assert written.getvalue() == "".join(f"{text}\n" for text in texts)
+
+
+def test_a_terminal_reads_how_long_a_program_has_taken_so_far(monkeypatch):
+    written = io.StringIO()
+    written.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", written)
+    compilations = Compilations()
+    with compilation_notes(compilations):
+        compilations.begin(("step", Bucket(tokens=64, seqs=4, decode_only=False)))
+        deadline = time.monotonic() + 20
+        while "1 s so far" not in written.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    first, *later = written.getvalue().removesuffix("\x1b8\x1b[K").split("\x1b8\x1b[K")
+    assert first == "\x1b7 compiling program 1 (mixed step, 64 tokens) and its kernels, 0 s so far"
+    assert "\x1b7 compiling program 1 (mixed step, 64 tokens) and its kernels, 1 s so far" in later
+
+
+def test_a_batch_with_a_bar_names_each_program_where_there_is_no_terminal(capsys):
+    compilations, part = Compilations(), request()
+    part.request_id, part.status, part.all_requests = 0, Status.RUNNING, [part]
+
+    def step():
+        compilations.begin(("step", Bucket(tokens=4, seqs=4, decode_only=True)))
+        compilations.end(("step", Bucket(tokens=4, seqs=4, decode_only=True)), 2.0)
+        return [part]
+
+    engine = SimpleNamespace(step=step, stats=Counters(), requests=SimpleNamespace(unfinished={0: part}))
+    engine.runner = SimpleNamespace(worker=SimpleNamespace(compilations=compilations))
+    run_to_end(engine, [part], show=True)
+    assert "compiling program 1 (decode step, 4 tokens) and its kernels, 0 s so far\n" in capsys.readouterr().err
+    run_to_end(engine, [part], show=False)
+    assert capsys.readouterr().err == ""

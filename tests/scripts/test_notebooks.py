@@ -1,6 +1,7 @@
 """The notebooks of scripts/colab: in step with their scripts, and each runs from its first cell to its last.
 
-They run on small parameters, in kernels of their own, with the demo model; the nightly tests run them as they are.
+They run on small parameters, in kernels of their own, with the demo model; the nightly tests run them as they are. No
+cell may write to standard error, warn, or show a figure with a fault that `figure_checks` finds.
 """
 
 from __future__ import annotations
@@ -8,11 +9,15 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import re
+import resource
+from functools import partial
 from pathlib import Path
 
+import figure_checks
 import jupytext
 import nbformat
 import pytest
+from matplotlib.figure import Figure
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).resolve().parents[2] / "scripts" / "colab"
@@ -24,6 +29,11 @@ SMALL = {
     "5_grpo": {"STEPS": 2, "PROMPTS": 2, "SAMPLES": 2},
 }
 """Parameters for a commit's tests; the story is long, so that it can be interrupted."""
+
+WATCH = f"import sys; sys.path.append({str(Path(__file__).parent)!r}); import figure_checks; figure_checks.watch()"
+"""A cell that has every figure checked before it is shown."""
+SECONDS = 300
+"""Seconds of two processors that a notebook may take."""
 
 SCRIPTS = sorted(FOLDER.glob("[0-9]_*.py"))
 NAMES = [script.stem for script in SCRIPTS]
@@ -56,6 +66,7 @@ def execute(notebook: nbformat.NotebookNode, small: dict[str, int], folder: Path
     assert set(small) <= given, f"{set(small) - given} are no parameters"
     lines = "\n".join(f"{name} = {value}" for name, value in small.items())
     notebook.cells.insert(place + 1, nbformat.v4.new_code_cell(lines))
+    notebook.cells.insert(1, nbformat.v4.new_code_cell(WATCH))
     client = NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(folder)}})
 
     async def run() -> None:
@@ -77,6 +88,19 @@ def pictures(notebook: nbformat.NotebookNode) -> int:
     """Count the outputs that are images or drawings of the pool."""
     shown = [output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])]
     return sum("image/png" in data or "<svg" in str(data.get("text/html", "")) for data in shown)
+
+
+def check_outputs(notebook: nbformat.NotebookNode) -> None:
+    """Check that no cell warns or writes to standard error, and that nothing shown has an empty name."""
+    for number, cell in enumerate(notebook.cells):
+        for output in cell.get("outputs", []):
+            assert output.get("name") != "stderr", (number, output.text)
+            assert "Warning" not in output.get("text", ""), (number, output.text)
+            assert not NAMELESS.search(str(output.get("data", {}).get("text/html", ""))), number
+
+
+NAMELESS = re.compile(r"<(\w+)[^>]*>\s*</\1>|(?:title|aria-label)=\"\s*\"|</span>\s*</td>")
+"""An element of a drawing without a text, or a group without a name."""
 
 
 def printed(notebook: nbformat.NotebookNode) -> str:
@@ -165,6 +189,7 @@ RUN = [pytest.param(name, marks=() if name in OFTEN else pytest.mark.nightly) fo
 @pytest.mark.parametrize("name", RUN)
 def test_a_notebook_runs_and_draws(name, tmp_path):
     done = execute(read(name), SMALL[name], tmp_path)
+    check_outputs(done)
     assert pictures(done) >= 1
     if name == "2_sharing":
         assert "Alone, each with its own copy" in printed(done) and pictures(done) == 5
@@ -176,6 +201,51 @@ def test_a_notebook_runs_and_draws(name, tmp_path):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_runs_as_it_is(name, tmp_path):
+def test_a_notebook_runs_as_it_is_in_five_minutes_of_two_processors(name, tmp_path):
+    before = processor_seconds()
     done = execute(read(name), {"STORY_TOKENS": 400} if name == "1_first_answers" else {}, tmp_path)
+    assert processor_seconds() - before < 2 * SECONDS
+    check_outputs(done)
     assert pictures(done) >= 1
+
+
+def processor_seconds() -> float:
+    """Return the seconds of processors that ended children took, which a busy machine does not lengthen."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def test_a_figure_is_checked_for_texts_that_collide_and_entries_without_names():
+    def drawn(**names):
+        figure = Figure(figsize=(4, 3), layout="constrained")
+        axes = figure.subplots()
+        bars = axes.bar(["one", "two"], [1, 2], label=names.pop("legend", "bars"))
+        axes.margins(y=names.pop("margin", 0.2))
+        axes.bar_label(bars)
+        axes.set(**{"title": "Bars", "ylabel": "height"} | names)
+        axes.legend(loc="upper left")
+        return figure
+
+    assert figure_checks.faults(drawn()) == []
+    assert figure_checks.faults(drawn(margin=0.01)) == ["'2' crosses the frame"]
+    assert "a legend's entry has no text" in figure_checks.faults(drawn(legend=" "))
+    assert "a tick has no text" in figure_checks.faults(drawn(xticks=[0, 1], xticklabels=["one", ""]))
+    assert "each of title and axes has no text" in figure_checks.faults(drawn(title="", ylabel=""))
+    crowded = figure_checks.faults(drawn(xticks=[0, 0.02], xticklabels=["one", "two"]))
+    assert crowded == ["'one' and 'two' overlap"]
+
+
+def test_an_output_with_a_warning_or_an_empty_name_is_found():
+    def of(*outputs):
+        return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(outputs=list(outputs))])
+
+    stream, shown = partial(nbformat.v4.new_output, "stream"), partial(nbformat.v4.new_output, "display_data")
+    check_outputs(of(stream(text="all is well"), shown({"text/html": "<td><span>x</span> full</td>"})))
+    for bad in (
+        stream(name="stderr", text="anything"),
+        stream(text="UserWarning: old"),
+        shown({"text/html": "<th></th>"}),
+        shown({"text/html": "<td><span>x</span> </td>"}),
+    ):
+        with pytest.raises(AssertionError):
+            check_outputs(of(bad))

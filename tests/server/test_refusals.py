@@ -4,6 +4,9 @@ import pytest
 
 from jpaged.server.protocol.chat import ChatRequest
 from jpaged.server.protocol.fields import unhonoured
+from jpaged.server.protocol.prompts import CompletionRequest, DetokenizeRequest, TokenizeRequest
+from jpaged.server.protocol.responses import ResponsesRequest
+from jpaged.server.protocol.vectors import EmbeddingRequest
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -96,7 +99,7 @@ def test_fields_that_have_no_meaning_together_are_refused_by_name(refuse):
     for path, name, body in (
         (COMPLETIONS, "add_special_tokens", {"add_special_tokens": False, "use_beam_search": True}),
         (COMPLETIONS, "skip_special_tokens", {"skip_special_tokens": False, "use_beam_search": True}),
-        (CHAT, "max_tokens", {"max_completion_tokens": 0, "use_beam_search": True}),
+        (CHAT, "max_completion_tokens", {"max_completion_tokens": 0, "use_beam_search": True}),
         (CHAT, "response_format.json_schema", {"response_format": {"type": "text"} | shape}),
         (COMPLETIONS, "response_format.json_schema", {"response_format": {"type": "json_object"} | shape}),
     ):
@@ -196,3 +199,32 @@ def test_what_is_not_honoured_after_items_that_are_left_out_is_named_by_its_plac
     tools = [{"type": "web_search"}, {"type": "function", "defer_loading": True, "function": {"name": "f"}}]
     body = ChatRequest.model_validate({"messages": MESSAGES, "tools": tools})
     assert sorted(unhonoured(body)) == ["tools.0", "tools.1.defer_loading"]
+
+
+def test_no_field_is_quoted_whole(server):
+    long = "the cab " * 1300
+    needed = {
+        COMPLETIONS: (CompletionRequest, {"prompt": "a", "max_tokens": 1}),
+        CHAT: (ChatRequest, {"messages": MESSAGES, "max_tokens": 1}),
+        "/v1/responses": (ResponsesRequest, {"input": "a", "max_output_tokens": 1, "store": False}),
+        "/v1/embeddings": (EmbeddingRequest, {"input": "a"}),
+        "/tokenize": (TokenizeRequest, {"prompt": "a"}),
+        "/detokenize": (DetokenizeRequest, {"tokens": [5]}),
+    }
+    for path, (kind, body) in needed.items():
+        for name in kind.model_fields:
+            for value in (long, [long], {long: long}):
+                answer = server.http.post(path, json=body | {name: value})
+                if answer.status_code != 200:
+                    error = answer.json()["error"]
+                    assert len(error["message"]) <= 400 and len(error["param"] or "") <= 200, (name, error)
+
+
+def test_an_error_about_the_limit_on_tokens_names_the_field_that_was_sent(server):
+    for path, name, body in (
+        (CHAT, "max_tokens", {"messages": MESSAGES}),
+        (CHAT, "max_completion_tokens", {"messages": MESSAGES}),
+        ("/v1/responses", "max_output_tokens", {"input": "a"}),
+    ):
+        error = server.refusal(path, body | {name: -1})
+        assert error["param"] == name and error["message"].startswith(f"{name}=-1 must be at least 1"), error

@@ -24,6 +24,13 @@ class Bucket:
     images: bool = False
     adapters: bool = False
 
+    @property
+    def name(self) -> str:
+        """Return what people call a step in the bucket."""
+        kind = ("decode" if self.decode_only else "mixed") + " step"
+        kind += " with images" if self.images else ""
+        return f"{kind}{' with adapters' if self.adapters else ''}, {self.tokens} tokens"
+
 
 class Buckets:
     """Lists all buckets of an engine and finds the smallest that holds a step.

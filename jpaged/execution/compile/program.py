@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 
+from jpaged.execution.compile.buckets import Bucket
 from jpaged.execution.compile.recent import CompiledProgram, recent_programs, signature
 from jpaged.execution.compile.store import ProgramStore, program_name
 
@@ -44,6 +45,7 @@ class Compilations:
         self.on_wait: Callable[[str], None] = _silent
         self._shapes: set[Hashable] = set()
         self._running: Counter[Hashable] = Counter()
+        self._since: dict[Hashable, float] = {}  # of shapes that are being compiled: when that began
         self._lock = threading.Lock()
 
     @property
@@ -57,8 +59,17 @@ class Compilations:
         return bool(self._running)
 
     def activity(self) -> str:
-        """Describe the program that is being compiled; "" if none is."""
-        return f"compiling program {self.count} and its kernels" if self._running else ""
+        """Describe the program that is being compiled, with the seconds that all programs took; "" if none is.
+
+        There is no total: a step compiles the shape that it meets, and which shapes the requests will meet depends on
+        how they run together and on how long their outputs become.
+        """
+        running = tuple(self._since.items())  # no lock: a garbage collection in here may call `end`
+        if not running:
+            return ""
+        shape, since = running[0]
+        seconds = self.seconds + time.monotonic() - since
+        return f"compiling program {self.count} ({described(shape)}) and its kernels, {seconds:.0f} s so far"
 
     def begin(self, shape: Hashable) -> None:
         """Note that a shape is about to be traced and compiled."""
@@ -66,6 +77,7 @@ class Compilations:
             waits = not self._running and threading.get_ident() != self.background
             self._shapes.add(shape)
             self._running[shape] += 1
+            self._since.setdefault(shape, time.monotonic())
             self.num_recompiles += self.warm
             self.num_in_background += threading.get_ident() == self.background
         if waits:
@@ -78,9 +90,24 @@ class Compilations:
         with self._lock:
             self.seconds += seconds
             self._running -= Counter([shape])
+            if shape not in self._running:
+                self._since.pop(shape, None)
         if threading.get_ident() != self.background and not self._running:
             self.on_wait("")
         logger.debug("compiled %s in %.2f s", shape, seconds)
+
+
+def described(shape: Hashable) -> str:
+    """Return a short description of a shape for people: of a step its bucket, of others the kind only.
+
+    >>> described(("step", Bucket(tokens=4, seqs=4, decode_only=True)))
+    'decode step, 4 tokens'
+    >>> described(("sample", 4, 1, 1, 0))
+    'sample'
+    """
+    kind, *sizes = shape if isinstance(shape, tuple) else (shape,)
+    bucket = next((size for size in sizes if isinstance(size, Bucket)), None)
+    return str(kind) if bucket is None else bucket.name
 
 
 def _silent(activity: str) -> None:

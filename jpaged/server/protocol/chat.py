@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
 
 from jpaged.json_schema import first_unfollowed
 from jpaged.server.errors import ApiError
@@ -311,6 +312,17 @@ class ChatRequest(SamplingFields):
     def template_messages(self) -> list[dict[str, Any]]:
         """Return the conversation for the chat template."""
         return [message.as_template_takes_it(f"messages.{i}") for i, message in enumerate(self.messages)]
+
+    _limit: str = PrivateAttr("max_completion_tokens")
+
+    @property
+    def sent_as(self) -> Mapping[str, str]:
+        """Return the client's names of the parameters that have others in `SamplingParams`."""
+        return {} if self.max_completion_tokens is None else {"max_tokens": self._limit}
+
+    def name_limit(self, name: str) -> None:
+        """Set the client's name of `max_completion_tokens`, for errors."""
+        self._limit = name
 
     @property
     def most_tokens(self) -> int | None:

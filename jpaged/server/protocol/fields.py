@@ -343,6 +343,11 @@ class SamplingFields(Body):
     early_stopping: bool | None = None
     return_token_ids: bool = False
 
+    @property
+    def sent_as(self) -> Mapping[str, str]:
+        """Return the client's names of the parameters that have others in `SamplingParams`."""
+        return {}
+
     def sampling_params(self, defaults: SamplingParams, **extra: Any) -> SamplingParams:
         """Return the engine's parameters.
 
@@ -367,7 +372,7 @@ class SamplingFields(Body):
                 given["structured_outputs"] = shape
             return replace(defaults, **(given | extra))
         except (ValueError, TypeError) as error:
-            raise refused(ValueError(str(error)), type(self).model_fields) from error
+            raise refused(ValueError(str(error)), type(self).model_fields, self.sent_as) from error
 
     def beam_params(self, most_tokens: int) -> BeamSearchParams:
         """Return the parameters of a beam search of `n` beams.
@@ -388,7 +393,7 @@ class SamplingFields(Body):
         try:
             return BeamSearchParams(**given)
         except ValueError as error:
-            raise refused(error, type(self).model_fields) from error
+            raise refused(error, type(self).model_fields, self.sent_as) from error
 
     def _check(self) -> None:
         """Refuse fields that need another one."""

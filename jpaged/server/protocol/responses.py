@@ -407,9 +407,11 @@ class ResponsesRequest(Body):
         elif isinstance(choice, AllowedTools):
             given["tool_choice"] = choice.model_dump()
         try:
-            return ChatRequest.model_validate(given)
+            chat = ChatRequest.model_validate(given)
         except ValidationError as error:
             raise invalid([{**each, "loc": self._place_in_request(each["loc"])} for each in error.errors()]) from error
+        chat.name_limit("max_output_tokens")
+        return chat
 
     def _place_in_request(self, loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
         """Return the place in this request of an error in the chat request."""

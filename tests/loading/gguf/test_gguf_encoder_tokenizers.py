@@ -73,8 +73,9 @@ def test_word_pieces_are_the_originals(bert, text):
 def test_a_pair_of_texts_and_its_types_are_the_originals(bert, text):
     original, found = bert
     for name in ("input_ids", "token_type_ids"):
-        assert found(text, "The fox", return_token_type_ids=True)[name] == (
-            original(text, "The fox", return_token_type_ids=True)[name]
+        assert (
+            found(text, "The fox", return_token_type_ids=True)[name]
+            == (original(text, "The fox", return_token_type_ids=True)[name])
         )
     ids = original.encode(text)
     assert found.decode(ids, skip_special_tokens=True) == original.decode(ids, skip_special_tokens=True)

@@ -64,10 +64,10 @@ SMALL_POOL = {
     "qwen3_5": 22,
     "qwen3_5_moe": 22,
     "lfm2": 16,
-    "lfm2_moe": 16,
+    "lfm2_moe": 18,
     "glm4_moe_lite": 40,
     "mistral4": 40,
-    "granite4": 22,
+    "granite4": 12,
     "nemotron_h": 22,
     "gpt2": 40,
 }

@@ -27,6 +27,25 @@ ARCHITECTURES = {
     "mamba2": "mamba2",
     "jamba": "jamba",
     "lfm2": "lfm2",
+    "phi3": "phi3",
+    "gemma": "gemma",
+    "granite": "granite",
+    "granitemoe": "granitemoe",
+    "smollm3": "smollm3",
+    "starcoder2": "starcoder2",
+    "stablelm": "stablelm",
+    "cohere": "command-r",
+    "cohere2": "cohere2",
+    "exaone4": "exaone4",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "ernie4_5": "ernie4_5",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "glm4": "glm4",
+    "glm4_moe": "glm4moe",
+    "dots1": "dots1",
+    "minimax_m2": "minimax-m2",
+    "lfm2_moe": "lfm2moe",
+    "gpt2": "gpt2",
 }
 """Hugging Face's ``model_type`` -> GGUF's architecture."""
 
@@ -51,8 +70,15 @@ def write_checkpoint(
         tensors[stored] = (quants.quantize(array, experts), experts) if quantised else np.ascontiguousarray(array)
     if arch == "gemma4":
         tensors["rope_freqs.weight"] = _divisors(config)
+    if arch == "phi3" and config.rope_parameters["rope_type"] == "longrope":
+        for length in ("long", "short"):
+            factors = np.array(config.rope_parameters[f"{length}_factor"], np.float32)
+            tensors[f"rope_factors_{length}.weight"] = factors
     return write_gguf(path, arch, tensors, _metadata(arch, config) | (vocabulary or {}), **dict.fromkeys(_SIZES))
 
+
+_IN_PAIRS = ("mixtral", "granite", "granitemoe", "smollm3")
+"""Families that the converter rotates by neighbours."""
 
 _SIZES = (
     "context_length",
@@ -85,6 +111,8 @@ def _converted(tensors: dict[str, np.ndarray], config: PretrainedConfig) -> dict
             stacks.setdefault(f"{before}.experts.{part}", {})[int(expert)] = array
         else:
             out |= _changed(name, array, config)
+    if config.model_type == "lfm2_moe":  # the package knows the converter's names of its experts only
+        stacks = {name.removeprefix("model."): by for name, by in stacks.items()}
     return out | {name: np.stack([by[n] for n in range(len(by))]) for name, by in stacks.items()}
 
 
@@ -92,11 +120,21 @@ def _changed(name: str, array: np.ndarray, config: PretrainedConfig) -> dict[str
     family = config.model_type
     if family == "gemma4_text":
         return {_of_gemma4(name): array}
-    if family == "gemma3_text" and name.endswith("norm.weight"):
+    if family in ("gemma", "gemma3_text") and name.endswith("norm.weight"):
         return {name: array + 1}
-    if family == "mixtral" and ("q_proj" in name or "k_proj" in name):
+    if family in _IN_PAIRS and ("q_proj" in name or "k_proj" in name):
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
-        return {name: array.reshape(heads, 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)}
+        return {name: array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)}
+    if name.endswith("input_linear.weight"):
+        halves = np.split(array, 2, axis=1)
+        return {
+            name.replace("input_linear", f"experts.{part}"): half
+            for part, half in zip(("w1", "w3"), halves, strict=True)
+        }
+    if name.endswith(("e_score_correction_bias", "expert_bias")):
+        return {f"{name.removesuffix('_bias')}.bias" if "correction" in name else f"{name}.bias": array.reshape(-1)}
+    if family == "gpt2" and name.endswith(("attn.c_attn.weight", "c_proj.weight", "c_fc.weight")):
+        return {name: array.T}
     if name.endswith("sinks"):
         return {f"{name}.weight": array}
     if "experts.gate_up_proj" in name:
@@ -157,12 +195,17 @@ def _metadata(arch: str, config: PretrainedConfig) -> dict[str, Any]:
         return _full(arch, keys, config)
     if family == "gemma4_text":
         return _full(arch, keys | _gemma4_keys(config), config)
+    if family == "gpt2":
+        keys |= {"feed_forward_length": 4 * config.hidden_size, "attention.head_count": config.num_attention_heads}
+        return _full(arch, keys | {"attention.layer_norm_epsilon": config.layer_norm_epsilon}, config)
     width = config.intermediate_size_mlp if family == "llama4_text" else config.intermediate_size
+    layer_norm = {"starcoder2": "norm_epsilon"} | dict.fromkeys(("stablelm", "cohere", "cohere2"), "layer_norm_eps")
+    eps = "norm_eps" if family in ("lfm2", "lfm2_moe") else layer_norm.get(family, "rms_norm_eps")
     keys |= {
         "feed_forward_length": width,
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": config.norm_eps if family == "lfm2" else config.rms_norm_eps,
+        f"attention.layer_norm_{'' if family in layer_norm else 'rms_'}epsilon": getattr(config, eps),
     }
     if getattr(config, "head_dim", None):
         keys["attention.key_length"] = config.head_dim
@@ -170,14 +213,21 @@ def _metadata(arch: str, config: PretrainedConfig) -> dict[str, Any]:
     if rope:
         rope = rope.get("full_attention", rope)
         keys["rope.freq_base"] = float(rope["rope_theta"])
-        if rope["rope_type"] != "default":
+        if rope["rope_type"] == "longrope":
+            keys["rope.scaling.type"] = "longrope"
+            keys["rope.scaling.original_context_length"] = config.original_max_position_embeddings
+            scale = config.max_position_embeddings / config.original_max_position_embeddings
+            attn_factor = (1 + np.log(scale) / np.log(config.original_max_position_embeddings)) ** 0.5
+            keys["rope.scaling.attn_factor"] = float(attn_factor)
+        elif rope["rope_type"] != "default":
             keys |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
         if rope["rope_type"] == "yarn":
             keys["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
     if experts:
         keys |= {"expert_count": experts, "expert_used_count": config.num_experts_per_tok}
-    if family in ("gemma3_text", "gpt_oss"):
+    keys |= _further_keys(config, experts)
+    if family in ("gemma3_text", "gpt_oss", "phi3", "cohere2", "exaone4"):
         keys["attention.sliding_window"] = config.sliding_window
     if family in ("llama4_text", "gpt_oss"):
         keys["expert_feed_forward_length"] = config.intermediate_size
@@ -196,13 +246,59 @@ def _metadata(arch: str, config: PretrainedConfig) -> dict[str, Any]:
             "ssm.state_size": config.mamba_d_state,
             "ssm.time_step_rank": config.mamba_dt_rank,
         }
-    if family == "lfm2":
+    if family in ("lfm2", "lfm2_moe"):
         attends = [kind == "full_attention" for kind in config.layer_types]
         keys |= {
             "attention.head_count_kv": [config.num_key_value_heads * attends[number] for number in range(layers)],
             "shortconv.l_cache": config.conv_L_cache,
         }
     return _full(arch, keys, config)
+
+
+def _further_keys(config: PretrainedConfig, experts: int | None) -> dict[str, Any]:
+    """Return the keys of families like Llama that differ from it."""
+    family, keys = config.model_type, {}
+    rope = getattr(config, "rope_parameters", None) or {}
+    if "partial_rotary_factor" in rope:
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        keys["rope.dimension_count"] = int(head_dim * rope["partial_rotary_factor"])
+    if family in ("granite", "granitemoe"):
+        keys["attention.scale"] = config.attention_multiplier
+        keys["embedding_scale"] = config.embedding_multiplier
+        keys["residual_scale"] = config.residual_multiplier
+        keys["logit_scale"] = config.logits_scaling
+    if family in ("cohere", "cohere2"):
+        keys |= {"logit_scale": config.logit_scale, "rope.scaling.type": "none"}
+    if family == "exaone4":
+        keys["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
+    if family == "ernie4_5_moe":
+        keys |= {
+            "expert_count": config.moe_num_experts,
+            "expert_used_count": config.moe_k,
+            "expert_feed_forward_length": config.moe_intermediate_size,
+            "expert_shared_count": config.moe_num_shared_experts,
+            "interleave_moe_layer_step": config.moe_layer_interval,
+            "leading_dense_block_count": config.moe_layer_start_index,
+        }
+    if family in ("glm4_moe", "dots1"):
+        keys |= {
+            "expert_count": config.n_routed_experts,
+            "expert_used_count": config.num_experts_per_tok,
+            "expert_feed_forward_length": config.moe_intermediate_size,
+            "expert_shared_count": config.n_shared_experts,
+            "leading_dense_block_count": config.first_k_dense_replace,
+            "expert_gating_func": 2,
+            "expert_weights_scale": config.routed_scaling_factor,
+            "expert_weights_norm": config.norm_topk_prob,
+            "expert_group_count": config.n_group,
+            "expert_group_used_count": config.topk_group,
+        }
+    if family == "minimax_m2":
+        keys["expert_feed_forward_length"] = config.intermediate_size
+    if family == "lfm2_moe":
+        keys["expert_feed_forward_length"] = config.moe_intermediate_size
+        keys["leading_dense_block_count"] = config.num_dense_layers
+    return keys
 
 
 def _gemma4_keys(config: PretrainedConfig) -> dict[str, Any]:

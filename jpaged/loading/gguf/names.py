@@ -132,8 +132,68 @@ _GEMMA = _Names(_GEMMA_LAYER, undo={f"{norm}.weight": _minus_one for norm in _NO
 
 _SPARSE = _Names(_LAYER | {"ffn_gate_inp": "mlp.gate"}, experts=_one_expert("mlp.experts"))
 
+_FUSED_MLP = {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
+_POST_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+_PLAIN_MLP = {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
+_SHARED = {**_SPARSE.layer, **_mlp("mlp.shared_experts", "_shexp")}
+_CORRECTION = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
+_LFM2 = {
+    **_ATTENTION,
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "attn_norm": "operator_norm",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+}
+_LFM2_OUTER = {"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"}
+
+
+def _turned(weight: np.ndarray) -> np.ndarray:
+    """Turn [outputs, inputs] into the [inputs, outputs] of GPT-2's layers."""
+    return weight.T
+
+
 _BY_ARCHITECTURE: dict[str, _Names] = {
     "llama": _SPARSE,
+    "phi3": _Names({**_LAYER, "attn_qkv": "self_attn.qkv_proj", **_FUSED_MLP}),
+    "starcoder2": _Names(_LAYER | _PLAIN_MLP),
+    "exaone4": _Names({**_ATTENTION, **_mlp("mlp"), **_POST_NORMS}),
+    "hunyuan-dense": _Names(
+        _LAYER | {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+    ),
+    "glm4": _Names(
+        {**_LAYER, **_FUSED_MLP}
+        | {"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"}
+    ),
+    "granitemoe": _Names(_LAYER | {"ffn_gate_inp": "mlp.router"}, experts=_SPARSE.experts),
+    "minimax-m2": _Names(_SPARSE.layer | {"exp_probs_b.bias": "mlp.e_score_correction_bias"}, experts=_SPARSE.experts),
+    "glm4moe": _Names(
+        _SHARED | _CORRECTION | {"post_attention_norm": "post_attention_layernorm"}, experts=_SPARSE.experts
+    ),
+    "dots1": _Names(_SHARED | _CORRECTION, experts=_SPARSE.experts),
+    "ernie4_5-moe": _Names(
+        _SHARED | {"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"},
+        experts=_SPARSE.experts,
+        undo={"exp_probs_b.bias": lambda bias: bias.reshape(1, -1)},
+    ),
+    "gpt2": _Names(
+        {
+            "attn_norm": "ln_1",
+            "attn_qkv": "attn.c_attn",
+            "attn_output": "attn.c_proj",
+            "ffn_norm": "ln_2",
+            **_PLAIN_MLP,
+        },
+        {"token_embd": "transformer.wte", "position_embd": "transformer.wpe", "output_norm": "transformer.ln_f"},
+        "transformer.h",
+        undo={f"{stem}.weight": _turned for stem in ("attn_qkv", "attn_output", "ffn_up", "ffn_down")},
+    ),
     "qwen3moe": _SPARSE,
     "olmoe": _SPARSE,
     "qwen2moe": _Names(
@@ -154,6 +214,7 @@ _BY_ARCHITECTURE: dict[str, _Names] = {
         }
     ),
     "seed_oss": _Names(_LAYER | {"post_attention_norm": "post_attention_layernorm"}),
+    "gemma": _Names(_LAYER, undo=_GEMMA.undo),
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
     "gemma4": _Names(
@@ -220,40 +281,34 @@ _BY_ARCHITECTURE: dict[str, _Names] = {
         experts=_one_expert("feed_forward.experts"),
         undo={"ssm_conv1d.weight": _with_channel_axis, "ssm_a": _log_of_decay, "ssm_d": _flat},
     ),
-    "lfm2": _Names(
-        {
-            **_ATTENTION,
-            "attn_output": "self_attn.out_proj",
-            "attn_q_norm": "self_attn.q_layernorm",
-            "attn_k_norm": "self_attn.k_layernorm",
-            "attn_norm": "operator_norm",
-            "ffn_norm": "ffn_norm",
-            "ffn_gate": "feed_forward.w1",
-            "ffn_up": "feed_forward.w3",
-            "ffn_down": "feed_forward.w2",
-            "shortconv.conv": "conv.conv",
-            "shortconv.in_proj": "conv.in_proj",
-            "shortconv.out_proj": "conv.out_proj",
-        },
-        {"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"},
+    "lfm2": _Names(_LFM2, _LFM2_OUTER, undo={"shortconv.conv.weight": _with_channel_axis}),
+    "lfm2moe": _Names(
+        _LFM2 | {"ffn_gate_inp": "feed_forward.gate", "exp_probs_b.bias": "feed_forward.expert_bias"},
+        _LFM2_OUTER,
+        experts=_one_expert("feed_forward.experts"),
         undo={"shortconv.conv.weight": _with_channel_axis},
     ),
 }
 _OTHERS = _Names(_LAYER)
 
-_COMPUTED = ("rope_freqs.weight",)
+_COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that repeat settings of the config."""
 
 
 def stored_tensors(file: GGUFFile) -> dict[str, Stored]:
     """Return the checkpoint's tensors, by name and in the order of the file.
 
-    Tensors with no known name keep their own; the loader then reports them as unused.
+    Tensors with no known name keep their own; the loader then reports them as unused. Layers that draft are left out.
     """
-    names = _BY_ARCHITECTURE.get(file.metadata["general.architecture"], _OTHERS)
+    arch = file.metadata["general.architecture"]
+    names = _BY_ARCHITECTURE.get(arch, _OTHERS)
+    drafting = file.metadata.get(f"{arch}.nextn_predict_layers", 0)
+    first = file.metadata[f"{arch}.block_count"] - drafting if drafting else None
     found: dict[str, Stored] = {}
     for name in file.tensors:
-        if name not in _COMPUTED:
+        block = _split(name)[0]
+        drafts = first is not None and block is not None and block.isdigit() and int(block) >= first
+        if name not in _COMPUTED and not drafts:
             found |= _made_of(name, names, file)
     return found
 

@@ -46,6 +46,9 @@ ARCHITECTURES = {
     "minimax_m2": "minimax-m2",
     "lfm2_moe": "lfm2moe",
     "gpt2": "gpt2",
+    "qwen3_next": "qwen3next",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
 }
 """Hugging Face's ``model_type`` -> GGUF's architecture."""
 
@@ -125,6 +128,18 @@ def _changed(name: str, array: np.ndarray, config: PretrainedConfig) -> dict[str
     if family in _IN_PAIRS and ("q_proj" in name or "k_proj" in name):
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
         return {name: array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)}
+    if family.startswith(("qwen3_next", "qwen3_5")):
+        if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+            return {name: array + 1}
+        if "linear_attn" in name:
+            return _of_delta_net(name, array, config)
+        if name.endswith("experts.gate_up_proj"):
+            halves = np.split(array, 2, axis=1)
+            return {
+                f"{name.replace('gate_up', part)}.weight": half
+                for part, half in zip(("gate", "up"), halves, strict=True)
+            }
+        return {f"{name}.weight" if name.endswith("experts.down_proj") else name: array}
     if name.endswith("input_linear.weight"):
         halves = np.split(array, 2, axis=1)
         return {
@@ -155,6 +170,32 @@ def _changed(name: str, array: np.ndarray, config: PretrainedConfig) -> dict[str
     if family == "mamba2" and name.endswith("mixer.norm.weight"):
         return {name: array.reshape(config.n_groups, -1)}
     return {name.replace("dt_bias", "dt_proj.bias"): array}
+
+
+def _of_delta_net(name: str, array: np.ndarray, config: PretrainedConfig) -> dict[str, np.ndarray]:
+    """Qwen3-Next's fused projection becomes two; Qwen3.5's value heads are put in another order."""
+    keys, values = config.linear_num_key_heads, config.linear_num_value_heads
+    key_dim, value_dim, times = config.linear_key_head_dim, config.linear_value_head_dim, values // keys
+    if name.endswith("in_proj_qkvz.weight"):
+        ends = np.cumsum([key_dim, key_dim, times * value_dim])
+        parts = np.split(array.reshape(keys, -1, array.shape[1]), ends, axis=1)
+        q, k, v, z = (part.reshape(-1, array.shape[1]) for part in parts)
+        return {name.replace("qkvz", "qkv"): np.concatenate([q, k, v]), name.replace("qkvz", "z"): z}
+    if config.model_type != "qwen3_next":
+        order = np.arange(values * value_dim).reshape(keys, times, value_dim).swapaxes(0, 1).reshape(-1)
+        by_head = np.arange(values).reshape(keys, times).T.reshape(-1)
+        if "in_proj_qkv" in name or "conv1d" in name:
+            cut = 2 * keys * key_dim
+            array = np.concatenate([array[:cut], array[cut:][order]])
+        elif "in_proj_z" in name:
+            array = array[order]
+        elif "out_proj" in name:
+            array = array[:, order]
+        elif name.endswith(("in_proj_a.weight", "in_proj_b.weight", "A_log", "dt_bias")):
+            array = array[by_head]
+    if name.endswith("A_log"):
+        return {name: -np.exp(array)}
+    return {name.replace("dt_bias", "dt_proj.bias"): array[:, 0] if "conv1d" in name else array}
 
 
 def _of_gemma4(name: str) -> str:
@@ -198,7 +239,7 @@ def _metadata(arch: str, config: PretrainedConfig) -> dict[str, Any]:
     if family == "gpt2":
         keys |= {"feed_forward_length": 4 * config.hidden_size, "attention.head_count": config.num_attention_heads}
         return _full(arch, keys | {"attention.layer_norm_epsilon": config.layer_norm_epsilon}, config)
-    width = config.intermediate_size_mlp if family == "llama4_text" else config.intermediate_size
+    width = config.intermediate_size_mlp if family == "llama4_text" else getattr(config, "intermediate_size", None)
     layer_norm = {"starcoder2": "norm_epsilon"} | dict.fromkeys(("stablelm", "cohere", "cohere2"), "layer_norm_eps")
     eps = "norm_eps" if family in ("lfm2", "lfm2_moe") else layer_norm.get(family, "rms_norm_eps")
     keys |= {
@@ -293,6 +334,18 @@ def _further_keys(config: PretrainedConfig, experts: int | None) -> dict[str, An
             "expert_group_count": config.n_group,
             "expert_group_used_count": config.topk_group,
         }
+    if family in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
+        keys |= {
+            "ssm.conv_kernel": config.linear_conv_kernel_dim,
+            "ssm.state_size": config.linear_key_head_dim,
+            "ssm.group_count": config.linear_num_key_heads,
+            "ssm.time_step_rank": config.linear_num_value_heads,
+            "ssm.inner_size": config.linear_value_head_dim * config.linear_num_value_heads,
+            "full_attention_interval": 4,
+        }
+        if experts:
+            keys["expert_feed_forward_length"] = config.moe_intermediate_size
+            keys["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
     if family == "minimax_m2":
         keys["expert_feed_forward_length"] = config.intermediate_size
     if family == "lfm2_moe":

@@ -1,4 +1,5 @@
-"""Makes the fields of configs from GGUF metadata for the families in `jpaged_models.families` and LFM2-MoE."""
+"""Makes the fields of configs from GGUF metadata for the families in `jpaged_models.families`, GPT-2, LFM2-MoE,
+Qwen3-Next and Qwen3.5."""
 
 from __future__ import annotations
 
@@ -268,6 +269,47 @@ def _gpt2(file: GGUFFile) -> Fields:
     return dict(model_type="gpt2", **{own: fields[name] for own, name in names.items()})
 
 
+def _delta_net(file: GGUFFile, **options: Any) -> Fields:
+    """Return the fields that Qwen3-Next and Qwen3.5 share; every n-th layer attends."""
+    fields: Fields = transformer(file, partial=True, **options)
+    heads, every = field(file, "ssm.time_step_rank"), field(file, "full_attention_interval", 4)
+    return fields | {
+        "layer_types": [
+            _GLOBAL if (n + 1) % every == 0 else "linear_attention" for n in range(fields["num_hidden_layers"])
+        ],
+        "linear_conv_kernel_dim": field(file, "ssm.conv_kernel"),
+        "linear_key_head_dim": field(file, "ssm.state_size"),
+        "linear_num_key_heads": field(file, "ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": field(file, "ssm.inner_size") // heads,
+        "attention_bias": any(name.endswith("attn_q.bias") for name in file.tensors),
+    }
+
+
+def _shared_experts(file: GGUFFile) -> Fields:
+    return {
+        "num_experts": field(file, "expert_count"),
+        "num_experts_per_tok": field(file, "expert_used_count"),
+        "moe_intermediate_size": field(file, "expert_feed_forward_length"),
+        "shared_expert_intermediate_size": field(file, "expert_shared_feed_forward_length"),
+    }
+
+
+def _qwen3_next(file: GGUFFile) -> Fields:
+    """Return the fields of architecture ``qwen3next``, in which every layer has experts and shares sum to one."""
+    return dict(model_type="qwen3_next", **_delta_net(file), **_shared_experts(file), norm_topk_prob=True)
+
+
+def _qwen3_5(file: GGUFFile) -> Fields:
+    return dict(model_type="qwen3_5_text", **_delta_net(file))
+
+
+def _qwen3_5_moe(file: GGUFFile) -> Fields:
+    fields = _delta_net(file, has_mlp=False) | _shared_experts(file)
+    del fields["intermediate_size"]
+    return dict(model_type="qwen3_5_moe_text", **fields)
+
+
 FAMILIES: dict[str, Callable[[GGUFFile], Fields]] = {
     "phi3": _phi3,
     "gemma": _gemma,
@@ -288,9 +330,15 @@ FAMILIES: dict[str, Callable[[GGUFFile], Fields]] = {
     "minimax-m2": _minimax_m2,
     "lfm2moe": _lfm2_moe,
     "gpt2": _gpt2,
+    "qwen3next": _qwen3_next,
+    "qwen35": _qwen3_5,
+    "qwen35moe": _qwen3_5_moe,
 }
 """What makes the fields of a config, by the file's architecture."""
 
-WITH_EXPERTS: Sequence[str] = ("granitemoe", "ernie4_5-moe", "glm4moe", "dots1", "minimax-m2", "lfm2moe")
+WITH_EXPERTS: Sequence[str] = (
+    *("granitemoe", "ernie4_5-moe", "glm4moe", "dots1", "minimax-m2", "lfm2moe"),
+    *("qwen3next", "qwen35moe"),
+)
 SCALED_EXPERTS: Sequence[str] = ("glm4moe", "dots1")
 """Architectures that may multiply the shares of experts by a number."""

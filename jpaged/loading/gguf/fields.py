@@ -52,6 +52,7 @@ def transformer(
     partial: bool = False,
     rope_types: Sequence[str] = (),
     eps: str = "rms_norm_eps",
+    has_mlp: bool = True,
 ) -> dict[str, Any]:
     """Return the fields of a model whose layers attend, and whose MLPs are gated.
 
@@ -60,6 +61,7 @@ def transformer(
         partial: whether a part of each head may be rotated, which ``rope_parameters`` then names.
         rope_types: kinds of scaling that the caller reads.
         eps: the config's name of the norms' epsilon; others than RMS norms have their own key.
+        has_mlp: whether layers have MLPs, whose width is then in the file.
 
     Raises:
         ValueError: a rope scaling that is not supported, or a missing key; names it.
@@ -69,7 +71,7 @@ def transformer(
         raise ValueError(f"{file.path}: attention.head_count={heads}: numbers of heads by layer are not supported")
     head_dim = field(file, "attention.key_length", field(file, "embedding_length") // heads)
     found = every_model(file) | {
-        "intermediate_size": field(file, "feed_forward_length"),
+        "intermediate_size": field(file, "feed_forward_length", None if has_mlp else 0),
         "num_attention_heads": heads,
         "num_key_value_heads": _largest(field(file, "attention.head_count_kv", heads)),
         "head_dim": head_dim,

@@ -20,7 +20,7 @@ class Stored:
 
     Attributes:
         names: the file's tensors; several are parts of one, such as gate and up, whose outputs are the last axis.
-        undo: maps stored values to the checkpoint's values; None = they are equal.
+        undo: maps stored values, of all `names`, to the checkpoint's values; None = they are equal.
         expert: the expert whose matrix it is, if the file's tensor holds all experts' matrices.
         fused: the checkpoint has all experts in one tensor, [experts, inputs, outputs] or, of biases, [experts,
             outputs]; the file has [experts, outputs, inputs].
@@ -29,7 +29,7 @@ class Stored:
     """
 
     names: tuple[str, ...]
-    undo: Callable[[np.ndarray], np.ndarray] | None = None
+    undo: Callable[..., np.ndarray] | None = None
     expert: int | None = None
     fused: bool = False
     alternating: bool = False
@@ -51,6 +51,7 @@ class _Names:
         fused: beginning of the names of the checkpoint's experts, if they are fused.
         alternating, outputs_first: see `Stored`.
         undo: maps stem and kind to the function in `Stored.undo`.
+        joined: maps stem and kind to those of another tensor, with which it is one of the checkpoint's.
     """
 
     layer: Mapping[str, str]
@@ -60,7 +61,8 @@ class _Names:
     fused: str | None = None
     alternating: bool = False
     outputs_first: bool = False
-    undo: Mapping[str, Callable[[np.ndarray], np.ndarray]] = field(default_factory=dict)
+    undo: Mapping[str, Callable[..., np.ndarray]] = field(default_factory=dict)
+    joined: Mapping[str, str] = field(default_factory=dict)
 
 
 _ATTENTION = {
@@ -291,6 +293,100 @@ _BY_ARCHITECTURE: dict[str, _Names] = {
 }
 _OTHERS = _Names(_LAYER)
 
+_DELTA = {
+    **_BY_ARCHITECTURE["qwen2moe"].layer,
+    "post_attention_norm": "post_attention_layernorm",
+    **_within(
+        "linear_attn",
+        {
+            "attn_qkv": "in_proj_qkv",
+            "attn_gate": "in_proj_z",
+            "ssm_alpha": "in_proj_a",
+            "ssm_beta": "in_proj_b",
+            "ssm_ba": "in_proj_ba",
+            "ssm_in": "in_proj_qkvz",
+            "ssm_conv1d": "conv1d",
+            "ssm_a": "A_log",
+            "ssm_dt.bias": "dt_bias",
+            "ssm_norm": "norm",
+            "ssm_out": "out_proj",
+        },
+    ),
+}
+
+
+@dataclass(frozen=True)
+class _DeltaHeads:
+    """Sizes of Gated DeltaNet, whose value heads llama.cpp's converter reorders for Qwen3.5: the first one of each key
+    head, then the second one of each, instead of all of a key head after another.
+
+    Attributes:
+        keys, per_key: numbers of key heads, and of value heads for each.
+        key_dim, value_dim: sizes of a head.
+    """
+
+    keys: int
+    per_key: int
+    key_dim: int
+    value_dim: int
+
+    @classmethod
+    def of(cls, file: GGUFFile) -> _DeltaHeads:
+        arch = file.metadata["general.architecture"]
+        names = ("group_count", "time_step_rank", "state_size", "inner_size")
+        keys, values, key_dim, width = (int(file.metadata[f"{arch}.ssm.{name}"]) for name in names)
+        return cls(keys, values // keys, key_dim, width // values)
+
+    def by_key(self, values: np.ndarray, size: int = 1, axis: int = 0) -> np.ndarray:
+        """Put value heads of `size` numbers each in the checkpoint's order, along one axis."""
+        shape = values.shape
+        parts = values.reshape(*shape[:axis], self.per_key, self.keys, size, *shape[axis + 1 :])
+        return parts.swapaxes(axis, axis + 1).reshape(shape)
+
+    def after_queries_and_keys(self, rows: np.ndarray) -> np.ndarray:
+        """Do so with the values of queries, keys and values."""
+        cut = 2 * self.keys * self.key_dim
+        return np.concatenate([rows[:cut], self.by_key(rows[cut:], self.value_dim)])
+
+    def fused(self, qkv: np.ndarray, gates: np.ndarray) -> np.ndarray:
+        """Join rows of queries, keys and values, and of gates, to those of each key head in turn, as Qwen3-Next's."""
+        width = self.keys * self.key_dim
+        parts = (*np.split(qkv, [width, 2 * width]), gates)
+        by_head = [part.reshape(self.keys, -1, part.shape[1]) for part in parts]
+        return np.concatenate(by_head, 1).reshape(-1, qkv.shape[1])
+
+
+def _delta_net(file: GGUFFile) -> _Names:
+    """Return the names of Qwen3-Next and Qwen3.5."""
+    undo: dict[str, Callable[..., np.ndarray]] = {
+        **{norm: undone for norm, undone in _GEMMA.undo.items() if "ffw" not in norm},
+        "ffn_gate_inp_shexp.weight": lambda weight: weight.reshape(1, -1),
+        "ssm_a": _log_of_decay,
+        "ssm_conv1d.weight": _with_channel_axis,
+    }
+    heads = _DeltaHeads.of(file)
+    if file.metadata["general.architecture"] == "qwen3next":
+        both = {"attn_qkv.weight": "linear_attn.in_proj_qkvz.weight"}
+        undo["attn_qkv.weight"] = heads.fused
+        joined = {"attn_qkv.weight": "attn_gate.weight"}
+        return _Names(_DELTA | both, experts=_SPARSE.experts, undo=undo, joined=joined)
+    if heads.per_key > 1:
+        undo |= {
+            "attn_qkv.weight": heads.after_queries_and_keys,
+            "attn_gate.weight": lambda rows: heads.by_key(rows, heads.value_dim),
+            "ssm_alpha.weight": heads.by_key,
+            "ssm_beta.weight": heads.by_key,
+            "ssm_a": lambda decay: heads.by_key(_log_of_decay(decay)),
+            "ssm_dt.bias": heads.by_key,
+            "ssm_conv1d.weight": lambda taps: _with_channel_axis(heads.after_queries_and_keys(taps)),
+            "ssm_out.weight": lambda columns: heads.by_key(columns, heads.value_dim, axis=1),
+        }
+    return _Names(_DELTA, experts=_SPARSE.experts, undo=undo)
+
+
+_BY_FILE = dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _delta_net)
+"""What makes the names of architectures whose sizes matter."""
+
 _COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that repeat settings of the config."""
 
@@ -301,7 +397,7 @@ def stored_tensors(file: GGUFFile) -> dict[str, Stored]:
     Tensors with no known name keep their own; the loader then reports them as unused. Layers that draft are left out.
     """
     arch = file.metadata["general.architecture"]
-    names = _BY_ARCHITECTURE.get(arch, _OTHERS)
+    names = _BY_FILE[arch](file) if arch in _BY_FILE else _BY_ARCHITECTURE.get(arch, _OTHERS)
     drafting = file.metadata.get(f"{arch}.nextn_predict_layers", 0)
     first = file.metadata[f"{arch}.block_count"] - drafting if drafting else None
     found: dict[str, Stored] = {}
@@ -333,8 +429,11 @@ def _made_of(name: str, names: _Names, file: GGUFFile) -> dict[str, Stored]:
             f"{prefix}.{names.experts[stem].format(expert)}{ending}": Stored((name,), expert=expert)
             for expert in range(file.tensors[name].shape[0])
         }
+    if whole in names.joined.values():
+        return {}
+    others = tuple(f"blk.{block}.{other}" for other in [names.joined.get(whole)] if other is not None)
     known = names.layer.get(whole) or (f"{names.layer[stem]}{ending}" if stem in names.layer else None)
-    return {f"{prefix}.{known}" if known else name: Stored((name,), names.undo.get(whole))}
+    return {f"{prefix}.{known}" if known else name: Stored((name, *others), names.undo.get(whole))}
 
 
 def _fused(name: str, prefix: str, stem: str, kind: str, names: _Names, file: GGUFFile) -> dict[str, Stored]:

@@ -75,7 +75,8 @@ class GGUFWeights:
         return np.dtype(plain)
 
     def encodings(self, name: str) -> Sequence[Encoding]:
-        return [Encoding(kind.name, CODED[kind].format if kind in CODED else None) for kind in self._types(name)]
+        kept = CODED if self._stored[name].undo is None else {}  # codes are not changed, only values
+        return [Encoding(kind.name, kept[kind].format if kind in kept else None) for kind in self._types(name)]
 
     def spread_codes(self, name: str, form: WeightFormat) -> SpreadCodes:
         stored = self._stored[name]
@@ -94,7 +95,7 @@ class GGUFWeights:
         stored = self._stored[name]
         first = stored.names[0]
         if stored.undo is not None:
-            return stored.undo(self._whole(first))
+            return stored.undo(*map(self._whole, stored.names))
         if stored.expert is not None:
             return self._matrix(first, self._file.stored_rows(first)[stored.expert])
         if stored.fused:

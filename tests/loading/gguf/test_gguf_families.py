@@ -7,6 +7,7 @@ import pytest
 import thorough
 from dense_model import abstract
 from gguf import GGMLQuantizationType as Encoding
+from gguf import quants
 from gguf_files import write_gguf
 from gguf_of_checkpoint import write_checkpoint
 from greedy_reference import assert_same_tokens, random_prompts, torch_greedy
@@ -42,7 +43,10 @@ from transformers import (  # noqa: E402
     OlmoeConfig,
     Phi3Config,
     Qwen2MoeConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SeedOssConfig,
     SmolLM3Config,
     StableLmConfig,
@@ -102,6 +106,20 @@ GROUPED = {
     "moe_intermediate_size": 32,
     "routed_scaling_factor": 1.5,
     "first_k_dense_replace": 1,
+}
+DELTA = HEADS | {
+    "linear_conv_kernel_dim": 3,
+    "linear_key_head_dim": 10,
+    "linear_value_head_dim": 6,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "rope_parameters": PARTIAL,
+}
+SHARED = {
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 40,
 }
 CONFIGS = [
     Gemma3TextConfig(
@@ -220,6 +238,9 @@ CONFIGS = [
         num_experts_per_tok=2,
         moe_intermediate_size=32,
     ),
+    Qwen3NextConfig(**DELTA, **SHARED),
+    Qwen3_5TextConfig(**DELTA),
+    Qwen3_5MoeTextConfig(**{name: value for name, value in DELTA.items() if name != "intermediate_size"}, **SHARED),
     GPT2Config(
         vocab_size=43,
         n_positions=512,
@@ -397,3 +418,16 @@ def test_experts_scored_otherwise_are_refused(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", "dots1", tensors, extra)
     with pytest.raises(ValueError, match=r"expert_gating_func=1 is not supported; 2 \(sigmoid\) is"):
         config_from_gguf(GGUFFile(path))
+
+
+def test_codes_of_matrices_that_are_turned_are_read_as_values(tmp_path):
+    """GPT-2's checkpoints have [inputs, outputs], and its files [outputs, inputs]."""
+    values = np.random.default_rng(0).standard_normal((32, 64)).astype(np.float32)
+    encoded = quants.quantize(values, Encoding.Q8_0)
+    tensors = {"token_embd.weight": np.zeros((43, 64), np.float32), "blk.0.ffn_up.weight": (encoded, Encoding.Q8_0)}
+    read = GGUFWeights(GGUFFile(write_gguf(tmp_path / "m.gguf", "gpt2", tensors)))
+    (encoding,) = read.encodings("transformer.h.0.mlp.c_fc.weight")
+    assert encoding.format is None
+    np.testing.assert_array_equal(
+        read.read("transformer.h.0.mlp.c_fc.weight"), quants.dequantize(encoded, Encoding.Q8_0).T
+    )

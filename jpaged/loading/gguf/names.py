@@ -156,6 +156,11 @@ _LFM2 = {
 _LFM2_OUTER = {"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"}
 
 
+def _unchanged(weight: np.ndarray) -> np.ndarray:
+    """Return norms of several heads, which are no matrix to multiply with, as an array."""
+    return weight
+
+
 def _turned(weight: np.ndarray) -> np.ndarray:
     """Turn [outputs, inputs] into the [inputs, outputs] of GPT-2's layers."""
     return weight.T
@@ -184,6 +189,7 @@ _BY_ARCHITECTURE: dict[str, _Names] = {
         experts=_SPARSE.experts,
         undo={"exp_probs_b.bias": lambda bias: bias.reshape(1, -1)},
     ),
+    "command-r": _Names(_LAYER, undo=dict.fromkeys(("attn_q_norm.weight", "attn_k_norm.weight"), _unchanged)),
     "gpt2": _Names(
         {
             "attn_norm": "ln_1",

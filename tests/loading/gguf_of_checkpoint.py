@@ -46,6 +46,7 @@ ARCHITECTURES = {
     "minimax_m2": "minimax-m2",
     "lfm2_moe": "lfm2moe",
     "gpt2": "gpt2",
+    "granitemoehybrid": "granitehybrid",
     "qwen3_next": "qwen3next",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
@@ -80,8 +81,9 @@ def write_checkpoint(
     return write_gguf(path, arch, tensors, _metadata(arch, config) | (vocabulary or {}), **dict.fromkeys(_SIZES))
 
 
-_IN_PAIRS = ("mixtral", "granite", "granitemoe", "smollm3")
+_IN_PAIRS = ("mixtral", "granite", "granitemoe", "granitemoehybrid", "smollm3")
 """Families that the converter rotates by neighbours."""
+_MAMBA2 = ("mamba2", "granitemoehybrid")
 
 _SIZES = (
     "context_length",
@@ -140,6 +142,12 @@ def _changed(name: str, array: np.ndarray, config: PretrainedConfig) -> dict[str
                 for part, half in zip(("gate", "up"), halves, strict=True)
             }
         return {f"{name}.weight" if name.endswith("experts.down_proj") else name: array}
+    if name.endswith("shared_mlp.input_linear.weight"):
+        halves = np.split(array, 2)
+        return {
+            name.replace("shared_mlp.input_linear", f"mlp.shared_experts.{part}_proj"): half
+            for part, half in zip(("gate", "up"), halves, strict=True)
+        }
     if name.endswith("input_linear.weight"):
         halves = np.split(array, 2, axis=1)
         return {
@@ -164,11 +172,12 @@ def _changed(name: str, array: np.ndarray, config: PretrainedConfig) -> dict[str
     if "conv" in name and array.ndim == 3:
         return {name: array[:, 0]}
     if name.endswith("A_log"):
-        return {name: -np.exp(array[:, None] if family == "mamba2" else array)}
-    if family == "mamba2" and name.endswith(".D"):
+        return {name: -np.exp(array[:, None] if family in _MAMBA2 else array)}
+    if family in _MAMBA2 and name.endswith(".D"):
         return {name: array[:, None]}
-    if family == "mamba2" and name.endswith("mixer.norm.weight"):
-        return {name: array.reshape(config.n_groups, -1)}
+    if family in _MAMBA2 and name.endswith(("mixer.norm.weight", "mamba.norm.weight")):
+        groups = config.n_groups if family == "mamba2" else config.mamba_n_groups
+        return {name: array.reshape(groups, -1)}
     return {name.replace("dt_bias", "dt_proj.bias"): array}
 
 
@@ -303,7 +312,7 @@ def _further_keys(config: PretrainedConfig, experts: int | None) -> dict[str, An
     if "partial_rotary_factor" in rope:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         keys["rope.dimension_count"] = int(head_dim * rope["partial_rotary_factor"])
-    if family in ("granite", "granitemoe"):
+    if family in ("granite", "granitemoe", "granitemoehybrid"):
         keys["attention.scale"] = config.attention_multiplier
         keys["embedding_scale"] = config.embedding_multiplier
         keys["residual_scale"] = config.residual_multiplier
@@ -346,6 +355,18 @@ def _further_keys(config: PretrainedConfig, experts: int | None) -> dict[str, An
         if experts:
             keys["expert_feed_forward_length"] = config.moe_intermediate_size
             keys["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
+    if family == "granitemoehybrid":
+        attends = [kind == "full_attention" for kind in config.layer_types]
+        keys |= {
+            "attention.head_count_kv": [config.num_key_value_heads * one for one in attends],
+            "expert_shared_feed_forward_length": config.shared_intermediate_size,
+            "rope.scaling.finetuned": False,
+            "ssm.conv_kernel": config.mamba_d_conv,
+            "ssm.state_size": config.mamba_d_state,
+            "ssm.group_count": config.mamba_n_groups,
+            "ssm.inner_size": config.mamba_expand * config.hidden_size,
+            "ssm.time_step_rank": config.mamba_n_heads,
+        }
     if family == "minimax_m2":
         keys["expert_feed_forward_length"] = config.intermediate_size
     if family == "lfm2_moe":

@@ -1,5 +1,5 @@
-"""Makes the fields of configs from GGUF metadata for the families in `jpaged_models.families`, GPT-2, LFM2-MoE,
-Qwen3-Next and Qwen3.5."""
+"""Makes the fields of configs from GGUF metadata for the families in `jpaged_models.families`, GPT-2, Granite 4,
+LFM2-MoE, Qwen3-Next and Qwen3.5."""
 
 from __future__ import annotations
 
@@ -101,6 +101,37 @@ def _granite_moe(file: GGUFFile) -> Fields:
         "model_type": "granitemoe",
         "num_local_experts": field(file, "expert_count"),
         "num_experts_per_tok": field(file, "expert_used_count"),
+    }
+
+
+def _granite_hybrid(file: GGUFFile) -> Fields:
+    """Return the fields of architecture ``granitehybrid``; layers without KV heads are recurrent.
+
+    Raises:
+        ValueError: positions are known by rotation, as in Bamba, which has this architecture too.
+    """
+    if field(file, "rope.scaling.finetuned", False):
+        raise ValueError(f"{file.path}: granitehybrid with rope.scaling.finetuned=True (Bamba) is not supported")
+    fields = _granite(file)
+    del fields["mlp_bias"]
+    heads = field(file, "attention.head_count_kv")
+    by_layer = heads if isinstance(heads, list) else [heads] * fields["num_hidden_layers"]
+    width, recurrent = field(file, "ssm.inner_size"), field(file, "ssm.time_step_rank")
+    return fields | {
+        "model_type": "granitemoehybrid",
+        "layer_types": [_GLOBAL if kv else "linear_attention" for kv in by_layer],
+        "attention_bias": any(name.endswith("attn_q.bias") for name in file.tensors),
+        "num_local_experts": field(file, "expert_count", 0),
+        "num_experts_per_tok": field(file, "expert_used_count", 0),
+        "shared_intermediate_size": field(file, "expert_shared_feed_forward_length"),
+        "mamba_n_heads": recurrent,
+        "mamba_d_head": width // recurrent,
+        "mamba_n_groups": field(file, "ssm.group_count"),
+        "mamba_d_state": field(file, "ssm.state_size"),
+        "mamba_d_conv": field(file, "ssm.conv_kernel"),
+        "mamba_expand": width // fields["hidden_size"],
+        "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in file.tensors),
+        "mamba_proj_bias": any(name.endswith("ssm_in.bias") for name in file.tensors),
     }
 
 
@@ -315,6 +346,7 @@ FAMILIES: dict[str, Callable[[GGUFFile], Fields]] = {
     "gemma": _gemma,
     "granite": _granite,
     "granitemoe": _granite_moe,
+    "granitehybrid": _granite_hybrid,
     "smollm3": _smollm3,
     "starcoder2": _starcoder2,
     "stablelm": _stablelm,
@@ -338,7 +370,7 @@ FAMILIES: dict[str, Callable[[GGUFFile], Fields]] = {
 
 WITH_EXPERTS: Sequence[str] = (
     *("granitemoe", "ernie4_5-moe", "glm4moe", "dots1", "minimax-m2", "lfm2moe"),
-    *("qwen3next", "qwen35moe"),
+    *("qwen3next", "qwen35moe", "granitehybrid"),
 )
 SCALED_EXPERTS: Sequence[str] = ("glm4moe", "dots1")
 """Architectures that may multiply the shares of experts by a number."""

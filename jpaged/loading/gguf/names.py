@@ -156,6 +156,19 @@ _LFM2 = {
 _LFM2_OUTER = {"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"}
 
 
+def _one_above_another(*weights: np.ndarray) -> np.ndarray:
+    return np.concatenate(weights)
+
+
+_GATES_AND_UPS = {"ffn_gate.weight": "ffn_up.weight", "ffn_gate_shexp.weight": "ffn_up_shexp.weight"}
+_MAMBA2_UNDO: Mapping[str, Callable[..., np.ndarray]] = {
+    "ssm_conv1d.weight": _with_channel_axis,
+    "ssm_a": lambda decay: _log_of_decay(_flat(decay)),
+    "ssm_d": _flat,
+    "ssm_norm.weight": _flat,
+}
+
+
 def _unchanged(weight: np.ndarray) -> np.ndarray:
     """Return norms of several heads, which are no matrix to multiply with, as an array."""
     return weight
@@ -269,12 +282,19 @@ _BY_ARCHITECTURE: dict[str, _Names] = {
         {"attn_norm": "norm", **_within("mixer", _MAMBA), "ssm_dt.bias": "mixer.dt_bias", "ssm_norm": "mixer.norm"},
         {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f", "output": "lm_head"},
         "backbone.layers",
-        undo={
-            "ssm_conv1d.weight": _with_channel_axis,
-            "ssm_a": lambda decay: _log_of_decay(_flat(decay)),
-            "ssm_d": _flat,
-            "ssm_norm.weight": _flat,
+        undo=_MAMBA2_UNDO,
+    ),
+    "granitehybrid": _Names(
+        {
+            **_LAYER,
+            **_within("mamba", {**_MAMBA, "ssm_dt.bias": "dt_bias", "ssm_norm": "norm"}),
+            "ffn_gate_inp": "mlp.router",
+            **dict.fromkeys(("ffn_gate", "ffn_gate_shexp"), "shared_mlp.input_linear"),
+            **dict.fromkeys(("ffn_down", "ffn_down_shexp"), "shared_mlp.output_linear"),
         },
+        experts=_SPARSE.experts,
+        undo={**_MAMBA2_UNDO, **dict.fromkeys(_GATES_AND_UPS, _one_above_another)},
+        joined=_GATES_AND_UPS,
     ),
     "jamba": _Names(
         {

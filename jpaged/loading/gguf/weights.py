@@ -24,7 +24,7 @@ _PLAIN: dict[GGMLQuantizationType, Any] = {
 }
 """Encodings that are floating types narrower than float32."""
 
-_IN_PAIRS = ("llama", "granite", "granitemoe", "smollm3")
+_IN_PAIRS = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3")
 """Architectures of which rotated pairs of query and key rows are neighbours in the file."""
 
 
@@ -148,7 +148,8 @@ class GGUFWeights:
             return None
         heads = self._file.metadata[f"{self._arch}.attention.head_count"]
         if ".attn_k." in source:
-            heads = self._file.metadata.get(f"{self._arch}.attention.head_count_kv", heads)
+            listed = self._file.metadata.get(f"{self._arch}.attention.head_count_kv", heads)
+            heads = max(listed) if isinstance(listed, list) else listed
         pairs = np.arange(self._file.tensors[source].shape[0]).reshape(heads, -1, 2)
         return pairs.swapaxes(1, 2).reshape(-1)
 

@@ -167,10 +167,13 @@ _SPACED = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "T5Tokenize
 
 
 def _sentencepiece(file: Path, config: Mapping[str, Any]) -> _Built:
-    from google.protobuf.message import DecodeError
-    from transformers.convert_slow_tokenizer import import_protobuf
+    try:
+        from google.protobuf.message import DecodeError
+        from transformers.convert_slow_tokenizer import import_protobuf
 
-    proto = import_protobuf().ModelProto()
+        proto = import_protobuf().ModelProto()
+    except ImportError as error:
+        raise ValueError(f"{file}: a model of SentencePiece is read with protobuf: pip install protobuf") from error
     try:
         proto.ParseFromString(file.read_bytes())
     except DecodeError as error:

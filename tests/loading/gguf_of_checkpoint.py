@@ -142,10 +142,12 @@ def _changed(name: str, array: np.ndarray, config: PretrainedConfig) -> dict[str
                 for part, half in zip(("gate", "up"), halves, strict=True)
             }
         return {f"{name}.weight" if name.endswith("experts.down_proj") else name: array}
+    if name.endswith("shared_mlp.output_linear.weight") and not config.num_local_experts:
+        return {name.replace("shared_mlp.output_linear", "mlp.down_proj"): array}
     if name.endswith("shared_mlp.input_linear.weight"):
-        halves = np.split(array, 2)
+        halves, block = np.split(array, 2), "mlp.shared_experts" if config.num_local_experts else "mlp"
         return {
-            name.replace("shared_mlp.input_linear", f"mlp.shared_experts.{part}_proj"): half
+            name.replace("shared_mlp.input_linear", f"{block}.{part}_proj"): half
             for part, half in zip(("gate", "up"), halves, strict=True)
         }
     if name.endswith("input_linear.weight"):

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import sys
 
 import pytest
 from hypothesis import given
@@ -304,6 +305,13 @@ def test_other_types_of_models_and_damaged_ones_are_refused(tmp_path):
         load(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"\xff" * 40)
     with pytest.raises(ValueError, match="is neither a model of SentencePiece nor a list of ranks"):
+        load(tmp_path)
+
+
+def test_without_protobuf_the_package_is_named(tmp_path, monkeypatch):
+    write_pieces(tmp_path / "tokenizer.model", "BPE", MERGED)
+    monkeypatch.setitem(sys.modules, "google.protobuf.message", None)
+    with pytest.raises(ValueError, match=r"tokenizer\.model: .* is read with protobuf: pip install protobuf"):
         load(tmp_path)
 
 

@@ -122,6 +122,17 @@ SHARED = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 40,
 }
+GRANITE_4 = {
+    **OPEN,
+    **MULTIPLIERS,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "shared_intermediate_size": 40,
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "mamba_d_conv": 3,
+    "position_embedding_type": None,
+}
 PHI_OF_LONG_CONTEXTS = Phi3Config(**OPEN, original_max_position_embeddings=64, rope_parameters=LONG)
 CONFIGS = [
     Gemma3TextConfig(
@@ -210,19 +221,8 @@ CONFIGS = [
     GemmaConfig(**HEADS | {"tie_word_embeddings": True}),
     GraniteConfig(**OPEN, **MULTIPLIERS, attention_bias=True),
     GraniteMoeConfig(**OPEN, **MULTIPLIERS, num_local_experts=3, num_experts_per_tok=2),
-    GraniteMoeHybridConfig(
-        **OPEN,
-        **MULTIPLIERS,
-        layer_types=["linear_attention", "full_attention", "linear_attention", "full_attention"],
-        num_local_experts=3,
-        num_experts_per_tok=2,
-        shared_intermediate_size=40,
-        mamba_n_heads=4,
-        mamba_n_groups=2,
-        mamba_d_state=8,
-        mamba_d_conv=3,
-        position_embedding_type=None,
-    ),
+    GraniteMoeHybridConfig(**GRANITE_4, num_local_experts=3, num_experts_per_tok=2),
+    GraniteMoeHybridConfig(**GRANITE_4, num_local_experts=0, num_experts_per_tok=0),
     SmolLM3Config(**OPEN),
     Starcoder2Config(**SIZES),
     StableLmConfig(**OPEN, use_qkv_bias=True, rope_parameters=PARTIAL),
@@ -419,11 +419,12 @@ def test_layers_that_draft_are_left_out(tmp_path):
     [
         ("stablelm", "attn_q_norm.weight", "norms of heads"),
         ("granitemoe", "ffn_gate_shexp.weight", "a shared expert is not supported"),
+        ("granitehybrid", "ffn_norm.weight", r"rope.scaling.finetuned=True \(Bamba\) is not supported"),
     ],
 )
 def test_tensors_that_a_family_does_not_have_are_refused(tmp_path, arch, tensor, message):
     tensors = {"token_embd.weight": np.zeros((43, 64), np.float32), f"blk.0.{tensor}": np.zeros(64, np.float32)}
-    changes = {"attention__layer_norm_epsilon": 1e-5}
+    changes = {"attention__layer_norm_epsilon": 1e-5, "rope__scaling__finetuned": True}
     path = write_gguf(tmp_path / "m.gguf", arch, tensors, **changes)
     with pytest.raises(ValueError, match=message):
         config_from_gguf(GGUFFile(path))

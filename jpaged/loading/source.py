@@ -21,7 +21,7 @@ _NOT_OURS = ["*/*.safetensors", "*/*.model", "onnx/*", "original/*", "metal/*"]
 """Files in subfolders, which hold other copies of the weights; the hub's patterns match across folders."""
 _OTHER_NAMES = "consolidated*.safetensors"
 """Mistral's second copy of the weights, under different names."""
-_HUB_FILES = ["*.safetensors", "*.json", "tokenizer*", "*.model", "merges.txt", "vocab.txt", "*.jinja"]
+_HUB_FILES = ["*.safetensors", "*.json", "tokenizer*", "*.model", "*.tiktoken", "merges.txt", "vocab.txt", "*.jinja"]
 
 
 @dataclass(frozen=True)

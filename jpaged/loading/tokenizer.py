@@ -10,12 +10,13 @@ from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.tokenizer import eos_ids_from_gguf, tokenizer_from_gguf
 from jpaged.loading.hugging_face import read_json, transformers
 from jpaged.loading.source import Source, from_hub, resolve_source
+from jpaged.loading.vocabulary_files import FILES, tokenizer_of_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_FILES = ("tokenizer.json", "tokenizer_config.json", *FILES, "vocab.json", "vocab.txt")
 _PROCESSORS_TEMPLATE = "chat_template.json"
 _HUB_FILES = [
     "config.json",
@@ -26,7 +27,7 @@ _HUB_FILES = [
     "*.model",
     "*.jinja",
 ]
-_HUB_FILES += ["vocab.json", "vocab.txt", "merges.txt"]
+_HUB_FILES += ["vocab.json", "vocab.txt", "merges.txt", "tekken.json", "*.tiktoken"]
 
 
 def has_tokenizer(source: Source) -> bool:
@@ -37,7 +38,8 @@ def has_tokenizer(source: Source) -> bool:
 def load_tokenizer(source: Source, gguf: GGUFFile | None = None) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a source; `gguf` saves opening the file again.
 
-    No code of the folder is run. A folder whose tokenizer has code of its own is read by its tokenizer.json.
+    No code of the folder is run. A folder whose tokenizer has code of its own is read by its tokenizer.json, or by one
+    of `vocabulary_files.FILES` where it has no tokenizer.json.
 
     Raises:
         ValueError: the folder has no tokenizer that transformers can load, or the GGUF file's is not supported, or a
@@ -48,17 +50,23 @@ def load_tokenizer(source: Source, gguf: GGUFFile | None = None) -> PreTrainedTo
         if source.name == demo_model.ALIAS:
             built.chat_template = {"default": built.chat_template, "tool_use": demo_model.TOOL_TEMPLATE}
         return built
-    try:
-        tokenizer = transformers().AutoTokenizer.from_pretrained(source.path, trust_remote_code=False)
-    except (OSError, ValueError, ImportError) as error:
-        if not _has_code(source.path):
-            raise ValueError(f"no tokenizer can be loaded from {source.path}: {error}") from error
-        tokenizer = _without_code(source.path)
+    built = None if (source.path / "tokenizer.json").exists() else tokenizer_of_files(source.path)
+    tokenizer = _by_transformers(source.path) if built is None else built
     # A multimodal model's template may lie where transformers lets its processor alone look, which then prefers it.
     own = read_json(source.path / _PROCESSORS_TEMPLATE).get("chat_template")
     if own is not None:
         tokenizer.chat_template = own
     return tokenizer
+
+
+def _by_transformers(folder: Path) -> PreTrainedTokenizerBase:
+    """Return the tokenizer that transformers finds in a folder."""
+    try:
+        return transformers().AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, ImportError) as error:
+        if not _has_code(folder):
+            raise ValueError(f"no tokenizer can be loaded from {folder}: {error}") from error
+    return _without_code(folder)
 
 
 def _has_code(folder: Path) -> bool:

@@ -9,7 +9,14 @@ import pytest
 import torch
 from checkpoints import CHECKPOINTS, make_checkpoint
 from safetensors.torch import load_file, save_file
-from transformers import LlamaForSequenceClassification, Qwen3ForSequenceClassification, Qwen3ForTokenClassification
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+    Qwen3ForSequenceClassification,
+    Qwen3ForTokenClassification,
+)
 
 from jpaged import LLM, AsyncLLM, PoolingParams, SamplingParams
 
@@ -176,6 +183,44 @@ def test_what_the_models_folder_says_is_the_default(folder, hidden, tmp_path):
     with pytest.raises(ValueError, match=r"asks for pooling weightedmean_tokens; known are last, mean, cls, max"):
         llm.embed(prompts(), use_tqdm=False)
     assert len(llm.embed(prompts(), False, PoolingParams(pooling="last"))) == len(PROMPTS)
+
+
+@pytest.mark.nightly
+def test_a_folder_like_qwen3_embeddings_ends_texts_with_a_token_and_begins_queries(folder, hidden, tmp_path):
+    """The vector is that token's state; the tokenizer adds it, and the folder of sentence-transformers has the rest."""
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[:200]
+    backend = Tokenizer(models.BPE({letter: number + 3 for number, letter in enumerate(letters)} | {"<end>": 2}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.add_special_tokens(["<end>"])
+    backend.post_processor = processors.TemplateProcessing("$A <end>", special_tokens=[("<end>", 2)])
+    PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<end>").save_pretrained(tmp_path)
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    modules = [
+        {"idx": number, "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (path, kind) in enumerate(kinds.items())
+    ]
+    instruction = "Instruct: find\nQuery:"
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
+    about = {"prompts": {"query": instruction, "document": ""}, "default_prompt_name": None}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(about))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path).model.eval()
+    texts = ["pages of memory", "a"]
+    with LLM(str(tmp_path), **SETTINGS) as llm:
+        queries = llm.embed(texts, False, PoolingParams(prompt_name="query"))
+        documents = llm.embed(texts, use_tqdm=False)
+        cosines = [output.outputs.score for output in llm.score(texts[0], texts, use_tqdm=False)]
+    for outputs, before in ((queries, instruction), (documents, "")):
+        for text, output in zip(texts, outputs, strict=True):
+            ids = [*backend.encode(before + text, add_special_tokens=False).ids, 2]
+            assert output.prompt_token_ids == ids
+            with torch.no_grad():
+                state = model(torch.tensor([ids])).last_hidden_state[0, -1].numpy()
+            np.testing.assert_allclose(output.outputs.embedding, state / np.linalg.norm(state), atol=2e-5)
+    np.testing.assert_allclose(cosines, vectors(documents) @ vectors(documents)[0], atol=1e-5)
 
 
 def test_a_folder_whose_vectors_need_another_module_is_refused_by_its_name(folder, tmp_path):

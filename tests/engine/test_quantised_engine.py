@@ -35,11 +35,22 @@ def weight_bytes(llm):
 
 
 @pytest.mark.parametrize(
-    "forms", [["int8 on 8", "int4 on 2"], pytest.param(["int8 on 2", "int4 on 8"], marks=pytest.mark.nightly)]
+    ("family", "forms"),
+    [
+        ("llama", ["int8 on 8", "int4 on 2"]),
+        pytest.param("llama", ["int8 on 2", "int4 on 8"], marks=pytest.mark.nightly),
+        *(
+            pytest.param(family, ["int8 on 2"], marks=pytest.mark.nightly)
+            for family in ("qwen2_moe", "glm4_moe_lite", "nemotron_h", "granite4")
+        ),
+    ],
 )
-def test_shards_of_quantised_matrices_multiply_to_the_same(forms, tmp_path):
-    """6 heads of 48 on 2 KV heads and an MLP of 109: heads are padded, KV heads replicated, groups cut to fit."""
-    make_checkpoint("llama", tmp_path)
+def test_shards_of_quantised_matrices_multiply_to_the_same(family, forms, tmp_path):
+    """6 heads of 48 on 2 KV heads and an MLP of 109: heads are padded, KV heads replicated, groups cut to fit.
+
+    The others have experts: next to a gated shared one, after latent attention, and between recurrent layers.
+    """
+    make_checkpoint(family, tmp_path)
     command = [sys.executable, str(HERE / "quantised_by_devices.py"), str(tmp_path), *forms]
     done = subprocess.run(command, env=os.environ | EIGHT_DEVICES, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -43,6 +43,8 @@ def on_eight_devices(program, *arguments):
         pytest.param("gemma2", [1, 2, 4, 8], marks=pytest.mark.nightly),
         pytest.param("qwen3_5", [4], marks=pytest.mark.nightly),
         pytest.param("olmo3", [4], marks=pytest.mark.nightly),
+        pytest.param("qwen2_moe", [2, 4], marks=pytest.mark.nightly),
+        pytest.param("minimax_m2", [2], marks=pytest.mark.nightly),
     ],
 )
 def test_any_number_of_devices_generates_the_tokens_of_transformers(name, sizes, tmp_path):

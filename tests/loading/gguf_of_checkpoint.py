@@ -27,6 +27,29 @@ ARCHITECTURES = {
     "mamba2": "mamba2",
     "jamba": "jamba",
     "lfm2": "lfm2",
+    "phi3": "phi3",
+    "gemma": "gemma",
+    "granite": "granite",
+    "granitemoe": "granitemoe",
+    "smollm3": "smollm3",
+    "starcoder2": "starcoder2",
+    "stablelm": "stablelm",
+    "cohere": "command-r",
+    "cohere2": "cohere2",
+    "exaone4": "exaone4",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "ernie4_5": "ernie4_5",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "glm4": "glm4",
+    "glm4_moe": "glm4moe",
+    "dots1": "dots1",
+    "minimax_m2": "minimax-m2",
+    "lfm2_moe": "lfm2moe",
+    "gpt2": "gpt2",
+    "granitemoehybrid": "granitehybrid",
+    "qwen3_next": "qwen3next",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
 }
 """Hugging Face's ``model_type`` -> GGUF's architecture."""
 
@@ -51,8 +74,16 @@ def write_checkpoint(
         tensors[stored] = (quants.quantize(array, experts), experts) if quantised else np.ascontiguousarray(array)
     if arch == "gemma4":
         tensors["rope_freqs.weight"] = _divisors(config)
+    if arch == "phi3" and config.rope_parameters["rope_type"] == "longrope":
+        for length in ("long", "short"):
+            factors = np.array(config.rope_parameters[f"{length}_factor"], np.float32)
+            tensors[f"rope_factors_{length}.weight"] = factors
     return write_gguf(path, arch, tensors, _metadata(arch, config) | (vocabulary or {}), **dict.fromkeys(_SIZES))
 
+
+_IN_PAIRS = ("mixtral", "granite", "granitemoe", "granitemoehybrid", "smollm3")
+"""Families that the converter rotates by neighbours."""
+_MAMBA2 = ("mamba2", "granitemoehybrid")
 
 _SIZES = (
     "context_length",
@@ -85,6 +116,8 @@ def _converted(tensors: dict[str, np.ndarray], config: PretrainedConfig) -> dict
             stacks.setdefault(f"{before}.experts.{part}", {})[int(expert)] = array
         else:
             out |= _changed(name, array, config)
+    if config.model_type == "lfm2_moe":  # the package knows the converter's names of its experts only
+        stacks = {name.removeprefix("model."): by for name, by in stacks.items()}
     return out | {name: np.stack([by[n] for n in range(len(by))]) for name, by in stacks.items()}
 
 
@@ -92,11 +125,41 @@ def _changed(name: str, array: np.ndarray, config: PretrainedConfig) -> dict[str
     family = config.model_type
     if family == "gemma4_text":
         return {_of_gemma4(name): array}
-    if family == "gemma3_text" and name.endswith("norm.weight"):
+    if family in ("gemma", "gemma3_text") and name.endswith("norm.weight"):
         return {name: array + 1}
-    if family == "mixtral" and ("q_proj" in name or "k_proj" in name):
+    if family in _IN_PAIRS and ("q_proj" in name or "k_proj" in name):
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
-        return {name: array.reshape(heads, 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)}
+        return {name: array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)}
+    if family.startswith(("qwen3_next", "qwen3_5")):
+        if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+            return {name: array + 1}
+        if "linear_attn" in name:
+            return _of_delta_net(name, array, config)
+        if name.endswith("experts.gate_up_proj"):
+            halves = np.split(array, 2, axis=1)
+            return {
+                f"{name.replace('gate_up', part)}.weight": half
+                for part, half in zip(("gate", "up"), halves, strict=True)
+            }
+        return {f"{name}.weight" if name.endswith("experts.down_proj") else name: array}
+    if name.endswith("shared_mlp.output_linear.weight") and not config.num_local_experts:
+        return {name.replace("shared_mlp.output_linear", "mlp.down_proj"): array}
+    if name.endswith("shared_mlp.input_linear.weight"):
+        halves, block = np.split(array, 2), "mlp.shared_experts" if config.num_local_experts else "mlp"
+        return {
+            name.replace("shared_mlp.input_linear", f"{block}.{part}_proj"): half
+            for part, half in zip(("gate", "up"), halves, strict=True)
+        }
+    if name.endswith("input_linear.weight"):
+        halves = np.split(array, 2, axis=1)
+        return {
+            name.replace("input_linear", f"experts.{part}"): half
+            for part, half in zip(("w1", "w3"), halves, strict=True)
+        }
+    if name.endswith(("e_score_correction_bias", "expert_bias")):
+        return {f"{name.removesuffix('_bias')}.bias" if "correction" in name else f"{name}.bias": array.reshape(-1)}
+    if family == "gpt2" and name.endswith(("attn.c_attn.weight", "c_proj.weight", "c_fc.weight")):
+        return {name: array.T}
     if name.endswith("sinks"):
         return {f"{name}.weight": array}
     if "experts.gate_up_proj" in name:
@@ -111,12 +174,39 @@ def _changed(name: str, array: np.ndarray, config: PretrainedConfig) -> dict[str
     if "conv" in name and array.ndim == 3:
         return {name: array[:, 0]}
     if name.endswith("A_log"):
-        return {name: -np.exp(array[:, None] if family == "mamba2" else array)}
-    if family == "mamba2" and name.endswith(".D"):
+        return {name: -np.exp(array[:, None] if family in _MAMBA2 else array)}
+    if family in _MAMBA2 and name.endswith(".D"):
         return {name: array[:, None]}
-    if family == "mamba2" and name.endswith("mixer.norm.weight"):
-        return {name: array.reshape(config.n_groups, -1)}
+    if family in _MAMBA2 and name.endswith(("mixer.norm.weight", "mamba.norm.weight")):
+        groups = config.n_groups if family == "mamba2" else config.mamba_n_groups
+        return {name: array.reshape(groups, -1)}
     return {name.replace("dt_bias", "dt_proj.bias"): array}
+
+
+def _of_delta_net(name: str, array: np.ndarray, config: PretrainedConfig) -> dict[str, np.ndarray]:
+    """Qwen3-Next's fused projection becomes two; Qwen3.5's value heads are put in another order."""
+    keys, values = config.linear_num_key_heads, config.linear_num_value_heads
+    key_dim, value_dim, times = config.linear_key_head_dim, config.linear_value_head_dim, values // keys
+    if name.endswith("in_proj_qkvz.weight"):
+        ends = np.cumsum([key_dim, key_dim, times * value_dim])
+        parts = np.split(array.reshape(keys, -1, array.shape[1]), ends, axis=1)
+        q, k, v, z = (part.reshape(-1, array.shape[1]) for part in parts)
+        return {name.replace("qkvz", "qkv"): np.concatenate([q, k, v]), name.replace("qkvz", "z"): z}
+    if config.model_type != "qwen3_next":
+        order = np.arange(values * value_dim).reshape(keys, times, value_dim).swapaxes(0, 1).reshape(-1)
+        by_head = np.arange(values).reshape(keys, times).T.reshape(-1)
+        if "in_proj_qkv" in name or "conv1d" in name:
+            cut = 2 * keys * key_dim
+            array = np.concatenate([array[:cut], array[cut:][order]])
+        elif "in_proj_z" in name:
+            array = array[order]
+        elif "out_proj" in name:
+            array = array[:, order]
+        elif name.endswith(("in_proj_a.weight", "in_proj_b.weight", "A_log", "dt_bias")):
+            array = array[by_head]
+    if name.endswith("A_log"):
+        return {name: -np.exp(array)}
+    return {name.replace("dt_bias", "dt_proj.bias"): array[:, 0] if "conv1d" in name else array}
 
 
 def _of_gemma4(name: str) -> str:
@@ -157,12 +247,17 @@ def _metadata(arch: str, config: PretrainedConfig) -> dict[str, Any]:
         return _full(arch, keys, config)
     if family == "gemma4_text":
         return _full(arch, keys | _gemma4_keys(config), config)
-    width = config.intermediate_size_mlp if family == "llama4_text" else config.intermediate_size
+    if family == "gpt2":
+        keys |= {"feed_forward_length": 4 * config.hidden_size, "attention.head_count": config.num_attention_heads}
+        return _full(arch, keys | {"attention.layer_norm_epsilon": config.layer_norm_epsilon}, config)
+    width = config.intermediate_size_mlp if family == "llama4_text" else getattr(config, "intermediate_size", None)
+    layer_norm = {"starcoder2": "norm_epsilon"} | dict.fromkeys(("stablelm", "cohere", "cohere2"), "layer_norm_eps")
+    eps = "norm_eps" if family in ("lfm2", "lfm2_moe") else layer_norm.get(family, "rms_norm_eps")
     keys |= {
         "feed_forward_length": width,
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": config.norm_eps if family == "lfm2" else config.rms_norm_eps,
+        f"attention.layer_norm_{'' if family in layer_norm else 'rms_'}epsilon": getattr(config, eps),
     }
     if getattr(config, "head_dim", None):
         keys["attention.key_length"] = config.head_dim
@@ -170,14 +265,21 @@ def _metadata(arch: str, config: PretrainedConfig) -> dict[str, Any]:
     if rope:
         rope = rope.get("full_attention", rope)
         keys["rope.freq_base"] = float(rope["rope_theta"])
-        if rope["rope_type"] != "default":
+        if rope["rope_type"] == "longrope":
+            keys["rope.scaling.type"] = "longrope"
+            keys["rope.scaling.original_context_length"] = config.original_max_position_embeddings
+            scale = config.max_position_embeddings / config.original_max_position_embeddings
+            attn_factor = (1 + np.log(scale) / np.log(config.original_max_position_embeddings)) ** 0.5
+            keys["rope.scaling.attn_factor"] = float(attn_factor)
+        elif rope["rope_type"] != "default":
             keys |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
         if rope["rope_type"] == "yarn":
             keys["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
     if experts:
         keys |= {"expert_count": experts, "expert_used_count": config.num_experts_per_tok}
-    if family in ("gemma3_text", "gpt_oss"):
+    keys |= _further_keys(config, experts)
+    if family in ("gemma3_text", "gpt_oss", "phi3", "cohere2", "exaone4"):
         keys["attention.sliding_window"] = config.sliding_window
     if family in ("llama4_text", "gpt_oss"):
         keys["expert_feed_forward_length"] = config.intermediate_size
@@ -196,13 +298,83 @@ def _metadata(arch: str, config: PretrainedConfig) -> dict[str, Any]:
             "ssm.state_size": config.mamba_d_state,
             "ssm.time_step_rank": config.mamba_dt_rank,
         }
-    if family == "lfm2":
+    if family in ("lfm2", "lfm2_moe"):
         attends = [kind == "full_attention" for kind in config.layer_types]
         keys |= {
             "attention.head_count_kv": [config.num_key_value_heads * attends[number] for number in range(layers)],
             "shortconv.l_cache": config.conv_L_cache,
         }
     return _full(arch, keys, config)
+
+
+def _further_keys(config: PretrainedConfig, experts: int | None) -> dict[str, Any]:
+    """Return the keys of families like Llama that differ from it."""
+    family, keys = config.model_type, {}
+    rope = getattr(config, "rope_parameters", None) or {}
+    if "partial_rotary_factor" in rope:
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        keys["rope.dimension_count"] = int(head_dim * rope["partial_rotary_factor"])
+    if family in ("granite", "granitemoe", "granitemoehybrid"):
+        keys["attention.scale"] = config.attention_multiplier
+        keys["embedding_scale"] = config.embedding_multiplier
+        keys["residual_scale"] = config.residual_multiplier
+        keys["logit_scale"] = config.logits_scaling
+    if family in ("cohere", "cohere2"):
+        keys |= {"logit_scale": config.logit_scale, "rope.scaling.type": "none"}
+    if family == "exaone4":
+        keys["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
+    if family == "ernie4_5_moe":
+        keys |= {
+            "expert_count": config.moe_num_experts,
+            "expert_used_count": config.moe_k,
+            "expert_feed_forward_length": config.moe_intermediate_size,
+            "expert_shared_count": config.moe_num_shared_experts,
+            "interleave_moe_layer_step": config.moe_layer_interval,
+            "leading_dense_block_count": config.moe_layer_start_index,
+        }
+    if family in ("glm4_moe", "dots1"):
+        keys |= {
+            "expert_count": config.n_routed_experts,
+            "expert_used_count": config.num_experts_per_tok,
+            "expert_feed_forward_length": config.moe_intermediate_size,
+            "expert_shared_count": config.n_shared_experts,
+            "leading_dense_block_count": config.first_k_dense_replace,
+            "expert_gating_func": 2,
+            "expert_weights_scale": config.routed_scaling_factor,
+            "expert_weights_norm": config.norm_topk_prob,
+            "expert_group_count": config.n_group,
+            "expert_group_used_count": config.topk_group,
+        }
+    if family in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
+        keys |= {
+            "ssm.conv_kernel": config.linear_conv_kernel_dim,
+            "ssm.state_size": config.linear_key_head_dim,
+            "ssm.group_count": config.linear_num_key_heads,
+            "ssm.time_step_rank": config.linear_num_value_heads,
+            "ssm.inner_size": config.linear_value_head_dim * config.linear_num_value_heads,
+            "full_attention_interval": 4,
+        }
+        if experts:
+            keys["expert_feed_forward_length"] = config.moe_intermediate_size
+            keys["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
+    if family == "granitemoehybrid":
+        attends = [kind == "full_attention" for kind in config.layer_types]
+        keys |= {
+            "attention.head_count_kv": [config.num_key_value_heads * one for one in attends],
+            "expert_shared_feed_forward_length": config.shared_intermediate_size,
+            "rope.scaling.finetuned": False,
+            "ssm.conv_kernel": config.mamba_d_conv,
+            "ssm.state_size": config.mamba_d_state,
+            "ssm.group_count": config.mamba_n_groups,
+            "ssm.inner_size": config.mamba_expand * config.hidden_size,
+            "ssm.time_step_rank": config.mamba_n_heads,
+        }
+    if family == "minimax_m2":
+        keys["expert_feed_forward_length"] = config.intermediate_size
+    if family == "lfm2_moe":
+        keys["expert_feed_forward_length"] = config.moe_intermediate_size
+        keys["leading_dense_block_count"] = config.num_dense_layers
+    return keys
 
 
 def _gemma4_keys(config: PretrainedConfig) -> dict[str, Any]:

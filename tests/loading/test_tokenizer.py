@@ -236,7 +236,7 @@ def test_a_template_beside_the_processor_is_the_chat_template_as_transformers_pr
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "bert"}, r"tokenizer\.ggml\.model='bert' is not supported; known: 'gpt2', 'llama'"),
+        ({"model": "rwkv"}, r"tokenizer\.ggml\.model='rwkv' is not supported; known: 'gpt2', 'llama'"),
         ({"pre": "kimi-k2"}, r"pre='kimi-k2' is not supported; known: default, gpt-2, smollm, llama-bpe, qwen2"),
         ({"merges": None}, r"no tokenizer\.ggml\.merges"),
     ],

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
+from jpaged.loading.gguf.families import (
+    FAMILIES,
+    SCALED_EXPERTS,
+    WITH_EXPERTS,
+    Fields,
+    short_convolutions,
+    whole_width,
+)
 from jpaged.loading.gguf.fields import every_model, field, shortest, transformer
 from jpaged.loading.gguf.names import unknown_tensors
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.model_config import AnyConfig, own_config, transformers_config
 from jpaged.loading.registry import model_class, model_types
-
-Fields: TypeAlias = dict[str, Any]
 
 
 def config_from_gguf(file: GGUFFile) -> AnyConfig:
@@ -35,6 +41,8 @@ def _fields(file: GGUFFile) -> Fields:
     if arch not in _MAY_HAVE_EXPERTS and field(file, "expert_count", 0):
         raise ValueError(f"{file.path}: mixture-of-experts GGUF files (expert_count > 0) of {arch} are not supported")
     for key, known in _ONLY.items():
+        if key == "expert_weights_scale" and arch in SCALED_EXPERTS:
+            continue
         if (value := field(file, key, known[0])) not in known:
             raise ValueError(f"{file.path}: {key}={value} is not supported; {key}={known[0]} is")
     return _FAMILIES[arch](file)
@@ -255,22 +263,9 @@ def _qwen3_moe(file: GGUFFile) -> Fields:
     )
 
 
-def _whole_width(file: GGUFFile) -> Fields:
-    """Return the fields of a transformer whose heads together are as wide as its hidden states.
-
-    Raises:
-        ValueError: they are not.
-    """
-    fields: dict[str, Any] = transformer(file)
-    head_dim, embed = fields.pop("head_dim"), fields["hidden_size"]
-    if head_dim * fields["num_attention_heads"] != embed:
-        raise ValueError(f"{file.path}: attention.key_length={head_dim} is not embedding_length / head_count")
-    return fields
-
-
 def _qwen2_moe(file: GGUFFile) -> Fields:
     """Return the fields of architecture ``qwen2moe``, in which every layer has experts and shares do not sum to one."""
-    fields = _whole_width(file)
+    fields = whole_width(file)
     return dict(
         model_type="qwen2_moe",
         **fields,
@@ -287,7 +282,7 @@ def _olmoe(file: GGUFFile) -> Fields:
     """Return the fields of architecture ``olmoe``, in which shares do not sum to one."""
     return dict(
         model_type="olmoe",
-        **_whole_width(file),
+        **whole_width(file),
         num_experts=field(file, "expert_count"),
         num_experts_per_tok=field(file, "expert_used_count"),
         norm_topk_prob=False,
@@ -298,7 +293,7 @@ def _olmoe(file: GGUFFile) -> Fields:
 def _olmo2(file: GGUFFile) -> Fields:
     if field(file, "attention.sliding_window", 0):
         raise ValueError(f"{file.path}: olmo2 with attention.sliding_window (OLMo 3) is not supported")
-    return dict(model_type="olmo2", **_whole_width(file), attention_bias="blk.0.attn_q.bias" in file.tensors)
+    return dict(model_type="olmo2", **whole_width(file), attention_bias="blk.0.attn_q.bias" in file.tensors)
 
 
 def _seed_oss(file: GGUFFile) -> Fields:
@@ -411,20 +406,7 @@ def _every(file: GGUFFile, numbers: Sequence[int], layers: int) -> tuple[int, in
 
 
 def _lfm2(file: GGUFFile) -> Fields:
-    """Return the fields of architecture ``lfm2``; layers without KV heads are short convolutions."""
-    fields = _whole_width(file)
-    eps = fields.pop("rms_norm_eps")
-    heads = field(file, "attention.head_count_kv")
-    by_layer = heads if isinstance(heads, list) else [heads] * fields["num_hidden_layers"]
-    return dict(
-        model_type="lfm2",
-        **fields,
-        norm_eps=eps,
-        layer_types=["full_attention" if kv else "conv" for kv in by_layer],
-        conv_L_cache=field(file, "shortconv.l_cache"),
-        conv_bias=any(name.endswith("shortconv.conv.bias") for name in file.tensors),
-        block_auto_adjust_ff_dim=False,
-    )
+    return dict(model_type="lfm2", **short_convolutions(file), block_auto_adjust_ff_dim=False)
 
 
 _FAMILIES: dict[str, Callable[[GGUFFile], Fields]] = {
@@ -444,8 +426,10 @@ _FAMILIES: dict[str, Callable[[GGUFFile], Fields]] = {
     "mamba2": _mamba2,
     "jamba": _jamba,
     "lfm2": _lfm2,
+    **FAMILIES,
 }
-_MAY_HAVE_EXPERTS = ("llama", "qwen2moe", "qwen3moe", "olmoe", "llama4", "gpt-oss", "jamba", "gemma4")
+_MAY_HAVE_EXPERTS = ("llama", "qwen2moe", "qwen3moe", "olmoe", "llama4", "gpt-oss", "jamba", "gemma4", *WITH_EXPERTS)
 
 _ONLY: dict[str, tuple[float | bool, ...]] = {"attention.causal": (True,), "expert_weights_scale": (1.0, 0.0)}
-"""Keys with the only values that are supported, for all architectures; llama.cpp writes 0 for an unused scale."""
+"""Keys with the only values that are supported, except the scale for `SCALED_EXPERTS`; llama.cpp writes 0 for an unused
+scale."""

@@ -6,6 +6,7 @@ A file may store the frequencies that result from a scaling instead of its param
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ def every_model(file: GGUFFile) -> dict[str, Any]:
     return {
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "hidden_size": field(file, "embedding_length"),
-        "num_hidden_layers": field(file, "block_count"),
+        "num_hidden_layers": field(file, "block_count") - field(file, "nextn_predict_layers", 0),
         "max_position_embeddings": field(file, "context_length"),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
@@ -44,11 +45,23 @@ def every_model(file: GGUFFile) -> dict[str, Any]:
     }
 
 
-def transformer(file: GGUFFile, *, rotates: bool = True) -> dict[str, Any]:
+def transformer(
+    file: GGUFFile,
+    *,
+    rotates: bool = True,
+    partial: bool = False,
+    rope_types: Sequence[str] = (),
+    eps: str = "rms_norm_eps",
+    has_mlp: bool = True,
+) -> dict[str, Any]:
     """Return the fields of a model whose layers attend, and whose MLPs are gated.
 
     Args:
         rotates: whether positions are known by rotation; the fields then include ``rope_parameters``.
+        partial: whether a part of each head may be rotated, which ``rope_parameters`` then names.
+        rope_types: kinds of scaling that the caller reads.
+        eps: the config's name of the norms' epsilon; others than RMS norms have their own key.
+        has_mlp: whether layers have MLPs, whose width is then in the file.
 
     Raises:
         ValueError: a rope scaling that is not supported, or a missing key; names it.
@@ -58,18 +71,24 @@ def transformer(file: GGUFFile, *, rotates: bool = True) -> dict[str, Any]:
         raise ValueError(f"{file.path}: attention.head_count={heads}: numbers of heads by layer are not supported")
     head_dim = field(file, "attention.key_length", field(file, "embedding_length") // heads)
     found = every_model(file) | {
-        "intermediate_size": field(file, "feed_forward_length"),
+        "intermediate_size": field(file, "feed_forward_length", None if has_mlp else 0),
         "num_attention_heads": heads,
         "num_key_value_heads": _largest(field(file, "attention.head_count_kv", heads)),
         "head_dim": head_dim,
-        "rms_norm_eps": shortest(field(file, "attention.layer_norm_rms_epsilon")),
+        eps: shortest(field(file, f"attention.layer_norm_{'rms_' if eps == 'rms_norm_eps' else ''}epsilon")),
     }
     if rotates:
         rotated = field(file, "rope.dimension_count", head_dim)
-        if rotated != head_dim:
+        if rotated != head_dim and not partial:
             raise ValueError(f"{file.path}: rope.dimension_count={rotated} of head size {head_dim}: not supported")
         theta = shortest(field(file, "rope.freq_base", 10000.0))
-        found["rope_parameters"] = rope_parameters(file, theta, head_dim)
+        kind = file.metadata.get(f"{file.metadata['general.architecture']}.rope.scaling.type")
+        if kind in rope_types:
+            found["rope_parameters"] = {"rope_theta": theta, "rope_type": kind}
+        else:
+            found["rope_parameters"] = rope_parameters(file, theta, rotated)
+        if partial:
+            found["rope_parameters"]["partial_rotary_factor"] = rotated / head_dim
     return found
 
 

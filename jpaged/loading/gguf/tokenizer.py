@@ -1,31 +1,37 @@
-"""Builds a transformers tokenizer from GGUF metadata: byte-level BPE or SentencePiece, by ``tokenizer.ggml.model``."""
+"""Builds a transformers tokenizer from GGUF metadata: byte-level BPE, SentencePiece or word pieces, by
+``tokenizer.ggml.model``."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.hugging_face import transformers
+from jpaged.loading.vocabularies import (
+    CONTROL,
+    UNKNOWN,
+    USER_DEFINED,
+    WORDS,
+    Prefix,
+    around_texts,
+    by_regex,
+    byte_level_bpe,
+    sentencepiece_bpe,
+    spaced_bpe,
+    unigram,
+    word_pieces,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _ENDS = ("<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|return|>", "<|call|>")
 """Tokens that end a turn or a message of Llama 3, Gemma and GPT-OSS; llama.cpp too recognises them by their text."""
-
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
-"""Values of ``tokenizer.ggml.token_type`` that mark tokens matched whole rather than merged."""
-
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
 
 _CASED_WORDS = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -67,12 +73,6 @@ _BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{
 _BLOOM = r" ?[^(\s|.,!?…。\x{ff0c}、।\x{6d4}،)]+"
 
 
-def _by_regex(*patterns: str) -> pre_tokenizers.PreTokenizer:
-    """Return a pre-tokenizer that cuts text by each pattern in turn."""
-    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
-    return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
 def _gpt2() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.ByteLevel(add_prefix_space=False)
 
@@ -100,34 +100,34 @@ class _Pre:
     nfc: bool = False
 
 
-_LLAMA3 = _Pre(lambda: _by_regex(_WORDS % r"\p{N}{1,3}"), keeps_whole=True, bos=True)
-_GPT_4O = _Pre(lambda: _by_regex(_CASED_WORDS), keeps_whole=True)
+_LLAMA3 = _Pre(lambda: by_regex(WORDS % r"\p{N}{1,3}"), keeps_whole=True, bos=True)
+_GPT_4O = _Pre(lambda: by_regex(_CASED_WORDS), keeps_whole=True)
 _GPT2 = _Pre(_gpt2)
 _PRE_TOKENIZERS: dict[str, _Pre] = {
-    "default": _Pre(lambda: _by_regex(*_DEFAULT)),
+    "default": _Pre(lambda: by_regex(*_DEFAULT)),
     "gpt-2": _GPT2,
     "smollm": _Pre(_smollm),
     "llama-bpe": _LLAMA3,
-    "qwen2": _Pre(lambda: _by_regex(_WORDS % r"\p{N}"), nfc=True),
+    "qwen2": _Pre(lambda: by_regex(WORDS % r"\p{N}"), nfc=True),
     "gpt-4o": _GPT_4O,
     "llama4": _GPT_4O,
     "mpt": _Pre(_gpt2, nfc=True),
-    "tekken": _Pre(lambda: _by_regex(_CASED_WORDS_OF_TEKKEN), keeps_whole=True, bos=True),
-    "qwen35": _Pre(lambda: _by_regex(_QWEN35), nfc=True),
-    "falcon": _Pre(lambda: _by_regex(*_FALCON)),
-    "deepseek-coder": _Pre(lambda: _by_regex(*_DEEPSEEK_CODER)),
-    "seed-coder": _Pre(lambda: _by_regex(_SEED_CODER)),
-    "viking": _Pre(lambda: _by_regex(_BLOOM, r"\p{N}")),
-    "chameleon": _Pre(lambda: _by_regex(*_CHAMELEON), bos=True),
+    "tekken": _Pre(lambda: by_regex(_CASED_WORDS_OF_TEKKEN), keeps_whole=True, bos=True),
+    "qwen35": _Pre(lambda: by_regex(_QWEN35), nfc=True),
+    "falcon": _Pre(lambda: by_regex(*_FALCON)),
+    "deepseek-coder": _Pre(lambda: by_regex(*_DEEPSEEK_CODER)),
+    "seed-coder": _Pre(lambda: by_regex(_SEED_CODER)),
+    "viking": _Pre(lambda: by_regex(_BLOOM, r"\p{N}")),
+    "chameleon": _Pre(lambda: by_regex(*_CHAMELEON), bos=True),
 }
 _NAMED_OTHERWISE = {
     _LLAMA3: "llama3 llama-v3 lfm2 falcon3 falcon-h1 pixtral midm-2.0 jina-v5-nano",
-    _Pre(lambda: _by_regex(_WORDS % r"\p{N}{1,3}")): "dbrx smaug-bpe glm4 chatglm-bpe",
-    _Pre(lambda: _by_regex(_WORDS % r"\p{N}")): "stablelm2 deepseek-r1-qwen kormo megrez hunyuan solar-open grok-2",
-    _Pre(lambda: _by_regex(*_DEEPSEEK_3)): "deepseek-v3 hunyuan-dense joyai-llm",
-    _Pre(lambda: _by_regex(_CASED_WORDS)): "minimax-m2 kanana2",
-    _Pre(lambda: _by_regex(_BAILING)): "bailingmoe bailingmoe2 llada-moe",
-    _Pre(lambda: _by_regex(_BLOOM)): "bloom poro-chat gpt3-finnish",
+    _Pre(lambda: by_regex(WORDS % r"\p{N}{1,3}")): "dbrx smaug-bpe glm4 chatglm-bpe",
+    _Pre(lambda: by_regex(WORDS % r"\p{N}")): "stablelm2 deepseek-r1-qwen kormo megrez hunyuan solar-open grok-2",
+    _Pre(lambda: by_regex(*_DEEPSEEK_3)): "deepseek-v3 hunyuan-dense joyai-llm",
+    _Pre(lambda: by_regex(_CASED_WORDS)): "minimax-m2 kanana2",
+    _Pre(lambda: by_regex(_BAILING)): "bailingmoe bailingmoe2 llada-moe",
+    _Pre(lambda: by_regex(_BLOOM)): "bloom poro-chat gpt3-finnish",
     _Pre(_smollm): "starcoder refact command-r codeshell exaone minerva-7b",
     _GPT2: "olmo jais trillion granite-docling exaone4 modern-bert phi-2 jina-es jina-de jina-v2-es jina-v2-de "
     "gigachat a.x-4.0 mellum",
@@ -146,22 +146,28 @@ def tokenizer_from_gguf(file: GGUFFile) -> PreTrainedTokenizerFast:
     metadata = file.metadata
     tokens: list[str] = _required(file, "tokens")
     roles = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    named = {role: _special(file, tokens, name) for role, name in roles.items()}
-    specials = {role: tokens[number] for role, number in named.items() if number is not None}
     kind = _required(file, "model")
     if kind not in _MODELS:
         raise ValueError(
             f"{file.path}: tokenizer.ggml.model={kind!r} is not supported; known: {', '.join(map(repr, _MODELS))}"
         )
+    model = _MODELS[kind]
+    if kind == "bert":
+        tokens = [_as_in_vocab_txt(piece) for piece in tokens]
+        # The format's key of the separator is misspelt.
+        roles |= {"cls_token": "cls", "sep_token": "seperator", "mask_token": "mask"}
+    named = {role: _special(file, tokens, name) for role, name in roles.items()}
+    specials = {role: tokens[number] for role, number in named.items() if number is not None}
     pre = _pre(file) if kind == "gpt2" else None
-    tokenizer = _MODELS[kind](file, tokens)
+    tokenizer = model.build(file, tokens)
     # Gemma's runs of spaces are tokens in their normalised form. With a prefix, a space would be added to them.
     in_normalised = kind == "gemma4" or (kind == "llama" and not metadata.get("tokenizer.ggml.add_space_prefix", True))
     _match_whole(tokenizer, tokens, metadata.get("tokenizer.ggml.token_type", []), in_normalised)
-    around = _around(file, tokens, bos=kind == "llama" if pre is None else pre.bos, sep=pre is not None and pre.sep)
+    around = _around(file, tokens, model if pre is None else replace(model, bos=pre.bos, sep=pre.sep))
     if kind == "gemma4":  # as llama.cpp does: some files wrongly say that there is no beginning
         around["bos"] = _special(file, tokens, "bos")
-    tokenizer.post_processor = _post_processor(tokens, around)
+    ids = {role: None if number is None else (tokens[number], number) for role, number in around.items()}
+    tokenizer.post_processor = around_texts(ids, second_type=int(kind == "bert"))
     fast = transformers().PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         clean_up_tokenization_spaces=False,
@@ -179,7 +185,7 @@ def eos_ids_from_gguf(file: GGUFFile) -> tuple[int, ...]:
     named = (file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in names)
     tokens: list[str] = file.metadata.get("tokenizer.ggml.tokens", [])
     types: list[int] = file.metadata.get("tokenizer.ggml.token_type", [])
-    ends = (id for id, kind in enumerate(types) if kind in (_CONTROL, _USER_DEFINED) and tokens[id] in _ENDS)
+    ends = (id for id, kind in enumerate(types) if kind in (CONTROL, USER_DEFINED) and tokens[id] in _ENDS)
     return tuple(dict.fromkeys(id for id in (*named, *ends) if id is not None))
 
 
@@ -210,32 +216,14 @@ def _pre(file: GGUFFile) -> _Pre:
     return _PRE_TOKENIZERS[name]
 
 
-def _around(file: GGUFFile, tokens: list[str], *, bos: bool, sep: bool) -> dict[str, int | None]:
-    """Return the ids of the tokens that are put around a text; None for those that are not.
-
-    Args:
-        bos, sep: whether they are where the file does not say.
-    """
-    defaults = {"bos": bos, "eos": False, "sep": sep}
+def _around(file: GGUFFile, tokens: list[str], model: _Model) -> dict[str, int | None]:
+    """Return the ids of the tokens that are put around a text; None for those that are not, as the file says, or else
+    the model."""
+    defaults = {"bos": model.bos, "eos": model.eos, "sep": model.sep}
     wanted = {role: file.metadata.get(f"tokenizer.ggml.add_{role}_token", said) for role, said in defaults.items()}
-    # The format's key of the separator is misspelt.
-    keys = {"bos": "bos", "eos": "eos", "sep": "seperator"}
+    begins = "cls" if model.begins_with_cls and "tokenizer.ggml.cls_token_id" in file.metadata else "bos"
+    keys = {"bos": begins, "eos": "eos", "sep": "seperator"}  # misspelt by the format
     return {role: _special(file, tokens, keys[role]) if is_wanted else None for role, is_wanted in wanted.items()}
-
-
-def _post_processor(tokens: list[str], around: dict[str, int | None]) -> processors.PostProcessor:
-    """Return the step that puts tokens around a text, and between the texts of a pair."""
-    ids = {role: number for role, number in around.items() if number is not None}
-    if not ids:
-        return processors.ByteLevel(trim_offsets=False)
-    first = [tokens[ids["bos"]]] if "bos" in ids else []
-    last = [*dict.fromkeys(tokens[ids[role]] for role in ("eos", "sep") if role in ids)]
-    between = [tokens[ids["sep"]]] if "sep" in ids else []
-    return processors.TemplateProcessing(
-        single=[*first, "$A", *last],
-        pair=[*first, "$A", *between, "$B", *last],
-        special_tokens=[(tokens[number], number) for number in dict.fromkeys(ids.values())],
-    )
 
 
 def _template(template: str | None, bos: int | None, tokens: list[str]) -> str | None:
@@ -253,14 +241,62 @@ def _sentencepiece(file: GGUFFile, tokens: list[str]) -> Tokenizer:
         _required(file, "scores"),
         _required(file, "token_type"),
         unknown=None if unknown is None else tokens[unknown],
-        prefix_space=file.metadata.get("tokenizer.ggml.add_space_prefix", True),
+        prefix=_prefix(file),
     )
+
+
+def _prefix(file: GGUFFile) -> Prefix:
+    return "always" if file.metadata.get("tokenizer.ggml.add_space_prefix", True) else None
 
 
 def _bpe_of_letters(file: GGUFFile, tokens: list[str]) -> Tokenizer:
     """Return Gemma 4's tokenizer: SentencePiece's pieces, joined in the order of the merges that the file has."""
     unknown = _special(file, tokens, "unknown")
-    return spaced_bpe(tokens, _merges(file), unknown=None if unknown is None else tokens[unknown], prefix_space=False)
+    return spaced_bpe(tokens, _merges(file), unknown=None if unknown is None else tokens[unknown], prefix=None)
+
+
+def _unigram(file: GGUFFile, tokens: list[str]) -> Tokenizer:
+    """Return SentencePiece's other tokenizer, as of T5 and XLM-RoBERTa."""
+    unknown = _special(file, tokens, "unknown")
+    if unknown is None:
+        raise ValueError(f"{file.path}: GGUF metadata has no tokenizer.ggml.unknown_token_id, which Unigram needs")
+    return unigram(
+        tokens,
+        _required(file, "scores"),
+        unknown=unknown,
+        prefix=_prefix(file),
+        one_space=file.metadata.get("tokenizer.ggml.remove_extra_whitespaces", False),
+        charsmap=bytes(file.metadata.get("tokenizer.ggml.precompiled_charsmap", b"")),
+    )
+
+
+def _word_pieces(file: GGUFFile, tokens: list[str]) -> Tokenizer:
+    """Return BERT's tokenizer. The file marks the beginnings of words with SentencePiece's space.
+
+    Whether text is lowercased is not in the file: it is, unless a piece has a capital letter.
+    """
+    unknown = _special(file, tokens, "unknown")
+    if unknown is None:
+        raise ValueError(f"{file.path}: GGUF metadata has no tokenizer.ggml.unknown_token_id, which word pieces need")
+    return word_pieces(
+        tokens,
+        unknown=tokens[unknown],
+        lowercase=all(piece == piece.lower() for piece in tokens if not _bracketed(piece)),
+    )
+
+
+_BEGINS_A_WORD = "\N{LOWER ONE EIGHTH BLOCK}"
+
+
+def _as_in_vocab_txt(piece: str) -> str:
+    """Return a word piece as BERT's vocabularies have it: with ``##`` unless it begins a word or is in brackets."""
+    if _bracketed(piece):
+        return piece
+    return piece.removeprefix(_BEGINS_A_WORD) if piece.startswith(_BEGINS_A_WORD) else f"##{piece}"
+
+
+def _bracketed(piece: str) -> bool:
+    return piece.startswith("[") and piece.endswith("]")
 
 
 def _merges(file: GGUFFile) -> list[tuple[str, str]]:
@@ -271,78 +307,38 @@ def _merges(file: GGUFFile) -> list[tuple[str, str]]:
 def _bpe(file: GGUFFile, tokens: list[str]) -> Tokenizer:
     pre = _pre(file)
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    bpe = models.BPE(vocab=vocabulary, merges=_merges(file), ignore_merges=pre.keeps_whole)
-    tokenizer = Tokenizer(bpe)
-    if pre.nfc:
-        tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre.cut()
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
+    return byte_level_bpe(vocabulary, _merges(file), pre.cut(), keeps_whole=pre.keeps_whole, nfc=pre.nfc)
 
 
 def _match_whole(tokenizer: Tokenizer, tokens: list[str], types: list[int], in_normalised: bool) -> None:
     """Match special and user-defined tokens in the text as a whole, before anything is merged."""
-    whole = [(token, kind) for token, kind in zip(tokens, types, strict=False) if kind in (_UNKNOWN, _CONTROL)]
+    whole = [(token, kind) for token, kind in zip(tokens, types, strict=False) if kind in (UNKNOWN, CONTROL)]
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t, _ in whole])
-    defined = [token for token, kind in zip(tokens, types, strict=False) if kind == _USER_DEFINED]
+    defined = [token for token, kind in zip(tokens, types, strict=False) if kind == USER_DEFINED]
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=in_normalised) for t in defined])
 
 
-_MODELS: dict[str, Callable[[GGUFFile, list[str]], Tokenizer]] = {
-    "gpt2": _bpe,
-    "llama": _sentencepiece,
-    "gemma4": _bpe_of_letters,
-}
+@dataclass(frozen=True)
+class _Model:
+    """The rules of one ``tokenizer.ggml.model``.
 
-
-NORMAL = 1
-"""The ``tokenizer.ggml.token_type`` of pieces made by merges; others are matched whole, or represent a byte."""
-
-_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-"""Represents a space inside pieces."""
-
-
-def sentencepiece_bpe(
-    pieces: Sequence[str], scores: Sequence[float], types: Sequence[int], *, unknown: str | None, prefix_space: bool
-) -> Tokenizer:
-    """Return a tokenizer of these pieces, joined in the order of their scores; see `spaced_bpe`."""
-    return spaced_bpe(pieces, _merges_by_score(pieces, scores, types), unknown=unknown, prefix_space=prefix_space)
-
-
-def spaced_bpe(
-    pieces: Sequence[str], merges: Sequence[tuple[str, str]], *, unknown: str | None, prefix_space: bool
-) -> Tokenizer:
-    """Return a tokenizer of these pieces, without special tokens; text without a piece becomes bytes, then `unknown`.
-
-    Args:
-        merges: pairs of pieces to join, by descending priority.
-        prefix_space: put a space before the text, and before what follows a special token; decoding drops the first.
+    Attributes:
+        build: makes the tokenizer of these tokens, without what is put around a text.
+        bos, eos, sep: whether a text begins and ends with these where the file does not say; GPT-2's `_Pre` decides.
+        begins_with_cls: whether the beginning is the file's ``cls`` token, if it names one.
     """
-    vocabulary = {piece: number for number, piece in enumerate(pieces)}
-    bpe = models.BPE(
-        vocab=vocabulary,
-        merges=list(merges),
-        byte_fallback=True,
-        unk_token=unknown,
-        fuse_unk=True,
-    )
-    tokenizer = Tokenizer(bpe)
-    before = [normalizers.Prepend(_SPACE)] if prefix_space else []
-    after = [decoders.Strip(" ", 1, 0)] if prefix_space else []
-    tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", _SPACE)])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *after]
-    )
-    return tokenizer
+
+    build: Callable[[GGUFFile, list[str]], Tokenizer]
+    bos: bool = False
+    eos: bool = False
+    sep: bool = False
+    begins_with_cls: bool = False
 
 
-def _merges_by_score(pieces: Sequence[str], scores: Sequence[float], types: Sequence[int]) -> list[tuple[str, str]]:
-    normal = {
-        piece: score for piece, score, kind in zip(pieces, scores, types, strict=True) if kind == NORMAL and piece
-    }
-    return [
-        (piece[:cut], piece[cut:])
-        for piece in sorted(normal, key=normal.__getitem__, reverse=True)
-        for cut in range(1, len(piece))
-        if piece[:cut] in normal and piece[cut:] in normal
-    ]
+_MODELS = {
+    "gpt2": _Model(_bpe),
+    "llama": _Model(_sentencepiece, bos=True),
+    "gemma4": _Model(_bpe_of_letters),
+    "t5": _Model(_unigram, eos=True),
+    "bert": _Model(_word_pieces, bos=True, sep=True, begins_with_cls=True),
+}

@@ -24,12 +24,16 @@ _PLAIN: dict[GGMLQuantizationType, Any] = {
 }
 """Encodings that are floating types narrower than float32."""
 
+_IN_PAIRS = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3")
+"""Architectures of which rotated pairs of query and key rows are neighbours in the file."""
+
 
 class GGUFWeights:
     """Reads a GGUF file as a `CodedReader`; see there for the methods' contract.
 
-    Changes by llama.cpp's converter are undone: see the module `names`. For architecture ``llama``, the converter
-    reorders the rows of the query and key projections for interleaved rotation; they are put back in order.
+    Changes by llama.cpp's converter are undone: see the module `names`. For architecture ``llama`` and those of
+    `_IN_PAIRS`, the converter reorders the rows of the query and key projections for interleaved rotation; they are put
+    back in order.
 
     Attributes:
         pooling_type: the file's pooling of prompts, one of gguf's ``PoolingType``.
@@ -71,7 +75,8 @@ class GGUFWeights:
         return np.dtype(plain)
 
     def encodings(self, name: str) -> Sequence[Encoding]:
-        return [Encoding(kind.name, CODED[kind].format if kind in CODED else None) for kind in self._types(name)]
+        kept = CODED if self._stored[name].undo is None else {}  # codes are not changed, only values
+        return [Encoding(kind.name, kept[kind].format if kind in kept else None) for kind in self._types(name)]
 
     def spread_codes(self, name: str, form: WeightFormat) -> SpreadCodes:
         stored = self._stored[name]
@@ -90,7 +95,7 @@ class GGUFWeights:
         stored = self._stored[name]
         first = stored.names[0]
         if stored.undo is not None:
-            return stored.undo(self._whole(first))
+            return stored.undo(*map(self._whole, stored.names))
         if stored.expert is not None:
             return self._matrix(first, self._file.stored_rows(first)[stored.expert])
         if stored.fused:
@@ -139,11 +144,12 @@ class GGUFWeights:
 
     def _order(self, source: str) -> np.ndarray | None:
         """Return, for each row of Hugging Face's tensor, the stored row; None = the same order."""
-        if self._arch != "llama" or not (".attn_q." in source or ".attn_k." in source):
+        if self._arch not in _IN_PAIRS or not (".attn_q." in source or ".attn_k." in source):
             return None
-        heads = self._file.metadata["llama.attention.head_count"]
+        heads = self._file.metadata[f"{self._arch}.attention.head_count"]
         if ".attn_k." in source:
-            heads = self._file.metadata.get("llama.attention.head_count_kv", heads)
+            listed = self._file.metadata.get(f"{self._arch}.attention.head_count_kv", heads)
+            heads = max(listed) if isinstance(listed, list) else listed
         pairs = np.arange(self._file.tensors[source].shape[0]).reshape(heads, -1, 2)
         return pairs.swapaxes(1, 2).reshape(-1)
 

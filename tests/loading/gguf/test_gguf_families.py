@@ -7,6 +7,7 @@ import pytest
 import thorough
 from dense_model import abstract
 from gguf import GGMLQuantizationType as Encoding
+from gguf import quants
 from gguf_files import write_gguf
 from gguf_of_checkpoint import write_checkpoint
 from greedy_reference import assert_same_tokens, random_prompts, torch_greedy
@@ -15,19 +16,42 @@ torch = pytest.importorskip("torch")
 
 from transformers import (  # noqa: E402
     AutoModelForCausalLM,
+    Cohere2Config,
+    CohereConfig,
+    Dots1Config,
+    Ernie4_5_MoeConfig,
+    Ernie4_5Config,
+    Exaone4Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
+    GemmaConfig,
+    Glm4Config,
+    Glm4MoeConfig,
+    GPT2Config,
     GptOssConfig,
+    GraniteConfig,
+    GraniteMoeConfig,
+    GraniteMoeHybridConfig,
+    HunYuanDenseV1Config,
     JambaConfig,
     Lfm2Config,
+    Lfm2MoeConfig,
     Llama4TextConfig,
     Mamba2Config,
+    MiniMaxM2Config,
     MixtralConfig,
     Olmo2Config,
     OlmoeConfig,
+    Phi3Config,
     Qwen2MoeConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SeedOssConfig,
+    SmolLM3Config,
+    StableLmConfig,
+    Starcoder2Config,
 )
 
 from jpaged import LLM, SamplingParams  # noqa: E402
@@ -58,6 +82,58 @@ SIZES = {
 }
 HEADS = SIZES | {"head_dim": 16, "tie_word_embeddings": False}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+OPEN = SIZES | {"tie_word_embeddings": False}
+PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.1],
+    "long_factor": [1.0, 4.0],
+    "original_max_position_embeddings": 64,
+}
+MULTIPLIERS = {
+    "embedding_multiplier": 1.7,
+    "logits_scaling": 0.7,
+    "residual_multiplier": 0.6,
+    "attention_multiplier": 0.4,
+}
+GROUPED = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 1.5,
+    "first_k_dense_replace": 1,
+}
+DELTA = HEADS | {
+    "linear_conv_kernel_dim": 3,
+    "linear_key_head_dim": 10,
+    "linear_value_head_dim": 6,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "rope_parameters": PARTIAL,
+}
+SHARED = {
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 40,
+}
+GRANITE_4 = {
+    **OPEN,
+    **MULTIPLIERS,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "shared_intermediate_size": 40,
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "mamba_d_conv": 3,
+    "position_embedding_type": None,
+}
+PHI_OF_LONG_CONTEXTS = Phi3Config(**OPEN, original_max_position_embeddings=64, rope_parameters=LONG)
 CONFIGS = [
     Gemma3TextConfig(
         **SIZES | {"head_dim": 16, "num_hidden_layers": 7},
@@ -140,6 +216,57 @@ CONFIGS = [
         mamba_dt_rank=5,
     ),
     Lfm2Config(**SIZES, layer_types=["conv", "conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False),
+    Phi3Config(**OPEN, sliding_window=7, rope_parameters=PARTIAL, original_max_position_embeddings=4096),
+    PHI_OF_LONG_CONTEXTS,
+    GemmaConfig(**HEADS | {"tie_word_embeddings": True}),
+    GraniteConfig(**OPEN, **MULTIPLIERS, attention_bias=True),
+    GraniteMoeConfig(**OPEN, **MULTIPLIERS, num_local_experts=3, num_experts_per_tok=2),
+    GraniteMoeHybridConfig(**GRANITE_4, num_local_experts=3, num_experts_per_tok=2),
+    GraniteMoeHybridConfig(**GRANITE_4, num_local_experts=0, num_experts_per_tok=0),
+    SmolLM3Config(**OPEN),
+    Starcoder2Config(**SIZES),
+    StableLmConfig(**OPEN, use_qkv_bias=True, rope_parameters=PARTIAL),
+    StableLmConfig(**OPEN, use_parallel_residual=True, rope_parameters=PARTIAL),
+    CohereConfig(**SIZES, logit_scale=0.9, use_qk_norm=True),
+    Cohere2Config(**SIZES, logit_scale=0.9, sliding_window=7),
+    Exaone4Config(**OPEN, sliding_window=7, layer_types=["sliding_attention", "full_attention"] * 2),
+    HunYuanDenseV1Config(**HEADS),
+    Ernie4_5Config(**HEADS),
+    Ernie4_5_MoeConfig(
+        **HEADS,
+        moe_num_experts=3,
+        moe_k=2,
+        moe_intermediate_size=32,
+        moe_num_shared_experts=2,
+        moe_layer_start_index=1,
+        moe_layer_end_index=3,
+    ),
+    Glm4Config(**HEADS, rope_parameters=PARTIAL),
+    Glm4MoeConfig(**HEADS, **GROUPED, use_qk_norm=True, attention_bias=True, rope_parameters=PARTIAL),
+    Dots1Config(**HEADS, **GROUPED, sliding_window=None),
+    MiniMaxM2Config(**HEADS, num_local_experts=3, num_experts_per_tok=2, rope_parameters=PARTIAL),
+    Lfm2MoeConfig(
+        **SIZES,
+        layer_types=["conv", "conv", "full_attention", "conv"],
+        num_dense_layers=1,
+        num_experts=3,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+    ),
+    Qwen3NextConfig(**DELTA, **SHARED),
+    Qwen3_5TextConfig(**DELTA),
+    Qwen3_5MoeTextConfig(**{name: value for name, value in DELTA.items() if name != "intermediate_size"}, **SHARED),
+    GPT2Config(
+        vocab_size=43,
+        n_positions=512,
+        n_embd=32,
+        n_layer=3,
+        n_head=4,
+        n_inner=128,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    ),
 ]
 GENERATED = ("gemma3_text", "gemma4_text", "mamba2")
 """Families whose files generate tokens in every run."""
@@ -184,6 +311,8 @@ def test_config_and_weights_are_the_checkpoints(family):
 def test_a_file_generates_what_transformers_generates_with_its_checkpoint(family):
     if family.config.model_type not in GENERATED and not thorough.NIGHTLY:
         pytest.skip("a family that is generated with at night")
+    if family.config is PHI_OF_LONG_CONTEXTS:
+        pytest.skip("transformers takes the short factors for short sequences")
     path = write_checkpoint(family.path, family.folder, family.config, vocabulary=VOCABULARY)
     llm = LLM(str(path), dtype="float32", max_model_len=64, max_num_seqs=4, max_num_batched_tokens=64)
     prompts = random_prompts(43, lengths=(2, 9, 30))
@@ -267,3 +396,56 @@ def test_jambas_layers_that_follow_no_period_are_refused(tmp_path):
     tensors = attends | {"token_embd.weight": np.zeros((43, 32), np.float32)}
     with pytest.raises(ValueError, match=r"layers \[1, 2, 5\] of 6 are not every n-th one"):
         config_from_gguf(GGUFFile(write_gguf(tmp_path / "m.gguf", "jamba", tensors, block_count=6)))
+
+
+def test_layers_that_draft_are_left_out(tmp_path):
+    """GLM-4.5's files end with a layer of multi-token prediction."""
+    shape = np.zeros((32, 32), np.float32)
+    tensors = {f"blk.{n}.attn_q.weight": shape for n in range(3)} | {"blk.2.nextn.eh_proj.weight": shape}
+    keys = {"nextn_predict_layers": 1, "expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}
+    keys |= {"expert_shared_count": 1, "leading_dense_block_count": 1, "expert_gating_func": 2}
+    extra = {f"glm4moe.{key}": value for key, value in keys.items()}
+    tensors["token_embd.weight"] = np.zeros((43, 64), np.float32)
+    path = write_gguf(tmp_path / "m.gguf", "glm4moe", tensors, extra, block_count=3)
+    assert config_from_gguf(GGUFFile(path)).num_hidden_layers == 2
+    assert set(GGUFWeights(GGUFFile(path)).names()) == {
+        "model.embed_tokens.weight",
+        *(f"model.layers.{n}.self_attn.q_proj.weight" for n in range(2)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("arch", "tensor", "message"),
+    [
+        ("stablelm", "attn_q_norm.weight", "norms of heads"),
+        ("granitemoe", "ffn_gate_shexp.weight", "a shared expert is not supported"),
+        ("granitehybrid", "ffn_norm.weight", r"rope.scaling.finetuned=True \(Bamba\) is not supported"),
+    ],
+)
+def test_tensors_that_a_family_does_not_have_are_refused(tmp_path, arch, tensor, message):
+    tensors = {"token_embd.weight": np.zeros((43, 64), np.float32), f"blk.0.{tensor}": np.zeros(64, np.float32)}
+    changes = {"attention__layer_norm_epsilon": 1e-5, "rope__scaling__finetuned": True}
+    path = write_gguf(tmp_path / "m.gguf", arch, tensors, **changes)
+    with pytest.raises(ValueError, match=message):
+        config_from_gguf(GGUFFile(path))
+
+
+def test_experts_scored_otherwise_are_refused(tmp_path):
+    tensors = {"token_embd.weight": np.zeros((43, 64), np.float32)}
+    extra = {"dots1.expert_gating_func": 1, "dots1.expert_count": 4}
+    path = write_gguf(tmp_path / "m.gguf", "dots1", tensors, extra)
+    with pytest.raises(ValueError, match=r"expert_gating_func=1 is not supported; 2 \(sigmoid\) is"):
+        config_from_gguf(GGUFFile(path))
+
+
+def test_codes_of_matrices_that_are_turned_are_read_as_values(tmp_path):
+    """GPT-2's checkpoints have [inputs, outputs], and its files [outputs, inputs]."""
+    values = np.random.default_rng(0).standard_normal((32, 64)).astype(np.float32)
+    encoded = quants.quantize(values, Encoding.Q8_0)
+    tensors = {"token_embd.weight": np.zeros((43, 64), np.float32), "blk.0.ffn_up.weight": (encoded, Encoding.Q8_0)}
+    read = GGUFWeights(GGUFFile(write_gguf(tmp_path / "m.gguf", "gpt2", tensors)))
+    (encoding,) = read.encodings("transformer.h.0.mlp.c_fc.weight")
+    assert encoding.format is None
+    np.testing.assert_array_equal(
+        read.read("transformer.h.0.mlp.c_fc.weight"), quants.dequantize(encoded, Encoding.Q8_0).T
+    )

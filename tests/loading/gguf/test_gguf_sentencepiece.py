@@ -12,7 +12,7 @@ from transformers import GemmaTokenizer, LlamaTokenizer
 from transformers.convert_slow_tokenizer import generate_merges
 
 from jpaged.loading.source import Source
-from jpaged.loading.tokenizer import load_tokenizer
+from jpaged.loading.tokenizer import as_transformers, load_tokenizer
 
 SPACE = "\u2581"
 CORPUS = (
@@ -145,7 +145,7 @@ def test_a_file_without_scores_is_named(tmp_path):
 def test_a_converted_checkpoint_has_the_same_tokenizer(llama, gemma, tmp_path, text):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     for tokenizer in (llama, gemma):
-        tokenizer.save_pretrained(tmp_path)
+        as_transformers(tokenizer).save_pretrained(tmp_path)
         saved = load_tokenizer(Source("folder", "orbax", tmp_path))
         assert saved.encode(text) == tokenizer.encode(text)
         assert saved.decode(saved.encode(text)) == tokenizer.decode(tokenizer.encode(text))

@@ -345,7 +345,7 @@ class AsyncLLM:
 
     async def get_tokenizer(self) -> Any:
         """Return the same as `LLM.get_tokenizer`."""
-        return self.control.tokenizer()
+        return await asyncio.to_thread(self.control.tokenizer)  # it may import transformers
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the same as `LLM.get_default_sampling_params`."""

@@ -409,7 +409,10 @@ class LLM:
     # ------------------------------------------------------------------ the model and its weights
 
     def get_tokenizer(self) -> Any:
-        """Return the tokenizer, a transformers object.
+        """Return the tokenizer as a transformers object.
+
+        The engine mostly works with a lighter tokenizer of the same files, so a change of the object, such as another
+        chat template, does not change the engine. The first call may import transformers, which takes seconds.
 
         Raises:
             ValueError: the model has none.

@@ -120,9 +120,11 @@ class EngineControl:
 
     def tokenizer(self) -> Any:
         """Return the tokenizer; see `LLM.get_tokenizer`."""
+        from jpaged.loading.tokenizer import as_transformers  # imports jax, which takes a second
+
         if self._served.tokenizer is None:
             raise ValueError(f"{self._served.config.model} has no tokenizer; tokenizer= takes another model's")
-        return self._served.tokenizer
+        return as_transformers(self._served.tokenizer)
 
     def trainable(self) -> TrainableModel:
         """Return the model as `jpaged.training` differentiates it; see `LLM.trainable`."""

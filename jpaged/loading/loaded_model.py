@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from flax import nnx
@@ -12,10 +12,8 @@ from jax.sharding import Mesh
 
 from jpaged.loading.model_config import AnyConfig
 from jpaged.loading.pooling_head import PoolingHead
+from jpaged.loading.tokenizer import AnyTokenizer
 from jpaged.model_api import TENSOR_AXIS, CausalLM
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class LoadedModel:
     graphdef: nnx.GraphDef
     params: nnx.State
     config: AnyConfig
-    tokenizer: PreTrainedTokenizerBase | None
+    tokenizer: AnyTokenizer | None
     eos_token_ids: tuple[int, ...]
     name: str
     model: CausalLM

@@ -24,7 +24,7 @@ from jax.sharding import Mesh
 from jpaged.loading.build_context import build_context
 from jpaged.loading.open_checkpoint import OpenedModel, open_model
 from jpaged.loading.parameters.targets import abstract_model, targets_of
-from jpaged.loading.tokenizer import has_tokenizer, load_tokenizer
+from jpaged.loading.tokenizer import as_transformers, has_tokenizer, load_tokenizer
 from jpaged.loading.weight_formats.stored_codes import pack_words
 from jpaged.model_api import TENSOR_AXIS
 from jpaged.validation import one_of
@@ -125,7 +125,7 @@ def _write(opened: OpenedModel, folder: Path, method: str, bits: int, group: int
                 if file.name not in _NOT_COPIED:
                     shutil.copy(file, folder / file.name)
     elif has_tokenizer(opened.source):
-        load_tokenizer(opened.source, opened.gguf).save_pretrained(folder)
+        as_transformers(load_tokenizer(opened.source, opened.gguf)).save_pretrained(folder)
 
 
 def _matrices(opened: OpenedModel) -> set[str]:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
+from weakref import WeakKeyDictionary
 
 from jpaged.loading import demo_model
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.tokenizer import eos_ids_from_gguf, tokenizer_from_gguf
 from jpaged.loading.hugging_face import read_json, transformers
 from jpaged.loading.source import Source, from_hub, resolve_source
+from jpaged.loading.tokenizer_folder import read_tokenizer
 from jpaged.loading.vocabulary_files import FILES, tokenizer_of_files
+from jpaged.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+AnyTokenizer: TypeAlias = "Tokenizer | PreTrainedTokenizerBase"
+"""jpaged's own tokenizer, or transformers' where only that reads the files; both have the methods that jpaged uses."""
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", *FILES, "vocab.json", "vocab.txt")
 _PROCESSORS_TEMPLATE = "chat_template.json"
@@ -35,11 +40,12 @@ def has_tokenizer(source: Source) -> bool:
     return source.kind == "gguf" or any((source.path / name).exists() for name in _FILES)
 
 
-def load_tokenizer(source: Source, gguf: GGUFFile | None = None) -> PreTrainedTokenizerBase:
+def load_tokenizer(source: Source, gguf: GGUFFile | None = None) -> AnyTokenizer:
     """Load the tokenizer of a source; `gguf` saves opening the file again.
 
-    No code of the folder is run. A folder whose tokenizer has code of its own is read by its tokenizer.json, or by one
-    of `vocabulary_files.FILES` where it has no tokenizer.json.
+    transformers is imported only for a folder that neither `read_tokenizer` nor `tokenizer_of_files` reads. No code of
+    the folder is run. A folder whose tokenizer has code of its own is read by its tokenizer.json, or by one of
+    `vocabulary_files.FILES` where it has no tokenizer.json.
 
     Raises:
         ValueError: the folder has no tokenizer that transformers can load, or the GGUF file's is not supported, or a
@@ -48,10 +54,12 @@ def load_tokenizer(source: Source, gguf: GGUFFile | None = None) -> PreTrainedTo
     if source.kind == "gguf":
         built = tokenizer_from_gguf(gguf or GGUFFile(source.path))
         if source.name == demo_model.ALIAS:
-            built.chat_template = {"default": built.chat_template, "tool_use": demo_model.TOOL_TEMPLATE}
+            built.chat_template = {"default": built.get_chat_template(), "tool_use": demo_model.TOOL_TEMPLATE}
         return built
-    built = None if (source.path / "tokenizer.json").exists() else tokenizer_of_files(source.path)
-    tokenizer = _by_transformers(source.path) if built is None else built
+    if (source.path / "tokenizer.json").exists():
+        tokenizer = read_tokenizer(source.path) or _by_transformers(source.path)
+    else:
+        tokenizer = tokenizer_of_files(source.path) or _by_transformers(source.path)
     # A multimodal model's template may lie where transformers lets its processor alone look, which then prefers it.
     own = read_json(source.path / _PROCESSORS_TEMPLATE).get("chat_template")
     if own is not None:
@@ -59,8 +67,36 @@ def load_tokenizer(source: Source, gguf: GGUFFile | None = None) -> PreTrainedTo
     return tokenizer
 
 
+def as_transformers(tokenizer: AnyTokenizer) -> PreTrainedTokenizerBase:
+    """Return transformers' tokenizer of the same files, with the same chat template; always the same object."""
+    if not isinstance(tokenizer, Tokenizer):
+        return tokenizer
+    if (known := _AS_TRANSFORMERS.get(tokenizer)) is not None:
+        return known
+    folder = Path(tokenizer.name_or_path)
+    if tokenizer.name_or_path and folder.is_dir():
+        made = _by_transformers(folder)
+    else:
+        made = transformers().PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer.backend_tokenizer,
+            clean_up_tokenization_spaces=tokenizer.clean_up_tokenization_spaces,
+            model_max_length=tokenizer.model_max_length,
+            **tokenizer.special_tokens_map,
+        )
+    made.chat_template = tokenizer.chat_template
+    return _AS_TRANSFORMERS.setdefault(tokenizer, made)
+
+
+_AS_TRANSFORMERS: WeakKeyDictionary[Tokenizer, PreTrainedTokenizerBase] = WeakKeyDictionary()
+"""What `as_transformers` made; an entry lives as long as the tokenizer that it was made of."""
+
+
 def _by_transformers(folder: Path) -> PreTrainedTokenizerBase:
-    """Return the tokenizer that transformers finds in a folder."""
+    """Return the tokenizer that transformers finds in a folder.
+
+    Raises:
+        ValueError: transformers cannot read the folder; says why.
+    """
     try:
         return transformers().AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, ImportError) as error:
@@ -94,7 +130,7 @@ def _without_code(folder: Path) -> PreTrainedTokenizerBase:
         raise ValueError(f"no tokenizer can be loaded from {folder}: {error}") from error
 
 
-def find_tokenizer(name: str, download_dir: str | Path | None = None) -> PreTrainedTokenizerBase:
+def find_tokenizer(name: str, download_dir: str | Path | None = None) -> AnyTokenizer:
     """Load a tokenizer by itself, from an alias, a ``.gguf`` file, a folder or a hub id; weights are not fetched.
 
     Raises:

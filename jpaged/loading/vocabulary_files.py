@@ -11,11 +11,11 @@ import binascii
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from jpaged.loading.hugging_face import read_json, transformers
+from jpaged.loading.hugging_face import read_json
 from jpaged.loading.vocabularies import (
     CONTROL,
     UNKNOWN,
@@ -30,9 +30,8 @@ from jpaged.loading.vocabularies import (
     sentencepiece_bpe,
     unigram,
 )
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+from jpaged.text.tokenizer import NO_LIMIT
+from jpaged.text.tokenizer import Tokenizer as OwnTokenizer
 
 FILES = ("tekken.json", "tokenizer.model", "spiece.model", "tiktoken.model", "qwen.tiktoken")
 """The vocabularies that are read, the first one of a folder."""
@@ -60,7 +59,7 @@ class _Built:
     eos: bool = False
 
 
-def tokenizer_of_files(folder: Path) -> PreTrainedTokenizerFast | None:
+def tokenizer_of_files(folder: Path) -> OwnTokenizer | None:
     """Return the tokenizer of a folder's vocabulary; None where there is none of `FILES`, or its class is not known.
 
     Raises:
@@ -91,7 +90,7 @@ def _builder(file: Path, config: Mapping[str, Any]) -> Callable[[Path, Mapping[s
     return _sentencepiece if kind in (*_PLAIN, *_SPACED) else None
 
 
-def _with_settings(built: _Built, folder: Path, config: Mapping[str, Any]) -> PreTrainedTokenizerFast:
+def _with_settings(built: _Built, folder: Path, config: Mapping[str, Any]) -> OwnTokenizer:
     """Return the tokenizer with its special tokens, what goes around a text, and the chat template."""
     tokenizer = built.tokenizer
     listed = read_json(folder / "special_tokens_map.json") | dict(config)
@@ -110,14 +109,13 @@ def _with_settings(built: _Built, folder: Path, config: Mapping[str, Any]) -> Pr
         around[role] = (token, number) if is_wanted and token is not None and number is not None else None
     tokenizer.post_processor = around_texts(around)
     length = config.get("model_max_length")
-    fast = transformers().PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        clean_up_tokenization_spaces=bool(config.get("clean_up_tokenization_spaces", False)),
-        **{role: token for role, token in roles.items() if token is not None},
-        **({} if length is None else {"model_max_length": length}),
+    return OwnTokenizer(
+        tokenizer,
+        special_tokens={role: token for role, token in roles.items() if token is not None},
+        chat_template=_template(folder, config),
+        model_max_length=NO_LIMIT if length is None else int(length),
+        clean_up=bool(config.get("clean_up_tokenization_spaces", False)),
     )
-    fast.chat_template = _template(folder, config)
-    return fast
 
 
 def _said(config: Mapping[str, Any], key: str, otherwise: bool) -> bool:

@@ -7,14 +7,23 @@ module only where Numba is installed.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from pallas_kernels import ffi
 
+logger = logging.getLogger(__name__)
+
+_MODULES = tuple(
+    f"pallas_kernels.{name}" for name in ("paged_attention.cpu_call", "row_ops.cpu_kernel", "rotated_heads.cpu")
+)
+"""The modules of the loops."""
 _COMMAND = """
 import sys
 import pallas_kernels.row_ops.cpu_kernel
@@ -33,11 +42,22 @@ def compile_ahead(dtype: str) -> subprocess.Popen[bytes] | None:
     If that process fails, this one compiles the loops itself.
 
     Returns:
-        The process; None if the loops are on disk already, or if this process has one core or cannot start another.
+        The process; None if the loops are on disk already or another engine's process compiles them, or if this process
+        has one core or cannot start another.
     """
     if is_compiled(dtype) or _cores() < 2:
         return None
-    with contextlib.suppress(OSError):
+    # Held until the other process ends, which another thread of this one waits for.
+    alone = FileLock(_mark(dtype).with_suffix(".lock"), thread_local=False)
+    try:
+        _mark(dtype).parent.mkdir(parents=True, exist_ok=True)
+        alone.acquire(timeout=0)
+    except Timeout:
+        return None
+    except (OSError, NotImplementedError) as error:  # nor can loops be kept there: each process compiles its own
+        logger.debug("no process compiles ahead: %s is not locked: %s", alone.lock_file, error)
+        return None
+    try:
         process = subprocess.Popen(
             [sys.executable, "-c", _COMMAND, dtype],
             env=os.environ | {"JAX_PLATFORMS": "cpu"},
@@ -45,9 +65,16 @@ def compile_ahead(dtype: str) -> subprocess.Popen[bytes] | None:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        threading.Thread(target=process.wait, name="jpaged-loops", daemon=True).start()  # leaves no zombie
-        return process
-    return None
+    except OSError:
+        alone.release()
+        return None
+
+    def wait() -> None:
+        process.wait()  # leaves no zombie
+        alone.release()
+
+    threading.Thread(target=wait, name="jpaged-loops", daemon=True).start()
+    return process
 
 
 def is_compiled(dtype: str) -> bool:
@@ -58,11 +85,12 @@ def is_compiled(dtype: str) -> bool:
 def note_compiled(dtype: str) -> None:
     """Note that the loops are on disk."""
     with contextlib.suppress(OSError):  # a folder that cannot be written holds no loops either
+        _mark(dtype).parent.mkdir(parents=True, exist_ok=True)
         _mark(dtype).touch()
 
 
 def _mark(dtype: str) -> Path:
-    return ffi.cache_folder() / f"attention-{dtype}"
+    return ffi.cache_folder(*_MODULES) / f"attention-{dtype}"
 
 
 def _cores() -> int:

@@ -454,7 +454,7 @@ def test_statistics_and_health_are_told_while_it_runs_and_after(llm):
             assert after.num_output_tokens - before.num_output_tokens == 24
             assert after.finished["length"] - before.finished.get("length", 0) == 1
             assert "jpaged:generation_tokens" in [metric.name for metric in engine.get_metrics()]
-            assert await engine.get_tokenizer() is llm.tokenizer
+            assert await engine.get_tokenizer() is llm.get_tokenizer()
         with pytest.raises(EngineStopped, match="the engine was shut down"):
             await engine.check_health()
         llm.check_health()

@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.source import Source, resolve_source
-from jpaged.loading.tokenizer import eos_token_ids, load_tokenizer
+from jpaged.loading.tokenizer import as_transformers, eos_token_ids, load_tokenizer
 from jpaged.text.prompt import Conversation, parse_prompt
 
 TEXTS = [
@@ -224,7 +224,7 @@ def test_tokens_that_only_end_turns_end_a_generation_though_no_key_of_the_file_n
 
 
 def test_a_template_beside_the_processor_is_the_chat_template_as_transformers_processors_prefer_it(tmp_path):
-    load_tokenizer(tiny(tmp_path, pre="gpt-2")).save_pretrained(tmp_path / "folder")
+    as_transformers(load_tokenizer(tiny(tmp_path, pre="gpt-2"))).save_pretrained(tmp_path / "folder")
     (tmp_path / "folder" / "chat_template.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
     source = Source("folder", "safetensors", tmp_path / "folder")
     assert load_tokenizer(source).chat_template == "{{ messages }}"
@@ -247,7 +247,7 @@ def test_tokenizers_that_are_not_known_are_named(tmp_path, changes, message):
 
 
 def test_a_folder_has_its_own_tokenizer(tmp_path, demo):
-    demo.save_pretrained(tmp_path)
+    as_transformers(demo).save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     loaded = load_tokenizer(Source("folder", "safetensors", tmp_path))
     assert loaded.encode(TEXTS[3]) == demo.encode(TEXTS[3])

@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.tokenizer import tokenizer_from_gguf
 from jpaged.loading.source import resolve_source
+from jpaged.loading.tokenizer import as_transformers
 
 
 def write_llama(folder: Path, dtype: torch.dtype = torch.float32) -> Path:
@@ -26,5 +27,5 @@ def write_llama(folder: Path, dtype: torch.dtype = torch.float32) -> Path:
         eos_token_id=[2, 5],
     )
     LlamaForCausalLM(config).to(dtype).save_pretrained(folder)
-    tokenizer_from_gguf(GGUFFile(resolve_source("smollm2-135m").path)).save_pretrained(folder)
+    as_transformers(tokenizer_from_gguf(GGUFFile(resolve_source("smollm2-135m").path))).save_pretrained(folder)
     return folder

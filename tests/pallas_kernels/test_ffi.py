@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from threading import Barrier
+from types import FunctionType
 
 import jax
 import jax.numpy as jnp
@@ -123,18 +124,84 @@ def test_where_nothing_can_be_kept_the_code_is_compiled_all_the_same(monkeypatch
     assert "NUMBA_CACHE_DIR chooses a folder" in caplog.text
 
 
-def test_compiled_code_is_kept_until_a_file_of_the_package_changes(tmp_path, monkeypatch):
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    for fingerprint, hits in (("before", 0), ("after", 0), ("before", 1)):
-        monkeypatch.setattr(kept_code, "_fingerprint", lambda name=fingerprint: name)
+@pytest.fixture
+def small_package(tmp_path, monkeypatch):
+    """Files of a package in place of this one's: loops.py imports used.py, which imports deep.py in a function."""
+    for name in ("_source", "_imports", "_fingerprint"):
+        getattr(kept_code, name).cache_clear()
+    monkeypatch.setattr(kept_code, "_ROOT", tmp_path)
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "kept"))
+    package = tmp_path / "pallas_kernels"
+    package.mkdir()
+    (package / "loops.py").write_text("from pallas_kernels.used import (\n    one,\n    two,\n)\n")
+    (package / "used.py").write_text("def one():\n    from pallas_kernels import deep, three\n")
+    for name in ("deep", "made", "unrelated"):
+        (package / f"{name}.py").write_text("")
+    yield package
+    for name in ("_source", "_imports", "_fingerprint"):
+        getattr(kept_code, name).cache_clear()
 
-        @ffi.cfunc("int64(int64)")
-        def double(x):
-            return 2 * x
 
-        assert (double.ctypes(4), double.cache_hits) == (8, hits)
-        assert list((tmp_path / fingerprint).rglob("*.nbc"))
-    assert str(tmp_path) == numba.config.CACHE_DIR
+def edit(file):
+    file.write_text(file.read_text() + "# edited\n")
+    for name in ("_source", "_imports", "_fingerprint"):
+        getattr(kept_code, name).cache_clear()
+
+
+def twice_more(x):
+    return 2 * _add_one(x)  # noqa: F821 - a global name that each function made of this code gets
+
+
+def compiled_again():
+    """Compile a function of loops.py that calls one of made.py, and tell whether it was not kept."""
+
+    @numba.njit
+    def add_one(x):
+        return x + 1
+
+    add_one.__module__ = "pallas_kernels.made"
+    double = FunctionType(twice_more.__code__, {"_add_one": add_one, "__name__": "pallas_kernels.loops"}, "double")
+    made = ffi.cfunc("int64(int64)")(double)
+    assert made.ctypes(4) == 10
+    return made.cache_hits == 0
+
+
+def test_compiled_code_is_kept_until_a_file_changes_that_it_is_made_from(small_package):
+    assert compiled_again() and not compiled_again()
+    edit(small_package / "unrelated.py")
+    assert not compiled_again()
+    for name in ("loops", "used", "deep", "made"):
+        edit(small_package / f"{name}.py")
+        assert compiled_again(), name
+        assert not compiled_again()
+
+
+def test_code_of_another_compiler_is_not_taken(small_package, monkeypatch):
+    before = kept_code.cache_folder("pallas_kernels.loops")
+    for module, name in ((numba, "__version__"), (kept_code.llvmlite, "__version__")):
+        with monkeypatch.context() as other:
+            other.setattr(module, name, "0.0.1")
+            kept_code._compiler.cache_clear()
+            kept_code._fingerprint.cache_clear()
+            assert kept_code.cache_folder("pallas_kernels.loops") != before
+    kept_code._compiler.cache_clear()
+    kept_code._fingerprint.cache_clear()
+    assert kept_code.cache_folder("pallas_kernels.loops") == before
+
+
+def test_imports_are_found_as_the_parser_finds_them():
+    package = Path(ffi.__file__).parents[1]
+    for file in package.rglob("*.py"):
+        parts = file.relative_to(package.parent).with_suffix("").parts
+        module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        named = set()
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                named |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                named |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        expected = {name for name in named if name.split(".")[0] == "pallas_kernels"}
+        assert expected <= kept_code._imports(module), module
 
 
 def test_functions_made_twice_have_symbols_of_their_own():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import sys
 from importlib import import_module
+from threading import Event
+from threading import enumerate as threads
 
 import pytest
 
@@ -14,17 +16,26 @@ from pallas_kernels import ffi
 from pallas_kernels.paged_attention import numba_precompile
 
 
+class Commands(list):
+    """What was started; `running` is set when the processes end."""
+
+    def __init__(self):
+        self.running = Event()
+        self.running.set()
+
+
 @pytest.fixture
 def started(monkeypatch, tmp_path):
     """The commands of the processes that were started, none of which runs, with an empty cache."""
-    commands = []
-    monkeypatch.setattr(ffi, "cache_folder", lambda: tmp_path)
+    commands = Commands()
+    monkeypatch.setattr(ffi, "cache_folder", lambda *_: tmp_path)
 
     class Process:
         def __init__(self, command, **_):
             commands.append(command)
 
         def wait(self):
+            commands.running.wait()
             return 0
 
     monkeypatch.setattr(numba_precompile.subprocess, "Popen", Process)
@@ -53,6 +64,19 @@ def test_none_is_started_when_they_are_there_and_other_dtypes_have_loops_of_thei
     assert len(started) == 1
 
 
+def test_engines_that_are_opened_at_once_share_one_process(started):
+    started.running.clear()
+    assert numba_precompile.compile_ahead("float32") is not None
+    assert numba_precompile.compile_ahead("float32") is None and len(started) == 1
+    assert numba_precompile.compile_ahead("int8") is not None  # other loops
+    started.running.set()
+    for thread in threads():
+        if thread.name == "jpaged-loops":
+            thread.join()
+    assert numba_precompile.compile_ahead("float32") is not None  # the first one failed: nothing is on disk
+    assert len(started) == 3
+
+
 def test_none_is_started_on_a_single_core(started, monkeypatch):
     monkeypatch.setattr(numba_precompile, "_cores", lambda: 1)
     assert numba_precompile.compile_ahead("float32") is None and started == []
@@ -64,7 +88,7 @@ def test_a_process_that_cannot_be_started_and_a_folder_that_cannot_be_written_ar
 
     monkeypatch.setattr(numba_precompile.subprocess, "Popen", refuse)
     assert numba_precompile.compile_ahead("float32") is None
-    monkeypatch.setattr(ffi, "cache_folder", lambda: numba_precompile.Path("/proc/nowhere"))
+    monkeypatch.setattr(ffi, "cache_folder", lambda *_: numba_precompile.Path("/proc/nowhere"))
     numba_precompile.note_compiled("float32")
     assert not numba_precompile.is_compiled("float32")
 

@@ -1,17 +1,15 @@
-"""Builds a transformers tokenizer from GGUF metadata: byte-level BPE, SentencePiece or word pieces, by
-``tokenizer.ggml.model``."""
+"""Builds a tokenizer from GGUF metadata: byte-level BPE, SentencePiece or word pieces, by ``tokenizer.ggml.model``."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 from jpaged.loading.gguf.reader import GGUFFile
-from jpaged.loading.hugging_face import transformers
 from jpaged.loading.vocabularies import (
     CONTROL,
     UNKNOWN,
@@ -26,9 +24,7 @@ from jpaged.loading.vocabularies import (
     unigram,
     word_pieces,
 )
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+from jpaged.text.tokenizer import Tokenizer as OwnTokenizer
 
 _ENDS = ("<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|return|>", "<|call|>")
 """Tokens that end a turn or a message of Llama 3, Gemma and GPT-OSS; llama.cpp too recognises them by their text."""
@@ -137,7 +133,7 @@ _PRE_TOKENIZERS |= {name: pre for pre, names in _NAMED_OTHERWISE.items() for nam
 """Rules by ``tokenizer.ggml.pre``; llama.cpp's names, several of which mean the same."""
 
 
-def tokenizer_from_gguf(file: GGUFFile) -> PreTrainedTokenizerFast:
+def tokenizer_from_gguf(file: GGUFFile) -> OwnTokenizer:
     """Build the tokenizer that the file's metadata describes, with its special tokens and chat template.
 
     Raises:
@@ -168,14 +164,12 @@ def tokenizer_from_gguf(file: GGUFFile) -> PreTrainedTokenizerFast:
         around["bos"] = _special(file, tokens, "bos")
     ids = {role: None if number is None else (tokens[number], number) for role, number in around.items()}
     tokenizer.post_processor = around_texts(ids, second_type=int(kind == "bert"))
-    fast = transformers().PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        clean_up_tokenization_spaces=False,
+    return OwnTokenizer(
+        tokenizer,
+        special_tokens=specials,
+        chat_template=_template(metadata.get("tokenizer.chat_template"), around["bos"], tokens),
         model_max_length=metadata[f"{metadata['general.architecture']}.context_length"],
-        **specials,
     )
-    fast.chat_template = _template(metadata.get("tokenizer.chat_template"), around["bos"], tokens)
-    return fast
 
 
 def eos_ids_from_gguf(file: GGUFFile) -> tuple[int, ...]:

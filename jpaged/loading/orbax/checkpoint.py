@@ -44,6 +44,7 @@ from jpaged.loading.parameters.targets import (
 from jpaged.loading.parameters.weights import warn_of_unused
 from jpaged.loading.pooling_head import saved_fields
 from jpaged.loading.source import CHECKPOINT_MARKER
+from jpaged.loading.tokenizer import as_transformers
 from jpaged.loading.weight_formats.weight_format import NAMED_CODECS, WeightFormat, WeightFormats
 from jpaged.model_api import BuildContext, CausalLM, HostArray
 from pallas_kernels.held_matrix import PermutedMatrix, is_held
@@ -119,7 +120,7 @@ def _write(path: Path, loaded: LoadedModel) -> None:
     if jax.process_index() == 0:
         write_config(loaded.config, path)
         if loaded.tokenizer is not None:
-            loaded.tokenizer.save_pretrained(path)
+            as_transformers(loaded.tokenizer).save_pretrained(path)
         for name in _PROCESSOR_FILES:
             if (file := Path(loaded.location) / name).is_file():
                 shutil.copy(file, path / name)

@@ -30,7 +30,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
     chat_only = {"tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"}
     if body.prompt is not None and (given := sorted(chat_only & body.model_fields_set)):
         raise ApiError(f"{given[0]} needs messages", param=given[0], code="invalid_value")
-    tokenizer = await _tokenizer(serving)
+    tokenizer = _tokenizer(serving)
     engine, most = serving.engine, max(MOST_TOKENS, 8 * serving.engine.max_model_len)
     ids: list[int]
     if body.messages is not None:
@@ -67,7 +67,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any
             raise ApiError(
                 f"tokens has {token}, which is not in the vocabulary of {size}", param="tokens", code="invalid_value"
             )
-    tokenizer = await _tokenizer(serving)
+    tokenizer = _tokenizer(serving)
     return {"prompt": await asyncio.to_thread(tokenizer.decode, body.tokens)}
 
 
@@ -77,10 +77,10 @@ async def tokenizer_info(request: Request) -> dict[str, Any]:
 
     A client that cannot load the tokenizer, as lm_eval's, renders conversations with them.
     """
-    tokenizer = await _tokenizer(serving_of(request))
+    tokenizer = _tokenizer(serving_of(request))
     template = tokenizer.chat_template
     return {
-        "tokenizer_class": type(tokenizer).__name__,
+        "tokenizer_class": getattr(tokenizer, "class_name", type(tokenizer).__name__),
         "vocab_size": len(tokenizer),
         "model_max_length": serving_of(request).engine.max_model_len,
         **{name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")},
@@ -88,11 +88,10 @@ async def tokenizer_info(request: Request) -> dict[str, Any]:
     }
 
 
-async def _tokenizer(serving: Serving) -> Any:
-    try:
-        return await serving.engine.get_tokenizer()
-    except ValueError as error:  # the model has no tokenizer
-        raise refused(error) from error
+def _tokenizer(serving: Serving) -> Any:
+    if serving.engine.tokenizer is None:
+        raise refused(ValueError("the model has no tokenizer; the option --tokenizer takes another model's"))
+    return serving.engine.tokenizer
 
 
 def _encode(engine: AsyncLLM, text: str | None, special: bool, most: int) -> list[int]:

@@ -20,6 +20,7 @@ from jpaged.loading import convert_checkpoint, load_model, save_checkpoint
 from jpaged.loading.open_checkpoint import open_model
 from jpaged.loading.orbax.checkpoint import _key
 from jpaged.loading.parameters.targets import flat_values, targets_of
+from jpaged.loading.tokenizer import as_transformers
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +195,7 @@ def test_experts_are_split_unless_something_says_that_they_are_whole(tmp_path):
 
 def test_the_marker_is_written_last(folder, tmp_path, monkeypatch):
     loaded = load_model(folder)
-    monkeypatch.setattr(loaded.tokenizer, "save_pretrained", lambda path: 1 / 0)
+    monkeypatch.setattr(as_transformers(loaded.tokenizer), "save_pretrained", lambda path: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         save_checkpoint(tmp_path / "half", loaded)
     assert not (tmp_path / "half" / "jpaged.json").exists()

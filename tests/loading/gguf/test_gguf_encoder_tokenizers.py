@@ -83,8 +83,8 @@ def test_a_pair_of_texts_and_its_types_are_the_originals(bert, text):
 
 def test_special_tokens_of_word_pieces_have_their_roles(bert):
     _, found = bert
-    roles = (found.cls_token, found.sep_token, found.pad_token, found.unk_token, found.mask_token)
-    assert roles == ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]")
+    roles = [found.special_tokens_map[f"{role}_token"] for role in ("cls", "sep", "pad", "unk", "mask")]
+    assert roles == ["[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]"]
 
 
 @pytest.fixture(scope="module", params=["t5", "xlm-roberta"])

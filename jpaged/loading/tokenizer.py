@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakKeyDictionary
@@ -101,8 +102,15 @@ def _by_transformers(folder: Path) -> PreTrainedTokenizerBase:
         return transformers().AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, ImportError) as error:
         if not _has_code(folder):
-            raise ValueError(f"no tokenizer can be loaded from {folder}: {error}") from error
+            raise ValueError(f"no tokenizer can be loaded from {folder}: {_reason(folder, error)}") from error
     return _without_code(folder)
+
+
+def _reason(folder: Path, error: Exception) -> str:
+    """Say why transformers loads no tokenizer; a missing package is named first, of which it says something else."""
+    if next(folder.glob("*.model"), None) is not None and find_spec("sentencepiece") is None:
+        return "transformers reads its *.model file with the package sentencepiece: pip install sentencepiece"
+    return str(error)
 
 
 def _has_code(folder: Path) -> bool:

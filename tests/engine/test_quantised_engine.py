@@ -41,7 +41,7 @@ def weight_bytes(llm):
         pytest.param("llama", ["int8 on 2", "int4 on 8"], marks=pytest.mark.nightly),
         *(
             pytest.param(family, ["int8 on 2"], marks=pytest.mark.nightly)
-            for family in ("qwen2_moe", "glm4_moe_lite", "nemotron_h", "granite4")
+            for family in ("qwen2_moe", "glm4_moe_lite", "nemotron_h")
         ),
     ],
 )

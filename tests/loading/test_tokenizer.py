@@ -1,4 +1,5 @@
 import json
+import sys
 
 import pytest
 from gguf_files import EMBEDDING, write_gguf
@@ -257,6 +258,16 @@ def test_a_folder_has_its_own_tokenizer(tmp_path, demo):
 def test_a_folder_without_a_tokenizer_is_named(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(ValueError, match=f"no tokenizer can be loaded from {tmp_path}"):
+        load_tokenizer(Source("folder", "safetensors", tmp_path))
+
+
+def test_a_package_that_transformers_misses_is_named(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "xlm-roberta"}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "XLMRobertaTokenizer"}))
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(b"\x0a\x00")
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    monkeypatch.setattr("jpaged.loading.tokenizer.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"with the package sentencepiece: pip install sentencepiece"):
         load_tokenizer(Source("folder", "safetensors", tmp_path))
 
 

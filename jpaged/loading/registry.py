@@ -39,8 +39,13 @@ def model_class(model_type: str) -> type[Any]:
 
 def _families() -> dict[str, EntryPoint]:
     """Return each type's entry point; where another package registers a type too, it takes jpaged's place."""
-    from_outside_last = sorted(entry_points(group=GROUP), key=lambda entry: not _is_own(entry))
-    return {entry.name: entry for entry in from_outside_last}
+    found: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=GROUP):
+        known = found.get(entry.name)
+        # Only a type that is registered twice needs the packages' names: each is parsed from a file of its own.
+        if known is None or not _is_own(entry) or _is_own(known):
+            found[entry.name] = entry
+    return found
 
 
 def _is_own(entry: EntryPoint) -> bool:

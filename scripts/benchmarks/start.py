@@ -13,39 +13,39 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-
-from scripts.cases import Rows
+from typing import Any
 
 COMMAND = [sys.executable, "-m", "jpaged.cli.main"]
 OWN_CACHES = ("JAX_COMPILATION_CACHE_DIR", "NUMBA_CACHE_DIR")
 """Variables that would lead to caches elsewhere."""
-PATIENCE = 600.0
-"""Seconds after which a start has failed."""
-
 Times = dict[str, float]
 
 
-def start(model: str = "smollm2-135m", runs: int = 5, cold_runs: int = 1) -> Rows:
+def start(
+    model: str = "smollm2-135m", runs: int = 5, cold_runs: int = 1, patience: float = 600.0
+) -> Iterator[dict[str, Any]]:
     """Medians of wall-clock and processor seconds of starts, each a fresh process.
+
+    A start has failed after `patience` seconds, which a cold one takes only where others use the processor too.
 
     "generate" is `jpaged generate` of one token; "health" and "answer" are `jpaged serve` until /health answers and
     until a completion of one token is there. Warm starts run in the cache folder of a cold one.
     """
-    model, rows = fetched(model), []
+    model = fetched(model)
     for name, begin in (("generate", generate), ("serve", serve)):
         cold: list[Times] = []
         warm: list[Times] = []
         for _ in range(cold_runs):
             with tempfile.TemporaryDirectory() as caches:
-                cold.append(begin(model, caches))
-                warm += [begin(model, caches) for _ in range(runs)]
+                cold.append(begin(model, caches, patience))
+                warm += [begin(model, caches, patience) for _ in range(runs)]
         for kind, found in (("cold", cold), ("warm", warm)):
             if found:
                 medians = {part: statistics.median(times[part] for times in found) for part in found[0]}
-                rows.append({"start": f"{name}, {kind}", "runs": len(found), **medians})
-    return rows
+                yield {"start": f"{name}, {kind}", "runs": len(found), **medians}
 
 
 def fetched(model: str) -> str:
@@ -67,21 +67,27 @@ def used() -> float:
     return of_children.ru_utime + of_children.ru_stime
 
 
-def generate(model: str, caches: str) -> Times:
+def generate(model: str, caches: str, patience: float) -> Times:
     """Time ``jpaged generate`` of one token.
 
     Raises:
-        RuntimeError: it failed; the message has the end of what it wrote.
+        RuntimeError: it failed, with the end of what it wrote, or took more than `patience` seconds.
     """
     before, began = used(), time.perf_counter()
     command = [*COMMAND, "generate", "Hello", "--model", model, "--max-tokens", "1"]
-    ended = subprocess.run(command, env=environment(caches), capture_output=True, text=True, timeout=PATIENCE)
+    try:
+        ended = subprocess.run(command, env=environment(caches), capture_output=True, text=True, timeout=patience)
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(
+            f"{' '.join(command)} was not done after --patience {patience:g} seconds, of which it had the processor "
+            f"for {used() - before:.0f}: where others use it too, give more"
+        ) from error
     if ended.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} ended with {ended.returncode}: {ended.stderr[-2000:]}")
     return {"seconds": time.perf_counter() - began, "processor": used() - before}
 
 
-def serve(model: str, caches: str) -> Times:
+def serve(model: str, caches: str, patience: float) -> Times:
     """Time ``jpaged serve`` until it answers."""
     port, before = free_port(), used()
     url = f"http://127.0.0.1:{port}"
@@ -89,35 +95,37 @@ def serve(model: str, caches: str) -> Times:
     command = [*COMMAND, "serve", model, "--served-model-name", "m", "--port", str(port), "--log-level", "warning"]
     with subprocess.Popen(command, env=environment(caches), stdout=subprocess.DEVNULL) as server:
         try:
-            until(url + "/health", server, start)
+            until(url + "/health", server, start, patience)
             health = time.perf_counter() - start
             body = json.dumps({"model": "m", "prompt": "Hello", "max_tokens": 1}).encode()
             asked = urllib.request.Request(
                 url + "/v1/completions", body, {"Content-Type": "application/json"}, method="POST"
             )
-            urllib.request.urlopen(asked, timeout=PATIENCE).read()
+            urllib.request.urlopen(asked, timeout=patience).read()
             answer = time.perf_counter() - start
             compiled = metric(url, "jpaged:compiled_shapes_total")
         finally:
             server.send_signal(signal.SIGTERM)
-            server.wait(PATIENCE)
+            server.wait(patience)
     return {"health": health, "answer": answer, "shapes by then": compiled, "processor to the end": used() - before}
 
 
-def until(url: str, server: subprocess.Popen[bytes], start: float) -> None:
-    """Wait until a server answers.
+def until(url: str, server: subprocess.Popen[bytes], start: float, patience: float) -> None:
+    """Wait until a server answers that began at `start`.
 
     Raises:
-        RuntimeError: it has ended, or `PATIENCE` has.
+        RuntimeError: it has ended, or did not answer in `patience` seconds.
     """
-    while time.perf_counter() - start < PATIENCE and server.poll() is None:
+    while time.perf_counter() - start < patience and server.poll() is None:
         try:
             with closing(urllib.request.urlopen(url, timeout=5)) as answer:
                 if answer.status == 200:
                     return
         except OSError:
             time.sleep(0.02)
-    raise RuntimeError(f"{url} did not answer: the server's exit status is {server.poll()}")
+    if server.poll() is None:
+        raise RuntimeError(f"{url} did not answer after --patience {patience:g} seconds")
+    raise RuntimeError(f"{url} did not answer: the server ended with {server.poll()}")
 
 
 def metric(url: str, name: str) -> float:

@@ -27,6 +27,7 @@ SMALL = {
     "3_jenga": {"OUTPUT_TOKENS": 24, "REQUESTS": 6},
     "4_serving": {"MAX_TOKENS": 8, "VISITORS": 4},
     "5_grpo": {"STEPS": 2, "PROMPTS": 2, "SAMPLES": 2},
+    "6_first_run": {"MINUTES": 5},
 }
 """Parameters for a commit's tests; the story is long, so that it can be interrupted."""
 
@@ -38,6 +39,12 @@ SECONDS = 300
 SCRIPTS = sorted(FOLDER.glob("[0-9]_*.py"))
 NAMES = [script.stem for script in SCRIPTS]
 ADDRESS = "https://github.com/some-one/paged"
+
+
+@pytest.fixture(autouse=True)
+def checkout(monkeypatch):
+    """What the notebook on a first run would clone."""
+    monkeypatch.setenv("JPAGED_CHECKOUT", str(FOLDER.parents[1]))
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +202,8 @@ def test_a_notebook_runs_and_draws(name, tmp_path):
         assert "Alone, each with its own copy" in printed(done) and pictures(done) == 5
     if name == "3_jenga":
         assert pictures(done) == 4  # what is held, the waste, the pool, what it buys
+    if name == "6_first_run":
+        assert "trial on a CPU" in printed(done) and "FAILED" not in printed(done) and "WRONG" not in printed(done)
     if name == "1_first_answers":
         assert "(stopped)" in printed(done) and "Paris" in printed(done).rpartition("(stopped)")[2]
 

@@ -60,7 +60,8 @@ def pytest_configure(config):
 def pytest_terminal_summary(terminalreporter, config):
     file = Path(os.environ["JPAGED_CLIENT_ROWS"])
     before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
-    ROWS.update({(package, number): tried for package, number, tried in before})
+    for package, number, tried in before:
+        ROWS[package, number] = tried | ROWS.get((package, number), {})
     file.write_text(json.dumps([[*key, tried] for key, tried in ROWS.items()]), encoding="utf-8")
     lines = ["| client | version | works | fails |", "|---|---|---|---|"]
     for (package, number), tried in sorted(ROWS.items()):

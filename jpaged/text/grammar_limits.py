@@ -22,11 +22,12 @@ MOST_MULTIPLES = 65_536
 """Limit of a schema's `multipleOf` by its digits, and of the least common multiple of those that may meet in one
 number: as many states."""
 
+# Takes linear time on any text: what is not closed is matched to the end of its line, so that no search begins within.
 _HIDDEN = re.compile(
     r"""
-    "(?:\\.|[^"\\\n])*"              # a text
+    "(?:\\.|[^"\\\n])*+"?            # a text
     | (?://|\#)[^\n]*                # a comment
-    | /(?:\\.|[^/\\\n])+/            # a regular expression
+    | /(?:\\.|[^/\\\n])++/?          # a regular expression
     | <[^<>\s]+>                     # special tokens
     """,
     re.VERBOSE,

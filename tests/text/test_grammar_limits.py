@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
+import time
 
 import pytest
 
@@ -228,3 +230,15 @@ def test_an_integer_that_python_does_not_write_is_refused_without_pythons_advice
     with pytest.raises(ValueError, match="an integer of more digits") as error:
         StructuredOutputsParams(json={"const": 10**5000})
     assert "sys" not in str(error.value)
+
+
+@pytest.mark.parametrize("piece", ['\\"', "\\/", '"\\"\\', "/a", '"/', "<a", "a: ", "a{", "%json {", "# "])
+def test_a_grammar_is_read_in_time_linear_in_its_length(piece):
+    def seconds(characters):
+        start = time.process_time()
+        with contextlib.suppress(ValueError):
+            check_lark(piece * (characters // len(piece)))
+        return time.process_time() - start
+
+    seconds(1000)
+    assert seconds(2**18) < 5  # in quadratic time two minutes and more

@@ -26,8 +26,9 @@ Name = Literal["Paris", "Rome"]
 
 
 class City(pydantic.BaseModel):
-    """A city."""
+    """A city; further fields, which its schema would else allow, have no end either."""
 
+    model_config = pydantic.ConfigDict(extra="forbid")
     name: Name
 
 

@@ -51,8 +51,8 @@ def load_tokenizer(source: Source, gguf: GGUFFile | None = None) -> PreTrainedTo
         if source.name == demo_model.ALIAS:
             built.chat_template = {"default": built.chat_template, "tool_use": demo_model.TOOL_TEMPLATE}
         return built
-    built = None if (source.path / "tokenizer.json").exists() else tokenizer_of_files(source.path)
-    tokenizer = _by_transformers(source.path) if built is None else built
+    own_files = None if (source.path / "tokenizer.json").exists() else tokenizer_of_files(source.path)
+    tokenizer = _by_transformers(source.path) if own_files is None else own_files
     # A multimodal model's template may lie where transformers lets its processor alone look, which then prefers it.
     own = read_json(source.path / _PROCESSORS_TEMPLATE).get("chat_template")
     if own is not None:

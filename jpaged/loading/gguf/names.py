@@ -192,7 +192,7 @@ _BY_ARCHITECTURE: dict[str, _Names] = {
         | {"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"}
     ),
     "granitemoe": _Names(_LAYER | {"ffn_gate_inp": "mlp.router"}, experts=_SPARSE.experts),
-    "minimax-m2": _Names(_SPARSE.layer | {"exp_probs_b.bias": "mlp.e_score_correction_bias"}, experts=_SPARSE.experts),
+    "minimax-m2": _Names({**_SPARSE.layer, "exp_probs_b.bias": "mlp.e_score_correction_bias"}, experts=_SPARSE.experts),
     "glm4moe": _Names(
         _SHARED | _CORRECTION | {"post_attention_norm": "post_attention_layernorm"}, experts=_SPARSE.experts
     ),

@@ -64,7 +64,7 @@ SMALL_POOL = {
     "qwen3_5": 22,
     "qwen3_5_moe": 22,
     "lfm2": 16,
-    "lfm2_moe": 18,
+    "lfm2_moe": 24,
     "glm4_moe_lite": 40,
     "mistral4": 40,
     "granite4": 12,

@@ -24,8 +24,10 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
+warnings.filterwarnings("ignore", "IProgress not found")  # without ipywidgets, tqdm's bars are text
 REPOSITORY = ""  # scripts/colab/sync.py writes the address of pyproject.toml here
 
 if importlib.util.find_spec("jpaged") is None:

@@ -63,7 +63,7 @@ def test_two_processes_cut_prompts_down_as_one_does(model):
     assert len(alone) == len(prompts())
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.nightly), 1])
 def test_a_killed_process_ends_the_run_with_its_name(model, victim):
     folder, _ = model
     processes = start(2, "endless", folder)

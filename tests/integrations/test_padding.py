@@ -10,7 +10,9 @@ from jpaged.integrations.padding import after_first, before_last, completed
 
 PAD, OTHER = 2, 9
 ROWS = st.integers(1, 8).flatmap(
-    lambda width: st.lists(st.lists(st.sampled_from([PAD, 5, 7, OTHER]), min_size=width, max_size=width), min_size=1)
+    lambda width: st.lists(
+        st.lists(st.sampled_from([PAD, 5, 7, OTHER]), min_size=width, max_size=width), min_size=4, max_size=4
+    )
 )
 
 

@@ -21,10 +21,10 @@ RECURRENT = ("jamba", "qwen3_5")
     ("name", "layout", "sums"),
     [
         ("llama-tied-biased", "unrolled", 2 * 3),
-        ("opt-projected", "unrolled", 2 * 3),
-        ("gemma2", "stacked", 2 * 3),
+        pytest.param("opt-projected", "unrolled", 2 * 3, marks=pytest.mark.nightly),
+        pytest.param("gemma2", "stacked", 2 * 3, marks=pytest.mark.nightly),
         ("llama4", "stacked", 2 * 4),
-        ("jamba", "stacked", 3 + 2 + 3),
+        pytest.param("jamba", "stacked", 3 + 2 + 3, marks=pytest.mark.nightly),
         ("qwen3_5", "stacked", 2 * 3),
     ],
 )

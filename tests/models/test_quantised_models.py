@@ -27,12 +27,18 @@ NAMES = ("llama", "qwen2", "gemma3", "opt-projected", "cohere2", "llama4", "deep
 RECURRENT = ("jamba", "qwen3_next", "mamba2", "bamba", "qwen3_5", "lfm2")
 
 
-def at_night(name):
-    return pytest.param(name, marks=pytest.mark.nightly) if name in RECURRENT[1:] else name
+OFTEN = {"int8": (*NAMES, "jamba"), "int4": ("llama", "opt-projected")}
+"""By day; the formats meet the same layers, whatever the family."""
 
 
-@pytest.mark.parametrize("name", map(at_night, NAMES + RECURRENT))
-@pytest.mark.parametrize(("quantization", "stacked"), [("int8", False), ("int4", True)])
+def cases():
+    for quantization, stacked in (("int8", False), ("int4", True)):
+        for name in NAMES + RECURRENT:
+            marks = () if name in OFTEN[quantization] else pytest.mark.nightly
+            yield pytest.param(quantization, stacked, name, marks=marks)
+
+
+@pytest.mark.parametrize(("quantization", "stacked", "name"), list(cases()))
 def test_quantised_products_are_those_of_the_values(name, quantization, stacked, tmp_path, monkeypatch):
     """XLA multiplies: a CPU's own products round activations."""
     monkeypatch.setattr("jpaged.loading.build_context._product_impl", lambda mesh, impl: "xla")

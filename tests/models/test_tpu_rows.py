@@ -8,7 +8,7 @@ from on_devices import printed_on_devices
 PROGRAM = Path(__file__).with_name("tpu_rows_program.py")
 
 
-@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.nightly), 4])
 def test_a_layer_calls_a_tpus_kernels_of_rows_and_computes_the_same(devices):
     results = printed_on_devices(devices, PROGRAM)
     assert sorted(results) == ["gemma3_text", "llama", "qwen3"]

@@ -65,6 +65,7 @@ def test_a_norm_alone_is_that_of_a_sum_with_nothing(rows, size, dtype, offset):
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.nightly
 def test_tiles_of_rows_are_added_and_normed_without_a_race():
     given = operands(288, 4096, "bfloat16")
     got, races = run_recording_races(lambda *a, interpret: tpu.add_rms_norm(*a, EPS, 0.0, interpret=interpret), *given)

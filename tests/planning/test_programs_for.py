@@ -64,6 +64,7 @@ def test_programs_of_a_saved_checkpoint_are_for_the_form_that_it_holds(made, tmp
         assert llm.control.engine.runner.worker.programs.num_found == found["programs"]
 
 
+@pytest.mark.nightly
 def test_programs_for_adapters_are_those_of_an_engine_that_takes_some(made, tmp_path):
     """Which matrices they change follows from the shapes of the checkpoint's tensors."""
     settings = SETTINGS | {"enable_lora": True, "max_loras": 2, "max_lora_rank": 4}

@@ -28,6 +28,7 @@ def scripts():
         sys.path.remove(str(FOLDER))
 
 
+@pytest.mark.nightly
 def test_five_steps_on_policy_raise_the_reward(scripts, tmp_path):
     grpo, task, _ = scripts
     make_chat_model(tmp_path)

@@ -188,7 +188,7 @@ def test_an_installed_package_is_not_installed_again_and_a_wheel_goes_before_the
     ]
 
 
-OFTEN = ("1_first_answers", "4_serving")
+OFTEN = ("1_first_answers",)
 RUN = [pytest.param(name, marks=() if name in OFTEN else pytest.mark.nightly) for name in NAMES]
 """The others come at night: each takes half a minute of CPU time."""
 

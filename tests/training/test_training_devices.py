@@ -12,6 +12,7 @@ import pytest
 from checkpoints import make_checkpoint
 
 
+@pytest.mark.nightly
 def test_two_devices_agree_with_one(tmp_path):
     make_checkpoint("llama", tmp_path)
     flags = "--xla_force_host_platform_device_count=2"

@@ -105,6 +105,7 @@ def test_half_precision_stays_as_stored(tmp_path, encoding, dtype):
     np.testing.assert_array_equal(found, values.astype(dtype))
 
 
+@pytest.mark.nightly
 def test_the_demo_models_tensors_equal_those_transformers_reads():
     torch = pytest.importorskip("torch")
     from transformers import LlamaForCausalLM

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -16,6 +17,9 @@ Impl: TypeAlias = Literal["reference", "xla", "cpu", "tpu", "tpu_interpret", "gp
 products and recurrences in float32 compiled by Numba, the rest as ``xla``. ``tpu``: Pallas for TPUs.
 ``tpu_interpret``: the TPU kernel run by Pallas' interpreter on any backend. ``gpu``: Triton, through jax-triton."""
 
+GPU_SWITCH = "PALLAS_KERNELS_GPU"
+"""Environment variable that chooses a GPU's kernels: ``xla``, the default, or ``triton``. The Triton kernels have been
+compiled and interpreted, but no GPU has run them, and a wrong one would give wrong tokens without a word."""
 MIN_COMPUTE_CAPABILITY = 7.5
 """Triton compiles for older GPUs no more. Which numbers a GPU multiplies `gpu_launch.multiplies` tells."""
 
@@ -61,14 +65,25 @@ def _impl_of_gpu() -> Impl:
 
 
 def why_no_triton(compute_capability: str) -> str | None:
-    """Return why a GPU cannot run the Triton kernels, or None if it can. `compute_capability` is e.g. ``9.0``, as JAX
-    tells it."""
+    """Return why a GPU does not run the Triton kernels, or None if it does.
+
+    Args:
+        compute_capability: e.g. ``9.0``, as JAX tells it.
+
+    Raises:
+        ValueError: `GPU_SWITCH` is set to something else than ``xla`` and ``triton``.
+    """
+    chosen = os.environ.get(GPU_SWITCH) or "xla"
+    if chosen not in ("xla", "triton"):
+        raise ValueError(f"{GPU_SWITCH}={chosen!r} is not 'xla' or 'triton'")
     try:
         capability = float(compute_capability)
     except ValueError:
         return f"as compute capability {compute_capability!r} is not an NVIDIA GPU's"
     if capability < MIN_COMPUTE_CAPABILITY:
         return f"as compute capability {capability} is below {MIN_COMPUTE_CAPABILITY}"
+    if chosen == "xla":
+        return f"as no GPU has run the Triton kernels yet: {GPU_SWITCH}=triton takes them"
     try:
         import_module("jax_triton")
     except Exception as error:  # one of another JAX's version may fail in any way

@@ -17,6 +17,7 @@ from reports import encodable
 
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(platformdirs.user_cache_dir("jpaged")) / "xla-tests"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("PALLAS_KERNELS_GPU", "triton")  # what is compiled and planned for GPUs here; not the default
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Threads of OpenMP wait for each other by spinning, which takes the core from the other worker.
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -23,6 +23,7 @@ def need_compiler(target: str) -> None:
     The environment is the folder of that name in ``$JPAGED_AOT_ENVS``, or in the user's cache. Sets JAX_PLATFORMS.
     """
     os.environ["JAX_PLATFORMS"] = "cpu"  # read when jax is imported, as the next line does
+    os.environ.setdefault("PALLAS_KERNELS_GPU", "triton")
     from jpaged.planning.child_process import environments_dir
 
     if find_spec(_PACKAGES[target]) is None:

@@ -9,9 +9,10 @@ Run:
     .venv/bin/python scripts/gpu/one_gpu.py                                              # a small demo model
     .venv/bin/python scripts/gpu/one_gpu.py --model meta-llama/Llama-3.1-8B-Instruct     # 16 GB of weights
 
-Expect: a line that names the GPU and its kernels ("Triton, through jax-triton", or XLA and why); minutes of compiling
-at the first start, less at the next, as compiled programs are kept; then an answer a line, and output tokens/s. The
-pool takes the memory that weights and steps leave. `scripts/benchmarks/gpu_check` tests the kernels and times them.
+Expect: a line that names the GPU and its kernels (XLA and why, or "Triton, through jax-triton" if the environment has
+PALLAS_KERNELS_GPU=triton); minutes of compiling at the first start, less at the next, as compiled programs are kept;
+then an answer a line, and output tokens/s. The pool takes the memory that weights and steps leave. Before Triton's
+kernels are used, `python -m scripts.first_run` should have checked and timed them.
 
 This script has not run on a GPU yet: the kernels are interpreted and compiled for GPUs by tests/aot.
 """

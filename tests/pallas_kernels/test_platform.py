@@ -71,6 +71,25 @@ def test_a_gpu_with_jax_triton_runs_the_triton_kernels_and_says_so_once(gpu, cap
 
 
 @pytest.mark.usefixtures("jax_triton")
+@pytest.mark.parametrize("value", [None, "", "xla"])
+def test_a_gpu_runs_the_xla_path_until_triton_is_asked_for(gpu, caplog, monkeypatch, value):
+    monkeypatch.delenv(platform.GPU_SWITCH)
+    if value is not None:
+        monkeypatch.setenv(platform.GPU_SWITCH, value)
+    gpu("9.0")
+    assert resolve_impl(None) == "xla"
+    said = "kernels of Some GPU: XLA, as no GPU has run the Triton kernels yet: PALLAS_KERNELS_GPU=triton takes them"
+    assert caplog.messages == [said]
+
+
+def test_another_value_of_the_switch_is_refused(gpu, monkeypatch):
+    monkeypatch.setenv(platform.GPU_SWITCH, "cuda")
+    gpu("9.0")
+    with pytest.raises(ValueError, match="PALLAS_KERNELS_GPU='cuda' is not 'xla' or 'triton'"):
+        resolve_impl(None)
+
+
+@pytest.mark.usefixtures("jax_triton")
 def test_an_older_gpu_runs_the_xla_path_and_says_why_once(gpu, caplog):
     gpu("7.0")
     assert [resolve_impl(None), resolve_impl(None)] == ["xla", "xla"]

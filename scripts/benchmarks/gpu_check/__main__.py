@@ -33,6 +33,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch needs memory of the same GPU
+os.environ.setdefault("PALLAS_KERNELS_GPU", "triton")  # the kernels that are to be checked
 
 
 def main() -> int:

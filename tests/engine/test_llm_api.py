@@ -11,6 +11,7 @@ from tiny_chat_model import END_PROMPT, VOCAB_SIZE, make_chat_model
 
 from jpaged import LLM, SamplingParams
 from jpaged.config import EngineConfig
+from jpaged.short_values import with_short_values
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_num_seqs": 4, "max_model_len": 128}
 DRAWN = SamplingParams(temperature=1.0, seed=7, max_tokens=32, ignore_eos=True)
@@ -261,7 +262,8 @@ def test_a_wrong_value_is_named(name, value):
     with pytest.raises(ValueError, match=name) as error:
         SamplingParams(**{name: value})
     shown = value[-1] if isinstance(value, list) else value
-    assert str(shown) in str(error.value) or repr(shown) in str(error.value)
+    quoted = {with_short_values(f"{name}={shown}"), repr(shown), str(shown)}
+    assert any(text in str(error.value) for text in quoted)
 
 
 # ---------------------------------------------------------------------- ends

@@ -77,14 +77,22 @@ NIGHTLY = (
     *("ministral", "gemma2", "cohere2", "olmo3", "gpt_oss"),  # like gemma3: windows in some layers
     *("deepseek_v3", "glm4_moe_lite", "mistral4"),  # like deepseek_v2
     *("llama-shared-kv", "gemma4-experts"),  # like ministral-shared-kv and gemma4
-    *("bamba", "qwen3_5", "qwen3_5_moe", "lfm2_moe", "granite4", "nemotron_h"),  # like jamba, qwen3_next, lfm2
+    *(
+        "mamba2",
+        "bamba",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "lfm2_moe",
+        "granite4",
+        "nemotron_h",
+    ),  # like jamba, qwen3_next, lfm2
 )
 """Checkpoints whose layers, as the engine sees them, are those of others; `tests/models` tries the models."""
 
 
-SEVERAL = ("jamba", "mamba2", "lfm2")
-"""Checkpoints whose several outputs of a prompt are compared in every run: states beside attention, states alone, and
-states of a convolution only."""
+SEVERAL = ("jamba", "lfm2")
+"""Checkpoints whose several outputs of a prompt are compared in every run: states beside attention, and states of a
+convolution only."""
 OTHER_STEPS = ("bamba", "granitemoehybrid", "nemotron_h")
 """Families of which transformers limits the time steps of prompts, and not of tokens that follow from its cache."""
 

@@ -78,6 +78,7 @@ def test_a_batch_of_three_adapters_and_none_generates_what_peft_does_in_a_pool_t
     assert_same_tokens(again, expected)
 
 
+@pytest.mark.nightly
 def test_programs_for_adapters_and_their_loading_are_compiled_ahead_and_kept_in_a_folder(
     tmp_path: Path, llama: tuple[str, dict[str, str]]
 ):

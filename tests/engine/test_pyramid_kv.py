@@ -178,6 +178,7 @@ def test_a_beam_search_of_one_beam_is_greedy(llama):
     assert found.outputs[0].token_ids == llama.expected[0].tokens[:12]
 
 
+@pytest.mark.nightly
 def test_two_devices_generate_what_the_reference_generates(llama):
     here, prompts = Path(__file__).parent, PROMPTS[:4]
     two = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}

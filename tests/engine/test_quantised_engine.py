@@ -134,8 +134,9 @@ def first_logprobs(llm, ids):
 
 @pytest.mark.parametrize(
     ("quantization", "loss", "share"),
-    [pytest.param("int8", 0.01, 0.26, marks=pytest.mark.nightly), ("int4", 0.05, 0.19)],
+    [("int8", 0.01, 0.26), ("int4", 0.05, 0.19)],
 )
+@pytest.mark.nightly
 def test_perplexity_hardly_grows(quantization, loss, share, text_tokens, plain):
     llm = LLM("smollm2-135m", quantization=quantization, **DEMO)
     assert abs(perplexity(llm, text_tokens) / plain[0] - 1) < loss

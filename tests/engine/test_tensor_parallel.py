@@ -70,6 +70,7 @@ def test_every_family_on_two_devices_generates_all_that_one_device_is_judged_by(
     assert_tokens(tokens, torch_greedy(model, load.prompts, load.num_tokens, guesses=tokens))
 
 
+@pytest.mark.nightly
 def test_mxfp4_codes_on_two_devices_generate_the_tokens_of_their_values(tmp_path):
     """The MLP of 96 leaves 48 columns a device: groups of 32 are cut."""
     expected = torch_greedy(make_mxfp4(tmp_path), PROMPTS, NUM_TOKENS)

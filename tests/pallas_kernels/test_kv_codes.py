@@ -132,7 +132,14 @@ def test_a_write_is_in_place(dtype, tokens):
     assert memory.temp_size_in_bytes < np.prod(shape) / 2
 
 
-@pytest.mark.parametrize(("head_dim", "soft_cap"), [(48, None), (64, 20.0), (128, None)])
+@pytest.mark.parametrize(
+    ("head_dim", "soft_cap"),
+    [
+        pytest.param(48, None, marks=pytest.mark.nightly),
+        (64, 20.0),
+        pytest.param(128, None, marks=pytest.mark.nightly),
+    ],
+)
 @pytest.mark.parametrize("dtype", DTYPES, ids=["int8", "fp8"])
 def test_attention_reads_the_values_that_the_codes_stand_for(dtype, head_dim, soft_cap):
     """Three sequences: a decode, a prefill chunk, a prompt."""

@@ -40,6 +40,21 @@ CASES = {
 }
 
 
+OFTEN = (
+    *("llama heads", "two lane tiles, soft cap and window, bfloat16", "sinks and a window, odd group"),
+    *("int8, soft cap and sinks, odd group", "chunks shorter than a block", "int8, packed rows"),
+)
+"""Cases that the interpreted kernel of TPUs, which takes seconds for each, meets by day."""
+
+
+def by_impl(cases, impls):
+    """Each implementation with each case."""
+    for impl in impls:
+        for name, case in cases.items():
+            rare = impl == "tpu_interpret" and name not in OFTEN
+            yield pytest.param(impl, case, id=f"{impl}-{name}", marks=pytest.mark.nightly if rare else ())
+
+
 @pytest.fixture(autouse=True)
 def small_tuning(monkeypatch):
     """Steps of 128 keys, tiles of 64 query rows: short contexts and prompts take several. A chunk of 16 rows of the
@@ -78,13 +93,19 @@ def lengths(case):
     return draw()
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-@pytest.mark.parametrize("impl", ["reference", *IMPLS])
+@pytest.mark.parametrize(("impl", "case"), list(by_impl(CASES, ["reference", *IMPLS])))
 def test_agrees_with_dense_attention(impl, case):
     agrees_with_dense_attention(case, compiled(impl, case))
 
 
-@pytest.mark.parametrize("name", ["llama heads", "int8, soft cap and sinks, odd group", "padded packed rows, bfloat16"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama heads",
+        pytest.param("int8, soft cap and sinks, odd group", marks=pytest.mark.nightly),
+        pytest.param("padded packed rows, bfloat16", marks=pytest.mark.nightly),
+    ],
+)
 def test_chunks_of_less_than_whole_registers_agree_with_dense_attention(monkeypatch, name):
     tune(monkeypatch, step_keys=128, product_rows=16, tile_rows=32)
     agrees_with_dense_attention(CASES[name], compiled("tpu_interpret", CASES[name], "chunks of few rows"))
@@ -104,7 +125,8 @@ def agrees_with_dense_attention(case, attend):
 
 SEEING = [
     *(("reference", 5), ("xla", None), ("xla", 5), ("cpu", None), ("cpu", 40)),
-    *(("tpu_interpret", window) for window in (None, 5, 40)),
+    *(pytest.param("tpu_interpret", window, marks=pytest.mark.nightly) for window in (None, 5)),
+    ("tpu_interpret", 40),
 ]
 
 
@@ -136,8 +158,7 @@ def cuts(queries):
     return st.lists(st.integers(0, queries), max_size=most).map(sorted)
 
 
-@pytest.mark.parametrize("case", IMAGE_CASES.values(), ids=IMAGE_CASES.keys())
-@pytest.mark.parametrize("impl", ["xla", "tpu_interpret"])
+@pytest.mark.parametrize(("impl", "case"), list(by_impl(IMAGE_CASES, ["xla", "tpu_interpret"])))
 def test_tokens_of_images_see_all_of_their_image_and_text_beside_them_does_not(impl, case):
     @settings(max_examples=10, deadline=None)
     @given(lens=lengths(case), data=st.data(), seed=st.integers(0, 1000))
@@ -150,6 +171,7 @@ def test_tokens_of_images_see_all_of_their_image_and_text_beside_them_does_not(i
     check()
 
 
+@pytest.mark.nightly
 def test_the_tpu_kernel_has_no_race_where_tokens_see_images():
     case = Case(kv_heads=1, tokens=48, sliding_window=20)
     batch = make_batch(case, [40, 1, 7], [250, 30, 0])
@@ -160,7 +182,14 @@ def test_the_tpu_kernel_has_no_race_where_tokens_see_images():
     assert_close(got, dense_attention(case, batch, last), case.dtype)
 
 
-@pytest.mark.parametrize("sizes", [{}, {"product_rows": 64, "tile_rows": 64}, {"product_rows": 1, "tile_rows": 1}])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        pytest.param({"product_rows": 64, "tile_rows": 64}, marks=pytest.mark.nightly),
+        pytest.param({"product_rows": 1, "tile_rows": 1}, marks=pytest.mark.nightly),
+    ],
+)
 def test_prompts_that_share_tiles_with_decodes_are_attended_to_whatever_the_tiles(monkeypatch, sizes):
     """Tiles of all rows, of one chunk, and of one row."""
     tune(monkeypatch, **sizes)
@@ -180,7 +209,7 @@ LENGTHS = {
 }
 
 
-@pytest.mark.parametrize("codes", [None, "int8"])
+@pytest.mark.parametrize("codes", [None, pytest.param("int8", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
 def test_rows_of_tiles_without_a_prompt_are_those_of_decodes_or_zero(lengths, codes):
     """Tiles of 16 rows; codes have two rows a query."""

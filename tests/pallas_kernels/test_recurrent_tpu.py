@@ -97,6 +97,7 @@ def test_bits_of_decodes_depend_on_their_sequence_only(name):
     np.testing.assert_array_equal(among[5], first[5])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["tiled ssd", "tiled causal_conv"])
 def test_copies_of_pieces_never_race(name, monkeypatch):
     """More pieces than buffers, so that each buffer is used again."""

@@ -88,8 +88,15 @@ def assert_rotated(got, given):
     np.testing.assert_array_equal(got[2].astype(jnp.float32), v.astype(jnp.float32))
 
 
-@pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "normed"),
+    [
+        ("bfloat16", True),
+        ("float32", False),
+        pytest.param("bfloat16", False, marks=pytest.mark.nightly),
+        pytest.param("float32", True, marks=pytest.mark.nightly),
+    ],
+)
 @pytest.mark.parametrize(
     ("tokens", "kv_heads", "group", "head_dim"), [(8, 1, 4, 128), (64, 2, 1, 128), (144, 1, 3, 256), (24, 3, 5, 128)]
 )
@@ -110,6 +117,7 @@ def test_scales_of_heads_are_read_from_the_stack_of_all_layers(impl):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.nightly
 def test_a_tpu_turns_tiles_of_tokens_without_a_race():
     given, norms = inputs(192, 2, 4, 128, 64, "bfloat16"), norms_of(128)
     got, races = run_recording_races(tpu.rotated_heads, *given, norms=norms)

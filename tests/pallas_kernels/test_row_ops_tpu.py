@@ -20,9 +20,13 @@ def operands(rows, size, dtype, seed=0):
     return x, more, jnp.asarray(random.normal(size=size), dtype)
 
 
+LARGE = pytest.param(144, 4096, marks=pytest.mark.nightly)
+"""A model's rows, for which the interpreter takes ten seconds."""
+
+
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("rows", "size"), [(8, 128), (16, 384), (24, 256), (64, 128), (144, 4096)])
+@pytest.mark.parametrize(("rows", "size"), [(8, 128), (16, 384), (24, 256), (64, 128), LARGE])
 def test_a_sum_and_its_norm_are_xlas(rows, size, dtype, offset):
     given = operands(rows, size, dtype)
     total, normed = jax.jit(partial(add_rms_norm, eps=EPS, offset=offset, impl="tpu_interpret"))(*given)
@@ -57,7 +61,7 @@ def test_a_scale_is_read_from_the_stack_of_all_layers(dtype):
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("rows", "size"), [(8, 128), (24, 256), (144, 4096)])
+@pytest.mark.parametrize(("rows", "size"), [(8, 128), (24, 256), LARGE])
 def test_a_norm_alone_is_that_of_a_sum_with_nothing(rows, size, dtype, offset):
     x, _, scale = operands(rows, size, dtype)
     got = jax.jit(partial(rms_norm, eps=EPS, offset=offset, impl="tpu_interpret"))(x, scale)

@@ -63,7 +63,8 @@ def attended(q, known, layer, seq, seen):
 
 
 @pytest.mark.parametrize(
-    ("impl", "at_once"), [("xla", 1), ("reference", 1), ("tpu_interpret", 64), ("tpu_interpret", 4)]
+    ("impl", "at_once"),
+    [("xla", 1), ("reference", 1), pytest.param("tpu_interpret", 64, marks=pytest.mark.nightly), ("tpu_interpret", 4)],
 )
 def test_tokens_see_as_much_of_their_image_as_they_are_told(written, impl, at_once, monkeypatch):
     monkeypatch.setattr(cross_attention, "_TABLE_IDS", 4 * at_once)

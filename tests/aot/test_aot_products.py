@@ -5,7 +5,7 @@ import json
 import pytest
 from environments import run_program
 
-pytestmark = pytest.mark.aot
+pytestmark = [pytest.mark.aot, pytest.mark.nightly]
 
 MOST_CYCLES = {("uint4", 64): 340_000, ("uint4", 512): 1_050_000, ("int8", 64): 70_000, ("int8", 512): 310_000}
 """Estimated by the compiler for one v5e, by form and rows."""

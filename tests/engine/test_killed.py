@@ -19,7 +19,8 @@ from jpaged import LLM
 PROMPTS = random_prompts(lengths=[3 + 7 * i % 41 for i in range(40)])
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.nightly)])
+@pytest.mark.nightly  # by day a server is killed, in tests/server/test_killed.py
+@pytest.mark.parametrize("kills", [2, 30])
 def test_every_answer_is_that_of_an_undisturbed_run(tmp_path, kills):
     model = tmp_path / "model"
     model.mkdir()

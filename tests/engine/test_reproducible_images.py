@@ -87,6 +87,7 @@ def test_after_the_warm_up_nothing_compiles(family):
     assert llm.num_recompiles == 0 or several_shapes, "pictures of other shapes than the foreseen ones compile later"
 
 
+@pytest.mark.nightly
 def test_room_for_adapters_changes_no_bit_of_a_prompt_with_images(family):
     model, prompts, alone, _ = family
     if "mllama" in model:

@@ -72,7 +72,8 @@ def test_the_features_that_are_not_yet_consumed_are_kept_and_no_image_is_encoded
     check_empty(llm)
 
 
-@pytest.mark.parametrize("pages", [24, pytest.param(16, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("pages", [24, 16])
 def test_a_smaller_pool_gives_up_an_image_that_is_half_consumed_and_computes_it_again(llava, midway, pages):
     _, expected, page = llava
     llm = LLM.restore_state(midway[0], kv_cache_memory_bytes=pages * page)

@@ -39,7 +39,7 @@ def on_eight_devices(program, *arguments):
         pytest.param("llama", [1, 8], marks=pytest.mark.nightly),
         ("deepseek_v2", [4]),
         pytest.param("deepseek_v2", [2], marks=pytest.mark.nightly),
-        ("jamba", [2]),
+        pytest.param("jamba", [2], marks=pytest.mark.nightly),
         pytest.param("gemma2", [1, 2, 4, 8], marks=pytest.mark.nightly),
         pytest.param("qwen3_5", [4], marks=pytest.mark.nightly),
         pytest.param("olmo3", [4], marks=pytest.mark.nightly),

@@ -78,7 +78,7 @@ def test_tokens_see_as_much_of_their_image_as_they_are_told(written, impl, at_on
         np.testing.assert_allclose(out[token], wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("impl", ["xla", "tpu_interpret"])
+@pytest.mark.parametrize("impl", ["xla", pytest.param("tpu_interpret", marks=pytest.mark.nightly)])
 def test_tokens_that_are_generated_see_their_image(written, impl):
     cache, spec, pool, known = written
     q = jax.random.normal(jax.random.key(9), (4, HEADS, 3, WIDTH))

@@ -26,8 +26,9 @@ def write(folder: Path, *names: str) -> None:
     from jpaged.loading import demo_model
     from jpaged.loading.gguf.reader import GGUFFile
     from jpaged.loading.gguf.tokenizer import tokenizer_from_gguf
+    from jpaged.loading.tokenizer import as_transformers
 
-    tokenizer = tokenizer_from_gguf(GGUFFile(demo_model.fetch_demo_model()))
+    tokenizer = as_transformers(tokenizer_from_gguf(GGUFFile(demo_model.fetch_demo_model())))
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(tokenizer),

@@ -133,6 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
         if books:
             python = environment(folder / "notebooks", "ipykernel", "nbclient", "nbformat")
             new["JPAGED_WHEEL"] = str(options.wheel.resolve())
+            new["JPAGED_CHECKOUT"] = str(ROOT)  # what the notebook on a first run would clone
             for book in books:
                 elsewhere = folder / "books" / book.stem
                 elsewhere.mkdir(parents=True)

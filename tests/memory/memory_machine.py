@@ -197,7 +197,9 @@ class Machine(RuleBasedStateMachine):
                 assert self.state() == before, "a failed allocation changed something"
                 continue
             assert self.manager.capacity(seq_id) >= end
-            single = [c.group for c in made if not isinstance(self.groups[c.group].policy, TokenBudget)]
+            # Where layers cut a sequence down, kept tokens move, and all blocks that others share are copied before.
+            moving = (TokenBudget, PromptBudget)
+            single = [c.group for c in made if not isinstance(self.groups[c.group].policy, moving)]
             assert len(set(single)) == len(single), "more than one copy in a group"
             while len(life.tokens) < end:
                 # Mostly what others generated too, so that generated blocks hit as well.

@@ -64,6 +64,18 @@ def _impl_of_gpu() -> Impl:
     return "gpu"
 
 
+def gpu_choice() -> str:
+    """Return ``xla`` or ``triton``, as `GPU_SWITCH` says.
+
+    Raises:
+        ValueError: it says something else.
+    """
+    chosen = os.environ.get(GPU_SWITCH) or "xla"
+    if chosen not in ("xla", "triton"):
+        raise ValueError(f"{GPU_SWITCH}={chosen!r} is not 'xla' or 'triton'")
+    return chosen
+
+
 def why_no_triton(compute_capability: str) -> str | None:
     """Return why a GPU does not run the Triton kernels, or None if it does.
 
@@ -73,9 +85,7 @@ def why_no_triton(compute_capability: str) -> str | None:
     Raises:
         ValueError: `GPU_SWITCH` is set to something else than ``xla`` and ``triton``.
     """
-    chosen = os.environ.get(GPU_SWITCH) or "xla"
-    if chosen not in ("xla", "triton"):
-        raise ValueError(f"{GPU_SWITCH}={chosen!r} is not 'xla' or 'triton'")
+    chosen = gpu_choice()
     try:
         capability = float(compute_capability)
     except ValueError:

@@ -41,7 +41,7 @@ from pallas_kernels.platform import GPU_SWITCH, Impl, resolve_impl
 from scripts.benchmarks.gpu_check import correctness, experts, kernels, products, states
 
 FORMAT = 1
-"""Of the file; `first_run_report` reads this one."""
+"""Names the form of the file; `first_run_report` reads this one only."""
 PACKAGES = ("jpaged", "jax", "jaxlib", "libtpu", "jax-triton", "triton", "numba", "numpy", "transformers")
 DEMO = "smollm2-135m"
 PASSAGE = (

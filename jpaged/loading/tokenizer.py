@@ -89,7 +89,7 @@ def as_transformers(tokenizer: AnyTokenizer) -> PreTrainedTokenizerBase:
 
 
 _AS_TRANSFORMERS: WeakKeyDictionary[Tokenizer, PreTrainedTokenizerBase] = WeakKeyDictionary()
-"""What `as_transformers` made; an entry lives as long as the tokenizer that it was made of."""
+"""Keeps the results of `as_transformers`; an entry lives as long as the tokenizer that it was made of."""
 
 
 def _by_transformers(folder: Path) -> PreTrainedTokenizerBase:

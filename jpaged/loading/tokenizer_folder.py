@@ -193,7 +193,7 @@ def read_tokenizer(folder: Path) -> OwnTokenizer | None:
         backend,
         special_tokens=roles,
         extra_special_tokens=extra,
-        chat_template=_chat_template(folder, described.get("chat_template")),
+        chat_template=chat_template_of(folder, described.get("chat_template")),
         model_max_length=NO_LIMIT if limit is None else limit,
         clean_up=cleans and (cleans_bpe or not isinstance(backend.model, models.BPE)),
         truncation_side=described.get("truncation_side", "right"),
@@ -290,7 +290,7 @@ def _effective(decodes: bool, fields: dict[str, Any]) -> dict[str, Any]:
     return {"type": "ByteLevel"} if decodes else {k: v for k, v in fields.items() if k != "trim_offsets"}
 
 
-def _chat_template(folder: Path, said: Any) -> str | dict[str, str] | None:
+def chat_template_of(folder: Path, said: Any) -> str | dict[str, str] | None:
     """Return the chat template, or several by name: those in files of their own count before the config's."""
     files = {"default": folder / "chat_template.jinja"}
     files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}

@@ -16,6 +16,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from jpaged.loading.hugging_face import read_json
+from jpaged.loading.tokenizer_folder import chat_template_of
 from jpaged.loading.vocabularies import (
     CONTROL,
     UNKNOWN,
@@ -112,7 +113,7 @@ def _with_settings(built: _Built, folder: Path, config: Mapping[str, Any]) -> Ow
     return OwnTokenizer(
         tokenizer,
         special_tokens={role: token for role, token in roles.items() if token is not None},
-        chat_template=_template(folder, config),
+        chat_template=chat_template_of(folder, config.get("chat_template")),
         model_max_length=NO_LIMIT if length is None else int(length),
         clean_up=bool(config.get("clean_up_tokenization_spaces", False)),
     )
@@ -149,13 +150,6 @@ def _add(tokenizer: Tokenizer, added: Mapping[int, AddedToken], folder: Path) ->
         (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
         if (found := tokenizer.token_to_id(token.content)) != number:
             raise ValueError(f"{folder}: token {token.content!r} should have id {number}, but has {found}")
-
-
-def _template(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
-    if (file := folder / "chat_template.jinja").exists():
-        return file.read_text(encoding="utf-8")
-    own = config.get("chat_template")
-    return {one["name"]: one["template"] for one in own} if isinstance(own, list) else own
 
 
 # SentencePiece's models

@@ -18,7 +18,7 @@ NO_LIMIT = int(1e30)
 """`Tokenizer.model_max_length` where the tokenizer's files name none; transformers' number."""
 
 _CLEANED_UP = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
-"""What loses its spaces, in this order, in a text that is cleaned up."""
+"""These lose their spaces, in this order, in a text that is cleaned up."""
 
 
 class Tokenizer:

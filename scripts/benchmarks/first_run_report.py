@@ -19,7 +19,7 @@ from scripts.first_run import FORMAT
 
 BEGIN, END = "<!-- first runs: begin -->", "<!-- first runs: end -->"
 NOTHING = (
-    "Nobody has sent a file of a TPU or GPU yet. `python -m scripts.first_run` in a checkout writes one in about 20 "
+    "No file of a TPU or GPU has been sent yet. `python -m scripts.first_run` in a checkout writes one in about 20 "
     "minutes, as does [notebook 6](../scripts/colab/6_first_run.ipynb) on Colab and Kaggle."
 )
 

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from jpaged.execution.mesh import platform
 from pallas_kernels.held_matrix import is_held
-from pallas_kernels.platform import GPU_SWITCH
+from pallas_kernels.platform import GPU_SWITCH, gpu_choice
 
 PACKAGES = {
     "cpu": ("jax", "jaxlib", "flax", "numpy", "numba", "llvmlite"),
@@ -34,18 +34,15 @@ def machine_facts(mesh: Mesh, family: type) -> dict[str, Any]:
     Args:
         family: the model's class, which may come from another package.
     """
-    kernels = {GPU_SWITCH: os.environ.get(GPU_SWITCH) or "xla"} if platform(mesh) == "gpu" else {}
-    return (
-        device_facts(mesh)
-        | kernels
-        | {
-            "versions": {name: _version(name) for name in PACKAGES.get(platform(mesh), PACKAGES["gpu"])},
-            "code": _code(sorted({*CODE, family.__module__.partition(".")[0]})),
-            "processor": _processor() if platform(mesh) == "cpu" else None,
-            "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
-            "LIBTPU_INIT_ARGS": os.environ.get("LIBTPU_INIT_ARGS", ""),
-        }
-    )
+    return {
+        **device_facts(mesh),
+        **({GPU_SWITCH: gpu_choice()} if platform(mesh) == "gpu" else {}),
+        "versions": {name: _version(name) for name in PACKAGES.get(platform(mesh), PACKAGES["gpu"])},
+        "code": _code(sorted({*CODE, family.__module__.partition(".")[0]})),
+        "processor": _processor() if platform(mesh) == "cpu" else None,
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+        "LIBTPU_INIT_ARGS": os.environ.get("LIBTPU_INIT_ARGS", ""),
+    }
 
 
 def device_facts(mesh: Mesh) -> dict[str, Any]:

@@ -366,7 +366,7 @@ FAMILIES: dict[str, Callable[[GGUFFile], Fields]] = {
     "qwen35": _qwen3_5,
     "qwen35moe": _qwen3_5_moe,
 }
-"""What makes the fields of a config, by the file's architecture."""
+"""Maps an architecture to the function that makes the fields of its config."""
 
 WITH_EXPERTS: Sequence[str] = (
     *("granitemoe", "ernie4_5-moe", "glm4moe", "dots1", "minimax-m2", "lfm2moe"),

@@ -411,7 +411,7 @@ def _delta_net(file: GGUFFile) -> _Names:
 
 
 _BY_FILE = dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _delta_net)
-"""What makes the names of architectures whose sizes matter."""
+"""Maps an architecture whose sizes matter to the function that makes its names."""
 
 _COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that repeat settings of the config."""

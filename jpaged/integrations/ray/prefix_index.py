@@ -64,6 +64,8 @@ class Policy:
         self._index = index
         self._overload = integer("overload", overload, low=0)
         self._min_share = number("min_share", min_share, low=0.0, high=1.0, open_low=True)
+        self._choices = 0
+        self._last_chosen: dict[str, int] = {}
 
     def ranked(self, chain: Chain, loads: Mapping[str, int]) -> list[list[str]]:
         """Return the replicas in ranks, best first; within a rank the least busy should be used.
@@ -77,11 +79,19 @@ class Policy:
         }
         longest = max(matches.values())
 
-        def order(name: str) -> tuple[int, int]:
-            return loads[name], self._index.size(name)
+        def order(name: str) -> tuple[int, int, int]:
+            return loads[name], self._index.size(name), self._last_chosen.get(name, 0)
 
         if longest == 0 or longest < self._min_share * len(chain):
-            return [[name] for name in sorted(loads, key=order)]
+            ranks = [[name] for name in sorted(loads, key=order)]
+            self._choices += 1
+            self._last_chosen[ranks[0][0]] = self._choices
+            return ranks
         best = [name for name, match in matches.items() if match == longest]
         rest = sorted((name for name in loads if name not in best), key=order)
         return [sorted(best, key=order), *([name] for name in rest)]
+
+    def keep_only(self, replicas: Sequence[str]) -> None:
+        """Drop the records of all other replicas, which have ended."""
+        self._index.keep_only(replicas)
+        self._last_chosen = {name: choice for name, choice in self._last_chosen.items() if name in replicas}

@@ -107,7 +107,7 @@ class PrefixRouter(ChoosingRouter):
 
     def _forget(self) -> None:
         here = self.curr_replicas
-        self._index.keep_only([replica.unique_id for replica in here])
+        self._policy.keep_only([replica.unique_id for replica in here])
         self._sent = Counter({replica: count for replica, count in self._sent.items() if replica in here})
 
 

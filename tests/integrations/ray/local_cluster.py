@@ -36,11 +36,11 @@ class Cluster:
         self.url = f"http://127.0.0.1:{port}"
 
     def deploy(self, arguments):
-        """Run the application, and wait until its front has heard from all replicas: Serve tells it of them later."""
+        """Run the application, and wait until all replicas have answered its front: Serve tells it of them later."""
         from jpaged.integrations.ray import app
 
         self._serve.run(app(arguments))
-        until(lambda: len(self.health()["replicas"]) >= arguments.min_replicas)
+        until(lambda: list(self.health()["replicas"].values()).count("ok") >= arguments.min_replicas)
 
     def health(self):
         return httpx.get(self.url + "/health", timeout=SECONDS).json()

@@ -50,6 +50,16 @@ def test_a_prompt_without_a_chain_goes_to_the_least_busy():
     assert policy(a=["x"]).ranked((), {"a": 1, "b": 0, "c": 2}) == [["b"], ["a"], ["c"]]
 
 
+def test_replicas_that_are_equal_take_turns():
+    chosen = policy()
+    firsts = [chosen.ranked((), {"a": 0, "b": 0})[0] for _ in range(4)]
+    assert firsts == [["a"], ["b"], ["a"], ["b"]]
+    assert chosen.ranked((), {"a": 0, "b": 0, "c": 0})[0] == ["c"]  # it has had none yet, and catches up only once
+    assert chosen.ranked((), {"a": 0, "b": 0, "c": 0})[0] == ["a"]
+    chosen.keep_only(["b", "c"])
+    assert chosen.ranked((), {"a": 0, "b": 0, "c": 0})[0] == ["a"]  # another one by that name
+
+
 def test_what_a_replica_that_ended_held_is_forgotten():
     index = PrefixIndex(10)
     index.add("a", links("xy"))

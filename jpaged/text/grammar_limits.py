@@ -18,6 +18,11 @@ MOST_LEVELS = 6000
 `jpaged.text.grammar` has 64 MiB."""
 MOST_INTERSECTIONS = 12
 """Most `&` of a Lark grammar; each may double the states that the compiler looks at."""
+MOST_ALTERNATIVES = 2_000
+"""Most parts of one `anyOf` or `oneOf`: each token's mask takes time that grows with their square, a third of a second
+for 4,000."""
+MOST_ALTERNATIVES_IN_ALL = 10_000
+"""Most parts of all `anyOf` and `oneOf` of a request's schemas."""
 MOST_MULTIPLES = 65_536
 """Limit of a schema's `multipleOf` by its digits, and of the least common multiple of those that may meet in one
 number: as many states."""
@@ -79,15 +84,20 @@ def check_schemas(name: str, schemas: Sequence[Any], *, narrowed: bool = False) 
     Args:
         narrowed: whether `jpaged.json_schema` narrows bounds of numbers before the compiler has them.
     """
-    num_values = 0
+    num_values = num_alternatives = 0
     for schema in schemas:
         levels, references = _levels_of(schema)
         _check_levels(name, longest_chain(levels, references))
         nodes = [node for node, _, _ in _nodes(schema)]
         num_values += sum(len(values) for node in nodes if isinstance(values := node.get("enum"), list))
+        for keyword in ("anyOf", "oneOf"):
+            widths = [len(parts) for node in nodes if isinstance(parts := node.get(keyword), list)]
+            _check(name, f"parts in one {keyword}", max(widths, default=0), MOST_ALTERNATIVES)
+            num_alternatives += sum(widths)
         _check_multiples(name, nodes)
         _check_numbers(name, nodes, narrowed)
     _check(name, "values of enum", num_values, MOST_CHOICES)
+    _check(name, "parts in anyOf and oneOf", num_alternatives, MOST_ALTERNATIVES_IN_ALL)
 
 
 def _check_multiples(name: str, nodes: Sequence[Mapping[str, Any]]) -> None:

@@ -12,6 +12,8 @@ import pytest
 
 from jpaged.structured_outputs import StructuredOutputsParams
 from jpaged.text.grammar_limits import (
+    MOST_ALTERNATIVES,
+    MOST_ALTERNATIVES_IN_ALL,
     MOST_CHOICES,
     MOST_INTERSECTIONS,
     MOST_LEVELS,
@@ -73,6 +75,17 @@ def test_many_parts_that_do_not_refer_to_one_another_are_no_chain():
     parts = {f"a{i}": {"type": "object", "properties": {"x": {"type": "string"}}} for i in range(2000)}
     check(json={"anyOf": [{"$ref": f"#/$defs/a{i}"} for i in range(2000)], "$defs": parts})
     check(grammar="start: " + " | ".join(f"a{i}" for i in range(2000)) + "".join(f'\na{i}: "x"' for i in range(2000)))
+
+
+@pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
+def test_alternatives_are_limited_in_one_place_and_in_all(keyword):
+    parts = [True] * MOST_ALTERNATIVES
+    check(json={"type": "object", keyword: parts})
+    with pytest.raises(ValueError, match=rf"json has {MOST_ALTERNATIVES + 1} parts in one {keyword}, the limit is"):
+        check(json={"type": "object", keyword: [*parts, True]})
+    many = {f"a{i}": {keyword: parts} for i in range(1 + MOST_ALTERNATIVES_IN_ALL // MOST_ALTERNATIVES)}
+    with pytest.raises(ValueError, match=rf"parts in anyOf and oneOf, the limit is {MOST_ALTERNATIVES_IN_ALL}"):
+        check(json={"type": "object", "properties": many})
 
 
 def test_a_schema_may_refer_to_itself():

@@ -103,6 +103,7 @@ def serve(
         check_otel_extra()
     from jpaged.loading.demo_model import ALIAS
     from jpaged.server.access import Key, read_keys
+    from jpaged.server.heaps import limit_heaps
     from jpaged.server.logs import configure_logs
     from jpaged.server.process import check_address, run_server
     from jpaged.server.settings import ServerSettings
@@ -143,6 +144,7 @@ def serve(
             strict_fields=strict_fields,
         )
         check_address(settings)
+    limit_heaps()
     template = None if chat_template is None else chat_template.read_text(encoding="utf-8")
     llm = engine.build(model, background_compilation=warmup is None, chat_template=template)
     _warn_of_template(llm, tool_parser)

@@ -1,4 +1,4 @@
-"""Limits the heaps of the C library in a server's process, so that its memory does not grow with the kinds of requests."""
+"""Limits the heaps of the C library, so that a server's memory does not grow with the kinds of its requests."""
 
 from __future__ import annotations
 

@@ -17,6 +17,8 @@ ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 NO_LIMIT = int(1e30)
 """`Tokenizer.model_max_length` where the tokenizer's files name none; transformers' number."""
 
+_LONG = 2**14
+"""Characters of texts that the library encodes without Python's lock, which other threads wait for: about 10 ms."""
 _CLEANED_UP = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 """These lose their spaces, in this order, in a text that is cleaned up."""
 
@@ -146,7 +148,9 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text, by default with the tokens that texts begin or end with."""
-        return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) < _LONG:
+            return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return self.backend_tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def __call__(
         self,
@@ -176,7 +180,7 @@ class Tokenizer:
             raise ValueError(f"truncation={truncation} with max_length={max_length}: a cut needs both, else give none")
         text_pair = text_pair or None
         if max_length is None:
-            found = self.backend_tokenizer.encode(text, text_pair, add_special_tokens=add_special_tokens)
+            found = self._encoding(text, text_pair, add_special_tokens)
         else:
             found = self._cut(text, text_pair, add_special_tokens, max_length)
         made: dict[str, Any] = {"input_ids": found.ids}
@@ -185,6 +189,13 @@ class Tokenizer:
         if return_offsets_mapping:
             made["offset_mapping"] = found.offsets
         return made
+
+    def _encoding(self, text: str, text_pair: str | None, special: bool) -> Encoding:
+        """Encode texts with all that the library tells of them; of long ones it lets other threads run meanwhile."""
+        if len(text) + len(text_pair or "") < _LONG:
+            return self.backend_tokenizer.encode(text, text_pair, add_special_tokens=special)
+        texts = text if text_pair is None else (text, text_pair)
+        return self.backend_tokenizer.encode_batch([texts], add_special_tokens=special)[0]
 
     def _cut(self, text: str, text_pair: str | None, special: bool, most: int) -> Encoding:
         """Encode texts and cut them to `most` tokens.
@@ -195,8 +206,8 @@ class Tokenizer:
         around = backend.num_special_tokens_to_add(pair) if special else 0
         if most < around:
             raise ValueError(f"max_length={most} has no place for the {around} tokens around a text")
-        first = backend.encode(text, add_special_tokens=False)
-        second = None if text_pair is None else backend.encode(text_pair, add_special_tokens=False)
+        first = self._encoding(text, None, False)
+        second = None if text_pair is None else self._encoding(text_pair, None, False)
         kept = _longest_first(len(first), 0 if second is None else len(second), most - around)
         first.truncate(kept[0], direction=self._truncation_side)
         if second is not None:

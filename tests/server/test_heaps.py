@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 
@@ -43,7 +44,9 @@ def heaps(mode, folder, **environment):
     return asked, int(number)
 
 
-@pytest.mark.skipif(not hasattr(os, "confstr") or "glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""), reason="glibc")
+@pytest.mark.skipif(
+    not hasattr(os, "confstr") or "glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""), reason="glibc"
+)
 def test_threads_share_few_heaps_unless_the_environment_says_another_number(tmp_path):
     assert heaps("plain", tmp_path)[1] > MOST_HEAPS
     asked, number = heaps("limited", tmp_path)

@@ -2,6 +2,8 @@
 
 import itertools
 import random
+import sys
+import threading
 
 import pytest
 from tokenizers import Tokenizer as Backend
@@ -111,3 +113,31 @@ def test_what_a_template_cannot_do_is_refused():
         own.apply_chat_template([{}], add_generation_prompt=True, continue_final_message=True)
     with pytest.raises(ValueError, match="tokenize=True is not supported"):
         own.apply_chat_template([{}], tokenize=True)
+
+
+@pytest.mark.parametrize("how", ["alone", "in a pair", "cut"])
+def test_other_threads_run_while_a_long_text_is_encoded(how):
+    own, reference = both()
+    text, ran, seen = "a b c " * 2**15, threading.Event(), []
+    options = {"max_length": 100, "truncation": True} if how == "cut" else {}
+    started = threading.Event()
+
+    def encode():
+        started.set()
+        found = own.encode(text) if how == "alone" else own(text, "a b", **options)["input_ids"]
+        seen.append((ran.is_set(), found))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # a thread goes on until it gives the lock up by itself
+    try:
+        thread = threading.Thread(target=encode)
+        thread.start()
+        started.wait()
+        ran.set()
+        thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    ((meanwhile, found),) = seen
+    assert meanwhile
+    reference.backend_tokenizer.no_truncation()
+    assert found == (reference.encode(text) if how == "alone" else reference(text, "a b", **options)["input_ids"])

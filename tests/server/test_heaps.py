@@ -44,9 +44,7 @@ def heaps(mode, folder, **environment):
     return asked, int(number)
 
 
-@pytest.mark.skipif(
-    not hasattr(os, "confstr") or "glibc" not in (os.confstr("CS_GNU_LIBC_VERSION") or ""), reason="glibc"
-)
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such heaps")
 def test_threads_share_few_heaps_unless_the_environment_says_another_number(tmp_path):
     assert heaps("plain", tmp_path)[1] > MOST_HEAPS
     asked, number = heaps("limited", tmp_path)

@@ -22,6 +22,7 @@ _MAY_BE_NULL = frozenset(
         "final_logit_softcapping",
         "head_dim",
         "layer_types",
+        "mamba_d_ssm",
         "n_group",
         "num_experts_per_tok",
         "num_key_value_heads",
@@ -39,6 +40,7 @@ _TYPES: Mapping[str, type] = {
     "attn_layer_indices": list,
     "head_dim": int,
     "layer_types": list,
+    "mlp_multipliers": list,
     "mlp_only_layers": list,
     "moe_layers": list,
     "n_group": int,
@@ -48,6 +50,7 @@ _TYPES: Mapping[str, type] = {
     "rope_parameters": dict,
     "rope_scaling": dict,
     "sliding_window": int,
+    "ssm_multipliers": list,
     "topk_group": int,
     "word_embed_proj_dim": int,
 }

@@ -19,7 +19,7 @@ class LayerGroup(ABC):
     Attributes:
         name: unique within the model, e.g. ``"full"`` or ``"window"``.
         layers: numbers of the model's layers that keep something, ascending; a layer's place in this tuple is its
-            index in the group.
+            index in the group. A layer may be in two groups, as one of Falcon-H1, which attends and keeps a state.
     """
 
     name: str

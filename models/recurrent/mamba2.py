@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,9 @@ class Mamba2Sizes:
         eps: of the norm.
         step_limits: least and most step size.
         slots: the heads, and the groups that share B and C.
+        norm: "gated" normalises what the gate has multiplied; "then gate" multiplies by the gate after the norm; None
+            has the gate only.
+        scales: factors of what is projected: z, x, B, C and the step sizes. None = none.
     """
 
     embed: int
@@ -54,6 +57,8 @@ class Mamba2Sizes:
     eps: float
     step_limits: tuple[float, float]
     slots: Slots
+    norm: Literal["gated", "then gate"] | None = "gated"
+    scales: tuple[float, float, float, float, float] | None = None
 
     @property
     def conv_channels(self) -> int:
@@ -66,8 +71,15 @@ class Mamba2Sizes:
         return conv_state(self.slots.number * self.conv_channels, self.conv_width, build), heads
 
 
+def _gated(
+    y: Float[Array, "tokens channels"], gate: Float[Array, "tokens channels"]
+) -> Float[Array, "tokens channels"]:
+    return y * jax.nn.silu(gate.astype(jnp.float32))
+
+
 class GatedGroupNorm(nnx.Module):
-    """``norm(y * silu(gate))``, an RMSNorm over the channels of each group; computed in float32.
+    """``norm(y * silu(gate))``, or ``norm(y) * silu(gate)``, an RMSNorm over the channels of each group; computed in
+    float32.
 
     Parameters: scale [heads * head_dim], as the slots place them.
     """
@@ -81,7 +93,9 @@ class GatedGroupNorm(nnx.Module):
         self, y: Float[Array, "tokens channels"], gate: Float[Array, "tokens channels"]
     ) -> Float[Array, "tokens channels"]:
         slots = self.sizes.slots
-        wide = y.astype(jnp.float32) * jax.nn.silu(gate.astype(jnp.float32))
+        gated_first, wide = self.sizes.norm == "gated", y.astype(jnp.float32)
+        if gated_first:
+            wide = _gated(wide, gate)
         by_slot = wide.reshape(len(y), slots.number, -1)
         squares = jnp.square(by_slot).sum(axis=-1)
         group = np.asarray(slots.layout.kv_of_slot)
@@ -90,7 +104,9 @@ class GatedGroupNorm(nnx.Module):
             squares = jnp.where(group[:, None] == group, squares[:, None], 0.0).sum(axis=-1)
         mean = squares / (slots.heads // slots.shared * self.sizes.head_dim)
         normed = (by_slot * jax.lax.rsqrt(mean + self.sizes.eps)[..., None]).reshape(y.shape)
-        return self.scale[...] * normed.astype(y.dtype)
+        if gated_first:
+            return self.scale[...] * normed.astype(y.dtype)
+        return _gated(self.scale[...].astype(jnp.float32) * normed, gate).astype(y.dtype)
 
     def weights(self, path: tuple[str, ...], name: str, layer: int) -> Iterator[WeightSource]:
         """Yield the source of ``{name}.weight``."""
@@ -100,6 +116,7 @@ class GatedGroupNorm(nnx.Module):
 
 class Mamba2(nnx.Module):
     """``out(norm(ssd(silu(conv(x, B, C))) * silu(z)))``, x, B, C, z and the step sizes being projections of the token.
+    `Mamba2Sizes.norm` may leave the norm out, or the gate to what comes after it.
 
     Parameters: project [embed, slots * (conv_channels + heads * head_dim + heads)], slot by slot x, B and C, z, and the
     heads' step sizes; step_bias, log_decay and skip [heads] in float32; norm; out [heads * head_dim, embed]. Heads
@@ -119,7 +136,7 @@ class Mamba2(nnx.Module):
             wide_param((heads,)),
             wide_param((heads,), 1.0),
         )
-        self.norm = GatedGroupNorm(sizes, build)
+        self.norm = None if sizes.norm is None else GatedGroupNorm(sizes, build)
         self.out = Linear(inner, sizes.embed, build, partition=by_row, bias=sizes.proj_bias)
         self.sizes = sizes
 
@@ -129,6 +146,10 @@ class Mamba2(nnx.Module):
         sizes, slots, tokens = self.sizes, self.sizes.slots, len(x)
         width = slots.share * sizes.head_dim
         fused = jax.lax.optimization_barrier(self.project(x, shared.live_rows)).reshape(tokens, slots.number, -1)
+        if sizes.scales is not None:
+            z, *convolved, steps = sizes.scales
+            parts = (*convolved, z, steps), (width, sizes.state, sizes.state, width, slots.share)
+            fused = fused * jnp.asarray(np.repeat(*parts), fused.dtype)
         mixed, gate, step = jnp.split(fused, (sizes.conv_channels, sizes.conv_channels + width), axis=-1)
         mixed, cache = self.conv(mixed.reshape(tokens, -1), cache, ref, attend)
         inner, b, c = jnp.split(mixed.reshape(tokens, slots.number, -1), (width, width + sizes.state), axis=-1)
@@ -147,7 +168,8 @@ class Mamba2(nnx.Module):
             axes=(1, 1, 0, 1, 1, 0),
             out_axis=1,
         )
-        y = self.norm(y.reshape(tokens, -1), gate.reshape(tokens, -1))
+        y, gate = y.reshape(tokens, -1), gate.reshape(tokens, -1)
+        y = _gated(y.astype(jnp.float32), gate).astype(y.dtype) if self.norm is None else self.norm(y, gate)
         return self.out(y, shared.live_rows), cache
 
     def weights(self, path: tuple[str, ...], name: str, layer: int) -> Iterator[WeightSource]:
@@ -168,5 +190,6 @@ class Mamba2(nnx.Module):
         for attribute, tensor in (("step_bias", "dt_bias"), ("log_decay", "A_log"), ("skip", "D")):
             placed = convert.place_heads(slots.layout)
             yield WeightSource((*path, attribute), (f"{name}.{tensor}",), placed, P(TENSOR_AXIS), layer)
-        yield from self.norm.weights((*path, "norm"), f"{name}.norm", layer)
+        if self.norm is not None:
+            yield from self.norm.weights((*path, "norm"), f"{name}.norm", layer)
         yield from self.out.weights((*path, "out"), (f"{name}.out_proj",), layer, out, unit=sizes.head_dim)

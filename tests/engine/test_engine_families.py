@@ -69,6 +69,7 @@ SMALL_POOL = {
     "mistral4": 40,
     "granite4": 12,
     "nemotron_h": 22,
+    "falcon_h1": 30,
     "gpt2": 40,
 }
 """Checkpoint -> large pages with which 8 running sequences run out of memory, though each fits on its own."""
@@ -85,6 +86,7 @@ NIGHTLY = (
         "lfm2_moe",
         "granite4",
         "nemotron_h",
+        "falcon_h1",
     ),  # like jamba, qwen3_next, lfm2
 )
 """Checkpoints whose layers, as the engine sees them, are those of others; `tests/models` tries the models."""

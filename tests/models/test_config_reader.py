@@ -101,6 +101,7 @@ SHORT = {"num_hidden_layers": 7}
         {"model_type": "llama4_text", "attention_chunk_size": None, **SHORT},
         {"model_type": "jamba", "mamba_dt_rank": 5, "attn_layer_period": 3, "attn_layer_offset": 1},
         {"model_type": "bamba", "attn_layer_indices": [2, 5], **SHORT},
+        {"model_type": "falcon_h1", "mamba_d_ssm": None, "mamba_n_heads": 4, "rope_theta": 1e11, **SHORT},
         {"model_type": "qwen3_next", "full_attention_interval": 3, **SHORT},
         {"model_type": "lfm2", "full_attn_idxs": [1, 4], "tie_embedding": False, "block_ff_dim": 99, **SHORT},
         {"model_type": "mixtral", "num_experts": 5},
@@ -144,6 +145,8 @@ def test_what_contradicts_itself_is_named():
         READERS["mamba2"]({"model_type": "mamba2", "num_heads": 3})
     with pytest.raises(ValueError, match="mamba_d_head=5"):
         READERS["bamba"]({"model_type": "bamba", "mamba_d_head": 5})
+    with pytest.raises(ValueError, match="ssm_multipliers has 3 numbers, not 5"):
+        READERS["falcon_h1"]({"model_type": "falcon_h1", "ssm_multipliers": [1, 2, 3]})
 
 
 def test_a_field_that_is_set_later_is_given_too():

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from environments import python_of, run_program
+from thorough import rarely
 
 from jpaged.planning import find_device, plan
 from jpaged.planning.target_mesh import TPU_HOST
@@ -22,9 +23,7 @@ def test_a_tpus_memory_is_what_its_compiler_allows(monkeypatch):
         assert find_device(name).chip.limit / (1 << 30) == pytest.approx(allowed[name], abs=0.005)
 
 
-@pytest.mark.parametrize(
-    ("device", "compiler"), [("v6e-1", "tpu"), pytest.param("l4", "cuda", marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize(("device", "compiler"), [rarely("v6e-1", "tpu"), rarely("l4", "cuda")])
 def test_the_compiler_accounts_for_what_was_planned(device, compiler):
     """Weights and pool are the decode step's arguments, but for the batch; they and temporaries are within the chip."""
     sizes = {"context": 1024, "concurrency": 8, "max_num_batched_tokens": 64}

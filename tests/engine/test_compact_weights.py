@@ -118,6 +118,7 @@ def test_weights_that_are_asked_for_are_float32_arrays_and_change_no_token(model
         assert answers(llm) == plain[0]
 
 
+@pytest.mark.nightly
 def test_trained_weights_are_held_in_float32_and_not_rounded(models):
     with LLM(models[0][1], **SHAPES) as llm:
         new = trained(llm.params)
@@ -246,6 +247,7 @@ def test_first_layers_that_draft_follow_when_the_weights_are_asked_for(models, p
         assert [tokens for tokens, _ in answers(llm)] == [tokens for tokens, _ in plain[0]]
 
 
+@pytest.mark.nightly
 def test_adapters_are_added_to_them(tmp_path):
     model = save_model("llama", tmp_path)
     adapter = save_adapter(model, tmp_path, "all")

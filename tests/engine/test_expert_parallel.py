@@ -10,6 +10,7 @@ import pytest
 from checkpoints import CHECKPOINTS, make_checkpoint
 from dense_model import abstract
 from greedy_reference import torch_greedy
+from thorough import rarely
 from tokens_by_devices import NUM_TOKENS, PROMPTS
 
 from jpaged import LLM
@@ -46,7 +47,7 @@ def gpt_oss(tmp_path_factory):
     return run("gpt_oss", tmp_path_factory.mktemp("gpt_oss"), FLOAT + QUANTISED)
 
 
-@pytest.mark.parametrize("name", [pytest.param("llama4", marks=pytest.mark.nightly), "gpt_oss"])
+@pytest.mark.parametrize("name", [rarely("llama4"), "gpt_oss"])
 def test_any_number_of_devices_generates_the_tokens_of_transformers(name, request):
     expected, engines = request.getfixturevalue(name)
     assert sum(reference.certain for reference in expected) >= 0.95 * sum(len(r.tokens) for r in expected)
@@ -55,7 +56,7 @@ def test_any_number_of_devices_generates_the_tokens_of_transformers(name, reques
             assert tokens[: reference.certain] == reference.tokens[: reference.certain], engine
 
 
-@pytest.mark.parametrize("name", [pytest.param("mixtral", marks=pytest.mark.nightly), "deepseek_v3"])
+@pytest.mark.parametrize("name", [rarely("mixtral"), rarely("deepseek_v3")])
 def test_experts_with_tensors_of_their_own_and_beside_shared_ones_are_spread_too(name, tmp_path):
     changes = {"num_local_experts": 6, "num_hidden_layers": 2}
     expected, engines = run(name, tmp_path, ["2"], **changes)

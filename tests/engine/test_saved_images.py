@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from saved_image_prompts import PARAMS, SETTINGS, prompts_with
+from thorough import rarely
 from vision_checkpoints import FAMILIES, check_empty
 
 from jpaged import LLM, StateRefused
@@ -42,7 +43,7 @@ def saved_after(model, prompts, steps, folder, **options):
     return encoded
 
 
-AFTER = [1, 6, *(pytest.param(steps, marks=pytest.mark.nightly) for steps in (0, 3, 12))]
+AFTER = [6, *map(rarely, (0, 1, 3, 12))]
 
 
 @pytest.mark.parametrize("steps", AFTER)

@@ -82,7 +82,8 @@ def test_a_smaller_pool_gives_up_an_image_that_is_half_consumed_and_computes_it_
     check_empty(llm)
 
 
-@pytest.mark.parametrize("name", ["llava", *(pytest.param(n, marks=pytest.mark.nightly) for n in ("gemma3", "mllama"))])
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["llava", "gemma3", "mllama"])
 def test_a_process_that_is_killed_while_it_encodes_loses_nothing(name, request, tmp_path):
     make, placeholder = FAMILIES[name]
     if name == "llava":

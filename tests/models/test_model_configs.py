@@ -161,8 +161,8 @@ PUBLISHED = {
 }
 
 
-SLOW = {("Qwen3-Next-80B-A3B", False)}
-"""Names, and whether layers are stacked: with 512 experts a layer apart, a model takes seconds to describe."""
+SLOW = {("Qwen3-Next-80B-A3B", False), ("DeepSeek-V3", False)}
+"""Names, and whether layers are stacked: with 256 or 512 experts a layer apart, a model takes seconds to describe."""
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import make_checkpoint
+from thorough import rarely
 
 SCRIPT = Path(__file__).with_name("sharded_program.py")
 FOUR_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
@@ -21,10 +22,10 @@ RECURRENT = ("jamba", "qwen3_5")
     ("name", "layout", "sums"),
     [
         ("llama-tied-biased", "unrolled", 2 * 3),
-        pytest.param("opt-projected", "unrolled", 2 * 3, marks=pytest.mark.nightly),
-        pytest.param("gemma2", "stacked", 2 * 3, marks=pytest.mark.nightly),
-        ("llama4", "stacked", 2 * 4),
-        pytest.param("jamba", "stacked", 3 + 2 + 3, marks=pytest.mark.nightly),
+        rarely("opt-projected", "unrolled", 2 * 3),
+        rarely("gemma2", "stacked", 2 * 3),
+        rarely("llama4", "stacked", 2 * 4),
+        rarely("jamba", "stacked", 3 + 2 + 3),
         ("qwen3_5", "stacked", 2 * 3),
     ],
 )

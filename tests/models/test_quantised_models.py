@@ -27,7 +27,7 @@ NAMES = ("llama", "qwen2", "gemma3", "opt-projected", "cohere2", "llama4", "deep
 RECURRENT = ("jamba", "qwen3_next", "mamba2", "bamba", "qwen3_5", "lfm2")
 
 
-OFTEN = {"int8": (*NAMES, "jamba"), "int4": ("llama", "opt-projected")}
+OFTEN = {"int8": ("llama", "gemma3", "opt-projected", "deepseek_v2", "jamba"), "int4": ("llama", "opt-projected")}
 """By day; the formats meet the same layers, whatever the family."""
 
 

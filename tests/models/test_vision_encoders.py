@@ -278,6 +278,7 @@ def test_what_projectors_do_not_do_is_refused(field, value, projector):
         projector(config, build_context())
 
 
+@pytest.mark.nightly
 def test_only_all_reduces_cross_devices():
     """Sharded as `weights()` says, two for each of the three layers and one for the projector."""
     script = Path(__file__).with_name("sharded_vision.py")

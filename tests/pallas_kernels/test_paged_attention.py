@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ragged_cases import NOWHERE, Case, dense_attention, last_keys, last_keys_of_images, make_batch
+from thorough import by_name, rarely
 from tpu_interpreter import run_recording_races
 
 from pallas_kernels.paged_attention import Tuning, cpu, paged_attention, plan_attention, tpu, tpu_plan, tpu_ring
@@ -210,7 +211,7 @@ LENGTHS = {
 
 
 @pytest.mark.parametrize("codes", [None, pytest.param("int8", marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
+@pytest.mark.parametrize("lengths", by_name(LENGTHS, "prompts and decodes"))
 def test_rows_of_tiles_without_a_prompt_are_those_of_decodes_or_zero(lengths, codes):
     """Tiles of 16 rows; codes have two rows a query."""
     case = Case(q_per_kv=2 if codes else 3, tokens=107, seqs=len(lengths), block_size=32, pages=4, codes=codes)
@@ -221,7 +222,9 @@ def test_rows_of_tiles_without_a_prompt_are_those_of_decodes_or_zero(lengths, co
     assert not np.asarray(got, np.float32)[sum(lengths) :].any()
 
 
-@pytest.mark.parametrize("name", ["llama heads", "decode only", "window shorter than a block, odd group"])
+@pytest.mark.parametrize(
+    "name", [rarely("llama heads"), "decode only", rarely("window shorter than a block, odd group")]
+)
 def test_block_tables_beyond_scalar_memory_change_no_bit(monkeypatch, name):
     case = CASES[name]
     batch = make_batch(case, [1, 1, 1, 1] if case.max_query_len else [5, 1, 3, 7], [140, 0, 37, 300])
@@ -241,6 +244,7 @@ def test_a_ring_is_as_deep_as_the_tables_of_its_steps_fit_in_scalar_memory(pages
     assert tpu_ring.windows_for(depth) >= depth + 2
 
 
+@pytest.mark.nightly
 def test_a_plan_with_images_serves_all_layers_and_one_without_is_refused():
     case = Case(tokens=48)
     batch = make_batch(case, [40, 1, 7], [50, 30, 0])
@@ -411,7 +415,7 @@ RACE_CASES = {
 }
 
 
-@pytest.mark.parametrize(("case", "queries", "contexts"), RACE_CASES.values(), ids=RACE_CASES.keys())
+@pytest.mark.parametrize(("case", "queries", "contexts"), by_name(RACE_CASES, "ragged, several steps", "nothing"))
 def test_the_tpu_kernel_has_no_race(case, queries, contexts):
     batch = make_batch(case, queries, contexts)
     got, races = run_recording_races(tpu.paged_attention, *map(jnp.asarray, batch.arrays), **case.options)
@@ -481,7 +485,7 @@ def test_the_tpu_kernel_refuses_block_tables_of_which_a_few_are_beyond_scalar_me
         tpu.paged_attention(q, view, layer, tables, starts, kv_lens, scale=1.0)
 
 
-@pytest.mark.parametrize("name", ["llama heads", "decode only"])
+@pytest.mark.parametrize("name", [rarely("llama heads"), "decode only"])
 def test_a_plan_serves_all_layers_and_changes_no_bit(name):
     case = CASES[name]
     batch = make_batch(case, [1, 1, 1], [140, 0, 37])

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llvmlite import binding, ir
 from quantised_cases import FORMS, random_matrix
+from thorough import by_name, rarely
 
 from pallas_kernels.cpu_dots import Emitter, kinds_here
 from pallas_kernels.products import multiply, multiply_table
@@ -40,7 +41,9 @@ def rounded(x, groups):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 64, 48), (5, 576, 112), (13, 37, 50), (16, 3, 1)])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"), [rarely(1, 64, 48), rarely(5, 576, 112), (13, 37, 50), rarely(16, 3, 1)]
+)
 def test_whole_numbers_are_multiplied_exactly(kind, rows, inputs, outputs):
     codes = RNG.integers(-128, 128, (inputs, outputs)).astype(np.int8)
     scales = np.exp2(RNG.integers(-3, 3, (1, outputs))).astype(np.float32)
@@ -82,7 +85,7 @@ def test_instructions_that_the_machine_lacks_are_refused():
 
 
 @pytest.mark.parametrize("rows", [1, 11])
-@pytest.mark.parametrize("variant", TILED.values(), ids=TILED)
+@pytest.mark.parametrize("variant", by_name(TILED, "int4"))
 def test_all_kinds_of_instructions_give_the_same_bits(variant, rows):
     matrix, x = tiled(random_matrix(variant, (1088, 66))), RNG.standard_normal((rows, 1088), np.float32)
     first, *others = (multiplied(x, matrix, kind) for kind in KINDS)

@@ -70,6 +70,7 @@ def test_nothing_begins_when_the_minutes_are_over(tmp_path):
     assert kept(tmp_path)["failed"] == {"late": "not begun: the minutes were over"}
 
 
+@pytest.mark.nightly
 def test_every_kind_of_kernel_is_checked(tmp_path):
     record = record_of(tmp_path)
     sizes = replace(first_run.SMALL, cases=first_run.SMALL.cases[:1])

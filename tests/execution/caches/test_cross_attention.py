@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from thorough import rarely
 
 from jpaged.execution import make_mesh
 from jpaged.execution.caches import cross_attention
@@ -64,7 +65,7 @@ def attended(q, known, layer, seq, seen):
 
 @pytest.mark.parametrize(
     ("impl", "at_once"),
-    [("xla", 1), ("reference", 1), pytest.param("tpu_interpret", 64, marks=pytest.mark.nightly), ("tpu_interpret", 4)],
+    [("xla", 1), rarely("reference", 1), rarely("tpu_interpret", 64), ("tpu_interpret", 4)],
 )
 def test_tokens_see_as_much_of_their_image_as_they_are_told(written, impl, at_once, monkeypatch):
     monkeypatch.setattr(cross_attention, "_TABLE_IDS", 4 * at_once)

@@ -31,6 +31,7 @@ from state_models import (
     prompt,
     serve,
 )
+from thorough import rarely
 
 from jpaged.engine.pinned_prefixes import PinnedPrefixes
 from jpaged.execution.caches.base import BlockSettings
@@ -52,7 +53,7 @@ def outputs(requests) -> list[list[int]]:
     return [request.sequences[0].output_token_ids for request in requests]
 
 
-@pytest.mark.parametrize("budget", [24, 160])
+@pytest.mark.parametrize("budget", [24, rarely(160)])
 def test_chunks_of_any_size_give_the_tokens_of_whole_sequences(runner, budget):
     requests = [greedy(tokens) for tokens in PROMPTS]
     serve(runner, make_scheduler(runner, budget=budget), requests)

@@ -147,7 +147,7 @@ class SeparateExperts(RenamedTensors):
         spread = super().spread_codes(name, form)
         if name not in self._parts:
             return spread
-        return SpreadCodes(*(None if part is None else part[self._parts[name]] for part in spread))  # type: ignore[arg-type]
+        return spread.mapped(lambda part: part[self._parts[name]])
 
 
 _PREFIXES = {

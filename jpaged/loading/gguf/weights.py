@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -88,8 +88,11 @@ class GGUFWeights:
             joined = _side_by_side([array.swapaxes(1, 2) for array in arrays], stored.alternating)
             return joined.swapaxes(1, 2) if stored.outputs_first else joined
 
+        def joined(makers: Sequence[Callable[[], np.ndarray]]) -> Callable[[], np.ndarray]:
+            return lambda: join([make() for make in makers])
+
         codes, scales, minimums, _ = zip(*parts, strict=True)
-        return SpreadCodes(join(codes), join(scales), None if minimums[0] is None else join(minimums))
+        return SpreadCodes(join(codes), joined(scales), None if minimums[0] is None else joined(minimums))
 
     def read(self, name: str) -> np.ndarray | HostArray:
         stored = self._stored[name]

@@ -120,7 +120,7 @@ class CodedFolder:
         spread = in_format((stored.codes, stored.scales, stored.minimums), stored.format, form, stored.groups)
         if self._matrices.inputs_last:
             return spread
-        return SpreadCodes(*(None if part is None else part.swapaxes(-2, -1) for part in spread))  # type: ignore[arg-type]
+        return spread.mapped(lambda part: part.swapaxes(-2, -1))
 
     def _read(self, name: str) -> StoredCodes:
         stored = self._matrices.read(name)

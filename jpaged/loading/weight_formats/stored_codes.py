@@ -7,8 +7,9 @@ readers need not know about fused projections, padding or shards.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -60,16 +61,30 @@ class Encoding:
 
 
 class SpreadCodes(NamedTuple):
-    """Holds a tensor's codes, and for each of them its group's scale and minimum: arrays of the tensor's shape.
+    """Holds a tensor's codes, and makes for each of them its group's scale and minimum: arrays of the tensor's shape.
 
-    `minimums` is None where the format has none. 4-bit codes take a byte each. `groups` is each value's number of its
-    group, from 1 on, where the format is ordered.
+    These take as much memory as the tensor in floats, so they are made when they are wanted, one after another.
+
+    Attributes:
+        codes: 4-bit codes take a byte each.
+        scales, minimums: called for the array; `minimums` is None where the format has none.
+        groups: each value's number of its group, from 1 on, where the format is ordered.
     """
 
     codes: np.ndarray
-    scales: np.ndarray
-    minimums: np.ndarray | None
+    scales: Callable[[], np.ndarray]
+    minimums: Callable[[], np.ndarray] | None
     groups: np.ndarray | None = None
+
+    def mapped(self, function: Callable[[np.ndarray], np.ndarray]) -> SpreadCodes:
+        """Return the codes with a function, such as a transposition, of all arrays."""
+
+        def later(make: Callable[[], np.ndarray]) -> Callable[[], np.ndarray]:
+            return lambda: function(make())
+
+        least = None if self.minimums is None else later(self.minimums)
+        groups = None if self.groups is None else function(self.groups)
+        return SpreadCodes(function(self.codes), later(self.scales), least, groups)
 
 
 class CodedNames(Protocol):
@@ -112,16 +127,17 @@ def in_format(
     codes, scales, minimums = blocks
     if stored.codec != form.codec:
         codes, scales = as_numbers(codes, scales, stored.codec)
-    groups = groups_of_values(stored, codes.shape[-1]) if groups is None else groups
+    groups, shape = groups_of_values(stored, codes.shape[-1]) if groups is None else groups, codes.shape
 
     def spread(part: np.ndarray | None) -> np.ndarray:
         if part is None:
-            return np.zeros(codes.shape, form.scales)
+            return np.zeros(shape, form.scales)
         return np.take(part.astype(form.scales), groups, axis=-1)
 
     held = codes if form.codec == FLOAT8 else codes.astype(form.codec.dtype, copy=False)
-    numbered = np.broadcast_to(groups.astype(np.int32) + 1, codes.shape) if form.ordered else None
-    return SpreadCodes(held, spread(scales), spread(minimums) if form.minimums else None, numbered)
+    numbered = np.broadcast_to(groups.astype(np.int32) + 1, shape) if form.ordered else None
+    least = partial(spread, minimums) if form.minimums else None
+    return SpreadCodes(held, partial(spread, scales), least, numbered)
 
 
 def groups_of_values(stored: WeightFormat, size: int) -> np.ndarray:
@@ -132,28 +148,31 @@ def groups_of_values(stored: WeightFormat, size: int) -> np.ndarray:
 def read_codes(source: WeightSource, form: WeightFormat, reader: CodedReader) -> Coded:
     """Read a parameter's codes in its format; the whole parameter is never held as floats."""
     assert source.contracted is not None
-    parts = [reader.spread_codes(name, form) for name in source.sources]
-    held = np.asarray(source.convert(*(part.codes for part in parts)))
+    codes, make_scales, make_least, groups = zip(
+        *(reader.spread_codes(name, form) for name in source.sources), strict=True
+    )
+    held = np.asarray(source.convert(*codes))
+    del codes
     at = held.ndim + source.contracted
     shape = held.shape
     group = form.group or shape[at]
     order = None
     if form.ordered:
-        order = _order(np.asarray(source.convert(*(part.groups for part in parts))), at, group, source)
+        order = _order(np.asarray(source.convert(*groups)), at, group, source)
         held = _arranged(held, order, at)
     if form.codec.paired:
         packed = list(shape)
         packed[at] //= 2
         held = pack(grouped(held, at, shape[at] // group), at).reshape(packed)
 
-    def one_a_group(spread: Sequence[np.ndarray | None]) -> np.ndarray:
-        """Convert scales or minimums like their values, and keep one per group."""
+    def one_a_group(makers: Sequence[Callable[[], np.ndarray]]) -> np.ndarray:
+        """Convert scales or minimums like their values, and keep one per group, which alone stays in memory."""
         every = (slice(None),) * at + (slice(None, None, group),)
-        converted = np.asarray(source.convert(*spread))
-        return (converted if order is None else _arranged(converted, order, at))[every]
+        converted = np.asarray(source.convert(*(make() for make in makers)))
+        return (converted if order is None else _arranged(converted, order, at))[every].copy()
 
-    scales = one_a_group([part.scales for part in parts])
-    least = one_a_group([part.minimums for part in parts]) if form.minimums else None
+    scales = one_a_group(make_scales)
+    least = one_a_group(make_least) if form.minimums else None
     matrix = QuantisedMatrix(held, scales, least, source.contracted, form.codec, form.rounds_rows)
     return matrix if order is None else PermutedMatrix(order, matrix)
 

@@ -15,6 +15,8 @@ from jpaged.vllm_compat import refuse_shape_parameters
 
 MOST_CHOICES = 10_000
 """Most texts of `choice`, and most values of the `enum`s of a schema."""
+MOST_CHARACTERS = 2**20
+"""Most characters of `regex` and `grammar`: to look through so many holds Python's lock for a quarter of a second."""
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 _SHAPES = ("json", "regex", "choice", "grammar", "json_object")
 
@@ -32,10 +34,12 @@ class StructuredOutputsParams:
     Attributes:
         json: a JSON schema: a mapping, its text, or a class with `model_json_schema()`, as pydantic's have.
         regex: a regular expression (Rust's syntax) that the whole text matches. ``\\d``, ``\\w``, ``\\s`` and their
-            negations mean ASCII, unless the flag ``u`` is set in it: ``(?u)\\d+`` matches the digits of all scripts.
+            negations mean ASCII, unless the flag ``u`` is set in it: ``(?u)\\d+`` matches the digits of all scripts. At
+            most 1,048,576 characters.
         choice: a list of at most 10,000 texts; the output is one of them.
         grammar: a context-free grammar in Lark's syntax, as llguidance reads it, with regular expressions that mean
-            what `regex` does; or in llama.cpp's, GBNF, which has rules ``name ::= ...`` and begins with ``root``.
+            what `regex` does; or in llama.cpp's, GBNF, which has rules ``name ::= ...`` and begins with ``root``. At
+            most as many characters as `regex`.
         json_object: True asks for any JSON object.
         disable_any_whitespace: True allows no white space between the parts of JSON.
 
@@ -68,6 +72,8 @@ class StructuredOutputsParams:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
                 raise ValueError(f"{name}={shown(value)} must be a non-empty string")
+            if value is not None and len(value) > MOST_CHARACTERS:
+                raise ValueError(f"{name} has {len(value)} characters, the limit is {MOST_CHARACTERS}")
         if self.choice is not None:
             choice = () if isinstance(self.choice, str) else texts("choice", self.choice)
             if not choice:

@@ -189,6 +189,8 @@ REFUSED = [
     (lambda: StructuredOutputsParams(json_object=0), "json_object=0 must be True or False"),
     (lambda: drawn(regex=r"[^\s\S]"), r"prompt 0: regex='\[\^\\\\s\\\\S\]' cannot be followed: no text fits it$"),
     (lambda: StructuredOutputsParams(regex=3), "regex=3 must be a non-empty string"),
+    (lambda: StructuredOutputsParams(regex="a" * (2**20 + 1)), "regex has 1048577 characters, the limit is 1048576"),
+    (lambda: StructuredOutputsParams(grammar="a" * (2**23)), "grammar has 8388608 characters, the limit is 1048576"),
     (lambda: SamplingParams(structured_outputs={"regex": "a"}), "must be StructuredOutputsParams"),
     (lambda: drawn(json={"type": "nonsense"}), "nonsense.* cannot be followed"),
     (lambda: drawn(regex="a("), "regex='a\\(' cannot be followed: [^\n]*unclosed group$"),

@@ -41,6 +41,7 @@ from jpaged.scheduling.speculation import Speculation
 from jpaged.text.images import ImageInputs
 from jpaged.text.input_processor import InputProcessor
 from jpaged.text.output_processor import OutputProcessor
+from pallas_kernels.cpu_cores import limit_threads
 
 logger = logging.getLogger("jpaged")
 
@@ -89,6 +90,7 @@ def build_engine(config: EngineConfig, *, collect: Path | None = None) -> Built:
     """
     enable_compilation_cache()
     claim_gpu_share()
+    limit_threads()
     part = join(config)
     if part is None:
         return _build(config, None, collect)

@@ -6,12 +6,11 @@ the pool. There is one custom call per layer, whose work XLA's threads share.
 
 from __future__ import annotations
 
-import os
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.cpu_cores import num_cores
 from pallas_kernels.kv_codes import scale_strides, tokens_of
 from pallas_kernels.layout import KVTiles
 from pallas_kernels.paged_attention.reference import Reach
@@ -86,4 +85,4 @@ def _tokens_together(tokens: int, kv_heads: int, q_per_kv: int) -> int:
     few enough that every core has items."""
     many = max(1, QUERIES_TOGETHER // q_per_kv)
     few = max(1, FEW_TOGETHER // q_per_kv)
-    return min(many, max(few, tokens * kv_heads // (ITEMS_OF_CORE * (os.cpu_count() or 1))))
+    return min(many, max(few, tokens * kv_heads // (ITEMS_OF_CORE * num_cores())))

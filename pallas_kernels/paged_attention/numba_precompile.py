@@ -17,6 +17,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from pallas_kernels import ffi
+from pallas_kernels.cpu_cores import num_cores
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def compile_ahead(dtype: str) -> subprocess.Popen[bytes] | None:
         The process; None if the loops are on disk already or another engine's process compiles them, or if this process
         has one core or cannot start another.
     """
-    if is_compiled(dtype) or _cores() < 2:
+    if is_compiled(dtype) or num_cores() < 2:
         return None
     # Held until the other process ends, which another thread of this one waits for.
     alone = FileLock(_mark(dtype).with_suffix(".lock"), thread_local=False)
@@ -91,7 +92,3 @@ def note_compiled(dtype: str) -> None:
 
 def _mark(dtype: str) -> Path:
     return ffi.cache_folder(*_MODULES) / f"attention-{dtype}"
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

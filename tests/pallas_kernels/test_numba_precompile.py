@@ -39,7 +39,7 @@ def started(monkeypatch, tmp_path):
             return 0
 
     monkeypatch.setattr(numba_precompile.subprocess, "Popen", Process)
-    monkeypatch.setattr(numba_precompile, "_cores", lambda: 2)
+    monkeypatch.setattr(numba_precompile, "num_cores", lambda: 2)
     return commands
 
 
@@ -78,7 +78,7 @@ def test_engines_that_are_opened_at_once_share_one_process(started):
 
 
 def test_none_is_started_on_a_single_core(started, monkeypatch):
-    monkeypatch.setattr(numba_precompile, "_cores", lambda: 1)
+    monkeypatch.setattr(numba_precompile, "num_cores", lambda: 1)
     assert numba_precompile.compile_ahead("float32") is None and started == []
 
 

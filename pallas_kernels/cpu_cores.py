@@ -1,0 +1,79 @@
+"""Counts the cores that this process may use, and lets XLA start as many threads and no more."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+VARIABLE = "NPROC"
+"""The environment variable from which XLA takes the number of its threads as it starts."""
+
+
+@cache
+def num_cores() -> int:
+    """Return the number of cores: those that the process may run on, and no more than its cgroups have time for.
+
+    A container with ``--cpus=2`` sees all cores of its machine and gets the time of two: with a thread for each core it
+    uses that up at once, and then all of them wait for the rest of each tenth of a second.
+    """
+    return max(1, min(_seen(), math.ceil(min(quota(Path("/")), 2**16))))
+
+
+def limit_threads() -> None:
+    """Let XLA start a thread for each of `num_cores()`, where these are fewer than it sees.
+
+    It has no effect once JAX has devices. A number that the user has set is kept.
+    """
+    if num_cores() < _seen():
+        os.environ.setdefault(VARIABLE, str(num_cores()))
+
+
+def quota(root: Path) -> float:
+    """Return how many cores' worth of time the cgroups of this process have, the least of them; infinity if no limit.
+
+    Args:
+        root: the folder that has ``proc`` and ``sys``.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # another system than Linux
+        return math.inf
+    found = [math.inf]
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:  # cgroups of version 2 have one tree
+            found += [_of_version_2(folder) for folder in _folders(root / "sys/fs/cgroup", path)]
+        elif "cpu" in controllers.split(","):
+            found += [_of_version_1(folder) for folder in _folders(root / "sys/fs/cgroup/cpu", path)]
+    return min(found)
+
+
+def _folders(top: Path, path: str) -> Iterator[Path]:
+    """Yield a cgroup's folder and those of the groups around it. A container may see its own as the top one."""
+    yield top
+    for part in Path(path).parts[1:]:
+        top /= part
+        yield top
+
+
+def _of_version_2(folder: Path) -> float:
+    try:
+        time, period = (folder / "cpu.max").read_text().split()
+        return math.inf if time == "max" else int(time) / int(period)
+    except (OSError, ValueError):
+        return math.inf
+
+
+def _of_version_1(folder: Path) -> float:
+    try:
+        time, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+    except (OSError, ValueError):
+        return math.inf
+    return time / period if time > 0 else math.inf
+
+
+def _seen() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -11,7 +11,16 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from jpaged.model_api import TENSOR_AXIS, Attend, BuildContext, HeadLayout, LayerRef, WeightSource, head_layout
+from jpaged.model_api import (
+    TENSOR_AXIS,
+    Attend,
+    AttendWithinPrompts,
+    BuildContext,
+    HeadLayout,
+    LayerRef,
+    WeightSource,
+    head_layout,
+)
 from pallas_kernels.rotated_heads import HeadNorms, rotated_heads, takes
 from pallas_kernels.stacked_row import StackedRow
 
@@ -259,3 +268,35 @@ class Attention(nnx.Module):
         for attribute, norm_name in zip(("q_norm", "k_norm"), norm_names, strict=True):
             if (norm := getattr(self, attribute)) is not None:
                 yield from norm.weights((*path, attribute), f"{name}.{norm_name}", layer)
+
+
+def both_ways(
+    within: AttendWithinPrompts | Attend,
+    reach: int | None,
+    bias: Float[Array, "kv_heads q_per_kv distances"] | None = None,
+) -> Attend:
+    """Return the engine's attention within prompts as layers of the groups "full" and "window" call it.
+
+    Args:
+        reach: tokens that a token of a layer of the group "window" sees on each side.
+        bias: see `AttendWithinPrompts`.
+    """
+    attend: Any = within  # one callback serves layers of every kind
+
+    def of_layer(
+        cache: Any,
+        layer: LayerRef,
+        q: Array,
+        k: Array,
+        v: Array,
+        *,
+        scale: float,
+        soft_cap: float | None,
+        sinks: Array | None,
+    ) -> tuple[Any, Array]:
+        if soft_cap is not None or sinks is not None:
+            raise ValueError("attention in both directions has neither soft caps nor sinks")
+        seen = reach if layer.group == "window" else None
+        return attend(cache, None, q, k, v, scale=scale, reach=seen, distance_bias=bias)
+
+    return of_layer  # type: ignore[return-value]

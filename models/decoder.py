@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jpaged.model_api import (
     TENSOR_AXIS,
     Attend,
+    AttentionGroup,
     BuildContext,
     CrossAttentionGroup,
     ImageGroup,
@@ -26,6 +27,7 @@ from jpaged.model_api import (
 )
 
 from . import weights as convert
+from .attention import both_ways
 from .layers import LayerNorm, RMSNorm
 from .linear import Embedding, LiveRows
 from .parameters import constant_param
@@ -38,6 +40,7 @@ class Decoder(nnx.Module):
 
     Parameters: embed_tokens [vocab, width]; layers; norm; lm_head [vocab, width] unless tied to the embedding;
     head_bias [vocab] where the family has one.
+    A model whose config asks for attention in both directions has no head and is a `jpaged.model_api.PromptEncoder`.
     Layers are called as ``hidden, cache = layer(hidden, shared, cache, ref, attend)``, `shared` being a `Shared`.
     """
 
@@ -56,6 +59,16 @@ class Decoder(nnx.Module):
 
     _has_experts = False
     """True if the family supports `BuildContext.expert_parallel`."""
+
+    @staticmethod
+    def encodes(config: Any) -> bool:
+        """See `jpaged.model_api.MayEncodePrompts`; transformers reads ``is_causal`` in the config of any decoder."""
+        return not getattr(config, "is_causal", True)
+
+    @staticmethod
+    def reach(config: Any) -> int | None:
+        """Return how many tokens a local layer of an encoder sees on each side; None = it has no local layers."""
+        return getattr(config, "sliding_window", None)
 
     def __init__(
         self,
@@ -85,17 +98,18 @@ class Decoder(nnx.Module):
 
         Raises:
             ValueError: the context asks for expert parallelism of a family without experts, or the config for
-                attention in both directions.
+                attention in both directions of a family whose layers cannot.
         """
-        if not getattr(config, "is_causal", True):  # as transformers reads it for any decoder, e.g. gte-Qwen2
-            raise ValueError(f"is_causal={config.is_causal} is not supported: attention is causal")
+        encodes = self.encodes(config)
+        if encodes:
+            self._become_encoder(config, groups)
         if build.expert_parallel and not self._has_experts:
             raise ValueError(f"enable_expert_parallel=True, but {type(self).__name__} has no experts")
         rows, columns = padded(config.vocab_size, build.tensor_parallel), width or config.hidden_size
         by_rows = P(TENSOR_AXIS, None)
         self.vocab_size = config.vocab_size
         self.shards = build.tensor_parallel
-        self.layer_groups = groups
+        self.layer_groups = () if encodes else groups
         self.rotary = tuple(rotary.items())
         self.logit_scale = logit_scale
         self.logit_soft_cap = logit_soft_cap
@@ -104,8 +118,24 @@ class Decoder(nnx.Module):
         self.embed_tokens = Embedding(embedded, columns, build, partition=by_rows)
         self.layers = LayerStack(kinds, make_layer, build)
         self.norm = norm
-        self.lm_head = None if config.tie_word_embeddings else Embedding(rows, columns, build, partition=by_rows)
-        self.head_bias = constant_param(build, (rows,)) if head_bias else None
+        headless = encodes or config.tie_word_embeddings
+        self.lm_head = None if headless else Embedding(rows, columns, build, partition=by_rows)
+        self.head_bias = constant_param(build, (rows,)) if head_bias and not encodes else None
+
+    def _become_encoder(self, config: Any, groups: Sequence[LayerGroup]) -> None:
+        """Set the attributes of a `jpaged.model_api.PromptEncoder`.
+
+        Raises:
+            ValueError: some layers cannot attend in both directions, or the model takes images.
+        """
+        if hasattr(self, "encode"):
+            raise ValueError("is_causal=False is not supported of a model with images")
+        for group in groups:
+            if not isinstance(group, AttentionGroup) or group.chunk_size is not None or group.readers:
+                raise ValueError(f"is_causal=False is not supported: layers of the group {group.name!r} are causal")
+        self.encodes_prompts, self.token_types = True, 1
+        self.longest_prompt = config.max_position_embeddings
+        self._reach = self.reach(config)
 
     def embed(
         self, tokens: Int[Array, " tokens"], positions: Int[Array, " tokens"], live_rows: LiveRows = None
@@ -145,6 +175,8 @@ class Decoder(nnx.Module):
         if isinstance(self.image_group, ImageGroup):
             take: PlaceImageFeatures = attend  # type: ignore[assignment]  # one callback serves groups of every kind
             cache, hidden = take(cache, LayerRef(self.image_group.name, 0), hidden)
+        if hasattr(self, "encodes_prompts"):
+            attend = both_ways(attend, self._reach)
         hidden, cache = self.layers(hidden, shared, cache, attend)
         return (hidden if self.norm is None else self.norm(hidden)), cache
 

@@ -299,7 +299,7 @@ class DenseDecoder(Decoder):
             head_bias=spec.head_bias,
         )
         self.spec = spec
-        self.skips_unread_rows = build.product_impl == "cpu"
+        self.skips_unread_rows = build.product_impl == "cpu" and not self.encodes(config)
 
     def embed(
         self, tokens: Int[Array, " tokens"], positions: Int[Array, " tokens"], live_rows: LiveRows = None

@@ -16,10 +16,10 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from jpaged.model_api import TENSOR_AXIS, Attend, AttendWithinPrompts, BuildContext, LayerRef, WeightSource, padded
+from jpaged.model_api import TENSOR_AXIS, Attend, BuildContext, LayerRef, WeightSource, padded
 
 from . import weights as convert
-from .attention import Attention, Heads, ProjectionNames
+from .attention import Attention, Heads, ProjectionNames, both_ways
 from .dense import MLPSpec
 from .layers import FeedForward, GatedMLP, LayerNorm, check_activation
 from .linear import Embedding, LiveRows
@@ -191,7 +191,7 @@ class Encoder(nnx.Module):
         hidden = self.embed_norm(self.embed(tokens, positions))
         tables: dict[str, RotaryTables | None] = {kind.group: None for kind in self.spec.kinds if kind.group}
         tables |= {group: rotary.tables(positions) for group, rotary in self.spec.rotary.items()}
-        within = _both_ways(attend, self.spec.reach, self._bias())
+        within = both_ways(attend, self.spec.reach, self._bias())
         hidden, cache = self.layers(hidden, Shared(tables, live_rows), cache, within)
         return (hidden if self.norm is None else self.norm(hidden)), cache
 
@@ -249,20 +249,3 @@ def distance_buckets(number: int) -> Int[np.ndarray, " distances"]:
     ratio = np.log(np.maximum(far, 1).astype(np.float32) / exact) / np.float32(np.log(FARTHEST / exact))
     large = np.minimum(exact + (ratio * (half - exact)).astype(np.int32), half - 1)
     return np.where(far < exact, far, large) + half * (distance > 0)
-
-
-def _both_ways(
-    within: AttendWithinPrompts | Attend,
-    reach: int | None,
-    bias: Float[Array, "kv_heads q_per_kv distances"] | None = None,
-) -> Attend:
-    """Return the engine's attention within prompts as layers of the groups "full" and "window" call it."""
-    attend: Any = within  # one callback serves layers of every kind
-
-    def of_layer(
-        cache: Any, layer: LayerRef, q: Array, k: Array, v: Array, *, scale: float, soft_cap: None, sinks: None
-    ) -> tuple[Any, Array]:
-        seen = reach if layer.group == "window" else None
-        return attend(cache, None, q, k, v, scale=scale, reach=seen, distance_bias=bias)
-
-    return of_layer  # type: ignore[return-value]

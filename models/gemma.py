@@ -86,7 +86,10 @@ class GemmaLayer(nnx.Module):
         yield from self.mlp.weights(("mlp",), f"{name}.mlp", layer)
 
 
-def _sixth_is_global(fields: Fields) -> None:
+def _of_gemma3(fields: Fields) -> None:
+    """Every sixth layer is global. An encoder's window lies around a token, half of it on each side."""
+    if fields["use_bidirectional_attention"] and fields["sliding_window"] is not None:
+        fields["sliding_window"] = fields["sliding_window"] // 2 + 1  # as transformers has it, which excludes the bound
     every_nth(fields, "sliding_attention", fields.get("sliding_window_pattern") or 6)
 
 
@@ -142,7 +145,7 @@ _CONFIGS = {
             "use_bidirectional_attention": False,
         },
         rope=Rope(1000000.0, by_type=True, local_name="rope_local_base_freq"),
-        follow=_sixth_is_global,
+        follow=_of_gemma3,
     ),
 }
 """Reads the configs, by ``model_type``."""
@@ -153,11 +156,22 @@ class Gemma(Decoder):
 
     configs = _CONFIGS
 
+    @staticmethod
+    def encodes(config: Any) -> bool:
+        """Tell whether the config is that of an encoder, such as EmbeddingGemma (Vera et al., 2025)."""
+        return bool(getattr(config, "use_bidirectional_attention", False)) or Decoder.encodes(config)
+
+    @staticmethod
+    def reach(config: Any) -> int | None:
+        """See `Decoder.reach`; the config's window counts the token itself."""
+        window = config.sliding_window
+        return window - 1 if config.use_bidirectional_attention and window is not None else window
+
     def __init__(self, config: Any, build: BuildContext):
         check_model_type(config, ("gemma2", "gemma3_text"))
-        if config.use_bidirectional_attention:
-            raise ValueError("use_bidirectional_attention=True is not supported: attention is causal")
         third = config.model_type == "gemma3_text"
+        if config.use_bidirectional_attention and not third:
+            raise ValueError("use_bidirectional_attention=True is not supported: attention is causal")
         if third and config.attn_logit_softcapping is not None:
             raise ValueError(f"attn_logit_softcapping={config.attn_logit_softcapping} is not supported for Gemma 3")
         heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, config.head_dim, build)

@@ -24,6 +24,8 @@ class Gemma3(Gemma):
 
     def __init__(self, config: Any, build: BuildContext):
         check_model_type(config, ("gemma3",))
+        if self.encodes(config.text_config):
+            raise ValueError("use_bidirectional_attention=True is not supported with images: attention is causal")
         super().__init__(config.text_config, build)
         self.image_group = ImageGroup(
             "images", (), config.text_config.hidden_size, np.dtype(build.dtype).name, whole=True

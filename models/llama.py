@@ -197,4 +197,4 @@ class Llama(Decoder):
             norm=RMSNorm(config.hidden_size, config.rms_norm_eps, build),
         )
         # Loops on CPU skip rows; other devices compute all rows of a program's shape, even those that are not read.
-        self.skips_unread_rows = build.product_impl == "cpu"
+        self.skips_unread_rows = build.product_impl == "cpu" and not self.encodes(config)

@@ -20,7 +20,7 @@ from jpaged.loading.parameters.formats import check_device, check_quantization
 from jpaged.loading.parameters.weights import load_params
 from jpaged.loading.pooling_head import read_pooling_head
 from jpaged.loading.tokenizer import find_tokenizer, has_tokenizer, load_tokenizer
-from jpaged.model_api import TENSOR_AXIS
+from jpaged.model_api import TENSOR_AXIS, PromptEncoder
 from jpaged.validation import one_of
 from pallas_kernels.large_pages import use_large_pages
 
@@ -149,7 +149,7 @@ def _load(
         stacked=build.stacked,
         expert_parallel=expert_parallel,
         location=str(opened.source.path),
-        pooling=read_pooling_head(opened.source, reader, config),
+        pooling=read_pooling_head(opened.source, reader, config, encodes=isinstance(model, PromptEncoder)),
         tensor_shapes={name: reader.shape(name) for source in model.weights() for name in source.sources},
     )
 

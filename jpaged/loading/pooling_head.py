@@ -19,7 +19,7 @@ from jpaged.loading.renamed_tensors import VOCABULARY_HEAD, RenamedTensors, base
 from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.source import CHECKPOINT_MARKER, Source
 from jpaged.loading.tensor_reader import TensorReader
-from jpaged.loading.vector_layers import VectorLayer, VectorLayers, read_layer
+from jpaged.loading.vector_layers import VectorLayer, VectorLayers, read_dense
 from jpaged.pooling_params import Pooling
 
 HEAD = "score.weight"
@@ -94,8 +94,11 @@ class PoolingHead:
     activation: str | None = None
 
 
-def read_pooling_head(source: Source, reader: TensorReader, config: AnyConfig) -> PoolingHead:
+def read_pooling_head(source: Source, reader: TensorReader, config: AnyConfig, *, encodes: bool = False) -> PoolingHead:
     """Read a model's pooling and head.
+
+    Args:
+        encodes: whether the model is a `jpaged.model_api.PromptEncoder`.
 
     Raises:
         ValueError: a file next to the weights is damaged; names it.
@@ -112,7 +115,7 @@ def read_pooling_head(source: Source, reader: TensorReader, config: AnyConfig) -
             return said
         head, pooling = found
         return replace(said, classes=head, class_pooling=pooling, independent=_independent(config, head))
-    said = _sentence_transformers(source.path, PoolingHead())
+    said = _sentence_transformers(source.path, PoolingHead("mean", generates=False) if encodes else PoolingHead())
     if not isinstance(reader, HeadlessReader):
         return said
     classes = None
@@ -122,7 +125,7 @@ def read_pooling_head(source: Source, reader: TensorReader, config: AnyConfig) -
         said,
         classes=classes,
         independent=_independent(config, classes),
-        generates=reader.generates,
+        generates=reader.generates and not encodes,
         activation=_activation(config),
     )
 
@@ -190,9 +193,7 @@ def _sentence_transformers(folder: Path, default: PoolingHead) -> PoolingHead:
 
 def _dense(folder: Path) -> VectorLayer:
     """Return a folder's Dense module."""
-    fields = read_json(folder / "config.json")
-    activation = str(fields.get("activation_function", "Tanh")).rpartition(".")[2].lower()
-    return read_layer(SafetensorsWeights(folder), "linear", activation)
+    return read_dense(SafetensorsWeights(folder), read_json(folder / "config.json"))
 
 
 class HeadlessReader(RenamedTensors):

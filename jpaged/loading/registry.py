@@ -5,6 +5,9 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from jpaged.loading.model_config import AnyConfig
+from jpaged.model_api import MayEncodePrompts
+
 GROUP = "jpaged.models"
 
 
@@ -35,6 +38,13 @@ def model_class(model_type: str) -> type[Any]:
             f"model_type {model_type!r} is registered by {package} as {entry.value!r}, "
             f"but that family is not installed: {error}"
         ) from error
+
+
+def is_encoder(family: type[Any], config: AnyConfig) -> bool:
+    """Tell whether a family's model of this config is a `jpaged.model_api.PromptEncoder`."""
+    return getattr(family, "encodes_prompts", False) or (
+        isinstance(family, MayEncodePrompts) and family.encodes(config)
+    )
 
 
 def _families() -> dict[str, EntryPoint]:

@@ -6,8 +6,9 @@ They are small and are computed on the host, in float32.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -55,21 +56,26 @@ class Scale:
 
 @dataclass(frozen=True)
 class VectorLayer:
-    """``norm(activation(weight @ x + bias))``.
+    """``norm(activation(weight @ x + bias) + residual @ x)``, the last term only with `adds_input`.
 
     Attributes:
         weight: [outputs, inputs].
         activation: one of `VECTOR_ACTIVATIONS`.
+        residual: [outputs, inputs]; None = the input is added as it is.
     """
 
     weight: np.ndarray
     bias: np.ndarray | None = None
     activation: str = "identity"
     norm: Scale | None = None
+    adds_input: bool = False
+    residual: np.ndarray | None = None
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         y = self.weight @ x
         y = VECTOR_ACTIVATIONS[self.activation](y if self.bias is None else y + self.bias)
+        if self.adds_input:
+            y = y + (x if self.residual is None else self.residual @ x)
         return y if self.norm is None else self.norm(y)
 
 
@@ -106,6 +112,28 @@ def read_layer(
         raise ValueError(f"{reader.location}: {name} is followed by {activation!r}; known activations: {known}")
     after = None if norm is None else Scale(_read(reader, f"{norm}.weight"), _bias(reader, norm), eps)
     return VectorLayer(_read(reader, f"{name}.weight"), _bias(reader, name), activation, after)
+
+
+def read_dense(reader: TensorReader, fields: Mapping[str, Any]) -> VectorLayer:
+    """Read a Dense module of sentence-transformers.
+
+    Args:
+        fields: its config.json.
+
+    Raises:
+        ValueError: it does not turn a prompt's vector into another one, or its activation is unknown.
+    """
+    for name in ("module_input_name", "module_output_name"):
+        if fields.get(name) not in (None, "sentence_embedding"):
+            raise ValueError(
+                f"{reader.location}: Dense has {name}={fields[name]!r}; only 'sentence_embedding' is supported"
+            )
+    activation = str(fields.get("activation_function", "Tanh")).rpartition(".")[2].lower()
+    layer = read_layer(reader, "linear", activation)
+    if not fields.get("use_residual", False):
+        return layer
+    outputs, inputs = layer.weight.shape
+    return replace(layer, adds_input=True, residual=None if outputs == inputs else _read(reader, "residual.weight"))
 
 
 def _bias(reader: TensorReader, name: str) -> np.ndarray | None:

@@ -308,7 +308,8 @@ class PromptEncoder(Protocol):
     """
 
     encodes_prompts: bool
-    """True, of the class too: the loader looks for an encoder's heads, and for no vocabulary's head."""
+    """True. A class that has it too makes encoders only, whose heads the loader reads; see `MayEncodePrompts` for the
+    others."""
 
     layer_groups: tuple[()]
     vocab_size: int
@@ -337,4 +338,15 @@ class PromptEncoder(Protocol):
         live_rows: Int[Array, ""] | None = None,
     ) -> tuple[Float[Array, "tokens embed"], Any]:
         """Return the hidden states of every token, and the cache as it came; see `CausalLM`."""
+        ...
+
+
+@runtime_checkable
+class MayEncodePrompts(Protocol):
+    """The further method of a family's class that makes a `CausalLM` or, where a config asks for attention in both
+    directions, a `PromptEncoder` of the same parameters."""
+
+    @staticmethod
+    def encodes(config: Any) -> bool:
+        """Tell whether the model of this config is a `PromptEncoder`."""
         ...

@@ -24,6 +24,7 @@ from jpaged.loading.open_checkpoint import open_model, read_config
 from jpaged.loading.orbax.checkpoint import OrbaxWeights
 from jpaged.loading.parameters.targets import DtypeOf, abstract_model
 from jpaged.loading.parameters.weights import abstract_params
+from jpaged.loading.registry import is_encoder
 from jpaged.loading.source import CHECKPOINT_MARKER
 from jpaged.loading.tensor_reader import StoredAs
 from jpaged.loading.weight_formats.methods import NamedCodes, method_of
@@ -95,7 +96,7 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
         kernel_impl=kernels,
         compact_tiles=Bfloat16Tiles.FLOAT32_BITS if config.deterministic else Bfloat16Tiles.FLOAT32_PRODUCT,
     )
-    if getattr(family, "encodes_prompts", False):
+    if is_encoder(family, model_config):
         raise ValueError(f"{config.model} encodes prompts and keeps no KV: plans are made of models that generate")
     model = abstract_model(family, model_config, build)
     reader: CodedNames | None = None

@@ -1,4 +1,5 @@
-"""Tiny random checkpoints of the encoders in `models/encoder_families.py`: every switch of a row is tried."""
+"""Tiny random checkpoints of the encoders in `models/encoder_families.py`, of which every switch of a row is tried, and
+of decoders whose config asks for attention in both directions."""
 
 from __future__ import annotations
 
@@ -9,9 +10,13 @@ from transformers import (
     AutoModel,
     BertConfig,
     DistilBertConfig,
+    Gemma3TextConfig,
+    LlamaConfig,
     ModernBertConfig,
     MPNetConfig,
     NomicBertConfig,
+    Qwen2Config,
+    Qwen3Config,
     RobertaConfig,
     XLMRobertaConfig,
 )
@@ -58,6 +63,30 @@ ENCODERS = {
             "full_attention": {"rope_type": "default", "rope_theta": 160.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
         },
+    ),
+    "embedding_gemma": Gemma3TextConfig(
+        **_SIZES,
+        num_key_value_heads=1,
+        head_dim=16,
+        query_pre_attn_scalar=25,
+        sliding_window=11,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        use_bidirectional_attention=True,
+        rope_parameters={
+            "full_attention": {"rope_type": "default", "rope_theta": 160.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
+        },
+    ),
+    "llama": LlamaConfig(**_SIZES, is_causal=False),
+    "qwen2": Qwen2Config(**_SIZES, num_key_value_heads=1, is_causal=False, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(
+        **_SIZES,
+        num_key_value_heads=1,
+        head_dim=16,
+        is_causal=False,
+        use_sliding_window=True,
+        sliding_window=4,
+        max_window_layers=1,
     ),
 }
 

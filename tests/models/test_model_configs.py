@@ -269,8 +269,9 @@ def test_layer_groups_count_kv_heads_as_laid_out_over_shards():
         ("deepseek_v3", "topk_group", 4),
         ("deepseek_v3", "num_experts_per_tok", 5),
         ("deepseek_v3", "qk_rope_head_dim", 13),
-        ("qwen2", "is_causal", False),
-        ("llama", "is_causal", False),
+        ("llama-shared-kv", "is_causal", False),
+        ("llama4", "is_causal", False),
+        ("deepseek_v2", "is_causal", False),
         ("mamba2", "is_causal", False),
     ],
 )

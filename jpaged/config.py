@@ -66,6 +66,15 @@ def _image_flags(folders: Sequence[Path] | None, hosts: Sequence[str] | None) ->
     return ImageSources(folders=tuple(folders or ()), hosts=tuple(hosts or ()))
 
 
+def _answer_tokens(name: str, value: Any) -> tuple[str, ...]:
+    tokens = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Sequence) else ()
+    if len(tokens) not in (1, 2) or not all(isinstance(token, str) and token for token in tokens):
+        raise ValueError(f"{name}={shown(value)} must be one or two tokens, such as ('no', 'yes')")
+    if len(set(tokens)) < len(tokens):
+        raise ValueError(f"{name}={shown(value)} has one token twice")
+    return tokens
+
+
 def _watermark(name: str, value: Any) -> float:
     share = real(0.0, 1.0)(name, value)
     if share == 1:
@@ -92,6 +101,19 @@ class EngineConfig:
 
     chat_template: str | None = setting(None, optional(text))
     """Text of a Jinja chat template in place of the tokenizer's own (``jpaged serve --chat-template FILE``)."""
+
+    classifier_from_token: tuple[str, ...] | None = setting(
+        None,
+        optional(_answer_tokens),
+        flag=Flag(
+            commands="serve",
+            type=list[str] | None,
+            help="Token of a reranker's answer: give it twice, for no and yes.",
+        ),
+    )
+    """Tokens by which a reranker answers, in the order ("no", "yes"): `LLM.score` of a pair is the probability of the
+    second among both. One token alone gives the sigmoid of its logit. None takes the tokens of the folder's LogitScore
+    module, if it has one."""
 
     revision: str | None = setting(
         None, optional(text), flag=Flag(commands="serve", help="Branch, tag or commit of a hub id.")

@@ -64,7 +64,7 @@ _INSTEAD: Mapping[str, str] = {
     "enable_sleep_mode": "LLM.sleep() and wake_up() need no setting",
     "fully_sharded_loras": _LORA,
     "guided_decoding_backend": _GRAMMARS,
-    "hf_overrides": _CONFIG,
+    "hf_overrides": f"{_CONFIG}; classifier_from_token=('no', 'yes') is a setting, for Qwen3-Reranker",
     "hf_token": "HF_TOKEN in the environment, or `hf auth login`, tells the hub who you are",
     "kv_transfer_config": _TRANSFER,
     "limit_mm_per_prompt": "give images=jpaged.ImageSources(max_images=...), or language_model_only=True for none",

@@ -123,6 +123,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         expert_parallel=config.enable_expert_parallel,
         tokenizer=config.tokenizer,
         chat_template=config.chat_template,
+        classifier_from_token=config.classifier_from_token,
         revision=config.revision,
         download_dir=config.download_dir,
         generation_config=config.generation_config,

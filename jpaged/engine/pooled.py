@@ -16,7 +16,8 @@ from jpaged.scheduling import Request
 from jpaged.text.adapters import LoRA
 from jpaged.text.batch import one_each, one_lora_each, several
 from jpaged.text.input_processor import PREFILL_ONLY
-from jpaged.text.prompt import Prompt, Tokenization, cut_text, pair_prompts, parse_prompt, with_text_before
+from jpaged.text.pairs import judged_prompts, pair_prompts
+from jpaged.text.prompt import Prompt, Tokenization, cut_text, parse_prompt, with_text_before
 from jpaged.validation import boolean
 
 if TYPE_CHECKING:
@@ -103,6 +104,8 @@ class Pooler:
         options: RunOptions,
     ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
         """Return a vector for each prompt."""
+        if self._head.answers is not None:
+            raise ValueError(f"{self._name} scores pairs by the tokens of its answer: only generate() and score()")
         if self._head.modules:
             raise ValueError(
                 f"{self._name} makes its vectors by {', '.join(self._head.modules)} (modules.json), which is "
@@ -183,21 +186,37 @@ class Pooler:
             raise ValueError(
                 f"{self._name} asks for scores after {self._head.activation}; known are Sigmoid and Identity"
             )
-        tokenization, model = Tokenization.of(options.tokenization_kwargs), self._served.model
-        batch = pair_prompts(
-            first,
-            second,
-            self._served.tokenizer,
-            tokenization,
-            vocab_size=model.vocab_size,
-            token_types=model.token_types if isinstance(model, PromptEncoder) else 1,
-            most=self._most_tokens,
-            bound=self._served.input_processor.bound(None, tokenization),
-        )
+        batch = self._pairs(first, second, Tokenization.of(options.tokenization_kwargs))
         found = self._run(batch, [self._head.class_pooling] * len(batch), options)
         if self._head.activation == "Identity":
             return [one.output(ScoringOutput(float(head(one.vector)[0]))) for one in found]
         return [one.output(ScoringOutput(self._classes(head(one.vector)).probs[0])) for one in found]
+
+    def _pairs(self, first: Sequence[Prompt], second: Sequence[Prompt], tokenization: Tokenization) -> list[Prompt]:
+        """Return one prompt for each pair."""
+        model, tokenizer, inputs = self._served.model, self._served.tokenizer, self._served.input_processor
+        answers = self._head.answers
+        if answers is not None:
+            return judged_prompts(
+                first,
+                second,
+                tokenizer,
+                tokenization,
+                instruction=self._head.prompts.get(self._head.default_prompt or ""),
+                add_generation_prompt=answers.add_generation_prompt,
+                variables=answers.variables,
+                most=inputs.max_model_len if self._most_tokens is None else self._most_tokens,
+            )
+        return pair_prompts(
+            first,
+            second,
+            tokenizer,
+            tokenization,
+            vocab_size=model.vocab_size,
+            token_types=model.token_types if isinstance(model, PromptEncoder) else 1,
+            most=self._most_tokens,
+            bound=inputs.bound(None, tokenization),
+        )
 
     def _likelihoods(
         self, owner: OwnedEngine, prompts: Sequence[Prompt], options: RunOptions

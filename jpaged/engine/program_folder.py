@@ -24,6 +24,7 @@ _NO_MATTER = frozenset(
             "model",
             "tokenizer",
             "chat_template",
+            "classifier_from_token",
             "revision",
             "download_dir",
             "generation_config",

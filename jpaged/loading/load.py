@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jpaged.config import DTYPES
+from jpaged.loading.answer_tokens import AnswerTokens, answers_of_texts
 from jpaged.loading.build_context import CompactTiles, build_context, capability_of, check_dtype, chosen_dtype
 from jpaged.loading.generation_config import read_generation_config, usable_end_ids
 from jpaged.loading.loaded_model import LoadedModel
@@ -20,7 +21,7 @@ from jpaged.loading.parameters.formats import check_device, check_quantization
 from jpaged.loading.parameters.weights import load_params
 from jpaged.loading.pooling_head import read_pooling_head
 from jpaged.loading.tokenizer import find_tokenizer, has_tokenizer, load_tokenizer
-from jpaged.model_api import TENSOR_AXIS, PromptEncoder
+from jpaged.model_api import TENSOR_AXIS
 from jpaged.validation import one_of
 from pallas_kernels.large_pages import use_large_pages
 
@@ -41,6 +42,7 @@ def load_model(
     language_model_only: bool = False,
     compact_tiles: CompactTiles | None = None,
     chat_template: str | None = None,
+    classifier_from_token: tuple[str, ...] | None = None,
 ) -> LoadedModel:
     """Load a model by alias, path or hub id; see `resolve_source`.
 
@@ -53,7 +55,8 @@ def load_model(
         stacked: stack the layers for a scan; by default as `build_context` says.
         quantization: format of the matrices, see `EngineConfig`; None = the dtype, or the format of a quantised
             checkpoint that jpaged saved.
-        tokenizer, chat_template, revision, download_dir, generation_config, language_model_only: see `EngineConfig`.
+        tokenizer, chat_template, classifier_from_token, revision, download_dir, generation_config, language_model_only:
+            see `EngineConfig`.
         compact_tiles: the matrices of a bfloat16 checkpoint that a CPU which computes in float32 keeps in bfloat16, in
             half of the memory; these cannot be differentiated. None: keeps none.
 
@@ -75,8 +78,16 @@ def load_model(
             raise ValueError("chat_template needs a tokenizer, and the model has none")
         other.chat_template = chat_template
     generation = read_generation_config(generation_config, opened.source, opened.gguf, other)
+    answers = None if classifier_from_token is None else answers_of_texts(classifier_from_token, other)
     loaded = _load(
-        opened, np.dtype(jnp.dtype(held)), mesh, stacked, quantization, expert_parallel, compact_tiles=compact_tiles
+        opened,
+        np.dtype(jnp.dtype(held)),
+        mesh,
+        stacked,
+        quantization,
+        expert_parallel,
+        compact_tiles=compact_tiles,
+        answers=answers,
     )
     ends = usable_end_ids(generation.eos_token_ids, loaded.model.vocab_size, opened.source.path)
     return replace(loaded, tokenizer=other, eos_token_ids=ends, sampling=generation.sampling)
@@ -121,6 +132,7 @@ def _load(
     expert_parallel: bool,
     computes: bool = True,
     compact_tiles: CompactTiles | None = None,
+    answers: AnswerTokens | None = None,
 ) -> LoadedModel:
     family, config, reader = opened.family, opened.config, opened.reader
     shards = mesh.shape[TENSOR_AXIS]
@@ -149,7 +161,7 @@ def _load(
         stacked=build.stacked,
         expert_parallel=expert_parallel,
         location=str(opened.source.path),
-        pooling=read_pooling_head(opened.source, reader, config, encodes=isinstance(model, PromptEncoder)),
+        pooling=read_pooling_head(opened.source, reader, config, model, answers),
         tensor_shapes={name: reader.shape(name) for source in model.weights() for name in source.sources},
     )
 

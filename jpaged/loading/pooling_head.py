@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from gguf.constants import PoolingType
 
+from jpaged.loading.answer_tokens import MODULE, AnswerTokens, answer_head, answers_of_module
 from jpaged.loading.encoder_tensors import EncoderReader
 from jpaged.loading.gguf.weights import GGUFWeights
 from jpaged.loading.hugging_face import read_json
@@ -20,6 +21,7 @@ from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.source import CHECKPOINT_MARKER, Source
 from jpaged.loading.tensor_reader import TensorReader
 from jpaged.loading.vector_layers import VectorLayer, VectorLayers, read_dense
+from jpaged.model_api import CausalLM, PromptEncoder
 from jpaged.pooling_params import Pooling
 
 HEAD = "score.weight"
@@ -40,7 +42,8 @@ _MODES: dict[str, Pooling] = {
 }
 """The supported modes by sentence-transformers' names, from fields with and without the prefix ``pooling_mode_``."""
 _MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
-"""The supported types of sentence-transformers' modules, in the order in which they may stand."""
+"""The supported types of sentence-transformers' modules, in the order in which they may stand. A reranker has
+`answer_tokens.MODULE` after the first."""
 _PROMPTS = "config_sentence_transformers.json"
 _TOKENS = "sentence_bert_config.json"
 
@@ -76,6 +79,7 @@ class PoolingHead:
         independent: whether classes have independent probabilities (a sigmoid), not a distribution (a softmax).
         generates: whether the model has a vocabulary's head.
         activation: the config's name of the function from a pair's logit to its score, such as Sigmoid; None = not set.
+        answers: the tokens of which `classes` is made; None if it is not.
     """
 
     pooling: Pooling = "last"
@@ -92,17 +96,37 @@ class PoolingHead:
     independent: bool = False
     generates: bool = True
     activation: str | None = None
+    answers: AnswerTokens | None = None
 
 
-def read_pooling_head(source: Source, reader: TensorReader, config: AnyConfig, *, encodes: bool = False) -> PoolingHead:
+def read_pooling_head(
+    source: Source,
+    reader: TensorReader,
+    config: AnyConfig,
+    model: CausalLM | PromptEncoder | None = None,
+    answers: AnswerTokens | None = None,
+) -> PoolingHead:
     """Read a model's pooling and head.
 
     Args:
-        encodes: whether the model is a `jpaged.model_api.PromptEncoder`.
+        model: with shapes in place of arrays; None = no head is made of a vocabulary's.
+        answers: the tokens that the user chose for scores of pairs; None = those of the folder, if it has some.
 
     Raises:
-        ValueError: a file next to the weights is damaged; names it.
+        ValueError: a file next to the weights is damaged, or the model has no head for these tokens; names it.
     """
+    head = _read(source, reader, config, isinstance(model, PromptEncoder))
+    if answers is not None and head.answers is not None:
+        answers = replace(head.answers, yes=answers.yes, no=answers.no)
+    answers = answers or head.answers
+    if answers is None or model is None:
+        return head
+    if head.classes is not None:
+        raise ValueError(f"{reader.location} has a head for classes, and none for scores by tokens")
+    return replace(head, answers=answers, classes=answer_head(reader, model, answers), independent=True, modules=())
+
+
+def _read(source: Source, reader: TensorReader, config: AnyConfig, encodes: bool) -> PoolingHead:
     if source.kind == "orbax" and (saved := read_json(source.path / CHECKPOINT_MARKER).get("pooling")) is not None:
         return PoolingHead(**{name: saved[name] for name in _SAVED if name in saved}, modules=tuple(saved["modules"]))
     if isinstance(reader, GGUFWeights):
@@ -144,8 +168,11 @@ def _activation(config: AnyConfig) -> str | None:
     """Return the name of the activation that sentence-transformers' CrossEncoder applies, without its module's path."""
     said = getattr(config, "sentence_transformers", None)
     name = said.get("activation_fn") if isinstance(said, dict) else None
-    name = name or getattr(config, "sbert_ce_default_activation_function", None)
-    return None if name is None else str(name).rpartition(".")[2]
+    return _last_name(name or getattr(config, "sbert_ce_default_activation_function", None))
+
+
+def _last_name(path: Any) -> str | None:
+    return None if path is None else str(path).rpartition(".")[2]
 
 
 def _of_gguf(kind: int) -> PoolingHead:
@@ -160,9 +187,8 @@ def _of_gguf(kind: int) -> PoolingHead:
 
 def _sentence_transformers(folder: Path, default: PoolingHead) -> PoolingHead:
     """Return what the folder's files for sentence-transformers say; `default` without a modules.json."""
-    about = read_json(folder / _PROMPTS)
-    prompts = about.get("prompts") or {}
-    most = read_json(folder / _TOKENS).get("max_seq_length")
+    about, settings = read_json(folder / _PROMPTS), read_json(folder / _TOKENS)
+    prompts, most = about.get("prompts") or {}, settings.get("max_seq_length")
     said = replace(default, prompts=prompts, default_prompt=about.get("default_prompt_name"), most_tokens=most)
     file = folder / "modules.json"
     if not file.exists():
@@ -172,6 +198,9 @@ def _sentence_transformers(folder: Path, default: PoolingHead) -> PoolingHead:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{file} is no list of sentence-transformers' modules: {error}") from error
     types = [name for name, _ in modules]
+    if types == ["Transformer", MODULE]:
+        answers = answers_of_module(folder / dict(modules)[MODULE], settings)
+        return replace(said, answers=answers, modules=(MODULE,), activation=_last_name(about.get("activation_fn")))
     unknown = tuple(name for name in types if name not in _MODULES)
     if not unknown and types != sorted(types, key=_MODULES.index):
         raise ValueError(f"{file} has the modules {', '.join(types)}; known is the order {', '.join(_MODULES)}")

@@ -10,7 +10,7 @@ from typing import Any, cast
 from jpaged.scheduling.inputs import PromptImage
 from jpaged.text.chat_template import ChatOptions, Messages, images_in, templated
 from jpaged.text.images import ImageInputs, images_of
-from jpaged.text.long_text import TokenBound, beginning, encode_bounded, part_for_pair
+from jpaged.text.long_text import TokenBound, beginning, encode_bounded
 from jpaged.validation import boolean, check_unicode, integer
 from jpaged.vllm_compat import check_prompt_keys
 
@@ -215,68 +215,3 @@ def chat_prompt(
     prompt = {"prompt": parsed.text, "prompt_token_ids": parsed.token_ids}
     given = images_in(conversation.messages)
     return {**prompt, "multi_modal_data": {"image": given}} if given else prompt
-
-
-def pair_prompts(
-    first: Sequence[Prompt],
-    second: Sequence[Prompt],
-    tokenizer: Any,
-    tokenization: Tokenization,
-    *,
-    vocab_size: int = 0,
-    token_types: int = 1,
-    most: int | None = None,
-    bound: TokenBound,
-) -> list[Prompt]:
-    """Return a prompt of token ids for each pair, joined as the tokenizer joins two texts.
-
-    Args:
-        first, second: texts, as many of both.
-        tokenizer: a transformers tokenizer; None where the model has none.
-        vocab_size, token_types: where the model tells tokens of the second text from those of the first, their ids
-            are raised by `vocab_size`, see `jpaged.model_api.PromptEncoder`.
-        most: most tokens of a pair, whose longer text is cut; None = pairs are not cut.
-        bound: limit on the tokens of a pair that is not cut, so that a text far above it is not tokenized whole.
-
-    Raises:
-        ValueError: there is no tokenizer; a prompt is no text: what stands between two lists of tokens is known to the
-            tokenizer only; or a text alone has more tokens than a pair may have. Names the prompt.
-    """
-    if tokenizer is None:
-        raise ValueError("the model has no tokenizer, which joins the texts of a pair")
-    special = tokenization.add_special_tokens
-    options: dict[str, Any] = {} if special is None else {"add_special_tokens": special}
-    if most is not None and tokenization.max_length is None:
-        options |= {"truncation": True, "max_length": most}
-    texts = zip(_texts("data_1", first, _TEXT_KEYS), _texts("data_2", second, {"prompt"}), strict=True)
-    prompts: list[Prompt] = []
-    for i, (both, given) in enumerate(zip(texts, first, strict=True)):
-        if "max_length" in options:  # the longer text loses its end until both fit, so no more of either counts
-            one, other = (beginning(tokenizer, text, False, options["max_length"]) for text in both)
-        else:
-            try:
-                one, other = (part_for_pair(tokenizer, text, bound) for text in both)
-            except ValueError as error:
-                raise ValueError(f"prompt {i}: {error}") from error
-        pair = tokenizer(one, other, return_token_type_ids=token_types > 1, **options)
-        ids = pair["input_ids"]
-        if token_types > 1:
-            ids = [token + kind * vocab_size for token, kind in zip(ids, pair["token_type_ids"], strict=True)]
-        salt = {"cache_salt": given["cache_salt"]} if isinstance(given, Mapping) and "cache_salt" in given else {}
-        prompts.append({"prompt_token_ids": ids, **salt})
-    return prompts
-
-
-def _texts(name: str, prompts: Sequence[Prompt], keys: set[str]) -> list[str]:
-    """Return the prompts' texts; a mapping may have `keys`. The pair's ``cache_salt`` is that of its first text."""
-    texts = []
-    for i, prompt in enumerate(prompts):
-        named = isinstance(prompt, Mapping) and {"prompt"} <= set(prompt) <= keys
-        only = prompt["prompt"] if named else prompt  # type: ignore[index,call-overload]
-        if not isinstance(only, str):
-            raise ValueError(
-                f"{name}[{i}]={prompt!r} must be text: this model reads both texts of a pair as one prompt"
-            )
-        check_unicode(f"{name}[{i}]", only)
-        texts.append(only)
-    return texts

@@ -10,7 +10,8 @@ from jpaged import TextPrompt, TokensPrompt
 from jpaged.sampling_params import SamplingParams
 from jpaged.text.input_processor import InputProcessor
 from jpaged.text.long_text import TokenBound
-from jpaged.text.prompt import DEFAULT, Tokenization, pair_prompts
+from jpaged.text.pairs import pair_prompts
+from jpaged.text.prompt import DEFAULT, Tokenization
 
 LIMITS = {"vocab_size": 256, "max_model_len": 64, "max_num_seqs": 4, "eos_token_ids": (2,)}
 

@@ -82,7 +82,7 @@ def save_checkpoint(path: str | Path, loaded: LoadedModel) -> None:
         raise FileExistsError(f"path={str(path)!r} exists; a checkpoint is written to a new folder")
     if loaded.pooling.dense is not None:
         raise ValueError(f"{loaded.name} has Dense modules (modules.json), which a saved checkpoint has no place for")
-    if loaded.pooling.classes is not None:
+    if loaded.pooling.classes is not None and loaded.pooling.answers is None:
         raise ValueError(f"{loaded.name} is a model for classification, whose head a saved checkpoint has no place for")
     if jax.process_count() > 1:
         _write(path, loaded)

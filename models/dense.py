@@ -69,6 +69,7 @@ class MLPSpec:
         names: of the matrices, after the block's: gate, up and down; or gate and up in one, and down. Without a gate,
             up and down.
         block: the block's name after the layer's.
+        down_bias: of a gated encoder's MLP, see `GatedMLP`.
     """
 
     width: int
@@ -77,6 +78,7 @@ class MLPSpec:
     gated: bool = True
     names: tuple[str, ...] = MLP_NAMES
     block: str = "mlp"
+    down_bias: bool | None = None
 
 
 @dataclass(frozen=True)

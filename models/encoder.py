@@ -113,9 +113,12 @@ class EncoderLayer(nnx.Module):
             out_bias=spec.out_bias,
             rotates=bool(spec.rotary),
         )
-        mlp = GatedMLP if spec.mlp.gated else FeedForward
-        activation = check_activation(spec.mlp.activation, "hidden_act")
-        self.mlp = mlp(spec.size, spec.mlp.width, activation, build, bias=spec.mlp.bias)
+        activation, own = check_activation(spec.mlp.activation, "hidden_act"), spec.mlp
+        self.mlp: GatedMLP | FeedForward
+        if own.gated:
+            self.mlp = GatedMLP(spec.size, own.width, activation, build, bias=own.bias, down_bias=own.down_bias)
+        else:
+            self.mlp = FeedForward(spec.size, own.width, activation, build, bias=own.bias)
         self.mlp_norm = spec.make_norm(build)
         self.spec = spec
 

@@ -5,13 +5,14 @@ Everything a row leaves out is BERT's, see `EncoderSpec`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from jpaged.model_api import BuildContext
 
 from .attention import ProjectionNames
+from .config_reader import ConfigReader, Fields, Rope
 from .dense import MLPSpec
 from .encoder import Encoder, EncoderNames, EncoderSpec
 from .groups import kinds_from_types, type_of_group
@@ -136,6 +137,53 @@ def _modernbert(config: Any) -> EncoderSpec:
     )
 
 
+def _gte(config: Any) -> EncoderSpec:
+    """GTE v1.5 (Zhang et al., 2024): rotary positions, a gated MLP with a bias at its end."""
+    nomic = _nomic_bert(config)
+    return replace(
+        nomic,
+        mlp=replace(nomic.mlp, down_bias=True),
+        qkv_bias=True,
+        out_bias=True,
+        names=replace(nomic.names, types=nomic.names.types if config.type_vocab_size else None),
+    )
+
+
+def _of_new(fields: Fields) -> None:
+    """Refuse what no published checkpoint has, and say NTK's stretched rotation in terms of others: its base is
+    multiplied by the factor, and its frequencies are divided by ``factor ** (2 / head_dim)`` (Su, 2023)."""
+    only = {"position_embedding_type": "rope", "layer_norm_type": "layer_norm", "logn_attention_scale": False}
+    for name, value in only.items():
+        if fields.get(name, value) != value:
+            raise ValueError(f"{name}={fields[name]!r} is not supported; only {value!r}")
+    scaling = fields.get("rope_scaling")
+    if scaling and scaling.get("type", scaling.get("rope_type")) == "ntk":
+        if scaling.get("mixed_b") is not None:
+            raise ValueError(f"rope_scaling has mixed_b={scaling['mixed_b']}, which is not supported")
+        factor, head_dim = scaling["factor"], fields["hidden_size"] // fields["num_attention_heads"]
+        fields["rope_theta"] *= factor
+        fields["rope_scaling"] = {"rope_type": "linear", "factor": factor ** (2 / head_dim)}
+
+
+_NEW = ConfigReader(
+    {
+        "vocab_size": 30528,
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "hidden_act": "gelu",
+        "max_position_embeddings": 2048,
+        "type_vocab_size": 1,
+        "layer_norm_eps": 1e-12,
+        "rope_theta": 10000.0,
+    },
+    rope=Rope(10000.0),
+    follow=_of_new,
+)
+"""Reads configs of Alibaba-NLP's own code, which transformers does not have."""
+
+
 ENCODERS: dict[str, Callable[[Any], EncoderSpec]] = {
     "bert": _bert,
     "roberta": _roberta,
@@ -143,6 +191,8 @@ ENCODERS: dict[str, Callable[[Any], EncoderSpec]] = {
     "distilbert": _distilbert,
     "mpnet": _mpnet,
     "nomic_bert": _nomic_bert,
+    "gte": _gte,
+    "new": _gte,
     "modernbert": _modernbert,
 }
 """Each family's row, by the ``model_type`` of its config."""
@@ -150,6 +200,8 @@ ENCODERS: dict[str, Callable[[Any], EncoderSpec]] = {
 
 class EncoderFamily(Encoder):
     """`jpaged.model_api.PromptEncoder` for the families in `ENCODERS`; `config` is their Hugging Face config."""
+
+    configs: ClassVar[Mapping[str, ConfigReader]] = {"new": _NEW}
 
     def __init__(self, config: Any, build: BuildContext):
         if config.model_type not in ENCODERS:

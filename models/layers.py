@@ -136,12 +136,26 @@ class GatedMLP(nnx.Module):
 
     gate_up [embed, 2 * mlp] holds each shard's gate columns and then its up columns, so that a shard finds both in
     its own part; down [mlp, embed]. Columns beyond the checkpoint's width are zero.
+
+    Args:
+        bias: whether the products have biases.
+        down_bias: whether the second one has, if that differs; None = it does not.
     """
 
-    def __init__(self, embed: int, width: int, activation: str, build: BuildContext, *, bias: bool):
+    def __init__(
+        self,
+        embed: int,
+        width: int,
+        activation: str,
+        build: BuildContext,
+        *,
+        bias: bool,
+        down_bias: bool | None = None,
+    ):
         mlp = padded(width, build.tensor_parallel)
         self.gate_up = Linear(embed, 2 * mlp, build, partition=P(None, TENSOR_AXIS), bias=bias)
-        self.down = Linear(mlp, embed, build, partition=P(TENSOR_AXIS, None), bias=bias)
+        of_down = bias if down_bias is None else down_bias
+        self.down = Linear(mlp, embed, build, partition=P(TENSOR_AXIS, None), bias=of_down)
         self.activation = activation
         self.shards = build.tensor_parallel
         self.impl = build.product_impl

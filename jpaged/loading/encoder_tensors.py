@@ -1,14 +1,14 @@
 """Reads an encoder's checkpoint under the names that the families know, and its head for classes.
 
 A model with a head stores the encoder under a prefix (``bert.``), old checkpoints of BERT call a LayerNorm's vectors
-gamma and beta, and Nomic's published ones are named otherwise than transformers names them.
+gamma and beta, and Nomic's and GTE's published ones are named otherwise than transformers names them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,18 +24,53 @@ _NOT_READ = re.compile(
 )
 """Tensors other than the encoder's own: heads, and numbers that the config gives."""
 
-_NOMIC = {
-    "encoder.layers": "layers",
-    "emb_ln": "embeddings.LayerNorm",
-    "attn.out_proj": "self_attn.o_proj",
-    "fc11": "up_proj",
-    "fc12": "gate_proj",
-    "fc2": "down_proj",
-    "norm1": "post_attention_layernorm",
-    "norm2": "post_mlp_layernorm",
-}
-"""Names in Nomic's published checkpoints, and those that transformers gives them."""
-_FUSED = "attn.Wqkv.weight"
+
+class Published(NamedTuple):
+    """A family's names in published checkpoints, where transformers gives others.
+
+    Attributes:
+        mark: part of a name that only these checkpoints have.
+        renamed: transformers' names of parts, by the published ones.
+        joined: transformers' names of the parts whose rows a tensor has one after another, by its name.
+    """
+
+    mark: str
+    renamed: Mapping[str, str]
+    joined: Mapping[str, tuple[str, ...]]
+
+
+_QKV = tuple(f"self_attn.{letter}_proj" for letter in "qkv")
+_PUBLISHED = (
+    Published(
+        "attn.Wqkv",
+        {
+            "encoder.layers": "layers",
+            "emb_ln": "embeddings.LayerNorm",
+            "attn.out_proj": "self_attn.o_proj",
+            "fc11": "up_proj",
+            "fc12": "gate_proj",
+            "fc2": "down_proj",
+            "norm1": "post_attention_layernorm",
+            "norm2": "post_mlp_layernorm",
+        },
+        {"attn.Wqkv": _QKV},
+    ),
+    Published(
+        "mlp.up_gate_proj",
+        {
+            "encoder.layer": "layers",
+            "attention.q_proj": "self_attn.q_proj",
+            "attention.k_proj": "self_attn.k_proj",
+            "attention.v_proj": "self_attn.v_proj",
+            "attention.o_proj": "self_attn.o_proj",
+            "attn_ln": "post_attention_layernorm",
+            "mlp_ln": "post_mlp_layernorm",
+        },
+        {"attention.qkv_proj": _QKV, "mlp.up_gate_proj": ("mlp.up_proj", "mlp.gate_proj")},
+    ),
+)
+"""Nomic's and GTE's."""
+_AS_IN_TRANSFORMERS = Published("", {}, {})
 
 
 class EncoderReader(RenamedTensors):
@@ -45,16 +80,18 @@ class EncoderReader(RenamedTensors):
         names = list(whole.names())
         prefix = _prefix(names)
         stored = {}
-        self._parts: dict[str, int] = {}
-        nomic = any(name.endswith(_FUSED) and "encoder.layers." in name for name in names)
+        self._parts: dict[str, tuple[int, int]] = {}
+        known = next((one for one in _PUBLISHED if _has(names, one.mark)), _AS_IN_TRANSFORMERS)
         for name in names:
             if prefix and not name.startswith(prefix):
                 continue
-            own = _renamed(name.removeprefix(prefix), _NOMIC if nomic else {})
-            if nomic and own.endswith(_FUSED):
-                for part, letter in enumerate("qkv"):
-                    split = own.replace(_FUSED, f"self_attn.{letter}_proj.weight")
-                    stored[split], self._parts[split] = name, part
+            own = _renamed(name.removeprefix(prefix), known.renamed)
+            joined = next((part for part in known.joined if f".{part}." in own), None)
+            if joined is not None:
+                parts = known.joined[joined]
+                for number, part in enumerate(parts):
+                    split = own.replace(joined, part)
+                    stored[split], self._parts[split] = name, (number, len(parts))
             elif not _NOT_READ.match(own):
                 stored[own] = name
         super().__init__(whole, stored)
@@ -62,14 +99,15 @@ class EncoderReader(RenamedTensors):
 
     def shape(self, name: str) -> tuple[int, ...]:
         rows, *rest = super().shape(name)
-        return (rows // 3 if name in self._parts else rows, *rest)
+        return (rows // self._parts[name][1] if name in self._parts else rows, *rest)
 
     def read(self, name: str) -> np.ndarray | HostArray:
         tensor = super().read(name)
         if name not in self._parts:
             return tensor
-        rows = tensor.shape[0] // 3
-        return tensor[slice(self._parts[name] * rows, (self._parts[name] + 1) * rows),]
+        number, parts = self._parts[name]
+        rows = tensor.shape[0] // parts
+        return tensor[slice(number * rows, (number + 1) * rows),]
 
     def classifier(self, config: Any) -> tuple[VectorLayers, Pooling] | None:
         """Return the head for classes and the pooling that it wants; None for a model without one.
@@ -101,6 +139,11 @@ class EncoderReader(RenamedTensors):
                 return VectorLayers(layers), getattr(config, "classifier_pooling", "cls")
         known = "; ".join(" and ".join(name for name, _ in head) for head in heads)
         raise ValueError(f"{self.location} is a {kinds[0]} without a head for classes; known heads: {known}")
+
+
+def _has(names: Iterable[str], mark: str) -> bool:
+    """Tell whether a layer of an encoder that numbers its layers in ``encoder.`` has a part of this name."""
+    return any(f".{mark}." in name and "encoder.layer" in name for name in names)
 
 
 def _prefix(names: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ from jpaged.loading.open_checkpoint import open_model
 from jpaged.loading.pooling_head import read_pooling_head
 
 IDS = [2, 9, 77, 140, 3]
-PREFIXES = {"bert": "bert", "roberta": "roberta", "distilbert": "distilbert", "modernbert": "model"}
+PREFIXES = {"bert": "bert", "roberta": "roberta", "distilbert": "distilbert", "modernbert": "model", "gte": "gte"}
 
 
 def head_of(folder):

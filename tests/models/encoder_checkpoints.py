@@ -11,6 +11,7 @@ from transformers import (
     BertConfig,
     DistilBertConfig,
     Gemma3TextConfig,
+    GteConfig,
     LlamaConfig,
     ModernBertConfig,
     MPNetConfig,
@@ -47,6 +48,7 @@ ENCODERS = {
     ),
     "mpnet": MPNetConfig(**_SIZES, layer_norm_eps=0.02),
     "nomic_bert": NomicBertConfig(**_SIZES, type_vocab_size=2),
+    "gte": GteConfig(**_SIZES, type_vocab_size=2, rope_parameters={"rope_type": "default", "rope_theta": 40.0}),
     "modernbert": ModernBertConfig(
         **_SIZES,
         local_attention=10,

@@ -20,6 +20,7 @@ BENCHMARKS = Cases(
         "throughput": "throughput.throughput",
         "peers": "peers.peers",
         "start": "start.start",
+        "embeddings": "embeddings.embeddings",
         "disk": "disk.disk",
         "lora": "lora.lora",
         "perplexity": "perplexity.perplexities",

@@ -10,6 +10,7 @@ import pytest
 
 from scripts.benchmarks import hybrids, simulate
 from scripts.benchmarks.baselines import Buddy, Contiguous, NaivePool, Regions, SmallScheduler, reservations
+from scripts.benchmarks.embeddings import sentences_of_questions
 from scripts.benchmarks.registry import BENCHMARKS
 from scripts.benchmarks.serve_real import Gate
 from scripts.benchmarks.shapes import shape_named
@@ -169,3 +170,9 @@ def test_a_gate_admits_in_order_and_only_what_has_a_region():
 
     said = asyncio.run(run())
     assert said[:3] == ["a in", "a out", "b in"] and len(said) == 6
+
+
+def test_sentences_to_embed_are_whole_distinct_and_as_many_as_asked():
+    found = sentences_of_questions(256)
+    assert len(found) == 256 and len(set(found)) > 250 and min(map(len, found)) > 20
+    assert sentences_of_questions(3) == found[:3] and len(sentences_of_questions(5000)) == 5000

@@ -20,7 +20,7 @@ from jpaged.loading.renamed_tensors import VOCABULARY_HEAD, RenamedTensors, base
 from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.source import CHECKPOINT_MARKER, Source
 from jpaged.loading.tensor_reader import TensorReader
-from jpaged.loading.vector_layers import VectorLayer, VectorLayers, read_dense
+from jpaged.loading.vector_layers import VectorLayer, VectorLayers, read_dense, read_layer
 from jpaged.model_api import CausalLM, PromptEncoder
 from jpaged.pooling_params import Pooling
 
@@ -46,6 +46,9 @@ _MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
 `answer_tokens.MODULE` after the first."""
 _PROMPTS = "config_sentence_transformers.json"
 _TOKENS = "sentence_bert_config.json"
+
+_GGUF_DENSE = ("dense_2", "dense_3")
+"""GGUF's names of EmbeddingGemma's two Dense modules, neither of which has a bias or an activation."""
 
 _SAVED = (
     "pooling",
@@ -130,7 +133,7 @@ def _read(source: Source, reader: TensorReader, config: AnyConfig, encodes: bool
     if source.kind == "orbax" and (saved := read_json(source.path / CHECKPOINT_MARKER).get("pooling")) is not None:
         return PoolingHead(**{name: saved[name] for name in _SAVED if name in saved}, modules=tuple(saved["modules"]))
     if isinstance(reader, GGUFWeights):
-        return _of_gguf(reader.pooling_type)
+        return _of_gguf(reader, encodes)
     if isinstance(reader, EncoderReader):
         said = _sentence_transformers(source.path, PoolingHead("mean"))
         found = reader.classifier(config)
@@ -175,14 +178,19 @@ def _last_name(path: Any) -> str | None:
     return None if path is None else str(path).rpartition(".")[2]
 
 
-def _of_gguf(kind: int) -> PoolingHead:
+def _of_gguf(reader: GGUFWeights, encodes: bool) -> PoolingHead:
+    kind, names = reader.pooling_type, set(reader.names())
+    dense = [read_layer(reader, name) for name in _GGUF_DENSE if f"{name}.weight" in names]
+    own = PoolingHead(
+        "mean" if encodes else "last", generates=not encodes, dense=VectorLayers(dense) if dense else None
+    )
     if kind == PoolingType.NONE:
-        return PoolingHead()
+        return own
     known: dict[int, Pooling] = {PoolingType.MEAN: "mean", PoolingType.LAST: "last", PoolingType.CLS: "cls"}
     if kind in known:
-        return PoolingHead(known[kind])
-    names = {int(one): one.name.lower() for one in PoolingType}
-    return PoolingHead(unknown=names.get(kind, str(kind)))
+        return replace(own, pooling=known[kind])
+    kinds = {int(one): one.name.lower() for one in PoolingType}
+    return replace(own, unknown=kinds.get(kind, str(kind)))
 
 
 def _sentence_transformers(folder: Path, default: PoolingHead) -> PoolingHead:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jpaged.loading.gguf.encoders import ENCODERS
 from jpaged.loading.gguf.families import (
     FAMILIES,
     SCALED_EXPERTS,
@@ -43,6 +44,8 @@ def _fields(file: GGUFFile) -> Fields:
     for key, known in _ONLY.items():
         if key == "expert_weights_scale" and arch in SCALED_EXPERTS:
             continue
+        if key == "attention.causal" and arch in _BOTH_WAYS:
+            known = (False,)
         if (value := field(file, key, known[0])) not in known:
             raise ValueError(f"{file.path}: {key}={value} is not supported; {key}={known[0]} is")
     return _FAMILIES[arch](file)
@@ -99,6 +102,10 @@ def _gemma3(file: GGUFFile) -> Fields:
         rope_parameters=rope,
         final_logit_softcapping=file.metadata.get("gemma3.final_logit_softcapping"),
     )
+
+
+def _gemma_embedding(file: GGUFFile) -> Fields:
+    return _gemma3(file) | {"use_bidirectional_attention": True}
 
 
 def _gemma4(file: GGUFFile) -> Fields:
@@ -426,9 +433,14 @@ _FAMILIES: dict[str, Callable[[GGUFFile], Fields]] = {
     "mamba2": _mamba2,
     "jamba": _jamba,
     "lfm2": _lfm2,
+    "gemma-embedding": _gemma_embedding,
+    **ENCODERS,
     **FAMILIES,
 }
 _MAY_HAVE_EXPERTS = ("llama", "qwen2moe", "qwen3moe", "olmoe", "llama4", "gpt-oss", "jamba", "gemma4", *WITH_EXPERTS)
+
+_BOTH_WAYS = ("gemma-embedding", *ENCODERS)
+"""Architectures of encoders."""
 
 _ONLY: dict[str, tuple[float | bool, ...]] = {"attention.causal": (True,), "expert_weights_scale": (1.0, 0.0)}
 """Keys with the only values that are supported, except the scale for `SCALED_EXPERTS`; llama.cpp writes 0 for an unused

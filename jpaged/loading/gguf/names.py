@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -52,6 +53,7 @@ class _Names:
         alternating, outputs_first: see `Stored`.
         undo: maps stem and kind to the function in `Stored.undo`.
         joined: maps stem and kind to those of another tensor, with which it is one of the checkpoint's.
+        split: maps stems to the checkpoint's names of the parts whose rows a tensor has one after another.
     """
 
     layer: Mapping[str, str]
@@ -63,6 +65,7 @@ class _Names:
     outputs_first: bool = False
     undo: Mapping[str, Callable[..., np.ndarray]] = field(default_factory=dict)
     joined: Mapping[str, str] = field(default_factory=dict)
+    split: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 _ATTENTION = {
@@ -156,6 +159,14 @@ _LFM2 = {
 _LFM2_OUTER = {"token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm", "output": "lm_head"}
 
 
+_ENCODER_OUTER = {
+    "token_embd": "embeddings.word_embeddings",
+    "position_embd": "embeddings.position_embeddings",
+    "token_types": "embeddings.token_type_embeddings",
+    "token_embd_norm": "embeddings.LayerNorm",
+}
+
+
 def _one_above_another(*weights: np.ndarray) -> np.ndarray:
     return np.concatenate(weights)
 
@@ -167,6 +178,11 @@ _MAMBA2_UNDO: Mapping[str, Callable[..., np.ndarray]] = {
     "ssm_d": _flat,
     "ssm_norm.weight": _flat,
 }
+
+
+def _part(number: int, parts: int, joined: np.ndarray) -> np.ndarray:
+    """Return one of as many parts of a tensor's rows."""
+    return np.split(joined, parts)[number]
 
 
 def _unchanged(weight: np.ndarray) -> np.ndarray:
@@ -181,6 +197,31 @@ def _turned(weight: np.ndarray) -> np.ndarray:
 
 _BY_ARCHITECTURE: dict[str, _Names] = {
     "llama": _SPARSE,
+    "bert": _Names(
+        {
+            "attn_q": "attention.self.query",
+            "attn_k": "attention.self.key",
+            "attn_v": "attention.self.value",
+            "attn_output": "attention.output.dense",
+            "attn_output_norm": "attention.output.LayerNorm",
+            "ffn_up": "intermediate.dense",
+            "ffn_down": "output.dense",
+            "layer_output_norm": "output.LayerNorm",
+        },
+        _ENCODER_OUTER,
+        "encoder.layer",
+    ),
+    "nomic-bert": _Names(
+        {
+            "attn_output": "self_attn.o_proj",
+            "attn_output_norm": "post_attention_layernorm",
+            **_mlp("mlp"),
+            "layer_output_norm": "post_mlp_layernorm",
+        },
+        _ENCODER_OUTER,
+        "layers",
+        split={"attn_qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")},
+    ),
     "phi3": _Names({**_LAYER, "attn_qkv": "self_attn.qkv_proj", **_FUSED_MLP}),
     "starcoder2": _Names(_LAYER | _PLAIN_MLP),
     "exaone4": _Names({**_ATTENTION, **_mlp("mlp"), **_POST_NORMS}),
@@ -238,6 +279,7 @@ _BY_ARCHITECTURE: dict[str, _Names] = {
     "gemma": _Names(_LAYER, undo=_GEMMA.undo),
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
+    "gemma-embedding": _GEMMA,
     "gemma4": _Names(
         _GEMMA_LAYER
         | {
@@ -457,6 +499,12 @@ def _made_of(name: str, names: _Names, file: GGUFFile) -> dict[str, Stored]:
         }
     if whole in names.joined.values():
         return {}
+    if stem in names.split:
+        parts = names.split[stem]
+        return {
+            f"{prefix}.{part}{ending}": Stored((name,), partial(_part, number, len(parts)))
+            for number, part in enumerate(parts)
+        }
     others = tuple(f"blk.{block}.{other}" for other in [names.joined.get(whole)] if other is not None)
     known = names.layer.get(whole) or (f"{names.layer[stem]}{ending}" if stem in names.layer else None)
     return {f"{prefix}.{known}" if known else name: Stored((name, *others), names.undo.get(whole))}

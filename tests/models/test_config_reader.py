@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 import pytest
 from checkpoints import CHECKPOINTS
 from dense_families import DENSE_FAMILIES
+from encoder_checkpoints import ENCODERS
 from transformers import CONFIG_MAPPING, PretrainedConfig
 
 READERS = {
@@ -54,9 +55,15 @@ def in_json(config: PretrainedConfig) -> dict:
     }
 
 
-@pytest.mark.parametrize("model_type", READERS)
+@pytest.mark.parametrize("model_type", [name for name in READERS if name in CONFIG_MAPPING])
 def test_what_a_file_leaves_out_is_as_in_transformers(model_type):
     assert not differences(READERS[model_type]({"model_type": model_type}), CONFIG_MAPPING[model_type]())
+
+
+def test_an_encoders_window_is_read_as_by_transformers():
+    wanted = ENCODERS["embedding_gemma"]
+    found = READERS["gemma3_text"](in_json(wanted))
+    assert found.sliding_window == wanted.sliding_window == 6 and not differences(found, wanted)
 
 
 @pytest.mark.parametrize("name", [*CHECKPOINTS, *DENSE_FAMILIES])

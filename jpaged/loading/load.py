@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,16 +80,17 @@ def load_model(
         other.chat_template = chat_template
     generation = read_generation_config(generation_config, opened.source, opened.gguf, other)
     answers = None if classifier_from_token is None else answers_of_texts(classifier_from_token, other)
-    loaded = _load(
-        opened,
-        np.dtype(jnp.dtype(held)),
-        mesh,
-        stacked,
-        quantization,
-        expert_parallel,
-        compact_tiles=compact_tiles,
-        answers=answers,
-    )
+    with opened.source.remote.progress() if opened.source.remote else nullcontext():
+        loaded = _load(
+            opened,
+            np.dtype(jnp.dtype(held)),
+            mesh,
+            stacked,
+            quantization,
+            expert_parallel,
+            compact_tiles=compact_tiles,
+            answers=answers,
+        )
     ends = usable_end_ids(generation.eos_token_ids, loaded.model.vocab_size, opened.source.path)
     return replace(loaded, tokenizer=other, eos_token_ids=ends, sampling=generation.sampling)
 
@@ -115,7 +117,8 @@ def convert_checkpoint(
     if dtype == "auto":
         stored = str(opened.reader.stored_dtype)
         dtype = stored if stored in ("bfloat16", "float16") else "float32"
-    loaded = _load(opened, np.dtype(jnp.dtype(dtype)), _mesh(None, 1), False, quantization, False, computes=False)
+    with opened.source.remote.progress() if opened.source.remote else nullcontext():
+        loaded = _load(opened, np.dtype(jnp.dtype(dtype)), _mesh(None, 1), False, quantization, False, computes=False)
     tokenizer = load_tokenizer(opened.source, opened.gguf) if has_tokenizer(opened.source) else None
     generation = read_generation_config("auto", opened.source, opened.gguf, None)
     ends = usable_end_ids(generation.eos_token_ids, loaded.model.vocab_size, opened.source.path)

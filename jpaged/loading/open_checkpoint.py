@@ -23,6 +23,8 @@ from jpaged.loading.model_config import FILE, AnyConfig, own_config, parse_field
 from jpaged.loading.orbax.checkpoint import OrbaxWeights
 from jpaged.loading.pooling_head import without_head
 from jpaged.loading.registry import model_class, model_types
+from jpaged.loading.remote_file import is_url, without_secrets
+from jpaged.loading.remote_folder import is_gguf, open_remote
 from jpaged.loading.renamed_tensors import LanguageModelReader, as_stored, is_multimodal, separate_experts
 from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.source import CHECKPOINT_MARKER, Source, check_name, resolve_source, unreachable
@@ -65,13 +67,13 @@ def open_model(
     """
     source = resolve_source(name, revision=revision, download_dir=download_dir)
     if source.kind == "gguf":
-        gguf = GGUFFile(source.path)
+        gguf = GGUFFile(source.path, source.remote.files[0] if source.remote else None)
         config = config_from_gguf(gguf)
         return OpenedModel(source, config, model_class(config.model_type), GGUFWeights(gguf), gguf)
     config, family = described(source.path, language_model_only=language_model_only)
     if source.kind == "orbax":
         return OpenedModel(source, config, family, OrbaxWeights(source.path, family, config))
-    weights: TensorReader = SafetensorsWeights(source.path)
+    weights: TensorReader = SafetensorsWeights(source.path, source.remote.files if source.remote else ())
     method = method_of(config)
     if method is not None:
         assert isinstance(weights, SafetensorsWeights)
@@ -194,7 +196,7 @@ def describe_model(
 ) -> Described:
     """Read the config of anything that `load_model` takes, of a folder without weights, or of a file ``*.json``.
 
-    For a hub id, only the config is downloaded.
+    For a hub id, only the config is downloaded; for the URL of a folder, only small files are.
 
     Args:
         revision, download_dir: see `resolve_source`.
@@ -204,6 +206,11 @@ def describe_model(
         ValueError: nothing has that name, its family is not installed, or a revision is given without a hub id.
     """
     check_name(name)
+    if is_url(name):
+        if is_gguf(str(name)):
+            raise ValueError(f"model={without_secrets(str(name))!r}: plans are made of .gguf files on disk")
+        remote = open_remote(str(name), download_dir, weights=False)
+        return _of_config(remote.folder / FILE, language_model_only)
     path = Path(name).expanduser()
     if revision is not None and (path.exists() or path.suffix == ".json"):
         raise ValueError(f"revision={revision!r} needs a hub id, and model={str(name)!r} is none")

@@ -6,12 +6,14 @@ import json
 import math
 import struct
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+
+from jpaged.loading.remote_file import RemoteFile, bytes_of, size_of
 
 _DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),
@@ -37,7 +39,7 @@ _BAD_HEADER = (AttributeError, KeyError, TypeError, UnicodeDecodeError, json.JSO
 
 @dataclass(frozen=True)
 class _Entry:
-    file: Path
+    file: Path | RemoteFile
     dtype: str
     shape: tuple[int, ...]
     begin: int
@@ -51,6 +53,9 @@ class SafetensorsWeights:
     tensor-parallel host reads only its own part. (The format is a JSON header and raw bytes. The `safetensors`
     package would copy each tensor, and its NumPy framework has no bfloat16 in older versions.)
 
+    Args:
+        remote: files at a URL that are read instead of the folder's, each tensor when it is used.
+
     Raises:
         ValueError: the folder has no safetensors, a file is damaged, the index names an absent shard, or several files
             hold the same tensor.
@@ -58,10 +63,10 @@ class SafetensorsWeights:
 
     quantised = False
 
-    def __init__(self, folder: str | Path):
-        self.location = str(folder)
+    def __init__(self, folder: str | Path, remote: Sequence[RemoteFile] = ()):
+        self.location = str(remote[0]).rpartition("/")[0] if remote else str(folder)
         self._entries: dict[str, _Entry] = {}
-        for file in _shards(Path(folder)):
+        for file in remote or _shards(Path(folder)):
             found = _header(file)
             for name in found.keys() & self._entries.keys():
                 raise ValueError(f"tensor {name} is in {file} and in {self._entries[name].file}: which one is meant?")
@@ -71,7 +76,7 @@ class SafetensorsWeights:
             if entry.dtype in _DTYPES:
                 floats[entry.dtype] += entry.end - entry.begin
         if not floats:
-            raise ValueError(f"{folder} holds no floating-point tensors (known types: {', '.join(_DTYPES)})")
+            raise ValueError(f"{self.location} holds no floating-point tensors (known types: {', '.join(_DTYPES)})")
         self.stored_dtype = _DTYPES[floats.most_common(1)[0][0]]
 
     def names(self) -> Iterable[str]:
@@ -87,7 +92,7 @@ class SafetensorsWeights:
         """Return the type that `read_codes` returns a tensor in; None where it is of no known type."""
         return (_DTYPES | _CODES).get(self._entries[name].dtype)
 
-    def file_of(self, name: str) -> Path:
+    def file_of(self, name: str) -> Path | RemoteFile:
         """Return the file that holds a tensor, for messages."""
         return self._entries[name].file
 
@@ -105,8 +110,8 @@ class SafetensorsWeights:
         if dtype is None:
             raise ValueError(f"tensor {name} in {entry.file} has type {entry.dtype}; read are {', '.join(known)}")
         # A map a tensor: its pages leave memory with the last view of it.
-        raw = np.memmap(entry.file, np.uint8, "r", entry.begin, entry.end - entry.begin)
-        return raw.view(np.ndarray).view(dtype).reshape(entry.shape)
+        raw = bytes_of(entry.file, entry.begin, entry.end - entry.begin)
+        return raw.view(dtype).reshape(entry.shape)
 
 
 def _shards(folder: Path) -> list[Path]:
@@ -134,21 +139,21 @@ def _shards(folder: Path) -> list[Path]:
     return files
 
 
-def _header(file: Path) -> dict[str, _Entry]:
+def _header(file: Path | RemoteFile) -> dict[str, _Entry]:
     try:
         return _entries(file)
     except _BAD_HEADER as error:
         raise ValueError(f"{file} is damaged: its header is {error!r}") from error
 
 
-def _entries(file: Path) -> dict[str, _Entry]:
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        start = stream.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
-        if length > size - 8:
-            raise ValueError(f"{file} is damaged: its {size} bytes do not hold its header")
-        header = json.loads(stream.read(length))
+def _entries(file: Path | RemoteFile) -> dict[str, _Entry]:
+    size = size_of(file)
+    start = bytes_of(file, 0, 8).tobytes() if size >= 8 else b""
+    length = struct.unpack("<Q", start)[0] if start else size
+    if length > size - 8:
+        web = " (it is a web page)" if start.lstrip().lower().startswith((b"<!doc", b"<html")) else ""
+        raise ValueError(f"{file} is damaged: its {size} bytes do not hold its header{web}")
+    header = json.loads(bytes_of(file, 8, length).tobytes()) if length else json.loads(b"")
     base = 8 + length
     entries = {}
     for name, info in header.items():

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jpaged.loading import demo_model
+from jpaged.loading.remote_file import SCHEMES, is_url
+from jpaged.loading.remote_folder import Remote, is_gguf, open_remote
 from jpaged.short_values import shown
 from jpaged.validation import did_you_mean
 
@@ -15,7 +17,8 @@ CHECKPOINT_MARKER = "jpaged.json"
 
 _ACCEPTED = (
     f"accepted are: {demo_model.ALIAS!r} (the demo model), a folder with config.json and *.safetensors, "
-    "a .gguf file, a folder written by `jpaged convert` or save_checkpoint, or a hub id such as 'org/model'"
+    "a .gguf file, a folder written by `jpaged convert` or save_checkpoint, a hub id such as 'org/model', or the URL "
+    f"({', '.join(f'{scheme}://' for scheme in SCHEMES)}) of a folder of safetensors or of a .gguf file"
 )
 _NOT_OURS = ["*/*.safetensors", "*/*.model", "onnx/*", "original/*", "metal/*"]
 """Files in subfolders, which hold other copies of the weights; the hub's patterns match across folders."""
@@ -26,11 +29,16 @@ _HUB_FILES = ["*.safetensors", "*.json", "tokenizer*", "*.model", "*.tiktoken", 
 
 @dataclass(frozen=True)
 class Source:
-    """Names a model on disk: its kind and its file (gguf) or folder (the others). `name` is what the user wrote."""
+    """Names a model on disk: its kind and its file (gguf) or folder (the others). `name` is what the user wrote.
+
+    `remote` has the weights of a model at a URL: `path` is then the folder with its small files, or the name that a
+    .gguf file would have in it.
+    """
 
     name: str
     kind: Literal["safetensors", "gguf", "orbax"]
     path: Path
+    remote: Remote | None = None
 
 
 def check_name(name: str | Path) -> None:
@@ -45,7 +53,7 @@ def check_name(name: str | Path) -> None:
 
 
 def resolve_source(name: str | Path, *, revision: str | None = None, download_dir: str | Path | None = None) -> Source:
-    """Find (and, for the alias and for hub ids, download) a model.
+    """Find (and, for the alias and for hub ids, download) a model; of one at a URL, fetch the small files.
 
     Args:
         revision: branch, tag or commit of a hub id.
@@ -57,8 +65,13 @@ def resolve_source(name: str | Path, *, revision: str | None = None, download_di
     """
     check_name(name)
     path = Path(name).expanduser()
-    if revision is not None and (str(name) == demo_model.ALIAS or path.exists()):
+    if revision is not None and (is_url(name) or str(name) == demo_model.ALIAS or path.exists()):
         raise ValueError(f"revision={revision!r} needs a hub id, and model={str(name)!r} is none")
+    if is_url(name):
+        remote = open_remote(str(name), download_dir)
+        if is_gguf(str(name)):
+            return Source(str(name), "gguf", remote.folder / remote.files[0].name, remote)
+        return Source(str(name), "safetensors", remote.folder, remote)
     if str(name) == demo_model.ALIAS:
         return Source(str(name), "gguf", demo_model.fetch_demo_model(download_dir))
     if path.is_dir():

@@ -19,6 +19,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType
 
 from jpaged.loading.gguf.blocks import dequantise
+from jpaged.loading.remote_file import RemoteFile, bytes_of, size_of
 
 _SCALARS: dict[GGUFValueType, tuple[str, int]] = {
     GGUFValueType.UINT8: ("B", 1),
@@ -40,6 +41,8 @@ _PLAIN: dict[GGMLQuantizationType, np.dtype] = {
     GGMLQuantizationType.BF16: np.dtype(ml_dtypes.bfloat16),
 }
 
+_BEGINNING = 16 << 20
+"""Bytes of a file at a URL that are fetched first, and hold most headers."""
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 
@@ -58,6 +61,9 @@ class TensorInfo:
 class GGUFFile:
     """A GGUF file, memory mapped, with the parts that llama.cpp's gguf-split made of it.
 
+    Args:
+        remote: the file at a URL that is read instead, if it has no further parts; `path` is then its name only.
+
     Attributes:
         path: the file, or its first part.
         metadata: every key with its Python value (numbers, strings, lists of them).
@@ -68,10 +74,13 @@ class GGUFFile:
             several parts, or a part is missing or of another file; names it.
     """
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path, remote: RemoteFile | None = None):
         self.path = Path(path)
-        self.metadata, self.tensors = _read_header(self.path)
+        self._file = remote or self.path
+        self.metadata, self.tensors = _read_header(self._file)
         count = self.metadata.get("split.count", 1)
+        if count > 1 and remote is not None:
+            raise ValueError(f"{remote} is one of {count} parts: of .gguf files at a URL, whole ones are read")
         if count > 1:
             self.tensors |= _tensors_of_parts(self.path, self.metadata, count, set(self.tensors))
 
@@ -84,7 +93,7 @@ class GGUFFile:
         """
         info = self.tensors[name]
         # One map per tensor: its pages are released with the last view of it.
-        raw = np.memmap(info.part or self.path, np.uint8, "r", info.offset, _stored_bytes(info)).view(np.ndarray)
+        raw = bytes_of(info.part or self._file, info.offset, _stored_bytes(info))
         plain = _PLAIN.get(info.encoding)
         return raw.view(plain).reshape(info.shape) if plain is not None else raw.reshape(*info.shape[:-1], -1)
 
@@ -102,12 +111,26 @@ def _stored_bytes(info: TensorInfo) -> int:
     return math.prod(info.shape) // per_block * block_bytes
 
 
-def _read_header(path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
+def _read_header(path: Path | RemoteFile) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
     """Return one file's metadata and tensors."""
-    size = path.stat().st_size
+    size = size_of(path)
     if size < 24:
         raise ValueError(f"{path} is not a GGUF file: {size} bytes are less than a header")
-    data = np.memmap(path, np.uint8, "r").data
+    length = min(size, _BEGINNING) if isinstance(path, RemoteFile) else size
+    while True:
+        try:
+            return _parse_header(path, size, bytes_of(path, 0, length).data)
+        except _CutShort:
+            if length == size:
+                raise
+            length = min(size, 2 * length)  # the header of a file at a URL is as long as it turns out to be
+
+
+class _CutShort(ValueError):
+    """A header goes on after the bytes that were read."""
+
+
+def _parse_header(path: Path | RemoteFile, size: int, data: memoryview) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
     magic, version, count, keys = struct.unpack_from("<4sIQQ", data, 0)
     if magic != b"GGUF":
         raise ValueError(f"{path} is not a GGUF file: it starts with {magic!r}")
@@ -118,7 +141,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
         alignment = metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)
         tensors = _read_tensor_table(data, end, count, alignment)
     except struct.error as error:
-        raise ValueError(f"{path} is cut short: {size} bytes end inside its header") from error
+        raise _CutShort(f"{path} is cut short: {size} bytes end inside its header") from error
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise ValueError(f"{path} is damaged, or of a newer form: {error}") from error
     for info in tensors.values():

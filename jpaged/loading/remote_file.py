@@ -129,10 +129,14 @@ class RemoteBlocks:
 
     Args:
         seen: is called with the bytes of each answer.
+
+    Attributes:
+        fetched: bytes of all answers so far.
     """
 
     def __init__(self, seen: Callable[[int], None] = lambda count: None) -> None:
         self.seen = seen
+        self.fetched = 0
         self._lock = threading.Lock()
         self._held: OrderedDict[tuple[str, int], Future[bytes]] = OrderedDict()
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="jpaged-remote")
@@ -158,6 +162,8 @@ class RemoteBlocks:
 
     def _fetch(self, file: RemoteFile, begin: int, end: int) -> bytes:
         found = file.fetch(begin, end)
+        with self._lock:
+            self.fetched += len(found)
         self.seen(len(found))
         return found
 

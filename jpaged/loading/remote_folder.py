@@ -73,7 +73,9 @@ class Remote:
         """Show on standard error the bytes that arrive while the weights are read, and forget what is held after it."""
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), refresh_per_second=5) as bar:
-            task = bar.add_task(f"Fetching {without_secrets(self.url)}", total=sum(file.size for file in self.files))
+            what = f"Fetching {Path(urlsplit(self.url).path).name}"
+            # What came with the headers counts too.
+            task = bar.add_task(what, total=sum(file.size for file in self.files), completed=self.blocks.fetched)
             self.blocks.seen = lambda count: bar.advance(task, count)
             try:
                 yield

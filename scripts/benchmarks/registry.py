@@ -21,6 +21,7 @@ BENCHMARKS = Cases(
         "peers": "peers.peers",
         "start": "start.start",
         "embeddings": "embeddings.embeddings",
+        "remote": "remote.remote",
         "disk": "disk.disk",
         "lora": "lora.lora",
         "perplexity": "perplexity.perplexities",

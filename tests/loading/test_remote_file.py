@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
-from range_server import serving
 
 from jpaged.loading import remote_file
 from jpaged.loading.remote_file import RemoteBlocks, RemoteFile, file_system, is_url, without_secrets
+from scripts.benchmarks.range_server import serving
 
 
 @pytest.fixture(autouse=True)

@@ -7,12 +7,12 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
 from gguf_files import write_quantised_llama
-from range_server import serving
 from tiny_folders import write_llama
 
 from jpaged.loading import load_model, remote_file, remote_folder
 from jpaged.loading.open_checkpoint import describe_model, open_model
 from jpaged.loading.remote_file import file_system
+from scripts.benchmarks.range_server import serving
 
 
 @pytest.fixture(autouse=True)
@@ -143,7 +143,7 @@ def test_an_index_names_no_files_elsewhere(server):
 def test_the_bytes_are_shown_on_standard_error(server, capsys):
     load_model(server.model_url)
     shown = capsys.readouterr()
-    assert "Fetching http" in shown.err and not shown.out
+    assert "Fetching model" in shown.err and not shown.out
 
 
 def test_a_revision_needs_a_hub_id(server):

@@ -19,14 +19,17 @@ class RangeServer:
     Attributes:
         url: of the folder.
         latency: seconds before each answer.
+        bandwidth: bytes a second of one connection; None = as many as there can be.
         breaks: how often, from now, the connection of a range breaks after half of the bytes.
         refused: name -> status of the answers to its ranges.
         no_ranges: whether ranges are ignored.
-        asked: how many times each name was fetched, and in all how many bytes were sent of it.
+        gets, sent: how often each name was fetched, and how many bytes of it were sent.
+        most_at_once: most requests that were answered at one time.
     """
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder, self.url = folder, url
+        self.bandwidth: float | None = None
         self.latency, self.breaks, self.no_ranges = 0.0, 0, False
         self.refused: dict[str, int] = {}
         self.gets: Counter[str] = Counter()
@@ -89,6 +92,8 @@ def serving(folder: Path) -> Iterator[RangeServer]:
             if breaks:
                 data = data[: len(data) // 2]
                 self.close_connection = True
+            if state.bandwidth is not None:
+                time.sleep(len(data) / state.bandwidth)
             self.wfile.write(data)
             with state.lock:
                 state.sent[name] += len(data)

@@ -92,7 +92,7 @@ class EngineConfig:
     """
 
     model: str
-    """Alias (``smollm2-135m``), hub id, Hugging Face folder, ``.gguf`` file or saved checkpoint."""
+    """Alias (``smollm2-135m``), hub id, Hugging Face folder, ``.gguf`` file, URL or saved checkpoint."""
 
     tokenizer: str | None = setting(
         None, optional(text), flag=Flag(commands="serve", help="Source of another tokenizer.")

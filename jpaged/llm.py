@@ -63,7 +63,7 @@ class LLM:
     `jpaged.errors.GenerationInterrupted`, a KeyboardInterrupt whose `outputs` have the text so far.
 
     Args:
-        model: alias (``smollm2-135m``), hub id, Hugging Face folder, ``.gguf`` file or saved checkpoint.
+        model: alias (``smollm2-135m``), hub id, Hugging Face folder, ``.gguf`` file, URL or saved checkpoint.
         settings: see `EngineConfig`; vLLM's names are accepted where they mean the same.
 
     The devices' memory is free again when the LLM is deleted or closed, or at the end of a ``with LLM(...) as llm:``.

@@ -24,7 +24,7 @@ _FLAG_NAMES = {
 """Options whose names differ from those of `ServerSettings`."""
 Model = Annotated[
     str,
-    typer.Option(help="Alias (smollm2-135m), hub id, Hugging Face folder, .gguf file or saved checkpoint."),
+    typer.Option(help="Alias (smollm2-135m), hub id, Hugging Face folder, .gguf file, URL or saved checkpoint."),
 ]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 takes the most likely token.")]
 TopK = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 = all.")]

@@ -14,7 +14,7 @@ from jpaged.cli.options import bad_parameters
 
 @with_engine_options(("dtype", "quantization"))
 def convert(
-    source: Annotated[str, typer.Argument(help="Alias, hub id, Hugging Face folder or .gguf file.")],
+    source: Annotated[str, typer.Argument(help="Alias, hub id, Hugging Face folder, .gguf file or URL.")],
     target: Annotated[Path, typer.Argument(help="Folder to write; must not exist yet.")],
     *,
     engine: EngineOptions,
@@ -51,7 +51,7 @@ def quantize(
 
 @with_engine_options("adapters")
 def compile_model(
-    model: Annotated[str, typer.Argument(help="Model: alias, hub id, folder, .gguf file or saved checkpoint.")],
+    model: Annotated[str, typer.Argument(help="Model: alias, hub id, folder, .gguf file, URL or saved checkpoint.")],
     out: Annotated[Path, typer.Option("--out", help="Folder to write; replaces compiled programs there.")],
     device: Annotated[
         str | None,

@@ -67,7 +67,7 @@ def open_model(
     """
     source = resolve_source(name, revision=revision, download_dir=download_dir)
     if source.kind == "gguf":
-        gguf = GGUFFile(source.path, source.remote.files[0] if source.remote else None)
+        gguf = GGUFFile(source.path, source.remote_file)
         config = config_from_gguf(gguf)
         return OpenedModel(source, config, model_class(config.model_type), GGUFWeights(gguf), gguf)
     config, family = described(source.path, language_model_only=language_model_only)

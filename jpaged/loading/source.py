@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jpaged.loading import demo_model
-from jpaged.loading.remote_file import SCHEMES, is_url
+from jpaged.loading.remote_file import SCHEMES, RemoteFile, is_url
 from jpaged.loading.remote_folder import Remote, is_gguf, open_remote
 from jpaged.short_values import shown
 from jpaged.validation import did_you_mean
@@ -39,6 +39,11 @@ class Source:
     kind: Literal["safetensors", "gguf", "orbax"]
     path: Path
     remote: Remote | None = None
+
+    @property
+    def remote_file(self) -> RemoteFile | None:
+        """The .gguf file at a URL; None if it is on disk."""
+        return self.remote.files[0] if self.remote is not None and self.kind == "gguf" else None
 
 
 def check_name(name: str | Path) -> None:

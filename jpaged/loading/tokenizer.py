@@ -53,7 +53,7 @@ def load_tokenizer(source: Source, gguf: GGUFFile | None = None) -> AnyTokenizer
             chat template's file is damaged.
     """
     if source.kind == "gguf":
-        built = tokenizer_from_gguf(gguf or GGUFFile(source.path))
+        built = tokenizer_from_gguf(gguf or GGUFFile(source.path, source.remote_file))
         if source.name == demo_model.ALIAS:
             built.chat_template = {"default": built.get_chat_template(), "tool_use": demo_model.TOOL_TEMPLATE}
         return built
@@ -169,7 +169,7 @@ def eos_token_ids(source: Source, gguf: GGUFFile | None = None) -> tuple[int, ..
     A folder's generation_config.json decides, then its config.json, then the text model's part of that.
     """
     if source.kind == "gguf":
-        return eos_ids_from_gguf(gguf or GGUFFile(source.path))
+        return eos_ids_from_gguf(gguf or GGUFFile(source.path, source.remote_file))
     config = read_json(source.path / "config.json")
     for described in (read_json(source.path / "generation_config.json"), config, config.get("text_config") or {}):
         ids = described.get("eos_token_id")

@@ -21,6 +21,7 @@ class RangeServer:
         latency: seconds before each answer.
         bandwidth: bytes a second of one connection; None = as many as there can be.
         breaks: how often, from now, the connection of a range breaks after half of the bytes.
+        headers: further headers of each file.
         refused: name -> status of the answers to its ranges.
         no_ranges: whether ranges are ignored.
         gets, sent: how often each name was fetched, and how many bytes of it were sent.
@@ -31,6 +32,7 @@ class RangeServer:
         self.folder, self.url = folder, url
         self.bandwidth: float | None = None
         self.latency, self.breaks, self.no_ranges = 0.0, 0, False
+        self.headers: dict[str, str] = {}
         self.refused: dict[str, int] = {}
         self.gets: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
@@ -78,7 +80,8 @@ def serving(folder: Path) -> Iterator[RangeServer]:
                 begin, end = int(asked[1]), min(int(asked[2]) + 1, size)
             self.send_response(206 if asked and not state.no_ranges else 200)
             self.send_header("Content-Length", str(end - begin))
-            self.send_header("ETag", tag)
+            for header, value in {"ETag": tag, **state.headers}.items():
+                self.send_header(header, value)
             self.end_headers()
             if not body:
                 return None

@@ -1,5 +1,8 @@
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -12,6 +15,8 @@ from tiny_folders import write_llama
 from jpaged.loading import load_model, remote_file, remote_folder
 from jpaged.loading.open_checkpoint import describe_model, open_model
 from jpaged.loading.remote_file import file_system
+from jpaged.loading.source import resolve_source
+from jpaged.loading.tokenizer import find_tokenizer
 from scripts.benchmarks.range_server import serving
 
 
@@ -160,3 +165,37 @@ def test_a_scheme_without_its_package_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
     with pytest.raises(ValueError, match=r"s3:// needs a package that is not installed .*jpaged\[remote\]"):
         load_model("s3://bucket/model")
+
+
+def test_a_tokenizer_at_a_url_is_that_on_disk(server, written):
+    text = "A town by the sea"
+    expected = find_tokenizer(str(written)).encode(text)
+    assert find_tokenizer(server.model_url).encode(text) == expected
+    shutil.copy(resolve_source("smollm2-135m").path, server.folder / "demo.gguf")
+    assert find_tokenizer(f"{server.url}/demo.gguf").encode(text) == expected
+
+
+HUB = """
+from jpaged.loading.open_checkpoint import open_model
+print(open_model("org/model").config.hidden_size)
+"""
+
+
+def test_a_mirror_of_the_hub_is_asked_once_and_then_needs_no_network(written, tmp_path):
+    served = tmp_path / "hub"
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    shutil.copytree(written, served / "org/model/resolve" / commit)
+    about = served / "api/models/org/model/revision/main"
+    about.parent.mkdir(parents=True)
+    files = [{"rfilename": file.name} for file in written.iterdir()]
+    about.write_text(json.dumps({"id": "org/model", "sha": commit, "siblings": files}))
+    variables = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    with serving(served) as mirror:
+        mirror.headers = {"X-Repo-Commit": commit}
+        for offline in ("0", "1"):
+            variables |= {"HF_ENDPOINT": mirror.url, "HF_HUB_OFFLINE": offline}
+            done = subprocess.run([sys.executable, "-c", HUB], env=variables, capture_output=True, text=True)
+            assert done.stdout == "48\n", done.stderr
+            asked = sum(mirror.gets.values())
+            assert (asked > 0) == (offline == "0")
+            mirror.gets.clear()

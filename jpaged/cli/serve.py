@@ -15,9 +15,7 @@ from jpaged.cli.options import bad_parameters, check_otel_extra, check_serve_ext
 
 @with_engine_options("serve")
 def serve(
-    model: Annotated[
-        str, typer.Argument(help="Alias (smollm2-135m), hub id, folder, .gguf file, URL or saved checkpoint.")
-    ],
+    model: Annotated[str, typer.Argument(help="Alias (smollm2-135m), hub id, folder, .gguf, URL or saved checkpoint.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     served_model_name: Annotated[

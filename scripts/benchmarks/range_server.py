@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+from zlib import crc32
 
 
 class RangeServer:
@@ -72,7 +73,8 @@ def serving(folder: Path) -> Iterator[RangeServer]:
                 return self._plain(state.refused[name])
             if not file.is_file():
                 return self._plain(404)
-            size, tag = file.stat().st_size, f'"{file.stat().st_mtime_ns}"'
+            # Files written in one tick of the clock have the same time.
+            size, tag = file.stat().st_size, f'"{file.stat().st_mtime_ns:x}-{crc32(name.encode()):x}"'
             if self.headers.get("If-Match", tag) != tag:
                 return self._plain(412)
             begin, end = 0, size

@@ -190,8 +190,11 @@ def test_a_mirror_of_the_hub_is_asked_once_and_then_needs_no_network(written, tm
     files = [{"rfilename": file.name} for file in written.iterdir()]
     tree = served / "api/models/org/model/tree" / commit
     tree.parent.mkdir()
-    sizes = {file.name: file.stat().st_size for file in written.iterdir()}
-    tree.write_text(json.dumps([{"type": "file", "path": n, "size": s, "oid": "0"} for n, s in sizes.items()]))
+    entries = [
+        {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": f"{number:040x}"}
+        for number, file in enumerate(written.iterdir())
+    ]
+    tree.write_text(json.dumps(entries))
     about.write_text(json.dumps({"id": "org/model", "sha": commit, "siblings": files}))
     variables = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
     with serving(served) as mirror:

@@ -103,7 +103,7 @@ def patiently(url: str, ask: Callable[[], Any]) -> Any:
         except Unusable:
             raise
         except Exception as error:  # each file system has errors of its own
-            reason, status = _reason(error), status_of(error)
+            reason, status = _reason(error).replace(url, without_secrets(url)), status_of(error)
             final = status is not None or isinstance(error, PermissionError)
             if final and status not in _AGAIN:
                 raise ValueError(f"{without_secrets(url)} cannot be read: {reason}") from error

@@ -107,6 +107,9 @@ def test_a_server_that_ignores_ranges_is_named(server, content):
 def test_a_server_that_is_not_there_is_named():
     with pytest.raises(ValueError, match=r"127\.0\.0\.1:9/file\.bin cannot be read: .*, 6 times"):
         RemoteFile("http://127.0.0.1:9/file.bin", file_system("http://127.0.0.1:9"), RemoteBlocks())
+    with pytest.raises(ValueError) as raised:
+        RemoteFile("http://127.0.0.1:9/file.bin?signature=1", file_system("http://127.0.0.1:9"), RemoteBlocks())
+    assert "signature" not in str(raised.value)
 
 
 def test_other_file_systems_are_read_through_fsspec(content):

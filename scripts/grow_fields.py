@@ -26,10 +26,10 @@ import httpx
 MOST_BYTES = 8 * 2**20
 LIMIT = 1.0
 """Seconds that `/health` and the gaps of a stream may take."""
-PATIENCE = 30.0
+ANSWER_SECONDS = 30.0
 """Seconds of a processor after which a body counts as never answered."""
 SHARE = 0.1
-"""Least part of a processor that the server has on a busy machine: PATIENCE lasts so much longer there."""
+"""Least part of a processor that the server has on a busy machine: ANSWER_SECONDS lasts so much longer there."""
 GROWTH = 1.05
 """Memory after the last round, in terms of that after the second."""
 USER = {"role": "user", "content": "the cab"}
@@ -221,7 +221,7 @@ def try_body(
     except httpx.TimeoutException:
         status = "no answer"
     took, used, waits = time.monotonic() - start, processor_time(process) - before, watch.look()
-    if status[0] not in "5n" and min(used, took) <= PATIENCE and min(used, max(waits.values())) <= limit:
+    if status[0] not in "5n" and min(used, took) <= ANSWER_SECONDS and min(used, max(waits.values())) <= limit:
         return ""
     seen = ", ".join(f"{name} {wait:.2f} s" for name, wait in waits.items())
     return f"{status} after {took:.1f} s, {used:.1f} s of a processor, waits {seen}"
@@ -245,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     process, url = serve(args.model, options)
     wrong, sizes = [], []
     try:
-        with httpx.Client(base_url=url, timeout=PATIENCE / SHARE) as http:
+        with httpx.Client(base_url=url, timeout=ANSWER_SECONDS / SHARE) as http:
             every = [case for case in cases(http.get("/openapi.json").json()) if args.only in f"{case[0]} {case[1]}"]
             for path, needed in NEEDED.items():  # compiles
                 http.post(path, json=needed, timeout=600).raise_for_status()

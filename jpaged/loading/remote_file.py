@@ -91,7 +91,7 @@ def status_of(error: BaseException | None) -> int | None:
     return 404 if absent and not broken else None
 
 
-def patiently(url: str, ask: Callable[[], Any]) -> Any:
+def with_retries(url: str, ask: Callable[[], Any]) -> Any:
     """Call `ask` until it succeeds, at most `ATTEMPTS` times.
 
     Raises:
@@ -189,7 +189,7 @@ class RemoteFile:
     def __init__(self, url: str, files: AbstractFileSystem, blocks: RemoteBlocks) -> None:
         self.url, self._files, self._blocks = url, files, blocks
         self.name = Path(urlsplit(url).path).name
-        info = patiently(url, lambda: files.info(url))
+        info = with_retries(url, lambda: files.info(url))
         if info.get("size") is None or info.get("partial") is False:
             raise ValueError(f"{self} cannot be read in parts: its server gives no size, or no byte ranges")
         self.size: int = info["size"]
@@ -216,7 +216,7 @@ class RemoteFile:
                 raise ConnectionError(f"bytes {begin} to {end} of {self.size} ended after {len(found)} bytes")
             return found
 
-        return patiently(self.url, ask)
+        return with_retries(self.url, ask)
 
     def read(self, begin: int, length: int) -> np.ndarray:
         """Return bytes as uint8 [length]. Raises ValueError like `fetch`."""

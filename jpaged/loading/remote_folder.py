@@ -20,7 +20,7 @@ from platformdirs import user_cache_path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 
-from jpaged.loading.remote_file import RemoteBlocks, RemoteFile, file_system, patiently, status_of, without_secrets
+from jpaged.loading.remote_file import RemoteBlocks, RemoteFile, file_system, with_retries, status_of, without_secrets
 
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
@@ -135,7 +135,7 @@ def _cache_of(url: str, download_dir: str | Path | None) -> Path:
 
 
 def _listing(base: str, files: Any) -> list[str]:
-    return sorted(Path(str(path)).name for path in patiently(base, lambda: files.ls(base, detail=False)))
+    return sorted(Path(str(path)).name for path in with_retries(base, lambda: files.ls(base, detail=False)))
 
 
 def _shards(base: str, files: Any, small: _Small, listed: list[str] | None) -> list[str]:
@@ -194,7 +194,7 @@ class _Small:
                 raise ConnectionError(f"{len(data)} of {size} bytes came")
             return data
 
-        data = patiently(url, ask)
+        data = with_retries(url, ask)
         if data[:256].lstrip().lower().startswith((b"<!doctype", b"<html")):
             raise ValueError(f"{without_secrets(url)} is a web page, not a model's file: {data[:60]!r}")
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -225,7 +225,7 @@ class _Small:
     def _info(self, name: str) -> dict[str, Any] | None:
         url = f"{self.base}/{name}"
         try:
-            return patiently(url, lambda: self.files.info(url))
+            return with_retries(url, lambda: self.files.info(url))
         except ValueError as error:
             status = status_of(error.__cause__)
             if status == 404:

@@ -20,7 +20,7 @@ from platformdirs import user_cache_path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 
-from jpaged.loading.remote_file import RemoteBlocks, RemoteFile, file_system, with_retries, status_of, without_secrets
+from jpaged.loading.remote_file import RemoteBlocks, RemoteFile, file_system, status_of, with_retries, without_secrets
 
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"

@@ -22,7 +22,7 @@ from platformdirs import user_cache_path
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE = 120.0
+_WAIT_SECONDS = 120.0
 """Seconds for which one process waits for another to compile."""
 
 _compiling = threading.RLock()
@@ -67,7 +67,7 @@ def _alone(path: Path) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(FileLock(path, timeout=_PATIENCE))
+            stack.enter_context(FileLock(path, timeout=_WAIT_SECONDS))
         except (OSError, NotImplementedError, Timeout) as error:
             logger.debug("%s is not locked: %s", path, error)
         yield

@@ -13,7 +13,7 @@ from generate import NUM_TOKENS, prompts
 from greedy_reference import torch_greedy
 from processes import finish, start
 
-PATIENCE = 600
+SECONDS = 600
 """Seconds a run may take on a busy machine."""
 LIMIT = 60
 """Seconds after a death in which a run has to end."""
@@ -27,7 +27,7 @@ def model(tmp_path_factory):
 
 def answers(count: int, task: str, folder: Path, *, devices: int = 2):
     """What process 0 printed; the others must have ended in peace without printing any."""
-    first, *others = finish(start(count, task, folder, devices=devices), PATIENCE)
+    first, *others = finish(start(count, task, folder, devices=devices), SECONDS)
     assert first.status == 0, first.errors
     for other in others:
         assert other.status == 0, other.errors
@@ -80,6 +80,6 @@ def test_a_killed_process_ends_the_run_with_its_name(model, victim):
 
 def test_processes_with_other_settings_are_told_both(model):
     folder, _ = model
-    for ended in finish(start(2, "disagreeing", folder), PATIENCE):
+    for ended in finish(start(2, "disagreeing", folder), SECONDS):
         assert ended.status == 1
         assert "ValueError: process" in ended.errors and "seed=0" in ended.errors and "seed=1" in ended.errors

@@ -18,7 +18,7 @@ import pytest
 from live_server import process_env, until
 
 KILLS = 6
-PATIENCE = 180
+SECONDS = 180
 """Seconds for what takes moments: the machine may be busy, and every process compiles anew."""
 OPTIONS = ["--port", "0", "--no-warmup", "--dtype", "float32", "--block-size", "8", "--served-model-name", "tiny"]
 OPTIONS += ["--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--max-model-len", "512"]
@@ -38,7 +38,7 @@ class Served:
                 stdout=file,
                 env=process_env(),
             )
-        until(lambda: self.said("is served at") or self.process.poll() is not None, PATIENCE)
+        until(lambda: self.said("is served at") or self.process.poll() is not None, SECONDS)
         assert self.process.poll() is None, log.read_text()
         self.url = self.said("is served at")[0].split()[-1]
 
@@ -59,7 +59,7 @@ class Served:
 
     def wait_for_saves(self, number: int, threads) -> None:
         """Wait until there were so many saves of a state with requests, or no thread asks any more."""
-        until(lambda: self.num_saves >= number or not any(thread.is_alive() for thread in threads), PATIENCE)
+        until(lambda: self.num_saves >= number or not any(thread.is_alive() for thread in threads), SECONDS)
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
@@ -137,7 +137,7 @@ def ask_all(asking, url):
 
     def ask(client):
         try:
-            with httpx.Client(base_url=url, timeout=PATIENCE) as http:
+            with httpx.Client(base_url=url, timeout=SECONDS) as http:
                 client.ask(http)
         except httpx.HTTPError:  # the server was killed
             return
@@ -189,7 +189,7 @@ def test_a_server_that_is_killed_again_and_again_gives_every_answer_of_one_that_
     assert [client.answer for client in asking] == [client.answer for client in undisturbed]
 
     def busy():
-        load = httpx.get(f"{server.url}/load", timeout=PATIENCE).json()
+        load = httpx.get(f"{server.url}/load", timeout=SECONDS).json()
         return load["running"] + load["waiting"] + load["swapped"] + load["kv_cache_usage"]
 
-    until(lambda: busy() == 0, PATIENCE)  # no block leaks
+    until(lambda: busy() == 0, SECONDS)  # no block leaks

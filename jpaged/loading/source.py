@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jpaged.loading import demo_model
-from jpaged.loading.remote_file import SCHEMES, RemoteFile, is_url
+from jpaged.loading.remote_file import RemoteFile, is_url
 from jpaged.loading.remote_folder import Remote, is_gguf, open_remote
 from jpaged.short_values import shown
 from jpaged.validation import did_you_mean
@@ -17,8 +17,8 @@ CHECKPOINT_MARKER = "jpaged.json"
 
 _ACCEPTED = (
     f"accepted are: {demo_model.ALIAS!r} (the demo model), a folder with config.json and *.safetensors, "
-    "a .gguf file, a folder written by `jpaged convert` or save_checkpoint, a hub id such as 'org/model', or the URL "
-    f"({', '.join(f'{scheme}://' for scheme in SCHEMES)}) of a folder of safetensors or of a .gguf file"
+    "a .gguf file, a folder written by `jpaged convert` or save_checkpoint, a hub id such as 'org/model', or the "
+    "https://, s3:// or gs:// URL of such a folder or file"
 )
 _NOT_OURS = ["*/*.safetensors", "*/*.model", "onnx/*", "original/*", "metal/*"]
 """Files in subfolders, which hold other copies of the weights; the hub's patterns match across folders."""

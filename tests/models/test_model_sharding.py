@@ -26,7 +26,7 @@ RECURRENT = ("jamba", "qwen3_5")
         rarely("gemma2", "stacked", 2 * 3),
         rarely("llama4", "stacked", 2 * 4),
         rarely("jamba", "stacked", 3 + 2 + 3),
-        ("qwen3_5", "stacked", 2 * 3),
+        rarely("qwen3_5", "stacked", 2 * 3),
     ],
 )
 def test_only_all_reduces_cross_devices(name, layout, sums, tmp_path):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jpaged.model_api import BuildContext, WeightSource
@@ -19,12 +18,11 @@ from .config_reader import ConfigReader, Fields, Rope, dense
 from .decoder import Decoder, check_model_type
 from .experts import ExpertsSpec, SparseMLP, SparseNames
 from .groups import kinds_from_types, layer_groups, state_groups
-from .layers import GatedMLP, RMSNorm, check_activation
+from .layers import GatedMLP, RMSNorm, check_activation, scaled
 from .linear import LiveRows
 from .pre_norm import LayerNames, PreNormLayer
 from .recurrent.convolution import check_silu
-from .recurrent.mamba2 import Mamba2, Mamba2Sizes
-from .recurrent.slots import Slots
+from .recurrent.mamba2 import HYBRID_FIELDS, Mamba2, Mamba2Sizes, follow_head_dim
 from .rope import Rotary, rotary_from_config
 from .routing import Routing
 from .stack import LayerKind
@@ -64,11 +62,7 @@ def _follow(fields: Fields) -> None:
     Raises:
         ValueError: heads do not make up the inner width.
     """
-    inner, heads = fields["mamba_expand"] * fields["hidden_size"], fields["mamba_n_heads"]
-    if fields["mamba_d_head"] == "auto":
-        fields["mamba_d_head"] = inner // heads
-    if fields["mamba_d_head"] * heads != inner:
-        raise ValueError(f"mamba_d_head={fields['mamba_d_head']} * mamba_n_heads={heads} is not {inner}")
+    follow_head_dim(fields, fields["mamba_expand"] * fields["hidden_size"])
     attends, layers = fields["attn_layer_indices"] or (), range(fields["num_hidden_layers"])
     fields["layer_types"] = ["full_attention" if number in attends else "linear_attention" for number in layers]
 
@@ -83,17 +77,9 @@ _CONFIGS = {
             pad_token_id=0,
             max_position_embeddings=262144,
             attn_layer_indices=None,
-            mamba_n_heads=128,
-            mamba_d_head="auto",
-            mamba_n_groups=1,
-            mamba_d_state=256,
-            mamba_d_conv=4,
-            mamba_expand=2,
-            mamba_conv_bias=True,
-            mamba_proj_bias=False,
-            time_step_limit=(0.0, float("inf")),
             attention_bias=False,
             mlp_bias=False,
+            **HYBRID_FIELDS,
         ),
         rope=Rope(rotated=0.5),
         follow=_follow,
@@ -119,18 +105,7 @@ class Bamba(Decoder):
         self._has_experts = granite and config.num_local_experts > 0
         head_dim = getattr(config, "head_dim", None) or size // config.num_attention_heads
         heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, head_dim, build)
-        said = "mamba_n_heads and mamba_n_groups"
-        sizes = Mamba2Sizes(
-            embed=size,
-            head_dim=config.mamba_d_head,
-            state=config.mamba_d_state,
-            conv_width=config.mamba_d_conv,
-            conv_bias=config.mamba_conv_bias,
-            proj_bias=config.mamba_proj_bias,
-            eps=eps,
-            step_limits=tuple(config.time_step_limit),
-            slots=Slots.of(config.mamba_n_heads, config.mamba_n_groups, build.tensor_parallel, said),
-        )
+        sizes = Mamba2Sizes.of_hybrid(config, build)
         kinds = kinds_from_types(config, local="linear_attention")
         activation = check_activation(config.hidden_act, "hidden_act")
 
@@ -176,5 +151,4 @@ class Bamba(Decoder):
     def embed(
         self, tokens: Int[Array, " tokens"], positions: Int[Array, " tokens"], live_rows: LiveRows = None
     ) -> Float[Array, "tokens embed"]:
-        hidden = super().embed(tokens, positions, live_rows)
-        return hidden if self.embed_scale == 1.0 else hidden * jnp.asarray(self.embed_scale, hidden.dtype)
+        return scaled(super().embed(tokens, positions, live_rows), self.embed_scale)

@@ -23,7 +23,7 @@ from .decoder import Decoder
 from .experts import ExpertsSpec, SparseMLP
 from .groups import layer_groups, type_of_group
 from .heads_norm import EachHeadNorm
-from .layers import MLP_NAMES, XIELU, FeedForward, GatedMLP, LayerNorm, RMSNorm, check_activation
+from .layers import MLP_NAMES, XIELU, FeedForward, GatedMLP, LayerNorm, RMSNorm, check_activation, scaled
 from .linear import LiveRows
 from .rope import QueryGrowth, Rotary, rotary_from_config
 from .stack import LayerKind, PendingResidual, Shared
@@ -306,9 +306,7 @@ class DenseDecoder(Decoder):
     def embed(
         self, tokens: Int[Array, " tokens"], positions: Int[Array, " tokens"], live_rows: LiveRows = None
     ) -> Float[Array, "tokens embed"]:
-        hidden = super().embed(tokens, positions, live_rows)
-        scale = self.spec.embed_scale
-        return hidden if scale is None else hidden * jnp.asarray(scale, hidden.dtype)
+        return scaled(super().embed(tokens, positions, live_rows), self.spec.embed_scale)
 
     def shared(self, positions: Int[Array, " tokens"], live_rows: LiveRows) -> Shared:
         shared = super().shared(positions, live_rows)

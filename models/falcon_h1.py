@@ -20,12 +20,11 @@ from .attention import Attention, Heads
 from .config_reader import ConfigReader, Fields, dense
 from .decoder import Decoder, check_model_type
 from .groups import layer_groups, state_groups
-from .layers import GatedMLP, RMSNorm, check_activation
+from .layers import GatedMLP, RMSNorm, check_activation, scaled
 from .linear import LiveRows
 from .pre_norm import LayerNames, PreNormLayer
 from .recurrent.convolution import check_silu
-from .recurrent.mamba2 import Mamba2, Mamba2Sizes
-from .recurrent.slots import Slots
+from .recurrent.mamba2 import HYBRID_FIELDS, Mamba2, Mamba2Sizes, follow_head_dim
 from .rope import rotary_from_config
 from .stack import LayerKind, Shared
 
@@ -38,13 +37,8 @@ def _follow(fields: Fields) -> None:
     Raises:
         ValueError: heads do not make up the inner width.
     """
-    inner, heads = fields["mamba_d_ssm"], fields["mamba_n_heads"]
-    if inner is None:
-        inner = fields["mamba_expand"] * fields["hidden_size"]
-    if fields["mamba_d_head"] == "auto":
-        fields["mamba_d_head"] = inner // heads
-    if fields["mamba_d_head"] * heads != inner:
-        raise ValueError(f"mamba_d_head={fields['mamba_d_head']} * mamba_n_heads={heads} is not {inner}")
+    inner = fields["mamba_d_ssm"]
+    follow_head_dim(fields, fields["mamba_expand"] * fields["hidden_size"] if inner is None else inner)
     for name, number in (("mlp_multipliers", 2), ("ssm_multipliers", 5)):
         fields[name] = [1.0] * number if fields[name] is None else fields[name]
         if len(fields[name]) != number:
@@ -63,17 +57,8 @@ _CONFIGS = {
             pad_token_id=0,
             max_position_embeddings=8192,
             mamba_d_ssm=1024,
-            mamba_n_heads=128,
-            mamba_d_head="auto",
-            mamba_n_groups=1,
-            mamba_d_state=256,
-            mamba_d_conv=4,
-            mamba_expand=2,
-            mamba_conv_bias=True,
-            mamba_proj_bias=False,
             mamba_norm_before_gate=True,
             mamba_rms_norm=False,
-            time_step_limit=(0.0, float("inf")),
             projectors_bias=False,
             attention_bias=False,
             mlp_bias=False,
@@ -86,6 +71,7 @@ _CONFIGS = {
             ssm_multipliers=None,
             ssm_in_multiplier=1.0,
             ssm_out_multiplier=1.0,
+            **HYBRID_FIELDS,
         ),
         follow=_follow,
     ),
@@ -101,7 +87,7 @@ class FalconMLP(GatedMLP):
         self.gate_scale, self.out_scale = map(float, config.mlp_multipliers)
 
     def __call__(self, x: Float[Array, "tokens embed"], live_rows: LiveRows = None) -> Float[Array, "tokens embed"]:
-        return _times(super().__call__(x, live_rows), self.out_scale)
+        return scaled(super().__call__(x, live_rows), self.out_scale)
 
     def _inner(self, both: Float[Array, "tokens gate_up"]) -> Float[Array, "tokens mlp"]:
         if self.gate_scale != 1.0:
@@ -135,11 +121,11 @@ class SideBySide(nnx.Module):
         self, x: Float[Array, "tokens embed"], shared: Shared, cache: Any, ref: LayerRef, attend: Attend
     ) -> tuple[Float[Array, "tokens embed"], Any]:
         (before, after), state = self.mamba_scales, LayerRef("state", ref.index)
-        recurred, cache = self.mamba(_times(x, before), shared, cache, state, attend)  # type: ignore[arg-type]
-        recurred = _times(recurred, after)
+        recurred, cache = self.mamba(scaled(x, before), shared, cache, state, attend)  # type: ignore[arg-type]
+        recurred = scaled(recurred, after)
         before, after = self.attention_scales
-        attended, cache = self.attention(_times(x, before), shared, cache, ref, attend)
-        return recurred + _times(attended, after), cache
+        attended, cache = self.attention(scaled(x, before), shared, cache, ref, attend)
+        return recurred + scaled(attended, after), cache
 
     def weights(self, path: tuple[str, ...], name: str, layer: int) -> Iterator[WeightSource]:
         """Yield the sources of both blocks of the layer `name`."""
@@ -165,18 +151,9 @@ class FalconH1(Decoder):
         head_dim = getattr(config, "head_dim", None) or size // config.num_attention_heads
         heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, head_dim, build)
         z, x, b, c, step = map(float, config.ssm_multipliers)
-        sizes = Mamba2Sizes(
-            embed=size,
-            head_dim=config.mamba_d_head,
-            state=config.mamba_d_state,
-            conv_width=config.mamba_d_conv,
-            conv_bias=config.mamba_conv_bias,
-            proj_bias=config.mamba_proj_bias,
-            eps=eps,
-            step_limits=tuple(config.time_step_limit),
-            slots=Slots.of(
-                config.mamba_n_heads, config.mamba_n_groups, build.tensor_parallel, "mamba_n_heads and mamba_n_groups"
-            ),
+        sizes = Mamba2Sizes.of_hybrid(
+            config,
+            build,
             norm=None if not config.mamba_rms_norm else "then gate" if config.mamba_norm_before_gate else "gated",
             scales=None if {z, x, b, c, step} == {1.0} else (z, x, b, c, step),
         )
@@ -205,8 +182,4 @@ class FalconH1(Decoder):
     def embed(
         self, tokens: Int[Array, " tokens"], positions: Int[Array, " tokens"], live_rows: LiveRows = None
     ) -> Float[Array, "tokens embed"]:
-        return _times(super().embed(tokens, positions, live_rows), self.embed_scale)
-
-
-def _times(x: Array, scale: float) -> Array:
-    return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)
+        return scaled(super().embed(tokens, positions, live_rows), self.embed_scale)

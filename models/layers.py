@@ -40,6 +40,11 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 """Activation functions under the names that Hugging Face configs use."""
 
 
+def scaled(x: Float[Array, "*axes"], factor: float | None) -> Float[Array, "*axes"]:
+    """Return `x` times a config's multiplier, in the dtype of `x`; `x` itself for 1 and None."""
+    return x if factor in (None, 1.0) else x * jnp.asarray(factor, x.dtype)
+
+
 def check_activation(name: str, field: str) -> str:
     """Return `name` if it is known; raise ValueError naming the config's `field` otherwise."""
     if name not in ACTIVATIONS:

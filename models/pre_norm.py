@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
 from jpaged.model_api import Attend, BuildContext, LayerRef, WeightSource
 
-from .layers import RMSNorm
+from .layers import RMSNorm, scaled
 from .stack import PendingResidual, Shared
 
 
@@ -70,11 +69,8 @@ class PreNormLayer(nnx.Module):
     ) -> tuple[PendingResidual, Any]:
         hidden, normed = self.input_norm.norm_residual(hidden)
         mixed, cache = self.mixer(normed, shared, cache, ref, attend)
-        hidden, normed = self.post_norm.norm_residual(PendingResidual(hidden, self._scaled(mixed)))
-        return PendingResidual(hidden, self._scaled(self.mlp(normed, shared.live_rows))), cache
-
-    def _scaled(self, out: Array) -> Array:
-        return out if self.residual_scale == 1.0 else out * jnp.asarray(self.residual_scale, out.dtype)
+        hidden, normed = self.post_norm.norm_residual(PendingResidual(hidden, scaled(mixed, self.residual_scale)))
+        return PendingResidual(hidden, scaled(self.mlp(normed, shared.live_rows), self.residual_scale)), cache
 
     def weights(self, name: str, layer: int) -> Iterator[WeightSource]:
         """Yield the sources of layer number `layer`, whose tensors begin with `name`."""

@@ -6,7 +6,7 @@ are fewer groups than shards, another of one number a token and slot, for the no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,6 +28,35 @@ from .convolution import CausalConv, conv_state
 from .slots import Slots, columns, rows
 
 _SCAN = "scan"
+
+HYBRID_FIELDS: Mapping[str, Any] = {
+    "mamba_n_heads": 128,
+    "mamba_d_head": "auto",
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+    "time_step_limit": (0.0, float("inf")),
+}
+"""Fields of the configs of models that attend too, such as Bamba, and their defaults."""
+
+
+def follow_head_dim(fields: dict[str, Any], inner: int) -> None:
+    """Set the heads' width in the fields of a hybrid's config.
+
+    Args:
+        inner: width of all heads together.
+
+    Raises:
+        ValueError: the heads do not make it up.
+    """
+    heads = fields["mamba_n_heads"]
+    if fields["mamba_d_head"] == "auto":
+        fields["mamba_d_head"] = inner // heads
+    if fields["mamba_d_head"] * heads != inner:
+        raise ValueError(f"mamba_d_head={fields['mamba_d_head']} * mamba_n_heads={heads} is not {inner}")
 
 
 @dataclass(frozen=True)
@@ -59,6 +88,30 @@ class Mamba2Sizes:
     slots: Slots
     norm: Literal["gated", "then gate"] | None = "gated"
     scales: tuple[float, float, float, float, float] | None = None
+
+    @classmethod
+    def of_hybrid(cls, config: Any, build: BuildContext, **more: Any) -> Mamba2Sizes:
+        """Read the fields that hybrids name alike, see `HYBRID_FIELDS`.
+
+        Args:
+            more: further attributes.
+
+        Raises:
+            ValueError: the heads do not divide over the groups.
+        """
+        said = "mamba_n_heads and mamba_n_groups"
+        return cls(
+            embed=config.hidden_size,
+            head_dim=config.mamba_d_head,
+            state=config.mamba_d_state,
+            conv_width=config.mamba_d_conv,
+            conv_bias=config.mamba_conv_bias,
+            proj_bias=config.mamba_proj_bias,
+            eps=config.rms_norm_eps,
+            step_limits=tuple(config.time_step_limit),
+            slots=Slots.of(config.mamba_n_heads, config.mamba_n_groups, build.tensor_parallel, said),
+            **more,
+        )
 
     @property
     def conv_channels(self) -> int:

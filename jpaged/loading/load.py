@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,7 +79,7 @@ def load_model(
         other.chat_template = chat_template
     generation = read_generation_config(generation_config, opened.source, opened.gguf, other)
     answers = None if classifier_from_token is None else answers_of_texts(classifier_from_token, other)
-    with opened.source.remote.progress() if opened.source.remote else nullcontext():
+    with opened.source.reading():
         loaded = _load(
             opened,
             np.dtype(jnp.dtype(held)),
@@ -117,7 +116,7 @@ def convert_checkpoint(
     if dtype == "auto":
         stored = str(opened.reader.stored_dtype)
         dtype = stored if stored in ("bfloat16", "float16") else "float32"
-    with opened.source.remote.progress() if opened.source.remote else nullcontext():
+    with opened.source.reading():
         loaded = _load(opened, np.dtype(jnp.dtype(dtype)), _mesh(None, 1), False, quantization, False, computes=False)
     tokenizer = load_tokenizer(opened.source, opened.gguf) if has_tokenizer(opened.source) else None
     generation = read_generation_config("auto", opened.source, opened.gguf, None)

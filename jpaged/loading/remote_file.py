@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class Unusable(ValueError):
-    """What a server sends cannot be used, however often it is asked."""
+    """A server's answer cannot be used, however often it is asked."""
 
 
 def is_url(name: str | Path) -> bool:

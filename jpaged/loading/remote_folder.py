@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 
 from jpaged.loading.remote_file import RemoteBlocks, RemoteFile, file_system, status_of, with_retries, without_secrets
+from jpaged.loading.safetensors_reader import shards_of_index
 
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
@@ -54,7 +55,7 @@ _SMALL = [
 _LISTED = re.compile(r".*\.(json|jinja|model|tiktoken|txt)")
 _AT_ONCE = 16
 _TAGS = ("ETag", "etag", "Content-MD5", "md5Hash", "Last-Modified", "LastModified", "size")
-"""What a file system tells of a file that changes with its contents."""
+"""Facts a file system may give of a file; one of them changes with its contents."""
 
 logger = logging.getLogger(__name__)
 
@@ -116,9 +117,7 @@ def open_remote(url: str, download_dir: str | Path | None = None, *, weights: bo
         found = dict(zip(names, pool.map(small.fetch, names), strict=True))
         if not found.get("config.json"):
             raise ValueError(f"{without_secrets(base)}/config.json is not there: the URL is of no model's folder")
-        if not weights:
-            return Remote(url, folder, (), blocks)
-        shards = _shards(base, files, small, listed)
+        shards = _shards(base, files, small, listed) if weights else []
         opened = tuple(pool.map(lambda name: RemoteFile(f"{base}/{name}", files, blocks), shards))
         for file in opened:
             if file.size:
@@ -143,14 +142,12 @@ def _shards(base: str, files: Any, small: _Small, listed: list[str] | None) -> l
     if (WHOLE in listed) if listed is not None else small.is_there(WHOLE):
         return [WHOLE]
     if small.fetch(INDEX):
-        path = small.folder / INDEX
-        try:
-            names = sorted(set(json.loads(path.read_text("utf-8"))["weight_map"].values()))
-            if any(not isinstance(name, str) or Path(name).name != name for name in names):
-                raise ValueError("a shard is not in the folder")
-            return names
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{without_secrets(base)}/{INDEX} is damaged: {error!r}") from error
+        index = f"{without_secrets(base)}/{INDEX}"
+        names = shards_of_index(small.folder / INDEX, index)
+        for name in names:
+            if Path(name).name != name:
+                raise ValueError(f"{index} is damaged: shard {name!r} is not in the folder")
+        return names
     names = [name for name in listed or [] if name.endswith(".safetensors") and not name.startswith("consolidated")]
     if not names:
         raise ValueError(f"{without_secrets(base)} has neither {WHOLE} nor {INDEX}")
@@ -198,9 +195,7 @@ class _Small:
         if data[:256].lstrip().lower().startswith((b"<!doctype", b"<html")):
             raise ValueError(f"{without_secrets(url)} is a web page, not a model's file: {data[:60]!r}")
         copy.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=copy.parent, delete=False) as stream:
-            stream.write(data)
-        os.replace(stream.name, copy)  # another process that starts sees all of it or none
+        _write_whole(copy, data)
         self._known[name] = tags
         return True
 
@@ -218,9 +213,7 @@ class _Small:
 
     def save(self) -> None:
         """Write down what was fetched, so that the next start need not fetch it."""
-        with tempfile.NamedTemporaryFile("w", dir=self.folder, delete=False) as stream:
-            json.dump(self._known, stream)
-        os.replace(stream.name, self._record)
+        _write_whole(self._record, json.dumps(self._known).encode())
 
     def _info(self, name: str) -> dict[str, Any] | None:
         url = f"{self.base}/{name}"
@@ -228,12 +221,16 @@ class _Small:
             return with_retries(url, lambda: self.files.info(url))
         except ValueError as error:
             status = status_of(error.__cause__)
-            if status == 404:
-                return None
-            if status == 403 and name not in ("config.json", WHOLE):
-                # A bucket that may not be listed answers so for names that it does not have.
+            # A bucket that may not be listed answers 403 for names that it does not have; config.json has to be there.
+            if status != 404 and (status != 403 or name == "config.json"):
+                raise
+            if status == 403 and name != WHOLE:
                 logger.warning("%s is refused (HTTP 403) and counts as absent", without_secrets(url))
-                return None
-            if status == 403 and name == WHOLE:
-                return None
-            raise
+            return None
+
+
+def _write_whole(file: Path, data: bytes) -> None:
+    """Write a file so that another process that starts sees all of it or none."""
+    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as stream:
+        stream.write(data)
+    os.replace(stream.name, file)

@@ -122,11 +122,7 @@ def _shards(folder: Path) -> list[Path]:
         return [whole]
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except _BAD_HEADER as error:
-            raise ValueError(f"{index} is damaged: {error!r}") from error
-        files = [folder / name for name in names]
+        files = [folder / name for name in shards_of_index(index)]
         absent = [file.name for file in files if not file.exists()]
         if absent:
             raise ValueError(f"{folder} lacks {len(absent)} of {len(files)} shards, first: {absent[0]}")
@@ -137,6 +133,24 @@ def _shards(folder: Path) -> list[Path]:
         hint = f" ({others[0]} is a PyTorch file: save the model as safetensors)" if others else ""
         raise ValueError(f"{folder} holds no *.safetensors{hint}")
     return files
+
+
+def shards_of_index(index: Path, shown: str | None = None) -> list[str]:
+    """Return the names of the files with tensors that a model.safetensors.index.json lists.
+
+    Args:
+        shown: the index in messages, if it is a copy; None = its path.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    try:
+        names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+        if not all(isinstance(name, str) for name in names):
+            raise TypeError("a shard's name is no text")
+        return sorted(names)
+    except _BAD_HEADER as error:
+        raise ValueError(f"{shown or index} is damaged: {error!r}") from error
 
 
 def _header(file: Path | RemoteFile) -> dict[str, _Entry]:

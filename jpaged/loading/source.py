@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -44,6 +45,10 @@ class Source:
     def remote_file(self) -> RemoteFile | None:
         """The .gguf file at a URL; None if it is on disk."""
         return self.remote.files[0] if self.remote is not None and self.kind == "gguf" else None
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Return the context in which the weights are read; it shows the progress of a model at a URL."""
+        return nullcontext() if self.remote is None else self.remote.progress()
 
 
 def check_name(name: str | Path) -> None:

@@ -24,6 +24,7 @@ class RangeServer:
         breaks: how often, from now, the connection of a range breaks after half of the bytes.
         headers: further headers of each file.
         refused: name -> status of the answers to its ranges.
+        absent: status of the answers for files that are not there.
         no_ranges: whether ranges are ignored.
         gets, sent: how often each name was fetched, and how many bytes of it were sent.
         most_at_once: most requests that were answered at one time.
@@ -32,7 +33,7 @@ class RangeServer:
     def __init__(self, folder: Path, url: str) -> None:
         self.folder, self.url = folder, url
         self.bandwidth: float | None = None
-        self.latency, self.breaks, self.no_ranges = 0.0, 0, False
+        self.latency, self.breaks, self.absent, self.no_ranges = 0.0, 0, 404, False
         self.headers: dict[str, str] = {}
         self.refused: dict[str, int] = {}
         self.gets: Counter[str] = Counter()
@@ -72,7 +73,7 @@ def serving(folder: Path) -> Iterator[RangeServer]:
             if asked and name in state.refused:
                 return self._plain(state.refused[name])
             if not file.is_file():
-                return self._plain(404)
+                return self._plain(state.absent)
             # Files written in one tick of the clock have the same time.
             size, tag = file.stat().st_size, f'"{file.stat().st_mtime_ns:x}-{crc32(name.encode()):x}"'
             if self.headers.get("If-Match", tag) != tag:

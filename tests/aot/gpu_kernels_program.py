@@ -84,7 +84,7 @@ def rotated(compiler: Compiler, joined: jax.Array, cos: jax.Array, sin: jax.Arra
 
 
 def compile_all(capability: int, shape: Shape) -> dict[str, dict[str, int]]:
-    """What each kernel takes at a model's shapes."""
+    """Compile each kernel at a model's shapes and return what it takes."""
     compiler = Compiler(capability)
     kv_heads, group, head_dim, layers, block_size, dtype, limits, kv_dtype, images = shape
     held = kv_dtype or dtype
@@ -127,7 +127,7 @@ HALF_ONLY = 75
 def compile_experts(
     capability: int, tokens: int, experts: int, inputs: int, outputs: int, dtype: Any
 ) -> dict[str, Any]:
-    """What the products of `tokens` rows with experts take."""
+    """Compile the products of `tokens` rows with experts and return what they take."""
     compiler = Compiler(capability)
     arrays = ((tokens, inputs), dtype), ((experts, inputs, outputs), dtype), ((experts,), jnp.int32)
     jax.eval_shape(partial(matmul_grouped, launch=compiler), *(jax.ShapeDtypeStruct(*array) for array in arrays))
@@ -135,7 +135,7 @@ def compile_experts(
 
 
 def compile_products(capability: int, rows: int, inputs: int, outputs: int, group: int, held: Any) -> dict[str, Any]:
-    """What the product of some rows with codes takes."""
+    """Compile the product of some rows with codes and return what it takes."""
     compiler = Compiler(capability)
     dtype = jnp.float16 if capability == HALF_ONLY else jnp.bfloat16
     scales = jax.ShapeDtypeStruct((inputs // group, outputs), jnp.float16)
@@ -150,7 +150,7 @@ def compile_products(capability: int, rows: int, inputs: int, outputs: int, grou
 
 
 def compile_expert_codes(capability: int, experts: int, inputs: int, outputs: int) -> dict[str, Any]:
-    """What products of some rows with experts in MXFP4 take."""
+    """Compile products of some rows with experts in MXFP4 and return what they take."""
     compiler = Compiler(capability)
     dtype = jnp.float16 if capability == HALF_ONLY else jnp.bfloat16
     codes, scales = (jax.ShapeDtypeStruct((experts, inputs // n, outputs), jnp.uint8) for n in (2, 32))

@@ -26,7 +26,7 @@ def model(tmp_path_factory):
 
 
 def answers(count: int, task: str, folder: Path, *, devices: int = 2):
-    """What process 0 printed; the others must have ended in peace without printing any."""
+    """Return what process 0 printed; the others must have ended in peace without printing any."""
     first, *others = finish(start(count, task, folder, devices=devices), SECONDS)
     assert first.status == 0, first.errors
     for other in others:

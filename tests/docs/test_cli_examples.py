@@ -20,7 +20,7 @@ def shown(command) -> list[str]:
 
 
 def help_of(name: str) -> str:
-    """What a terminal of 80 columns shows."""
+    """Return what a terminal of 80 columns shows."""
     environment = os.environ | {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
     result = CliRunner().invoke(app, [*name.split()[1:], "--help"], env=environment)
     assert result.exit_code == 0

@@ -75,7 +75,7 @@ def test_code_is_never_taken_for_a_link():
 
 
 def status_of(address: str) -> int | None:
-    """What a host answers; None = it cannot be reached, or not in time."""
+    """Return what a host answers; None = it cannot be reached, or not in time."""
     request = urllib.request.Request(address.partition("#")[0], headers={"User-Agent": "jpaged-docs-links"})
     try:
         with urllib.request.urlopen(request, timeout=20) as answer:

@@ -30,7 +30,7 @@ def llm(tmp_path_factory):
 
 
 def serve(llm, client):
-    """What a coroutine function makes of an AsyncLLM over this LLM."""
+    """Return what a coroutine function makes of an AsyncLLM over this LLM."""
 
     async def main():
         async with AsyncLLM.from_llm(llm) as engine:

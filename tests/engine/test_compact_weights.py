@@ -53,7 +53,7 @@ def models(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def plain(models, tmp_path_factory):
-    """What an engine answers that holds the same numbers in arrays of float32."""
+    """Return the answers of an engine that holds the same numbers in arrays of float32."""
     folder = tmp_path_factory.mktemp("plain")
     models[1][0].save_pretrained(folder)
     with LLM(str(folder), **SHAPES) as llm:

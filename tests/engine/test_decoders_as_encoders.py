@@ -1,4 +1,4 @@
-"""Decoders that attend in both directions (EmbeddingGemma): vectors, classes and refusals, beside torch."""
+"""Decoders that attend in both directions (EmbeddingGemma): vectors, classes and refusals, equal to those of torch."""
 
 import json
 
@@ -17,7 +17,7 @@ UP, DOWN = (RNG.normal(size=size).astype(np.float32) for size in ((80, 48), (48,
 
 
 def write_modules(folder):
-    """What EmbeddingGemma's folder has: a mean, two Dense modules without bias, a norm, and prompts."""
+    """Write the modules of EmbeddingGemma's folder: a mean, two Dense modules without bias, a norm, and prompts."""
     kinds = "Transformer", "Pooling", "Dense", "Dense", "Normalize"
     paths = ["", *(f"{i}_{kind}" for i, kind in enumerate(kinds) if i)]
     modules = [

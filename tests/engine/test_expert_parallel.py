@@ -28,7 +28,7 @@ FLOAT, QUANTISED = ["2", "2 replicas of 4", "8"], ["int8 on 1", "int8 on 4"]
 
 
 def run(name, folder, engines, **changes):
-    """What torch generates, and what the engines do and hold; `changes` are of the config's fields."""
+    """Return what torch generates, and what the engines do and hold; `changes` are of the config's fields."""
     model = make_checkpoint(name, folder, **changes or {"num_local_experts": EXPERTS})
     expected = torch_greedy(model, PROMPTS, NUM_TOKENS)
     command = [sys.executable, str(HERE / "experts_by_devices.py"), str(folder), *engines]

@@ -66,7 +66,7 @@ def engine(checkpoint):
 
 
 def seen(parts):
-    """What transformers' model takes of the images."""
+    """Return what transformers' model takes of the images."""
     images = [part for part in parts if not isinstance(part, int)]
     if not images:
         return {}

@@ -101,7 +101,7 @@ for _each in BEGIN_WITH_IMAGES:
 
 @pytest.fixture(scope="module")
 def as_it_is(engine, checkpoint):
-    """What transformers' own model generates for prompts that begin with images, and for one that does not."""
+    """Return what transformers' own model generates for prompts that begin with images, and for one that does not."""
     requests = requests_of(engine, [*BEGIN_WITH_IMAGES, PROMPTS[2]])
     return torch_tokens(checkpoint[1], requests)
 

@@ -165,7 +165,7 @@ def test_finished_on_old_kv_they_read_it_with_the_new_weights_and_nobody_else_do
 
 
 def on_old_kv(old, new, tokens):
-    """What torch generates greedily when all tokens but the last were computed by the old weights."""
+    """Return what torch generates greedily when all tokens but the last were computed by the old weights."""
     with torch.no_grad():
         cache = old(torch.tensor([tokens[:-1]]), past_key_values=DynamicCache(), use_cache=True).past_key_values
         generated = list(tokens)

@@ -120,7 +120,7 @@ def test_chunks_and_preemption_change_no_token(llama, mode):
 
 @pytest.fixture(scope="module")
 def plain(llama):
-    """What the model generates when all is kept."""
+    """Return the tokens that the model generates when all is kept."""
     return generate(tight(llama, kv_budget=None), params=WITH_LOGPROB)
 
 

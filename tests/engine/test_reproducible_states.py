@@ -26,7 +26,7 @@ def engines(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(engines):
-    """What the prompt gives when nothing else runs."""
+    """Return what the prompt gives when nothing else runs."""
     (output,) = serve(engines)
     return bits(output)
 

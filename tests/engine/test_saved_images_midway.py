@@ -31,7 +31,7 @@ def llava(tmp_path_factory):
 
 
 def kept(llm):
-    """How many blocks hold features, for a request or until somebody needs the room."""
+    """Return how many blocks hold features, for a request or until somebody needs the room."""
     return next(group.used + group.evictable for group in llm.memory_report().groups if group.name == "images")
 
 

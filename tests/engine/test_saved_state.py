@@ -81,7 +81,7 @@ def finished(llm):
 
 
 def lengths(llm):
-    """How many tokens each sequence of the awaited requests has."""
+    """Return how many tokens each sequence of the awaited requests has."""
     return [
         len(s.token_ids)
         for r in llm.control.engine.requests.awaited.values()

@@ -25,7 +25,7 @@ EIGHT_DEVICES = {
 
 
 def on_eight_devices(program, *arguments):
-    """What a program of this folder prints on a process of 8 devices."""
+    """Return what a program of this folder prints on a process of 8 devices."""
     command = [sys.executable, str(HERE / program), *map(str, arguments)]
     done = subprocess.run(command, env=os.environ | EIGHT_DEVICES, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

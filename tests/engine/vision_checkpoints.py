@@ -182,8 +182,11 @@ def prompt_of(parts: Sequence[int | Image.Image], seed: int = 0, placeholder: in
 
 
 def torch_vision_greedy(model, requests: Sequence, num_tokens: int, seen: Sequence | None = None) -> list[Reference]:
-    """What transformers generates for requests that an `InputProcessor` made, one at a time; `seen` is what the model
-    takes of each one's images, where it is not what `seen_by_torch` says."""
+    """Return what transformers generates for requests that an `InputProcessor` made, one at a time.
+
+    Args:
+        seen: what the model takes of each one's images, where it is not what `seen_by_torch` says.
+    """
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     with one_torch_thread(), torch.inference_mode():
@@ -192,7 +195,7 @@ def torch_vision_greedy(model, requests: Sequence, num_tokens: int, seen: Sequen
 
 
 def seen_by_torch(request) -> dict[str, torch.Tensor]:
-    """What transformers' model takes of a request's images."""
+    """Return what transformers' model takes of a request's images."""
     if not request.images:
         return {}
     pixels = np.stack([image.arrays["pixel_values"] for image in request.images])
@@ -320,7 +323,7 @@ def blind_before_images(model: MllamaForConditionalGeneration) -> MllamaForCondi
 
 
 def mllama_seen(request, processor=MLLAMA_PROCESSOR) -> dict[str, torch.Tensor]:
-    """What transformers' model takes of a request's images; the masks are those of its own processor."""
+    """Return what transformers' model takes of a request's images; the masks are those of its own processor."""
     images = [image for run in request.images for image in run.each]
     if not images:
         return {}

@@ -43,7 +43,7 @@ def llm(llama):
 
 @pytest.fixture(scope="module")
 def expected(llama):
-    """What an engine says that is fresh for each adapter."""
+    """Return the outputs of an engine that is fresh for each adapter."""
     found = {}
     for name in (None, *NAMES):
         with LLM(llama[0], **SETTINGS, lora_modules=llama[1], kv_cache_memory_bytes=90 * PAGE) as llm:

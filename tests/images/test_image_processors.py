@@ -56,7 +56,7 @@ TOKENIZER = tokenizer()
 
 
 def config_of(family, **changes):
-    """What a model's config says of images."""
+    """Return what a model's config says of images."""
     ids = {name.replace("token", "token_id"): TOKENIZER.convert_tokens_to_ids(text) for name, text in SPECIAL.items()}
     vision = SimpleNamespace(image_size=28, patch_size=9, max_num_tiles=3)
     fields = {

@@ -217,7 +217,7 @@ def _of_gemma4(name: str) -> str:
 
 
 def _divisors(config: PretrainedConfig) -> np.ndarray:
-    """What the frequencies of global layers are divided by: pairs that stand still by almost anything."""
+    """Return what the frequencies of global layers are divided by: pairs that stand still by almost anything."""
     pairs = config.per_layer_config[config.num_hidden_layers - 1].head_dim // 2
     turning = int(pairs * config.rope_parameters["full_attention"]["partial_rotary_factor"])
     return np.array([1.0] * turning + [1e30] * (pairs - turning), np.float32)

@@ -90,7 +90,7 @@ def tied(tmp_path_factory):
 
 
 def written(tied, tensors, folder):
-    """What is loaded of other tensors with the same config."""
+    """Return the parameters that are loaded of other tensors with the same config."""
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text((tied[0] / "config.json").read_text())
     return load_model(folder, dtype="float32")

@@ -159,6 +159,20 @@ def test_a_revision_needs_a_hub_id(server):
 def test_a_model_at_a_url_is_described_without_its_weights(server):
     assert describe_model(server.model_url).config.hidden_size == 48
     assert not any(name.endswith(".safetensors") for name in server.gets)
+    server.gets.clear()
+    describe_model(server.model_url)
+    assert not server.gets  # what has not changed is not fetched again
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
+def test_a_bucket_that_may_not_be_listed_refuses_what_it_does_not_have(server, name):
+    (server.model / name).unlink()
+    server.absent = 403
+    if name == "config.json":
+        with pytest.raises(ValueError, match=r"config\.json cannot be read: the server answered HTTP 403"):
+            open_model(server.model_url)
+    else:
+        assert not (open_model(server.model_url).source.path / name).exists()
 
 
 def test_a_scheme_without_its_package_is_named(monkeypatch):

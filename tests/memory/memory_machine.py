@@ -226,8 +226,10 @@ class Machine(RuleBasedStateMachine):
                 self.manager.commit(seq_id, known, end)
 
     def end_of_chunk(self, life: Life, grow: int) -> int:
-        """Where a step's tokens of a sequence end: layers that cut prompts down end at a prompt's end, and ones that
-        verify drafts have few states."""
+        """Return where a step's tokens of a sequence end.
+
+        Layers that cut prompts down end at a prompt's end, and ones that verify drafts have few states.
+        """
         policies = [spec.policy for spec in self.groups]
         if any(isinstance(policy, PromptBudget) for policy in policies) and life.computed < life.prompt:
             return min(life.prompt, life.computed + grow)

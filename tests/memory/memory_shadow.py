@@ -103,7 +103,7 @@ class ShadowPool:
                 assert held == expected[slot], f"group {g}: sequence {seq_id} reads another's KV in slot {slot}"
 
     def at(self, g: int, block: int, offset: int) -> object:
-        """What a slot of a block holds."""
+        """Return what a slot of a block holds."""
         return self.slots[g].get(block * self.groups[g].block_size + offset)
 
     def put(self, g: int, block: int, offset: int, value: object) -> None:

@@ -15,7 +15,7 @@ TOKENS = list(range(100))
 
 
 def states(allocator: BlockAllocator) -> tuple[list[list[object]], list[int]]:
-    """What a map says of each block, and each page's group."""
+    """Return what a map says of each block, and each page's group."""
     pages = allocator.pages
     blocks = [
         [

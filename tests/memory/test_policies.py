@@ -50,7 +50,7 @@ def test_a_window_frees_block_0_after_5_computed_tokens():
 
 
 def read_positions(policy: Policy, position: int) -> range:
-    """Where the tokens are, before it, that the token at `position` reads."""
+    """Return where the tokens are, before it, that the token at `position` reads."""
     match policy:
         case SlidingWindow(window):
             return range(max(0, position - window + 1), position)

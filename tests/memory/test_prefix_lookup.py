@@ -21,7 +21,7 @@ def manager_of(num_pages: int = 60) -> MemoryManager:
 
 @pytest.fixture
 def named(monkeypatch):
-    """How many blocks were named, a list of one number for each call."""
+    """Return how many blocks were named, a list of one number for each call."""
     counts, extend = [], HashChain.extend
 
     def counted(self, token_ids, num_blocks):

@@ -44,7 +44,7 @@ def active(policy: Policy, length: int, size: int) -> set[int]:
 
 
 def ends(policy: StateCheckpoints, most: int) -> list[int]:
-    """Where checkpoints lie, told one by one."""
+    """Return where checkpoints lie, asked one by one."""
     inside, behind = policy.spacing or policy.interval, policy.interval
     return [
         n for n in range(1, most) if n % (inside if n < policy.dense_from else behind) == 0 or n in (policy.ends or ())

@@ -527,7 +527,7 @@ def make_checkpoint(name: str, path: Path | str, seed: int = 0, **changes: Any) 
 
 
 def _centre(name: str, key: str) -> float:
-    """What the entries of a vector are drawn around: one where they scale, unless they say how far they are from it."""
+    """Return the centre of a vector's entries: one where they scale, unless they say how far they are from it."""
     if name.startswith("gemma4"):  # nothing but the norms of queries and keys keeps its scores small
         return 0.4 if key.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
     if name.startswith(("gemma", "qwen3_next", "qwen3_5")) and not key.endswith("linear_attn.norm.weight"):

@@ -137,7 +137,7 @@ def _counted(mine: dict[str, jax.Array], layer: LayerRef) -> jax.Array:
 
 
 def _state(group: StateGroup, shards: int) -> StateCache:
-    """Where one block of float32 holds a shard's state of a sequence."""
+    """Return where one block of float32 holds a shard's state of a sequence."""
     return StateCache(group, BlockSettings(16, jnp.dtype(jnp.float32), shards))
 
 

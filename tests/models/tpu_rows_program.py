@@ -34,7 +34,7 @@ def main() -> dict:
 
 
 def compared(name: str, config: PretrainedConfig) -> dict:
-    """What a family's model calls, and how far it is from the one without."""
+    """Return what a family's model calls, and how far it is from the one without."""
     mesh = Mesh(np.array(jax.devices()), (TENSOR_AXIS,))
     tokens, outputs = np.arange(3, 19), {}
     for impl in ("xla", "tpu_interpret"):

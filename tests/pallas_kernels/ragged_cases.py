@@ -87,7 +87,7 @@ def empty_view(case: Case) -> np.ndarray:
 
 
 def held(case: Case, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
-    """What a view holds of float32 rows ``[..., 128]``, the bytes of their scales, and the float64 both stand for."""
+    """Return a view's codes of float32 rows ``[..., 128]``, their scales' bytes, and the float64 both stand for."""
     if case.codes == "fp8":
         codes = rows.astype(ml_dtypes.float8_e4m3fn)
         return codes.view(np.uint8), None, codes.astype(np.float64)

@@ -154,7 +154,7 @@ IMAGE_CASES = {
 
 
 def cuts(queries):
-    """Where up to two images begin and end among so many queries: in the middle, side by side, at both ends."""
+    """Return where up to two images begin and end among so many queries: in the middle, side by side, at both ends."""
     most = 4 if queries > 1 else 0
     return st.lists(st.integers(0, queries), max_size=most).map(sorted)
 

@@ -33,7 +33,7 @@ def with_adapter(chosen: Adapter | None, prompt, max_tokens=4, **options):
 
 
 def expected(request, index=0):
-    """What the request generates alone, all of whose tokens go through its adapter."""
+    """Return what the request generates alone, all of whose tokens go through its adapter."""
     chosen = request.adapter
     if chosen is None:
         return alone(request, [FULL], index=index)

@@ -48,7 +48,7 @@ def with_images(parts, max_tokens=4, whole=True, stays=False, **options):
 
 
 def expected(request, groups, index=0, stays=False):
-    """What the request generates alone: its tokens see the images."""
+    """Return what the request generates alone: its tokens see the images."""
     if stays:
         return alone(request, groups, index=index, show=lambda at, token: shown_to(request, at, token))
     shown = list(request.prompt_token_ids)

@@ -27,7 +27,7 @@ arrivals = st.lists(
 
 
 def told(steps, order):
-    """What was planned, with sequences named by their request's place in `order`."""
+    """Return what was planned, with sequences named by their request's place in `order`."""
     names = {seq.seq_id: (place, seq.index) for place, request in enumerate(order) for seq in request.sequences}
     plans = []
     for step, tables in steps:

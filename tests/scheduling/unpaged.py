@@ -68,7 +68,7 @@ def is_ring(spec: GroupSpec) -> bool:
 
 
 def next_state(state: Hashable, name: Hashable) -> Hashable:
-    """What a recurrent layer keeps when one more token has been computed."""
+    """Return what a recurrent layer keeps when one more token has been computed."""
     return hash(("state", state, name))
 
 
@@ -84,7 +84,7 @@ def num_dropped(spec: GroupSpec, num_prompt: int, position: int) -> int:
 
 
 def kept_names(spec: GroupSpec, names: list[Hashable]) -> list[Hashable]:
-    """What a group with a budget keeps of a prompt: some choice that all its names have a part in."""
+    """Return what a group with a budget keeps of a prompt: some choice that all its names have a part in."""
     by_score = sorted(range(len(names)), key=lambda position: hash((names[position], names[-1])))
     return [names[position] for position in sorted(by_score[: spec.policy.budget])]
 
@@ -107,7 +107,7 @@ def last_name(tokens: list[int], groups: list[GroupSpec], num_prompt: int) -> Ha
 
 
 def alone_beams(request: Request, groups: list[GroupSpec]) -> list[Hypothesis]:
-    """What a beam request finds when every beam is computed anew from its tokens at every step."""
+    """Return what a beam request finds when every beam is computed anew from its tokens at every step."""
     search = BeamSearch(request.beam.params, request.beam.max_tokens, request.eos_ids)
     outputs: list[list[int]] = [[]]
     while outputs:

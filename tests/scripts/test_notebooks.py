@@ -43,7 +43,7 @@ ADDRESS = "https://github.com/some-one/paged"
 
 @pytest.fixture(autouse=True)
 def checkout(monkeypatch):
-    """What the notebook on a first run would clone."""
+    """Return what the notebook on a first run would clone."""
     monkeypatch.setenv("JPAGED_CHECKOUT", str(FOLDER.parents[1]))
 
 

@@ -166,5 +166,5 @@ def until(condition, seconds=SECONDS):
 
 
 def access_lines(caplog):
-    """What was logged of requests: other tests may have turned on what uvicorn says of itself."""
+    """Return what was logged of requests: other tests may have turned on what uvicorn says of itself."""
     return [json.loads(record.getMessage()) for record in caplog.records if record.name == "jpaged.access"]

@@ -14,7 +14,7 @@ BODY = {"model": "tiny", "prompt": "the cab", "max_tokens": 12, "temperature": 1
 
 @pytest.fixture(scope="module")
 def texts(tiny_llm):
-    """What the engine itself says to a prompt."""
+    """Return what the engine itself says to a prompt."""
 
     def of(prompt, **params):
         return [one.text for one in tiny_llm.generate(prompt, SamplingParams(**params), use_tqdm=False)[0].outputs]

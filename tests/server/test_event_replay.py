@@ -18,7 +18,7 @@ TEXT = st.text("ab\n\né", min_size=1, max_size=8)
 
 @st.composite
 def answers(draw):
-    """What a model says: thoughts, a text, calls."""
+    """Return the parts of a model's answer: thoughts, a text, calls."""
     parts = [Reasoning(draw(TEXT))] * draw(st.integers(0, 1)) + [Content(draw(TEXT))] * draw(st.integers(0, 1))
     for number in range(draw(st.integers(0, 2))):
         parts += [CallStart(number, "f"), CallArguments(number, draw(TEXT))]

@@ -37,7 +37,7 @@ print(asked, open(sys.argv[2]).read().count("<heap nr="))
 
 
 def heaps(mode, folder, **environment):
-    """What `limit_heaps` said, and how many heaps 12 threads that allocate at once have, in a process of its own."""
+    """Return `limit_heaps`'s answer in a process of its own, and the heaps of 12 threads that allocate at once."""
     given = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"} | environment
     command = [sys.executable, "-c", HEAPS, mode, str(folder / "heaps.xml")]
     asked, number = subprocess.run(command, env=given, capture_output=True, text=True, check=True).stdout.split()

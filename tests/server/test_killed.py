@@ -49,12 +49,12 @@ class Served:
 
     @property
     def num_restored(self) -> int:
-        """How many requests that came with the state wait for their clients."""
+        """Return how many requests that came with the state wait for their clients."""
         return sum(int(re.match(r"\d+", line).group()) for line in self.said("restored requests wait"))
 
     @property
     def num_saves(self) -> int:
-        """How many times a state with requests was saved."""
+        """Return how many times a state with requests was saved."""
         return sum(re.match(r"saved [1-9]", line) is not None for line in self.said("saved "))
 
     def wait_for_saves(self, number: int, threads) -> None:

@@ -46,7 +46,7 @@ def numbers(events):
 
 @pytest.fixture
 def undisturbed(serve):
-    """What the answer's text is on a server that nothing happens to."""
+    """Return what the answer's text is on a server that nothing happens to."""
     server = serve()
     (item,) = ask(server)["output"]
     server.stop()

@@ -76,7 +76,7 @@ def test_text_that_lags_behind_its_tokens_does_not_move_a_thoughts_end():
 
 
 def begun(ids, text):
-    """How many of the tokens have a text."""
+    """Return how many of the tokens have a text."""
     return next(n for n in range(len(ids) + 1) if text in TOKENIZER.decode(ids[:n]))
 
 

@@ -40,7 +40,7 @@ def id_of(piece):
 
 
 def shown(tokenizer, pieces, **params):
-    """What a stream may have shown after each token, and at the end."""
+    """Return what a stream may have shown after each token, and at the end."""
     detokenizer = Detokenizer(tokenizer, SamplingParams(**params))
     texts = []
     for piece in pieces:

@@ -15,7 +15,7 @@ CASES = json.loads((Path(__file__).parent / "data" / "text_cases.json").read_tex
 
 
 def made(case):
-    """How a case ends here."""
+    """Return the outcome of a case."""
     names = ("stop", "min_tokens", "include_stop_str_in_output")
     params = SamplingParams(max_tokens=1000, **{name: case[name] for name in names})
     detokenizer, found, count = Detokenizer(cached("demo"), params, case["prompt"]), None, 0

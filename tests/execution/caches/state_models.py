@@ -59,7 +59,7 @@ class Sums(nnx.Module):
         self.embed, self.head = nnx.Param(jnp.asarray(EMBED, jnp.int32)), nnx.Param(jnp.asarray(HEAD, jnp.int32))
 
     def between(self, x, cache, operate):
-        """What comes after the first layer."""
+        """Return the hidden states after the first layer."""
         return x, cache
 
     def __call__(self, tokens, positions, cache, operate, live_rows=None):

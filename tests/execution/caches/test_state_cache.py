@@ -134,7 +134,7 @@ def test_a_pinned_prefix_is_kept_whole(runner):
 
 
 def check_logprobs(request) -> None:
-    """How likely the drawn tokens were tells each sequence's own sums."""
+    """Check the log-probabilities of the drawn tokens, which depend on each sequence's own sums."""
     for seq in request.sequences:
         tokens, logprob = list(request.prompt_token_ids), 0.0
         for token in seq.output_token_ids:

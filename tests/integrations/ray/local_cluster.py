@@ -53,7 +53,7 @@ class Cluster:
         return self._ray.get_actor(f"SERVE_REPLICA::default#replica#{replica}", namespace="serve")
 
     def ongoing(self, replica):
-        """How many requests a replica has, as its router asks it."""
+        """Return how many requests a replica has, as its router asks it."""
         return self._ray.get(self._actor(replica).get_num_ongoing_requests.remote())
 
     def kill(self, replica):

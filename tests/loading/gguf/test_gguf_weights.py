@@ -19,7 +19,7 @@ def draw(*shape):
 
 
 def interleave(weight, heads):
-    """What llama.cpp's converter does to query and key projections."""
+    """Return rows of a query or key projection in the order that llama.cpp's converter gives them."""
     by_half = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return by_half.swapaxes(1, 2).reshape(weight.shape)
 

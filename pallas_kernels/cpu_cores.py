@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -16,10 +16,13 @@ VARIABLE = "NPROC"
 def num_cores() -> int:
     """Return the number of cores: those that the process may run on, and no more than its cgroups have time for.
 
+    Virtual processors that share a core count once: products keep its arithmetic units busy from one of them, and
+    reading weights its path to memory.
+
     A container with ``--cpus=2`` sees all cores of its machine and gets the time of two: with a thread for each core it
     uses that up at once, and then all of them wait for the rest of each tenth of a second.
     """
-    return max(1, min(_seen(), math.ceil(min(quota(Path("/")), 2**16))))
+    return max(1, min(physical(Path("/"), _seen()), math.ceil(min(quota(Path("/")), 2**16))))
 
 
 def limit_threads() -> None:
@@ -27,8 +30,27 @@ def limit_threads() -> None:
 
     It has no effect once JAX has devices. A number that the user has set is kept.
     """
-    if num_cores() < _seen():
+    if num_cores() < len(_seen()):
         os.environ.setdefault(VARIABLE, str(num_cores()))
+
+
+def physical(root: Path, processors: Iterable[int]) -> int:
+    """Return the number of cores that virtual processors lie on; one that the system tells nothing of is its own.
+
+    Args:
+        root: the folder that has ``sys``.
+    """
+    topology = root / "sys/devices/system/cpu"
+    return len({_siblings(topology / f"cpu{number}" / "topology") or str(number) for number in processors})
+
+
+def _siblings(topology: Path) -> str | None:
+    for name in ("core_cpus_list", "thread_siblings_list"):  # the newer name first
+        try:
+            return (topology / name).read_text().strip()
+        except OSError:
+            continue
+    return None
 
 
 def quota(root: Path) -> float:
@@ -75,5 +97,5 @@ def _of_version_1(folder: Path) -> float:
     return time / period if time > 0 else math.inf
 
 
-def _seen() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _seen() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))

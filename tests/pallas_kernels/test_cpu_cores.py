@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from pallas_kernels import cpu_cores
-from pallas_kernels.cpu_cores import VARIABLE, limit_threads, num_cores, quota
+from pallas_kernels.cpu_cores import VARIABLE, limit_threads, num_cores, physical, quota
 
 
 def system(root, cgroup, files):
@@ -51,10 +51,20 @@ def test_a_system_without_cgroups_has_no_quota(tmp_path):
     assert quota(tmp_path) == math.inf
 
 
+@pytest.mark.parametrize("name", ["core_cpus_list", "thread_siblings_list"])
+def test_virtual_processors_of_one_core_count_once(tmp_path, name):
+    topology = "sys/devices/system/cpu/cpu{}/topology/" + name
+    files = {topology.format(number): f"{number % 4},{number % 4 + 4}\n" for number in range(8)}
+    root = system(tmp_path, "0::/\n", files)
+    assert physical(root, range(8)) == 4
+    assert physical(root, {0, 4, 1}) == 2  # a process that may run on some of them
+    assert physical(root, {0, 9}) == 2  # one that the system tells nothing of
+
+
 @pytest.fixture
 def half_a_core_more_than_one(monkeypatch):
     monkeypatch.setattr(cpu_cores, "quota", lambda root: 1.5)
-    monkeypatch.setattr(cpu_cores, "_seen", lambda: 8)
+    monkeypatch.setattr(cpu_cores, "_seen", lambda: set(range(8)))
     monkeypatch.delenv(VARIABLE, raising=False)
     num_cores.cache_clear()
     yield

@@ -31,7 +31,9 @@ class Replica:
             AsyncLLM,
         )  # local: Serve's controller and the fronts import this module without an engine
         from jpaged.server.app import create_app
+        from jpaged.server.heaps import limit_heaps
 
+        limit_heaps()
         configure_logs("info")
         settings = arguments.settings()
         llm = LLM(arguments.model, **arguments.engine)

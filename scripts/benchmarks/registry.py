@@ -18,6 +18,7 @@ BENCHMARKS = Cases(
         "eviction": "hybrids.eviction",
         "serve-real": "serve_real.serve_real",
         "throughput": "throughput.throughput",
+        "growth": "growth.growth",
         "peers": "peers.peers",
         "start": "start.start",
         "embeddings": "embeddings.embeddings",

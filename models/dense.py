@@ -92,7 +92,7 @@ class DecoderSpec:
             in the place of the MLP.
         experts: of the layers that have some.
         norm: "rms", or "layer" for LayerNorm.
-        norm_offset: added to the scales of RMS norms.
+        norm_offset: added to the scales of norms.
         norm_bias: whether LayerNorms have biases.
         norms: which norms a layer has.
         parallel: whether attention and MLP read the same hidden states and are added together.
@@ -143,7 +143,7 @@ class DecoderSpec:
         """Return a norm of hidden states."""
         if self.norm == "rms":
             return RMSNorm(size, self.eps, build, offset=self.norm_offset)
-        return LayerNorm(size, self.eps, build, bias=self.norm_bias)
+        return LayerNorm(size, self.eps, build, bias=self.norm_bias, offset=self.norm_offset)
 
 
 class DenseLayer(nnx.Module):

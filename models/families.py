@@ -109,10 +109,20 @@ def _glm4(config: Any) -> DecoderSpec:
         config.rms_norm_eps,
         _alike(config),
         norms=norms,
-        qkv_bias=config.attention_bias,
+        qkv_bias=getattr(config, "attention_bias", True),
         rotates_neighbours=True,
         partial_rotary=True,
     )
+
+
+def _glm(config: Any) -> DecoderSpec:
+    """GLM-4 9B (Z.ai, 2024): GLM-4 with Llama's norms."""
+    return replace(_glm4(config), norms=NormNames())
+
+
+def _glm4v_text(config: Any) -> DecoderSpec:
+    """GLM-4.1V's text model (Z.ai, 2025): GLM-4, see `_qwen2_vl_text`."""
+    return _glm4(config)
 
 
 def _seed_oss(config: Any) -> DecoderSpec:
@@ -254,6 +264,54 @@ def _ministral3(config: Any) -> DecoderSpec:
     return DecoderSpec(_mlp(config), config.rms_norm_eps, _alike(config), growth=query_growth(config.rope_parameters))
 
 
+def _arcee(config: Any) -> DecoderSpec:
+    """AFM (Arcee AI, 2025): Llama with an MLP without gates."""
+    return DecoderSpec(
+        _mlp(config, bias=config.mlp_bias, gated=False, names=("up_proj", "down_proj")),
+        config.rms_norm_eps,
+        _alike(config),
+        qkv_bias=config.attention_bias,
+        out_bias=config.attention_bias,
+    )
+
+
+def _nemotron(config: Any) -> DecoderSpec:
+    """Nemotron-4 and Minitron (NVIDIA, 2024): LayerNorms that keep their scale's distance from one; half is rotated."""
+    return DecoderSpec(
+        _mlp(config, bias=config.mlp_bias, gated=False, names=("up_proj", "down_proj")),
+        config.norm_eps,
+        _alike(config),
+        norm="layer",
+        norm_offset=1.0,
+        qkv_bias=config.attention_bias,
+        out_bias=config.attention_bias,
+        partial_rotary=True,
+    )
+
+
+def _cwm(config: Any) -> DecoderSpec:
+    """Code World Model (Meta, 2025): Llama with local layers."""
+    return DecoderSpec(_mlp(config), config.rms_norm_eps, kinds_from_types(config))
+
+
+def _qwen2_vl_text(config: Any) -> DecoderSpec:
+    """The text models of Qwen2-VL and Qwen2.5-VL (Qwen Team, 2024): Qwen2, for a token of text has the same position
+    in all three axes of its rotation."""
+    return DecoderSpec(_mlp(config), config.rms_norm_eps, kinds_from_types(config), qkv_bias=True)
+
+
+def _qwen3_vl_text(config: Any) -> DecoderSpec:
+    """Qwen3-VL's text model (Qwen Team, 2025): Qwen3, see `_qwen2_vl_text`."""
+    return DecoderSpec(
+        _mlp(config),
+        config.rms_norm_eps,
+        _alike(config),
+        qkv_bias=config.attention_bias,
+        out_bias=config.attention_bias,
+        qk_norm=QKNorm("rms"),
+    )
+
+
 def _apertus(config: Any) -> DecoderSpec:
     """Apertus (Swiss AI, 2025): an MLP without gates whose activation has numbers of its own; queries are normed."""
     return DecoderSpec(
@@ -309,6 +367,20 @@ def _qwen2_moe(config: Any) -> DecoderSpec:
     )
 
 
+def _qwen3_vl_moe_text(config: Any) -> DecoderSpec:
+    """The text model of Qwen3-VL with experts (Qwen Team, 2025): Qwen3-MoE, see `_qwen2_vl_text`."""
+    every, plain = config.decoder_sparse_step, config.mlp_only_layers
+    return replace(
+        _qwen3_vl_text(config),
+        kinds=_with_experts(_alike(config), lambda n: n not in plain and (n + 1) % every == 0),
+        experts=ExpertsSpec(
+            config.num_experts,
+            config.moe_intermediate_size,
+            Routing(config.num_experts_per_tok, sums_to_one=True, added_to_sum=0.0),
+        ),
+    )
+
+
 def _olmoe(config: Any) -> DecoderSpec:
     """OLMoE (Muennighoff et al., 2024): norms of all heads together, and experts in every layer."""
     if config.clip_qkv is not None:
@@ -340,14 +412,15 @@ def _deepseek_experts(config: Any) -> ExpertsSpec:
 
 
 def _glm4_moe(config: Any) -> DecoderSpec:
-    """GLM-4.5 to 4.7 (Z.ai, 2025): DeepSeek-V3's experts, half a head is rotated, queries may be normed."""
+    """GLM-4.5 to 4.7, and GLM-4.5V's text model (Z.ai, 2025): DeepSeek-V3's experts, half a head is rotated, queries
+    may be normed."""
     return DecoderSpec(
         _mlp(config),
         config.rms_norm_eps,
         _with_experts(_alike(config), lambda n: n >= config.first_k_dense_replace),
         _deepseek_experts(config),
         qkv_bias=config.attention_bias,
-        qk_norm=QKNorm("rms") if config.use_qk_norm else None,
+        qk_norm=QKNorm("rms") if getattr(config, "use_qk_norm", False) else None,
         partial_rotary=True,
     )
 
@@ -444,7 +517,9 @@ FAMILIES: dict[str, Callable[[Any], DecoderSpec]] = {
     "olmo3": _olmo3,
     "gemma": _gemma,
     "smollm3": _smollm3,
+    "glm": _glm,
     "glm4": _glm4,
+    "glm4v_text": _glm4v_text,
     "seed_oss": _seed_oss,
     "ernie4_5": _ernie4_5,
     "starcoder2": _starcoder2,
@@ -457,9 +532,17 @@ FAMILIES: dict[str, Callable[[Any], DecoderSpec]] = {
     "hunyuan_v1_dense": _hunyuan_v1_dense,
     "exaone4": _exaone4,
     "ministral3": _ministral3,
+    "arcee": _arcee,
+    "nemotron": _nemotron,
+    "cwm": _cwm,
+    "qwen2_vl_text": _qwen2_vl_text,
+    "qwen2_5_vl_text": _qwen2_vl_text,
+    "qwen3_vl_text": _qwen3_vl_text,
+    "qwen3_vl_moe_text": _qwen3_vl_moe_text,
     "qwen2_moe": _qwen2_moe,
     "olmoe": _olmoe,
     "glm4_moe": _glm4_moe,
+    "glm4v_moe_text": _glm4_moe,
     "dots1": _dots1,
     "minimax_m2": _minimax_m2,
     "ernie4_5_moe": _ernie4_5_moe,

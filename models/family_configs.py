@@ -46,6 +46,15 @@ def _glm4(fields: Fields) -> None:
         fields["eos_token_id"] = [151329, 151336, 151338]
 
 
+def _cwm(fields: Fields) -> None:
+    """Set which layers are local: all but each fourth, from the first on."""
+    if fields["layer_types"] is None:
+        layers = range(fields["num_hidden_layers"])
+        fields["layer_types"] = ["sliding_attention" if number % 4 else "full_attention" for number in layers]
+    if fields["eos_token_id"] is None:
+        fields["eos_token_id"] = [128001, 128008, 128009]
+
+
 def _cohere2(fields: Fields) -> None:
     fields["head_dim"] = fields["hidden_size"] // fields["num_attention_heads"]
     every_nth(fields, "sliding_attention", fields.get("sliding_window_pattern") or 4)
@@ -92,6 +101,13 @@ _MINISTRAL3_ROPE = {
     "mscale_all_dim": 1.0,
     "mscale": 1.0,
     "llama_4_scaling_beta": 0.1,
+}
+_CWM_ROPE = {
+    "rope_type": "llama3",
+    "factor": 16.0,
+    "original_max_position_embeddings": 8192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
 }
 _APERTUS_ROPE = {
     "rope_type": "llama3",
@@ -221,6 +237,75 @@ CONFIGS: dict[str, Callable[[Mapping[str, Any]], ModelConfig]] = {
         ),
         rope=Rope(rotated=0.5),
         follow=_glm4,
+    ),
+    "glm": ConfigReader(
+        dense(
+            vocab_size=151552,
+            intermediate_size=13696,
+            num_hidden_layers=40,
+            num_key_value_heads=2,
+            head_dim=128,
+            max_position_embeddings=131072,
+            rms_norm_eps=1.5625e-07,
+            pad_token_id=151329,
+            eos_token_id=None,
+            bos_token_id=None,
+            attention_bias=True,
+        ),
+        rope=Rope(rotated=0.5),
+        follow=_glm4,
+    ),
+    "arcee": ConfigReader(
+        dense(
+            vocab_size=32000,
+            hidden_size=2560,
+            intermediate_size=18432,
+            hidden_act="relu2",
+            max_position_embeddings=4096,
+            rms_norm_eps=1e-05,
+            bos_token_id=128000,
+            eos_token_id=128001,
+            attention_bias=False,
+            mlp_bias=False,
+            head_dim=None,
+        )
+    ),
+    "nemotron": ConfigReader(
+        dense(
+            vocab_size=256000,
+            hidden_size=6144,
+            intermediate_size=24576,
+            num_attention_heads=48,
+            head_dim=None,
+            hidden_act="relu2",
+            max_position_embeddings=4096,
+            norm_eps=1e-05,
+            bos_token_id=2,
+            eos_token_id=3,
+            attention_bias=False,
+            mlp_bias=False,
+        ),
+        rope=Rope(rotated=0.5),
+    ),
+    "cwm": ConfigReader(
+        dense(
+            vocab_size=128256,
+            hidden_size=6144,
+            intermediate_size=21504,
+            num_hidden_layers=64,
+            num_attention_heads=48,
+            num_key_value_heads=8,
+            max_position_embeddings=131072,
+            rms_norm_eps=1e-05,
+            bos_token_id=128000,
+            eos_token_id=None,
+            mlp_bias=False,
+            head_dim=128,
+            sliding_window=8192,
+            layer_types=None,
+        ),
+        rope=Rope(1000000.0, scaling=_CWM_ROPE),
+        follow=_cwm,
     ),
     "seed_oss": ConfigReader(
         dense(

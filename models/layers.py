@@ -104,22 +104,33 @@ class RMSNorm(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    """``(x - mean) / sqrt(var + eps) * scale + bias`` over the last dimension (Ba et al., 2016).
+    """``(x - mean) / sqrt(var + eps) * (offset + scale) + bias`` over the last dimension (Ba et al., 2016).
 
     Without `affine` there are no parameters, as in the OPT-shaped Galactica models; Cohere's has no bias only.
+    `offset` is 1 for Nemotron, see `RMSNorm`.
     """
 
-    def __init__(self, size: int, eps: float, build: BuildContext, *, affine: bool = True, bias: bool = True):
-        self.scale = constant_param(build, (size,), 1.0) if affine else None
+    def __init__(
+        self,
+        size: int,
+        eps: float,
+        build: BuildContext,
+        *,
+        affine: bool = True,
+        bias: bool = True,
+        offset: float = 0.0,
+    ):
+        self.scale = constant_param(build, (size,), 1.0 - offset) if affine else None
         self.bias = constant_param(build, (size,)) if affine and bias else None
-        self.eps = eps
+        self.eps, self.offset = eps, offset
 
     def __call__(self, x: Float[Array, "*batch size"]) -> Float[Array, "*batch size"]:
         wide = x.astype(jnp.float32)
         wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
         if self.scale is not None:
-            wide = wide * self.scale[...].astype(jnp.float32)
+            scale = self.scale[...].astype(jnp.float32)
+            wide = wide * (scale if self.offset == 0.0 else scale + self.offset)
         if self.bias is not None:
             wide = wide + self.bias[...].astype(jnp.float32)
         return wide.astype(x.dtype)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,7 +83,7 @@ def open_model(
         return OpenedModel(source, config, family, EncoderReader(weights))
     weights = separate_experts(weights, family)
     fields = _fields(source.path, source.path / "config.json")
-    described_whole = fields.get("text_config") is not None
+    described_whole = _describes_more(fields)
     if described_whole and not language_model_only and fields["model_type"] not in model_types():
         logger.warning(
             "%s: no family takes the pictures of model_type %r; only its language model (%s) is loaded",
@@ -118,7 +119,7 @@ def described(
     said = quantization_of(fields, folder)
     for part, own in ((fields, said), (text := fields.get("text_config") or {}, quantization_of(text))):
         check_method({**part, "quantization_config": own}, file)
-    if fields.get("text_config") is not None and (language_model_only or fields["model_type"] not in model_types()):
+    if _describes_more(fields) and (language_model_only or fields["model_type"] not in model_types()):
         config = _config(folder, file).get_text_config()
         return _quantised(config, said or quantization_of(text)), model_class(config.model_type)
     family = model_class(fields["model_type"])
@@ -158,6 +159,14 @@ def _config(folder: Path, file: Path) -> PretrainedConfig:
     except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{file} is refused by transformers: {type(error).__name__}: {reason}") from error
+
+
+def _describes_more(fields: Mapping[str, Any]) -> bool:
+    """Tell whether a config describes more than a text model: in a part of its own, or, as older files of Qwen's, next
+    to the fields of the text model."""
+    if fields.get("text_config") is not None:
+        return True
+    return fields.get("vision_config") is not None and fields["model_type"] not in model_types()
 
 
 def _fields(folder: Path, file: Path) -> dict[str, Any]:

@@ -96,10 +96,25 @@ def separate_experts(weights: TensorReader, family: Any) -> TensorReader:
     return weights if known else SeparateExperts(weights)
 
 
+def _turned(weights: TensorReader) -> set[str]:
+    """Return the names of tensors of all experts that are [experts, inputs, outputs]."""
+    turned: set[str] = set()
+    names = set(weights.names())
+    for gate_up in names:
+        owner, _, kind = gate_up.rpartition(".")
+        down = f"{owner}.down_proj"
+        if kind == "gate_up_proj" and down in names:
+            both = weights.shape(gate_up)[1:], weights.shape(down)[1:]
+            if len(both[0]) == len(both[1]) == 2 and both[0] == (both[1][1], 2 * both[1][0]):
+                turned |= {gate_up, down}
+    return turned
+
+
 class SeparateExperts(RenamedTensors):
     """Reads tensors of all experts, ``experts.gate_up_proj`` [experts, 2 * mlp, embed] or ``experts.up_proj`` [experts,
     mlp, embed], and ``experts.down_proj`` [experts, embed, mlp], as one of each expert: ``experts.0.gate_proj.weight``
-    and so on. Other tensors get the names that families know, see `_SPELLINGS`.
+    and so on. The last two axes may be the other way round, as Qwen3-VL's. Other tensors get the names that families
+    know, see `_SPELLINGS`.
 
     Raises:
         ValueError: such a tensor has another number of dimensions, or an odd number of rows of gate and up.
@@ -108,6 +123,7 @@ class SeparateExperts(RenamedTensors):
     def __init__(self, whole: TensorReader):
         stored: dict[str, str] = {}
         self._parts: dict[str, tuple[int, slice]] = {}
+        self._turned = _turned(whole)
         for name in whole.names():
             known = _in_one_spelling(name)
             found = _EXPERTS.fullmatch(known)
@@ -116,6 +132,8 @@ class SeparateExperts(RenamedTensors):
                 continue
             owner, kind = found.groups()
             shape = whole.shape(name)
+            if name in self._turned:
+                shape = (shape[0], shape[2], shape[1])
             if len(shape) != 3 or (kind == "gate_up_proj" and shape[1] % 2):
                 raise ValueError(f"{whole.location}: {name} of shape {shape} is not [experts, outputs, inputs]")
             rows = {kind: slice(0, shape[1])}
@@ -133,15 +151,20 @@ class SeparateExperts(RenamedTensors):
         if name not in self._parts:
             return stored
         at = self._parts[name][1]
-        return (at.stop - at.start, *stored[2:])
+        return (at.stop - at.start, stored[1] if self.stored_name(name) in self._turned else stored[2])
 
     def read(self, name: str) -> np.ndarray | HostArray:
         if name not in self._parts:
             return super().read(name)
         stored, last = self.stored_name(name), self._last
         if last is None or last[0] != stored:  # threads may read it twice, which is harmless
-            self._last = last = stored, np.asarray(self._whole.read(stored))
+            read = np.asarray(self._whole.read(stored))
+            self._last = last = stored, read.swapaxes(1, 2) if stored in self._turned else read
         return last[1][self._parts[name]]
+
+    def encodings(self, name: str) -> Sequence[Encoding]:
+        # Codes lie along a matrix's inputs: those of one that is turned are read as numbers.
+        return [] if self._stored[name] in self._turned else super().encodings(name)
 
     def spread_codes(self, name: str, form: WeightFormat) -> SpreadCodes:
         spread = super().spread_codes(name, form)
@@ -160,6 +183,8 @@ _PREFIXES = {
 }
 """Maps the beginning of a tensor's name in a multimodal checkpoint (old, new, without a head, Idefics 3's) to that in a
 text-only checkpoint; the first match counts."""
+_AS_TEXT_ONLY = {"model.": "model.", "lm_head.": "lm_head."}
+"""The same for one whose text model has the names that it has alone, as Qwen2-VL's."""
 _OF_LANGUAGE_MODEL = ("language_model.", "model.language_model.", "model.text_model.")
 
 _OTHER_PARTS = {
@@ -193,7 +218,7 @@ class LanguageModelReader(RenamedTensors):
     """
 
     def __init__(self, whole: TensorReader, *, other_parts: bool = False):
-        self._text = _renamed(whole.names(), _PREFIXES)
+        self._text = _renamed(whole.names(), _PREFIXES if is_multimodal(whole.names()) else _AS_TEXT_ONLY)
         if not self._text:
             raise ValueError(f"{whole.location} has a text_config, but no tensor begins with {', '.join(_PREFIXES)}")
         super().__init__(whole, self._text | (_renamed(whole.names(), _OTHER_PARTS) if other_parts else {}))

@@ -6,8 +6,6 @@ import logging
 import numpy as np
 import pytest
 import torch
-from checkpoints import CHECKPOINTS
-from dense_families import DENSE_FAMILIES
 from dense_model import run_dense
 from flax import nnx
 from safetensors.torch import load_file, save_file
@@ -16,57 +14,27 @@ from transformers import (
     Gemma3ForConditionalGeneration,
     Llama4Config,
     Llama4ForConditionalGeneration,
-    Mistral3Config,
-    Mistral3ForConditionalGeneration,
-    SmolVLMConfig,
-    SmolVLMForConditionalGeneration,
 )
+from wrapped_families import BY_THEIR_TEXT, SIGHT, TOKENS, mistral3, saved, text_of
 
 from jpaged.loading import load_model
 from jpaged.loading.source import Source
 from jpaged.loading.tokenizer import eos_token_ids
 
-TOKENS = np.random.default_rng(0).integers(3, 200, 30)
-EYES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-SIGHT = {**EYES, "image_size": 28, "patch_size": 14}
-
-
-def _text(name):
-    """A tiny text model's config, as it is written inside another."""
-    return (CHECKPOINTS | DENSE_FAMILIES)[name].to_dict()
-
-
-def _mistral3(text):
-    """A model with Pixtral's eyes around a text model."""
-    vision = {**SIGHT, "model_type": "pixtral", "head_dim": 8}
-    config = Mistral3Config(
-        text_config=_text(text), vision_config=vision, image_token_index=205, tie_word_embeddings=False
-    )
-    return Mistral3ForConditionalGeneration, config
-
-
 MULTIMODAL = {
     "gemma3": (
         Gemma3ForConditionalGeneration,
-        Gemma3Config(text_config=_text("gemma3"), vision_config=SIGHT, image_token_id=205, mm_tokens_per_image=4),
+        Gemma3Config(text_config=text_of("gemma3"), vision_config=SIGHT, image_token_id=205, mm_tokens_per_image=4),
     ),
     "llama4": (
         Llama4ForConditionalGeneration,
         Llama4Config(
-            text_config=_text("llama4"),
+            text_config=text_of("llama4"),
             vision_config={**SIGHT, "projector_input_dim": 16, "projector_output_dim": 16, "vision_output_dim": 16},
             image_token_index=205,
         ),
     ),
-    "mistral3": _mistral3("mistral-window"),
-}
-BY_THEIR_TEXT = {
-    "ministral3": _mistral3("ministral3"),
-    "mistral4": _mistral3("mistral4"),
-    "smolvlm": (
-        SmolVLMForConditionalGeneration,
-        SmolVLMConfig(text_config=_text("llama"), vision_config=SIGHT, image_token_id=205, tie_word_embeddings=False),
-    ),
+    "mistral3": mistral3("mistral-window"),
 }
 
 
@@ -75,22 +43,6 @@ def multimodal(request, tmp_path_factory):
     """(folder, transformers' logits of a text)."""
     folder = tmp_path_factory.mktemp(request.param)
     return folder, saved(*MULTIMODAL[request.param], folder)
-
-
-def saved(family, config, folder):
-    """Save a random checkpoint; returns transformers' logits of a text."""
-    config._attn_implementation = config._experts_implementation = "eager"
-    torch.manual_seed(0)
-    model = family(config).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim > 1:
-                weight.normal_(0.0, weight.shape[1] ** -0.5)
-        # The whole of Llama 4 fails in transformers 5.24; without images it does what its text model with a head does.
-        judge = model.language_model if isinstance(model, Llama4ForConditionalGeneration) else model
-        logits = judge(input_ids=torch.tensor(TOKENS)[None]).logits[0].numpy()
-    model.save_pretrained(folder)
-    return logits
 
 
 def logits_of(folder, **options):
@@ -110,8 +62,28 @@ def test_without_a_family_for_its_pictures_the_text_is_loaded_with_a_warning(nam
     expected = saved(*BY_THEIR_TEXT[name], tmp_path)
     with caplog.at_level(logging.WARNING, "jpaged"):
         np.testing.assert_allclose(logits_of(tmp_path, language_model_only=False), expected, atol=1e-4, rtol=0)
-    (record,) = caplog.records
+    (record,) = [each for each in caplog.records if each.name.startswith("jpaged")]
     assert "only its language model" in record.getMessage()
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
+def test_a_text_model_described_next_to_the_pictures_is_loaded(name, tmp_path):
+    """Qwen's own files: no text_config, and the text model's tensors have the names that it has alone."""
+    expected = saved(*BY_THEIR_TEXT[name], tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    text = config.pop("text_config")
+    text.pop("model_type")
+    rope = text.pop("rope_parameters")
+    own = {"rope_theta": rope["rope_theta"], "rope_scaling": {"type": "mrope", "mrope_section": rope["mrope_section"]}}
+    (tmp_path / "config.json").write_text(json.dumps(text | config | own))
+    tensors = load_file(tmp_path / "model.safetensors")
+    published = {
+        key.replace("model.language_model.", "model.").replace("model.visual.", "visual."): each
+        for key, each in tensors.items()
+    }
+    assert {"model.embed_tokens.weight", "visual.patch_embed.proj.weight"} < published.keys()
+    save_file(published, tmp_path / "model.safetensors", {"format": "pt"})
+    np.testing.assert_allclose(logits_of(tmp_path, language_model_only=False), expected, atol=1e-4, rtol=0)
 
 
 def test_the_other_naming_is_read_too(multimodal, tmp_path):

@@ -530,7 +530,8 @@ def _centre(name: str, key: str) -> float:
     """Return the centre of a vector's entries: one where they scale, unless they say how far they are from it."""
     if name.startswith("gemma4"):  # nothing but the norms of queries and keys keeps its scores small
         return 0.4 if key.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
-    if name.startswith(("gemma", "qwen3_next", "qwen3_5")) and not key.endswith("linear_attn.norm.weight"):
+    from_one = name == "nemotron" or name.startswith(("gemma", "qwen3_next", "qwen3_5"))
+    if from_one and not key.endswith("linear_attn.norm.weight"):
         return 0.0
     scales = key.endswith(("norm.weight", "norm_f.weight", ".D", "ln_1.weight", "ln_2.weight", "ln_f.weight")) or (
         "layernorm." in key and key.endswith(".weight")

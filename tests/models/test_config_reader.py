@@ -40,12 +40,15 @@ def plain(value):
 
 
 def differences(found, wanted: PretrainedConfig) -> dict[str, tuple]:
-    """Return the fields that differ, with both values; a head's width that transformers leaves open is computed."""
+    """Return the fields that differ, with both values.
+
+    The width and the number of heads of keys that transformers leaves open are computed.
+    """
     names = wanted.to_dict().keys() - OF_TRANSFORMERS_ALONE - set(OF_TRAINING_OR_OTHER_KERNELS.split())
     names |= {name for name in DERIVED if hasattr(wanted, name)}
     pairs = {name: (plain(getattr(found, name, "absent")), plain(getattr(wanted, name))) for name in names}
     pairs.pop("partial_rotary_factor", None)  # moved to rope_parameters; Phi-3's stays in both places
-    computed = {"head_dim"} if getattr(wanted, "head_dim", None) is None else set()
+    computed = {name for name in ("head_dim", "num_key_value_heads") if getattr(wanted, name, None) is None}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and name not in computed}
 
 

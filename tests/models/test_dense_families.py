@@ -7,6 +7,7 @@ from checkpoints import CHECKPOINTS, make_checkpoint
 from dense_families import DENSE_FAMILIES
 from dense_model import load, run_dense, stored_tensors
 from greedy_reference import random_prompts, torch_logprobs
+from wrapped_families import BY_THEIR_TEXT
 
 from jpaged import LLM, SamplingParams
 from jpaged_models.families import FAMILIES
@@ -41,6 +42,7 @@ def checkpoint(request, tmp_path_factory):
 
 def test_every_row_has_a_checkpoint():
     named = {config.model_type for config in (DENSE_FAMILIES | CHECKPOINTS).values()}
+    named |= {config.get_text_config().model_type for _, config in BY_THEIR_TEXT.values()}
     assert set(FAMILIES) <= named
 
 

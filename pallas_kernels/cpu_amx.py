@@ -12,11 +12,12 @@ import sys
 from functools import cache
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
 from pallas_kernels.cpu_dots import Emitter
 from pallas_kernels.cpu_tiles import FEATURES
+from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.ffi.primitives import store
 
 TILE_ROWS, ROW_BYTES = 16, 64

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from pallas_kernels.ffi.helpers import njit
 
 FAST = {"contract", "reassoc", "nsz", "arcp", "nnan"}
 """Fused multiply-adds, reductions in vector order, maxima that need not look for NaN."""

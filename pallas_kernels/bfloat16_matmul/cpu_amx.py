@@ -21,13 +21,14 @@ from functools import cache
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
 from pallas_kernels import ffi
 from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES, copy_numbers
 from pallas_kernels.cpu_amx import CONFIG_BYTES, TILE_ROWS, TileCode, configure, release, write_sizes
 from pallas_kernels.cpu_tiles import stack_memory
+from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.ffi.primitives import store
 from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES, repeated
 

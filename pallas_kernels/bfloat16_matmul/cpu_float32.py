@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, types
 from numba.extending import intrinsic
 
 from pallas_kernels import ffi
@@ -31,6 +31,7 @@ from pallas_kernels.bfloat16_matmul.cpu_tiles import copy_numbers
 from pallas_kernels.cpu_dots import FLOATS, INTS, Emitter
 from pallas_kernels.cpu_tiles import FEATURES, LANES, VECTORS, remaining_rows, rows_of_expert, stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result
+from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.matmul.cpu_kernel import DEPTH
 from pallas_kernels.tiled_matmul.cpu_kernel import clear_columns
 from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES, repeated

@@ -17,7 +17,7 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 
 from pallas_kernels import ffi
 from pallas_kernels.bfloat16_matmul.cpu_pairs import KINDS, Kind, panels_at_once
@@ -25,6 +25,7 @@ from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES, PAIR, WHOLE_ROWS, co
 from pallas_kernels.cpu_amx import has_bfloat16_tiles
 from pallas_kernels.cpu_tiles import rows_of_expert, stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result
+from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.tiled_matmul.cpu_kernel import clear_columns
 from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES
 

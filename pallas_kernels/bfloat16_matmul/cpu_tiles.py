@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, types
 from numba.extending import intrinsic
 
 from pallas_kernels.bfloat16_matmul.cpu_pairs import KINDS, Kind
 from pallas_kernels.cpu_dots import FLOATS, INTS, Emitter, vector
+from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.ffi.primitives import emit_prefetch, pointer
 from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES, repeated
 

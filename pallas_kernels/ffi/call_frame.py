@@ -6,8 +6,9 @@ The offsets are those of ``xla/ffi/api/c_api.h`` on a 64-bit machine; its struct
 from __future__ import annotations
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 
+from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.ffi.primitives import call_with, load, pointer, store
 
 # XLA_FFI_CallFrame.

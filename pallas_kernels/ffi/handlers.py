@@ -18,9 +18,10 @@ from typing import Any, TypeVar, cast
 
 import jax
 from llvmlite import binding
-from numba import njit, types
+from numba import types
 
 from pallas_kernels.ffi.call_frame import API, CONTEXT, NUM_THREADS, SCHEDULE, answered, argument, dimension, succeeded
+from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.ffi.kept_code import cfunc, named
 from pallas_kernels.ffi.primitives import add, address_of, allocate, free, load, run_range, store
 

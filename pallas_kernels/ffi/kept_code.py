@@ -20,6 +20,8 @@ from filelock import FileLock, Timeout
 from llvmlite import binding
 from platformdirs import user_cache_path
 
+from pallas_kernels.ffi.helpers import as_parts_of, njit
+
 logger = logging.getLogger(__name__)
 
 _WAIT_SECONDS = 120.0
@@ -37,7 +39,7 @@ def cfunc(signature: Any, **options: Any) -> Callable[[Callable[..., None]], Any
     """
 
     def compiled(function: Callable[..., None]) -> Any:
-        with _compiling:  # the folder is a setting of the whole process
+        with _compiling, as_parts_of(function.__qualname__):  # the folder is a setting of the whole process
             before, folder = numba.config.CACHE_DIR, cache_folder(*_modules_of(function))
             numba.config.CACHE_DIR = str(folder)
             try:
@@ -85,7 +87,7 @@ def named(function: Callable[..., Any], name: str) -> Any:
 
 def njit_named(name: str) -> Callable[[Callable[..., Any]], Any]:
     """Compile a function that is created several times, as `numba.njit` does, under a unique name; see `named`."""
-    return lambda function: numba.njit(named(function, name))
+    return lambda function: njit(named(function, name))
 
 
 _PACKAGE = __name__.split(".")[0]

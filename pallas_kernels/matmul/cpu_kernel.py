@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 
 from pallas_kernels import ffi
 from pallas_kernels.cpu_tiles import (
@@ -42,6 +42,7 @@ from pallas_kernels.cpu_tiles import (
     tile,
 )
 from pallas_kernels.ffi import address, argument, data, dimension, result
+from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.ffi.primitives import pointer
 from pallas_kernels.panelled_floats import PANEL
 

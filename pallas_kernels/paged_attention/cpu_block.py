@@ -18,11 +18,12 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic, overload
 
 from pallas_kernels import cpu_tiles, ffi
 from pallas_kernels.cpu_tiles import FLOAT, LINE_BYTES, VECTOR, VectorCode, tile_by_rows
+from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.ffi.primitives import emit_prefetch
 from pallas_kernels.paged_attention.cpu_rows import BFloat16, Float8, Float32, Int8, bfloat16, float8, int8
 from pallas_kernels.paged_attention.cpu_scratch import HALF, SPAN, WORD

@@ -15,12 +15,13 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 
 from pallas_kernels import ffi
 from pallas_kernels.cpu_math import FAST, LN_2, LOG2_E, exp, f32
 from pallas_kernels.ffi import address, argument, dimension, result
 from pallas_kernels.ffi import data as at
+from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.ffi.primitives import add, allocate, free, pointer
 from pallas_kernels.layout import LANES
 from pallas_kernels.paged_attention.cpu_kernel import attend

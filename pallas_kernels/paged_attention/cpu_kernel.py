@@ -31,10 +31,9 @@ not wait for one another: the one that finishes a decode's last split merges all
 
 from __future__ import annotations
 
-from numba import njit
-
 from pallas_kernels.cpu_math import FAST, LOG2_E, f32, tanh
 from pallas_kernels.cpu_tiles import FLOAT
+from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.paged_attention.cpu_block import MOST, add_few_values, add_values, scores, takes_few
 from pallas_kernels.paged_attention.cpu_memory import (
     fetch_values,

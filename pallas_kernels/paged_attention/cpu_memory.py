@@ -15,10 +15,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 
 from pallas_kernels.cpu_math import f32
 from pallas_kernels.cpu_tiles import FLOAT, LINE_BYTES
+from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.ffi.primitives import byte, pointer, prefetch
 from pallas_kernels.kv_codes import SCALE_BYTES
 from pallas_kernels.layout import LANES

@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
 from pallas_kernels.cpu_math import float_of_bits
 from pallas_kernels.cpu_tiles import FLOAT, LANES, LINE_BYTES, VECTOR, VectorCode
+from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.ffi.primitives import emit_prefetch
 from pallas_kernels.paged_attention.cpu_scratch import HALF, SPAN, WORD
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 
 from pallas_kernels.cpu_math import f32
 from pallas_kernels.cpu_tiles import FLOAT
+from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.ffi.primitives import pointer
 
 HIDDEN = f32(-1e30)

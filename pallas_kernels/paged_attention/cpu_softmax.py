@@ -13,10 +13,11 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
 from pallas_kernels.cpu_tiles import FEATURES, FLOAT, LANES, VECTOR, VectorCode
+from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.paged_attention.cpu_scratch import SPAN
 
 ROWS = min(8, LANES)

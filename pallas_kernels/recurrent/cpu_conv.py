@@ -5,10 +5,9 @@ A tile is [width - 1, columns], the last inputs of some channels, the oldest fir
 
 from __future__ import annotations
 
-from numba import njit
-
 from pallas_kernels import ffi
 from pallas_kernels.cpu_math import FAST, exp, f32
+from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.recurrent.cpu_walk import four_operands, register, walks
 
 

@@ -7,11 +7,11 @@ matrix products, whose operands lie in `Scratch`, around one triangular solve.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from pallas_kernels import ffi
 from pallas_kernels.cpu_math import FAST, exp, f32
 from pallas_kernels.cpu_tiles import FLOAT
+from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.recurrent.cpu_products import (
     fade,
     multiply,

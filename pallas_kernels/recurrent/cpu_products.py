@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from pallas_kernels import ffi
 from pallas_kernels.cpu_math import FAST, exp, f32
 from pallas_kernels.cpu_tiles import DOT_ROWS, FLOAT, LANES, ROWS, TABLE_ROWS, dots, tile
+from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.recurrent.layout import UNIT
 
 

@@ -14,11 +14,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 
 from pallas_kernels import ffi
 from pallas_kernels.cpu_tiles import FLOAT
 from pallas_kernels.ffi import address, argument, data, dimension, elements, result
+from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.ffi.primitives import pointer
 from pallas_kernels.layout import LANES
 from pallas_kernels.recurrent.cpu_products import make_scratch

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from numba import carray, njit
+from numba import carray
 
 from pallas_kernels import ffi
 from pallas_kernels.ffi import argument, data, dimension, result
+from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.rotated_heads.reference import HeadNorms
 from pallas_kernels.row_ops.cpu_kernel import LOOSE, ROWS, inverse_size, register, row_at
 

@@ -15,12 +15,13 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 
 from pallas_kernels import ffi
 from pallas_kernels.cpu_math import FAST, exp, f32
 from pallas_kernels.cpu_tiles import FLOAT
 from pallas_kernels.ffi import address, argument, data, dimension, result
+from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.ffi.primitives import pointer
 
 ROWS = 4

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, types
 from numba.extending import intrinsic
 
 from pallas_kernels import ffi
@@ -30,6 +30,7 @@ from pallas_kernels.cpu_dots import FLOATS, KINDS, Emitter, Kind, best_kind, vec
 from pallas_kernels.cpu_math import f32
 from pallas_kernels.cpu_tiles import dots, stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result
+from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.ffi.primitives import add, allocate, emit_prefetch, free, load, pointer, store
 from pallas_kernels.screened_argmax.screen import INPUTS, LARGEST, LENGTH, LOST, OFFSET, SCALE, SMALLEST
 from pallas_kernels.tile_order import OUTPUTS

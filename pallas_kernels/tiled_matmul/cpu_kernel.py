@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, types
 from numba.extending import intrinsic
 
 from pallas_kernels import ffi
 from pallas_kernels.cpu_dots import FLOATS, INTS, Emitter, vector
 from pallas_kernels.cpu_tiles import stack_memory
 from pallas_kernels.ffi import address, argument, arguments, data, dimension, result
+from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.ffi.primitives import pointer
 from pallas_kernels.tiled import OUTPUTS
 from pallas_kernels.tiled_matmul.cpu_shorts import rows_by_widened_panels

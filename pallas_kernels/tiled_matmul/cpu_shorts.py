@@ -11,12 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
 from pallas_kernels import ffi
 from pallas_kernels.cpu_dots import INTS, SHORTS, Emitter, vector
 from pallas_kernels.cpu_tiles import stack_memory
+from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.tiled_matmul.cpu_tiles import ADDS, FACTORS, TILE_BYTES, UNFINISHED, TileVariant, product, repeated
 
 _SHORTS = vector(ir.IntType(16), 32)

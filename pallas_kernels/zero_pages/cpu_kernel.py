@@ -7,12 +7,13 @@ import sys
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from pallas_kernels import ffi
 from pallas_kernels.ffi import address, argument, data, elements, result
+from pallas_kernels.ffi.helpers import njit
 
 DONT_NEED: int | None = mmap.MADV_DONTNEED if sys.platform == "linux" else None
 """The advice after which private memory reads as zeros, as Linux promises; other systems do not."""

@@ -514,7 +514,7 @@ class AsyncLLM:
         return self.control.metrics()
 
     async def memory_report(self, *, peak: bool = False, replica: int = 0) -> MemoryReport:
-        """Report the holders of the pool's blocks, between two steps.
+        """Report what holds the pool's blocks, between two steps.
 
         Args and raises: see `LLM.memory_report`.
         """

@@ -667,7 +667,7 @@ class LLM:
 
     @short_traceback
     def memory_report(self, *, peak: bool = False, replica: int = 0) -> MemoryReport:
-        """Report the holders of the pool's blocks; `str()` of the report is a table.
+        """Report what holds the pool's blocks; `str()` of the report is a table.
 
         Args:
             peak: whether to show the busiest step so far (to within 5 % of its blocks) instead of now.

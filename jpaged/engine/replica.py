@@ -87,7 +87,7 @@ class Replica:
         self.pins.lose()
 
     def memory_report(self) -> MemoryReport:
-        """Report the holders of the pool's blocks, counting every token that a dispatched step computes."""
+        """Report what holds the pool's blocks, counting every token that a dispatched step computes."""
         return self.memory.report(self._lengths)
 
     def memory_map(self) -> MemoryMap:

@@ -12,6 +12,7 @@ import pytest
 from checkpoints import CHECKPOINTS
 from dense_families import DENSE_FAMILIES
 from encoder_checkpoints import ENCODERS
+from wrapped_families import BY_THEIR_TEXT
 
 from jpaged.loading.gguf.config import config_from_gguf
 
@@ -56,5 +57,6 @@ def test_every_architecture_of_gguf_files_is_in_the_table(columns):
 
 def test_every_family_is_judged_by_transformers():
     judged = {config.model_type for config in (*CHECKPOINTS.values(), *DENSE_FAMILIES.values(), *ENCODERS.values())}
+    judged |= {config.get_text_config().model_type for _, config in BY_THEIR_TEXT.values()}
     assert all((PAGE.parents[1] / "tests" / file).exists() for file in (WITH_IMAGES | OF_OTHER_TYPES).values())
     assert registered() - judged == WITH_IMAGES.keys() | OF_OTHER_TYPES.keys()

@@ -34,6 +34,8 @@ ARCHITECTURES = {
     "smollm3": "smollm3",
     "starcoder2": "starcoder2",
     "stablelm": "stablelm",
+    "arcee": "arcee",
+    "nemotron": "nemotron",
     "cohere": "command-r",
     "cohere2": "cohere2",
     "exaone4": "exaone4",
@@ -81,7 +83,7 @@ def write_checkpoint(
     return write_gguf(path, arch, tensors, _metadata(arch, config) | (vocabulary or {}), **dict.fromkeys(_SIZES))
 
 
-_IN_PAIRS = ("mixtral", "granite", "granitemoe", "granitemoehybrid", "smollm3")
+_IN_PAIRS = ("mixtral", "arcee", "granite", "granitemoe", "granitemoehybrid", "smollm3")
 """Families that the converter rotates by neighbours."""
 _MAMBA2 = ("mamba2", "granitemoehybrid")
 
@@ -125,7 +127,7 @@ def _changed(name: str, array: np.ndarray, config: PretrainedConfig) -> dict[str
     family = config.model_type
     if family == "gemma4_text":
         return {_of_gemma4(name): array}
-    if family in ("gemma", "gemma3_text") and name.endswith("norm.weight"):
+    if family in ("gemma", "gemma3_text", "nemotron") and name.endswith("norm.weight"):
         return {name: array + 1}
     if family in _IN_PAIRS and ("q_proj" in name or "k_proj" in name):
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
@@ -251,7 +253,9 @@ def _metadata(arch: str, config: PretrainedConfig) -> dict[str, Any]:
         keys |= {"feed_forward_length": 4 * config.hidden_size, "attention.head_count": config.num_attention_heads}
         return _full(arch, keys | {"attention.layer_norm_epsilon": config.layer_norm_epsilon}, config)
     width = config.intermediate_size_mlp if family == "llama4_text" else getattr(config, "intermediate_size", None)
-    layer_norm = {"starcoder2": "norm_epsilon"} | dict.fromkeys(("stablelm", "cohere", "cohere2"), "layer_norm_eps")
+    layer_norm = {"starcoder2": "norm_epsilon", "nemotron": "norm_eps"} | dict.fromkeys(
+        ("stablelm", "cohere", "cohere2"), "layer_norm_eps"
+    )
     eps = "norm_eps" if family in ("lfm2", "lfm2_moe") else layer_norm.get(family, "rms_norm_eps")
     keys |= {
         "feed_forward_length": width,

@@ -419,11 +419,14 @@ def _lfm2(file: GGUFFile) -> Fields:
 _FAMILIES: dict[str, Callable[[GGUFFile], Fields]] = {
     "llama": _llama,
     "qwen2": _qwen2,
+    "qwen2vl": _qwen2,  # text has one position in all axes of the rotation
     "qwen3": _qwen3,
+    "qwen3vl": _qwen3,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "gemma4": _gemma4,
     "qwen3moe": _qwen3_moe,
+    "qwen3vlmoe": _qwen3_moe,
     "qwen2moe": _qwen2_moe,
     "olmoe": _olmoe,
     "olmo2": _olmo2,
@@ -437,7 +440,10 @@ _FAMILIES: dict[str, Callable[[GGUFFile], Fields]] = {
     **ENCODERS,
     **FAMILIES,
 }
-_MAY_HAVE_EXPERTS = ("llama", "qwen2moe", "qwen3moe", "olmoe", "llama4", "gpt-oss", "jamba", "gemma4", *WITH_EXPERTS)
+_MAY_HAVE_EXPERTS = (
+    *("llama", "qwen2moe", "qwen3moe", "qwen3vlmoe", "olmoe", "llama4", "gpt-oss", "jamba", "gemma4"),
+    *WITH_EXPERTS,
+)
 
 _BOTH_WAYS = ("gemma-embedding", *ENCODERS)
 """Architectures of encoders."""

@@ -162,6 +162,16 @@ def _stablelm(file: GGUFFile) -> Fields:
     )
 
 
+def _arcee(file: GGUFFile) -> Fields:
+    biases = {"attention_bias": _has(file, "attn_q.bias"), "mlp_bias": _has(file, "ffn_up.bias")}
+    return dict(model_type="arcee", **transformer(file), **biases)
+
+
+def _nemotron(file: GGUFFile) -> Fields:
+    biases = {"attention_bias": _has(file, "attn_q.bias"), "mlp_bias": _has(file, "ffn_up.bias")}
+    return dict(model_type="nemotron", **transformer(file, eps="norm_eps", partial=True), **biases)
+
+
 def _cohere(file: GGUFFile) -> Fields:
     return dict(
         model_type="cohere",
@@ -350,6 +360,8 @@ FAMILIES: dict[str, Callable[[GGUFFile], Fields]] = {
     "smollm3": _smollm3,
     "starcoder2": _starcoder2,
     "stablelm": _stablelm,
+    "arcee": _arcee,
+    "nemotron": _nemotron,
     "command-r": _cohere,
     "cohere2": _cohere2,
     "exaone4": _exaone4,

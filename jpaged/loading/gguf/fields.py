@@ -147,7 +147,9 @@ _YARN_BORDERS = ("beta_fast", "beta_slow")
 _NEUTRAL = (("ext_factor", 1.0), ("attn_factor", 1.0))
 """YaRN's settings with the values that change nothing."""
 _YARN = {"yarn": {"factor": "factor", "original_max_position_embeddings": "original_context_length"}}
-_SCALINGS_OF: dict[str, dict[str, dict[str, str]]] = dict.fromkeys(("gpt-oss", "qwen2", "qwen3", "qwen3moe"), _YARN)
+_SCALINGS_OF: dict[str, dict[str, dict[str, str]]] = dict.fromkeys(
+    ("gpt-oss", "qwen2", "qwen2vl", "qwen3", "qwen3vl", "qwen3moe", "qwen3vlmoe"), _YARN
+)
 """Maps an architecture to its further scalings: each with its parameters and their keys under ``rope.scaling``.
 `_SCALINGS` has those of all architectures."""
 

@@ -257,6 +257,10 @@ _BY_ARCHITECTURE: dict[str, _Names] = {
         undo={f"{stem}.weight": _turned for stem in ("attn_qkv", "attn_output", "ffn_up", "ffn_down")},
     ),
     "qwen3moe": _SPARSE,
+    "qwen3vlmoe": _SPARSE,
+    "nemotron": _Names(
+        _LAYER, undo={f"{norm}.weight": _minus_one for norm in ("attn_norm", "ffn_norm", "output_norm")}
+    ),
     "olmoe": _SPARSE,
     "qwen2moe": _Names(
         {

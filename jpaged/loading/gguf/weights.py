@@ -24,7 +24,7 @@ _PLAIN: dict[GGMLQuantizationType, Any] = {
 }
 """Encodings that are floating types narrower than float32."""
 
-_IN_PAIRS = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3")
+_IN_PAIRS = ("llama", "arcee", "granite", "granitemoe", "granitehybrid", "smollm3")
 """Architectures of which rotated pairs of query and key rows are neighbours in the file."""
 
 

@@ -39,10 +39,12 @@ def test_embeddings_are_tied_only_when_there_is_no_output_tensor(tmp_path):
     assert not config(tmp_path, tensors=untied).tie_word_embeddings
 
 
-@pytest.mark.parametrize("arch", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("arch", ["qwen2", "qwen3", "qwen2vl", "qwen3vl"])
 def test_qwen_is_read(tmp_path, arch):
-    found = config(tmp_path, arch, attention__key_length=32)
-    assert (found.model_type, found.num_hidden_layers, found.vocab_size) == (arch, 2, 32)
+    sections = {"rope__dimension_sections": [8, 4, 4, 0]} if arch.endswith("vl") else {}
+    found = config(tmp_path, arch, attention__key_length=32, **sections)
+    family = arch.removesuffix("vl")
+    assert (found.model_type, found.num_hidden_layers, found.vocab_size) == (family, 2, 32)
     assert found.head_dim == 32
     assert set(found.layer_types) == {"full_attention"}
 

@@ -15,6 +15,7 @@ from greedy_reference import assert_same_tokens, random_prompts, torch_greedy
 torch = pytest.importorskip("torch")
 
 from transformers import (  # noqa: E402
+    ArceeConfig,
     AutoModelForCausalLM,
     Cohere2Config,
     CohereConfig,
@@ -40,6 +41,7 @@ from transformers import (  # noqa: E402
     Mamba2Config,
     MiniMaxM2Config,
     MixtralConfig,
+    NemotronConfig,
     Olmo2Config,
     OlmoeConfig,
     Phi3Config,
@@ -225,6 +227,8 @@ CONFIGS = [
     GraniteMoeHybridConfig(**GRANITE_4, num_local_experts=0, num_experts_per_tok=0),
     SmolLM3Config(**OPEN),
     Starcoder2Config(**SIZES),
+    ArceeConfig(**OPEN, attention_bias=True, mlp_bias=True),
+    NemotronConfig(**HEADS, attention_bias=True, mlp_bias=True, rope_parameters=PARTIAL),
     StableLmConfig(**OPEN, use_qkv_bias=True, rope_parameters=PARTIAL),
     StableLmConfig(**OPEN, use_parallel_residual=True, rope_parameters=PARTIAL),
     CohereConfig(**SIZES, logit_scale=0.9, use_qk_norm=True),

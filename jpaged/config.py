@@ -2,7 +2,8 @@
 
 To add a setting, add a field to `EngineConfig` and read it where it acts. The command line, the table of vLLM's names
 and the reference in the documentation follow from the field. Settings that change no program are listed in
-`jpaged.engine.program_folder`; settings that depend on each other are checked in `_check_together`.
+`jpaged.engine.program_folder`; settings that depend on each other are checked in `_check_together`. ARCHITECTURE.md,
+"Seams", has the other places.
 
 The file is long because it holds each setting's text, which the command line and the documentation show.
 """

@@ -47,7 +47,7 @@ _IMAGES = "images are prepared as the checkpoint says, and come in multi_modal_d
 _INSTEAD: Mapping[str, str] = {
     "allowed_local_media_path": "give images=jpaged.ImageSources(folders=[...])",
     "allowed_media_domains": "give images=jpaged.ImageSources(hosts=[...])",
-    "async_scheduling": "the engine always runs one step ahead of the host",
+    "async_scheduling": "the engine always dispatches a step before it reads the results of the one before",
     "attention_backend": _KERNELS,
     "calculate_kv_scales": "kv_cache_dtype='int8' stores scales with the KV; 'fp8' needs none",
     "compilation_config": _COMPILER,

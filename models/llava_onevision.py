@@ -41,8 +41,8 @@ class LlavaOnevision(Llama):
         """See `jpaged.model_api.TakesImages`.
 
         Args:
-            arrays: ``pixel_values``, [images, tiles, channels, height, width], ``pack_rows`` and ``pack_weights``,
-                [images, tokens, 4]; see `LlavaOnevisionProjector.pack`.
+            arrays: ``pixel_values`` [images, tiles, channels, height, width]; ``pack_rows`` and ``pack_weights``
+                [images, tokens, 4], see `LlavaOnevisionProjector.pack`.
         """
         pixels = arrays["pixel_values"]
         tiles = self.projector(self.vision(pixels.reshape(-1, *pixels.shape[2:])))

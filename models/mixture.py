@@ -103,7 +103,10 @@ class Dispatch(NamedTuple):
     def combine(
         self, rows: Float[Array, "rows embed"], into: Float[Array, "tokens embed"]
     ) -> Float[Array, "tokens embed"]:
-        """Return each token's sum over its experts that are here; `into` gives shape and dtype."""
+        """Return for each token the sum of its rows; rows whose expert is not here count as zero.
+
+        `into` gives the result's shape and dtype.
+        """
         rows = jnp.where(self.is_here[:, None], rows, 0)
         return jnp.zeros_like(into).at[self.token].add(rows)
 

@@ -59,7 +59,7 @@ class AdaptedMatrix:
         return self
 
     def of_layer(self, weight: Any, at: int | Int[Array, ""]) -> AdaptedMatrix:
-        """Return the same adapters' part of layer `at`, with that layer's `weight`."""
+        """Return the adapted matrix of layer `at`: that layer's `weight`, with the same adapters."""
         return replace(self, weight=weight, at=at)
 
     def addition(self, x: Float[Array, "rows inputs"]) -> Float[Array, "rows outputs"]:

@@ -89,9 +89,9 @@ def deliver(pending: Iterable[tuple[AsyncStream[Any], Any]], wait: float = 0.0) 
 
 
 def delivery_wait(step_seconds: float) -> float:
-    """Return the seconds that the engine leaves its readers for a step's tokens, while its device runs the next step.
+    """Return for how many seconds the engine waits for readers of a step's tokens, while its device runs the next step.
 
-    They are a tenth of the last step's time, and 20 ms at most. Readers want the tokens now, whereas the engine's next
+    That is a tenth of the last step's time, and 20 ms at most. Readers want the tokens now, whereas the engine's next
     work is needed only when the device has finished its step.
     """
     return min(_SHARE * step_seconds, _MOST)

@@ -1,4 +1,4 @@
-"""The engine's loop: schedule, dispatch, read back, one step ahead of the host."""
+"""The engine's loop: schedule and dispatch a step, then read back the step before."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ class StepTimes:
         count: number of turns.
         total: seconds of all turns.
         last: seconds of the last turn.
-        buckets: number of turns in each bucket: at most its bound in `STEP_BOUNDS`, above the bound before; then the
-            longer ones.
+        buckets: number of turns in each bucket. A bucket counts the turns up to its bound in `STEP_BOUNDS` and above
+            the bound before it; the last bucket counts those longer than all bounds.
     """
 
     count: int

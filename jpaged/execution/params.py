@@ -58,7 +58,7 @@ def _leaves(tree: Any) -> dict[str, Any]:
 
 
 def num_compact(params: Any) -> int:
-    """Return how many matrices of some weights, or of their shapes, are compact, see `HeldMatrix.is_compact`."""
+    """Return how many matrices are compact, see `HeldMatrix.is_compact`; `params` are weights or their shapes."""
     return sum(map(_is_compact, _matrices(params)))
 
 

@@ -96,7 +96,7 @@ class ModelPrograms:
 
     @property
     def params(self) -> Any:
-        """Return the weights."""
+        """Return the weights; None while they are released."""
         return self._params
 
     def _set_params(self, params: Any) -> None:

@@ -1,4 +1,4 @@
-"""Turns scheduled steps into device calls, ahead of the host by one."""
+"""Turns scheduled steps into device calls, each before the results of the step before are read."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class ImageProcessor(ABC):
     """Prepares images for one model.
 
     Attributes:
-        placeholder: the text for an image in a prompt, and its replacement.
+        placeholder: what stands for an image in a prompt, and the tokens that replace it.
     """
 
     def __init__(self, processor: Any, config: Any, placeholder: Placeholder):

@@ -235,7 +235,7 @@ class RemoteFile:
 
 
 def size_of(file: Path | RemoteFile) -> int:
-    """Return the bytes of a file."""
+    """Return the size of a file in bytes."""
     return file.size if isinstance(file, RemoteFile) else file.stat().st_size
 
 

@@ -102,10 +102,12 @@ class SharedBlocks:
         return image is not None and image.users > 0
 
     def hold(self, digest: bytes, features: int) -> HeldImage | None:
-        """Hold an image; None, with nothing changed, when memory is short. A missing one joins `take_pending`.
+        """Hold an image or an adapter; return None, with nothing changed, if memory is short.
+
+        One that is not stored yet gets blocks, and `take_pending` returns it.
 
         Raises:
-            ValueError: the model takes no images.
+            ValueError: no layer group of the model keeps images, or adapters.
         """
         if self.group is None:
             raise ValueError(self.refusal)

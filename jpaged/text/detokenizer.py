@@ -38,7 +38,7 @@ class Detokenizer:
         self.restart()
 
     def restart(self) -> None:
-        """Begin before the first token again."""
+        """Forget all tokens and their text; the next token is the first again."""
         self.text = ""
         self.num_settled = 0
         self.num_tokens = 0

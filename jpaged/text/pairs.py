@@ -26,16 +26,16 @@ def pair_prompts(
     """Return a prompt of token ids for each pair, joined as the tokenizer joins two texts.
 
     Args:
-        first, second: texts, as many of both.
+        first, second: the first and the second texts, the same number of each.
         tokenizer: a transformers tokenizer; None where the model has none.
-        vocab_size, token_types: where the model tells tokens of the second text from those of the first, their ids
-            are raised by `vocab_size`, see `jpaged.model_api.PromptEncoder`.
-        most: most tokens of a pair, whose longer text is cut; None = pairs are not cut.
+        vocab_size, token_types: if the model has more than one token type, the ids of the second text's tokens are
+            raised by `vocab_size`, see `jpaged.model_api.PromptEncoder`.
+        most: most tokens of a pair: the longer text is cut until the pair fits; None = pairs are not cut.
         bound: limit on the tokens of a pair that is not cut, so that a text far above it is not tokenized whole.
 
     Raises:
-        ValueError: there is no tokenizer; a prompt is no text: what stands between two lists of tokens is known to the
-            tokenizer only; or a text alone has more tokens than a pair may have. Names the prompt.
+        ValueError: there is no tokenizer; a prompt is not text (only the tokenizer knows which tokens join two texts);
+            or a text alone has more tokens than a pair may have. The last two messages name the prompt.
     """
     if tokenizer is None:
         raise ValueError("the model has no tokenizer, which joins the texts of a pair")

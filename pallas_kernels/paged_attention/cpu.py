@@ -42,10 +42,8 @@ def paged_attention(
 ) -> Float[Array, "tokens kv_heads q_per_kv value_dim"]:
     """See `pallas_kernels.paged_attention.paged_attention`, and `pallas_kernels.latent_attention` for `value_dim`; the
     view has one of `DTYPES`."""
-    from pallas_kernels.paged_attention.cpu_call import (
-        most_splits,
-        target,  # needs Numba
-    )
+    # local: the loops need Numba
+    from pallas_kernels.paged_attention.cpu_call import most_splits, target
     from pallas_kernels.paged_attention.cpu_scratch import NO_SINK
 
     tokens, kv_heads, q_per_kv, head_dim = q.shape

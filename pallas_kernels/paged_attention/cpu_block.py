@@ -44,14 +44,14 @@ def weighted(
     fetch: int = 0,
     scaled: bool = False,
 ) -> Any:
-    """Return ``f(rows, weights, values, offset, keys, out, out_stride, shrink, scales, coming, further)``, to be called
-    from compiled loops with 1 to `ROWS` rows.
+    """Return a function that adds weighted values to 1 to `ROWS` rows: ``f(rows, weights, values, offset, keys, out,
+    out_stride, shrink, scales, coming, further)``. Compiled loops call it.
 
-    out [rows, COLUMNS] becomes ``out * shrink + weights @ values``; weights [rows, SPAN], shrink [rows], all by
-    address. `values` is a list of addresses, one a key; the key's numbers lie `offset` bytes further. The first `keys`
-    of them are used. The numbers are float32, or have `bytes_held` bytes and are converted by `widen`; where `scaled`,
-    they are multiplied by the keys' scales [keys]. For each key, `fetch` cache lines are prefetched, from `further`
-    bytes after its address in the list `coming`.
+    out [rows, COLUMNS] becomes ``out * shrink + weights @ values``. Weights [rows, SPAN], shrink [rows] and out are
+    given by address. `values` is a list of addresses, one for each key, of which the first `keys` are used; a key's
+    numbers lie `offset` bytes after its address. The numbers are float32, or have `bytes_held` bytes and are converted
+    by `widen`; where `scaled`, they are multiplied by the keys' scales [keys]. For each key, `fetch` cache lines are
+    prefetched, from `further` bytes after its address in the list `coming`.
     """
 
     @intrinsic

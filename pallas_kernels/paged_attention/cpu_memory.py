@@ -194,7 +194,10 @@ def load_keys(memory, numbers, rows, keys, partly, coming, further, scratch):
 
 @njit
 def load_values(memory, numbers, rows, keys, partly, in_place, scratch):
-    """Load a span's values to ``scratch.wide`` as float32, unless they are read `in_place`."""
+    """Load a span's first `keys` values to ``scratch.wide`` as float32, unless they are read `in_place`.
+
+    If they are, and some rows are missing (`partly`), only the addresses to read are written, to ``scratch.moved``.
+    """
     for half in range(memory.value_halves):
         moved, lane = scratch.moved + half * SPAN * WORD, memory.value_lane + half * HALF
         if not in_place:

@@ -221,7 +221,10 @@ def fetch(numbers, rows, offset, begin):
 
 @njit
 def bring_values(numbers, rows, number, offset, scales, out, stride):
-    """Widen `HALF` lanes of a span's first rows to rows at `out`, `stride` bytes apart; see `bring_keys`."""
+    """Widen `HALF` lanes of a span's first `number` rows, rounded up to `LANES`, to float32 rows at `out`.
+
+    The rows at `out` are `stride` bytes apart; see `_turn` for the other arguments.
+    """
     for key in range(0, number, LANES):
         _widen(numbers, rows + key * WORD, offset, scales + key * FLOAT, out + key * stride, stride)
 

@@ -63,17 +63,17 @@ class StatePlace:
 class Units:
     """A step's tokens, cut into units: runs of at most `most` tokens of one sequence.
 
-    The first `num_decodes` units have one token each, unit ``i`` token ``i``, and belong to distinct sequences; they
-    read a block or nothing. The units of a sequence follow one another, and all but the first read `CARRY`.
+    The first `num_decodes` units have one token each (unit ``i`` has token ``i``) and belong to distinct sequences;
+    they read a block or nothing. The units of a sequence follow one another, and all but the first read `CARRY`.
 
     Only units of the same sequence may read a block that a unit writes.
 
     Attributes:
-        start, length: a unit's tokens are ``[start, start + length)``; units follow one another in them.
+        start, length: a unit's tokens are ``[start, start + length)``; each unit starts where the one before it ends.
         read: block that holds the state before them, or `NEW` or `CARRY`.
-        write: block that takes the state after them; -1 = none. Distinct otherwise.
-        num_decodes, num_units: how many of the units count; the others are padding.
-        most: tokens of a unit at most, `UNIT` or 1.
+        write: block that takes the state after them; -1 = none. No two units write the same block.
+        num_decodes, num_units: number of decodes and of all units; the arrays' other entries are padding.
+        most: most tokens of a unit, `UNIT` or 1.
         decodes_only: whether all units are decodes, known when the step is compiled.
     """
 

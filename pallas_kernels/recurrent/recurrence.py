@@ -152,8 +152,10 @@ def scan_piece(
     a: Float[Array, "ch n"],
     d: Float[Array, " ch"],
 ) -> tuple[Float[Array, "n ch"], Float[Array, "tokens ch"]]:
-    """Scan the tokens as a tree (Blelloch, 1990): each channel has a separate decay for each state, so the piece is no
-    product of matrices."""
+    """Scan the tokens as a tree (Blelloch, 1990).
+
+    Each channel has its own decay for each state, so a piece cannot be computed as a product of matrices.
+    """
     del length
     decay = jnp.exp(dt[:, None, :] * a.T)
     added = b[:, :, None] * (dt * x)[:, None, :]

@@ -231,8 +231,9 @@ COUNT_BYTES = 8
 
 @ffi.known_again
 def screen_target() -> str:
-    """Return the name of the custom call ``(x [rows, inputs], [wanted, outputs], codes, words) -> (digits, order,
-    facts, listed [rows, most, 2], counts [rows, 2])``; see `cpu.screened`."""
+    """Return the name of the custom call that lists, for each row of x, the rows of the table that may have the largest
+    product: ``(x [rows, inputs], [wanted, outputs], codes, words) -> (digits, order, facts, listed [rows, most, 2],
+    counts [rows, 2])``; see `cpu.screened`."""
     name = "jpaged_screen"
     ffi.register(name, _screen, items_of=((2, 0),), portion=PANELS_OF_AN_ITEM, before=(_round, 0, 0))
     return name

@@ -39,6 +39,15 @@ MODELS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         | {"hidden_size": 4096, "intermediate_size": 1024, "num_hidden_layers": 3, "attn_layer_indices": [1]}
         | {"mamba_n_heads": 128, "mamba_d_state": 128},
     ),
+    # Attention and states in each layer.
+    "falcon-h1": (
+        "FalconH1Config",
+        "falcon_h1",
+        "FalconH1",
+        {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "hidden_size": 2048}
+        | {"intermediate_size": 1024, "num_hidden_layers": 2, "mamba_d_ssm": 4096, "mamba_n_heads": 64}
+        | {"mamba_d_head": 64, "mamba_n_groups": 1, "mamba_d_state": 256},
+    ),
     "qwen3-next": (
         "Qwen3NextConfig",
         "qwen3_next",

@@ -27,17 +27,17 @@ class LogitEdits(NamedTuple):
 
     Attributes:
         pending: where in the last step's samples a row's newest token lies; -1 = the host knew it.
-        repetition: logits of tokens seen are divided by it where positive, else multiplied; 1 = none.
+        repetition: logits of tokens seen are divided by it if they are positive, else multiplied by it; 1 = no change.
         presence: subtracted once from the logits of generated tokens.
         frequency: subtracted as often as a token was generated.
-        token_row, token_id: pairs, each at most once, whose logit is changed.
-        token_bias: added.
+        token_row, token_id: pairs of a row and a token whose logit is changed; each pair occurs once at most.
+        token_bias: what is added to the pair's logit.
         token_count: how often the row generated the token.
         token_seen: whether the row's prompt or output has it.
-        ban_row, ban_id: pairs that cannot be drawn ...
-        ban_after: ... where the pending token is this one; -1 = whatever it is.
-        masked: whether `mask` counts for a row.
-        mask: bit ``i % 32`` of word ``i // 32``: token i can be drawn.
+        ban_row, ban_id: pairs of a row and a token that the row cannot draw.
+        ban_after: the pending token after which a pair is banned; -1 = it is always banned.
+        masked: whether `mask` applies to a row.
+        mask: bit ``i % 32`` of word ``i // 32`` says whether token i can be drawn.
     """
 
     pending: Int[HostOrDevice, " seqs"]

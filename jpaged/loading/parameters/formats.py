@@ -113,8 +113,8 @@ def _log_left(left: dict[tuple[str, ...], list[str]], location: str) -> None:
 def stored_formats(
     reader: CodedNames, targets: Sequence[Target], shards: int
 ) -> tuple[WeightFormats, dict[tuple[str, ...], list[str]]]:
-    """Return the smallest formats that hold a checkpoint's codes exactly, and the parameters that stay float with the
-    names of their encodings.
+    """Return the smallest formats that hold a checkpoint's codes exactly and, for each parameter that stays float, the
+    names of its encodings.
 
     A parameter stays float if one of its tensors is plain or has codes that no format holds, if it is a table with
     sorted inputs, or if it joins tensors that sort their inputs differently.

@@ -418,10 +418,10 @@ class SamplingFields(Body):
         )
 
     def shape(self) -> StructuredOutputsParams | None:
-        """Return the text's shape, if it has one.
+        """Return the shape that the request asks of the answer's text; None if it asks for none.
 
         Raises:
-            ApiError, ValueError, TypeError: the shape is invalid, or there are two.
+            ApiError, ValueError, TypeError: the shape is invalid, or the request has two.
         """
         by_format = None if self.response_format is None else self.response_format.shape()
         if self.structured_outputs is None:

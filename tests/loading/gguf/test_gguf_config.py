@@ -142,7 +142,7 @@ def test_settings_of_yarn_that_change_nothing_are_taken(tmp_path):
 @pytest.mark.parametrize(
     ("arch", "changes", "message"),
     [
-        ("mamba", {}, "architecture 'mamba' is not supported; supported: llama, qwen2, qwen2vl, qwen3, qwen3vl, gemma2"),
+        ("mamba", {}, "architecture 'mamba' is not supported; supported: llama, qwen2, qwen2vl, qwen3"),
         ("qwen2", {"expert_count": 8}, "mixture-of-experts"),
         ("llama", {"rope__scaling__type": "yarn"}, r"rope\.scaling\.type='yarn' is not supported"),
         (

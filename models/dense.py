@@ -269,7 +269,7 @@ class DenseDecoder(Decoder):
 
         def rotary(group: str) -> Rotary:
             layer_type = type_of_group(group) if spec.rotary_by_type else None
-            return rotary_from_config(config, head_dim, layer_type, partial=spec.partial_rotary)
+            return rotary_from_config(config, head_dim, layer_type, partial=spec.partial_rotary, longest=build.longest)
 
         first = spec.kinds[0].group or "full"
         heads = Heads.of(

@@ -182,7 +182,7 @@ class Llama(Decoder):
         kinds = _kinds(config)
         window = getattr(config, "sliding_window", None)
         groups = layer_groups(kinds, heads.layout.kv_heads, head_dim, window, q_per_kv=heads.layout.q_per_kv)
-        rotary = rotary_from_config(config, head_dim)
+        rotary = rotary_from_config(config, head_dim, longest=build.longest)
 
         def make(kind: LayerKind, build: BuildContext) -> LlamaLayer:
             return LlamaLayer(config, kind, heads, build)

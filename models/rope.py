@@ -97,21 +97,29 @@ def rotate_by_product(
     return (x.astype(jnp.float32) * (cos * turns + (1 - turns)) + other * (sin * turns)).astype(x.dtype)
 
 
-def rotary_from_config(config: Any, head_dim: int, layer_type: str | None = None, *, partial: bool = False) -> Rotary:
+def rotary_from_config(
+    config: Any,
+    head_dim: int,
+    layer_type: str | None = None,
+    *,
+    partial: bool = False,
+    longest: int | None = None,
+) -> Rotary:
     """Return the frequencies that ``config.rope_parameters`` describes, or its entry for `layer_type`.
 
     Type ``proportional`` has all pairs of a head, of which those beyond its ``partial_rotary_factor`` stand still.
 
     Args:
         partial: whether the family may rotate only the first ``partial_rotary_factor`` of a head.
+        longest: most tokens of a sequence, by which ``longrope`` chooses factors; None = ``max_position_embeddings``.
 
     Raises:
         ValueError: for a rope type or a partial rotary factor that is not implemented, or an odd number to rotate.
     """
     parameters = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
     kind = parameters.get("rope_type", "default")
-    if kind not in _SCALINGS:
-        raise ValueError(f"rope_type={kind!r} is not supported; known: {', '.join(_SCALINGS)}")
+    if kind not in _SCALINGS and kind != "longrope":
+        raise ValueError(f"rope_type={kind!r} is not supported; known: {', '.join((*_SCALINGS, 'longrope'))}")
     factor = parameters.get("partial_rotary_factor", 1.0)
     if kind == "proportional":
         factor = 1.0
@@ -123,7 +131,11 @@ def rotary_from_config(config: Any, head_dim: int, layer_type: str | None = None
             f"partial_rotary_factor={factor} of head_dim={head_dim} is {width} numbers; rotary embedding turns pairs"
         )
     frequencies = parameters["rope_theta"] ** (-np.arange(0, width, 2) / width)
-    frequencies, magnitude = _SCALINGS[kind](frequencies, parameters, config.max_position_embeddings)
+    limit = config.max_position_embeddings
+    if kind == "longrope":
+        frequencies, magnitude = _longrope(frequencies, parameters, limit, limit if longest is None else longest)
+    else:
+        frequencies, magnitude = _SCALINGS[kind](frequencies, parameters, limit)
     return Rotary(tuple(frequencies.tolist()), float(magnitude))
 
 
@@ -193,17 +205,19 @@ def _proportional(frequencies: np.ndarray, parameters: Mapping[str, Any], limit:
     return np.where(turns, frequencies, 0.0) / parameters.get("factor", 1.0), 1.0
 
 
-def _longrope(frequencies: np.ndarray, parameters: Mapping[str, Any], limit: int) -> tuple[np.ndarray, float]:
-    """Divide each pair's frequency by its own factor: the long ones where the model's limit is above the original.
+def _longrope(
+    frequencies: np.ndarray, parameters: Mapping[str, Any], limit: int, longest: int
+) -> tuple[np.ndarray, float]:
+    """Divide each pair's frequency by its own factor: the long ones where sequences may pass the original context.
 
     transformers takes the short factors for a sequence within the original context, which would change the keys that
-    are held when the sequence grows. vLLM too takes one table for all sequences.
+    are held when the sequence grows. vLLM too takes one table for all sequences, by its ``max_model_len``.
     """
     lacks = [n for n in ("original_max_position_embeddings", "long_factor", "short_factor") if not parameters.get(n)]
     if lacks:
         raise ValueError(f"rope_type='longrope' lacks {', '.join(lacks)}")
     original = parameters["original_max_position_embeddings"]
-    factors = np.asarray(parameters["long_factor" if limit > original else "short_factor"], np.float64)
+    factors = np.asarray(parameters["long_factor" if longest > original else "short_factor"], np.float64)
     if factors.shape != frequencies.shape:
         raise ValueError(f"longrope has {len(factors)} factors for {len(frequencies)} pairs")
     magnitude, growth = parameters.get("attention_factor"), parameters.get("factor") or limit / original
@@ -226,7 +240,6 @@ _SCALINGS = {
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
-    "longrope": _longrope,
     "dynamic": _dynamic,
     "proportional": _proportional,
 }

@@ -6,6 +6,7 @@ import logging
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         language_model_only=config.language_model_only,
         # `jpaged.training` computes with arrays, whose bits a deterministic engine repeats.
         compact_tiles=Bfloat16Tiles.FLOAT32_BITS if config.deterministic else Bfloat16Tiles.FLOAT32_PRODUCT,
+        longest=partial(resolve_max_model_len, config.max_model_len),
     )
     encodes = isinstance(loaded.model, PromptEncoder)
     if isinstance(loaded.model, PromptEncoder):

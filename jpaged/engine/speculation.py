@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from flax import nnx
 
 from jpaged.config import EngineConfig
+from jpaged.engine.memory_plan import resolve_max_model_len
 from jpaged.execution.device_memory import device_bytes
 from jpaged.execution.drafts import DraftProgram
 from jpaged.loading import LoadedModel, load_model
@@ -95,6 +96,7 @@ def _draft_model(speculative: DraftModel, config: EngineConfig, loaded: LoadedMo
         download_dir=config.download_dir,
         compact_tiles=Bfloat16Tiles.FLOAT32_PRODUCT,
         language_model_only=True,  # it reads text tokens only, and the placeholders of images as such
+        longest=lambda _: resolve_max_model_len(config.max_model_len, loaded.config),
     )
     if draft.model.vocab_size != loaded.model.vocab_size:
         raise ValueError(

@@ -29,6 +29,7 @@ def build_context(
     kernel_impl: Impl | None = None,
     computes: bool = True,
     compact_tiles: CompactTiles | None = None,
+    longest: int | None = None,
 ) -> BuildContext:
     """Return the context that suits a mesh's devices; it has no `rngs`.
 
@@ -41,6 +42,7 @@ def build_context(
             tiles, and with all else in float32; stacks stay plain.
         compact_tiles: selects the matrices stored in bfloat16 that a CPU keeps in bfloat16 although it computes in
             float32; None = none.
+        longest: see `BuildContext`.
     """
     kind, product_impl = platform(mesh), _product_impl(mesh, kernel_impl)
     stacked = layers_are_stacked(kind, kernel_impl) if stacked is None else stacked
@@ -58,6 +60,7 @@ def build_context(
         unrolled=kind == "gpu",
         product_impl=product_impl,
         bfloat16_tiles=tiles,
+        longest=longest,
     )
 
 

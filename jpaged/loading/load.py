@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from jpaged.loading.answer_tokens import AnswerTokens, answers_of_texts
 from jpaged.loading.build_context import CompactTiles, build_context, capability_of, check_dtype, chosen_dtype
 from jpaged.loading.generation_config import read_generation_config, usable_end_ids
 from jpaged.loading.loaded_model import LoadedModel
+from jpaged.loading.model_config import AnyConfig
 from jpaged.loading.open_checkpoint import OpenedModel, open_model
 from jpaged.loading.orbax.checkpoint import OrbaxWeights, restore_params, save_checkpoint
 from jpaged.loading.parameters.formats import check_device, check_quantization
@@ -43,6 +45,7 @@ def load_model(
     compact_tiles: CompactTiles | None = None,
     chat_template: str | None = None,
     classifier_from_token: tuple[str, ...] | None = None,
+    longest: Callable[[AnyConfig], int] | None = None,
 ) -> LoadedModel:
     """Load a model by alias, path or hub id; see `resolve_source`.
 
@@ -59,6 +62,7 @@ def load_model(
             see `EngineConfig`.
         compact_tiles: the matrices of a bfloat16 checkpoint that a CPU which computes in float32 keeps in bfloat16, in
             half of the memory; these cannot be differentiated. None: keeps none.
+        longest: returns the most tokens of a sequence, given the model's config; None = as many as the config says.
 
     Raises:
         ValueError: a name, dtype, size, config, quantization or checkpoint that cannot be used; names the value.
@@ -89,6 +93,7 @@ def load_model(
             expert_parallel,
             compact_tiles=compact_tiles,
             answers=answers,
+            longest=None if longest is None else longest(opened.config),
         )
     ends = usable_end_ids(generation.eos_token_ids, loaded.model.vocab_size, opened.source.path)
     return replace(loaded, tokenizer=other, eos_token_ids=ends, sampling=generation.sampling)
@@ -135,11 +140,18 @@ def _load(
     computes: bool = True,
     compact_tiles: CompactTiles | None = None,
     answers: AnswerTokens | None = None,
+    longest: int | None = None,
 ) -> LoadedModel:
     family, config, reader = opened.family, opened.config, opened.reader
     shards = mesh.shape[TENSOR_AXIS]
     build = build_context(
-        mesh, dtype, stacked=stacked, expert_parallel=expert_parallel, computes=computes, compact_tiles=compact_tiles
+        mesh,
+        dtype,
+        stacked=stacked,
+        expert_parallel=expert_parallel,
+        computes=computes,
+        compact_tiles=compact_tiles,
+        longest=longest,
     )
     if isinstance(reader, OrbaxWeights) and reader.formats:
         reader.check_held(shards, expert_parallel, quantization)

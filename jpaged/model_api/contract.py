@@ -37,6 +37,7 @@ class BuildContext:
         bfloat16_tiles: how matrices that products read are held in bfloat16 in tiles, whatever `dtype` is; None = not.
             It has ``cpu`` for `product_impl`. ``BFLOAT16_PRODUCT`` is a CPU's form of bfloat16; the others take half
             of the memory of float32 for what a checkpoint stores in bfloat16, and compute as float32 does.
+        longest: most tokens of a sequence that the model will see; None = as many as its config says.
         rngs: draws random parameters; None while nothing is built (see `dataclasses.replace`).
         shapes_only: only the parameters' shapes are wanted: nothing needs to be drawn, whose tracing takes a second.
     """
@@ -48,6 +49,7 @@ class BuildContext:
     unrolled: bool = False
     product_impl: Impl = "xla"
     bfloat16_tiles: Bfloat16Tiles | None = None
+    longest: int | None = None
     rngs: nnx.Rngs | None = field(default=None, compare=False, repr=False)
     shapes_only: bool = field(default=False, compare=False, repr=False)
 

@@ -87,6 +87,7 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
     family = getattr(import_module(module), name)
     model_config = read_config(Path(request["config_folder"]), family)
     mesh, kernels, dtype = target_mesh(device, request["compiled"]), _kernels(device), jnp.dtype(request["dtype"])
+    max_model_len = resolve_max_model_len(config.max_model_len, model_config)
     build = build_context(
         mesh,
         dtype,
@@ -95,6 +96,7 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
         stacked=layers_are_stacked(device.chip.kind, kernels),
         kernel_impl=kernels,
         compact_tiles=Bfloat16Tiles.FLOAT32_BITS if config.deterministic else Bfloat16Tiles.FLOAT32_PRODUCT,
+        longest=max_model_len,
     )
     if is_encoder(family, model_config):
         raise ValueError(f"{config.model} encodes prompts and keeps no KV: plans are made of models that generate")
@@ -126,7 +128,7 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
         ),
         dtype=dtype,
         kernels=kernels,
-        max_model_len=resolve_max_model_len(config.max_model_len, model_config),
+        max_model_len=max_model_len,
         adapters=adapters,
     )
 

@@ -24,9 +24,9 @@ LIKE = {"verify": "mixed", "draft": "decode"}
 
 LAYERS = {
     "TPU v5e x8": {"jamba": (2, 1, 0), "bamba": (2, 1, 0), "qwen3-next": (1, 1, 0), "mamba2": (1, 0, 0)}
-    | {"lfm2": (2, 1, 0), "deepseek-v2-lite": (0, 0, 2), "llama": (0, 1, 0)},
+    | {"lfm2": (2, 1, 0), "deepseek-v2-lite": (0, 0, 2), "llama": (0, 1, 0), "falcon-h1": (1, 1, 0)},
     "H200 x1": {"jamba": (2, 1, 0), "bamba": (2, 1, 0), "qwen3-next": (3, 1, 0), "mamba2": (2, 0, 0)}
-    | {"lfm2": (2, 1, 0), "deepseek-v2-lite": (0, 0, 2), "llama": (0, 2, 0)},
+    | {"lfm2": (2, 1, 0), "deepseek-v2-lite": (0, 0, 2), "llama": (0, 2, 0), "falcon-h1": (2, 2, 0)},
 }
 """Layers in a program with states, with attention to keys and values, and to latents. TPUs scan over neighbours that
 are alike, which stand in the program once."""
@@ -46,10 +46,12 @@ ROWS = {
         "deepseek-v2-lite": 2,
         "llama": 3,
         "llama:draft": 1,
+        "falcon-h1": 2,
     },
-    "H200 x1": {},
+    "H200 x1": {"bamba": 1, "lfm2": 1, "llama": 2, "llama:draft": 1, "falcon-h1": 2},
 }
-"""Launches of additions with their norms, and of rotations, where rows and heads fill whole registers."""
+"""Launches of additions with their norms, and of rotations, where rows and heads fill whole registers; on GPUs of
+rotations alone."""
 
 GEMMA_4 = {"TPU v5e x8": {"decode": 6, "mixed": 10}, "H200 x1": {"decode": 6, "mixed": 8}}
 """Calls of a local and a global layer that keep KV, and of one of each that reads it and writes none. On a GPU XLA
@@ -58,7 +60,7 @@ attends in the global ones, whose heads are of 512."""
 KINDS = (*LAYERS["H200 x1"], "gemma-4")
 STEPS = [
     *(f"{kind}:{step}" for kind in KINDS if kind != "llama" for step in ("decode", "mixed")),
-    *(f"{kind}:verify" for kind in ("jamba", "bamba", "qwen3-next", "mamba2", "lfm2", "llama")),
+    *(f"{kind}:verify" for kind in ("jamba", "bamba", "qwen3-next", "mamba2", "lfm2", "llama", "falcon-h1")),
     "llama:draft",
 ]
 """A plain Llama's own steps are those of `test_aot_step.py`; here its pool holds a draft model's KV too."""

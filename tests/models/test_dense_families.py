@@ -80,8 +80,27 @@ def test_an_engine_gives_the_tokens_and_log_probabilities_of_transformers(name, 
     assert_like_transformers(outputs, model)
 
 
-def generate(llm):
-    return llm.generate([{"prompt_token_ids": ids} for ids in PROMPTS], GREEDY, use_tqdm=False)
+def test_longrope_takes_the_factors_of_the_longest_sequence_that_an_engine_allows(tmp_path):
+    """transformers takes the short factors up to 16 tokens, the original context."""
+    model = make_checkpoint("phi3-longrope", tmp_path)
+    short, settings = random_prompts(lengths=(3, 8)), SETTINGS | {"enable_prefix_caching": True}
+    with LLM(str(tmp_path), **settings | {"max_model_len": 16}) as llm:
+        assert_like_transformers(generate(llm, short), model)
+        llm.save_state(tmp_path / "state")
+    for longest, num_hits in (16, 8), (17, 0):  # keys that were turned by other factors are computed again
+        with LLM.restore_state(tmp_path / "state", max_model_len=longest) as llm:
+            llm.generate([{"prompt_token_ids": [*short[1], 5]}], SamplingParams(max_tokens=1), use_tqdm=False)
+            assert llm.stats().prefix_hits == num_hits
+    with LLM(str(tmp_path), **SETTINGS) as llm:
+        (output,) = generate(llm, short[:1])
+    tokens = list(output.outputs[0].token_ids)
+    found = [logprobs[token].logprob for token, logprobs in zip(tokens, output.outputs[0].logprobs, strict=True)]
+    expected = torch_logprobs(model, short[0], [tokens])[0]
+    assert np.abs(np.subtract(found, expected)).max() > 1e-3, "the long factors differ from the short ones"
+
+
+def generate(llm, prompts=PROMPTS):
+    return llm.generate([{"prompt_token_ids": ids} for ids in prompts], GREEDY, use_tqdm=False)
 
 
 def assert_like_transformers(outputs, model):

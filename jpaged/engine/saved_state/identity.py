@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jpaged.config import EngineConfig
+from jpaged.engine.memory_plan import resolve_max_model_len
 from jpaged.engine.program_folder import configuration_digest
 from jpaged.execution import Runner, platform
 from jpaged.loading.model_config import as_transformers
@@ -32,9 +33,19 @@ def model_facts(config: EngineConfig, model_config: Any, runner: Runner) -> dict
             config.quantization,
             sorted({str(leaf.dtype) for leaf in jax.tree.leaves(params)}),
             len(jax.tree.leaves(params)),
+            *_rotation(config, model_config),
         ],
         "weights": weights_sum(params),
     }
+
+
+def _rotation(config: EngineConfig, model_config: Any) -> list[str]:
+    """Return what the longest sequence decides of the keys: the table of factors of a model that has two."""
+    rope = getattr(model_config.get_text_config(), "rope_parameters", None) or {}
+    if rope.get("rope_type") != "longrope":
+        return []
+    long = resolve_max_model_len(config.max_model_len, model_config) > rope["original_max_position_embeddings"]
+    return ["long factors" if long else "short factors"]
 
 
 def model_difference(saved: Mapping[str, Any], here: Mapping[str, Any], model_config: Any) -> str | None:

@@ -428,8 +428,8 @@ class TargetAndDraft:
             self.drafter.take(self._head.with_tables_of(self.model))
 
     def update_params(self, new: Any) -> None:
-        """Swap the model's weights, see `ModelPrograms.update_params`; its first layers draft with the new ones too, and
-        a head with their tables."""
+        """Swap the model's weights, see `ModelPrograms.update_params`; its first layers draft with the new ones too.
+        So does a head, with their tables."""
         self.model.update_params(new)
         self._share()
 

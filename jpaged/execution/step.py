@@ -79,7 +79,8 @@ def make_step(
     def steps(
         params: Any, pool: Pool, batch: StepBatch, last_tokens: Array, *target: Array, decode_only: bool
     ) -> tuple[Array, ...]:
-        takes: tuple[Kind, ...] = ("shared", "split", "own", "own", *("own" for _ in target))
+        rest: tuple[Kind, ...] = ("own",) * len(target)
+        takes: tuple[Kind, ...] = ("shared", "split", "own", "own", *rest)
         gives: tuple[Kind, ...] = ("split", "own", "own")
         return each_replica(partial(step, decode_only=decode_only), mesh, takes, gives)(
             params, pool, batch, last_tokens, *target

@@ -346,21 +346,18 @@ class _HeadWeights:
         self._shardings = jax.tree.map(lambda leaf: leaf.sharding, self._own)
 
     def with_tables_of(self, model: ModelPrograms) -> Any:
-        """Return all parameters of the head; None where they or the model's are not on the devices."""
-        if self._own is None or model.params is None:
+        """Return all parameters of the head, put back on the devices; None where the model's are not there."""
+        if model.params is None:
             return None
+        if self._own is None:
+            self._own, self._on_host = jax.device_put(self._on_host, self._shardings), None
         held = plain_dict(model.params)
         return self._own | {name: held[name] for name in self._tables if name in held}
 
     def release(self) -> None:
-        """Move the parameters to the host."""
+        """Move the parameters to the host, until the model's are on the devices again."""
         if self._own is not None:
             self._own, self._on_host = None, jax.device_get(self._own)
-
-    def restore(self) -> None:
-        """Put them back."""
-        if self._own is None:
-            self._own, self._on_host = jax.device_put(self._on_host, self._shardings), None
 
 
 class TargetAndDraft:
@@ -455,8 +452,6 @@ class TargetAndDraft:
         there = self.model.restore_params()
         if self.drafter is not None and self._drafter_has_weights:
             there = self.drafter.restore_params() and there
-        if self._head is not None:
-            self._head.restore()
         self._share()
         return there
 

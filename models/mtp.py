@@ -29,8 +29,9 @@ from .stack import LayerKind, MakeLayer
 
 _BEFORE = "hidden"
 """The layer group, and its one part, that keeps the model's hidden state of a sequence's newest token."""
-_UNSEEN = 1e4
-"""What the first token's score is lowered by: the exponential of so much less is 0 in float32."""
+_MARK, _AGAINST = 16.0, -1e4
+"""What the first token's key has where others have 0, and queries there; both fit in float16. Their product, scaled, is
+so far below other scores that its exponential is 0 in float32."""
 
 
 class PredictionHead(Decoder):
@@ -136,19 +137,20 @@ def _one_later(
 def _without_first(attend: Attend, positions: Int[Array, " tokens"]) -> Attend:
     """Return `attend` for queries that do not see their sequence's first token.
 
-    Keys are one number wider: it is 1 in the first token's, whose others are 0, and 0 in all others; queries have the
-    number that makes it `_UNSEEN` less than their other scores. So no kernel has a mask for it, and a key that is kept
-    in few bits hides as well.
+    Keys are one number wider: it is `_MARK` in the first token's, whose others are 0, and 0 in all others; queries have
+    `_AGAINST` there. So no kernel has a mask for it, and a key that is kept in few bits hides as well.
     """
 
     def seeing_the_rest(
         cache: Any, layer: LayerRef, q: Array, k: Array, v: Array, *, scale: float, **options: Any
     ) -> tuple[Any, Array]:
+        if options.get("soft_cap") is not None:
+            raise ValueError("a head that drafts takes no soft cap of scores, which would show it its first token")
         first = (positions == 0)[:, None, None]
-        mark = jnp.broadcast_to(first, (*k.shape[:-1], 1)).astype(k.dtype)
+        mark = _MARK * jnp.broadcast_to(first, (*k.shape[:-1], 1)).astype(k.dtype)
         keys = jnp.concatenate([jnp.where(first, 0, k), mark], axis=-1)
         values = jnp.pad(jnp.where(first, 0, v), ((0, 0), (0, 0), (0, 1)))
-        queries = jnp.pad(q, ((0, 0), (0, 0), (0, 0), (0, 1)), constant_values=-_UNSEEN / scale)
+        queries = jnp.pad(q, ((0, 0), (0, 0), (0, 0), (0, 1)), constant_values=_AGAINST)
         cache, mixed = attend(cache, layer, queries, keys, values, scale=scale, **options)
         return cache, mixed[..., :-1]
 

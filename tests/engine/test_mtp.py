@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoints import make_checkpoint
+from lora_checkpoints import save_adapter
 from mtp_checkpoint import FILE, make_checkpoint_with_head, make_knowing_head
 from on_devices import printed_on_devices
 from safetensors.torch import load_file, save_file
@@ -162,6 +163,15 @@ def test_a_head_that_knows_from_hidden_states_loses_no_draft(tmp_path):
     llm.wake_up()
     assert tokens(serve(llm, GREEDY, prompts)) == want
     assert llm.stats().acceptance_rate == 1.0
+    # Every token gets another id, in both tables of the model: the head is right only if they are its own too.
+    ids = np.random.default_rng(2).permutation(211)
+    new = {name: tensor for name, tensor in load_file(tmp_path / FILE).items() if not name.startswith("mtp.")}
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        new[name] = new[name][np.argsort(ids)]
+    llm.update_params(new)
+    renamed = [ids[prompt].tolist() for prompt in prompts]
+    assert tokens(serve(llm, GREEDY, renamed)) == [[ids[one].tolist() for one in output] for output in want]
+    assert llm.stats().acceptance_rate == 1.0
 
 
 def test_a_deterministic_engine_gives_the_same_bits(family):
@@ -172,6 +182,49 @@ def test_a_deterministic_engine_gives_the_same_bits(family):
         outputs = serve(llm, replace(SAMPLED, logprobs=1))
         found.append([(o.outputs[0].token_ids, float(o.outputs[0].cumulative_logprob).hex()) for o in outputs])
     assert found[0] == found[1] and llm.stats().num_accepted_tokens > 0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "settings", [{"kv_cache_dtype": "int8", "block_size": 32}, {"quantization": "int8"}, {"dtype": "bfloat16"}], ids=str
+)
+def test_other_forms_of_weights_and_kv_give_the_tokens_without_drafts(family, settings):
+    """The number that hides the first token's key stays one in every form."""
+    folder, settings = family[1], SETTINGS | {"state_checkpoint_interval": 32} | settings
+    llm = LLM(folder, speculative=MTP(2), **settings)
+    assert tokens(serve(llm, SAMPLED)) == tokens(serve(LLM(folder, **settings), SAMPLED))
+    assert llm.stats().num_accepted_tokens > 0
+
+
+@pytest.mark.nightly
+def test_a_request_with_an_adapter_has_drafts_too(family, tmp_path):
+    folder = family[1]
+    target = r".*self_attn\.\w*_proj"
+    adapters = {"one": save_adapter(folder, tmp_path, "one", r=2, lora_alpha=8, target_modules=target)}
+    settings = SETTINGS | {"enable_lora": True, "max_lora_rank": 4, "max_loras": 1, "lora_modules": adapters}
+    prompts, names = [{"prompt_token_ids": p} for p in PROMPTS], ["one", None] * 3
+    found = []
+    for way in (None, MTP(2)):
+        llm = LLM(folder, speculative=way, **settings)
+        found.append(tokens(llm.generate(prompts, SAMPLED, False, lora_request=names)))
+    assert found[0] == found[1]
+    assert llm.stats().num_accepted_tokens > 0
+
+
+@pytest.mark.nightly
+def test_a_saved_state_goes_on_with_what_the_head_keeps(family, tmp_path):
+    _, folder, plain = family
+    llm = LLM(folder, speculative=MTP(2), **SETTINGS)
+    for prompt in PROMPTS:
+        llm.control.engine.add(llm.input_processor.process({"prompt_token_ids": prompt}, SAMPLED))
+    for _ in range(6):
+        llm.control.engine.step()
+    llm.save_state(tmp_path / "state")
+    llm.close()
+    other = LLM.restore_state(tmp_path / "state")
+    before = other.stats().num_accepted_tokens
+    assert tokens(other.resume(use_tqdm=False)) == tokens(serve(plain, SAMPLED))
+    assert other.stats().num_accepted_tokens > before
 
 
 @pytest.mark.nightly

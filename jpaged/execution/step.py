@@ -79,10 +79,10 @@ def make_step(
     def steps(
         params: Any, pool: Pool, batch: StepBatch, last_tokens: Array, *target: Array, decode_only: bool
     ) -> tuple[Array, ...]:
-        rest: tuple[Kind, ...] = ("own",) * len(target)
-        takes: tuple[Kind, ...] = ("shared", "split", "own", "own", *rest)
+        takes: list[Kind] = ["shared", "split", "own", "own"]
+        takes += ["own"] * len(target)
         gives: tuple[Kind, ...] = ("split", "own", "own")
-        return each_replica(partial(step, decode_only=decode_only), mesh, takes, gives)(
+        return each_replica(partial(step, decode_only=decode_only), mesh, tuple(takes), gives)(
             params, pool, batch, last_tokens, *target
         )
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jpaged.pooling_params import PoolingParams
     from jpaged.pyramid_kv import PyramidKV
     from jpaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
-    from jpaged.speculative import DraftModel, Layers, NGram
+    from jpaged.speculative import MTP, DraftModel, Layers, NGram
 
 __version__ = "0.2.0"  # the only place: the build reads it from here
 
@@ -38,6 +38,7 @@ _HOMES = {
     "NGram": "jpaged.speculative",
     "Layers": "jpaged.speculative",
     "DraftModel": "jpaged.speculative",
+    "MTP": "jpaged.speculative",
     "SamplingParams": "jpaged.sampling_params",
     "StructuredOutputsParams": "jpaged.sampling_params",
     "PoolingParams": "jpaged.pooling_params",
@@ -55,6 +56,7 @@ _HOMES = {
 
 __all__ = [
     "LLM",
+    "MTP",
     "AsyncLLM",
     "BeamSearchParams",
     "CompletionOutput",

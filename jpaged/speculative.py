@@ -108,6 +108,24 @@ class DraftModel(Speculative):
         object.__setattr__(self, "tokens", integer("tokens", tokens, low=1))
 
 
+@dataclass(frozen=True)
+class MTP(Speculative):
+    """Drafts are drawn by the checkpoint's head that reads the model's hidden states (multi-token prediction).
+
+    Its KV lies in the same pool; its embedding and its vocabulary's head are the model's.
+
+    Drafts after the first go on from the head's own states.
+
+    Raises:
+        ValueError: `tokens` is out of its range.
+    """
+
+    tokens: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", integer("tokens", self.tokens, low=1))
+
+
 def read_speculative(text: str | None) -> Speculative | None:
     """Return the setting that `--speculative` names.
 
@@ -128,6 +146,8 @@ def read_speculative(text: str | None) -> Speculative | None:
         return NGram(**tokens)
     if kind == "layers" and value.isdecimal():
         return Layers(int(value), **tokens)
+    if kind == "mtp" and not value:
+        return MTP(**tokens)
     if kind == "draft" and value:
         return DraftModel(value, **tokens)
-    raise ValueError(f"speculative={shown(text)} is none of ngram, layers:N and draft:MODEL, with or without @K")
+    raise ValueError(f"speculative={shown(text)} is none of ngram, layers:N, mtp and draft:MODEL, with or without @K")

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from jpaged.setting import Setting, settings_of
-from jpaged.speculative import DraftModel, NGram, Speculative
+from jpaged.speculative import MTP, DraftModel, NGram, Speculative
 
 _DRAFTS = "speculative_config"
 """vLLM's name of the setting `speculative`, whose value has another form there."""
@@ -28,7 +28,7 @@ _COMPILER = "XLA compiles every shape once: call warmup(), or give enforce_eager
 _KERNELS = "kernels are chosen by the devices"
 _CONFIG = "the model's config.json is taken as it is: change a copy of the model's folder"
 _FORMAT = "the format is known from the files: safetensors, GGUF, or a checkpoint saved by `jpaged convert`"
-_SPECULATION = "give speculative=jpaged.NGram(...), Layers(...) or DraftModel(...), or speculative_config"
+_SPECULATION = "give speculative=jpaged.NGram(...), Layers(...), DraftModel(...) or MTP(...), or speculative_config"
 _TRANSFER = (
     "KV is not moved between engines; preemption_mode='swap' with swap_space moves it to host memory, disk_folder with "
     "disk_space to a local disk"
@@ -215,7 +215,9 @@ def _close(name: str, known: Iterable[str]) -> str:
 
 _NGRAM = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
 _DRAFT_MODEL = ("method", "model", "num_speculative_tokens")
-_METHODS = ("ngram", "draft_model")
+_MTP = ("method", "num_speculative_tokens")
+_METHODS = {"ngram": _NGRAM, "draft_model": _DRAFT_MODEL, "mtp": _MTP}
+"""Each method's keys."""
 
 
 def speculative_of(config: Any) -> Speculative:
@@ -224,6 +226,7 @@ def speculative_of(config: Any) -> Speculative:
     ``{"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_max": m, "prompt_lookup_min": n}`` is
     ``NGram(k, longest=m, shortest=n)``; of the two lookups one that is missing is the other, and both are 5.
     ``{"model": folder, "num_speculative_tokens": k}`` is ``DraftModel(folder, tokens=k)``.
+    ``{"method": "mtp", "num_speculative_tokens": k}`` is ``MTP(k)``.
 
     Raises:
         ValueError: it is no mapping, a key is missing, unknown or out of range, or the method is another.
@@ -238,7 +241,7 @@ def speculative_of(config: Any) -> Speculative:
             f"speculative_config: method={method!r} is not one of {', '.join(_METHODS)}; "
             "speculative=jpaged.Layers(n) drafts with the model's own first layers"
         )
-    known = _NGRAM if method == "ngram" else _DRAFT_MODEL
+    known = _METHODS[method]
     for key, value in config.items():
         if key not in known:
             raise ValueError(
@@ -252,6 +255,8 @@ def speculative_of(config: Any) -> Speculative:
             longest, shortest = config.get("prompt_lookup_max"), config.get("prompt_lookup_min")
             longest = longest if longest is not None else shortest if shortest is not None else 5
             return NGram(tokens, longest=longest, shortest=longest if shortest is None else shortest)
+        if method == "mtp":
+            return MTP(tokens)
         if config.get("model") is None:
             raise ValueError("model is missing, the folder of the model that drafts")
         return DraftModel(config["model"], tokens=tokens)

@@ -19,13 +19,14 @@ from .decoder import Decoder, check_model_type
 from .experts import ExpertsSpec, SparseMLP, SparseNames
 from .groups import kinds_from_types, layer_groups, state_groups
 from .layers import GatedMLP, RMSNorm, check_activation
+from .mtp import PredictionHead, check_one_head
 from .pre_norm import LayerNames, PreNormLayer
 from .recurrent.convolution import check_silu
 from .recurrent.delta_net import DeltaSizes, GatedDeltaNet
 from .recurrent.slots import Slots
 from .rope import rotary_from_config
 from .routing import Routing
-from .stack import LayerKind
+from .stack import LayerKind, MakeLayer
 
 _NAMES = {
     group: LayerNames("input_layernorm", mixer, "post_attention_layernorm", "mlp")
@@ -149,6 +150,58 @@ _CONFIGS = {
 """Reads the configs, by ``model_type``."""
 
 
+def _heads(config: Any, build: BuildContext) -> Heads:
+    return Heads.of(config.num_attention_heads, config.num_key_value_heads, config.head_dim, build)
+
+
+def _delta_sizes(config: Any, build: BuildContext) -> DeltaSizes:
+    values, keys = config.linear_num_value_heads, config.linear_num_key_heads
+    said = "linear_num_value_heads and linear_num_key_heads"
+    return DeltaSizes(
+        embed=config.hidden_size,
+        key_dim=config.linear_key_head_dim,
+        value_dim=config.linear_value_head_dim,
+        conv_width=config.linear_conv_kernel_dim,
+        eps=config.rms_norm_eps,
+        slots=Slots.of(values, keys, build.tensor_parallel, said),
+        fused=config.model_type == "qwen3_next",
+    )
+
+
+def _maker(config: Any, heads: Heads, sizes: DeltaSizes) -> MakeLayer:
+    """Return what builds a layer of the model, or of its head."""
+    size, eps, head_dim = config.hidden_size, config.rms_norm_eps, config.head_dim
+    activation = check_activation(config.hidden_act, "hidden_act")
+
+    def mixer(kind: LayerKind, build: BuildContext) -> Attention | GatedDeltaNet:
+        if kind.group == "state":
+            return GatedDeltaNet(sizes, build)
+        bias = config.attention_bias
+        return Attention(
+            size,
+            heads,
+            build,
+            scale=head_dim**-0.5,
+            qkv_bias=bias,
+            out_bias=bias,
+            qk_norm=partial(RMSNorm, head_dim, eps, build, offset=1.0),
+            gated=True,
+        )
+
+    def mlp(kind: LayerKind, build: BuildContext) -> GatedMLP | SparseMLP:
+        if kind.variant == "experts":
+            return _experts(config).make(size, activation, build)
+        return GatedMLP(size, config.intermediate_size, activation, build, bias=False)
+
+    def make(kind: LayerKind, build: BuildContext) -> PreNormLayer:
+        assert kind.group is not None
+        return PreNormLayer(
+            size, eps, mixer(kind, build), mlp(kind, build), build, names=_NAMES[kind.group], norm_offset=1.0
+        )
+
+    return make
+
+
 class Qwen3Next(Decoder):
     """`jpaged.model_api.CausalLM`; `config` is a Hugging Face ``Qwen3NextConfig``, ``Qwen3_5TextConfig`` or
     ``Qwen3_5MoeTextConfig``."""
@@ -162,57 +215,34 @@ class Qwen3Next(Decoder):
     def __init__(self, config: Any, build: BuildContext):
         check_model_type(config, ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"))
         check_silu(config.hidden_act)
-        size, eps, head_dim = config.hidden_size, config.rms_norm_eps, config.head_dim
-        activation = check_activation(config.hidden_act, "hidden_act")
-        heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, head_dim, build)
-        values, keys = config.linear_num_value_heads, config.linear_num_key_heads
-        said = "linear_num_value_heads and linear_num_key_heads"
-        sizes = DeltaSizes(
-            embed=size,
-            key_dim=config.linear_key_head_dim,
-            value_dim=config.linear_value_head_dim,
-            conv_width=config.linear_conv_kernel_dim,
-            eps=eps,
-            slots=Slots.of(values, keys, build.tensor_parallel, said),
-            fused=config.model_type == "qwen3_next",
-        )
+        heads = _heads(config, build)
+        sizes = _delta_sizes(config, build)
         kinds = _kinds(config)
         if build.expert_parallel and not any(kind.variant == "experts" for kind in kinds):
             raise ValueError("enable_expert_parallel=True, but no layer has experts")
-
-        def mixer(kind: LayerKind, build: BuildContext) -> Attention | GatedDeltaNet:
-            if kind.group == "state":
-                return GatedDeltaNet(sizes, build)
-            bias = config.attention_bias
-            return Attention(
-                size,
-                heads,
-                build,
-                scale=head_dim**-0.5,
-                qkv_bias=bias,
-                out_bias=bias,
-                qk_norm=partial(RMSNorm, head_dim, eps, build, offset=1.0),
-                gated=True,
-            )
-
-        def mlp(kind: LayerKind, build: BuildContext) -> GatedMLP | SparseMLP:
-            if kind.variant == "experts":
-                return _experts(config).make(size, activation, build)
-            return GatedMLP(size, config.intermediate_size, activation, build, bias=False)
-
-        def make(kind: LayerKind, build: BuildContext) -> PreNormLayer:
-            assert kind.group is not None
-            return PreNormLayer(
-                size, eps, mixer(kind, build), mlp(kind, build), build, names=_NAMES[kind.group], norm_offset=1.0
-            )
-
-        attention = layer_groups(kinds, heads.layout.kv_heads, head_dim, q_per_kv=heads.layout.q_per_kv)
+        layout, head_dim = heads.layout, config.head_dim
+        attention = layer_groups(kinds, layout.kv_heads, head_dim, q_per_kv=layout.q_per_kv)
         super().__init__(
             config,
             build,
             kinds,
-            make,
+            _maker(config, heads, sizes),
             groups=(*attention, *state_groups(kinds, sizes.state_parts(build))),
             rotary={group.name: rotary_from_config(config, head_dim, partial=True) for group in attention},
-            norm=RMSNorm(size, eps, build, offset=1.0),
+            norm=RMSNorm(config.hidden_size, config.rms_norm_eps, build, offset=1.0),
+        )
+
+    @staticmethod
+    def draft_head(config: Any, build: BuildContext) -> PredictionHead:
+        """See `jpaged.model_api.HasDraftHead`."""
+        check_one_head(config)
+        heads = _heads(config, build)
+        return PredictionHead(
+            config,
+            build,
+            _maker(config, heads, _delta_sizes(config, build)),
+            heads=heads,
+            variant=_kinds(config)[0].variant,
+            rotary=rotary_from_config(config, config.head_dim, partial=True),
+            norm_offset=1.0,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jpaged import DraftModel, Layers, NGram
+from jpaged import MTP, DraftModel, Layers, NGram
 from jpaged.config import EngineConfig
 from jpaged.pyramid_kv import PyramidKV
 from jpaged.speculative import read_speculative
@@ -19,6 +19,7 @@ from jpaged.vllm_compat import engine_settings
         (lambda: NGram(tokens=2.5), "tokens=2.5 must be an integer"),
         (lambda: Layers(0), "layers=0 must be at least 1"),
         (lambda: Layers(3, tokens=0), "tokens=0"),
+        (lambda: MTP(0), "tokens=0 must be at least 1"),
         (lambda: DraftModel(""), "model='' must be a non-empty string"),
     ],
 )
@@ -58,6 +59,7 @@ def test_settings_that_leave_no_place_for_drafts_are_refused(settings, message):
         ({"model": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 2}, NGram(3, longest=2, shortest=2)),
         ({"model": "folder", "num_speculative_tokens": 5}, DraftModel("folder", tokens=5)),
         ({"method": "draft_model", "model": "folder", "num_speculative_tokens": 5}, DraftModel("folder", tokens=5)),
+        ({"method": "mtp", "num_speculative_tokens": 1}, MTP()),
     ],
 )
 def test_speculative_config_means_what_it_does_in_vllm(config, wanted):
@@ -70,6 +72,7 @@ def test_speculative_config_means_what_it_does_in_vllm(config, wanted):
         ("ngram", "must be a mapping"),
         ({"method": "eagle", "num_speculative_tokens": 3}, "method='eagle' is not one of ngram, draft_model"),
         ({"method": "ngram"}, "num_speculative_tokens is missing"),
+        ({"method": "mtp", "model": "m", "num_speculative_tokens": 1}, "model='m' is no setting of method 'mtp'"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "tokens=0 must be at least 1"),
         ({"model": "m", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size=2"),
         ({"method": "draft_model", "num_speculative_tokens": 3}, "model is missing"),
@@ -100,13 +103,15 @@ def test_the_two_names_of_the_setting_exclude_each_other():
         ("layers:8", Layers(8)),
         ("layers:8@2", Layers(8, tokens=2)),
         ("draft:a/b@6", DraftModel("a/b", tokens=6)),
+        ("mtp", MTP()),
+        ("mtp@3", MTP(3)),
     ],
 )
 def test_the_command_line_names_a_way_to_draft(text, wanted):
     assert read_speculative(text) == wanted
 
 
-@pytest.mark.parametrize("text", ["ngram:3", "layers", "layers:x", "draft:", "eagle", ""])
+@pytest.mark.parametrize("text", ["ngram:3", "layers", "layers:x", "draft:", "mtp:1", "eagle", ""])
 def test_the_command_line_refuses_what_is_no_way_to_draft(text):
     with pytest.raises(ValueError, match="is none of ngram"):
         read_speculative(text)

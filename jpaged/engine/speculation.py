@@ -10,10 +10,10 @@ from jpaged.config import EngineConfig
 from jpaged.engine.memory_plan import resolve_max_model_len
 from jpaged.execution.device_memory import device_bytes
 from jpaged.execution.drafts import DraftProgram
-from jpaged.loading import LoadedModel, load_model
-from jpaged.model_api import Bfloat16Tiles, Cuttable, LayerGroup
+from jpaged.loading import LoadedModel, load_draft_head, load_model
+from jpaged.model_api import Bfloat16Tiles, Cuttable, LayerGroup, TakesImages
 from jpaged.scheduling.speculation import DeviceSpeculation, NGramSpeculation, Speculation, StepCosts
-from jpaged.speculative import DraftModel, Layers, NGram, Speculative
+from jpaged.speculative import MTP, DraftModel, Layers, NGram, Speculative
 
 _COSTS = {"cpu": StepCosts(token=0.02, verifying=0.15, tile=0.2)}
 """Costs of drafts, relative to a step of one token. Measured with SmolLM2-135M in float32 on a core of an AMD EPYC with
@@ -63,15 +63,17 @@ class DraftSource:
 
 
 def draft_source(config: EngineConfig, loaded: LoadedModel) -> DraftSource:
-    """Return the source of drafts for a loaded model; a draft model is loaded here.
+    """Return the source of drafts for a loaded model; a draft model or head is loaded here.
 
     Raises:
-        ValueError: the model cannot be cut after those layers, or the draft model does not fit it.
+        ValueError: the model cannot be cut after those layers, the draft model does not fit it, or it has no head.
     """
     if isinstance(config.speculative, Layers):
         return _first_layers(config.speculative, loaded)
     if isinstance(config.speculative, DraftModel):
         return _draft_model(config.speculative, config, loaded)
+    if isinstance(config.speculative, MTP):
+        return _head(config.speculative, config, loaded)
     return DraftSource()
 
 
@@ -106,3 +108,27 @@ def _draft_model(speculative: DraftModel, config: EngineConfig, loaded: LoadedMo
     groups = tuple(replace(group, name=DRAFT_PREFIX + group.name) for group in draft.model.layer_groups)
     share = device_bytes(draft.params) / device_bytes(loaded.params)
     return DraftSource(DraftProgram(draft.graphdef, draft.params, DRAFT_PREFIX), groups, share)
+
+
+def _head(speculative: MTP, config: EngineConfig, loaded: LoadedModel) -> DraftSource:
+    if isinstance(loaded.model, TakesImages):
+        raise ValueError(
+            f"speculative={speculative}: heads read text only; language_model_only=True loads the model without images"
+        )
+    try:
+        found = load_draft_head(
+            loaded,
+            revision=config.revision,
+            download_dir=config.download_dir,
+            language_model_only=config.language_model_only,
+            quantization=config.quantization,
+            compact_tiles=Bfloat16Tiles.FLOAT32_PRODUCT,
+        )
+    except ValueError as error:
+        raise ValueError(f"speculative={speculative}: {error}") from error
+    groups = tuple(replace(group, name=DRAFT_PREFIX + group.name) for group in found.head.layer_groups)
+    # A draft takes a product with the vocabulary's table too.
+    table = device_bytes(loaded.params.get("lm_head", loaded.params["embed_tokens"]))
+    share = (device_bytes(found.params) + table) / device_bytes(loaded.params)
+    program = DraftProgram(found.graphdef, found.params, DRAFT_PREFIX, found.head.tables)
+    return DraftSource(program, groups, share)

@@ -20,18 +20,21 @@ DraftOnce = Callable[[StepBatch, Bucket, SamplingArrays, int], list[int]]
 
 @dataclass(frozen=True)
 class DraftProgram:
-    """Names the model that drafts.
+    """Names the model that drafts, or the head.
 
     Attributes:
         graphdef: the model without its weights.
         params: its weights, on the engine's mesh; None = those of the engine's model, of whose first layers it is made.
         prefix: what the names of its layer groups begin with in the pool; "" = they are those of the engine's model,
             whose KV it shares.
+        tables: attributes of a `jpaged.model_api.DraftHead` whose parameters are the engine's model's, and are not in
+            `params`; None = it is no such head, and reads no hidden states.
     """
 
     graphdef: nnx.GraphDef
     params: Any = None
     prefix: str = ""
+    tables: tuple[str, ...] | None = None
 
 
 class Drafter:

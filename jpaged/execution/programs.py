@@ -119,9 +119,9 @@ class ModelPrograms:
     def hold_as_float32(self) -> None:
         """Hold all matrices as arrays from now on; programs are compiled again. The weights are on the devices."""
         if self.num_compact:
-            self._take(to_float32(self._params))
+            self.take(to_float32(self._params))
 
-    def _take(self, params: Any) -> None:
+    def take(self, params: Any) -> None:
         """Set the weights; where they are held otherwise than before, let go of programs that take the old form."""
         form: Any = jax.tree.structure(self.described)  # mypy finds no comparison in what jax calls a PyTreeDef
         if params is not None and jax.tree.structure(params) != form:
@@ -176,11 +176,11 @@ class ModelPrograms:
         """
         placed = self.placed(new)
         self.num_updates += 1
-        self._take(placed)
+        self.take(placed)
 
     def share_params(self, other: ModelPrograms) -> None:
         """Take over the weights of programs that take the same."""
-        self._take(other._params)
+        self.take(other._params)
 
     @property
     def has_params(self) -> bool:
@@ -220,10 +220,16 @@ class ModelPrograms:
     # ------------------------------------------------------------------ running
 
     def step(
-        self, pool: Pool, batch: StepBatch, last_tokens: Int[HostOrDevice, " max_seqs"], bucket: Bucket
+        self,
+        pool: Pool,
+        batch: StepBatch,
+        last_tokens: Int[HostOrDevice, " max_seqs"],
+        bucket: Bucket,
+        *target: Float[Array, "tokens embed"],
     ) -> tuple[Pool, Float[Array, "max_seqs embed"], Float[Array, "tokens embed"]]:
         """Run the model on a batch of `bucket`'s shape; see `make_step`. The pool is donated."""
-        return self._step(("step", bucket), self._weights, pool, batch, last_tokens, decode_only=bucket.decode_only)
+        key, static = _step_key(bucket, *target), {"decode_only": bucket.decode_only}
+        return self._step(key, self._weights, pool, batch, last_tokens, *target, **static)
 
     def encode(
         self, pool: Pool, arrays: Mapping[str, HostOrDevice], rows: Int[HostOrDevice, "*replicas images features"]
@@ -269,16 +275,29 @@ class ModelPrograms:
         """Tell whether `sample` is compiled for arrays like these."""
         return self._sample.has(_sample_key(args, top))
 
-    def prepare_step(self, batch: StepBatch, last_tokens: Int[HostOrDevice, " max_seqs"], bucket: Bucket) -> Compile:
+    def prepare_step(
+        self,
+        batch: StepBatch,
+        last_tokens: Int[HostOrDevice, " max_seqs"],
+        bucket: Bucket,
+        *target: jax.ShapeDtypeStruct,
+    ) -> Compile:
         """Trace `step` for these shapes; return a call that compiles it."""
         return self._step.prepare(
-            ("step", bucket),
+            _step_key(bucket, *target),
             self._shapes,
             abstract_pool(self._spec, self._mesh),
             batch,
             last_tokens,
+            *target,
             decode_only=bucket.decode_only,
         )
+
+    def hidden_of(self, bucket: Bucket) -> jax.ShapeDtypeStruct:
+        """Return the hidden states of a step in `bucket` as shapes, after a `prepare_step`."""
+        _, hidden, _ = self._step.out_info
+        shape = bucket.tokens, hidden.shape[-1]
+        return jax.ShapeDtypeStruct(shape, hidden.dtype, sharding=own_sharding(self._mesh))
 
     def prepare_encode(
         self, arrays: Mapping[str, HostOrDevice], rows: Int[HostOrDevice, "*replicas images features"]
@@ -299,6 +318,10 @@ def _described(leaf: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
 
 
+def _step_key(bucket: Bucket, *target: Any) -> Hashable:
+    return "follow" if target else "step", bucket
+
+
 def _encode_key(arrays: Mapping[str, HostOrDevice], rows: HostOrDevice) -> Hashable:
     return "encode", rows.shape, tuple((name, array.shape) for name, array in sorted(arrays.items()))
 
@@ -306,6 +329,35 @@ def _encode_key(arrays: Mapping[str, HostOrDevice], rows: HostOrDevice) -> Hasha
 def _sample_key(args: SamplingArrays, top: int) -> Hashable:
     sizes = args.temperature, args.edits.token_row, args.edits.ban_row
     return "sample", *(array.shape[-1] for array in sizes), top
+
+
+class _HeadWeights:
+    """Holds the parameters of a head that are not the model's.
+
+    Args:
+        own: on the devices.
+        tables: see `DraftProgram`.
+    """
+
+    def __init__(self, own: Any, tables: tuple[str, ...]) -> None:
+        self._own: Any = plain_dict(own)
+        self._tables = tables
+        self._on_host: Any = None
+        self._shardings = jax.tree.map(lambda leaf: leaf.sharding, self._own)
+
+    def with_tables_of(self, model: ModelPrograms) -> Any:
+        """Return all parameters of the head, put back on the devices; None where the model's are not there."""
+        if model.params is None:
+            return None
+        if self._own is None:
+            self._own, self._on_host = jax.device_put(self._on_host, self._shardings), None
+        held = plain_dict(model.params)
+        return self._own | {name: held[name] for name in self._tables if name in held}
+
+    def release(self) -> None:
+        """Move the parameters to the host, until the model's are on the devices again."""
+        if self._own is not None:
+            self._own, self._on_host = None, jax.device_get(self._own)
 
 
 class TargetAndDraft:
@@ -321,6 +373,7 @@ class TargetAndDraft:
         model: weights and programs of the model.
         drafter: weights and programs of the drafter; None = no drafter.
         drafter_follows: whether it has its own KV, and so must compute all tokens that the model computes.
+        drafter_reads_hidden: whether it then reads the model's hidden states.
     """
 
     def __init__(
@@ -337,38 +390,60 @@ class TargetAndDraft:
     ) -> None:
         self.model = ModelPrograms(graphdef, params, spec, mesh, *callbacks, store=store, scored=scored)
         self.drafter: ModelPrograms | None = None
+        self.drafter_reads_hidden = draft is not None and draft.tables is not None
+        self._head: _HeadWeights | None = None
         if draft is not None:
             weights = params if draft.params is None else draft.params
+            if draft.tables is not None:
+                self._head = _HeadWeights(draft.params, draft.tables)
+                weights = self._head.with_tables_of(self.model)
             self.drafter = ModelPrograms(draft.graphdef, weights, spec, mesh, *callbacks, prefix=draft.prefix)
         self.drafter_follows = draft is not None and draft.prefix != ""
-        self._drafter_has_weights = draft is not None and draft.params is not None
+        self._drafter_has_weights = draft is not None and draft.params is not None and self._head is None
 
-    def follow(self, pool: jax.Array, batch: StepBatch, last_tokens: jax.Array, bucket: Bucket) -> jax.Array:
-        """Run a drafter that follows over the tokens that the model has computed; return the pool, which is donated."""
+    def follow(
+        self, pool: jax.Array, batch: StepBatch, last_tokens: jax.Array, bucket: Bucket, hidden: jax.Array
+    ) -> jax.Array:
+        """Run a drafter that follows over the tokens that the model has computed; return the pool, which is donated.
+
+        Args:
+            hidden: the model's hidden states of these tokens, [tokens, embed].
+        """
         assert self.drafter is not None and self.drafter_follows
         plain, like = without_adapters(batch), replace(bucket, adapters=False)
-        pool, _, _ = self.drafter.step(pool, plain, last_tokens, like)
+        target = (hidden,) if self.drafter_reads_hidden else ()
+        pool, _, _ = self.drafter.step(pool, plain, last_tokens, like, *target)
         return pool
 
-    def update_params(self, new: Any) -> None:
-        """Swap the model's weights, see `ModelPrograms.update_params`; its first layers draft with the new ones too."""
-        self.model.update_params(new)
-        if self.drafter is not None and not self._drafter_has_weights:
+    def _share(self) -> None:
+        """Let the drafter take over the weights that it has in common with the model, as they are now."""
+        if self.drafter is None or self._drafter_has_weights:
+            return
+        if self._head is None:
             self.drafter.share_params(self.model)
+        else:
+            self.drafter.take(self._head.with_tables_of(self.model))
+
+    def update_params(self, new: Any) -> None:
+        """Swap the model's weights, see `ModelPrograms.update_params`; its first layers draft with the new ones too.
+        So does a head, with their tables."""
+        self.model.update_params(new)
+        self._share()
 
     def hold_as_float32(self) -> None:
         """Hold the model's weights as arrays from now on, see `ModelPrograms.hold_as_float32`."""
         self.model.hold_as_float32()
-        if self.drafter is not None and not self._drafter_has_weights:
-            self.drafter.share_params(self.model)
+        self._share()
 
     def release_params(self, *, keep: bool) -> None:
-        """Release the weights, see `ModelPrograms.release_params`; the host keeps those of a draft model."""
+        """Release the weights, see `ModelPrograms.release_params`; the host keeps those of a draft model or
+        head."""
         self.model.release_params(keep=keep)
         if self.drafter is not None and self._drafter_has_weights:
             self.drafter.release_params(keep=True)
-        elif self.drafter is not None:
-            self.drafter.share_params(self.model)
+        if self._head is not None:
+            self._head.release()
+        self._share()
 
     def restore_params(self) -> bool:
         """Put back the weights that the host keeps, all or none; return whether all are on the devices then."""
@@ -377,8 +452,7 @@ class TargetAndDraft:
         there = self.model.restore_params()
         if self.drafter is not None and self._drafter_has_weights:
             there = self.drafter.restore_params() and there
-        elif self.drafter is not None:
-            self.drafter.share_params(self.model)
+        self._share()
         return there
 
     def close(self) -> None:

@@ -199,6 +199,7 @@ class Runner:
             model=self.worker.model,
             drafter=self.worker.models.drafter,
             drafter_follows=self.worker.models.drafter_follows,
+            drafter_reads_hidden=self.worker.models.drafter_reads_hidden,
             copy=self.worker.copy,
             host=self.worker.host if can_swap or disk is not None else None,
             buckets=self.buckets,

@@ -110,6 +110,7 @@ class Shapes:
         model: the programs of the model.
         drafter: those of what drafts; None = nothing does.
         drafter_follows: whether it computes whatever the model does.
+        drafter_reads_hidden: whether it then reads the model's hidden states.
         copy: the program that copies blocks.
         host: what swaps blocks; None = nothing does.
         settings: what the steps may be like.
@@ -121,6 +122,7 @@ class Shapes:
     model: ModelPrograms
     drafter: ModelPrograms | None = None
     drafter_follows: bool = False
+    drafter_reads_hidden: bool = False
     copy: Program
     host: HostStore | None = None
     buckets: Buckets
@@ -166,6 +168,7 @@ class Shapes:
         swaps = 0 if self.host is None else self.host.num_shapes
         rows = len(self.buckets.sample_rows) if self.settings.draws else 0
         drafts = 0 if self.drafter is None else len(self._draft_buckets) + len(SAMPLERS) * rows
+        drafts += len(self._read_buckets)
         steps = len(self.copy_sizes) + swaps + len(self.buckets.all) + len(list(self._encoders()))
         return steps + len(list(self._loads())) + len(self._samplers) * rows + drafts
 
@@ -188,8 +191,18 @@ class Shapes:
 
     @property
     def _draft_buckets(self) -> tuple[Bucket, ...]:
-        followed = tuple(bucket for bucket in self.buckets.all if not bucket.adapters)
-        return followed if self.drafter_follows else self.buckets.decode
+        """Return the buckets of steps that draft, or follow and read no hidden states."""
+        all_followed = self.drafter_follows and not self.drafter_reads_hidden
+        return self._followed if all_followed else self.buckets.decode
+
+    @property
+    def _read_buckets(self) -> tuple[Bucket, ...]:
+        """Return the buckets of steps that follow and read hidden states."""
+        return self._followed if self.drafter_reads_hidden else ()
+
+    @property
+    def _followed(self) -> tuple[Bucket, ...]:
+        return tuple(bucket for bucket in self.buckets.all if not bucket.adapters)
 
     def numbers_together(self, rows: np.ndarray) -> tuple[int, ...]:
         """Return how many images whose features take these rows of the pool the encoder may take at once, most
@@ -244,11 +257,15 @@ class Shapes:
         drafter = self.drafter
         assert drafter is not None
 
-        def step(bucket: Bucket) -> Compile:
-            return drafter.prepare_step(without_adapters(self.empty_batch(bucket)), self._last_tokens, bucket)
+        def step(bucket: Bucket, *target: jax.ShapeDtypeStruct) -> Compile:
+            batch = without_adapters(self.empty_batch(bucket))
+            return drafter.prepare_step(batch, self._last_tokens, bucket, *target)
 
         for bucket in self._draft_buckets:
             yield Shape(f"drafting step, {bucket.tokens} tokens", partial(step, bucket))
+        for bucket in self._read_buckets:
+            trace = partial(lambda each: step(each, self.model.hidden_of(each)), bucket)
+            yield Shape(f"drafting head, {bucket.name}", trace)
         for rows in self.buckets.sample_rows:
             for top, kind in SAMPLERS:
                 draw = partial(drafter.prepare_sample, self._rows(rows), self._last_tokens, top)

@@ -39,6 +39,7 @@ def make_step(
     prefix: str = "",
 ) -> jax.stages.Wrapped:
     """Return the step function ``step(params, pool, batch, last_tokens, decode_only=...) -> (pool, sampled, hidden)``.
+    That of a `jpaged.model_api.DraftHead` may be given ``target`` [tokens, embed] after `last_tokens`.
 
     `pool` is donated. `last_tokens` are the tokens of the step before, still on the device. `hidden`,
     ``[tokens, embed]``, are the final hidden states, `sampled`, ``[max_num_seqs, embed]``, those of the rows in
@@ -51,7 +52,13 @@ def make_step(
     """
 
     def step(
-        params: Any, pool: Pool, batch: StepBatch, last_tokens: Int[Array, " max_seqs"], decode_only: bool
+        params: Any,
+        pool: Pool,
+        batch: StepBatch,
+        last_tokens: Int[Array, " max_seqs"],
+        target: Float[Array, "tokens embed"] | None = None,
+        *,
+        decode_only: bool,
     ) -> tuple[Pool, Float[Array, "max_seqs embed"], Float[Array, "tokens embed"]]:
         rows = on_thread_pool(jnp.asarray(batch.source_rows), impl=row_impl(mesh))
         tokens = jnp.where(rows >= 0, last_tokens[jnp.maximum(rows, 0)], batch.tokens)
@@ -65,14 +72,18 @@ def make_step(
         read = read_rows(model, spec, batch)
         with under_mesh(mesh):
             call = partial(model, tokens, batch.positions, pool, operate, batch.query_starts[-1])
-            hidden, pool = call() if read is None else call(read)
+            options = {"read": read, "target": target}
+            hidden, pool = call(**{name: value for name, value in options.items() if value is not None})
         return pool, hidden[batch.sample_at], hidden
 
-    def steps(params: Any, pool: Pool, batch: StepBatch, last_tokens: Array, *, decode_only: bool) -> tuple[Array, ...]:
-        takes: tuple[Kind, ...] = ("shared", "split", "own", "own")
+    def steps(
+        params: Any, pool: Pool, batch: StepBatch, last_tokens: Array, *target: Array, decode_only: bool
+    ) -> tuple[Array, ...]:
+        takes: list[Kind] = ["shared", "split", "own", "own"]
+        takes += ["own"] * len(target)
         gives: tuple[Kind, ...] = ("split", "own", "own")
-        return each_replica(partial(step, decode_only=decode_only), mesh, takes, gives)(
-            params, pool, batch, last_tokens
+        return each_replica(partial(step, decode_only=decode_only), mesh, tuple(takes), gives)(
+            params, pool, batch, last_tokens, *target
         )
 
     return jax.jit(

@@ -322,7 +322,7 @@ class Worker:
     def _run(self, batch: StepBatch, bucket: Bucket) -> jax.Array:
         self.pool, sampled, hidden = self.model.step(self.pool, batch, self._last_tokens, bucket)
         if self.models.drafter_follows:
-            self.pool = self.models.follow(self.pool, batch, self._last_tokens, bucket)
+            self.pool = self.models.follow(self.pool, batch, self._last_tokens, bucket, hidden)
         self._hidden.add(hidden)
         return sampled
 

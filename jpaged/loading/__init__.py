@@ -5,6 +5,7 @@
 sharded parameters (`parameters`), and checkpoints of ours, which load faster (`orbax`).
 """
 
+from jpaged.loading.draft_head import load_draft_head
 from jpaged.loading.load import convert_checkpoint, load_model
 from jpaged.loading.loaded_model import LoadedModel
 from jpaged.loading.orbax.checkpoint import save_checkpoint
@@ -18,6 +19,7 @@ __all__ = [
     "Source",
     "convert_checkpoint",
     "eos_token_ids",
+    "load_draft_head",
     "load_model",
     "load_params",
     "load_tokenizer",

@@ -187,6 +187,8 @@ _AS_TEXT_ONLY = {"model.": "model.", "lm_head.": "lm_head."}
 """The same for one whose text model has the names that it has alone, as Qwen2-VL's."""
 _OF_LANGUAGE_MODEL = ("language_model.", "model.language_model.", "model.text_model.")
 
+_HEADS = {"mtp.": "mtp."}
+"""Maps the beginning of the names of a head that predicts further tokens."""
 _OTHER_PARTS = {
     "model.vision_tower.vision_model.": "vision_tower.",
     "model.vision_tower.": "vision_tower.",
@@ -221,7 +223,8 @@ class LanguageModelReader(RenamedTensors):
         self._text = _renamed(whole.names(), _PREFIXES if is_multimodal(whole.names()) else _AS_TEXT_ONLY)
         if not self._text:
             raise ValueError(f"{whole.location} has a text_config, but no tensor begins with {', '.join(_PREFIXES)}")
-        super().__init__(whole, self._text | (_renamed(whole.names(), _OTHER_PARTS) if other_parts else {}))
+        others = _renamed(whole.names(), _OTHER_PARTS) if other_parts else {}
+        super().__init__(whole, self._text | others | _renamed(whole.names(), _HEADS))
 
     @property
     def has_head(self) -> bool:

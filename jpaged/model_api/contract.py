@@ -301,6 +301,68 @@ class CausalLM(Protocol):
 
 
 @runtime_checkable
+class DraftHead(Protocol):
+    """The NNX module of a head that drafts for a `CausalLM` from its hidden states.
+
+    It is what a `CausalLM` is, with these differences. It keeps the hidden state of a sequence's newest token in a
+    group of its own, so that at each token it reads that of the token before. Its embedding or vocabulary's head may be
+    the model's, which `weights` leaves out.
+    """
+
+    layer_groups: tuple[LayerGroup, ...]
+    vocab_size: int
+
+    tables: tuple[str, ...]
+    """Attributes whose parameters are those of the model's attributes of these names."""
+
+    def weights(self) -> Iterable[WeightSource]:
+        """See `CausalLM.weights`."""
+        ...
+
+    def locate(self, source: WeightSource) -> tuple[tuple[str | int, ...], int | None]:
+        """See `CausalLM.locate`."""
+        ...
+
+    def __call__(
+        self,
+        tokens: Int[Array, " tokens"],
+        positions: Int[Array, " tokens"],
+        cache: Any,
+        attend: Attend,
+        live_rows: Int[Array, ""] | None = None,
+        *,
+        target: Float[Array, "tokens embed"] | None = None,
+    ) -> tuple[Float[Array, "tokens embed"], Any]:
+        """Return the final-norm hidden states of every token and the updated cache.
+
+        Args:
+            target: what the model returned for the same tokens. None: it has not computed them yet, as they are drafts
+                or the token before the first of them, and the head's own results stand for it at the tokens after.
+        """
+        ...
+
+    def logits(
+        self, hidden: Float[Array, "seqs embed"], live_rows: Int[Array, ""] | None = None
+    ) -> Float[Array, "seqs vocab"]:
+        """See `CausalLM.logits`."""
+        ...
+
+
+@runtime_checkable
+class HasDraftHead(Protocol):
+    """The further method of a family's class whose checkpoints may hold a head that drafts."""
+
+    @staticmethod
+    def draft_head(config: Any, build: BuildContext) -> DraftHead:
+        """Build the head of the model of this config.
+
+        Raises:
+            ValueError: the config asks for a head that is not implemented.
+        """
+        ...
+
+
+@runtime_checkable
 class PromptEncoder(Protocol):
     """The NNX module of a family that encodes prompts and generates nothing, such as BERT.
 

@@ -9,14 +9,19 @@ import sys
 import numpy as np
 
 import jpaged.engine.speculation as engine_speculation
-from jpaged import LLM, Layers, NGram, SamplingParams
+from jpaged import LLM, MTP, Layers, NGram, SamplingParams
 from jpaged.scheduling.speculation import StepCosts
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_model_len": 64, "max_num_seqs": 8, "max_num_batched_tokens": 64}
 RNG = np.random.default_rng(7)
 FEW = RNG.integers(3, 211, 4)
 PROMPTS = [RNG.choice(FEW, int(n)).tolist() for n in (5, 11, 30)]
-WAYS = {"none": None, "n-grams": NGram(4, longest=3, shortest=1), "first layers": Layers(1, tokens=3)}
+WAYS = {
+    "none": None,
+    "n-grams": NGram(4, longest=3, shortest=1),
+    "first layers": Layers(1, tokens=3),
+    "head": MTP(2),
+}
 
 
 def main(folder: str, *ways: str) -> dict[str, dict]:

@@ -12,7 +12,7 @@ import pytest
 from greedy_reference import random_prompts
 from tiny_chat_model import make_chat_model
 
-from jpaged import LLM, DraftModel, SamplingParams
+from jpaged import LLM, MTP, DraftModel, SamplingParams
 from jpaged.execution.compile.recent import recent_programs
 from jpaged.execution.compile.store import MANIFEST
 from jpaged.loading import convert_checkpoint
@@ -85,6 +85,7 @@ def test_the_pool_is_of_the_size_that_the_programs_are_for(made):
         ({"deterministic": True}, "was compiled for settings.deterministic=False"),
         ({"quantization": "int8"}, "was compiled for settings.quantization=None"),
         ({"speculative": DraftModel("elsewhere", tokens=1)}, "programs of a draft model are not kept"),
+        ({"speculative": MTP()}, "programs of a head that drafts are not kept"),
     ],
 )
 def test_other_settings_are_refused_with_what_differs(other, message, made):

@@ -7,7 +7,7 @@ float32 number whose lower half is 0. Products widen it, and it takes half of th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jpaged.loading.weight_formats.weight_format import WeightFormat, WeightFormats, partition_of
-from jpaged.model_api import Bfloat16Tiles, BuildContext, CausalLM, WeightSource
+from jpaged.model_api import Bfloat16Tiles, BuildContext, CausalLM, DraftHead, WeightSource
 from pallas_kernels import panelled_floats, tiled, tiled_floats
 from pallas_kernels.held_matrix import HeldMatrix
 from pallas_kernels.quantised import QuantisedMatrix
@@ -67,13 +67,14 @@ def abstract_model(model_cls: type[Any], config: Any, build: BuildContext) -> Ca
     return nnx.eval_shape(lambda: model_cls(config, replace(build, rngs=nnx.Rngs(0), shapes_only=True)))
 
 
-def targets_of(model: CausalLM) -> list[Target]:
-    """Return the targets of all weight sources of an abstract model, which are all of its parameters.
+def targets_of(model: CausalLM | DraftHead, without: Container[Any] = ()) -> list[Target]:
+    """Return the targets of all weight sources of an abstract model, which are all of its parameters but those of the
+    attributes in `without`.
 
     Raises:
         ValueError: a source names no parameter, two have the same target, or a parameter has no source.
     """
-    shapes = flat_values(nnx.state(model))
+    shapes = {path: shape for path, shape in flat_values(nnx.state(model)).items() if path[0] not in without}
     found: dict[tuple[StatePath, int | None], Target] = {}
     for source in model.weights():
         path, index = model.locate(source)

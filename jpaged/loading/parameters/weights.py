@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ from jpaged.loading.tensor_reader import TensorReader
 from jpaged.loading.weight_formats.on_load import quantise
 from jpaged.loading.weight_formats.stored_codes import CodedNames, CodedReader, read_codes
 from jpaged.loading.weight_formats.weight_format import WeightFormats
-from jpaged.model_api import TENSOR_AXIS, BuildContext, CausalLM, HostArray
+from jpaged.model_api import TENSOR_AXIS, BuildContext, CausalLM, DraftHead, HostArray
 
 logger = logging.getLogger(__name__)
 
@@ -89,20 +89,22 @@ def load_params(
 
 
 def read_params(
-    model: CausalLM,
+    model: CausalLM | DraftHead,
     abstract: nnx.State,
     reader: TensorReader,
     mesh: jax.sharding.Mesh,
     *,
     quantization: str | None,
     may_be_compact: bool = True,
+    without: Container[Any] = (),
 ) -> nnx.State:
     """Read the parameters of an abstract model, whose state is `abstract`; see `load_params`.
 
     Args:
         may_be_compact: whether matrices may stay bfloat16, or be held in panels, where the model's sources request it.
+        without: attributes of the model whose parameters come from elsewhere, and are not in `abstract`.
     """
-    targets = targets_of(model)
+    targets = targets_of(model, without)
     formats = formats_of(quantization, targets, mesh.shape[TENSOR_AXIS], reader, platform(mesh))
     if quantization is None:
         check_formats(formats, mesh.devices.flat[0], reader.location)
@@ -149,10 +151,12 @@ def _read(target: Target, reader: TensorReader) -> HostArray:
 
 
 def warn_of_unused(reader: TensorReader, targets: Iterable[Target]) -> None:
-    """Log the tensors that no target used, except those that repeat the config or, if tied, the embedding."""
+    """Log the tensors that no target used, except those that repeat the config or, if tied, the embedding, and those of
+    a head that drafts, which is loaded where it does."""
     used = {name for target in targets for name in target.source.sources}
     repeated = ("rotary_emb.inv_freq", "lm_head.weight")
-    unused = [name for name in reader.names() if name not in used and not name.endswith(repeated)]
+    ignored = [name for name in reader.names() if name.endswith(repeated) or name.startswith("mtp.")]
+    unused = [name for name in reader.names() if name not in used and name not in ignored]
     if unused:
         first = ", ".join(unused[:5])
         logger.warning("%s: %d tensors were not used, first: %s", reader.location, len(unused), first)

@@ -1,0 +1,79 @@
+"""Loads the head of a checkpoint that drafts from the model's hidden states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+from flax import nnx
+
+from jpaged.loading.build_context import CompactTiles, build_context
+from jpaged.loading.loaded_model import LoadedModel
+from jpaged.loading.open_checkpoint import open_model
+from jpaged.loading.orbax.checkpoint import OrbaxWeights
+from jpaged.loading.parameters.targets import abstract_model
+from jpaged.loading.parameters.weights import read_params
+from jpaged.loading.renamed_tensors import RenamedTensors
+from jpaged.model_api import DraftHead, HasDraftHead
+from pallas_kernels.large_pages import use_large_pages
+
+
+@dataclass(frozen=True)
+class LoadedHead:
+    """Holds a head in memory.
+
+    Attributes:
+        head: the head with shapes in place of arrays.
+        graphdef: the head without its weights.
+        params: its own weights, on the model's mesh, without the model's tables.
+    """
+
+    head: DraftHead
+    graphdef: nnx.GraphDef
+    params: nnx.State
+
+
+def load_draft_head(
+    loaded: LoadedModel,
+    *,
+    revision: str | None,
+    download_dir: str | Path | None,
+    language_model_only: bool,
+    quantization: str | None,
+    compact_tiles: CompactTiles | None,
+) -> LoadedHead:
+    """Load the head that a model's checkpoint holds beside the model.
+
+    Args:
+        revision, download_dir, language_model_only, quantization, compact_tiles: those that the model was loaded with,
+            see `load_model`.
+
+    Raises:
+        ValueError: the family or the checkpoint has no head, or one that is not implemented; names what is missing.
+    """
+    opened = open_model(
+        loaded.name, revision=revision, download_dir=download_dir, language_model_only=language_model_only
+    )
+    if not issubclass(opened.family, HasDraftHead):
+        raise ValueError(f"{opened.family.__name__} has no head that predicts further tokens")
+    if opened.gguf is not None or isinstance(opened.reader, OrbaxWeights):
+        raise ValueError(f"{opened.reader.location}: heads are read from folders of safetensors only")
+    build = build_context(
+        loaded.mesh,
+        loaded.dtype,
+        stacked=loaded.stacked,
+        expert_parallel=loaded.expert_parallel,
+        compact_tiles=compact_tiles,
+    )
+    # The head is a model but for the tables, which it has no sources for.
+    head = abstract_model(opened.family.draft_head, opened.config.get_text_config(), build)  # type: ignore[arg-type]
+    assert isinstance(head, DraftHead)
+    graphdef, abstract = nnx.split(head)
+    own = nnx.State({name: part for name, part in abstract.items() if name not in head.tables})
+    names = [name for source in head.weights() for name in source.sources]
+    reader = RenamedTensors(opened.reader, {name: name for name in names})  # no other tensor is missed
+    params = read_params(head, own, reader, loaded.mesh, quantization=quantization, without=head.tables)
+    if build.product_impl == "cpu":
+        use_large_pages(jax.tree.leaves(params))
+    return LoadedHead(head, graphdef, params)

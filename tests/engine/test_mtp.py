@@ -1,0 +1,271 @@
+"""Drafts of a checkpoint's own head change no token, and are what the published head predicts however it is served."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoints import make_checkpoint
+from lora_checkpoints import save_adapter
+from mtp_checkpoint import FILE, make_checkpoint_with_head, make_knowing_head
+from on_devices import printed_on_devices
+from safetensors.torch import load_file, save_file
+
+import jpaged.engine.speculation as engine_speculation
+from jpaged import LLM, MTP, SamplingParams
+from jpaged.execution.drafts import Drafter
+from jpaged.scheduling.speculation import StepCosts
+
+SETTINGS = {
+    "dtype": "float32",
+    "max_model_len": 128,
+    "block_size": 8,
+    "max_num_seqs": 12,
+    "max_num_batched_tokens": 64,
+    "state_checkpoint_interval": 16,
+}
+RNG = np.random.default_rng(7)
+PROMPTS = [RNG.integers(3, 211, int(n)).tolist() for n in (5, 11, 30, 45, 23, 1)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=1.2, seed=3, max_tokens=24, ignore_eos=True)
+PARAMS = {
+    "greedy": GREEDY,
+    "sampled": SAMPLED,
+    "several": replace(SAMPLED, n=3, top_k=5, logprobs=2),
+    "edited": replace(SAMPLED, allowed_token_ids=[3, 4, 5, 6], repetition_penalty=1.2, min_tokens=9),
+}
+FEW_PAGES = 60
+"""Large pages with which sequences run out of memory, though each request fits on its own."""
+
+
+@pytest.fixture(autouse=True)
+def all_drafts(monkeypatch):
+    """Drafts cost nothing, so that all that can be made are."""
+    monkeypatch.setattr(engine_speculation, "_COSTS", {"cpu": StepCosts(token=0.0, verifying=0.0)})
+    monkeypatch.setattr(engine_speculation, "_with_drafts", lambda costs, share: costs)
+
+
+@pytest.fixture
+def drafted(monkeypatch):
+    """The first drafts of steps, by the tokens that they follow."""
+    found: dict[tuple[int, ...], tuple[int, ...]] = {}
+    fill = Drafter.fill
+
+    def noting(self, step):
+        filled = fill(self, step)
+        for chunk in filled.chunks:
+            if chunk.drafts:
+                before = tuple(chunk.seq.token_ids[: chunk.start + chunk.length - len(chunk.drafts)])
+                found[before] = chunk.drafts
+        return filled
+
+    monkeypatch.setattr(Drafter, "fill", noting)
+    return found
+
+
+@pytest.fixture(scope="module", params=["qwen3_5", pytest.param("qwen3_next", marks=pytest.mark.nightly)])
+def family(request, tmp_path_factory):
+    """(The published head in PyTorch, the checkpoint's folder, an engine without drafts.)"""
+    folder = tmp_path_factory.mktemp(request.param)
+    changes = {"mlp_only_layers": []} if request.param == "qwen3_next" else {}
+    reference = make_checkpoint_with_head(request.param, folder, **changes)
+    return reference, str(folder), LLM(str(folder), **SETTINGS)
+
+
+def serve(llm, params, prompts=PROMPTS):
+    outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+    memory = llm.control.engine.memory
+    memory.check_invariants()
+    assert memory.num_used_blocks == 0
+    return outputs
+
+
+def tokens(outputs):
+    return [[o.token_ids for o in output.outputs] for output in outputs]
+
+
+def test_a_head_changes_no_token_and_drafts_what_the_published_one_predicts(family, drafted):
+    reference, folder, plain = family
+    drafting = LLM(folder, speculative=MTP(3), **SETTINGS)
+    for name, params in PARAMS.items():
+        before = drafting.stats()
+        assert tokens(serve(drafting, params)) == tokens(serve(plain, params)), name
+        assert drafting.stats().num_draft_tokens > before.num_draft_tokens
+        if name == "greedy":
+            checked = dict(drafted)
+    assert 0 < drafting.stats().num_accepted_tokens < drafting.stats().num_draft_tokens
+    some = sorted(checked)[::6]
+    assert len(some) > 5
+    assert [checked[before] for before in some] == [
+        tuple(reference.drafts(list(before), len(checked[before]))) for before in some
+    ]
+
+
+def test_a_draft_depends_on_its_sequence_only(family, drafted):
+    """Prompts may come in chunks, and sequences be swapped out; while one waits there are no drafts."""
+    _, folder, plain = family
+    whole, params = LLM(folder, speculative=MTP(2), **SETTINGS), replace(SAMPLED, max_tokens=50)
+    serve(whole, params)
+    want = dict(drafted)
+    drafted.clear()
+    serve(LLM(folder, speculative=MTP(2), **SETTINGS | {"max_num_batched_tokens": 16}), params)
+    assert _agree(want, drafted) > 30
+    drafted.clear()
+    size = FEW_PAGES * whole.memory_report().page_bytes
+    small = LLM(folder, speculative=MTP(2), preemption_mode="swap", kv_cache_memory_bytes=size, **SETTINGS)
+    outputs = serve(small, params)
+    swapped = [output for output in outputs if output.metrics.num_preemptions]
+    assert swapped
+    assert tokens(outputs) == tokens(serve(plain, params))
+    starts = [tuple(output.prompt_token_ids + output.outputs[0].token_ids[:10]) for output in swapped]
+    after = {before: drafts for before, drafts in drafted.items() if any(before[: len(s)] == s for s in starts)}
+    assert _agree(want, after) > 5
+    assert _agree(want, drafted) > 10
+
+
+def test_what_the_cache_holds_of_a_prompt_serves_the_head_too(family, drafted):
+    _, folder, plain = family
+    cold = LLM(folder, speculative=MTP(2), enable_prefix_caching=False, **SETTINGS)
+    warm = LLM(folder, speculative=MTP(2), **SETTINGS)
+    first = tokens(serve(warm, SAMPLED))
+    longer = [prompt + found[0][:-1] for prompt, found in zip(PROMPTS, first, strict=True)]
+    drafted.clear()
+    outputs = serve(warm, SAMPLED, longer)
+    assert sum(output.num_cached_tokens for output in outputs) > 60
+    hit = dict(drafted)
+    drafted.clear()
+    assert tokens(outputs) == tokens(serve(cold, SAMPLED, longer)) == tokens(serve(plain, SAMPLED, longer))
+    assert _agree(hit, drafted) > 30
+
+
+def _agree(want, found) -> int:
+    """Return how many sequences got drafts both times; as many as both have are the same."""
+    both = want.keys() & found.keys()
+    for before in both:
+        least = min(len(want[before]), len(found[before]))
+        assert want[before][:least] == found[before][:least]
+    return len(both)
+
+
+def test_a_head_that_knows_from_hidden_states_loses_no_draft(tmp_path):
+    """They come from the step before, the last chunk of a prompt, or the head itself; also after the weights were gone
+    from the device."""
+    cycle = make_knowing_head("qwen3_5", tmp_path)
+    prompts = [np.random.default_rng(n).choice(cycle, n).tolist() for n in (2, 16, 40, 70)]
+    llm = LLM(str(tmp_path), speculative=MTP(3), **SETTINGS | {"max_num_batched_tokens": 24})
+    want = tokens(serve(LLM(str(tmp_path), **SETTINGS), GREEDY, prompts))
+    assert tokens(serve(llm, GREEDY, prompts)) == want
+    assert llm.stats().acceptance_rate == 1.0
+    assert llm.stats().num_accepted_tokens > 50
+    llm.sleep(level=1)
+    llm.wake_up()
+    assert tokens(serve(llm, GREEDY, prompts)) == want
+    assert llm.stats().acceptance_rate == 1.0
+    # Every token gets another id, in both tables of the model: the head is right only if they are its own too.
+    ids = np.random.default_rng(2).permutation(211)
+    new = {name: tensor for name, tensor in load_file(tmp_path / FILE).items() if not name.startswith("mtp.")}
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        new[name] = new[name][np.argsort(ids)]
+    llm.update_params(new)
+    renamed = [ids[prompt].tolist() for prompt in prompts]
+    assert tokens(serve(llm, GREEDY, renamed)) == [[ids[one].tolist() for one in output] for output in want]
+    assert llm.stats().acceptance_rate == 1.0
+
+
+def test_a_deterministic_engine_gives_the_same_bits(family):
+    folder = family[1]
+    found = []
+    for way in (None, MTP(2)):
+        llm = LLM(folder, speculative=way, deterministic=True, **SETTINGS)
+        outputs = serve(llm, replace(SAMPLED, logprobs=1))
+        found.append([(o.outputs[0].token_ids, float(o.outputs[0].cumulative_logprob).hex()) for o in outputs])
+    assert found[0] == found[1] and llm.stats().num_accepted_tokens > 0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "settings", [{"kv_cache_dtype": "int8", "block_size": 32}, {"quantization": "int8"}, {"dtype": "bfloat16"}], ids=str
+)
+def test_other_forms_of_weights_and_kv_give_the_tokens_without_drafts(family, settings):
+    """The number that hides the first token's key stays one in every form."""
+    folder, settings = family[1], SETTINGS | {"state_checkpoint_interval": 32} | settings
+    llm = LLM(folder, speculative=MTP(2), **settings)
+    assert tokens(serve(llm, SAMPLED)) == tokens(serve(LLM(folder, **settings), SAMPLED))
+    assert llm.stats().num_accepted_tokens > 0
+
+
+@pytest.mark.nightly
+def test_a_request_with_an_adapter_has_drafts_too(family, tmp_path):
+    folder = family[1]
+    target = r".*self_attn\.\w*_proj"
+    adapters = {"one": save_adapter(folder, tmp_path, "one", r=2, lora_alpha=8, target_modules=target)}
+    settings = SETTINGS | {"enable_lora": True, "max_lora_rank": 4, "max_loras": 1, "lora_modules": adapters}
+    prompts, names = [{"prompt_token_ids": p} for p in PROMPTS], ["one", None] * 3
+    found = []
+    for way in (None, MTP(2)):
+        llm = LLM(folder, speculative=way, **settings)
+        found.append(tokens(llm.generate(prompts, SAMPLED, False, lora_request=names)))
+    assert found[0] == found[1]
+    assert llm.stats().num_accepted_tokens > 0
+
+
+@pytest.mark.nightly
+def test_a_saved_state_goes_on_with_what_the_head_keeps(family, tmp_path):
+    _, folder, plain = family
+    llm = LLM(folder, speculative=MTP(2), **SETTINGS)
+    for prompt in PROMPTS:
+        llm.control.engine.add(llm.input_processor.process({"prompt_token_ids": prompt}, SAMPLED))
+    for _ in range(6):
+        llm.control.engine.step()
+    llm.save_state(tmp_path / "state")
+    llm.close()
+    other = LLM.restore_state(tmp_path / "state")
+    before = other.stats().num_accepted_tokens
+    assert tokens(other.resume(use_tqdm=False)) == tokens(serve(plain, SAMPLED))
+    assert other.stats().num_accepted_tokens > before
+
+
+@pytest.mark.nightly
+def test_after_a_warm_up_nothing_is_compiled(family):
+    folder = family[1]
+    llm = LLM(folder, speculative=MTP(2), **SETTINGS | {"max_num_seqs": 4})
+    llm.warmup(use_tqdm=False)
+    serve(llm, GREEDY)
+    assert llm.stats().num_draft_tokens > 0 and llm.stats().num_recompiles == 0
+
+
+@pytest.mark.nightly
+def test_two_devices_draft_as_one_does(family):
+    folder = family[1]
+    found = printed_on_devices(2, Path(__file__).parent / "speculation_by_devices.py", folder, "none", "head")
+    assert found["none"]["tokens"] == found["head"]["tokens"]
+    assert found["head"]["kept"] > 0
+
+
+def test_a_model_or_checkpoint_without_a_head_is_refused(tmp_path):
+    make_checkpoint("llama", tmp_path / "llama", 0)
+    with pytest.raises(ValueError, match=r"speculative=MTP\(tokens=1\): Llama has no head that predicts"):
+        LLM(str(tmp_path / "llama"), speculative=MTP(), **SETTINGS)
+    make_checkpoint("qwen3_5", tmp_path / "bare")
+    with pytest.raises(ValueError, match=r"speculative=MTP\(tokens=1\): .* has no tensor mtp.fc.weight"):
+        LLM(str(tmp_path / "bare"), speculative=MTP(), **SETTINGS)
+
+
+def test_a_checkpoint_with_pictures_has_its_head_beside_the_language_model(tmp_path):
+    """The names of Qwen3.5's published checkpoints: a text model within, and the head outside it."""
+    reference = make_checkpoint_with_head("qwen3_5", tmp_path)
+    names = {"model.": "model.language_model."}
+    renamed = {
+        next((new + n.removeprefix(old) for old, new in names.items() if n.startswith(old)), n): tensor
+        for n, tensor in load_file(tmp_path / FILE).items()
+    }
+    save_file(renamed, tmp_path / FILE, metadata={"format": "pt"})
+    text = reference.model.config.to_json_string(use_diff=False)
+    (tmp_path / "config.json").write_text(
+        f'{{"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": {text}}}'
+    )
+    llm = LLM(str(tmp_path), speculative=MTP(), **SETTINGS)
+    serve(llm, GREEDY, PROMPTS[:2])
+    assert llm.stats().num_draft_tokens > 0

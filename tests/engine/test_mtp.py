@@ -174,6 +174,7 @@ def test_a_head_that_knows_from_hidden_states_loses_no_draft(tmp_path):
     assert llm.stats().acceptance_rate == 1.0
 
 
+@pytest.mark.nightly
 def test_a_deterministic_engine_gives_the_same_bits(family):
     folder = family[1]
     found = []

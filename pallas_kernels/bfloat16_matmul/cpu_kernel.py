@@ -21,8 +21,8 @@ from numba import carray
 
 from pallas_kernels import ffi
 from pallas_kernels.bfloat16_matmul.cpu_pairs import KINDS, Kind, panels_at_once
-from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES, PAIR, WHOLE_ROWS, copy_numbers, product, rounded_row
-from pallas_kernels.cpu_amx import has_bfloat16_tiles
+from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES, PAIR, copy_numbers, product, rounded_row
+from pallas_kernels.cpu_features import has_bfloat16_tiles
 from pallas_kernels.cpu_tiles import rows_of_expert, stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result
 from pallas_kernels.ffi.helpers import njit
@@ -67,11 +67,6 @@ def grouped_target(kind: Kind) -> str:
     before = _round_rows_to_bfloat16, 0, 0
     ffi.register(name, run, items_of=((2, 0), (2, 1)), grains=GRAINS_OF_EXPERTS, before=before)
     return name
-
-
-def rounded_numbers(inputs: int) -> int:
-    """Return how many numbers a rounded row takes: a multiple of `WHOLE_ROWS`."""
-    return -(-inputs // WHOLE_ROWS) * WHOLE_ROWS
 
 
 def _bound(function: Any, kind: Kind, name: str) -> Any:

@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeVar, cast
 
-from pallas_kernels import cpu_objects
+from pallas_kernels import cpu_features, cpu_objects
 from pallas_kernels.cpu_objects import PACKAGE
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,13 +33,22 @@ def target(function: str, *arguments: Any) -> Any:
         arguments: its arguments.
 
     Raises:
+        ValueError: the call needs AMX, which Linux does not let this process use.
         ImportError: no library on this machine has the calls, and Numba, which would compile them, is not installed.
     """
     module, _, name = function.partition(":")
     return _target(f"{PACKAGE}.{module}", name, arguments)
 
 
+def _check(arguments: tuple[Any, ...]) -> None:
+    """Raise ValueError where a call needs AMX and has no permission: a program may come from another process, and the
+    permission with none."""
+    if "amx" in arguments and not cpu_features.has_bfloat16_tiles():
+        raise ValueError("kind='amx' needs a processor with AMX that Linux lets this process use")
+
+
 def _target(module: str, name: str, arguments: tuple[Any, ...]) -> Any:
+    _check(arguments)
     key = cpu_objects.call_key(module, name, arguments)
     if (names := cpu_objects.registered(key)) is not None:
         _registrations[module, name, arguments] = None
@@ -56,6 +65,7 @@ def known_again(function: F) -> F:
     @cache
     @wraps(function)
     def call(*arguments: Any) -> Any:
+        _check(arguments)
         names = cpu_objects.registered(cpu_objects.call_key(function.__module__, function.__qualname__, arguments))
         if names is None:
             names = function(*arguments)

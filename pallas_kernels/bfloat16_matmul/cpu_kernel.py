@@ -22,7 +22,6 @@ from numba import carray
 from pallas_kernels import ffi
 from pallas_kernels.bfloat16_matmul.cpu_pairs import KINDS, Kind, panels_at_once
 from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES, PAIR, copy_numbers, product, rounded_row
-from pallas_kernels.cpu_features import has_bfloat16_tiles
 from pallas_kernels.cpu_tiles import rows_of_expert, stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result
 from pallas_kernels.ffi.helpers import njit
@@ -110,8 +109,6 @@ def _rows_by_panels(kind: Kind, panels: int) -> Any:
 def _rows_by_some_panels(kind: Kind) -> Any:
     """Return the product of any number of rows and the panels from one to another, as a compiled function."""
     if kind == "amx":
-        if not has_bfloat16_tiles():  # a program may come from another process, and the permission with none
-            raise ValueError("kind='amx' needs a processor with AMX that Linux lets this process use")
         from pallas_kernels.bfloat16_matmul.cpu_amx import multiply_by_amx
 
         return multiply_by_amx()

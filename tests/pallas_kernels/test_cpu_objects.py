@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from llvmlite import binding
 from numba import types
 from some_kernels import computed
 
-from pallas_kernels import build_objects, cpu_objects, ffi
+from pallas_kernels import build_objects, cpu_features, cpu_objects, custom_calls, ffi
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = """
@@ -30,6 +31,14 @@ from some_kernels import CALLS
 
 features = [name for name, is_here in binding.get_host_cpu_features().items() if is_here]
 build(Path(sys.argv[1]), sys.argv[2], binding.get_host_cpu_name(), features, CALLS)
+"""
+BUILD_AMX = """
+import sys
+from pathlib import Path
+from pallas_kernels.build_objects import PROCESSORS, build
+
+amx = PROCESSORS["x86-64-amx"]
+build(Path(sys.argv[1]), "x86-64-amx", amx.cpu, amx.features, [("bfloat16_matmul.cpu_kernel:target", ("amx",))])
 """
 COMPUTE = """
 import sys
@@ -122,6 +131,26 @@ def test_every_function_that_registers_calls_is_compiled_ahead():
     if build_objects.best_kind() not in ("vnni512", "vnni256"):
         there -= {f"screened_argmax.cpu_kernel:{name}_target" for name in ("screen", "exact")}
     assert there and compiled == there
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="AMX is x86-64's")
+def test_loops_for_amx_are_compiled_where_there_is_none(tmp_path):
+    amx = cpu_objects.PROCESSORS["x86-64-amx"]
+    wanted = {
+        "NUMBA_CPU_NAME": amx.cpu,
+        "NUMBA_CPU_FEATURES": ",".join(f"+{name}" for name in amx.features),
+        "NUMBA_CACHE_DIR": str(tmp_path / "nothing kept"),
+        cpu_objects.VARIABLE: "none",
+    }
+    run(BUILD_AMX, str(tmp_path / "objects"), **wanted)
+    assert (tmp_path / "objects" / "x86-64-amx.so").exists()
+
+
+def test_a_call_that_needs_amx_is_refused_without_the_permission(monkeypatch):
+    monkeypatch.setattr(cpu_features, "has_bfloat16_tiles", lambda: False)
+    monkeypatch.setattr(cpu_objects, "registered", lambda key: "of a library")
+    with pytest.raises(ValueError, match="a processor with AMX that Linux lets this process use"):
+        custom_calls.register_again([("pallas_kernels.bfloat16_matmul.cpu_kernel", "target", ("amx",))])
 
 
 def test_a_loop_that_needs_numbas_run_time_is_refused():

@@ -2,19 +2,26 @@
 
 A find directive of pyproject.toml names a package after its folder. The families lie in ``models`` and install as
 ``jpaged_models``, which only code can say. Everything else about the packages stands in pyproject.toml.
+
+The environment variable ``JPAGED_OBJECTS`` names a folder of CPU loops that ``python -m pallas_kernels.build_objects``
+compiled. The wheel then has them, and is for this platform; without it the wheel is for any.
 """
 
 from __future__ import annotations
 
 import gzip
 import os
+import shutil
 import tarfile
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Distribution, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
 FAMILIES = "jpaged_models"
+OBJECTS = os.environ.get("JPAGED_OBJECTS")
 
 # Wheels date their files by this variable, and give those that a build writes the rights that the umask leaves.
 os.environ.setdefault("SOURCE_DATE_EPOCH", "1580601600")  # 2020-02-02, as other build backends have it
@@ -40,6 +47,38 @@ class ReproducibleSdist(sdist):
         return str(path)
 
 
+class BuildWithObjects(build_py):
+    """Adds the libraries of `OBJECTS` to the packages."""
+
+    def run(self):
+        """Raise ValueError where the folder has no library."""
+        super().run()
+        if OBJECTS:
+            found = sorted(file for file in Path(OBJECTS).iterdir() if file.suffix in (".so", ".json"))
+            if not found:
+                raise ValueError(
+                    f"JPAGED_OBJECTS={OBJECTS!r} has no libraries: pallas_kernels.build_objects makes them"
+                )
+            folder = Path(self.build_lib, "pallas_kernels", "objects")
+            folder.mkdir(parents=True, exist_ok=True)
+            for file in found:
+                shutil.copy(file, folder)
+
+
+class DistributionOfOnePlatform(Distribution):
+    """Is installed where files of a platform are."""
+
+    def has_ext_modules(self):
+        return True
+
+
+class WheelOfOnePlatform(bdist_wheel):
+    """Says that the wheel is for this platform and any Python, as its libraries are."""
+
+    def get_tag(self):
+        return "py3", "none", super().get_tag()[2]
+
+
 def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
     """Return the member without what differs from one checkout to the next."""
     member.mtime = int(os.environ["SOURCE_DATE_EPOCH"])
@@ -50,7 +89,12 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 setup(
-    cmdclass={"sdist": ReproducibleSdist},
+    cmdclass={
+        "sdist": ReproducibleSdist,
+        "build_py": BuildWithObjects,
+        **({"bdist_wheel": WheelOfOnePlatform} if OBJECTS else {}),
+    },
+    distclass=DistributionOfOnePlatform if OBJECTS else Distribution,
     packages=[
         *find_packages(include=["jpaged", "jpaged.*", "pallas_kernels", "pallas_kernels.*"]),
         FAMILIES,

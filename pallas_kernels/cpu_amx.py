@@ -1,4 +1,4 @@
-"""Tells whether Intel's AMX, a processor's unit for products of tiles, may be used, and appends its instructions.
+"""Appends the instructions of Intel's AMX, a processor's unit for products of tiles.
 
 A tile is a register of up to 16 rows of up to 64 bytes. `write_sizes` and `configure` give a thread's eight tiles their
 sizes: 0 to 3 sums, 4 and 5 rows of x, 6 and 7 columns of a matrix.
@@ -6,17 +6,11 @@ sizes: 0 to 3 sums, 4 and 5 rows of x, 6 and 7 columns of a matrix.
 
 from __future__ import annotations
 
-import ctypes
-import platform
-import sys
-from functools import cache
-
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from pallas_kernels.cpu_dots import Emitter
-from pallas_kernels.cpu_tiles import FEATURES
 from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.ffi.primitives import store
 
@@ -26,21 +20,6 @@ CONFIG_BYTES = 64
 """Bytes of the sizes of all tiles."""
 
 _BYTE, _NOTHING = ir.IntType(8), ir.VoidType()
-_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
-
-
-@cache
-def has_bfloat16_tiles() -> bool:
-    """Tell whether this processor has AMX for bfloat16 and Linux lets this process use it; asks for it once.
-
-    Linux refuses, for instance, where a thread's stack for signals is too small for the tiles. Later threads have the
-    permission too.
-    """
-    if not (FEATURES.get("amx-tile") and FEATURES.get("amx-bf16")):
-        return False
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        return False
-    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
 
 
 class TileCode(Emitter):

@@ -3,22 +3,19 @@
 A kind multiplies a tile of 64 bytes, 16 outputs by 4 inputs, with 4 numbers from -127 to 127, and adds each output's
 products to its sum. Codes are unsigned, except for ``neon``, whose instruction takes signed ones (`Dots.signed`). AVX2
 multiplies pairs of 16 bits: rows are held so, and many rows have tiles widened once for all (`SHORTS`, 16 outputs by 2
-inputs). Codes of 4 bits in short groups need no more than 16 bits for their sums (`kind_for`).
+inputs). Codes of 4 bits in short groups need no more than 16 bits for their sums (`cpu_features.kind_for`).
 
-Integers leave no choice of order, so all kinds give the same sums. `KINDS` says which instructions; `best_kind` which
-of them this machine has.
+Integers leave no choice of order, so all kinds give the same sums. `KINDS` says which instructions;
+`cpu_features.best_kind` which of them this machine has.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from llvmlite import ir
 
-from pallas_kernels.cpu_tiles import FEATURES
-
-Kind: TypeAlias = Literal["vnni512", "vnni256", "avx2", "avx2 widened", "avx2 nibbles", "neon", "plain"]
+from pallas_kernels.cpu_features import FEATURES, Kind
 
 _BYTE, _SHORT, _INT, _WORD, _FLOAT = (*(ir.IntType(bits) for bits in (8, 16, 32, 64)), ir.FloatType())
 INTS, FLOATS = ir.VectorType(_INT, 16), ir.VectorType(_FLOAT, 16)
@@ -191,36 +188,5 @@ KINDS: dict[Kind, Dots] = {
 """``vnni512`` and ``vnni256``: vpdpbusd. ``avx2``: vpmaddwd of codes widened to 16 bits, as vpmaddubsw saturates, which
 ``avx2 nibbles`` takes where codes are below 16.
 ``neon``: sdot of ARM's dot product extension. ``plain``: what LLVM makes of multiplications on any machine."""
-MOST_OF_NIBBLES = 32
-"""Inputs of a group of codes of 4 bits whose products 16 bits hold, of each output in two sums."""
 SHORTS = KINDS["avx2 widened"]
 """Multiplies tiles of 16 outputs by 2 inputs of 16 bits, that `cpu_shorts.widening` makes of others."""
-
-
-def kinds_here() -> tuple[Kind, ...]:
-    """Return the kinds that this machine has, best first."""
-
-    def has(*names: str) -> bool:
-        return all(FEATURES.get(name) for name in names)
-
-    here: dict[Kind, bool] = {
-        "vnni512": has("avx512vnni", "avx512bw"),
-        "vnni256": has("avx512vnni", "avx512vl") or has("avxvnni"),
-        "avx2": has("avx2"),
-        "neon": has("dotprod"),
-        "plain": True,
-    }
-    return tuple(kind for kind, is_here in here.items() if is_here)
-
-
-def kind_for(kind: Kind, group: int, *, packed: bool) -> Kind:
-    """Return the kind that multiplies codes in groups of `group` inputs on machines of a kind.
-
-    Eight products of pairs of 4 bits and 8 are at most 8 x 2 x 15 x 127, which 16 bits hold.
-    """
-    return "avx2 nibbles" if kind == "avx2" and packed and group <= MOST_OF_NIBBLES else kind
-
-
-def best_kind() -> Kind:
-    """Return the kind that is fastest here."""
-    return kinds_here()[0]

@@ -1,4 +1,4 @@
-"""Holds arithmetic that the loops on CPU share, in float32, written so that LLVM vectorises loops over it."""
+"""Holds float32 arithmetic that the loops on CPU share, written so that LLVM vectorises loops over it, and copies."""
 
 from __future__ import annotations
 
@@ -63,3 +63,17 @@ def tanh(x):
     """Return the hyperbolic tangent of x."""
     e = exp(f32(-2.0) * abs(x))
     return np.copysign((f32(1.0) - e) / (f32(1.0) + e), x)
+
+
+@njit
+def fill(array, number):
+    """Set all numbers of an array. An assignment to ``array[:]`` does the same, but Numba compiles a second for it."""
+    for n in range(array.size):
+        array[n] = number
+
+
+@njit
+def copy(source, to):
+    """Copy an array to the beginning of another one; see `fill`."""
+    for n in range(source.size):
+        to[n] = source[n]

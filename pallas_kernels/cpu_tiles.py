@@ -13,30 +13,16 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from pallas_kernels import ffi
+from pallas_kernels.cpu_features import LANES, MANY_REGISTERS
 from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.ffi.primitives import emit_prefetch
 
-
-def _features() -> dict[str, bool]:
-    """Return the processor's features by LLVM's names; none where it cannot tell."""
-    try:
-        return binding.get_host_cpu_features()
-    except RuntimeError:
-        return {}
-
-
-FEATURES = _features()
-"""Features of this machine's processor."""
-MANY_REGISTERS = any(FEATURES.get(name) for name in ("avx512f", "neon"))
-"""True if there are 32 vector registers; otherwise there are 16."""
-LANES = 16 if FEATURES.get("avx512f") else 8 if FEATURES.get("avx") else 4
-"""Float32 numbers in a vector register."""
 ROWS = 8 if MANY_REGISTERS else 4
 """Rows of x in a tile."""
 VECTORS = 3

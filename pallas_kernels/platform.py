@@ -12,9 +12,11 @@ from typing import Literal, TypeAlias, get_args
 
 import jax
 
+from pallas_kernels import cpu_objects
+
 Impl: TypeAlias = Literal["reference", "xla", "cpu", "tpu", "tpu_interpret", "gpu"]
 """``reference``: short jnp, obviously right. ``xla``: fast jnp for any backend. ``cpu``: attention over any KV,
-products and recurrences in float32 compiled by Numba, the rest as ``xla``. ``tpu``: Pallas for TPUs.
+products and recurrences in float32 by loops compiled ahead or by Numba, the rest as ``xla``. ``tpu``: Pallas for TPUs.
 ``tpu_interpret``: the TPU kernel run by Pallas' interpreter on any backend. ``gpu``: Triton, through jax-triton."""
 
 GPU_SWITCH = "PALLAS_KERNELS_GPU"
@@ -45,11 +47,16 @@ def resolve_impl(impl: Impl | None) -> Impl:
 
 @cache
 def _impl_of_cpu() -> Impl:
-    """Return ``cpu`` where Numba is installed, else ``xla``; logs which once a process."""
-    if find_spec("numba"):
+    """Return ``cpu`` where there are loops, see `has_cpu_loops`, else ``xla``; logs which once a process."""
+    if has_cpu_loops():
         return "cpu"
     _log.warning("kernels of the CPU: XLA, about half as fast in decoding, as numba is not installed")
     return "xla"
+
+
+def has_cpu_loops() -> bool:
+    """Tell whether ``cpu`` runs here: its loops were compiled ahead for this processor, or Numba compiles them."""
+    return cpu_objects.loaded() is not None or find_spec("numba") is not None
 
 
 @cache

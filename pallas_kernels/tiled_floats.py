@@ -24,6 +24,8 @@ from pallas_kernels.tile_order import OUTPUTS, columns_at_once, fill_tiles
 
 INPUTS = 2
 """Inputs of a tile."""
+WHOLE_ROWS = 32
+"""Divisor of the numbers of a rounded row, the last ones 0: what any kind of instructions reads at once."""
 Product: TypeAlias = Literal["bfloat16", "float32"]
 """Names the factors of a product: "bfloat16" rounds the numbers of its rows; "float32" takes them as they are."""
 
@@ -143,6 +145,11 @@ def has_bits_of_matmul(shape: tuple[int, ...], axis: int) -> bool:
     The loops there leave to XLA what is no whole number of panels wide, and some products with tables.
     """
     return axis == -2 and shape[-1] % OUTPUTS == 0
+
+
+def rounded_numbers(inputs: int) -> int:
+    """Return how many numbers a rounded row takes: a multiple of `WHOLE_ROWS`."""
+    return -(-inputs // WHOLE_ROWS) * WHOLE_ROWS
 
 
 def _bits(numbers: np.ndarray) -> np.ndarray:

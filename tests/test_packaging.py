@@ -130,6 +130,22 @@ def test_another_checkout_builds_the_same_bytes(sdist_file, wheel, tmp_path, mon
     assert built.read_bytes() == wheel[0].read_bytes()
 
 
+@pytest.mark.nightly
+def test_a_wheel_with_loops_compiled_ahead_has_them_and_is_for_one_platform(tmp_path, monkeypatch):
+    source, objects = tmp_path / "source", tmp_path / "objects"
+    source.mkdir()
+    objects.mkdir()
+    names = {"x86-64-v3.so", "x86-64-v3.json"}
+    for name in names:
+        (objects / name).write_text(name)
+    monkeypatch.setenv("JPAGED_OBJECTS", str(objects))
+    file, _ = build(copy_tree(source), tmp_path / "wheel", "wheel")
+    assert file.name.startswith(f"jpaged-{jpaged.__version__}-py3-none-") and not file.name.endswith("-any.whl")
+    with zipfile.ZipFile(file) as archive:
+        assert {f"pallas_kernels/objects/{name}" for name in names} <= set(archive.namelist())
+        assert "jpaged/__init__.py" in archive.namelist()
+
+
 def test_dir_names_what_users_import_before_anything_is_loaded():
     code = "import sys, jpaged; print(*dir(jpaged)); assert 'jpaged.llm' not in sys.modules"
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 from jpaged.config import EngineConfig, SizedConfig
 from jpaged.memory import Lifetime, MemoryManager
+from pallas_kernels.platform import has_cpu_loops
 
 GIB = 1 << 30
 
@@ -64,7 +64,7 @@ def check_compute_dtype(dtype: str, platform: str, devices: int = 1) -> None:
         devices: number of devices that hold the model, over all replicas.
 
     Raises:
-        ValueError: bfloat16 is asked for on several CPU devices, or without Numba.
+        ValueError: bfloat16 is asked for on several CPU devices, or without loops for it: compiled ahead, or by Numba.
     """
     if platform != "cpu" or dtype != "bfloat16":
         return
@@ -73,7 +73,7 @@ def check_compute_dtype(dtype: str, platform: str, devices: int = 1) -> None:
             f"dtype='bfloat16' on {devices} CPU devices is refused: one device multiplies its matrices in loops of "
             f"its own, several by XLA, which is many times slower than float32; use dtype='float32', or one device"
         )
-    if find_spec("numba") is None:
+    if not has_cpu_loops():
         raise ValueError(
             "dtype='bfloat16' on a CPU needs Numba, which compiles its products: pip install 'jpaged[cpu]', or use "
             "dtype='float32'"

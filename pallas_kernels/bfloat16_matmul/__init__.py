@@ -16,10 +16,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.tiled_floats import TiledFloats
+from pallas_kernels.cpu_features import best_pair_kind
+from pallas_kernels.custom_calls import target
+from pallas_kernels.tiled_floats import TiledFloats, rounded_numbers
 
 if TYPE_CHECKING:
-    from pallas_kernels.bfloat16_matmul.cpu_pairs import Kind
+    from pallas_kernels.cpu_features import PairKind as Kind
 
 __all__ = ["bfloat16_matmul", "bfloat16_matmul_grouped"]
 
@@ -45,14 +47,10 @@ def bfloat16_matmul(
     bits = [matrix.bits for matrix in matrices]
     result = jax.ShapeDtypeStruct((len(x), first.outputs), jnp.float32)
     if first.product == "float32":
-        from pallas_kernels.bfloat16_matmul.cpu_float32 import float32_target
-
-        return jax.ffi.ffi_call(float32_target(), result)(x.astype(jnp.float32), index_and_rows, *bits)
-    from pallas_kernels.bfloat16_matmul.cpu_kernel import rounded_numbers, target
-    from pallas_kernels.bfloat16_matmul.cpu_pairs import best_kind
-
+        name = target("bfloat16_matmul.cpu_float32:float32_target")
+        return jax.ffi.ffi_call(name, result)(x.astype(jnp.float32), index_and_rows, *bits)
     results = result, jax.ShapeDtypeStruct((len(x), rounded_numbers(first.inputs)), jnp.uint16)
-    call = jax.ffi.ffi_call(target(kind or best_kind()), results)
+    call = jax.ffi.ffi_call(target("bfloat16_matmul.cpu_kernel:target", kind or best_pair_kind()), results)
     return call(x.astype(jnp.float32), index_and_rows, *bits)[0]
 
 
@@ -68,15 +66,9 @@ def bfloat16_matmul_grouped(
     """
     result = jax.ShapeDtypeStruct((len(x), table.outputs), jnp.float32)
     if table.product == "float32":
-        from pallas_kernels.bfloat16_matmul.cpu_float32 import float32_grouped_target
-
-        return jax.ffi.ffi_call(float32_grouped_target(), result)(
-            x.astype(jnp.float32), table.bits, counts.astype(jnp.int32)
-        )
-    from pallas_kernels.bfloat16_matmul.cpu_kernel import grouped_target, rounded_numbers
-    from pallas_kernels.bfloat16_matmul.cpu_pairs import best_kind
-
+        name = target("bfloat16_matmul.cpu_float32:float32_grouped_target")
+        return jax.ffi.ffi_call(name, result)(x.astype(jnp.float32), table.bits, counts.astype(jnp.int32))
     results = result, jax.ShapeDtypeStruct((len(x), rounded_numbers(table.inputs)), jnp.uint16)
     all_rows = jnp.asarray([0, len(x)], jnp.int32)
-    call = jax.ffi.ffi_call(grouped_target(kind or best_kind()), results)
+    call = jax.ffi.ffi_call(target("bfloat16_matmul.cpu_kernel:grouped_target", kind or best_pair_kind()), results)
     return call(x.astype(jnp.float32), all_rows, table.bits, counts.astype(jnp.int32))[0]

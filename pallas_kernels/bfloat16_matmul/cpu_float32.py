@@ -29,7 +29,8 @@ from pallas_kernels.bfloat16_matmul.cpu_pairs import halves
 from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES as OUTPUTS
 from pallas_kernels.bfloat16_matmul.cpu_tiles import copy_numbers
 from pallas_kernels.cpu_dots import FLOATS, INTS, Emitter
-from pallas_kernels.cpu_tiles import FEATURES, LANES, VECTORS, remaining_rows, rows_of_expert, stack_memory
+from pallas_kernels.cpu_features import FEATURES, LANES
+from pallas_kernels.cpu_tiles import VECTORS, remaining_rows, rows_of_expert, stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result
 from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.matmul.cpu_kernel import DEPTH

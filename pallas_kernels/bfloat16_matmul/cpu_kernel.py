@@ -21,8 +21,7 @@ from numba import carray
 
 from pallas_kernels import ffi
 from pallas_kernels.bfloat16_matmul.cpu_pairs import KINDS, Kind, panels_at_once
-from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES, PAIR, WHOLE_ROWS, copy_numbers, product, rounded_row
-from pallas_kernels.cpu_amx import has_bfloat16_tiles
+from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES, PAIR, copy_numbers, product, rounded_row
 from pallas_kernels.cpu_tiles import rows_of_expert, stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result
 from pallas_kernels.ffi.helpers import njit
@@ -69,11 +68,6 @@ def grouped_target(kind: Kind) -> str:
     return name
 
 
-def rounded_numbers(inputs: int) -> int:
-    """Return how many numbers a rounded row takes: a multiple of `WHOLE_ROWS`."""
-    return -(-inputs // WHOLE_ROWS) * WHOLE_ROWS
-
-
 def _bound(function: Any, kind: Kind, name: str) -> Any:
     """Return a function that multiplies by one kind of instructions, kept on disk under a separate name."""
     names = {"_some_panels": _rows_by_some_panels(kind), "_panels_of_an_item": panels_at_once(kind)}
@@ -115,8 +109,6 @@ def _rows_by_panels(kind: Kind, panels: int) -> Any:
 def _rows_by_some_panels(kind: Kind) -> Any:
     """Return the product of any number of rows and the panels from one to another, as a compiled function."""
     if kind == "amx":
-        if not has_bfloat16_tiles():  # a program may come from another process, and the permission with none
-            raise ValueError("kind='amx' needs a processor with AMX that Linux lets this process use")
         from pallas_kernels.bfloat16_matmul.cpu_amx import multiply_by_amx
 
         return multiply_by_amx()

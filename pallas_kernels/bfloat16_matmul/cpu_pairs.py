@@ -8,15 +8,12 @@ the kind ``widened`` multiplies float32 one after another. So kinds differ in th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
 
 from llvmlite import ir
 
-from pallas_kernels.cpu_amx import has_bfloat16_tiles
 from pallas_kernels.cpu_dots import FLOATS, INTS, Emitter, vector
-from pallas_kernels.cpu_tiles import FEATURES
-
-Kind: TypeAlias = Literal["amx", "avx512bf16", "widened", "neon"]
+from pallas_kernels.cpu_features import FEATURES
+from pallas_kernels.cpu_features import PairKind as Kind
 
 _INT, _FLOAT = ir.IntType(32), ir.FloatType()
 
@@ -99,22 +96,6 @@ KINDS: dict[Kind, Pairs] = {
 }
 """Kinds that add up pairs in vector registers. ``avx512bf16``: vdpbf16ps. ``neon``: bfdot of ARM's bf16 extension.
 ``widened``: float32, on any machine."""
-
-
-def kinds_here() -> tuple[Kind, ...]:
-    """Return the kinds that this machine has, best first."""
-    here: dict[Kind, Any] = {
-        "amx": has_bfloat16_tiles(),
-        "avx512bf16": FEATURES.get("avx512bf16"),
-        "neon": FEATURES.get("bf16") and FEATURES.get("neon"),
-        "widened": True,
-    }
-    return tuple(kind for kind, is_here in here.items() if is_here)
-
-
-def best_kind() -> Kind:
-    """Return the kind that is fastest here."""
-    return kinds_here()[0]
 
 
 def panels_at_once(kind: Kind) -> int:

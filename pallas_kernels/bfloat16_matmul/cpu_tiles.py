@@ -13,14 +13,13 @@ from pallas_kernels.bfloat16_matmul.cpu_pairs import KINDS, Kind
 from pallas_kernels.cpu_dots import FLOATS, INTS, Emitter, vector
 from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.ffi.primitives import emit_prefetch, pointer
+from pallas_kernels.tiled_floats import WHOLE_ROWS
 from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES, repeated
 
 _SHORT, _WORD, _INT = ir.IntType(16), ir.IntType(64), ir.IntType(32)
 PAIR = 4
 """Bytes of two numbers."""
 LANES = 16
-WHOLE_ROWS = 32
-"""Divisor of the numbers of a rounded row, the last ones 0: what any kind of instructions reads at once."""
 
 
 def product(kind: Kind, rows: int, panels: int) -> Any:

@@ -2,21 +2,25 @@
 
 A handler is a C function that takes the address of an ``XLA_FFI_CallFrame`` and returns 0 or an error.
 `handlers.register` makes one of loops over items; `call_frame` reads what it is called with, `primitives` adds what
-Numba's Python lacks, `kept_code` keeps what was compiled on disk, `registrations` says what another process has to
-register. Import this package only where Numba is installed.
+Numba's Python lacks, `kept_code` keeps what was compiled on disk. Import this package only where Numba is installed;
+`pallas_kernels.custom_calls` does so where it must.
 """
 
+from pallas_kernels.custom_calls import known_again
 from pallas_kernels.ffi.call_frame import address, argument, arguments, data, dimension, elements, result
-from pallas_kernels.ffi.handlers import RUN, known_again, register, register_again, register_handler, registrations
-from pallas_kernels.ffi.kept_code import cache_folder, cfunc, named, njit_named
+from pallas_kernels.ffi.handlers import RUN, add_symbol, compiled, register, register_handler
+from pallas_kernels.ffi.kept_code import cache_folder, cfunc, closure, named, njit_named
 
 __all__ = [
     "RUN",
+    "add_symbol",
     "address",
     "argument",
     "arguments",
     "cache_folder",
     "cfunc",
+    "closure",
+    "compiled",
     "data",
     "dimension",
     "elements",
@@ -24,8 +28,6 @@ __all__ = [
     "named",
     "njit_named",
     "register",
-    "register_again",
     "register_handler",
-    "registrations",
     "result",
 ]

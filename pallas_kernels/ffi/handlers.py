@@ -1,8 +1,5 @@
 """Makes compiled loops known to XLA as the targets of custom calls, whose items XLA's own threads share.
 
-It also notes which calls this process made known (`registrations`): a process that loads a compiled program and traces
-nothing must register the same (`register_again`).
-
 Memory and threads. A call allocates one job, a few words: counters of the items that were handed out and that are done,
 and its owners. The calling thread and the pool's threads take portions of items by atomic additions. The caller
 returns when all items are done; a pool thread that comes late finds none left. The last owner frees the job.
@@ -11,10 +8,7 @@ returns when all items are done; a pool thread that comes late finds none left. 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
-from functools import cache, wraps
-from importlib import import_module
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import jax
 from llvmlite import binding
@@ -24,48 +18,6 @@ from pallas_kernels.ffi.call_frame import API, CONTEXT, NUM_THREADS, SCHEDULE, a
 from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.ffi.kept_code import cfunc, named
 from pallas_kernels.ffi.primitives import add, address_of, allocate, free, load, run_range, store
-
-F = TypeVar("F", bound=Callable[..., Any])
-Registration = tuple[str, str, tuple[Any, ...]]
-"""Module, function and arguments that register custom calls."""
-
-_PACKAGE = __name__.split(".")[0]
-_registrations: dict[Registration, None] = {}
-
-
-def known_again(function: F) -> F:
-    """Note with which arguments a function that registers custom calls was called, see `registrations`; it is called
-    once for each of them."""
-
-    @cache
-    @wraps(function)
-    def call(*arguments: Any) -> Any:
-        names = function(*arguments)
-        _registrations[function.__module__, function.__qualname__, arguments] = None
-        return names
-
-    return cast(F, call)
-
-
-def registrations() -> list[Registration]:
-    """Return what made the custom calls of this process known, for `register_again` in another one."""
-    return list(_registrations)
-
-
-def register_again(made: Iterable[Registration]) -> None:
-    """Make custom calls known that a compiled program of another process calls: nothing is traced here.
-
-    Args:
-        made: what that process's `registrations` returned. It names code of this package that is run.
-
-    Raises:
-        ValueError: it names other code.
-    """
-    for module, name, arguments in made:
-        if module.split(".")[0] != _PACKAGE:
-            raise ValueError(f"{module}.{name} is not of {_PACKAGE}: it registers no custom calls")
-        getattr(import_module(module), name)(*arguments)
-
 
 RUN = types.void(types.intp, types.intp, types.intp)
 """Signature of what `register` takes."""
@@ -77,6 +29,19 @@ _NEXT_BEFORE, _DONE_BEFORE, _ITEMS_BEFORE, _GRAIN_BEFORE, _BEFORE, _CALL, _JOB_B
 _registering = threading.Lock()
 _alive: dict[str, tuple[Any, ...]] = {}
 """Compiled functions whose addresses XLA holds, by the target's name."""
+_symbols: dict[str, Any] = {}
+
+
+def add_symbol(name: str, function: Any) -> None:
+    """Make a ``cfunc`` known to `pallas_kernels.ffi.primitives.address_of`."""
+    _symbols[name] = function
+    binding.add_symbol(name, function.address)
+
+
+def compiled() -> dict[str, Any]:
+    """Return each ``cfunc`` of this process by its symbol: handlers, whose symbols are the targets' names, and what
+    they find by `add_symbol`."""
+    return _symbols | {name: handler for name, (handler, *_) in _alive.items()}
 
 
 @njit
@@ -125,7 +90,7 @@ def _task(job):
     _release(job)
 
 
-binding.add_symbol("jpaged_ffi_task", _task.address)
+add_symbol("jpaged_ffi_task", _task)
 
 
 def register(
@@ -151,6 +116,8 @@ def register(
         before: a `run`, and an argument and one of its axes, whose length is its number of items; they are computed,
             by the same threads, before the first of the others.
     """
+    for loops in (run, *(before or ())[:1]):
+        assert loops.address  # compiled here: others may register what they have meanwhile
     with _registering:
         if name not in _alive:
             handler = _handler(name, run, items_of, portion, grains, before or (run, -1, 0))
@@ -180,8 +147,8 @@ def _handler(
     """Compile the function that XLA calls, which finds `run` and its setup by symbols."""
     symbol, symbol_before = f"{name}_run", f"{name}_before"
     first, items_argument, items_axis = before
-    binding.add_symbol(symbol, run.address)
-    binding.add_symbol(symbol_before, first.address)
+    add_symbol(symbol, run)
+    add_symbol(symbol_before, first)
 
     def handler(frame):
         if answered(frame):

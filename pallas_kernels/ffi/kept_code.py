@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 from llvmlite import binding
 from platformdirs import user_cache_path
 
+from pallas_kernels.cpu_features import FEATURES
 from pallas_kernels.ffi.helpers import as_parts_of, njit
 
 logger = logging.getLogger(__name__)
@@ -30,28 +31,46 @@ _WAIT_SECONDS = 120.0
 _compiling = threading.RLock()
 
 
-def cfunc(signature: Any, **options: Any) -> Callable[[Callable[..., None]], Any]:
-    """Compile as `numba.cfunc` does, but keep the code on disk until a file changes that it is made from.
+class Compiled:
+    """Has the attributes of what `numba.cfunc` returns; it is compiled when the first one is read.
+
+    So a model has only the loops compiled that it calls, not all of their modules.
+    """
+
+    def __init__(self, compile_now: Callable[[], Any]):
+        self._compile_now = compile_now
+        self._made: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        with _compiling:
+            if self._made is None:
+                self._made = self._compile_now()
+        return getattr(self._made, name)
+
+
+def cfunc(signature: Any, **options: Any) -> Callable[[Callable[..., None]], Compiled]:
+    """Compile as `numba.cfunc` does, at the first use, but keep the code on disk until a file changes that it is made
+    from.
 
     Numba by itself looks at the file of the function only, but what is compiled is also what it calls; see
     `cache_folder`. Processes that want the same function at once wait for the first. Where no folder can be written, or
     its disk is full, the code is compiled at every start, which is logged.
     """
+    return lambda function: Compiled(lambda: _compiled(signature, function, **options))
 
-    def compiled(function: Callable[..., None]) -> Any:
-        with _compiling, as_parts_of(function.__qualname__):  # the folder is a setting of the whole process
-            before, folder = numba.config.CACHE_DIR, cache_folder(*_modules_of(function))
-            numba.config.CACHE_DIR = str(folder)
-            try:
-                with _alone(folder / f"{function.__module__}.{function.__qualname__}.lock"):
-                    return numba.cfunc(signature, cache=True, **options)(function)
-            except (RuntimeError, OSError) as error:
-                logger.warning("compiled loops cannot be kept: %s; NUMBA_CACHE_DIR chooses a folder", error)
-                return numba.cfunc(signature, **options)(function)
-            finally:
-                numba.config.CACHE_DIR = before
 
-    return compiled
+def _compiled(signature: Any, function: Callable[..., None], **options: Any) -> Any:
+    with _compiling, as_parts_of(function.__qualname__):  # the folder is a setting of the whole process
+        before, folder = numba.config.CACHE_DIR, cache_folder(*_modules_of(function))
+        numba.config.CACHE_DIR = str(folder)
+        try:
+            with _alone(folder / f"{function.__module__}.{function.__qualname__}.lock"):
+                return numba.cfunc(signature, cache=True, **options)(function)
+        except (RuntimeError, OSError) as error:
+            logger.warning("compiled loops cannot be kept: %s; NUMBA_CACHE_DIR chooses a folder", error)
+            return numba.cfunc(signature, **options)(function)
+        finally:
+            numba.config.CACHE_DIR = before
 
 
 def cache_folder(*modules: str) -> Path:
@@ -125,7 +144,7 @@ def _modules_of(function: Callable[..., Any]) -> set[str]:
 def _fingerprint(modules: frozenset[str]) -> str:
     """Return a hash of the sources of the modules and of what they import, of Numba's version and of the processor."""
     digest = hashlib.sha256(_compiler().encode())
-    for name in sorted(_closure(modules)):
+    for name in sorted(closure(modules)):
         digest.update(name.encode())
         digest.update(_source(name) or b"")
     return digest.hexdigest()[:16]
@@ -135,10 +154,11 @@ def _fingerprint(modules: frozenset[str]) -> str:
 def _compiler() -> str:
     """Return what else the code depends on."""
     versions = (numba.__version__, llvmlite.__version__)
-    return repr((*versions, binding.get_host_cpu_name(), sorted(binding.get_host_cpu_features().items())))
+    host = binding.get_host_cpu_name(), sorted(binding.get_host_cpu_features().items())
+    return repr((*versions, *host, sorted(FEATURES.items())))
 
 
-def _closure(modules: Iterable[str]) -> set[str]:
+def closure(modules: Iterable[str]) -> set[str]:
     """Return the modules, and those of the package that they import, directly or not."""
     found: set[str] = set()
     left = list(modules)

@@ -47,6 +47,17 @@ def byte(typingctx, address):
 
 
 @intrinsic
+def load_int(typingctx, address):
+    """Return the int32 at an address, as a word."""
+
+    def generate(context, builder, signature, args):
+        number = ir.IntType(32)
+        return builder.sext(builder.load(builder.inttoptr(args[0], number.as_pointer())), _WORD)
+
+    return types.intp(types.intp), generate
+
+
+@intrinsic
 def store(typingctx, address, value):
     """Set the word at an address."""
 

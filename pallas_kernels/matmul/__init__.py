@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.cpu_features import LANES
+from pallas_kernels.custom_calls import target
 from pallas_kernels.gpu_launch import multiplies
 from pallas_kernels.matmul import cpu
 from pallas_kernels.platform import Impl
@@ -106,13 +108,10 @@ def matmul_grouped(
     if impl != "cpu":
         precision = jax.lax.Precision.HIGHEST if table.dtype == jnp.float32 else None
         return jax.lax.ragged_dot(x, table, counts.astype(jnp.int32), precision=precision)
-    from pallas_kernels.cpu_tiles import LANES  # needs Numba
-
     if x.dtype == table.dtype == jnp.float32 and table.shape[2] % LANES == 0:
-        from pallas_kernels.matmul.cpu_kernel import grouped_target
-
         shape = jax.ShapeDtypeStruct((len(x), table.shape[2]), jnp.float32)
-        return jax.ffi.ffi_call(grouped_target(), shape)(x, counts.astype(jnp.int32), table)
+        call = jax.ffi.ffi_call(target("matmul.cpu_kernel:grouped_target"), shape)
+        return call(x, counts.astype(jnp.int32), table)
     return _by_tiles(x, table, counts)
 
 

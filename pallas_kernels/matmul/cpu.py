@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.cpu_features import LANES
+from pallas_kernels.custom_calls import target
 from pallas_kernels.panelled_floats import PanelledFloats
 
 MOST_ROWS_OF_X = 2048
@@ -18,8 +20,6 @@ TABLE_ROWS_OF_X = 2, 64
 
 def takes(x: jax.Array, matrix: jax.Array, out_dtype: jnp.dtype) -> bool:
     """Tell whether `matmul` does this product: float32, columns in whole vectors, up to `MOST_ROWS_OF_X`."""
-    from pallas_kernels.cpu_tiles import LANES  # needs Numba
-
     fits = x.shape[0] <= MOST_ROWS_OF_X and matrix.shape[1] % LANES == 0
     return fits and x.dtype == matrix.dtype == out_dtype == jnp.float32
 
@@ -37,11 +37,9 @@ def matmul(
     rows: Int[Array, ""] | None = None,
 ) -> Float[Array, "rows outputs"]:
     """See `pallas_kernels.matmul.matmul`."""
-    from pallas_kernels.matmul.cpu_kernel import matrices_target
-
     shape = jax.ShapeDtypeStruct((x.shape[0], matrices[0].shape[1]), jnp.float32)
     index_and_rows = jnp.asarray([index, x.shape[0] if rows is None else rows], jnp.int32)
-    return jax.ffi.ffi_call(matrices_target(), shape)(x, index_and_rows, *matrices)
+    return jax.ffi.ffi_call(target("matmul.cpu_kernel:matrices_target"), shape)(x, index_and_rows, *matrices)
 
 
 def matmul_panels(
@@ -56,20 +54,17 @@ def matmul_panels(
         matrices: of one shape.
         rows: how many rows of x, the first ones, are wanted; the others give 0. None: all.
     """
-    from pallas_kernels.matmul.cpu_kernel import panels_target
-
     shape = jax.ShapeDtypeStruct((x.shape[0], matrices[0].outputs), jnp.float32)
     index_and_rows = jnp.asarray([index, x.shape[0] if rows is None else rows], jnp.int32)
     numbers = [matrix.numbers for matrix in matrices]
-    return jax.ffi.ffi_call(panels_target(), shape)(x.astype(jnp.float32), index_and_rows, *numbers)
+    call = jax.ffi.ffi_call(target("matmul.cpu_kernel:panels_target"), shape)
+    return call(x.astype(jnp.float32), index_and_rows, *numbers)
 
 
 def matmul_table(
     x: Float[Array, "rows inputs"], table: Float[Array, "outputs inputs"], rows: Int[Array, ""] | None = None
 ) -> Float[Array, "rows outputs"]:
     """See `pallas_kernels.matmul.matmul_table`."""
-    from pallas_kernels.matmul.cpu_kernel import table_target
-
     shape = jax.ShapeDtypeStruct((x.shape[0], table.shape[0]), jnp.float32)
     wanted = jnp.asarray([x.shape[0] if rows is None else rows], jnp.int32)
-    return jax.ffi.ffi_call(table_target(), shape)(x, wanted, table)
+    return jax.ffi.ffi_call(target("matmul.cpu_kernel:table_target"), shape)(x, wanted, table)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.cpu_cores import num_cores
+from pallas_kernels.custom_calls import target
 from pallas_kernels.kv_codes import scale_strides, tokens_of
 from pallas_kernels.layout import KVTiles
 from pallas_kernels.paged_attention.reference import Reach
@@ -21,6 +23,18 @@ QUERIES_TOGETHER, FEW_TOGETHER = 192, 48
 ITEMS_OF_CORE = 4
 DTYPES = ("float32", "bfloat16", "uint16", "int8", "uint8")
 """Views that are read here; uint8 holds float8 and uint16 bfloat16, see `pallas_kernels.kv_codes`."""
+
+
+SPLIT = 1024
+"""Keys of a split, doubled until a context has at most `MOST_SPLITS` splits."""
+MOST_SPLITS = 16
+NO_SINK = np.float32(-1e29)
+"""Below every score of a key that is seen, but so far above that of a hidden key that its weight is 0."""
+
+
+def most_splits(keys: int) -> int:
+    """Return the most splits that a context of up to `keys` keys may have."""
+    return min(MOST_SPLITS, -(-keys // SPLIT))
 
 
 def paged_attention(
@@ -42,10 +56,6 @@ def paged_attention(
 ) -> Float[Array, "tokens kv_heads q_per_kv value_dim"]:
     """See `pallas_kernels.paged_attention.paged_attention`, and `pallas_kernels.latent_attention` for `value_dim`; the
     view has one of `DTYPES`."""
-    # local: the loops need Numba
-    from pallas_kernels.paged_attention.cpu_call import most_splits, target
-    from pallas_kernels.paged_attention.cpu_scratch import NO_SINK
-
     tokens, kv_heads, q_per_kv, head_dim = q.shape
     held, block_size = KVTiles.of(view.shape[3], value_dim), tokens_of(view)
     queries = jnp.pad(q.astype(jnp.float32), ((0, 0), (0, 0), (0, 0), (0, held.key_width - head_dim)))
@@ -67,7 +77,9 @@ def paged_attention(
         jax.ShapeDtypeStruct((places, kv_heads, splits, q_per_kv, held.value_width + 2), jnp.float32),
         jax.ShapeDtypeStruct((places * kv_heads, 2), jnp.int32),
     )
-    call = jax.ffi.ffi_call(target(view.dtype.name), results, input_output_aliases={11: 2})
+    call = jax.ffi.ffi_call(
+        target("paged_attention.cpu_call:target", view.dtype.name), results, input_output_aliases={11: 2}
+    )
     arrays = (settings, block_tables, seq, first, stop, shares, scale_and_cap, parts, jnp.zeros(splits, jnp.int32))
     out, *_ = call(queries, view, *arrays, jnp.zeros(results[2].shape, jnp.int32))
     return out[..., : value_dim or head_dim].astype(q.dtype)

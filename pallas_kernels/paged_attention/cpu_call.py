@@ -18,26 +18,19 @@ import numpy as np
 from numba import carray
 
 from pallas_kernels import ffi
-from pallas_kernels.cpu_math import FAST, LN_2, LOG2_E, exp, f32
+from pallas_kernels.cpu_math import FAST, LN_2, LOG2_E, copy, exp, f32, fill
+from pallas_kernels.cpu_tiles import FLOAT
 from pallas_kernels.ffi import address, argument, dimension, result
 from pallas_kernels.ffi import data as at
 from pallas_kernels.ffi.helpers import njit
-from pallas_kernels.ffi.primitives import add, allocate, free, pointer
+from pallas_kernels.ffi.primitives import add, allocate, free, load_int
 from pallas_kernels.layout import LANES
+from pallas_kernels.paged_attention.cpu import MOST_SPLITS, SPLIT
 from pallas_kernels.paged_attention.cpu_kernel import attend
 from pallas_kernels.paged_attention.cpu_memory import Memory
 from pallas_kernels.paged_attention.cpu_rows import BFLOAT16, FLOAT8, FLOAT32, INT8
 from pallas_kernels.paged_attention.cpu_scratch import HALF, floats, scratch_at, scratch_bytes, words
 from pallas_kernels.paged_attention.numba_precompile import note_compiled
-
-SPLIT = 1024
-"""Keys of a split, doubled until a context has at most `MOST_SPLITS` splits."""
-MOST_SPLITS = 16
-
-
-def most_splits(keys: int) -> int:
-    """Return the most splits that a context of up to `keys` keys may have."""
-    return min(MOST_SPLITS, -(-keys // SPLIT))
 
 
 @njit
@@ -82,49 +75,93 @@ def target(dtype: str) -> str:
     lanes.
     """
     name = f"jpaged_paged_attention_{dtype}"
-    ffi.register(name, _compiled(dtype), items_of=((9, 0), (0, 1), (10, 0)), grains=32)
+    loops = _compiled(_LOOPS[dtype])
+    ffi.register(name, loops, items_of=((9, 0), (0, 1), (10, 0)), grains=32)
+    note_compiled(dtype)
     return name
 
 
 class _Call(NamedTuple):
-    """Holds the arrays of a call."""
+    """Describes the arrays of a call by addresses and sizes, because Numba counts references of arrays at every call,
+    and takes seconds to compile that."""
 
-    q: np.ndarray
-    tables: np.ndarray
-    seq: np.ndarray
-    first: np.ndarray
-    stop: np.ndarray
-    sinks: np.ndarray
-    parts: np.ndarray
-    out: np.ndarray
-    partial: np.ndarray
-
-
-@njit
-def _ints(frame, index):
-    """Return an argument of one axis of int32."""
-    buffer = argument(frame, index)
-    return carray(at(buffer), (dimension(buffer, 0),), np.int32)
+    q: int
+    tables: int
+    seq: int
+    first: int
+    stop: int
+    sinks: int
+    parts: int
+    out: int
+    partial: int
+    rows: int
+    heads: int
+    group: int
+    key_width: int
+    value_width: int
+    pages: int
+    splits: int
 
 
 @njit
 def _arrays(frame):
-    q, tables = argument(frame, 0), argument(frame, 3)
-    rows, heads, group = dimension(q, 0), dimension(q, 1), dimension(q, 2)
-    out, partial = result(frame, 0), result(frame, 1)
+    q, tables, out, partial = argument(frame, 0), argument(frame, 3), result(frame, 0), result(frame, 1)
+    seq, first, stop = argument(frame, 4), argument(frame, 5), argument(frame, 6)
     return _Call(
-        carray(at(q), (rows, heads, group, dimension(q, 3)), np.float32),
-        carray(at(tables), (dimension(tables, 0), dimension(tables, 1)), np.int32),
-        _ints(frame, 4),
-        _ints(frame, 5),
-        _ints(frame, 6),
-        carray(at(argument(frame, 7)), (heads, group), np.float32),
-        _ints(frame, 9),
-        carray(at(out), (rows, heads, group, dimension(out, 3)), np.float32),
-        carray(
-            at(partial), (dimension(partial, 0), heads, dimension(partial, 2), group, dimension(out, 3) + 2), np.float32
-        ),
+        address(q),
+        address(tables),
+        address(seq),
+        address(first),
+        address(stop),
+        address(argument(frame, 7)),
+        address(argument(frame, 9)),
+        address(out),
+        address(partial),
+        dimension(q, 0),
+        dimension(q, 1),
+        dimension(q, 2),
+        dimension(q, 3),
+        dimension(out, 3),
+        dimension(tables, 1),
+        dimension(partial, 2),
     )
+
+
+@njit
+def _int(numbers, at):
+    """Return one of the int32 at an address."""
+    return load_int(numbers + at * FLOAT)
+
+
+@njit
+def _table(call, row):
+    """Return the address of the block table of a row's sequence."""
+    return call.tables + _int(call.seq, row) * call.pages * FLOAT
+
+
+@njit
+def _query(call, row, head, n):
+    place = (row * call.heads + head) * call.group + n
+    return floats(call.q + place * call.key_width * FLOAT, call.key_width)
+
+
+@njit
+def _values(call, row, head, n):
+    """Return the result of one query."""
+    place = (row * call.heads + head) * call.group + n
+    return floats(call.out + place * call.value_width * FLOAT, call.value_width)
+
+
+@njit
+def _partial(call, row, head, split, n):
+    """Return the weighted values of one query's keys in a split, their maximum and their sum."""
+    place, width = ((row * call.heads + head) * call.splits + split) * call.group + n, call.value_width + 2
+    return floats(call.partial + place * width * FLOAT, width)
+
+
+@njit
+def _sink(call, head, n):
+    return floats(call.sinks + (head * call.group + n) * FLOAT, 1)[0] * LOG2_E
 
 
 @njit
@@ -160,26 +197,23 @@ def _memory(frame, numbers, head):
 @njit
 def _load(call, row, end, head, scale, scratch):
     """Copy some rows' queries, scaled, to the scratch that `attend` reads; return their number."""
-    group, width = call.q.shape[2], call.q.shape[3]
+    group, width = call.group, call.key_width
     number = (end - row) * group
-    first, stop, queries = (
-        words(scratch.first, number),
-        words(scratch.stop, number),
-        floats(scratch.queries, number * width),
-    )
+    first, stop = words(scratch.first, number), words(scratch.stop, number)
     for n in range(number):
-        r, g = row + n // group, n % group
-        first[n], stop[n] = call.first[r], call.stop[r]
+        r = row + n // group
+        first[n], stop[n] = _int(call.first, r), _int(call.stop, r)
+        query, mine = _query(call, r, head, n % group), floats(scratch.queries + n * width * FLOAT, width)
         for lane in range(width):
-            queries[n * width + lane] = call.q[r, head, g, lane] * scale
+            mine[lane] = query[lane] * scale
     return number
 
 
 @njit
-def _found(scratch, number, width):
-    """Return the results of `attend`: maxima, sums and weighted values."""
-    values = carray(pointer(scratch.values), (number, width), np.float32)
-    return floats(scratch.top, number), floats(scratch.total, number), values
+def _found(scratch, n, width):
+    """Return the results of `attend` for a query: maximum, sum and weighted values."""
+    values = floats(scratch.values + n * width * FLOAT, width)
+    return floats(scratch.top + n * FLOAT, 1)[0], floats(scratch.total + n * FLOAT, 1)[0], values
 
 
 @njit(fastmath=FAST)
@@ -192,69 +226,60 @@ def _divide(values, total):
 @njit
 def _after(call, memory, row, head):
     """Return `then` of `attend`, what the thread reads after a row's keys: the next head's keys, or the next row's."""
-    stride = memory.head_stride
-    if head + 1 < call.q.shape[1]:
-        return call.tables[call.seq[row]], np.int64(call.first[row]), np.int64(call.stop[row]), stride
-    row = min(row + 1, call.seq.size - 1)
-    return call.tables[call.seq[row]], np.int64(call.first[row]), np.int64(call.stop[row]), -head * stride
+    further = memory.head_stride
+    if head + 1 >= call.heads:
+        row, further = min(row + 1, call.rows - 1), -head * memory.head_stride
+    return _table(call, row), _int(call.first, row), _int(call.stop, row), further
 
 
 @njit(error_model="numpy")
 def _all_keys(call, numbers, memory, row, end, head, scale, cap, scratch):
     """Compute neighbouring rows of one sequence whose splits have the same size, over all their keys."""
-    number, group, table = _load(call, row, end, head, scale, scratch), call.q.shape[2], call.tables[call.seq[row]]
-    begin, stop = call.first[row], call.stop[row]
+    number, group, table = _load(call, row, end, head, scale, scratch), call.group, _table(call, row)
+    begin, stop = _int(call.first, row), _int(call.stop, row)
     for r in range(row + 1, end):
-        begin, stop = min(begin, call.first[r]), max(stop, call.stop[r])
+        begin, stop = min(begin, _int(call.first, r)), max(stop, _int(call.stop, r))
     size = split_size(stop)
     tops, totals = floats(scratch.all_tops, number), floats(scratch.all_totals, number)
-    its_tops, its_totals, its_values = _found(scratch, number, call.out.shape[3])
     for n in range(number):
-        tops[n], totals[n] = call.sinks[head, n % group] * LOG2_E, f32(1.0)
-        call.out[row + n // group, head, n % group, :] = f32(0.0)
+        tops[n], totals[n] = _sink(call, head, n % group), f32(1.0)
+        fill(_values(call, row + n // group, head, n % group), f32(0.0))
     # Split by split, though one thread takes them all: a row then has the same bits as in a decode, see `split_size`.
     for key in range(begin // size * size, stop, size):
         after = min(stop, key + size)
-        then = (
-            (table, np.int64(after), np.int64(stop), np.int64(0))
-            if after < stop
-            else _after(call, memory, end - 1, head)
-        )
+        then = (table, after, stop, 0) if after < stop else _after(call, memory, end - 1, head)
         attend(memory, numbers, table, number, max(begin, key), after, cap, then, scratch)
         for n in range(number):
-            values = call.out[row + n // group, head, n % group]
-            tops[n], totals[n] = merge(tops[n], totals[n], values, its_tops[n], its_totals[n], its_values[n])
+            top, total, found = _found(scratch, n, call.value_width)
+            values = _values(call, row + n // group, head, n % group)
+            tops[n], totals[n] = merge(tops[n], totals[n], values, top, total, found)
     for n in range(number):
-        _divide(call.out[row + n // group, head, n % group], totals[n])
+        _divide(_values(call, row + n // group, head, n % group), totals[n])
 
 
 @njit(error_model="numpy")
 def _one_split(call, numbers, memory, ended, row, head, split, scale, cap, scratch):
     """Compute one split of a row's keys; the thread that finishes the row's last split also merges them all."""
-    begin, stop = call.first[row], call.stop[row]
-    size, splits = split_size(stop), splits_of(begin, stop)
-    number = _load(call, row, row + 1, head, scale, scratch)
+    begin, stop = _int(call.first, row), _int(call.stop, row)
+    size, splits, width = split_size(stop), splits_of(begin, stop), call.value_width
+    number, table = _load(call, row, row + 1, head, scale, scratch), _table(call, row)
     low, high = max(begin, split * size), min(stop, (split + 1) * size)
-    then = _after(call, memory, row, head)
-    if high < stop:
-        then = (call.tables[call.seq[row]], np.int64(high), np.int64(stop), np.int64(0))
-    attend(memory, numbers, call.tables[call.seq[row]], number, low, high, cap, then, scratch)
-    width = call.out.shape[3]
-    tops, totals, found = _found(scratch, number, width)
+    then = (table, high, stop, 0) if high < stop else _after(call, memory, row, head)
+    attend(memory, numbers, table, number, low, high, cap, then, scratch)
     for n in range(number):
-        mine = call.partial[row, head, split, n]
-        mine[:width] = found[n]
-        mine[width], mine[width + 1] = tops[n], totals[n]
+        mine = _partial(call, row, head, split, n)
+        mine[width], mine[width + 1], found = _found(scratch, n, width)
+        copy(found, mine)
     # An atomic counter for each row and head, in memory that XLA has zeroed. All threads but the last return here.
-    if add(ended + (row * call.q.shape[1] + head) * 8, 1) + 1 < len(splits):
+    if add(ended + (row * call.heads + head) * 8, 1) + 1 < len(splits):
         return
     for n in range(number):
-        values = call.out[row, head, n]
-        values[:] = f32(0.0)
-        top, total = call.sinks[head, n] * LOG2_E, f32(1.0)
+        values = _values(call, row, head, n)
+        fill(values, f32(0.0))
+        top, total = _sink(call, head, n), f32(1.0)
         for other in splits:
-            theirs = call.partial[row, head, other, n]
-            top, total = merge(top, total, values, theirs[width], theirs[width + 1], theirs[:width])
+            theirs = _partial(call, row, head, other, n)
+            top, total = merge(top, total, values, theirs[width], theirs[width + 1], theirs)
         _divide(values, total)
 
 
@@ -264,32 +289,39 @@ def _attend(frame, begin_item, end_item, numbers):
     scale, cap = carray(at(argument(frame, 8)), (2,), np.float32)
     if cap == 0:
         scale *= LOG2_E
-    splits, ended = dimension(argument(frame, 10), 0), address(result(frame, 2))
-    num_rows, num_heads, group, key_width = call.q.shape
-    parts = call.parts
-    most = num_rows - parts[-1]
-    for index in range(parts.size - 1):
-        most = max(most, parts[index + 1] - parts[index])
-    widths = most * group, key_width, call.out.shape[3]
+    splits, ended, parts = (
+        dimension(argument(frame, 10), 0),
+        address(result(frame, 2)),
+        dimension(argument(frame, 9), 0),
+    )
+    most = call.rows - _int(call.parts, parts - 1)
+    for index in range(parts - 1):
+        most = max(most, _int(call.parts, index + 1) - _int(call.parts, index))
+    widths = most * call.group, call.key_width, call.value_width
     # One scratch for all items of this thread: its size depends on the largest part.
     memory_of_scratch = allocate(scratch_bytes(*widths))
     scratch = scratch_at(memory_of_scratch, *widths)
     for item in range(begin_item, end_item):
-        head, part, split = item // splits % num_heads, item // splits // num_heads, item % splits
-        row = parts[part]
-        own = splits_of(call.first[row], call.stop[row]) if splits > 1 else range(1)
-        if split not in own if len(own) > 1 else split:
+        head, part, split = item // splits % call.heads, item // splits // call.heads, item % splits
+        row = _int(call.parts, part)
+        first_split, own = 0, 1
+        if splits > 1:
+            its = splits_of(_int(call.first, row), _int(call.stop, row))
+            first_split, own = its.start, len(its)
+        if own > 1 and not first_split <= split < first_split + own:
+            continue
+        if own <= 1 and split > 0:
             continue
         memory = _memory(frame, numbers, head)
-        if len(own) > 1:
+        if own > 1:
             _one_split(call, numbers, memory, ended, row, head, split, scale, cap, scratch)
             continue
-        end = parts[part + 1] if part + 1 < parts.size else num_rows
+        end = _int(call.parts, part + 1) if part + 1 < parts else call.rows
         # A part may span several sequences; `_all_keys` takes runs of rows of one, with splits of one size.
         while row < end:
             after = row + 1
-            size = split_size(call.stop[row])
-            while after < end and call.seq[after] == call.seq[row] and split_size(call.stop[after]) == size:
+            size, seq = split_size(_int(call.stop, row)), _int(call.seq, row)
+            while after < end and _int(call.seq, after) == seq and split_size(_int(call.stop, after)) == size:
                 after += 1
             _all_keys(call, numbers, memory, row, after, head, scale, cap, scratch)
             row = after
@@ -316,7 +348,6 @@ _LOOPS = {"float32": _float32, "bfloat16": _bfloat16, "uint16": _bfloat16, "int8
 
 
 @cache
-def _compiled(dtype: str) -> Any:
-    loops = ffi.cfunc(ffi.RUN, error_model="numpy")(_LOOPS[dtype])
-    note_compiled(dtype)
-    return loops
+def _compiled(loops: Any) -> Any:
+    """Compile loops once, also where two dtypes have the same."""
+    return ffi.cfunc(ffi.RUN, error_model="numpy")(loops)

@@ -31,9 +31,10 @@ not wait for one another: the one that finishes a decode's last split merges all
 
 from __future__ import annotations
 
-from pallas_kernels.cpu_math import FAST, LOG2_E, f32, tanh
+from pallas_kernels.cpu_math import FAST, LOG2_E, f32, fill, tanh
 from pallas_kernels.cpu_tiles import FLOAT
 from pallas_kernels.ffi.helpers import njit
+from pallas_kernels.paged_attention.cpu import NO_SINK
 from pallas_kernels.paged_attention.cpu_block import MOST, add_few_values, add_values, scores, takes_few
 from pallas_kernels.paged_attention.cpu_memory import (
     fetch_values,
@@ -44,7 +45,7 @@ from pallas_kernels.paged_attention.cpu_memory import (
     value_offset,
     values_at,
 )
-from pallas_kernels.paged_attention.cpu_scratch import HALF, HIDDEN, NO_SINK, SPAN, TOGETHER, WORD, floats, words
+from pallas_kernels.paged_attention.cpu_scratch import HALF, HIDDEN, SPAN, TOGETHER, WORD, floats, words
 from pallas_kernels.paged_attention.cpu_softmax import exponentials
 
 
@@ -100,9 +101,9 @@ def _begin(scratch, number, value_width):
         floats(scratch.total, number),
         floats(scratch.values, number * value_width),
     )
-    top[:] = NO_SINK
-    total[:] = f32(0.0)
-    values[:] = f32(0.0)
+    fill(top, NO_SINK)
+    fill(total, f32(0.0))
+    fill(values, f32(0.0))
 
 
 @njit

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 from numba import carray
 
-from pallas_kernels.cpu_math import f32
+from pallas_kernels.cpu_math import f32, fill
 from pallas_kernels.cpu_tiles import FLOAT, LINE_BYTES
 from pallas_kernels.ffi.helpers import njit
-from pallas_kernels.ffi.primitives import byte, pointer, prefetch
+from pallas_kernels.ffi.primitives import byte, load_int, pointer, prefetch
 from pallas_kernels.kv_codes import SCALE_BYTES
 from pallas_kernels.layout import LANES
 from pallas_kernels.paged_attention.cpu_rows import bring_keys, bring_values, fetch, float16
@@ -65,11 +65,11 @@ def find_rows(memory, table, key_0, begin, end, nothing, found):
     key, stop, holes = max(key_0, begin), min(key_0 + SPAN, end), False
     whole = key == key_0 and stop == key_0 + SPAN
     if not whole:
-        rows[:] = nothing
+        fill(rows, nothing)
     # Page by page, as a block's rows lie side by side: one look-up in the table serves block_size keys.
     while key < stop:
         page = key // memory.block_size
-        block, offset = table[page], key - page * memory.block_size
+        block, offset = load_int(table + page * FLOAT), key - page * memory.block_size
         after = min(stop, key + memory.block_size - offset)
         start = memory.base + block * memory.block_stride
         row, step = start + offset * memory.row_bytes, memory.row_bytes

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import carray
 
-from pallas_kernels.cpu_math import f32
+from pallas_kernels.cpu_math import f32, fill
 from pallas_kernels.cpu_tiles import FLOAT
 from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.ffi.primitives import pointer
@@ -20,8 +20,6 @@ HALF = 64
 """Lanes that share a scale; the widths of keys and values are multiples of it."""
 WORD = 8
 """Bytes of an address."""
-NO_SINK = f32(-1e29)
-"""Below every score of a key that is seen, but so far above `HIDDEN` that a hidden key's weight is 0."""
 TOGETHER = 24
 """Queries whose scores of a span are kept at once: their scores, 6 KiB, stay in the first-level cache."""
 
@@ -101,7 +99,7 @@ def scratch_at(address, number, key_width, value_width):
     values = queries + number * key_width * FLOAT
     top = values + number * value_width * FLOAT
     one = number * FLOAT
-    floats(nothing, HALF)[:] = f32(0.0)
+    fill(floats(nothing, HALF), f32(0.0))
     addresses = words(wide_rows, SPAN)
     for n in range(SPAN):
         addresses[n] = wide + n * HALF * FLOAT

@@ -16,7 +16,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from pallas_kernels.cpu_tiles import FEATURES, FLOAT, LANES, VECTOR, VectorCode
+from pallas_kernels.cpu_features import FEATURES, LANES
+from pallas_kernels.cpu_tiles import FLOAT, VECTOR, VectorCode
 from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.paged_attention.cpu_scratch import SPAN
 

@@ -22,15 +22,15 @@ from pallas_kernels.cpu_cores import num_cores
 logger = logging.getLogger(__name__)
 
 _MODULES = tuple(
-    f"pallas_kernels.{name}" for name in ("paged_attention.cpu_call", "row_ops.cpu_kernel", "rotated_heads.cpu")
+    f"pallas_kernels.{name}" for name in ("paged_attention.cpu_call", "row_ops.cpu_kernel", "rotated_heads.cpu_kernel")
 )
 """The modules of the loops."""
 _COMMAND = """
 import sys
-import pallas_kernels.row_ops.cpu_kernel
-import pallas_kernels.rotated_heads.cpu
-from pallas_kernels.row_ops.cpu_kernel import gate_target
-gate_target("silu")  # these take a second each, and a model's first layer asks for them before it attends
+from pallas_kernels.row_ops.cpu_kernel import add_norm_target, gate_target, norm_target
+from pallas_kernels.rotated_heads.cpu_kernel import target as rotating_target
+# These take a second each, and a model's first layer asks for them before it attends.
+norm_target(), add_norm_target(), gate_target("silu"), rotating_target()
 from pallas_kernels.paged_attention.cpu_call import target
 target(sys.argv[1])
 """

@@ -8,13 +8,14 @@ item is a tile of a state.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Shaped
 
+from pallas_kernels.cpu_features import LANES
+from pallas_kernels.custom_calls import target
 from pallas_kernels.recurrent.layout import StatePlace, Units
 from pallas_kernels.recurrent.recurrence import Recurrence
 
@@ -75,8 +76,6 @@ def conv(place: StatePlace, x: Array, weight: Array, bias: Array | None, activat
 
 def scan(place: StatePlace, x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array) -> Tiles:
     """Describe `pallas_kernels.recurrent.selective_scan` to `run`."""
-    from pallas_kernels.cpu_tiles import LANES  # needs Numba
-
     n, channels = place.shape
     least = LANES if channels % LANES == 0 else 1
     return Tiles("scan", _wide(x, dt, b, c, a.T * _LOG2E, d[None]), (n, channels), least=least, has_piece=True)
@@ -84,8 +83,6 @@ def scan(place: StatePlace, x: Array, dt: Array, a: Array, b: Array, c: Array, d
 
 def ssd(place: StatePlace, x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array) -> Tiles:
     """Describe `pallas_kernels.recurrent.ssd` to `run`."""
-    from pallas_kernels.cpu_tiles import LANES  # needs Numba
-
     n, groups, heads, width = place.shape  # heads of each group
     vectors = width % LANES == 0 and n % LANES == 0
     operands = _wide(x, dt, b, c, a[None], d[None])
@@ -94,8 +91,6 @@ def ssd(place: StatePlace, x: Array, dt: Array, a: Array, b: Array, c: Array, d:
 
 def delta(place: StatePlace, q: Array, k: Array, v: Array, log_decay: Array, beta: Array) -> Tiles:
     """Describe `pallas_kernels.recurrent.gated_delta` to `run`."""
-    from pallas_kernels.cpu_tiles import LANES  # needs Numba
-
     heads, size, width = place.shape
     vectors = width % LANES == 0 and size % LANES == 0
     return Tiles("delta", _wide(q, k, v, log_decay, beta), (size, width), heads, least=width, has_piece=vectors)
@@ -109,7 +104,7 @@ def run(
     tiles: Tiles,
 ) -> tuple[Shaped[Array, "blocks layers rows 128"], Shaped[Array, "tokens ..."]]:
     """Return the view and every token's output, 0 for tokens of no unit."""
-    of_decodes, of_units = import_module(f"pallas_kernels.recurrent.cpu_{tiles.kernel}").targets()  # needs Numba
+    of_decodes, of_units = target(f"recurrent.cpu_{tiles.kernel}:targets")
     y: Any = None
     in_order = units.most == 1 and not units.decodes_only
     first = 0 if in_order else units.num_decodes
@@ -122,7 +117,7 @@ def run(
     return view, y.astype(what.out.dtype)
 
 
-def _call(target, view, layer, what, units, tiles, out, first, stop, lanes, one_by_one):
+def _call(name, view, layer, what, units, tiles, out, first, stop, lanes, one_by_one):
     """Run the units from `first` to `stop`; `out` has the outputs of earlier units, if any.
 
     Without it the result begins as uninitialised memory, which the loops fill completely, so no zeros are written
@@ -137,7 +132,7 @@ def _call(target, view, layer, what, units, tiles, out, first, stop, lanes, one_
     given = (view, numbers, *arrays, *tiles.operands)
     before = () if out is None else (out,)
     aliases = {0: 0, **{len(given): 1 for _ in before}}
-    return jax.ffi.ffi_call(target, like, input_output_aliases=aliases)(*given, *before)
+    return jax.ffi.ffi_call(name, like, input_output_aliases=aliases)(*given, *before)
 
 
 def _wide(*arrays: Array) -> tuple[Array, ...]:

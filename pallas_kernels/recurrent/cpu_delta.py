@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from pallas_kernels import ffi
-from pallas_kernels.cpu_math import FAST, exp, f32
+from pallas_kernels.cpu_math import FAST, copy, exp, f32
 from pallas_kernels.cpu_tiles import FLOAT
 from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.recurrent.cpu_products import (
@@ -53,7 +53,7 @@ def _token(state, at, token, operands, out, rows):
         row, k_n = state[n], keys[n]
         for i in range(width):
             row[i] = decay * row[i] + k_n * says[i]
-    out[token, head * width : (head + 1) * width] = y
+    copy(y, out[token, head * width : (head + 1) * width])
 
 
 @njit(fastmath=FAST)

@@ -9,11 +9,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numba import carray
 
 from pallas_kernels import ffi
 from pallas_kernels.cpu_math import FAST, exp, f32
 from pallas_kernels.cpu_tiles import DOT_ROWS, FLOAT, LANES, ROWS, TABLE_ROWS, dots, tile
 from pallas_kernels.ffi.helpers import njit
+from pallas_kernels.ffi.primitives import pointer
 from pallas_kernels.recurrent.layout import UNIT
 
 
@@ -28,13 +30,30 @@ class Scratch(NamedTuple):
 
 
 @njit
-def make_scratch(size, width):
+def floats(at, rows, columns):
+    """Return the float32 at an address as a matrix."""
+    return carray(pointer(at), (rows, columns), np.float32)
+
+
+@njit
+def scratch_bytes(size, width):
+    """Return the bytes that `scratch_at` needs."""
+    return UNIT * (2 + 2 * UNIT + size + width) * FLOAT
+
+
+@njit
+def scratch_at(at, size, width):
+    """Lay out the scratch of states of `size` rows and heads of `width` columns in memory that begins at an address."""
+    overlaps = at + 2 * UNIT * FLOAT
+    weights = overlaps + UNIT * UNIT * FLOAT
+    turned = weights + UNIT * UNIT * FLOAT
+    values = turned + size * UNIT * FLOAT
     return Scratch(
-        np.empty(UNIT, np.float64),
-        np.empty((UNIT, UNIT), np.float32),
-        np.empty((UNIT, UNIT), np.float32),
-        np.empty((size, UNIT), np.float32),
-        np.empty((UNIT, width), np.float32),
+        carray(pointer(at), (UNIT,), np.float64),
+        floats(overlaps, UNIT, UNIT),
+        floats(weights, UNIT, UNIT),
+        floats(turned, size, UNIT),
+        floats(values, UNIT, width),
     )
 
 

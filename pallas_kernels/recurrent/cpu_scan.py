@@ -16,7 +16,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from pallas_kernels import ffi
-from pallas_kernels.cpu_math import exp, f32
+from pallas_kernels.cpu_math import copy, exp, f32
 from pallas_kernels.cpu_tiles import FLOAT, LANES, MANY_REGISTERS, VECTOR, VectorCode
 from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.ffi.primitives import emit_prefetch
@@ -159,7 +159,7 @@ def _piece(state, at, start, length, operands, out, scratch):
     vectors = width // LANES
     for lane in range(0, vectors * LANES, LANES):
         for n in range(len(state)):
-            rates[n, :LANES] = a[n, at + lane : at + lane + LANES]
+            copy(a[n, at + lane : at + lane + LANES], rates[n])
         _vector(state, lane, at, start, stop, operands, row_at(rates, 0, 0), stride_of(rates), out)
     _others(state, vectors * LANES, at, start, stop, operands, out, width)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from pallas_kernels import ffi
-from pallas_kernels.cpu_math import FAST, exp, f32
+from pallas_kernels.cpu_math import FAST, copy, exp, f32
 from pallas_kernels.cpu_tiles import FLOAT
 from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.recurrent.cpu_products import (
@@ -49,7 +49,7 @@ def _token(state, at, token, operands, out, rows):
             value = decays[i] * row[i] + b_n * inputs[i]
             row[i] = value
             y[i] += c_n * value
-    out[token, at : at + width] = y
+    copy(y, out[token, at : at + width])
 
 
 @njit(fastmath=FAST)

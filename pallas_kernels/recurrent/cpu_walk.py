@@ -17,12 +17,13 @@ import numpy as np
 from numba import carray
 
 from pallas_kernels import ffi
+from pallas_kernels.cpu_math import copy, f32, fill
 from pallas_kernels.cpu_tiles import FLOAT
 from pallas_kernels.ffi import address, argument, data, dimension, elements, result
 from pallas_kernels.ffi.helpers import njit
-from pallas_kernels.ffi.primitives import pointer
+from pallas_kernels.ffi.primitives import allocate, free, pointer
 from pallas_kernels.layout import LANES
-from pallas_kernels.recurrent.cpu_products import make_scratch
+from pallas_kernels.recurrent.cpu_products import floats, scratch_at, scratch_bytes
 from pallas_kernels.recurrent.layout import NEW
 
 _OPERANDS = 7
@@ -98,7 +99,21 @@ def _clear(out, first, tiles, tile):
     """Zero a tile's columns of the output from row `first` on."""
     width = out.shape[1] // tiles.size
     for row in range(first, len(out)):
-        out[row, tile * width : (tile + 1) * width] = np.float32(0.0)
+        fill(out[row, tile * width : (tile + 1) * width], f32(0.0))
+
+
+@njit
+def _set(state, width, of):
+    """Copy the first columns of a tile."""
+    for row in range(len(state)):
+        copy(of[row, :width], state[row])
+
+
+@njit
+def _zero(state, width):
+    """Zero the first columns of a tile."""
+    for row in range(len(state)):
+        fill(state[row, :width], f32(0.0))
 
 
 def walks(token: Any, piece: Any) -> tuple[Any, Any]:
@@ -119,7 +134,8 @@ def walks(token: Any, piece: Any) -> tuple[Any, Any]:
     def decodes(frame, begin, end, operands):
         numbers, read, write, tiles = _ints(frame, 1), _ints(frame, 4), _ints(frame, 5), _ints(frame, 6)
         out, width = _matrix(result(frame, 1)), numbers[6]
-        rows, none = np.empty((3, width), np.float32), np.empty((numbers[4], numbers[5]), np.float32)
+        memory = allocate((3 * width + numbers[4] * numbers[5]) * FLOAT)
+        rows, none = floats(memory, 3, width), floats(memory + 3 * width * FLOAT, numbers[4], numbers[5])
         for item in range(begin, end):
             unit, at = item // tiles.size, tiles[item % tiles.size]
             if numbers[8] and unit == read.size - 1:
@@ -129,34 +145,39 @@ def walks(token: Any, piece: Any) -> tuple[Any, Any]:
             # Compute in the block that takes the state, or in `none` if none does; copy or zero it first if needed.
             state = _tile(frame, numbers, write[unit], at) if write[unit] >= 0 else none
             if read[unit] != write[unit] and read[unit] >= 0:
-                state[:, :width] = _tile(frame, numbers, read[unit], at)[:, :width]
+                _set(state, width, _tile(frame, numbers, read[unit], at))
             elif read[unit] < 0:
-                state[:, :width] = np.float32(0.0)
+                _zero(state, width)
             token(state, at, unit, operands, out, rows)
+        free(memory)
 
     @ffi.njit_named(recurrence)
     def units(frame, begin, end, operands):
         numbers, start, length = _ints(frame, 1), _ints(frame, 2), _ints(frame, 3)
         read, write, tiles = _ints(frame, 4), _ints(frame, 5), _ints(frame, 6)
         out, width = _matrix(result(frame, 1)), numbers[6]
-        rows, state = np.empty((3, width), np.float32), np.zeros((numbers[4], width), np.float32)
-        scratch = make_scratch(numbers[4], width)
+        of_scratch, of_rows = scratch_bytes(numbers[4], width), 3 * width * FLOAT
+        memory = allocate(of_scratch + of_rows + numbers[4] * width * FLOAT)
+        scratch, rows = scratch_at(memory, numbers[4], width), floats(memory + of_scratch, 3, width)
+        state = floats(memory + of_scratch + of_rows, numbers[4], width)
+        _zero(state, width)
         for item in range(begin, end):
             at = tiles[item]
             for unit in range(numbers[2], numbers[3]):
                 # Otherwise the unit continues from the state that the last one left.
                 if read[unit] >= 0:
-                    state[:, :] = _tile(frame, numbers, read[unit], at)[:, :width]
+                    _set(state, width, _tile(frame, numbers, read[unit], at))
                 elif read[unit] == NEW:
-                    state[:, :] = np.float32(0.0)
+                    _zero(state, width)
                 if numbers[7]:
                     for number in range(start[unit], start[unit] + length[unit]):
                         token(state, at, number, operands, out, rows)
                 else:
                     piece(state, at, start[unit], length[unit], operands, out, scratch)
                 if write[unit] >= 0:
-                    _tile(frame, numbers, write[unit], at)[:, :width] = state
+                    _set(_tile(frame, numbers, write[unit], at), width, state)
             last = numbers[3] - 1
             _clear(out, start[last] + length[last] if last >= 0 else 0, tiles, item)
+        free(memory)
 
     return decodes, units

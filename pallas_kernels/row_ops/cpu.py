@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.custom_calls import target
+
 ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -24,11 +26,9 @@ def rms_norm(
     x: Float[Array, "*batch size"], scale: Float[Array, " size"], eps: float, offset: float
 ) -> Float[Array, "*batch size"]:
     """See `pallas_kernels.row_ops.rms_norm`."""
-    from pallas_kernels.row_ops.cpu_kernel import norm_target  # needs Numba
-
     rows = x.reshape(-1, x.shape[-1])
     like = jax.ShapeDtypeStruct(rows.shape, rows.dtype)
-    call = jax.ffi.ffi_call(norm_target(), like)
+    call = jax.ffi.ffi_call(target("row_ops.cpu_kernel:norm_target"), like)
     return call(rows, scale.astype(jnp.float32), _settings(eps, offset)).reshape(x.shape)
 
 
@@ -40,30 +40,25 @@ def add_rms_norm(
     offset: float,
 ) -> tuple[Float[Array, "*batch size"], Float[Array, "*batch size"]]:
     """See `pallas_kernels.row_ops.add_rms_norm`."""
-    from pallas_kernels.row_ops.cpu_kernel import add_norm_target
-
     rows = x.reshape(-1, x.shape[-1])
     like = jax.ShapeDtypeStruct(rows.shape, rows.dtype)
-    call = jax.ffi.ffi_call(add_norm_target(), (like, like), input_output_aliases={0: 0})
+    name = target("row_ops.cpu_kernel:add_norm_target")
+    call = jax.ffi.ffi_call(name, (like, like), input_output_aliases={0: 0})
     total, normed = call(rows, more.reshape(rows.shape), scale.astype(jnp.float32), _settings(eps, offset))
     return total.reshape(x.shape), normed.reshape(x.shape)
 
 
 def gated(both: Float[Array, "rows gate_and_up"], activation: str) -> Float[Array, "rows width"]:
     """See `pallas_kernels.row_ops.gated`."""
-    from pallas_kernels.row_ops.cpu_kernel import gate_target
-
     like = jax.ShapeDtypeStruct((both.shape[0], both.shape[1] // 2), both.dtype)
-    return jax.ffi.ffi_call(gate_target(ACTIVATIONS[activation]), like)(both)
+    return jax.ffi.ffi_call(target("row_ops.cpu_kernel:gate_target", ACTIVATIONS[activation]), like)(both)
 
 
 def largest(x: Float[Array, "rows size"]) -> tuple[Int[Array, " rows"], Float[Array, " rows"]]:
     """See `pallas_kernels.row_ops.largest`."""
-    from pallas_kernels.row_ops.cpu_kernel import totals_target
-
     rows = (len(x),)
     like = jax.ShapeDtypeStruct(rows, jnp.int32), jax.ShapeDtypeStruct(rows, x.dtype)
-    places, totals = jax.ffi.ffi_call(totals_target(), like)(x)
+    places, totals = jax.ffi.ffi_call(target("row_ops.cpu_kernel:totals_target"), like)(x)
     return places, totals
 
 

@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.cpu_features import LANES, kinds_here
+from pallas_kernels.custom_calls import target
 from pallas_kernels.matmul import cpu as products
 from pallas_kernels.row_ops import largest
-from pallas_kernels.screened_argmax.screen import INPUTS, Screen
+from pallas_kernels.screened_argmax.screen import GROUP, INPUTS, Screen, most_turns
 
 MOST_LISTED = 4096
 """Rows of the table that may be listed for a row of x; with more, all are multiplied."""
@@ -20,9 +22,6 @@ its rounding error, both in units of its scale; and the best lower bound so far,
 def takes(shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> bool:
     """Tell whether a table of this shape and dtype is screened here: float32, rows in whole vectors; and that
     this machine has the instructions."""
-    from pallas_kernels.cpu_dots import kinds_here  # needs Numba
-    from pallas_kernels.cpu_tiles import LANES
-
     fits = shape[1] % max(LANES, INPUTS) == 0 and jnp.dtype(dtype) == jnp.float32
     return fits and any(kind in ("vnni512", "vnni256") for kind in kinds_here())
 
@@ -55,8 +54,6 @@ def screened(
     A place is not found for a row of x with too many rows of the table listed, of zeros, or with what is not finite,
     and where a product that was computed is not a number.
     """
-    from pallas_kernels.screened_argmax.cpu_kernel import GROUP, exact_target, most_turns, screen_target
-
     number, inputs = x.shape
     groups, turns = -(-number // GROUP), most_turns(inputs)
     like = jax.ShapeDtypeStruct
@@ -68,10 +65,9 @@ def screened(
         like((number, 2), jnp.int32),
     )
     wanted = jnp.asarray([number if rows is None else rows, len(table)], jnp.int32)
-    call = jax.ffi.ffi_call(screen_target(), results)
+    call = jax.ffi.ffi_call(target("screened_argmax.cpu_kernel:screen_target"), results)
     _, _, facts, listed, counts = call(x, wanted, screen.codes, screen.words)
     shape = like((number,), jnp.int32)
-    places, complete, tried = jax.ffi.ffi_call(exact_target(), (shape, shape, shape))(
-        x, wanted, table, facts, listed, counts
-    )
+    call = jax.ffi.ffi_call(target("screened_argmax.cpu_kernel:exact_target"), (shape, shape, shape))
+    places, complete, tried = call(x, wanted, table, facts, listed, counts)
     return places, complete, tried

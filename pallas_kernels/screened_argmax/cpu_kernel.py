@@ -26,31 +26,33 @@ from numba import carray, types
 from numba.extending import intrinsic
 
 from pallas_kernels import ffi
-from pallas_kernels.cpu_dots import FLOATS, KINDS, Emitter, Kind, best_kind, vector
+from pallas_kernels.cpu_dots import FLOATS, KINDS, Emitter, vector
+from pallas_kernels.cpu_features import Kind, best_kind
 from pallas_kernels.cpu_math import f32
 from pallas_kernels.cpu_tiles import dots, stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result
 from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.ffi.primitives import add, allocate, emit_prefetch, free, load, pointer, store
-from pallas_kernels.screened_argmax.screen import INPUTS, LARGEST, LENGTH, LOST, OFFSET, SCALE, SMALLEST
+from pallas_kernels.screened_argmax.screen import (
+    GROUP,
+    INPUTS,
+    LARGEST,
+    LENGTH,
+    LOST,
+    MOST_DIGITS,
+    OFFSET,
+    SCALE,
+    SMALLEST,
+)
 from pallas_kernels.tile_order import OUTPUTS
 from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES, repeated
 
-GROUP = 8
-"""Rows that go through the tiles together."""
 DIGIT = 127
 """The largest digit."""
-MOST_DIGITS = 8
-"""Digits of a number."""
 RANGE = 3.0
 """Largest number of a first digit, in units of the row's root mean square. With less, more tiles are multiplied again;
 with more, more words reach the best one's bound. 3 to 4 took the least time with SmolLM2-135M."""
 _LOOSE = {"contract", "reassoc", "nsz", "arcp"}
-
-
-def most_turns(inputs: int) -> int:
-    """Return how many turns a group can have."""
-    return MOST_DIGITS * (inputs // INPUTS)
 
 
 @njit(fastmath=_LOOSE)
@@ -137,7 +139,7 @@ def write_turns(near, inputs, digits, order):
 
 @njit
 def most_turns_of(inputs):
-    """Do as `most_turns`, in loops."""
+    """Do as `screen.most_turns`, in loops."""
     return MOST_DIGITS * (inputs // INPUTS)
 
 

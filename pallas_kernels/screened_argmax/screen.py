@@ -18,6 +18,10 @@ OFFSET = 128
 """Offset added to every code, as the instructions take unsigned codes."""
 SCALE, LOST, LENGTH = range(3)
 """Indices of a row's numbers in `Screen.words`."""
+GROUP = 8
+"""Rows of x that go through the tiles together."""
+MOST_DIGITS = 8
+"""Digits of a number of x."""
 SMALLEST, LARGEST = 1e-10, 1e15
 """Range of a row's largest number, in the table or in x, in which its bounds hold; beyond it squares leave float32's
 range. Other rows of the table are always multiplied, and other rows of x are multiplied with the whole table."""
@@ -42,6 +46,11 @@ class Screen:
 
     codes: Any
     words: Any
+
+
+def most_turns(inputs: int) -> int:
+    """Return how many turns a group of rows of x can have, each a tile's inputs and one digit."""
+    return MOST_DIGITS * (inputs // INPUTS)
 
 
 def abstract_screen(outputs: int, inputs: int) -> Screen:

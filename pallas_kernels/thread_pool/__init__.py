@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 from jaxtyping import Array, Shaped
 
+from pallas_kernels.custom_calls import target
 from pallas_kernels.platform import Impl, resolve_impl
 
 __all__ = ["on_thread_pool"]
@@ -25,7 +26,6 @@ def on_thread_pool(x: Shaped[Array, "*axes"], *, impl: Impl | None = None) -> Sh
     """
     if resolve_impl(impl) != "cpu":
         return x
-    from pallas_kernels.thread_pool.cpu_kernel import thread_pool_target
-
     like = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    return jax.ffi.ffi_call(thread_pool_target(), like, input_output_aliases={0: 0})(x)
+    name = target("thread_pool.cpu_kernel:thread_pool_target")
+    return jax.ffi.ffi_call(name, like, input_output_aliases={0: 0})(x)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from llvmlite import binding
 from numba import types
 
 from pallas_kernels import ffi
@@ -31,7 +30,7 @@ def _end(job):
     free(job)
 
 
-binding.add_symbol("jpaged_thread_pool_end", _end.address)
+ffi.add_symbol("jpaged_thread_pool_end", _end)
 
 
 @ffi.cfunc(types.intp(types.intp))

@@ -8,16 +8,15 @@ all kinds of instructions (`pallas_kernels.cpu_dots`) give the same integers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.cpu_features import Kind, best_kind, kind_for, kinds_here
+from pallas_kernels.custom_calls import target
 from pallas_kernels.tiled import INPUTS, TiledMatrix
-
-if TYPE_CHECKING:
-    from pallas_kernels.cpu_dots import Kind
+from pallas_kernels.tiled_matmul.variant import TileVariant, rounded_bytes
 
 __all__ = ["rounded_together", "tiled_matmul"]
 
@@ -45,10 +44,6 @@ def tiled_matmul(
     Raises:
         ValueError: this machine has no such instructions.
     """
-    from pallas_kernels.cpu_dots import best_kind, kind_for, kinds_here
-    from pallas_kernels.tiled_matmul.cpu_kernel import rounded_bytes, target
-    from pallas_kernels.tiled_matmul.cpu_tiles import TileVariant
-
     if kind is not None and kind not in kinds_here():
         raise ValueError(f"kind={kind!r} is none of {', '.join(kinds_here())}, which this machine has")
     first = matrices[0]
@@ -69,7 +64,7 @@ def tiled_matmul(
     index_and_rows = jnp.asarray([index, len(x) if rows is None else rows], jnp.int32)
     codes, scales = [m.codes for m in matrices], [m.scales for m in matrices]
     minimums = [m.minimums for m in matrices] if has_minimums else []
-    call = jax.ffi.ffi_call(target(variant), results)
+    call = jax.ffi.ffi_call(target("tiled_matmul.cpu_kernel:target", variant), results)
     return call(x.astype(jnp.float32), index_and_rows, *codes, *scales, *minimums)[0]
 
 

@@ -27,7 +27,8 @@ from pallas_kernels.ffi.helpers import njit
 from pallas_kernels.ffi.primitives import pointer
 from pallas_kernels.tiled import OUTPUTS
 from pallas_kernels.tiled_matmul.cpu_shorts import rows_by_widened_panels
-from pallas_kernels.tiled_matmul.cpu_tiles import FACTORS, FLOAT, TILE_BYTES, TileVariant, product, repeated
+from pallas_kernels.tiled_matmul.cpu_tiles import FACTORS, FLOAT, TILE_BYTES, product, repeated
+from pallas_kernels.tiled_matmul.variant import TileVariant
 
 _WORD, _INT, _FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()
 _NUMBERS = {1: ir.IntType(8), 2: ir.IntType(16)}
@@ -61,7 +62,7 @@ def emit_rounding(
 ) -> None:
     """Append the instructions of `rounding`."""
     builder = emit.builder
-    bytes_of_one = variant.dots.number_bytes
+    bytes_of_one = variant.number_bytes
     held = vector(_NUMBERS[bytes_of_one], _LANES)
     turns = builder.sdiv(emit.at(count, _LANES - 1), ir.Constant(_WORD, _LANES))
     places = ir.Constant(vector(_WORD, _LANES), list(range(_LANES)))
@@ -136,15 +137,10 @@ def target(variant: TileVariant) -> str:
     parts = {"_whole": _rows_by_panels(variant, panels), "_single": _rows_by_panels(variant, 1)}
     run = ffi.cfunc(ffi.RUN, error_model="numpy")(_bound(_multiply, name, **names, **parts))
     first = ffi.cfunc(ffi.RUN, error_model="numpy")(
-        _bound(_round, name, _rounded=rounding(variant), _number_bytes=variant.dots.number_bytes)
+        _bound(_round, name, _rounded=rounding(variant), _number_bytes=variant.number_bytes)
     )
     ffi.register(name, run, items_of=((2, 0),), portion=panels, grains=GRAINS, before=(first, 0, 0))
     return name
-
-
-def rounded_bytes(inputs: int, variant: TileVariant) -> int:
-    """Return the bytes that a row's rounded numbers take: whole vectors, and one more."""
-    return (-(-inputs // OUTPUTS) * OUTPUTS + OUTPUTS) * variant.dots.number_bytes
 
 
 def _bound(function: Any, name: str, **names: Any) -> Any:

@@ -18,7 +18,8 @@ from pallas_kernels import ffi
 from pallas_kernels.cpu_dots import INTS, SHORTS, Emitter, vector
 from pallas_kernels.cpu_tiles import stack_memory
 from pallas_kernels.ffi.helpers import njit
-from pallas_kernels.tiled_matmul.cpu_tiles import ADDS, FACTORS, TILE_BYTES, UNFINISHED, TileVariant, product, repeated
+from pallas_kernels.tiled_matmul.cpu_tiles import ADDS, FACTORS, TILE_BYTES, UNFINISHED, product, repeated
+from pallas_kernels.tiled_matmul.variant import TileVariant
 
 _SHORTS = vector(ir.IntType(16), 32)
 ROWS = 4

@@ -14,15 +14,15 @@ A tile of 4 rows by 3 panels keeps 12 vectors of sums, which with the codes fill
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from pallas_kernels.cpu_dots import FLOATS, KINDS, Dots, Emitter, Kind, vector
+from pallas_kernels.cpu_dots import FLOATS, Emitter, vector
 from pallas_kernels.ffi.primitives import emit_prefetch
+from pallas_kernels.tiled_matmul.variant import TileVariant
 
 _BYTE, _SHORT, _WORD, _INT, _FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(64), ir.IntType(32), ir.FloatType()
 TILE_BYTES, FLOAT = 64, 4
@@ -32,65 +32,6 @@ the matrix' minimums."""
 ADDS, UNFINISHED = 1, 2
 """Flags of a product of some of a row's groups: some are in the result already; others follow, and an output's scale
 with them."""
-
-
-@dataclass(frozen=True)
-class TileVariant:
-    """The facts of a tiled matrix that are constants when its product is compiled.
-
-    Attributes:
-        kind: which instructions multiply.
-        grouped: whether groups of a row's numbers have scales of their own.
-        shared: whether an output has one scale for all its groups.
-        packed: whether a byte holds two codes, of a group's first and second half.
-        minimums: whether there are minimums.
-        offset: what codes are too large by.
-        half: whether scales and minimums are float16.
-    """
-
-    kind: Kind
-    grouped: bool
-    shared: bool
-    packed: bool
-    minimums: bool
-    offset: int
-    half: bool
-
-    @property
-    def name(self) -> str:
-        """Return a name that no other variant has."""
-        of_scales = "shared" if self.shared else "", "least" if self.minimums else "", "half" if self.half else ""
-        parts = ("packed" if self.packed else "bytes", *of_scales)
-        return "_".join([self.kind, *filter(None, parts), "groups" if self.grouped else "whole", str(self.offset)])
-
-    @property
-    def scale_bytes(self) -> int:
-        return 2 if self.half else 4
-
-    @property
-    def dots(self) -> Dots:
-        return KINDS[self.kind]
-
-    @property
-    def makes_up(self) -> bool:
-        """Tell whether sums are to be corrected for the codes' offset."""
-        return self.offset != 0 and not self.dots.signed
-
-    @property
-    def widens(self) -> bool:
-        """Tell whether many rows have codes of 8 bits widened once for all of them."""
-        return self.kind == "avx2" and self.grouped and not self.packed
-
-    @property
-    def tiles(self) -> tuple[tuple[int, ...], int]:
-        """Return the numbers of rows of the product's tiles, the last being 1, and how many panels an item has: where
-        nothing is widened, as many as a tile."""
-        dots = self.dots
-        if self.widens:
-            return (2, 1), 3
-        if dots.registers == 32 and dots.pieces == 1:
-            return ((4, 1) if self.grouped else (8, 1)), 3
-        return ((4, 1) if dots.pieces == 2 or dots.registers == 32 else (2, 1)), 1
 
 
 def product(variant: TileVariant, rows: int, panels: int) -> Any:

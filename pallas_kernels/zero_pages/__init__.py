@@ -6,11 +6,18 @@ zeros at the next touch: a page takes memory only from its first write until it 
 
 from __future__ import annotations
 
+import mmap
+import sys
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Shaped
 
+from pallas_kernels.custom_calls import target
 from pallas_kernels.platform import Impl, resolve_impl
+
+DONT_NEED: int | None = mmap.MADV_DONTNEED if sys.platform == "linux" else None
+"""The advice after which private memory reads as zeros, as Linux promises; other systems do not."""
 
 __all__ = ["frees_memory", "zero_pages", "zeros"]
 
@@ -23,9 +30,8 @@ def zeros(shape: tuple[int, ...], dtype: jnp.dtype, *, impl: Impl | None = None)
     """
     if resolve_impl(impl) != "cpu":
         return jnp.zeros(shape, dtype)
-    from pallas_kernels.zero_pages.cpu_kernel import zeros_target
-
-    return jax.ffi.ffi_call(zeros_target(), jax.ShapeDtypeStruct(shape, dtype))(_item_bytes(dtype))
+    name = target("zero_pages.cpu_kernel:zeros_target")
+    return jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(shape, dtype))(_item_bytes(dtype))
 
 
 def zero_pages(
@@ -41,10 +47,8 @@ def zero_pages(
     if resolve_impl(impl) != "cpu":
         every_element = jnp.expand_dims(unused, range(unused.ndim, pages.ndim))
         return jnp.where(every_element, jnp.zeros((), pages.dtype), pages)
-    from pallas_kernels.zero_pages.cpu_kernel import zero_pages_target
-
     like = jax.ShapeDtypeStruct(pages.shape, pages.dtype)
-    in_place = jax.ffi.ffi_call(zero_pages_target(), like, input_output_aliases={1: 0})
+    in_place = jax.ffi.ffi_call(target("zero_pages.cpu_kernel:zero_pages_target"), like, input_output_aliases={1: 0})
     return in_place(_item_bytes(pages.dtype), pages, unused)
 
 
@@ -54,8 +58,4 @@ def _item_bytes(dtype: jnp.dtype) -> Int[Array, " 1"]:
 
 def frees_memory(impl: Impl | None = None) -> bool:
     """Tell whether `zero_pages` gives memory back, rather than writing zeros to it."""
-    if resolve_impl(impl) != "cpu":
-        return False
-    from pallas_kernels.zero_pages.cpu_kernel import DONT_NEED
-
-    return DONT_NEED is not None
+    return resolve_impl(impl) == "cpu" and DONT_NEED is not None

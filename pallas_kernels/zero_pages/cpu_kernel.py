@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import sys
 
 import numpy as np
 from llvmlite import ir
@@ -14,9 +13,7 @@ from numba.extending import intrinsic
 from pallas_kernels import ffi
 from pallas_kernels.ffi import address, argument, data, elements, result
 from pallas_kernels.ffi.helpers import njit
-
-DONT_NEED: int | None = mmap.MADV_DONTNEED if sys.platform == "linux" else None
-"""The advice after which private memory reads as zeros, as Linux promises; other systems do not."""
+from pallas_kernels.zero_pages import DONT_NEED
 
 LARGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 """The advice after which Linux may map memory in pages of two megabytes: a processor remembers where far more of it

@@ -15,14 +15,14 @@ from numba import carray, njit
 
 from pallas_kernels.bfloat16_matmul import bfloat16_matmul, bfloat16_matmul_grouped
 from pallas_kernels.bfloat16_matmul.cpu_amx import emit_tile_product, panels_product
-from pallas_kernels.bfloat16_matmul.cpu_kernel import rounded_numbers
-from pallas_kernels.bfloat16_matmul.cpu_pairs import KINDS, kinds_here
+from pallas_kernels.bfloat16_matmul.cpu_pairs import KINDS
 from pallas_kernels.bfloat16_matmul.cpu_tiles import emit_product
 from pallas_kernels.cpu_amx import TileCode
 from pallas_kernels.cpu_dots import Emitter
+from pallas_kernels.cpu_features import pair_kinds_here
 from pallas_kernels.ffi.primitives import load, pointer, store
 from pallas_kernels.products import multiply, multiply_grouped, multiply_table
-from pallas_kernels.tiled_floats import tiled_floats
+from pallas_kernels.tiled_floats import rounded_numbers, tiled_floats
 
 RNG = np.random.default_rng(0)
 
@@ -39,7 +39,7 @@ def multiplied(x, matrix, kind=None, rows=None):
     return np.asarray(jax.jit(partial(bfloat16_matmul, kind=kind))(x, [jax.tree.map(jnp.asarray, matrix)], rows=rows))
 
 
-@pytest.mark.parametrize("kind", kinds_here())
+@pytest.mark.parametrize("kind", pair_kinds_here())
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs"), [(1, 64, 48), (15, 577, 112), (13, 37, 50), (16, 3, 1), (300, 2100, 33)]
 )

@@ -13,12 +13,14 @@ from llvmlite import binding, ir
 from quantised_cases import FORMS, random_matrix
 from thorough import by_name, rarely
 
-from pallas_kernels.cpu_dots import Emitter, kinds_here
+from pallas_kernels.cpu_dots import Emitter
+from pallas_kernels.cpu_features import kinds_here
 from pallas_kernels.products import multiply, multiply_table
 from pallas_kernels.quantised import UINT4_PAIRS, QuantisedMatrix
 from pallas_kernels.tiled import tiled
 from pallas_kernels.tiled_matmul import rounded_together, tiled_matmul
-from pallas_kernels.tiled_matmul.cpu_tiles import TileVariant, emit_product
+from pallas_kernels.tiled_matmul.cpu_tiles import emit_product
+from pallas_kernels.tiled_matmul.variant import TileVariant
 
 KINDS = kinds_here()
 RARELY = [kind if kind == KINDS[0] else pytest.param(kind, marks=pytest.mark.nightly) for kind in KINDS]

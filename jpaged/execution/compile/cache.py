@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 
 from jpaged.execution.kv_dtype import resolve_kv_dtype
 from jpaged.execution.mesh import platform
+from pallas_kernels import cpu_objects
 
 LEAST_FREE = 256 << 20
 """Bytes that should be free where compilations are kept; those of an engine take some tens of MiB."""
@@ -86,7 +87,7 @@ def precompile_attention_loops(mesh: Mesh, *, dtype: str, kv_cache_dtype: str, b
     Raises:
         ValueError: as `resolve_kv_dtype`.
     """
-    if platform(mesh) != "cpu" or find_spec("numba") is None:
+    if platform(mesh) != "cpu" or cpu_objects.loaded() is not None or find_spec("numba") is None:
         return
     from pallas_kernels.paged_attention.numba_precompile import compile_ahead
 

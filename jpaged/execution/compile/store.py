@@ -12,7 +12,6 @@ import json
 import os
 import pickle
 import shutil
-import sys
 import tempfile
 import threading
 from collections.abc import Hashable, Mapping
@@ -25,6 +24,7 @@ from jax.experimental import serialize_executable
 from jax.sharding import Mesh, NamedSharding
 
 from jpaged.execution.compile.recent import CompiledProgram
+from pallas_kernels.custom_calls import register_again, registrations
 
 MANIFEST = "programs.json"
 CALLS = "calls"
@@ -97,8 +97,6 @@ class ProgramStore:
         time."""
         with self._lock:
             if not self._calls_are_known and CALLS in self._files:
-                from pallas_kernels.ffi import register_again  # needs Numba, which made the programs
-
                 register_again(pickle.loads(self._read(CALLS)))
             self._calls_are_known = True
 
@@ -163,11 +161,7 @@ def _put(new: Path, folder: Path) -> None:
 
 def _calls() -> dict[str, bytes]:
     """Return the file that holds this process's registrations of custom calls, by name; empty if there are none."""
-    if "pallas_kernels.ffi" not in sys.modules:  # without Numba it cannot be imported
-        return {}
-    from pallas_kernels.ffi import registrations
-
-    return {CALLS: pickle.dumps(registrations())}
+    return {CALLS: pickle.dumps(made)} if (made := registrations()) else {}
 
 
 def check_fact(folder: Path, name: str, there: Any, needed: Any) -> None:

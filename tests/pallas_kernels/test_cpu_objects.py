@@ -153,7 +153,9 @@ def test_a_call_that_needs_amx_is_refused_without_the_permission(monkeypatch):
         custom_calls.register_again([("pallas_kernels.bfloat16_matmul.cpu_kernel", "target", ("amx",))])
 
 
-def test_a_loop_that_needs_numbas_run_time_is_refused():
+def test_a_loop_that_needs_numbas_run_time_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path))  # of code that is kept, LLVM's text is not
+
     @ffi.cfunc(types.void(types.intp))
     def allocating(number):
         np.empty(number)[number // 2] = 1.0

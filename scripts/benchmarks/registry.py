@@ -23,6 +23,7 @@ BENCHMARKS = Cases(
         "start": "start.start",
         "embeddings": "embeddings.embeddings",
         "remote": "remote.remote",
+        "loading-memory": "loading_memory.loading_memory",
         "disk": "disk.disk",
         "lora": "lora.lora",
         "perplexity": "perplexity.perplexities",

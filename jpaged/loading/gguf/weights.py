@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from jpaged.loading.gguf.blocks import CODED, split_rows
 from jpaged.loading.gguf.names import Stored, stored_tensors
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.rows import GGUFExperts, GGUFRows
-from jpaged.loading.weight_formats.stored_codes import Encoding, SpreadCodes, in_format
+from jpaged.loading.weight_formats.stored_codes import Encoding, OneByte, SpreadCodes, in_format
 from jpaged.loading.weight_formats.weight_format import WeightFormat
 from jpaged.model_api import HostArray
 
@@ -88,8 +88,8 @@ class GGUFWeights:
             joined = _side_by_side([array.swapaxes(1, 2) for array in arrays], stored.alternating)
             return joined.swapaxes(1, 2) if stored.outputs_first else joined
 
-        def joined(makers: Sequence[Callable[[], np.ndarray]]) -> Callable[[], np.ndarray]:
-            return lambda: join([make() for make in makers])
+        def joined(makers: Sequence[OneByte]) -> OneByte:
+            return lambda byte: join([make(byte) for make in makers])
 
         codes, scales, minimums, _ = zip(*parts, strict=True)
         return SpreadCodes(join(codes), joined(scales), None if minimums[0] is None else joined(minimums))

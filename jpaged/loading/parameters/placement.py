@@ -152,7 +152,8 @@ def place_all(
 ) -> dict[StatePath, Value]:
     """Put a model's parameters on their devices and return them by path; layers are stacked where the targets say so.
 
-    The host holds a few at a time, never the model.
+    The host holds a few at a time, never the model. The largest come first: a parameter and the tensor that it is made
+    from are in memory together, on a CPU next to all parameters that are placed already.
 
     Args:
         read: returns a target's value; called by worker threads. Its exceptions are raised here.
@@ -161,7 +162,8 @@ def place_all(
         NotBfloat16: a target to be held in bfloat16 for float32 products has other values.
     """
     values: dict[StatePath, Value] = {}
-    for target, parts in _read_ahead(targets, read, mesh):
+    largest_first = sorted(targets, key=lambda target: -math.prod(target.shape))
+    for target, parts in _read_ahead(largest_first, read, mesh):
         likes = abstract_value(target, mesh, stacked=False)
         _store(values, target, jax.tree.map(lambda own, like: place(own, like.sharding), parts, likes), mesh)
     return values

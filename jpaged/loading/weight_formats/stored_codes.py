@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -60,27 +60,31 @@ class Encoding:
     order: Hashable = None
 
 
+OneByte: TypeAlias = Callable[[int], np.ndarray]
+"""Returns a byte of each value's number, uint8 in the tensor's shape; called with the byte's place in a number."""
+
+
 class SpreadCodes(NamedTuple):
     """Holds a tensor's codes, and makes for each of them its group's scale and minimum: arrays of the tensor's shape.
 
-    These take as much memory as the tensor in floats, so they are made when they are wanted, one after another.
+    Whole, these would take as much memory as the tensor in floats, so they are made a byte of each number at a time.
 
     Attributes:
         codes: 4-bit codes take a byte each.
-        scales, minimums: called for the array; `minimums` is None where the format has none.
+        scales, minimums: called for the arrays; `minimums` is None where the format has none.
         groups: each value's number of its group, from 1 on, where the format is ordered.
     """
 
     codes: np.ndarray
-    scales: Callable[[], np.ndarray]
-    minimums: Callable[[], np.ndarray] | None
+    scales: OneByte
+    minimums: OneByte | None
     groups: np.ndarray | None = None
 
     def mapped(self, function: Callable[[np.ndarray], np.ndarray]) -> SpreadCodes:
         """Return the codes with a function, such as a transposition, of all arrays."""
 
-        def later(make: Callable[[], np.ndarray]) -> Callable[[], np.ndarray]:
-            return lambda: function(make())
+        def later(make: OneByte) -> OneByte:
+            return lambda byte: function(make(byte))
 
         least = None if self.minimums is None else later(self.minimums)
         groups = None if self.groups is None else function(self.groups)
@@ -127,12 +131,18 @@ def in_format(
     codes, scales, minimums = blocks
     if stored.codec != form.codec:
         codes, scales = as_numbers(codes, scales, stored.codec)
-    groups, shape = groups_of_values(stored, codes.shape[-1]) if groups is None else groups, codes.shape
+    neighbours, shape = groups is None, codes.shape
+    groups = groups_of_values(stored, shape[-1]) if groups is None else groups
 
-    def spread(part: np.ndarray | None) -> np.ndarray:
+    def spread(part: np.ndarray | None, byte: int) -> np.ndarray:
         if part is None:
-            return np.zeros(shape, form.scales)
-        return np.take(part.astype(form.scales), groups, axis=-1)
+            return np.zeros(shape, np.uint8)
+        numbers = np.ascontiguousarray(part, form.scales)
+        one = numbers.view(np.uint8).reshape(*numbers.shape, -1)[..., byte]
+        size = stored.group or shape[-1]
+        if not neighbours or one.shape[-1] * size != shape[-1]:
+            return np.take(one, groups, axis=-1)
+        return np.broadcast_to(one[..., None], (*one.shape, size)).reshape(shape)
 
     held = codes if form.codec == FLOAT8 else codes.astype(form.codec.dtype, copy=False)
     numbered = np.broadcast_to(groups.astype(np.int32) + 1, shape) if form.ordered else None
@@ -165,11 +175,16 @@ def read_codes(source: WeightSource, form: WeightFormat, reader: CodedReader) ->
         packed[at] //= 2
         held = pack(grouped(held, at, shape[at] // group), at).reshape(packed)
 
-    def one_a_group(makers: Sequence[Callable[[], np.ndarray]]) -> np.ndarray:
+    def one_a_group(makers: Sequence[OneByte]) -> np.ndarray:
         """Convert scales or minimums like their values, and keep one per group, which alone stays in memory."""
         every = (slice(None),) * at + (slice(None, None, group),)
-        converted = np.asarray(source.convert(*(make() for make in makers)))
-        return (converted if order is None else _arranged(converted, order, at))[every].copy()
+        kept = [*shape]
+        kept[at] = -(-shape[at] // group)
+        numbers = np.empty((*kept, form.scales.itemsize), np.uint8)
+        for byte in range(form.scales.itemsize):
+            converted = np.asarray(source.convert(*(make(byte) for make in makers)))
+            numbers[..., byte] = (converted if order is None else _arranged(converted, order, at))[every]
+        return numbers.view(form.scales)[..., 0]
 
     scales = one_a_group(make_scales)
     least = one_a_group(make_least) if form.minimums else None
@@ -235,9 +250,12 @@ def unpack_words(words: np.ndarray, bits: int, axis: int, order: Sequence[int] |
     Args:
         order: the place in a word, from its lowest bits, of each of its numbers; by default the first is lowest.
     """
-    places = np.arange(32 // bits) if order is None else np.asarray(order)
+    places = range(32 // bits) if order is None else order
     wide = np.ascontiguousarray(np.moveaxis(words, axis, -1)).view(np.uint32)
-    numbers = (wide[..., None] >> (places * bits).astype(np.uint32) & np.uint32(2**bits - 1)).astype(np.uint8)
+    numbers = np.empty((*wide.shape, 32 // bits), np.uint8)
+    # All at once would take four bytes a number for each operation.
+    for to, place in enumerate(places):
+        numbers[..., to] = wide >> np.uint32(place * bits) & np.uint32(2**bits - 1)
     return np.moveaxis(numbers.reshape(*wide.shape[:-1], -1), -1, axis)
 
 

@@ -27,6 +27,7 @@ BENCHMARKS = Cases(
         "disk": "disk.disk",
         "lora": "lora.lora",
         "perplexity": "perplexity.perplexities",
+        "rounded-activations": "rounded_activations.rounded_activations",
         "scheduler": "micro.scheduler",
         "allocator": "micro.allocator",
         "products": "products.products",

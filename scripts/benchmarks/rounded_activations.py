@@ -5,8 +5,9 @@ Both run on PyTorch in float32, so that only the rounding differs. jpaged applie
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from jpaged.loading.model_config import as_transformers
 from jpaged.loading.open_checkpoint import open_model
 from jpaged.loading.tokenizer import load_tokenizer
-from scripts.cases import Rows
+from scripts.cases import Row
 
 Round = Callable[[torch.Tensor], torch.Tensor]
 
@@ -66,7 +67,7 @@ FORMATS: dict[str, tuple[Round, Callable[..., torch.Tensor], bool]] = {
 """How each format rounds weights and activations, and whether a layer's scale of activations is fixed beforehand."""
 
 
-def rounded_activations(text: Path, model: str = "smollm2-135m", tokens: int = 4 * WINDOW) -> Rows:
+def rounded_activations(text: Path, model: str = "smollm2-135m", tokens: int = 4 * WINDOW) -> Iterator[Row]:
     """Mean difference of log-probabilities, and share of equal greedy tokens, that rounding of activations makes.
 
     Each position of a text in windows of 256 tokens counts; static scales are the largest magnitudes of another 256.
@@ -83,13 +84,19 @@ def rounded_activations(text: Path, model: str = "smollm2-135m", tokens: int = 4
             layer.weight.data = of_weights(plain[module])
         largest = _largest(judge, windows[:1]) if static else {}
         weights_only = _logprobs(judge, windows[1:])
-        with _hooks(judge, lambda module, x, r=of_activations, most=largest: r(x, most.get(module))):
+        with _hooks(judge, partial(_rounded, of_activations, largest)):
             faithful = _logprobs(judge, windows[1:])
         yield (
             {"format": name}
             | _difference("activations", faithful, weights_only)
             | _difference("weights", weights_only, exact)
         )
+
+
+def _rounded(
+    by: Callable[..., torch.Tensor], largest: dict[str, torch.Tensor], name: str, values: torch.Tensor
+) -> torch.Tensor:
+    return by(values, largest.get(name))
 
 
 def _difference(what: str, found: torch.Tensor, base: torch.Tensor) -> dict[str, float]:

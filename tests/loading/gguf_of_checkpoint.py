@@ -35,6 +35,8 @@ ARCHITECTURES = {
     "starcoder2": "starcoder2",
     "stablelm": "stablelm",
     "arcee": "arcee",
+    "falcon_h1": "falcon-h1",
+    "hunyuan_v1_moe": "hunyuan-moe",
     "nemotron": "nemotron",
     "cohere": "command-r",
     "cohere2": "cohere2",
@@ -85,7 +87,7 @@ def write_checkpoint(
 
 _IN_PAIRS = ("mixtral", "arcee", "granite", "granitemoe", "granitemoehybrid", "smollm3")
 """Families that the converter rotates by neighbours."""
-_MAMBA2 = ("mamba2", "granitemoehybrid")
+_MAMBA2 = ("mamba2", "granitemoehybrid", "falcon_h1")
 
 _SIZES = (
     "context_length",
@@ -127,6 +129,8 @@ def _changed(name: str, array: np.ndarray, config: PretrainedConfig) -> dict[str
     family = config.model_type
     if family == "gemma4_text":
         return {_of_gemma4(name): array}
+    if family == "falcon_h1":
+        array = _multiplied(name, array, config)
     if family in ("gemma", "gemma3_text", "nemotron") and name.endswith("norm.weight"):
         return {name: array + 1}
     if family in _IN_PAIRS and ("q_proj" in name or "k_proj" in name):
@@ -183,6 +187,26 @@ def _changed(name: str, array: np.ndarray, config: PretrainedConfig) -> dict[str
         groups = config.n_groups if family == "mamba2" else config.mamba_n_groups
         return {name: array.reshape(groups, -1)}
     return {name.replace("dt_bias", "dt_proj.bias"): array}
+
+
+def _multiplied(name: str, array: np.ndarray, config: PretrainedConfig) -> np.ndarray:
+    """Return a matrix of Falcon-H1 times the config's multipliers of its inputs and outputs."""
+    if name.endswith("in_proj.weight"):
+        states = config.mamba_n_groups * config.mamba_d_state
+        sizes = [config.mamba_d_ssm, config.mamba_d_ssm, states, states, config.mamba_n_heads]
+        return array * (config.ssm_in_multiplier * np.repeat(np.float32(config.ssm_multipliers), sizes))[:, None]
+    factors = {
+        "down_proj.weight": config.mlp_multipliers[1],
+        "gate_proj.weight": config.mlp_multipliers[0],
+        "k_proj.weight": config.key_multiplier * config.attention_in_multiplier,
+        "q_proj.weight": config.attention_in_multiplier,
+        "v_proj.weight": config.attention_in_multiplier,
+        "o_proj.weight": config.attention_out_multiplier,
+        "out_proj.weight": config.ssm_out_multiplier,
+        "lm_head.weight": config.lm_head_multiplier,
+        "embed_tokens.weight": config.embedding_multiplier,
+    }
+    return array * np.float32(next((factor for end, factor in factors.items() if name.endswith(end)), 1.0))
 
 
 def _of_delta_net(name: str, array: np.ndarray, config: PretrainedConfig) -> dict[str, np.ndarray]:
@@ -361,6 +385,20 @@ def _further_keys(config: PretrainedConfig, experts: int | None) -> dict[str, An
         if experts:
             keys["expert_feed_forward_length"] = config.moe_intermediate_size
             keys["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
+    if family == "hunyuan_v1_moe":
+        keys["expert_used_count"] = config.moe_topk
+        keys |= dict.fromkeys(
+            ("expert_feed_forward_length", "expert_shared_feed_forward_length"), config.intermediate_size
+        )
+        keys["expert_shared_count"] = 1
+    if family == "falcon_h1":
+        keys |= {
+            "ssm.conv_kernel": config.mamba_d_conv,
+            "ssm.state_size": config.mamba_d_state,
+            "ssm.group_count": config.mamba_n_groups,
+            "ssm.inner_size": config.mamba_d_ssm,
+            "ssm.time_step_rank": config.mamba_n_heads,
+        }
     if family == "granitemoehybrid":
         attends = [kind == "full_attention" for kind in config.layer_types]
         keys |= {

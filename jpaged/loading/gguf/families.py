@@ -1,5 +1,5 @@
 """Makes the fields of configs from GGUF metadata for the families in `jpaged_models.families`, GPT-2, Granite 4,
-LFM2-MoE, Qwen3-Next and Qwen3.5."""
+Falcon-H1, LFM2-MoE, Qwen3-Next and Qwen3.5."""
 
 from __future__ import annotations
 
@@ -206,6 +206,44 @@ def _hunyuan_dense(file: GGUFFile) -> Fields:
     return dict(model_type="hunyuan_v1_dense", **transformer(file), attention_bias=_has(file, "attn_q.bias"))
 
 
+def _hunyuan_moe(file: GGUFFile) -> Fields:
+    """Return the fields of architecture ``hunyuan-moe``, whose experts and shared expert are as wide.
+
+    Raises:
+        ValueError: they are not.
+    """
+    fields = _hunyuan_dense(file)
+    width = fields["intermediate_size"]
+    for key in ("expert_feed_forward_length", "expert_shared_feed_forward_length"):
+        if (own := field(file, key, width)) != width:
+            raise ValueError(f"{file.path}: {key}={own} is not supported; only feed_forward_length={width}")
+    experts = {"num_experts": field(file, "expert_count"), "moe_topk": field(file, "expert_used_count")}
+    return fields | {"model_type": "hunyuan_v1_moe", **experts}
+
+
+def _falcon_h1(file: GGUFFile) -> Fields:
+    """Return the fields of architecture ``falcon-h1``; the multipliers are in the file's matrices."""
+    fields: Fields = transformer(file)
+    width, recurrent = field(file, "ssm.inner_size"), field(file, "ssm.time_step_rank")
+    projection_bias = _has(file, "ssm_in.bias")
+    return fields | {
+        "model_type": "falcon_h1",
+        "attention_bias": _has(file, "attn_q.bias"),
+        "mlp_bias": _has(file, "ffn_up.bias"),
+        "projectors_bias": projection_bias,
+        "mamba_proj_bias": projection_bias,
+        "mamba_conv_bias": _has(file, "ssm_conv1d.bias"),
+        "mamba_d_ssm": width,
+        "mamba_n_heads": recurrent,
+        "mamba_d_head": width // recurrent,
+        "mamba_n_groups": field(file, "ssm.group_count"),
+        "mamba_d_state": field(file, "ssm.state_size"),
+        "mamba_d_conv": field(file, "ssm.conv_kernel"),
+        "mamba_rms_norm": _has(file, "ssm_norm.weight"),
+        "mamba_norm_before_gate": False,  # llama.cpp norms what was gated
+    }
+
+
 def _ernie4_5(file: GGUFFile) -> Fields:
     return dict(model_type="ernie4_5", **transformer(file), use_bias=_has(file, "attn_q.bias"))
 
@@ -366,6 +404,8 @@ FAMILIES: dict[str, Callable[[GGUFFile], Fields]] = {
     "cohere2": _cohere2,
     "exaone4": _exaone4,
     "hunyuan-dense": _hunyuan_dense,
+    "hunyuan-moe": _hunyuan_moe,
+    "falcon-h1": _falcon_h1,
     "ernie4_5": _ernie4_5,
     "ernie4_5-moe": _ernie4_5_moe,
     "glm4": _glm4,
@@ -382,7 +422,7 @@ FAMILIES: dict[str, Callable[[GGUFFile], Fields]] = {
 
 WITH_EXPERTS: Sequence[str] = (
     *("granitemoe", "ernie4_5-moe", "glm4moe", "dots1", "minimax-m2", "lfm2moe"),
-    *("qwen3next", "qwen35moe", "granitehybrid"),
+    *("qwen3next", "qwen35moe", "granitehybrid", "hunyuan-moe"),
 )
 SCALED_EXPERTS: Sequence[str] = ("glm4moe", "dots1")
 """Architectures that may multiply the shares of experts by a number."""

@@ -342,6 +342,26 @@ _BY_ARCHITECTURE: dict[str, _Names] = {
         undo={**_MAMBA2_UNDO, **dict.fromkeys(_GATES_AND_UPS, _one_above_another)},
         joined=_GATES_AND_UPS,
     ),
+    "falcon-h1": _Names(
+        {
+            **_LAYER,
+            **dict.fromkeys(("ffn_norm", "ffn_norm.weight"), "pre_ff_layernorm.weight"),  # llama.cpp writes the former
+            **_mlp("feed_forward"),
+            **_within("mamba", {**_MAMBA, "ssm_dt.bias": "dt_bias", "ssm_norm": "norm"}),
+        },
+        _OUTER | {"output_norm": "model.final_layernorm"},
+        undo=_MAMBA2_UNDO,
+    ),
+    "hunyuan-moe": _Names(
+        {
+            **_SPARSE.layer,
+            **_mlp("mlp.shared_mlp", "_shexp"),
+            "ffn_gate_inp": "mlp.gate.wg",
+            "attn_q_norm": "self_attn.query_layernorm",
+            "attn_k_norm": "self_attn.key_layernorm",
+        },
+        experts=_SPARSE.experts,
+    ),
     "jamba": _Names(
         {
             **_LAYER,

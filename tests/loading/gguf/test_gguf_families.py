@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import thorough
-from dense_model import abstract
+from dense_model import abstract, run_dense
+from flax import nnx
 from gguf import GGMLQuantizationType as Encoding
 from gguf import quants
 from gguf_files import write_gguf
@@ -23,6 +24,7 @@ from transformers import (  # noqa: E402
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
+    FalconH1Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
     GemmaConfig,
@@ -34,6 +36,7 @@ from transformers import (  # noqa: E402
     GraniteMoeConfig,
     GraniteMoeHybridConfig,
     HunYuanDenseV1Config,
+    HunYuanMoEV1Config,
     JambaConfig,
     Lfm2Config,
     Lfm2MoeConfig,
@@ -57,6 +60,7 @@ from transformers import (  # noqa: E402
 )
 
 from jpaged import LLM, SamplingParams  # noqa: E402
+from jpaged.loading import load_model  # noqa: E402
 from jpaged.loading.gguf.config import config_from_gguf  # noqa: E402
 from jpaged.loading.gguf.reader import GGUFFile  # noqa: E402
 from jpaged.loading.gguf.rows import GGUFExperts, GGUFRows  # noqa: E402
@@ -134,6 +138,16 @@ GRANITE_4 = {
     "mamba_d_state": 8,
     "mamba_d_conv": 3,
     "position_embedding_type": None,
+}
+FALCON_H1 = {
+    "mamba_d_ssm": 48,
+    "mamba_n_heads": 6,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "mamba_d_conv": 3,
+    "mamba_rms_norm": True,
+    "mamba_norm_before_gate": False,
 }
 PHI_OF_LONG_CONTEXTS = Phi3Config(**OPEN, original_max_position_embeddings=64, rope_parameters=LONG)
 CONFIGS = [
@@ -272,6 +286,10 @@ CONFIGS = [
         pad_token_id=0,
     ),
 ]
+CONFIGS += [
+    HunYuanMoEV1Config(**HEADS, num_experts=3, moe_topk=2, attention_bias=True),
+    FalconH1Config(**HEADS, **FALCON_H1),
+]
 GENERATED = ("gemma3_text", "gemma4_text", "mamba2")
 """Families whose files generate tokens in every run."""
 VOCABULARY = {
@@ -324,6 +342,26 @@ def test_a_file_generates_what_transformers_generates_with_its_checkpoint(family
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
     guesses = [output.outputs[0].token_ids for output in outputs]
     assert_same_tokens(outputs, torch_greedy(family.model, prompts, 24, guesses))
+
+
+def test_the_matrices_of_falcon_h1s_files_have_its_multipliers(tmp_path):
+    names = ("attention_in", "attention_out", "ssm_in", "ssm_out", "key", "embedding", "lm_head")
+    several = {"mlp_multipliers": [1.3, 0.7], "ssm_multipliers": [0.6, 0.7, 1.2, 1.3, 0.8]}
+    multipliers = {f"{name}_multiplier": 0.7 + 0.1 * n for n, name in enumerate(names)}
+    config = FalconH1Config(**HEADS, **FALCON_H1, **multipliers, **several)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0.0, 0.3)
+    model.save_pretrained(tmp_path / "saved")
+    path = write_checkpoint(tmp_path / "m.gguf", tmp_path / "saved", config, vocabulary=VOCABULARY)
+    loaded = load_model(path, dtype="float32")
+    tokens = np.random.default_rng(0).integers(0, 43, 20)
+    with torch.no_grad():
+        expected = model(torch.tensor(tokens)[None]).logits[0].numpy()
+    found = run_dense(nnx.merge(loaded.graphdef, loaded.params), tokens)
+    np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max(), rtol=0)
 
 
 @pytest.mark.parametrize("experts", [Encoding.MXFP4, Encoding.Q8_0, Encoding.Q4_1], ids=lambda encoding: encoding.name)

@@ -22,6 +22,7 @@ from jpaged.loading.orbax.checkpoint import OrbaxWeights, restore_params, save_c
 from jpaged.loading.parameters.formats import check_device, check_quantization
 from jpaged.loading.parameters.weights import load_params
 from jpaged.loading.pooling_head import read_pooling_head
+from jpaged.loading.registry import is_encoder
 from jpaged.loading.tokenizer import find_tokenizer, has_tokenizer, load_tokenizer
 from jpaged.model_api import TENSOR_AXIS
 from jpaged.validation import one_of
@@ -62,7 +63,8 @@ def load_model(
             see `EngineConfig`.
         compact_tiles: the matrices of a bfloat16 checkpoint that a CPU which computes in float32 keeps in bfloat16, in
             half of the memory; these cannot be differentiated. None: keeps none.
-        longest: returns the most tokens of a sequence, given the model's config; None = as many as the config says.
+        longest: returns the most tokens of a sequence, given the config of a model that generates; None = as many as
+            the config says.
 
     Raises:
         ValueError: a name, dtype, size, config, quantization or checkpoint that cannot be used; names the value.
@@ -93,7 +95,7 @@ def load_model(
             expert_parallel,
             compact_tiles=compact_tiles,
             answers=answers,
-            longest=None if longest is None else longest(opened.config),
+            longest=None if longest is None or is_encoder(opened.family, opened.config) else longest(opened.config),
         )
     ends = usable_end_ids(generation.eos_token_ids, loaded.model.vocab_size, opened.source.path)
     return replace(loaded, tokenizer=other, eos_token_ids=ends, sampling=generation.sampling)

@@ -93,7 +93,7 @@ def test_a_parameter_that_its_family_computes_is_held_in_float32_and_not_rounded
             ),
         )
 
-    monkeypatch.setattr(weights, "targets_of", lambda model: [computed(target) for target in targets_of(model)])
+    monkeypatch.setattr(weights, "targets_of", lambda *given: [computed(target) for target in targets_of(*given)])
     with caplog.at_level("INFO", "jpaged"):
         tiled = load_model(folder, dtype="float32", compact_tiles=Bfloat16Tiles.FLOAT32_PRODUCT)
     assert "attention.out.weight: held in float32" in caplog.text

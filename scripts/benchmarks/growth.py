@@ -24,6 +24,8 @@ SEQUENCES = (1, 4, 16, 64, 256, 1024)
 CONTEXTS = (1024, 4096, 16384, 32768)
 PROMPT, OUTPUT = 16, 32
 """Tokens of a sequence where its length is not what grows."""
+ROUNDS = 3
+"""How often tokens are decoded; the fastest time counts."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,8 @@ def measure(work: Work) -> dict[str, Any]:
     measured = prompts()
     read, *_ = run(measured, 1)
     run(measured, OUTPUT)  # compiles the steps that find their prompts in the cache
-    decoding, host, steps = run(measured, OUTPUT) - run(measured, 1)
+    rounds = [run(measured, OUTPUT) - run(measured, 1) for _ in range(ROUNDS)]
+    decoding, host, steps = min(rounds, key=lambda found: found[0])
     return {
         "read": work.sequences * work.prompt / read,
         "decoded": work.sequences * (OUTPUT - 1) / decoding,

@@ -66,7 +66,7 @@ class BuildWithObjects(build_py):
 
 
 class DistributionOfOnePlatform(Distribution):
-    """Is installed where files of a platform are."""
+    """Describes files of one platform, which Python installs in a folder of their own."""
 
     def has_ext_modules(self):
         return True

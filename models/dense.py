@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -210,7 +209,7 @@ class DenseLayer(nnx.Module):
         """Return what a block adds to the residual stream."""
         if norm is not None:
             out = norm.of_whole(out) if isinstance(norm, RMSNorm) else norm(out)
-        return out if self.spec.residual_scale == 1.0 else out * jnp.asarray(self.spec.residual_scale, out.dtype)
+        return scaled(out, self.spec.residual_scale)
 
     def weights(self, name: str, layer: int) -> Iterator[WeightSource]:
         """Yield the sources of layer number `layer`, whose tensors begin with `name`."""

@@ -117,6 +117,25 @@ _APERTUS_ROPE = {
     "high_freq_factor": 4.0,
 }
 
+_GLM = ConfigReader(
+    dense(
+        vocab_size=151552,
+        intermediate_size=13696,
+        num_hidden_layers=40,
+        num_key_value_heads=2,
+        head_dim=128,
+        max_position_embeddings=131072,
+        rms_norm_eps=1.5625e-07,
+        pad_token_id=151329,
+        eos_token_id=None,
+        bos_token_id=None,
+        attention_bias=True,
+    ),
+    rope=Rope(rotated=0.5),
+    follow=_glm4,
+)
+"""Reads the config of GLM-4 in both of its forms, whose defaults are the same."""
+
 CONFIGS: dict[str, Callable[[Mapping[str, Any]], ModelConfig]] = {
     "phi3": ConfigReader(
         dense(
@@ -221,40 +240,8 @@ CONFIGS: dict[str, Callable[[Mapping[str, Any]], ModelConfig]] = {
         rope=Rope(2000000.0),
         follow=_smollm3,
     ),
-    "glm4": ConfigReader(
-        dense(
-            vocab_size=151552,
-            intermediate_size=13696,
-            num_hidden_layers=40,
-            num_key_value_heads=2,
-            head_dim=128,
-            max_position_embeddings=131072,
-            rms_norm_eps=1.5625e-07,
-            pad_token_id=151329,
-            eos_token_id=None,
-            bos_token_id=None,
-            attention_bias=True,
-        ),
-        rope=Rope(rotated=0.5),
-        follow=_glm4,
-    ),
-    "glm": ConfigReader(
-        dense(
-            vocab_size=151552,
-            intermediate_size=13696,
-            num_hidden_layers=40,
-            num_key_value_heads=2,
-            head_dim=128,
-            max_position_embeddings=131072,
-            rms_norm_eps=1.5625e-07,
-            pad_token_id=151329,
-            eos_token_id=None,
-            bos_token_id=None,
-            attention_bias=True,
-        ),
-        rope=Rope(rotated=0.5),
-        follow=_glm4,
-    ),
+    "glm4": _GLM,
+    "glm": _GLM,
     "arcee": ConfigReader(
         dense(
             vocab_size=32000,

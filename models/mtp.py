@@ -30,8 +30,8 @@ from .stack import LayerKind, MakeLayer
 _BEFORE = "hidden"
 """The layer group, and its one part, that keeps the model's hidden state of a sequence's newest token."""
 _MARK, _AGAINST = 16.0, -1e4
-"""What the first token's key has where others have 0, and queries there; both fit in float16. Their product, scaled, is
-so far below other scores that its exponential is 0 in float32."""
+"""The first token's key has the one where others have 0, and queries have the other there; both fit in float16. Their
+product, scaled, is so far below other scores that its exponential is 0 in float32."""
 
 
 class PredictionHead(Decoder):

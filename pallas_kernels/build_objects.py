@@ -35,7 +35,7 @@ DTYPES = ("float32", "bfloat16", "uint16", "int8", "uint8")
 """Views that attention reads."""
 
 _FREED = "NRT_MemInfo_call_dtor"
-"""What Numba calls to free an array."""
+"""The function of Numba's run time that frees an array."""
 
 Call = tuple[str, tuple[Any, ...]]
 """A function, ``module:function``, and its arguments, see `pallas_kernels.custom_calls.target`."""

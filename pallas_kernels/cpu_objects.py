@@ -31,7 +31,7 @@ FORMAT = 1
 """Version of what NAME.json says."""
 
 Names = str | tuple[str, ...]
-"""What a function that registers custom calls returns."""
+"""The names of the custom calls that a function registers, as it returns them."""
 
 logger = logging.getLogger(__name__)
 _registering = threading.Lock()

@@ -43,7 +43,7 @@ def load_draft_head(
     quantization: str | None,
     compact_tiles: CompactTiles | None,
 ) -> LoadedHead:
-    """Load the head that a model's checkpoint holds beside the model.
+    """Load the head that a model's checkpoint holds besides the model.
 
     Args:
         revision, download_dir, language_model_only, quantization, compact_tiles: those that the model was loaded with,

@@ -30,7 +30,7 @@ ROUNDS = 3
 
 @dataclass(frozen=True)
 class Work:
-    """What one process measures.
+    """Describes the work that one process measures.
 
     Attributes:
         folder: of the model.

@@ -26,17 +26,21 @@ WINDOW = 256
 _E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
+def _scale(values: torch.Tensor, largest: Any, code: float) -> torch.Tensor:
+    """Return what makes the largest code of each row's largest magnitude, or of a given one."""
+    most = values.abs().amax(-1, keepdim=True) if largest is None else torch.as_tensor(largest)
+    return most.clamp(min=1e-12) / code
+
+
 def int8(values: torch.Tensor, largest: Any = None) -> torch.Tensor:
     """Round each row by its own scale, or all by that of the `largest` magnitude."""
-    most = values.abs().amax(-1, keepdim=True) if largest is None else torch.as_tensor(largest)
-    scale = most.clamp(min=1e-12) / 127
+    scale = _scale(values, largest, 127)
     return (values / scale).round().clamp(-128, 127) * scale
 
 
 def float8(values: torch.Tensor, largest: Any = None) -> torch.Tensor:
     """Round to float8_e4m3fn, scaled as in `int8`."""
-    most = values.abs().amax(-1, keepdim=True) if largest is None else torch.as_tensor(largest)
-    scale = most.clamp(min=1e-12) / 448
+    scale = _scale(values, largest, 448)
     return (values / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
 
 

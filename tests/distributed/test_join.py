@@ -15,7 +15,7 @@ TOKEN = "0123456789abcdef"
 
 
 def greeted(first_message: bytes) -> tuple[int | None, bytes]:
-    """Greet somebody who begins with this message; return who it is taken for, and what it was told, if anything."""
+    """Greet somebody who begins with this message; return who it is taken for, and the answer, if there was one."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         stranger = socket.create_connection(server.getsockname())
         peer, _ = server.accept()

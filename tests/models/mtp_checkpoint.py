@@ -14,7 +14,7 @@ FILE = "model.safetensors"
 
 
 class TorchHead:
-    """The head beside transformers' model: entry i joins the embedding of token i + 1 with the hidden state at i."""
+    """The published head on transformers' model: entry i joins token i + 1's embedding with the hidden state at i."""
 
     def __init__(self, model, tensors: dict[str, torch.Tensor]):
         self.model = model

@@ -116,23 +116,35 @@ def _granite_hybrid(file: GGUFFile) -> Fields:
     del fields["mlp_bias"]
     heads = field(file, "attention.head_count_kv")
     by_layer = heads if isinstance(heads, list) else [heads] * fields["num_hidden_layers"]
-    width, recurrent = field(file, "ssm.inner_size"), field(file, "ssm.time_step_rank")
+    state = _mamba2(file)
     return fields | {
+        **state,
         "model_type": "granitemoehybrid",
         "layer_types": [_GLOBAL if kv else "linear_attention" for kv in by_layer],
         "attention_bias": any(name.endswith("attn_q.bias") for name in file.tensors),
         "num_local_experts": field(file, "expert_count", 0),
         "num_experts_per_tok": field(file, "expert_used_count", 0),
         "shared_intermediate_size": field(file, "expert_shared_feed_forward_length"),
-        "mamba_n_heads": recurrent,
-        "mamba_d_head": width // recurrent,
+        "mamba_expand": state["mamba_n_heads"] * state["mamba_d_head"] // fields["hidden_size"],
+    }
+
+
+def _mamba2(file: GGUFFile) -> Fields:
+    """Return the fields of Mamba-2 in a model that attends too."""
+    heads = field(file, "ssm.time_step_rank")
+    return {
+        "mamba_n_heads": heads,
+        "mamba_d_head": field(file, "ssm.inner_size") // heads,
         "mamba_n_groups": field(file, "ssm.group_count"),
         "mamba_d_state": field(file, "ssm.state_size"),
         "mamba_d_conv": field(file, "ssm.conv_kernel"),
-        "mamba_expand": width // fields["hidden_size"],
         "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in file.tensors),
         "mamba_proj_bias": any(name.endswith("ssm_in.bias") for name in file.tensors),
     }
+
+
+def _biases(file: GGUFFile) -> Fields:
+    return {"attention_bias": _has(file, "attn_q.bias"), "mlp_bias": _has(file, "ffn_up.bias")}
 
 
 def _smollm3(file: GGUFFile) -> Fields:
@@ -140,8 +152,7 @@ def _smollm3(file: GGUFFile) -> Fields:
     return dict(
         model_type="smollm3",
         **whole_width(file),
-        attention_bias=_has(file, "attn_q.bias"),
-        mlp_bias=_has(file, "ffn_up.bias"),
+        **_biases(file),
     )
 
 
@@ -163,13 +174,11 @@ def _stablelm(file: GGUFFile) -> Fields:
 
 
 def _arcee(file: GGUFFile) -> Fields:
-    biases = {"attention_bias": _has(file, "attn_q.bias"), "mlp_bias": _has(file, "ffn_up.bias")}
-    return dict(model_type="arcee", **transformer(file), **biases)
+    return dict(model_type="arcee", **transformer(file), **_biases(file))
 
 
 def _nemotron(file: GGUFFile) -> Fields:
-    biases = {"attention_bias": _has(file, "attn_q.bias"), "mlp_bias": _has(file, "ffn_up.bias")}
-    return dict(model_type="nemotron", **transformer(file, eps="norm_eps", partial=True), **biases)
+    return dict(model_type="nemotron", **transformer(file, eps="norm_eps", partial=True), **_biases(file))
 
 
 def _cohere(file: GGUFFile) -> Fields:
@@ -224,21 +233,13 @@ def _hunyuan_moe(file: GGUFFile) -> Fields:
 def _falcon_h1(file: GGUFFile) -> Fields:
     """Return the fields of architecture ``falcon-h1``; the multipliers are in the file's matrices."""
     fields: Fields = transformer(file)
-    width, recurrent = field(file, "ssm.inner_size"), field(file, "ssm.time_step_rank")
-    projection_bias = _has(file, "ssm_in.bias")
+    state = _mamba2(file)
     return fields | {
+        **state,
+        **_biases(file),
         "model_type": "falcon_h1",
-        "attention_bias": _has(file, "attn_q.bias"),
-        "mlp_bias": _has(file, "ffn_up.bias"),
-        "projectors_bias": projection_bias,
-        "mamba_proj_bias": projection_bias,
-        "mamba_conv_bias": _has(file, "ssm_conv1d.bias"),
-        "mamba_d_ssm": width,
-        "mamba_n_heads": recurrent,
-        "mamba_d_head": width // recurrent,
-        "mamba_n_groups": field(file, "ssm.group_count"),
-        "mamba_d_state": field(file, "ssm.state_size"),
-        "mamba_d_conv": field(file, "ssm.conv_kernel"),
+        "projectors_bias": state["mamba_proj_bias"],
+        "mamba_d_ssm": field(file, "ssm.inner_size"),
         "mamba_rms_norm": _has(file, "ssm_norm.weight"),
         "mamba_norm_before_gate": False,  # llama.cpp norms what was gated
     }

@@ -64,7 +64,8 @@ class Cases:
     def parser_of(self, name: str) -> argparse.ArgumentParser:
         """Make a parser of a case's arguments.
 
-        ``list[...]`` takes several values, ``Literal[...]`` one of these, and bool is a switch.
+        ``list[...]`` takes several values, at once or each with the option again, ``Literal[...]`` one of these, and
+        bool is a switch.
         """
         case = self.find(name)
         parser = argparse.ArgumentParser(
@@ -82,7 +83,8 @@ class Cases:
             if kind is bool:
                 parser.add_argument(flag, action="store_true")
             elif get_origin(kind) is list:
-                parser.add_argument(flag, nargs="+", default=shown, required=needed, **_values(get_args(kind)[0]))
+                several: dict[str, Any] = {"nargs": "+", "action": "extend", "default": argparse.SUPPRESS}
+                parser.add_argument(flag, required=needed, **several, **_values(get_args(kind)[0]))
             else:
                 parser.add_argument(flag, default=shown, required=needed, **_values(kind))
         parser.add_argument("--json", type=Path, help="file for the rows and the options")

@@ -30,7 +30,7 @@ ENGINE = Path(__file__).parent / "peer_engines" / "engine.py"
 FORMS = ("float32", "bfloat16", "int8", "int4", "gguf")
 OF_PEERS: dict[str, dict[str, str]] = {
     "openvino": {"float32": "openvino-float32", "bfloat16": "openvino-float32", "int8": "openvino-int8"},
-    "llamacpp": {"int8": "q8_0.gguf", "int4": "q4_1.gguf", "gguf": "q4_1.gguf"},
+    "llamacpp": {"int8": "q8_0.gguf", "int4": "q4_1.gguf", "gguf": ""},
     "vllm": {"float32": "", "bfloat16": ""},
     "jpaged": dict.fromkeys(FORMS, ""),
 }

@@ -61,6 +61,11 @@ def test_a_case_prints_a_table_and_writes_json(own, tmp_path, capsys):
     }
 
 
+def test_an_option_of_several_values_may_be_given_again(own, capsys):
+    own.main(["plain", "--names", "x", "--names", "y", "z"])
+    assert [line[2] for line in capsys.readouterr().out.splitlines()[2:]] == ["x", "y", "z"]
+
+
 def test_rows_of_a_long_case_are_printed_as_they_come(own, capsys):
     own.main(["slow"])
     assert capsys.readouterr().err == "a 0.6667\nb 0.6667\n"

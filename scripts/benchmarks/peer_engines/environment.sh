@@ -1,19 +1,27 @@
 #!/usr/bin/env bash
 # Installs an engine that scripts/benchmarks/peers.py compares with, in an environment of its own, with a model in its form.
 #
-#   bash scripts/benchmarks/peer_engines/environment.sh openvino DIR FOLDER        FOLDER is a Hugging Face folder
-#   bash scripts/benchmarks/peer_engines/environment.sh llamacpp DIR MODEL.gguf    makes Q8_0 of it; a file in Q4_1 is taken as it is
-#   bash scripts/benchmarks/peer_engines/environment.sh vllm DIR
-#   bash scripts/benchmarks/peer_engines/environment.sh torch DIR MODEL.gguf       writes DIR/models/hugging-face, for --model
+#   environment.sh openvino DIR FOLDER                FOLDER is a Hugging Face folder
+#   environment.sh llamacpp DIR MODEL.gguf            makes Q8_0 of it; a file in Q4_1 is taken as it is
+#   environment.sh llamacpp DIR FOLDER TOKENIZER.gguf        makes Q8_0, Q4_1 and Q4_K_M of a Qwen3 folder
+#   environment.sh vllm DIR
+#   environment.sh torch DIR MODEL.gguf               writes DIR/models/hugging-face, for --model
+#   environment.sh random DIR FOLDER                  writes DIR/models/dense and DIR/models/moe, of random weights
 #
-# PYTHON chooses the interpreter. PyTorch is the version of the tests; PyPI's file of it brings CUDA along (several GB)
-# unless PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS leads to one for CPUs.
+# PACKAGES_OF=OTHER takes the packages of another such environment, for another model. PYTHON chooses the interpreter.
+# PyTorch is the version of the tests; PyPI's file of it brings CUDA along (several GB) unless PIP_EXTRA_INDEX_URL or
+# PIP_FIND_LINKS leads to one for CPUs.
 set -euo pipefail
-name=${1:?openvino, llamacpp, vllm or torch} folder=${2:?a folder for the environment} model=${3:-}
+name=${1:?openvino, llamacpp, vllm, torch or random} folder=${2:?a folder for the environment} model=${3:-}
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-"${PYTHON:-python3}" -m venv "$folder"
-pip() { "$folder/bin/python" -m pip install --quiet "$@"; }
 mkdir -p "$folder/models"
+if [ -n "${PACKAGES_OF:-}" ]; then
+    ln -s "$(realpath "$PACKAGES_OF")"/{bin,lib,pyvenv.cfg} "$folder"
+    pip() { :; }
+else
+    "${PYTHON:-python3}" -m venv "$folder"
+    pip() { "$folder/bin/python" -m pip install --quiet "$@"; }
+fi
 case $name in
 openvino)
     pip torch==2.13.0
@@ -26,9 +34,13 @@ openvino)
     done
     ;;
 llamacpp)
-    pip xllamacpp gguf requests
-    "$folder/bin/python" "$here/requantise.py" "${model:?a .gguf file}" "$folder/models/q8_0.gguf"
-    cp "$model" "$folder/models/q4_1.gguf"
+    pip torch==2.13.0
+    pip xllamacpp gguf requests safetensors
+    forms="q8_0 q4_1 q4_k_m" # blocks of 256, of which Q4_K_M is made, do not divide the demo model's rows
+    [ -n "${4:-}" ] || { forms=q8_0 && cp "${model:?a .gguf file or a Qwen3 folder}" "$folder/models/q4_1.gguf"; }
+    for form in $forms; do
+        "$folder/bin/python" "$here/as_gguf.py" "$model" "$folder/models/$form.gguf" "$form" ${4:+"$4"}
+    done
     ;;
 vllm)
     # vLLM's requirements without its own pin of PyTorch and the packages for sound and video.
@@ -43,5 +55,11 @@ torch)
     pip torch==2.13.0 transformers accelerate gguf
     "$folder/bin/python" "$here/as_hugging_face.py" "${model:?a .gguf file}" "$folder/models/hugging-face"
     ;;
-*) echo "$name is not openvino, llamacpp, vllm or torch" >&2 && exit 2 ;;
+random)
+    pip torch==2.13.0 transformers
+    for shape in dense moe; do
+        "$folder/bin/python" "$here/random_model.py" $shape "${model:?a Hugging Face folder}" "$folder/models/$shape"
+    done
+    ;;
+*) echo "$name is not openvino, llamacpp, vllm, torch or random" >&2 && exit 2 ;;
 esac

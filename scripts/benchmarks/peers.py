@@ -97,13 +97,15 @@ def peers(
     rounds: int = 2,
     requests: int = 64,
     long: bool = False,
+    unjudged: bool = False,
 ) -> Rows:
     """Output tokens/s of jpaged and other engines on this CPU: the same token ids and lengths, in turn.
 
     --model is a Hugging Face folder; --env has NAME=DIR of environments that peer_engines/environment.sh makes. A batch
     is --requests requests at once, a single one 128 tokens in and 128 out; --long adds three prompts of 6,000 tokens.
     "exact" counts answers whose every token is PyTorch's greedy choice in float32. "KV" is what each engine holds keys
-    and values in; --kv auto bfloat16 int8 runs jpaged with each. --env jpaged=DIR runs another jpaged too.
+    and values in; --kv auto bfloat16 int8 runs jpaged with each. --env jpaged=DIR runs another jpaged too. --unjudged
+    leaves PyTorch out, as a model of random weights needs no judge.
 
     Raises:
         ValueError: an unknown form or environment, or no --gguf for the form gguf.
@@ -140,7 +142,7 @@ def peers(
             for engine in engines:
                 engine.signal(signal.SIGKILL)
                 engine.process.wait()
-    exact = _exact(model, work["batch"], engines)
+    exact = {} if unjudged else _exact(model, work["batch"], engines)
     return [_row(engine, engines, work, exact.get(id(engine))) for engine in engines]
 
 

@@ -41,6 +41,7 @@ def jpaged(form: str, kv: str, model: str, context: int) -> Run:
         enable_prefix_caching=False,
         kv_cache_memory_bytes=CACHE_GIB << 30,
     )
+    llm.warmup(use_tqdm=False)  # as vLLM does when it starts
 
     def run(requests: Requests) -> list[list[int]]:
         params = [SamplingParams(max_tokens=r["output"], min_tokens=r["output"], **GREEDY) for r in requests]

@@ -25,6 +25,7 @@ class RangeServer:
         headers: further headers of each file.
         refused: name -> status of the answers to its ranges.
         absent: status of the answers for files that are not there.
+        authorization: the header that a request must have, else the answer is 401; None = none.
         no_ranges: whether ranges are ignored.
         gets, sent: how often each name was fetched, and how many bytes of it were sent.
         most_at_once: most requests that were answered at one time.
@@ -33,6 +34,7 @@ class RangeServer:
     def __init__(self, folder: Path, url: str) -> None:
         self.folder, self.url = folder, url
         self.bandwidth: float | None = None
+        self.authorization: str | None = None
         self.latency, self.breaks, self.absent, self.no_ranges = 0.0, 0, 404, False
         self.headers: dict[str, str] = {}
         self.refused: dict[str, int] = {}
@@ -69,6 +71,8 @@ def serving(folder: Path) -> Iterator[RangeServer]:
             time.sleep(state.latency)
             name = unquote(urlsplit(self.path).path).lstrip("/")
             file = folder / name
+            if state.authorization is not None and self.headers.get("Authorization") != state.authorization:
+                return self._plain(401)
             asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
             if asked and name in state.refused:
                 return self._plain(state.refused[name])

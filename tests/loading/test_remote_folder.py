@@ -195,7 +195,9 @@ print(open_model("org/model").config.hidden_size)
 """
 
 
-def test_a_mirror_of_the_hub_is_asked_once_and_then_needs_no_network(written, tmp_path):
+@pytest.fixture
+def hub(written, tmp_path):
+    """A mirror of the hub that has the checkpoint, and the environment of a process that asks it."""
     served = tmp_path / "hub"
     commit = "0123456789abcdef0123456789abcdef01234567"
     shutil.copytree(written, served / "org/model/resolve" / commit)
@@ -213,10 +215,28 @@ def test_a_mirror_of_the_hub_is_asked_once_and_then_needs_no_network(written, tm
     variables = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
     with serving(served) as mirror:
         mirror.headers = {"X-Repo-Commit": commit}
-        for offline in ("0", "1"):
-            variables |= {"HF_ENDPOINT": mirror.url, "HF_HUB_OFFLINE": offline}
-            done = subprocess.run([sys.executable, "-c", HUB], env=variables, capture_output=True, text=True)
-            assert done.stdout == "48\n", done.stderr
-            asked = sum(mirror.gets.values())
-            assert (asked > 0) == (offline == "0")
-            mirror.gets.clear()
+        yield mirror, variables | {"HF_ENDPOINT": mirror.url}
+
+
+def opened_from(variables):
+    return subprocess.run([sys.executable, "-c", HUB], env=variables, capture_output=True, text=True)
+
+
+def test_a_mirror_of_the_hub_is_asked_once_and_then_needs_no_network(hub):
+    mirror, variables = hub
+    for offline in ("0", "1"):
+        done = opened_from(variables | {"HF_HUB_OFFLINE": offline})
+        assert done.stdout == "48\n", done.stderr
+        asked = sum(mirror.gets.values())
+        assert (asked > 0) == (offline == "0")
+        mirror.gets.clear()
+
+
+def test_a_gated_model_needs_the_token_that_the_environment_holds(hub):
+    mirror, variables = hub
+    mirror.authorization = "Bearer hf_of_a_test"
+    refused = opened_from(variables)
+    assert refused.returncode == 1 and "401" in refused.stderr and "org/model" in refused.stderr
+    assert not mirror.gets
+    done = opened_from(variables | {"HF_TOKEN": "hf_of_a_test"})
+    assert done.stdout == "48\n", done.stderr

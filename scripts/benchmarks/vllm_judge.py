@@ -6,10 +6,11 @@ the same model, whose values each format rounds.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -190,7 +191,15 @@ def _of_vllm(model: Path, prompts: list[list[int]], tokens: int, env: Path, dtyp
         variables = {"PYTHONPATH": ""} | peer_variables("vllm", env)
         done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
         if done.returncode:
-            lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-            print("\n".join(lines[-40:]), file=sys.stderr)
-            return next((line for line in reversed(lines) if "Error" in line.split(":")[0]), f"exit {done.returncode}")
+            return message_of(done.stderr) or f"exit {done.returncode}"
         return [Answer(answer["tokens"], answer["logprobs"]) for answer in json.loads(out.read_text())]
+
+
+def message_of(stderr: str) -> str:
+    """Return the message of the last exception in what a process wrote, in one line; "" if there is none."""
+    lines = [re.sub(r"^(\[rank\d+\]|\(.*?pid=\d+\)):? ?", "", line) for line in stderr.splitlines()]
+    starts = [number for number, line in enumerate(lines) if re.match(r"\w*(Error|Exception)\b: ", line)]
+    if not starts:
+        return ""
+    rest = itertools.takewhile(lambda line: line.strip() and "Warning" not in line, lines[starts[-1] :])
+    return " ".join(" ".join(rest).split())

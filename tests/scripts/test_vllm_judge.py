@@ -12,7 +12,7 @@ import torch
 from coded_checkpoints import float_llama, save
 
 from scripts.benchmarks.format_folders import BY_COMMAND, COMPRESSED
-from scripts.benchmarks.vllm_judge import FORMS, PLAIN, Answer, judge_of, logprobs_of, scored, vllm_judge
+from scripts.benchmarks.vllm_judge import FORMS, PLAIN, Answer, judge_of, logprobs_of, message_of, scored, vllm_judge
 
 REFUSED = "not supported by CPUWNA16"
 """What vLLM says of 8-bit weights with activations in floats, which its CPU kernels lack."""
@@ -56,6 +56,22 @@ def test_an_unknown_form_and_a_folder_without_an_environment_are_refused(folder,
         next(vllm_judge(folder, tmp_path, ["awq"]))
     with pytest.raises(ValueError, match="is no environment"):
         next(vllm_judge(folder, tmp_path))
+
+
+def test_the_message_of_a_refusal_is_the_last_exceptions_whole():
+    written = """Traceback (most recent call last):
+KeyError: 'a'
+
+During handling of the above exception, another exception occurred:
+
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "a.py", line 930, in choose
+[rank0]: ValueError: Failed to find a kernel. Reasons:
+[rank0]:  Quant type (uint8b128) not supported by CPUWNA16
+"""
+    found = message_of(written)
+    assert found == "ValueError: Failed to find a kernel. Reasons: Quant type (uint8b128) not supported by CPUWNA16"
+    assert message_of("Killed\n") == ""
 
 
 @pytest.mark.nightly

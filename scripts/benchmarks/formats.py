@@ -10,17 +10,25 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jpaged.loading.quantised_folder import quantise_folder
 from scripts.benchmarks.format_folders import BY_COMMAND, DEFINED, write_bfloat16, write_defined
-from scripts.benchmarks.peers import Engine, peer_variables, speed_of, start_engine, work_of
+from scripts.benchmarks.peers import Engine, environments_of, peer_variables, speed_of, start_engine, work_of
 from scripts.cases import Row
 
 BFLOAT16 = "bfloat16"
 FOLDERS = (BFLOAT16, *BY_COMMAND, *DEFINED)
 READ_BY = {
-    "vllm": (BFLOAT16, "compressed-tensors, 4 bits", "awq, 4 bits", "gptq, 4 bits", "W4A16 with zero points", "W8A8"),
+    "vllm": (
+        BFLOAT16,
+        "compressed-tensors, 4 bits",
+        "awq, 4 bits",
+        "gptq, 4 bits",
+        "W4A16 with zero points",
+        "W8A8",
+        "FP8",
+    ),
     "openvino": (),
     "llamacpp": (),
 }
@@ -28,6 +36,17 @@ READ_BY = {
 CONVERTED = {"openvino-float32": "bfloat16", "openvino-int8": "int8"}
 """Models in OpenVINO's environment -> the form in which they are run."""
 PROMPTS, PROMPT = 4, 512
+
+
+class Trial(NamedTuple):
+    """One engine with one form of the model: `run` is what engine.py calls the form."""
+
+    form: str
+    engine: str
+    run: str
+    source: Path
+    python: str = sys.executable
+    variables: dict[str, str] = {}  # noqa: RUF012 (never changed)
 
 
 def formats(
@@ -42,37 +61,49 @@ def formats(
 
     --model is a plain Hugging Face folder, of which the others are written; --gguf are files of the same model, --env
     NAME=DIR the environments of openvino, llamacpp and vllm, see peer_engines/environment.sh. "file" and "weights" are
-    MiB stored and held, "load" is the peak of resident MiB while jpaged loads, "peak" that of the whole run with 1 GiB
-    for KV. "single" and "batch" are output tokens/s of one and of --requests requests, "prompts" tokens/s of reading
-    four prompts of 512 tokens.
+    MiB stored and held, "load" is the peak of resident MiB while jpaged loads, "peak" that of the whole run, with 1 GiB
+    for KV, summed over an engine's processes. "single" and "batch" are output tokens/s of one and of --requests
+    requests, "prompts" tokens/s of reading four prompts of 512 tokens.
 
     Raises:
         ValueError: an unknown format or environment.
     """
     if unknown := set(only) - set(FOLDERS):
         raise ValueError(f"only={sorted(unknown)} are none of {', '.join(FOLDERS)}")
-    environments = {name: Path(folder) for name, _, folder in (entry.partition("=") for entry in env)}
-    if unknown := environments.keys() - READ_BY.keys():
-        raise ValueError(f"env={sorted(unknown)} are none of {', '.join(READ_BY)}")
+    environments = {name: Path(folder) for name, folder in environments_of(env, READ_BY).items()}
     work = work_of(model, requests, long=False)
-    work["prompts"] = [{"prompt": (work["batch"][0]["prompt"] * PROMPT)[n : n + PROMPT], "output": 1} for n in range(4)]
+    prompt = work["batch"][0]["prompt"] * PROMPT
+    work["prompts"] = [{"prompt": prompt[start : start + PROMPT], "output": 1} for start in range(PROMPTS)]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "work.json"
         file.write_text(json.dumps(work))
-        for form in only:
-            source = Path(folder) / "model"
-            write_form(form, model, source)
-            yield _row(form, "jpaged", "stored", sys.executable, source, file, work, {}, rounds)
-            for name in (name for name in environments if form in READ_BY[name]):
-                yield _of_peer(name, form, "stored", environments[name], source, file, work, rounds)
-            shutil.rmtree(source)
-        for source in gguf:
-            yield _row(source.stem, "jpaged", "gguf", sys.executable, source, file, work, {}, rounds)
-            if "llamacpp" in environments:
-                yield _of_peer("llamacpp", source.stem, "gguf", environments["llamacpp"], source, file, work, rounds)
-        for name, form in CONVERTED.items() if "openvino" in environments else ():
-            source = environments["openvino"] / "models" / name
-            yield _of_peer("openvino", name, form, environments["openvino"], source, file, work, rounds)
+        for trial in _trials(model, environments, gguf, only, Path(folder) / "model"):
+            yield _row(trial, file, work, rounds)
+
+
+def _trials(
+    model: Path, environments: dict[str, Path], gguf: list[Path], only: list[str], folder: Path
+) -> Iterator[Trial]:
+    """Yield what is to be run; a form's folder is there until the next is asked for."""
+
+    def of_peer(name: str, form: str, run: str, source: Path) -> Trial:
+        env = environments[name]
+        return Trial(
+            form, name, run, source, str(env / "bin" / "python"), {"PYTHONPATH": ""} | peer_variables(name, env)
+        )
+
+    for form in only:
+        write_form(form, model, folder)
+        yield Trial(form, "jpaged", "stored", folder)
+        yield from (of_peer(name, form, "stored", folder) for name in environments if form in READ_BY[name])
+        shutil.rmtree(folder)
+    for file in gguf:
+        yield Trial(file.stem, "jpaged", "gguf", file)
+        if "llamacpp" in environments:
+            yield of_peer("llamacpp", file.stem, "gguf", file)
+    if "openvino" in environments:
+        for name, run in CONVERTED.items():
+            yield of_peer("openvino", name, run, environments["openvino"] / "models" / name)
 
 
 def write_form(form: str, model: Path, folder: Path) -> None:
@@ -85,42 +116,24 @@ def write_form(form: str, model: Path, folder: Path) -> None:
         write_defined(DEFINED[form], model, folder)
 
 
-def _of_peer(
-    name: str, form: str, run: str, env: Path, source: Path, file: Path, work: dict[str, Any], rounds: int
-) -> Row:
-    variables = {"PYTHONPATH": ""} | peer_variables(name, env)
-    return _row(form, name, run, str(env / "bin" / "python"), source, file, work, variables, rounds)
+def _row(trial: Trial, file: Path, work: dict[str, Any], rounds: int) -> Row:
+    """Run a trial, and return its figures.
 
-
-def _row(
-    form: str,
-    name: str,
-    run: str,
-    python: str,
-    source: Path,
-    file: Path,
-    work: dict[str, Any],
-    variables: dict[str, str],
-    rounds: int,
-) -> Row:
-    """Run one engine with one source, and return its figures."""
-    row: Row = {
-        "format": form,
-        "engine": name,
-        "file MiB": _mib(_stored(source)),
-        "weights MiB": None,
-        "load MiB": None,
+    Args:
+        file: of `work`, the requests by their names.
+    """
+    row: Row = {"format": trial.form, "engine": trial.engine, "file MiB": _mib(_stored(trial.source))}
+    row |= {"weights MiB": None, "load MiB": None}
+    if trial.engine == "jpaged":
+        row |= _loading(trial.source, "gguf" if trial.run == "gguf" else None)
+    engine = start_engine(trial.engine, trial.run, "auto", trial.python, trial.source, file, trial.variables)
+    if engine is None:
+        return row | {"failed": True}
+    _measure(engine, rounds)
+    speeds = {
+        order: None if engine.failed else speed_of(engine, order, work) for order in ("single", "batch", "prompts")
     }
-    if name == "jpaged":
-        row |= _loading(source, "gguf" if run == "gguf" else None)
-    engine = start_engine(name, run, "auto", python, source, file, variables)
-    if engine is not None:
-        _measure(engine, rounds)
-    failed = engine is None or engine.failed
-    row["peak MiB"] = None if engine is None else _mib(engine.peak)
-    for order in ("single", "batch", "prompts"):
-        row[order] = None if engine is None or failed else speed_of(engine, order, work)
-    return row | {"failed": failed}
+    return row | {"peak MiB": _mib(engine.peak)} | speeds | {"failed": engine.failed}
 
 
 def _measure(engine: Engine, rounds: int) -> None:

@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from ctypes.util import find_library
 from dataclasses import dataclass, field
@@ -118,11 +119,7 @@ def peers(
         raise ValueError(f"kv={sorted(unknown)} are none of {', '.join(KV_CACHE_DTYPES)}")
     if "gguf" in forms and gguf is None:
         raise ValueError("the form gguf needs --gguf FILE")
-    environments = {name: folder for name, _, folder in (entry.partition("=") for entry in env)}
-    if unknown := environments.keys() - OF_PEERS.keys():
-        raise ValueError(f"env={sorted(unknown)} are none of {', '.join(OF_PEERS)}")
-    if missing := [name for name, folder in environments.items() if not Path(folder).is_dir() or not folder]:
-        raise ValueError(f"env={missing} need the folder of an environment each: NAME=DIR")
+    environments = environments_of(env, OF_PEERS)
     work = work_of(model, requests, long)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "work.json"
@@ -146,6 +143,20 @@ def peers(
                 engine.process.wait()
     exact = {} if unjudged else _exact(model, work["batch"], engines)
     return [_row(engine, engines, work, exact.get(id(engine))) for engine in engines]
+
+
+def environments_of(env: list[str], known: Iterable[str]) -> dict[str, str]:
+    """Return the folders of NAME=DIR by name.
+
+    Raises:
+        ValueError: a name is not known, or has no folder.
+    """
+    environments = {name: folder for name, _, folder in (entry.partition("=") for entry in env)}
+    if unknown := environments.keys() - set(known):
+        raise ValueError(f"env={sorted(unknown)} are none of {', '.join(known)}")
+    if missing := [name for name, folder in environments.items() if not Path(folder).is_dir() or not folder]:
+        raise ValueError(f"env={missing} need the folder of an environment each: NAME=DIR")
+    return environments
 
 
 def work_of(model: Path, requests: int, long: bool) -> dict[str, list[dict[str, Any]]]:
@@ -210,6 +221,8 @@ def start_engine(
     if engine.read().get("ready"):
         return engine
     print(f"{name} {form} did not start: {' '.join(command)}", file=sys.stderr, flush=True)
+    engine.signal(signal.SIGKILL)
+    process.wait()
     return None
 
 

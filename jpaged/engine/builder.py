@@ -310,11 +310,6 @@ def adapters_of(config: EngineConfig, loaded: Adaptable, several_processes: bool
         return None
     if several_processes:
         raise ValueError("enable_lora=True needs one process, not several hosts")
-    if isinstance(loaded.model, TakesImages) and isinstance(loaded.model.image_group, CrossAttentionGroup):
-        raise ValueError(
-            f"enable_lora=True, but {config.model} attends to images, whose K and V are made without adapters; "
-            "language_model_only=True leaves images out"
-        )
     return adapter_group(loaded, rank=config.max_lora_rank, adapters=config.max_loras, in_turn=config.deterministic)
 
 

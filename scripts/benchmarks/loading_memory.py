@@ -15,19 +15,20 @@ from jpaged.model_api import Bfloat16Tiles
 from scripts.cases import Rows
 
 
-def loading_memory(model: Path, first: Path | None = None) -> Rows:
+def loading_memory(model: Path, first: Path | None = None, quantization: str | None = None) -> Rows:
     """Peak of resident memory while a model is loaded, above that of the process after its imports (Linux).
 
     The aim is at most 1.2 times the file or what is held, whichever is more, and the largest plain tensor.
     --first is loaded before: a small model of the same format, so that what its load imports and compiles is no part.
+    --quantization is the engine's setting.
     """
     jax.block_until_ready(jax.numpy.zeros(8))
     if first is not None:
-        load_model(first, compact_tiles=Bfloat16Tiles.FLOAT32_PRODUCT)
+        load_model(first, quantization=quantization, compact_tiles=Bfloat16Tiles.FLOAT32_PRODUCT)
     reader = open_model(model).reader
     before = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    loaded = load_model(model, compact_tiles=Bfloat16Tiles.FLOAT32_PRODUCT)
+    loaded = load_model(model, quantization=quantization, compact_tiles=Bfloat16Tiles.FLOAT32_PRODUCT)
     jax.block_until_ready(loaded.params)
     peak = _status("VmHWM") - before
     files = sum(file.stat().st_size for file in model.glob("*.safetensors")) if model.is_dir() else model.stat().st_size

@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from ctypes.util import find_library
 from dataclasses import dataclass, field
@@ -52,6 +53,7 @@ class Engine:
     cores: list[float] = field(default_factory=list)
     tokens: list[list[int]] = field(default_factory=list)
     resident: int = 0
+    peak: int = 0
     failed: bool = False
 
     def read(self) -> dict[str, Any]:
@@ -62,6 +64,7 @@ class Engine:
             return {}
         said: dict[str, Any] = json.loads(line)
         self.resident = max(self.resident, said["resident"])
+        self.peak = max(self.peak, said["peak"])
         return said
 
     def run(self, order: str) -> None:
@@ -116,12 +119,8 @@ def peers(
         raise ValueError(f"kv={sorted(unknown)} are none of {', '.join(KV_CACHE_DTYPES)}")
     if "gguf" in forms and gguf is None:
         raise ValueError("the form gguf needs --gguf FILE")
-    environments = {name: folder for name, _, folder in (entry.partition("=") for entry in env)}
-    if unknown := environments.keys() - OF_PEERS.keys():
-        raise ValueError(f"env={sorted(unknown)} are none of {', '.join(OF_PEERS)}")
-    if missing := [name for name, folder in environments.items() if not Path(folder).is_dir() or not folder]:
-        raise ValueError(f"env={missing} need the folder of an environment each: NAME=DIR")
-    work = _work(model, requests, long)
+    environments = environments_of(env, OF_PEERS)
+    work = work_of(model, requests, long)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "work.json"
         file.write_text(json.dumps(work))
@@ -146,8 +145,22 @@ def peers(
     return [_row(engine, engines, work, exact.get(id(engine))) for engine in engines]
 
 
-def _work(model: Path, requests: int, long: bool) -> dict[str, list[dict[str, Any]]]:
-    """Return the lists of requests by their names."""
+def environments_of(env: list[str], known: Iterable[str]) -> dict[str, str]:
+    """Return the folders of NAME=DIR by name.
+
+    Raises:
+        ValueError: a name is not known, or has no folder.
+    """
+    environments = {name: folder for name, _, folder in (entry.partition("=") for entry in env)}
+    if unknown := environments.keys() - set(known):
+        raise ValueError(f"env={sorted(unknown)} are none of {', '.join(known)}")
+    if missing := [name for name, folder in environments.items() if not Path(folder).is_dir() or not folder]:
+        raise ValueError(f"env={missing} need the folder of an environment each: NAME=DIR")
+    return environments
+
+
+def work_of(model: Path, requests: int, long: bool) -> dict[str, list[dict[str, Any]]]:
+    """Return the lists of requests by their names; `long` adds prompts of 6,000 tokens."""
     opened = open_model(model)
     tokenizer = load_tokenizer(opened.source, opened.gguf)
     lengths = Lengths(num_prompts=requests).draw(1024)
@@ -178,23 +191,39 @@ def _start(
             variables = {"PYTHONPATH": ""} | peer_variables(name, Path(folder))
             wanted += [(name, kv, interpreter, own, variables) for kv in (kvs if name == "jpaged" else ["auto"])]
     for name, kv, python, source, variables in wanted:
-        print(f"starting {name} {form}, KV {kv}", file=sys.stderr, flush=True)
-        command = [python, str(ENGINE), name, form, kv, str(source), str(work)]
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=os.environ | variables,
-        )
-        said = f"{name} of {Path(python).parents[1]}" if name == "jpaged" and python != sys.executable else name
-        engine = Engine(said, form, _kv(name, form, kv), process)
-        if engine.read().get("ready"):
+        if engine := start_engine(name, form, kv, python, source, work, variables):
             engine.signal(signal.SIGSTOP)
             engines.append(engine)
-        else:
-            print(f"{name} {form} did not start: {' '.join(command)}", file=sys.stderr, flush=True)
+
+
+def start_engine(
+    name: str, form: str, kv: str, python: str, model: Path, work: Path, variables: dict[str, str]
+) -> Engine | None:
+    """Start one engine and wait until it is ready; None, with the command on standard error, if it is not.
+
+    Args:
+        python: the interpreter of the engine's environment.
+        work: the file of requests, see peer_engines/engine.py.
+        variables: to set for the engine, besides those of this process.
+    """
+    print(f"starting {name} {form}, KV {kv}", file=sys.stderr, flush=True)
+    command = [python, str(ENGINE), name, form, kv, str(model), str(work)]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | variables,
+    )
+    said = f"{name} of {Path(python).parents[1]}" if name == "jpaged" and python != sys.executable else name
+    engine = Engine(said, form, _kv(name, form, kv), process)
+    if engine.read().get("ready"):
+        return engine
+    print(f"{name} {form} did not start: {' '.join(command)}", file=sys.stderr, flush=True)
+    engine.signal(signal.SIGKILL)
+    process.wait()
+    return None
 
 
 def _kv(name: str, form: str, kv: str) -> str:
@@ -238,9 +267,9 @@ def _row(engine: Engine, engines: list[Engine], work: dict[str, Any], exact: int
         "exact": exact,
     }
     for order in ("batch", "single", "long prompts", "long"):
-        speed = _speed(engine, order, work)
+        speed = speed_of(engine, order, work)
         peers = [
-            _speed(other, order, work) or 0.0
+            speed_of(other, order, work) or 0.0
             for other in engines
             if other.form == engine.form and not other.name.startswith("jpaged")
         ]
@@ -251,11 +280,11 @@ def _row(engine: Engine, engines: list[Engine], work: dict[str, Any], exact: int
     return row
 
 
-def _speed(engine: Engine, order: str, work: dict[str, Any]) -> float | None:
-    """Return the median of tokens a second: of the output, for "long prompts" of the prompts."""
+def speed_of(engine: Engine, order: str, work: dict[str, Any]) -> float | None:
+    """Return the median of tokens a second: of the output, for orders of prompts of these."""
     if not engine.seconds.get(order):
         return None
-    tokens = sum(len(r["prompt"]) if order == "long prompts" else r["output"] for r in work[order])
+    tokens = sum(len(r["prompt"]) if order.endswith("prompts") else r["output"] for r in work[order])
     return tokens / statistics.median(engine.seconds[order])
 
 

@@ -1,62 +1,71 @@
-"""docs/models.md names every family and every GGUF architecture that there is, once, and no other."""
+"""The table of families in docs/models.md is what the registry, the families' code and the tests say today."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from importlib.metadata import distribution
-from pathlib import Path
+import difflib
 from types import SimpleNamespace
 
+import models_table
 import pytest
-from checkpoints import CHECKPOINTS
-from dense_families import DENSE_FAMILIES
-from encoder_checkpoints import ENCODERS
-from wrapped_families import BY_THEIR_TEXT
+from gguf_of_checkpoint import ARCHITECTURES as OF_TESTS
+from models_table import NAMES, TESTS, architectures, judged, named_types, registered
 
-from jpaged.loading.gguf.config import config_from_gguf
-
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
-WITH_IMAGES = {
-    "gemma3": "engine/test_vision_engine.py",
-    "llava_onevision": "engine/test_llava_engine.py",
-    "mllama": "engine/test_mllama_engine.py",
-    "mllama_text_model": "engine/test_mllama_engine.py",
-}
-"""Families that take images -> where their tokens are compared with transformers'."""
-OF_OTHER_TYPES = {"new": "models/test_encoders.py"}
-"""Types that transformers does not have -> where they are compared with a class of another type."""
+from jpaged.loading.gguf.config import ARCHITECTURES, config_from_gguf
 
 
-@pytest.fixture(scope="module")
-def columns():
-    """The table's columns: families, model types and GGUF architectures, each a list of a row's names."""
-    table = PAGE.read_text(encoding="utf-8").partition("| family | `model_type` | GGUF |")[2].partition("\n\n")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
-    assert all(len(row) == 3 for row in rows)
-    return [[re.findall(r"`([^`]+)`", cell) for cell in column] for column in zip(*rows, strict=True)]
+def test_the_page_holds_what_the_script_writes():
+    kept = models_table.PAGE.read_text(encoding="utf-8")
+    found = models_table.filled(kept)
+    changes = "\n".join(difflib.unified_diff(kept.splitlines(), found.splitlines(), "page", "found", lineterm="", n=0))
+    assert not changes, f"{changes}\n\nRun python scripts/models_table.py --write"
 
 
-def registered():
-    """The model types that this package registers."""
-    return {entry.name for entry in distribution("jpaged").entry_points if entry.group == "jpaged.models"}
-
-
-def test_every_registered_family_has_its_place_in_the_table(columns):
-    named = Counter(name for names in columns[1] for name in names)
-    assert set(named) == registered() and set(named.values()) == {1}
-
-
-def test_every_architecture_of_gguf_files_is_in_the_table(columns):
-    unknown = SimpleNamespace(path="a.gguf", metadata={"general.architecture": "nothing"})
-    with pytest.raises(ValueError, match="is not supported; supported: ") as refused:
-        config_from_gguf(unknown)
-    supported = set(str(refused.value).rpartition("supported: ")[2].split(", "))
-    assert {name for names in columns[2] for name in names} == supported
+def test_names_that_people_know_are_given_for_every_registered_family_and_no_other():
+    assert NAMES.keys() == registered()
+    assert all(NAMES.values())
 
 
 def test_every_family_is_judged_by_transformers():
-    judged = {config.model_type for config in (*CHECKPOINTS.values(), *DENSE_FAMILIES.values(), *ENCODERS.values())}
-    judged |= {config.get_text_config().model_type for _, config in BY_THEIR_TEXT.values()}
-    assert all((PAGE.parents[1] / "tests" / file).exists() for file in (WITH_IMAGES | OF_OTHER_TYPES).values())
-    assert registered() - judged == WITH_IMAGES.keys() | OF_OTHER_TYPES.keys()
+    assert set().union(*judged().values()) == registered()
+    named = models_table.PUBLISHED | models_table.WITH_IMAGES | models_table.OF_OTHER_TYPES | models_table.GGUF_ENCODERS
+    assert [file for file in named.values() if not (TESTS / file).exists()] == []
+
+
+def test_every_architecture_of_gguf_files_becomes_a_registered_family():
+    unknown = SimpleNamespace(path="a.gguf", metadata={"general.architecture": "nothing"})
+    with pytest.raises(ValueError, match="is not supported; supported: ") as refused:
+        config_from_gguf(unknown)
+    found = architectures()
+    named = {name for names in found.values() for name in names}
+    assert named == set(str(refused.value).rpartition("supported: ")[2].split(", ")) == ARCHITECTURES.keys()
+    assert found.keys() <= registered()
+
+
+def test_architectures_are_those_that_the_tests_write_files_of():
+    found = architectures()
+    assert {model_type: arch for model_type, arch in OF_TESTS.items() if arch not in found[model_type]} == {}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "types"),
+    [
+        ("llama", {"llama", "mixtral"}),  # another function's result is returned where there are experts
+        ("granitemoe", {"granitemoe"}),  # another function's fields are changed
+        ("gemma-embedding", {"gemma3_text"}),
+    ],
+)
+def test_a_types_name_is_found_in_the_function_that_gives_it(architecture, types):
+    assert named_types(ARCHITECTURES[architecture]) == types
+
+
+def test_a_change_of_a_family_changes_its_row(monkeypatch):
+    def row():
+        return next(line for line in models_table.table().splitlines() if line.startswith("| `qwen3_5_text` |"))
+
+    monkeypatch.setattr(models_table, "NAMES", {"qwen3_5_text": "Qwen3.5"})
+    before = row()
+    assert before == "| `qwen3_5_text` | Qwen3.5 | full, state | | ● | ● head | `qwen35` | L T G A H |"
+    monkeypatch.setattr(models_table, "adaptable_targets", lambda model: [])
+    monkeypatch.setattr(models_table, "HasDraftHead", str)
+    monkeypatch.setitem(models_table.ARCHITECTURES, "qwen35", ARCHITECTURES["llama"])
+    assert row() == "| `qwen3_5_text` | Qwen3.5 | full, state | | | ● | | L T G A H |"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from checkpoints import CHECKPOINTS, make_checkpoint
+from vision_checkpoints import mllama_config
 
 from jpaged.loading.load import load_model
-from jpaged.loading.lora.sites import _place, find_sites
+from jpaged.loading.lora.sites import _place, adaptable_targets, adapter_group, find_sites
 from jpaged.loading.parameters.targets import abstract_model, targets_of
 from jpaged.loading.registry import model_class
 from jpaged.model_api import BuildContext
@@ -53,3 +55,16 @@ def test_every_linear_layer_of_a_llama_is_found_and_like_layers_share_a_site(tmp
     layers = loaded.config.num_hidden_layers
     assert all(site.layers == layers == len(site.paths) for site in sites)
     assert len(places) == 7 * layers
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [(mllama_config(), "attends to images"), (CHECKPOINTS["gpt2"], "no matrix that a low-rank adapter can change")],
+    ids=["mllama", "gpt2"],
+)
+def test_a_model_that_adapters_cannot_change_is_refused(config, message: str):
+    model = abstract_model(model_class(config.model_type), config, BuildContext(dtype=np.dtype(np.float32)))
+    tensors = {name: (8, 8) for target in adaptable_targets(model) for name in target.source.sources}
+    loaded = SimpleNamespace(name="it", model=model, tensor_shapes=tensors, dtype=np.dtype(np.float32))
+    with pytest.raises(ValueError, match=f"enable_lora=True, but it .*{message}"):
+        adapter_group(loaded, rank=2, adapters=1, in_turn=False)

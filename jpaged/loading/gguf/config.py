@@ -37,8 +37,9 @@ def config_from_gguf(file: GGUFFile) -> AnyConfig:
 
 def _fields(file: GGUFFile) -> Fields:
     arch = file.metadata.get("general.architecture")
-    if arch not in _FAMILIES:
-        raise ValueError(f"{file.path}: GGUF architecture {arch!r} is not supported; supported: {', '.join(_FAMILIES)}")
+    if arch not in ARCHITECTURES:
+        supported = ", ".join(ARCHITECTURES)
+        raise ValueError(f"{file.path}: GGUF architecture {arch!r} is not supported; supported: {supported}")
     if arch not in _MAY_HAVE_EXPERTS and field(file, "expert_count", 0):
         raise ValueError(f"{file.path}: mixture-of-experts GGUF files (expert_count > 0) of {arch} are not supported")
     for key, known in _ONLY.items():
@@ -48,7 +49,7 @@ def _fields(file: GGUFFile) -> Fields:
             known = (False,)
         if (value := field(file, key, known[0])) not in known:
             raise ValueError(f"{file.path}: {key}={value} is not supported; {key}={known[0]} is")
-    return _FAMILIES[arch](file)
+    return ARCHITECTURES[arch](file)
 
 
 def _llama(file: GGUFFile) -> Fields:
@@ -416,7 +417,7 @@ def _lfm2(file: GGUFFile) -> Fields:
     return dict(model_type="lfm2", **short_convolutions(file), block_auto_adjust_ff_dim=False)
 
 
-_FAMILIES: dict[str, Callable[[GGUFFile], Fields]] = {
+ARCHITECTURES: dict[str, Callable[[GGUFFile], Fields]] = {
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen2vl": _qwen2,  # text has one position in all axes of the rotation
@@ -440,6 +441,7 @@ _FAMILIES: dict[str, Callable[[GGUFFile], Fields]] = {
     **ENCODERS,
     **FAMILIES,
 }
+"""Maps an architecture to the function that makes the fields of its config."""
 _MAY_HAVE_EXPERTS = (
     *("llama", "qwen2moe", "qwen3moe", "qwen3vlmoe", "olmoe", "llama4", "gpt-oss", "jamba", "gemma4"),
     *WITH_EXPERTS,

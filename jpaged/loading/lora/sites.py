@@ -15,7 +15,16 @@ import numpy as np
 from jaxtyping import Int
 
 from jpaged.loading.parameters.targets import Target, targets_of
-from jpaged.model_api import TENSOR_AXIS, AdapterGroup, AdapterSite, CausalLM, HostArray, WeightSource
+from jpaged.model_api import (
+    TENSOR_AXIS,
+    AdapterGroup,
+    AdapterSite,
+    CausalLM,
+    CrossAttentionGroup,
+    HostArray,
+    TakesImages,
+    WeightSource,
+)
 
 GROUP = "adapters"
 """Name of the layer group that keeps adapters."""
@@ -61,8 +70,13 @@ def adapter_group(loaded: Adaptable, *, rank: int, adapters: int, in_turn: bool)
     """Return the layer group that keeps adapters of a model; see `AdapterGroup` for the arguments.
 
     Raises:
-        ValueError: the model has no matrix that adapters could change.
+        ValueError: the model attends to images, or has no matrix that adapters could change.
     """
+    if attends_to_images(loaded.model):
+        raise ValueError(
+            f"enable_lora=True, but {loaded.name} attends to images, whose K and V are made without adapters; "
+            "language_model_only=True leaves images out"
+        )
     sites, _ = find_sites(loaded)
     if not sites:
         raise ValueError(f"enable_lora=True, but {loaded.name} has no matrix that a low-rank adapter can change")
@@ -70,14 +84,29 @@ def adapter_group(loaded: Adaptable, *, rank: int, adapters: int, in_turn: bool)
     return AdapterGroup(GROUP, (), tuple(sites), rank, adapters, dtype, in_turn=in_turn)
 
 
+def attends_to_images(model: CausalLM) -> bool:
+    """Tell whether a model has layers that attend to images; adapters are not supported for it."""
+    return isinstance(model, TakesImages) and isinstance(model.image_group, CrossAttentionGroup)
+
+
+def adaptable_targets(model: CausalLM) -> list[Target]:
+    """Return the parameters of a model's layers that adapters may change, where a checkpoint's tensors are matrices."""
+    return [
+        target
+        for target in targets_of(model)
+        if target.source.adaptable
+        and target.source.layer is not None
+        and target.path[0] == "layers"
+        and len(target.shape) == 2
+    ]
+
+
 def find_sites(loaded: Adaptable) -> tuple[list[AdapterSite], dict[str, Place]]:
     """Return the sites of a model's layers, and where each checkpoint tensor in them lies, by the tensor's name."""
     shapes = loaded.tensor_shapes
     members: dict[object, list[tuple[Target, list[Place]]]] = defaultdict(list)
-    for target in targets_of(loaded.model):
+    for target in adaptable_targets(loaded.model):
         source = target.source
-        if not source.adaptable or source.layer is None or target.path[0] != "layers" or len(target.shape) != 2:
-            continue
         if any(name not in shapes or len(shapes[name]) != 2 for name in source.sources):
             continue
         places = [_place(source, shapes, part) for part in range(len(source.sources))]

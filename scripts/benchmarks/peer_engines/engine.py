@@ -2,10 +2,11 @@
 
     python engine.py NAME FORM KV MODEL WORK.json
 
-FORM is what weights are in, KV what keys and values are in: "auto", or a `kv_cache_dtype` of jpaged's.
+FORM is what weights are in, "stored" as the model has them; KV what keys and values are in: "auto", or a
+`kv_cache_dtype` of jpaged's.
 Orders are the names of what WORK.json holds: lists of requests, each with `prompt` (token ids) and `output` (how many
-tokens). The answer is a line of JSON: seconds, tokens, cores that were busy, resident bytes. It imports nothing of
-jpaged but for its engine.
+tokens). The answer is a line of JSON: seconds, tokens, cores that were busy, resident bytes and the most there were. It
+imports nothing of jpaged but for its engine.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ def jpaged(form: str, kv: str, model: str, context: int) -> Run:
     from jpaged import LLM, SamplingParams
 
     settings: dict[str, Any] = {"dtype": form} if form in ("float32", "bfloat16") else {"quantization": form}
+    if form == "stored":
+        settings = {}
     llm = LLM(
         model,
         **{"dtype": "float32", **settings},
@@ -111,7 +114,8 @@ def vllm(form: str, kv: str, model: str, context: int) -> Run:
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": str(CACHE_GIB), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     from vllm import LLM, SamplingParams
 
-    llm = LLM(model=model, dtype=form, max_model_len=context, max_num_seqs=SEQUENCES, enable_prefix_caching=False)
+    dtype = "bfloat16" if form == "stored" else form
+    llm = LLM(model=model, dtype=dtype, max_model_len=context, max_num_seqs=SEQUENCES, enable_prefix_caching=False)
 
     def run(requests: Requests) -> list[list[int]]:
         params = [SamplingParams(max_tokens=r["output"], min_tokens=r["output"], **GREEDY) for r in requests]
@@ -125,21 +129,25 @@ ENGINES = {"jpaged": jpaged, "openvino": openvino, "llamacpp": llamacpp, "vllm":
 
 
 def used() -> dict[str, float]:
-    """Return the resident memory, in bytes, and the processors' seconds of this process and those that it started."""
-    pages, ticks, parents = {}, {}, {}
+    """Return the resident memory and its peak, in bytes, and the processors' seconds of this process and those that it
+    started."""
+    pages, peaks, ticks, parents = {}, {}, {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             number = int(folder.name)
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
             parents[number], ticks[number] = int(fields[1]), int(fields[11]) + int(fields[12])
             pages[number] = int((folder / "statm").read_text().split()[1])
+            status = (folder / "status").read_text().splitlines()
+            peaks[number] = next((int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM")), 0)
         except OSError:
             continue
     own = {os.getpid()}
     while more := {number for number, parent in parents.items() if parent in own} - own:
         own |= more
     busy = sum(ticks.get(number, 0) for number in own) / os.sysconf("SC_CLK_TCK")
-    return {"resident": sum(pages.get(number, 0) for number in own) * os.sysconf("SC_PAGE_SIZE"), "busy": busy}
+    resident = sum(pages.get(number, 0) for number in own) * os.sysconf("SC_PAGE_SIZE")
+    return {"resident": resident, "peak": sum(peaks.get(number, 0) for number in own), "busy": busy}
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """Loops are compiled with all that they call, need nothing of Numba, and change nothing else that Numba compiles."""
 
 import ctypes
+from itertools import count
 
 import numba
 import numpy as np
@@ -14,13 +15,14 @@ from pallas_kernels.ffi.loops import njit
 from pallas_kernels.ffi.primitives import address_of, call_with, pointer
 
 CODEGEN = cpu_target.target_context.codegen()
+NUMBERS = count()
 ALIVE = []
 """What holds the code of `loaded`."""
 
 
 def loaded(loop, words, *bound):
     """Return a loop as a function that Python can call, made as XLA's calls are."""
-    name = f"loop_of_a_test_{len(ALIVE)}"
+    name = f"loop_of_a_test_{next(NUMBERS)}"
     ffi.add_symbol(name, loop, *bound)
     machine = binding.Target.from_default_triple().create_target_machine(jit=True)
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
@@ -34,7 +36,10 @@ def loaded(loop, words, *bound):
 def test_a_helper_is_a_part_of_the_loop_that_calls_it():
     @njit
     def largest(numbers):
-        return np.maximum(np.max(numbers), 3)
+        found = numbers[0]
+        for number in numbers:
+            found = max(found, number)
+        return np.maximum(found, 3)
 
     @ffi.cfunc(types.intp(types.intp, types.intp))
     def loop(address, size):

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the sdist, and the wheel from it, as a release does; checks them; then uses the wheel as a stranger would: in an
-# empty environment, away from the checkout, it answers a prompt with the demo model.
+# empty environment, away from the checkout, it answers a prompt with the demo model. On Linux a wheel with loops compiled
+# ahead then does the same, without Numba.
 #
 #   bash scripts/check_wheel.sh          only checks
 #   bash scripts/check_wheel.sh dist     leaves both in a folder when they have passed

@@ -4,12 +4,14 @@ A find directive of pyproject.toml names a package after its folder. The familie
 ``jpaged_models``, which only code can say. Everything else about the packages stands in pyproject.toml.
 
 The environment variable ``JPAGED_OBJECTS`` names a folder of CPU loops that ``python -m pallas_kernels.build_objects``
-compiled. The wheel then has them, and is for this platform; without it the wheel is for any.
+compiled. The wheel then has them, is for the platform that they were compiled for, and needs no Numba for the extra
+``cpu``; without it the wheel is for any.
 """
 
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import shutil
 import tarfile
@@ -51,18 +53,13 @@ class BuildWithObjects(build_py):
     """Adds the libraries of `OBJECTS` to the packages."""
 
     def run(self):
-        """Raise ValueError where the folder has no library."""
         super().run()
+        folder = Path(self.build_lib, "pallas_kernels", "objects")
         if OBJECTS:
-            found = sorted(file for file in Path(OBJECTS).iterdir() if file.suffix in (".so", ".json"))
-            if not found:
-                raise ValueError(
-                    f"JPAGED_OBJECTS={OBJECTS!r} has no libraries: pallas_kernels.build_objects makes them"
-                )
-            folder = Path(self.build_lib, "pallas_kernels", "objects")
             folder.mkdir(parents=True, exist_ok=True)
-            for file in found:
-                shutil.copy(file, folder)
+            for described in _described():
+                for file in (described, described.with_suffix(".so")):
+                    shutil.copy(file, folder)
 
 
 class DistributionOfOnePlatform(Distribution):
@@ -71,12 +68,31 @@ class DistributionOfOnePlatform(Distribution):
     def has_ext_modules(self):
         return True
 
+    def parse_config_files(self, *args, **kwargs):
+        """Read pyproject.toml, which is right for the sdist, whose loops Numba compiles; here it need not."""
+        super().parse_config_files(*args, **kwargs)
+        self.extras_require["cpu"] = []
+
 
 class WheelOfOnePlatform(bdist_wheel):
-    """Says that the wheel is for this platform and any Python, as its libraries are."""
+    """Says that the wheel is for the platform of its libraries and any Python, see PEP 600."""
 
     def get_tag(self):
-        return "py3", "none", super().get_tag()[2]
+        """Raise ValueError where the libraries are of several platforms."""
+        described = [json.loads(file.read_text()) for file in _described()]
+        machines = sorted({one["processor"]["machine"] for one in described})
+        if len(machines) != 1:
+            raise ValueError(f"JPAGED_OBJECTS={OBJECTS!r} has libraries of {' and '.join(machines)}: a wheel has one")
+        glibc = max(tuple(map(int, one["glibc"].split("."))) for one in described)
+        return "py3", "none", f"manylinux_{glibc[0]}_{glibc[1]}_{machines[0]}"
+
+
+def _described() -> list[Path]:
+    """Return what describes each library; raises ValueError where there is none."""
+    found = sorted(Path(OBJECTS).glob("*.json"))
+    if not found:
+        raise ValueError(f"JPAGED_OBJECTS={OBJECTS!r} has no libraries: pallas_kernels.build_objects makes them")
+    return found
 
 
 def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:

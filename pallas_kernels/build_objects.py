@@ -1,14 +1,13 @@
 """Compiles the loops of CPUs ahead, into libraries that `pallas_kernels.cpu_objects` loads without Numba.
 
 ``python -m pallas_kernels.build_objects FOLDER [PROCESSOR ...]`` needs Numba and a C compiler, which links. The loops
-are the same Python: Numba writes LLVM's code for a processor, which need not be this machine's, and LLVM makes an
-object of it. Of Numba's own run time nothing is left. A loop raises no exceptions and owns no arrays, so its C
-function, which would tell Python of an error, is replaced by one that only calls the loop. The build fails if a library
-needs more than `OUTSIDE`.
+are the same Python: Numba translates them to LLVM's language, and LLVM makes objects (`pallas_kernels.ffi.loops`) for a
+processor, which need not be this machine's. For another architecture ``CC`` names a compiler that links for it.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -24,18 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from pallas_kernels.cpu_features import best_kind, has, kind_for
-from pallas_kernels.cpu_objects import FORMAT, PACKAGE, PROCESSORS, VARIABLE, call_key, digest
+from pallas_kernels.cpu_objects import FORMAT, PROCESSORS, VARIABLE, Processor, all_of, call_key, runs_here
+from pallas_kernels.sources import PACKAGE, closure, digest
 from pallas_kernels.tiled_matmul.variant import TileVariant
 
-OUTSIDE = frozenset(
-    {"free", "malloc", "madvise", "memcpy", "memmove", "memset", "sqrtf", "logf", "log", "expf", "floorf"}
-)
-"""Functions of the C library that loops may call."""
 DTYPES = ("float32", "bfloat16", "uint16", "int8", "uint8")
 """Views that attention reads."""
-
-_FREED = "NRT_MemInfo_call_dtor"
-"""The function of Numba's run time that frees an array."""
 
 Call = tuple[str, tuple[Any, ...]]
 """A function, ``module:function``, and its arguments, see `pallas_kernels.custom_calls.target`."""
@@ -81,146 +74,110 @@ def _variants() -> Iterator[TileVariant]:
             yield TileVariant(kind, grouped, False, True, minimums, 0, half)
 
 
-def build(folder: Path, name: str, cpu: str, features: Iterable[str], calls: Iterable[Call] | None = None) -> None:
-    """Compile calls for a processor in a process that Numba was made to compile for it in, see `compile_in_process`.
+def build(folder: Path, name: str, processor: Processor, calls: Iterable[Call] | None = None) -> None:
+    """Compile calls for a processor, in a process whose loops are written for it, see `compile_in_process`.
 
     Args:
         folder: gets NAME.so and NAME.json.
-        features: LLVM's names, which the loops were written for.
         calls: None = `all_calls`.
 
     Raises:
         ValueError: a loop needs something of Numba or Python when it runs.
         subprocess.CalledProcessError: the linker failed.
     """
-    from pallas_kernels.ffi import closure, compiled
+    from pallas_kernels.ffi import code_of
 
     named: dict[str, Any] = {}
-    for function, arguments in all_calls() if calls is None else calls:
-        module, _, what = function.partition(":")
-        named[call_key(f"{PACKAGE}.{module}", what, arguments)] = _compiled_here(f"{PACKAGE}.{module}", what, arguments)
-    symbols: dict[int, tuple[Any, list[str]]] = {}
-    for symbol, loops in compiled().items():
-        symbols.setdefault(id(loops), (loops, []))[1].append(symbol)
-    machine = _machine(cpu, features)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as objects:
         paths = []
-        for number, (loops, own) in enumerate(symbols.values()):
+        for number, (function, arguments) in enumerate(all_calls() if calls is None else calls):
+            module, _, what = function.partition(":")
+            module = f"{PACKAGE}.{module}"
+            # The function itself, as what decorates it would also load the code here.
+            names = unwrap(getattr(import_module(module), what))(*arguments)
+            named[call_key(module, what, arguments)] = names
             paths.append(Path(objects, f"{number}.o"))
-            paths[-1].write_bytes(machine.emit_object(freed_of_python(loops, own)))
+            paths[-1].write_bytes(code_of(all_of(names), machine_for(processor)))
         library = folder / f"{name}.so"
         linker = [os.environ.get("CC", "cc"), "-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,-s", "-o"]
         subprocess.run([*linker, str(library), *map(str, paths), "-lm"], check=True)
     modules = sorted(closure({key.partition(":")[0] for key in named}))
     listed = {
         "format": FORMAT,
-        "processor": {"cpu": cpu, "machine": platform.machine()},
-        "features": sorted(features),
+        "processor": {"cpu": processor.cpu, "machine": processor.machine},
+        "features": sorted(processor.features),
         "modules": modules,
         "sources": digest(modules),
+        "glibc": _glibc_of(library.read_bytes()),
         "calls": named,
     }
     (folder / f"{name}.json").write_text(json.dumps(listed, indent=1) + "\n")
 
 
-def _compiled_here(module: str, function: str, arguments: tuple[Any, ...]) -> Any:
-    """Return what a function of a module registers, whether or not this machine could run it."""
-    return unwrap(getattr(import_module(module), function))(*arguments)
-
-
-def _machine(cpu: str, features: Iterable[str]) -> Any:
+def machine_for(processor: Processor) -> Any:
     from llvmlite import binding
 
-    given = os.environ.get("NUMBA_CPU_FEATURES") or ",".join(f"+{name}" for name in sorted(features))
-    options = {"cpu": cpu, "features": given, "opt": 3, "reloc": "pic", "codemodel": "default"}
-    return binding.Target.from_default_triple().create_target_machine(**options)
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    triple = f"{processor.machine}-unknown-linux-gnu"
+    features = ",".join(f"+{name}" for name in processor.features)
+    options = {"cpu": processor.cpu, "features": features, "opt": 3, "reloc": "pic", "codemodel": "default"}
+    return binding.Target.from_triple(triple).create_target_machine(**options)
 
 
-def freed_of_python(loops: Any, symbols: list[str]) -> Any:
-    """Return the LLVM module of compiled loops, with a C function under each symbol and nothing else in sight."""
-    from llvmlite import binding
-
-    text, wrapper = loops.inspect_llvm(), loops.native_name
-    native = wrapper.removeprefix("cfunc.")
-    shape = re.search(rf'^define (\S.*?)? ?@"?{re.escape(wrapper)}"?\(([^)]*)\)', text, re.MULTILINE)
-    if shape is None:
-        raise ValueError(f"{wrapper} has no C function")
-    words = len(shape[2].split(",")) if shape[2].strip() else 0
-    returns = "i64" if re.search(r"\bi64$", shape[1].strip()) else "void"
-    arguments = ", ".join(f"i64 %a{n}" for n in range(words))
-    for symbol in symbols:
-        text += f"""
-define {returns} @"{symbol}"({arguments}) {{
-  %found = alloca i64
-  %error = alloca ptr
-  %status = call i32 @"{native}"(ptr %found, ptr %error{"".join(f", i64 %a{n}" for n in range(words))})
-  {"%value = load i64, ptr %found" if returns == "i64" else ""}
-  ret {returns} {"%value" if returns == "i64" else ""}
-}}
-"""
-    module = binding.parse_assembly(text)
-    for value in (*module.functions, *module.global_variables):
-        if not value.is_declaration and value.name not in symbols:
-            value.linkage = "internal"
-    # An array that a loop reads owns no memory, so that nothing is freed, but LLVM cannot know it.
-    if _FREED in {function.name for function in module.functions}:
-        trap = f"declare void @llvm.trap()\ndefine void @{_FREED}(ptr %a) {{ call void @llvm.trap() unreachable }}"
-        module.link_in(binding.parse_assembly(trap))
-        module.get_function(_FREED).linkage = "internal"
-    options = binding.create_pipeline_tuning_options(speed_level=0)
-    builder = binding.create_pass_builder(binding.Target.from_default_triple().create_target_machine(), options)
-    passes = binding.create_new_module_pass_manager()
-    passes.add_global_dead_code_eliminate_pass()
-    passes.run(module, builder)
-    module.verify()
-    needed = {f.name for f in module.functions if f.is_declaration and not f.name.startswith("llvm.")}
-    more = needed - OUTSIDE - _known_symbols()
-    if more:
-        raise ValueError(f"loops of {native} need {', '.join(sorted(more))} when they run: they would need Numba")
-    return module
+def _glibc_of(library: bytes) -> str:
+    """Return the oldest version of glibc that has all that a library needs of it."""
+    found = {tuple(map(int, version.split(b"."))) for version in re.findall(rb"GLIBC_(\d+\.\d+)", library)}
+    return ".".join(map(str, max(found, default=(2, 17))))
 
 
-def _known_symbols() -> set[str]:
-    from pallas_kernels.ffi import compiled
+def compile_in_process(folder: Path, name: str, *texts: str) -> None:
+    """Compile for one of `PROCESSORS` in a fresh process, whose loops are written for it.
 
-    return set(compiled())
-
-
-def compile_in_process(folder: Path, name: str) -> None:
-    """Compile all calls for one of `PROCESSORS` in a fresh process, in which Numba compiles for it.
+    Args:
+        texts: each call that is compiled has one of them in its function or arguments; without any, all are compiled.
 
     Raises:
         subprocess.CalledProcessError: it failed; what it wrote is on the standard error stream.
     """
     processor = PROCESSORS[name]
-    with tempfile.TemporaryDirectory() as nothing_kept:
-        environment = os.environ | {
-            VARIABLE: "none",
-            "JAX_PLATFORMS": "cpu",
-            "NUMBA_CACHE_DIR": nothing_kept,
-            "NUMBA_CPU_NAME": processor.cpu,
-            "NUMBA_CPU_FEATURES": ",".join(f"+{feature}" for feature in processor.features),
-        }
-        module = "pallas_kernels.build_objects"  # run as a command, this one is called __main__
-        subprocess.run([sys.executable, "-m", module, str(folder), "--here", name], env=environment, check=True)
+    environment = os.environ | {
+        VARIABLE: "none",
+        "JAX_PLATFORMS": "cpu",
+        "NUMBA_CPU_NAME": processor.cpu,
+        "NUMBA_CPU_FEATURES": ",".join(f"+{feature}" for feature in processor.features),
+    }
+    module = "pallas_kernels.build_objects"  # run as a command, this one is called __main__
+    code = f"import sys; from {module} import build_here; build_here(*sys.argv[1:])"
+    subprocess.run([sys.executable, "-c", code, str(folder), name, *texts], env=environment, check=True)
+
+
+def build_here(folder: str, name: str, *texts: str) -> None:
+    """See `compile_in_process`; this process' loops are written for the processor."""
+    chosen = [call for call in all_calls() if not texts or any(text in f"{call[0]}{call[1]}" for text in texts)]
+    build(Path(folder), name, PROCESSORS[name], chosen)
 
 
 def main(arguments: list[str]) -> None:
     """Build what the command line names."""
-    if len(arguments) == 3 and arguments[1] == "--here":
-        folder, _, name = arguments
-        build(Path(folder), name, PROCESSORS[name].cpu, PROCESSORS[name].features)
-        return
-    here = [name for name, processor in PROCESSORS.items() if processor.machine == platform.machine()]
-    names = arguments[1:] or here
-    unknown = set(names) - set(here)
-    if not arguments or unknown:
-        found = f"; {', '.join(sorted(unknown))} is none of these" if unknown else ""
-        raise SystemExit(f"usage: python -m pallas_kernels.build_objects FOLDER [{'|'.join(here)} ...]{found}")
-    for name in names:
-        compile_in_process(Path(arguments[0]), name)
-        print(Path(arguments[0], f"{name}.so"))
+    own = [name for name, processor in PROCESSORS.items() if processor.machine == platform.machine()]
+    parser = argparse.ArgumentParser(prog="python -m pallas_kernels.build_objects", description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="gets NAME.so and NAME.json of each processor")
+    parser.add_argument(
+        "processors",
+        nargs="*",
+        metavar="PROCESSOR",
+        choices=[*PROCESSORS, "here", []],
+        help=f"one of {', '.join(PROCESSORS)}, or 'here', the best that this machine is; default: {' '.join(own)}",
+    )
+    parser.add_argument("--calls", nargs="+", default=[], metavar="TEXT", help="only calls that have one of the texts")
+    given = parser.parse_args(arguments)
+    for name in given.processors or own:
+        if name == "here" and not (name := next(filter(runs_here, PROCESSORS), "")):
+            raise SystemExit(f"this machine is none of {', '.join(PROCESSORS)}")
+        compile_in_process(given.folder, name, *given.calls)
+        print(given.folder / f"{name}.so")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from pallas_kernels.cpu_dots import Emitter
-from pallas_kernels.ffi.helpers import njit
+from pallas_kernels.ffi.loops import njit
 from pallas_kernels.ffi.primitives import store
 
 TILE_ROWS, ROW_BYTES = 16, 64

@@ -7,7 +7,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from pallas_kernels.ffi.helpers import njit
+from pallas_kernels.ffi.loops import njit
 
 FAST = {"contract", "reassoc", "nsz", "arcp", "nnan"}
 """Fused multiply-adds, reductions in vector order, maxima that need not look for NaN."""

@@ -8,13 +8,13 @@ compiles the others. The list says which sources it is made of: a library of oth
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import json
 import logging
 import os
 import platform
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,11 +22,12 @@ from typing import Any, NamedTuple
 
 import jax
 
+from pallas_kernels.sources import digest
+
 VARIABLE = "PALLAS_KERNELS_OBJECTS"
 """The environment variable that names the folder of the libraries, or ``none`` for Numba alone."""
 FOLDER = Path(__file__).parent / "objects"
 """Where a wheel has them."""
-PACKAGE = __name__.split(".")[0]
 FORMAT = 1
 """Version of what NAME.json says."""
 
@@ -98,12 +99,26 @@ def registered(key: str) -> Names | None:
     objects = loaded()
     if objects is None or (names := objects.calls.get(key)) is None:
         return None
-    with _registering:
-        for name in (names,) if isinstance(names, str) else names:
-            if name not in _known:
-                jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(objects.library[name]), platform="cpu")
-                _known.add(name)
+    make_known(names, objects.library.__getitem__)
     return names
+
+
+def make_known(names: Names, function: Callable[[str], Any]) -> None:
+    """Make C functions known to XLA as custom calls of their names; a second call for a name does nothing.
+
+    Args:
+        function: gives the function of a name, or its address.
+    """
+    with _registering:
+        for name in all_of(names):
+            if name not in _known:
+                jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(function(name)), platform="cpu")
+                _known.add(name)
+
+
+def all_of(names: Names) -> tuple[str, ...]:
+    """Return the names in a tuple, also where there is only one."""
+    return (names,) if isinstance(names, str) else names
 
 
 @cache
@@ -143,16 +158,6 @@ def _read(path: Path) -> Objects | None:
     calls = {key: names if isinstance(names, str) else tuple(names) for key, names in listed["calls"].items()}
     logger.info("kernels of the CPU: compiled ahead, %s", path.stem)
     return Objects(library, frozenset(listed["features"]), calls)
-
-
-def digest(modules: list[str]) -> str:
-    """Return a hash of the sources of modules of this package; of none, where a file is missing."""
-    root, found = Path(__file__).parents[1], hashlib.sha256()
-    for module in modules:
-        path = root.joinpath(*module.split("."))
-        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        found.update(module.encode() + (file.read_bytes() if file.is_file() else b""))
-    return found.hexdigest()
 
 
 def runs_here(name: str) -> bool:

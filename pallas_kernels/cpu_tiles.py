@@ -18,9 +18,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from pallas_kernels import ffi
 from pallas_kernels.cpu_features import LANES, MANY_REGISTERS
-from pallas_kernels.ffi.helpers import njit
+from pallas_kernels.ffi.loops import njit
 from pallas_kernels.ffi.primitives import emit_prefetch
 
 ROWS = 8 if MANY_REGISTERS else 4
@@ -306,7 +305,7 @@ def remaining_rows(vectors: int) -> Any:
     """
     full, four, two, one = (tile(rows, vectors) for rows in (ROWS, 4, 2, 1))
 
-    @ffi.njit_named(str(vectors))
+    @njit
     def remaining(x, x_stride, row, rows, w, w_stride, depth, out, out_stride, more):
         while rows - row >= ROWS:
             full(x + row * x_stride, x_stride, w, w_stride, depth, out + row * out_stride, out_stride, more, 0, 0)

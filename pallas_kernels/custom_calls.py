@@ -1,35 +1,34 @@
-"""Names the custom calls that CPU kernels make, and makes them known to XLA: from a library that was compiled ahead, or
-else by Numba.
+"""Names the custom calls that CPU kernels make, and makes them known to XLA: from a library that was compiled ahead,
+from what an earlier process kept, or else by Numba.
 
 A kernel asks for its call by the name of the function that registers it, ``target("row_ops.cpu_kernel:norm_target")``.
-So no module that needs Numba is imported where a library (`cpu_objects`) has the call. Which calls this process made
-known is noted (`registrations`): a process that loads a compiled program and traces nothing must register the same
-(`register_again`).
+So no module that needs Numba is imported where a library (`cpu_objects`) or the disk (`kept_objects`) has the call.
+Which calls this process made known is noted (`registrations`): a process that loads a compiled program and traces
+nothing must register the same (`register_again`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import cache, wraps
+from collections.abc import Iterable
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, TypeVar, cast
+from typing import Any
 
-from pallas_kernels import cpu_features, cpu_objects
-from pallas_kernels.cpu_objects import PACKAGE
+from pallas_kernels import cpu_features, cpu_objects, kept_objects
+from pallas_kernels.cpu_objects import Names
+from pallas_kernels.sources import PACKAGE
 
-F = TypeVar("F", bound=Callable[..., Any])
 Registration = tuple[str, str, tuple[Any, ...]]
 """Module, function and arguments that register custom calls."""
 
-_registrations: dict[Registration, None] = {}
+_registered: dict[Registration, Names] = {}
 
 
 def target(function: str, *arguments: Any) -> Any:
     """Make the custom calls known that a function registers, and return what it returns: their names.
 
     Args:
-        function: a module of this package and a function in it that `known_again` decorates, ``module:function``.
+        function: a module of this package and a function in it, ``module:function``, that `ffi.known_again` decorates.
         arguments: its arguments.
 
     Raises:
@@ -48,36 +47,39 @@ def _check(arguments: tuple[Any, ...]) -> None:
 
 
 def _target(module: str, name: str, arguments: tuple[Any, ...]) -> Any:
-    _check(arguments)
-    key = cpu_objects.call_key(module, name, arguments)
-    if (names := cpu_objects.registered(key)) is not None:
-        _registrations[module, name, arguments] = None
+    if (names := found(module, name, arguments)) is not None:
         return names
     if find_spec("numba") is None:
+        key = cpu_objects.call_key(module, name, arguments)
         raise ImportError(f"no loops were compiled ahead for {key}, and Numba is not installed: pip install numba")
     return getattr(import_module(module), name)(*arguments)
 
 
-def known_again(function: F) -> F:
-    """Note with which arguments a function that registers custom calls was called, see `registrations`; it is called
-    once for each of them, and never where a library has what it would register."""
+def found(module: str, name: str, arguments: tuple[Any, ...]) -> Names | None:
+    """Make the custom calls known that a function registers, where that needs no compilation, and return their names;
+    None if they must be compiled.
 
-    @cache
-    @wraps(function)
-    def call(*arguments: Any) -> Any:
-        _check(arguments)
-        names = cpu_objects.registered(cpu_objects.call_key(function.__module__, function.__qualname__, arguments))
-        if names is None:
-            names = function(*arguments)
-        _registrations[function.__module__, function.__qualname__, arguments] = None
+    Raises:
+        ValueError: see `target`.
+    """
+    _check(arguments)
+    if (names := _registered.get((module, name, arguments))) is not None:
         return names
+    key = cpu_objects.call_key(module, name, arguments)
+    names = cpu_objects.registered(key) or kept_objects.registered(module, key)
+    if names is not None:
+        note(module, name, arguments, names)
+    return names
 
-    return cast(F, call)
+
+def note(module: str, name: str, arguments: tuple[Any, ...], names: Names) -> None:
+    """Note that a function's custom calls are known to XLA."""
+    _registered[module, name, arguments] = names
 
 
 def registrations() -> list[Registration]:
     """Return what made the custom calls of this process known, for `register_again` in another one."""
-    return list(_registrations)
+    return [made for made in _registered if made[0].split(".")[0] == PACKAGE]
 
 
 def register_again(made: Iterable[Registration]) -> None:

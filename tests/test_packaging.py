@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
+from email import message_from_bytes
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -135,15 +137,33 @@ def test_a_wheel_with_loops_compiled_ahead_has_them_and_is_for_one_platform(tmp_
     source, objects = tmp_path / "source", tmp_path / "objects"
     source.mkdir()
     objects.mkdir()
-    names = {"x86-64-v3.so", "x86-64-v3.json"}
+    names = {f"{name}{ending}" for name in ("aarch64-dotprod", "aarch64-more") for ending in (".so", ".json")}
     for name in names:
-        (objects / name).write_text(name)
+        described = {"processor": {"machine": "aarch64"}, "glibc": "2.27" if "more" in name else "2.17"}
+        (objects / name).write_text(json.dumps(described))
     monkeypatch.setenv("JPAGED_OBJECTS", str(objects))
     file, _ = build(copy_tree(source), tmp_path / "wheel", "wheel")
-    assert file.name.startswith(f"jpaged-{jpaged.__version__}-py3-none-") and not file.name.endswith("-any.whl")
+    assert file.name == f"jpaged-{jpaged.__version__}-py3-none-manylinux_2_27_aarch64.whl"
     with zipfile.ZipFile(file) as archive:
         assert {f"pallas_kernels/objects/{name}" for name in names} <= set(archive.namelist())
         assert "jpaged/__init__.py" in archive.namelist()
+    assert "cpu" in metadata(file).get_all("Provides-Extra") and 'extra == "cpu"' not in required(file)
+
+
+def test_without_loops_compiled_ahead_the_extra_for_cpus_needs_numba(wheel):
+    assert 'numba>=0.61; extra == "cpu"' in required(wheel[0])
+
+
+def metadata(file):
+    """The metadata of a wheel."""
+    with zipfile.ZipFile(file) as archive:
+        (path,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return message_from_bytes(archive.read(path))
+
+
+def required(file):
+    """What a wheel requires, a line each."""
+    return "\n".join(metadata(file).get_all("Requires-Dist"))
 
 
 def test_dir_names_what_users_import_before_anything_is_loaded():

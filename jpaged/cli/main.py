@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -80,6 +81,8 @@ def run() -> None:
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     # XLA's alarm "Very slow compile?" asks for a bug report; errors of a compilation raise all the same.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    # What an import makes stays, and Python would look through all of it for garbage twenty times.
+    gc.set_threshold(50_000, *gc.get_threshold()[1:])
     app()
 
 

@@ -24,11 +24,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from pallas_kernels import ffi
 from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES, copy_numbers
 from pallas_kernels.cpu_amx import CONFIG_BYTES, TILE_ROWS, TileCode, configure, release, write_sizes
 from pallas_kernels.cpu_tiles import stack_memory
-from pallas_kernels.ffi.helpers import njit
+from pallas_kernels.ffi.loops import njit
 from pallas_kernels.ffi.primitives import store
 from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES, repeated
 
@@ -98,18 +97,17 @@ def emit_tile_product(emit: TileCode, row_tiles: int, panels: int, *arguments: i
         emit.store_tile(tile, address, out_stride)
 
 
-def panels_product(products: Sequence[Any], configure: Any, release: Any, name: str) -> Any:
+def panels_product(products: Sequence[Any], configure: Any, release: Any) -> Any:
     """Return the product of any number of rows and the panels from one to another, as a compiled function.
 
     Args:
         products: what `tile_product` gives for two tiles of rows and two panels, for two and one, one and two, one and
             one.
         configure, release: of `pallas_kernels.cpu_amx`, or what stands for them where no processor has AMX.
-        name: of the function, unique.
     """
     two_by_two, two_by_one, one_by_two, one_by_one = products
 
-    @ffi.njit_named(name)
+    @njit
     def some_rows(x, x_stride, rows, w, w_panel, panels, steps, out, stride, more):
         """Multiply up to 32 rows with one or two panels."""
         if rows > TILE_ROWS:
@@ -122,7 +120,7 @@ def panels_product(products: Sequence[Any], configure: Any, release: Any, name: 
         else:
             one_by_one(x, x_stride, w, w_panel, steps, out, stride, more)
 
-    @ffi.njit_named(name)
+    @njit
     def narrow(x, x_stride, rows, w, steps, out, stride, width, more, aside):
         """Multiply up to 32 rows with the last panel, of which `out` has only `width` columns."""
         for row in range(rows if more else 0):
@@ -131,7 +129,7 @@ def panels_product(products: Sequence[Any], configure: Any, release: Any, name: 
         for row in range(rows):
             copy_numbers(aside + row * TILE_BYTES, out + row * stride, width)
 
-    @ffi.njit_named(name)
+    @njit
     def block(x, x_stride, rows, w, w_panel, panels, steps, out, stride, width, more, own):
         """Multiply up to `ROWS` rows with one or two panels and some steps; `width` columns are left in `out`."""
         per_turn = TOGETHER * TILE_ROWS
@@ -147,7 +145,7 @@ def panels_product(products: Sequence[Any], configure: Any, release: Any, name: 
             else:
                 some_rows(mine, x_stride, number, w, w_panel, panels, steps, to, stride, more)
 
-    @ffi.njit_named(name)
+    @njit
     def multiply_panels(x, x_stride, rows, matrix, pairs, panel, stop, to, outputs, scratch):
         """Multiply any number of rows with the panels from one to another.
 
@@ -187,7 +185,7 @@ def panels_product(products: Sequence[Any], configure: Any, release: Any, name: 
 def multiply_by_amx() -> Any:
     """Return `panels_product` by AMX, to be called where `has_bfloat16_tiles`."""
     products = [tile_product(row_tiles, panels) for row_tiles in (2, 1) for panels in (2, 1)]
-    return panels_product(products, configure, release, "amx")
+    return panels_product(products, configure, release)
 
 
 @njit

@@ -32,7 +32,7 @@ from pallas_kernels.cpu_dots import FLOATS, INTS, Emitter
 from pallas_kernels.cpu_features import FEATURES, LANES
 from pallas_kernels.cpu_tiles import VECTORS, remaining_rows, rows_of_expert, stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result
-from pallas_kernels.ffi.helpers import njit
+from pallas_kernels.ffi.loops import njit
 from pallas_kernels.matmul.cpu_kernel import DEPTH
 from pallas_kernels.tiled_matmul.cpu_kernel import clear_columns
 from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES, repeated
@@ -140,13 +140,13 @@ def _by_panels(panels: int) -> Any:
     of_packed = remaining_rows(width)
     groups, group_bytes = vectors // width, width * LANES * FLOAT
 
-    @ffi.njit_named(str(panels))
+    @njit
     def multiply_packed(x, x_stride, rows, packed, depth, out, stride, more):
         for group in range(groups):
             w, to = packed + group * group_bytes, out + group * group_bytes
             of_packed(x, x_stride, 0, rows, w, row_bytes, depth, to, stride, more)
 
-    @ffi.njit_named(str(panels))
+    @njit
     def multiply_some(x, x_stride, rows, w, w_panel, pairs, out, stride, more):
         row = 0
         while rows - row >= ROWS_AT_ONCE:
@@ -177,7 +177,7 @@ def _by_panels(panels: int) -> Any:
             elif row < rows:
                 one(left, x_stride, theirs, w_panel, pairs, to, stride, at, 0)
 
-    return njit(ffi.named(multiply, f"float32_product_{panels}"))
+    return njit(multiply)
 
 
 _several, _single = _by_panels(PANELS), _by_panels(1)

@@ -24,7 +24,7 @@ from pallas_kernels.bfloat16_matmul.cpu_pairs import KINDS, Kind, panels_at_once
 from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES, PAIR, copy_numbers, product, rounded_row
 from pallas_kernels.cpu_tiles import rows_of_expert, stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result
-from pallas_kernels.ffi.helpers import njit
+from pallas_kernels.ffi.loops import njit
 from pallas_kernels.tiled_matmul.cpu_kernel import clear_columns
 from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES
 
@@ -48,7 +48,7 @@ def target(kind: Kind) -> str:
     `rounded_numbers`]. Only the first `wanted` rows are multiplied; the others give 0.
     """
     name = f"jpaged_bfloat16_{kind}"
-    run = ffi.cfunc(ffi.RUN, error_model="numpy")(_bound(_multiply, kind, name))
+    run = ffi.cfunc(ffi.RUN, error_model="numpy")(_bound(_multiply, kind))
     before = _round_rows_to_bfloat16, 0, 0
     ffi.register(name, run, items_of=((2, 0),), portion=panels_at_once(kind), grains=GRAINS, before=before)
     return name
@@ -62,16 +62,16 @@ def grouped_target(kind: Kind) -> str:
     table: uint16 [experts, panels, pairs, 16, 2]; counts: int32 [experts]. The rest is as for `target`.
     """
     name = f"jpaged_bfloat16_grouped_{kind}"
-    run = ffi.cfunc(ffi.RUN, error_model="numpy")(_bound(_multiply_grouped, kind, name))
+    run = ffi.cfunc(ffi.RUN, error_model="numpy")(_bound(_multiply_grouped, kind))
     before = _round_rows_to_bfloat16, 0, 0
     ffi.register(name, run, items_of=((2, 0), (2, 1)), grains=GRAINS_OF_EXPERTS, before=before)
     return name
 
 
-def _bound(function: Any, kind: Kind, name: str) -> Any:
-    """Return a function that multiplies by one kind of instructions, kept on disk under a separate name."""
+def _bound(function: Any, kind: Kind) -> Any:
+    """Return a function that multiplies by one kind of instructions."""
     names = {"_some_panels": _rows_by_some_panels(kind), "_panels_of_an_item": panels_at_once(kind)}
-    return ffi.named(FunctionType(function.__code__, function.__globals__ | names, function.__name__), name)
+    return FunctionType(function.__code__, function.__globals__ | names, function.__name__)
 
 
 def _rows_by_panels(kind: Kind, panels: int) -> Any:
@@ -102,7 +102,7 @@ def _rows_by_panels(kind: Kind, panels: int) -> Any:
                 line = mine + row * x_stride
                 one(line, x_stride, theirs, w_panel, depth, out + row * stride, stride, at, line, 0)
 
-    return njit(ffi.named(multiply, f"bfloat16_{kind}_{panels}"))
+    return njit(multiply)
 
 
 @cache
@@ -131,7 +131,7 @@ def _rows_by_some_panels(kind: Kind) -> Any:
                     copy_numbers(scratch, out + row * stride, width)
                 panel += 1
 
-    return njit(ffi.named(multiply, f"bfloat16_{kind}_panels"))
+    return njit(multiply)
 
 
 @ffi.cfunc(ffi.RUN, error_model="numpy")

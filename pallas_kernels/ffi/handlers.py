@@ -8,40 +8,30 @@ returns when all items are done; a pool thread that comes late finds none left. 
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
 
-import jax
-from llvmlite import binding
 from numba import types
 
+from pallas_kernels import custom_calls, kept_objects
+from pallas_kernels.cpu_objects import all_of, call_key
 from pallas_kernels.ffi.call_frame import API, CONTEXT, NUM_THREADS, SCHEDULE, answered, argument, dimension, succeeded
-from pallas_kernels.ffi.helpers import njit
-from pallas_kernels.ffi.kept_code import cfunc, named
+from pallas_kernels.ffi.loops import Loop, add_symbol, cfunc, code_of, njit
 from pallas_kernels.ffi.primitives import add, address_of, allocate, free, load, run_range, store
 
+F = TypeVar("F", bound=Callable[..., Any])
 RUN = types.void(types.intp, types.intp, types.intp)
 """Signature of what `register` takes."""
 
 # A job: what the threads that share a call know of it. Words of 8 bytes.
 _NEXT, _DONE, _OWNERS, _FRAME, _ITEMS, _GRAIN, _RUN = 0, 8, 16, 24, 32, 40, 48
 _NEXT_BEFORE, _DONE_BEFORE, _ITEMS_BEFORE, _GRAIN_BEFORE, _BEFORE, _CALL, _JOB_BYTES = 56, 64, 72, 80, 88, 96, 136
-
-_registering = threading.Lock()
-_alive: dict[str, tuple[Any, ...]] = {}
-"""Compiled functions whose addresses XLA holds, by the target's name."""
-_symbols: dict[str, Any] = {}
+_MOST_AXES = 3
+"""Most axes whose lengths are a call's items."""
 
 
-def add_symbol(name: str, function: Any) -> None:
-    """Make a ``cfunc`` known to `pallas_kernels.ffi.primitives.address_of`."""
-    _symbols[name] = function
-    binding.add_symbol(name, function.address)
-
-
-def compiled() -> dict[str, Any]:
-    """Return each ``cfunc`` of this process by its symbol: handlers, whose symbols are the targets' names, and what
-    they find by `add_symbol`."""
-    return _symbols | {name: handler for name, (handler, *_) in _alive.items()}
+_compiling = threading.RLock()
 
 
 @njit
@@ -95,14 +85,14 @@ add_symbol("jpaged_ffi_task", _task)
 
 def register(
     name: str,
-    run: Any,
+    run: Loop,
     *,
     items_of: tuple[tuple[int, int], ...],
     portion: int = 1,
     grains: int = 8,
-    before: tuple[Any, int, int] | None = None,
+    before: tuple[Loop, int, int] | None = None,
 ) -> None:
-    """Make compiled loops known to XLA's CPU backend as the target `name` of a custom call.
+    """Make loops over items the custom call `name`, which `known_again` makes known to XLA.
 
     A second call for a name does nothing: engines that are made in several threads at once ask for the same targets.
 
@@ -116,73 +106,77 @@ def register(
         before: a `run`, and an argument and one of its axes, whose length is its number of items; they are computed,
             by the same threads, before the first of the others.
     """
-    for loops in (run, *(before or ())[:1]):
-        assert loops.address  # compiled here: others may register what they have meanwhile
-    with _registering:
-        if name not in _alive:
-            handler = _handler(name, run, items_of, portion, grains, before or (run, -1, 0))
-            _make_known(name, handler, run, before)
+    first, items_argument, items_axis = before or (run, -1, 0)
+    add_symbol(f"{name}_run", run)
+    add_symbol(f"{name}_before", first)
+    axes = [*items_of, *[(-1, 0)] * (_MOST_AXES - len(items_of))]
+    places = [number for place in axes for number in place]
+    add_symbol(name, _handler, f"{name}_run", f"{name}_before", *places, items_argument, items_axis, portion, grains)
 
 
-def register_handler(name: str, handler: Any) -> None:
-    """Make a compiled handler, a ``cfunc`` of a frame, known to XLA's CPU backend as the target `name`; once."""
-    with _registering:
-        if name not in _alive:
-            _make_known(name, handler)
+def known_again(function: F) -> F:
+    """Compile what a function defines with `register`, keep it on disk and make it known to XLA.
+
+    The function returns the names of the custom calls. It is called once with the same arguments, and never where a
+    library or the disk has what it would define, see `pallas_kernels.custom_calls`.
+    """
+    module, name = function.__module__, function.__qualname__
+
+    @wraps(function)
+    def call(*arguments: Any) -> Any:
+        if (names := custom_calls.found(module, name, arguments)) is not None:
+            return names
+        key = call_key(module, name, arguments)
+        with _compiling, kept_objects.alone(module, key):  # another thread or process may have compiled it since
+            names = custom_calls.found(module, name, arguments)
+            if names is None:
+                names = function(*arguments)
+                code = code_of(all_of(names))
+                kept_objects.keep(module, key, names, code)
+                kept_objects.load(names, code)
+                custom_calls.note(module, name, arguments, names)
+        return names
+
+    return cast(F, call)
 
 
-def _make_known(name: str, handler: Any, *called: Any) -> None:
-    _alive[name] = handler, *called
-    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler.address), platform="cpu")
-
-
-def _handler(
-    name: str,
-    run: Any,
-    items_of: tuple[tuple[int, int], ...],
-    portion: int,
-    grains: int,
-    before: tuple[Any, int, int],
-) -> Any:
-    """Compile the function that XLA calls, which finds `run` and its setup by symbols."""
-    symbol, symbol_before = f"{name}_run", f"{name}_before"
-    first, items_argument, items_axis = before
-    add_symbol(symbol, run)
-    add_symbol(symbol_before, first)
-
-    def handler(frame):
-        if answered(frame):
-            return 0
-        items = 1
-        for index, axis in items_of:
-            items *= dimension(argument(frame, index), axis)
-        items = (items + portion - 1) // portion
-        items_before = 0 if items_argument < 0 else dimension(argument(frame, items_argument), items_axis)
-        job = allocate(_JOB_BYTES)
-        threads = max(1, min(_num_threads(frame, job), items))
-        store(job + _DONE, 0)
-        store(job + _OWNERS, 1)
-        store(job + _FRAME, frame)
-        store(job + _ITEMS, items)
-        store(job + _GRAIN, max(1, items // (threads * grains)))
-        store(job + _RUN, address_of(symbol))
-        store(job + _NEXT_BEFORE, 0)
-        store(job + _DONE_BEFORE, 0)
-        store(job + _ITEMS_BEFORE, items_before)
-        store(job + _GRAIN_BEFORE, max(1, items_before // (threads * 2)))
-        store(job + _BEFORE, address_of(symbol_before))
-        call = job + _CALL
-        for _ in range(1, threads):
-            add(job + _OWNERS, 1)
-            store(call + 16, load(frame + CONTEXT))
-            store(call + 24, address_of("jpaged_ffi_task"))
-            store(call + 32, job)
-            if not succeeded(load(frame + API), SCHEDULE, call):
-                _release(job)
-        _work(job)
-        while add(job + _DONE, 0) < items:
-            pass
-        _release(job)
+@cfunc(types.intp(*[types.intp] * 13))
+def _handler(frame, run, first, a, a_axis, b, b_axis, c, c_axis, items_argument, items_axis, portion, grains):
+    """Share a call's items among threads; `register` binds all arguments but the first."""
+    if answered(frame):
         return 0
+    items = _length(frame, a, a_axis) * _length(frame, b, b_axis) * _length(frame, c, c_axis)
+    items = (items + portion - 1) // portion
+    items_before = 0 if items_argument < 0 else _length(frame, items_argument, items_axis)
+    job = allocate(_JOB_BYTES)
+    threads = max(1, min(_num_threads(frame, job), items))
+    store(job + _DONE, 0)
+    store(job + _OWNERS, 1)
+    store(job + _FRAME, frame)
+    store(job + _ITEMS, items)
+    store(job + _GRAIN, max(1, items // (threads * grains)))
+    store(job + _RUN, run)
+    store(job + _NEXT_BEFORE, 0)
+    store(job + _DONE_BEFORE, 0)
+    store(job + _ITEMS_BEFORE, items_before)
+    store(job + _GRAIN_BEFORE, max(1, items_before // (threads * 2)))
+    store(job + _BEFORE, first)
+    call = job + _CALL
+    for _ in range(1, threads):
+        add(job + _OWNERS, 1)
+        store(call + 16, load(frame + CONTEXT))
+        store(call + 24, address_of("jpaged_ffi_task"))
+        store(call + 32, job)
+        if not succeeded(load(frame + API), SCHEDULE, call):
+            _release(job)
+    _work(job)
+    while add(job + _DONE, 0) < items:
+        pass
+    _release(job)
+    return 0
 
-    return cfunc(types.intp(types.intp))(named(handler, name))  # kept on disk as it closes over plain values only
+
+@njit
+def _length(frame, index, axis):
+    """Return the length of one axis of an argument; 1 where there is no such argument."""
+    return 1 if index < 0 else dimension(argument(frame, index), axis)

@@ -42,7 +42,7 @@ from pallas_kernels.cpu_tiles import (
     tile,
 )
 from pallas_kernels.ffi import address, argument, data, dimension, result
-from pallas_kernels.ffi.helpers import njit
+from pallas_kernels.ffi.loops import njit
 from pallas_kernels.ffi.primitives import pointer
 from pallas_kernels.panelled_floats import PANEL
 
@@ -96,7 +96,7 @@ def _columns_product(vectors: int, lines: int) -> Any:
     rest = remaining_rows(vectors)
     packed_stride = vectors * LANES * FLOAT
 
-    @ffi.njit_named(f"columns_{vectors}")
+    @njit
     def product(x, x_stride, rows, panel, stride, depth, out, out_stride, more, packed, coming):
         matrix_stride, row = stride, 0
         if rows > ROWS:
@@ -215,7 +215,7 @@ def _dot_products(table_rows: int) -> Any:
     several, one = dots(DOT_ROWS, table_rows), dots(1, table_rows)
     fetching, fetching_all = dots(DOT_ROWS, table_rows, fetch=part), dots(DOT_ROWS, table_rows, fetch=table_rows)
 
-    @ffi.njit_named(f"table_{table_rows}")
+    @njit
     def product(x, stride, rows, table, inputs, out, out_stride, coming):
         row, last = 0, coming + table_rows * stride
         if DOT_ROWS <= rows < FETCHING * DOT_ROWS:
@@ -288,7 +288,7 @@ def _panel_product(vectors: int, groups: int) -> Any:
     first = tile(ROWS, vectors, fetch=-(-group_bytes // LINE_BYTES))
     rest = remaining_rows(vectors)
 
-    @ffi.njit_named(f"panel_{vectors}")
+    @njit
     def product(x, x_stride, rows, panel, depth, out, stride, more, coming):
         for group in range(groups):
             row, w, to, theirs = 0, panel + group * group_bytes, out + group * group_bytes, coming + group * group_bytes

@@ -21,9 +21,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
-from pallas_kernels import cpu_tiles, ffi
+from pallas_kernels import cpu_tiles
 from pallas_kernels.cpu_tiles import FLOAT, LINE_BYTES, VECTOR, VectorCode, tile_by_rows
-from pallas_kernels.ffi.helpers import njit
+from pallas_kernels.ffi.loops import njit
 from pallas_kernels.ffi.primitives import emit_prefetch
 from pallas_kernels.paged_attention.cpu_rows import BFloat16, Float8, Float32, Int8, bfloat16, float8, int8
 from pallas_kernels.paged_attention.cpu_scratch import HALF, SPAN, WORD
@@ -147,11 +147,11 @@ MOST = ROWS
 """Most queries that `add_few_values` takes: the rows of one tile."""
 
 
-def _product(name: str, widen: Callable[..., Any] | None, number_bytes: int, *, scaled: bool = False) -> Any:
+def _product(widen: Callable[..., Any] | None, number_bytes: int, *, scaled: bool = False) -> Any:
     """Return the implementation of `add_few_values` for values of one form."""
     tiles = weighted(widen, number_bytes, HALF * number_bytes // LINE_BYTES, scaled)
 
-    @ffi.njit_named(name)
+    @njit
     def add(weights, held, keys, out, width, shrink, scales, number):
         (values, offset, coming, further), stride = held, width * FLOAT
         for column in range(0, HALF, COLUMNS):
@@ -162,10 +162,10 @@ def _product(name: str, widen: Callable[..., Any] | None, number_bytes: int, *, 
 
 
 _ADD: dict[Any, Any] = {
-    Float32: _product("float32", None, 4),
-    BFloat16: _product("bfloat16", bfloat16, 2),
-    Int8: _product("int8", int8, 1, scaled=True),
-    Float8: _product("float8", float8, 1),
+    Float32: _product(None, 4),
+    BFloat16: _product(bfloat16, 2),
+    Int8: _product(int8, 1, scaled=True),
+    Float8: _product(float8, 1),
 }
 
 

@@ -22,7 +22,7 @@ from pallas_kernels.cpu_math import FAST, LN_2, LOG2_E, copy, exp, f32, fill
 from pallas_kernels.cpu_tiles import FLOAT
 from pallas_kernels.ffi import address, argument, dimension, result
 from pallas_kernels.ffi import data as at
-from pallas_kernels.ffi.helpers import njit
+from pallas_kernels.ffi.loops import njit
 from pallas_kernels.ffi.primitives import add, allocate, free, load_int
 from pallas_kernels.layout import LANES
 from pallas_kernels.paged_attention.cpu import MOST_SPLITS, SPLIT
@@ -30,7 +30,6 @@ from pallas_kernels.paged_attention.cpu_kernel import attend
 from pallas_kernels.paged_attention.cpu_memory import Memory
 from pallas_kernels.paged_attention.cpu_rows import BFLOAT16, FLOAT8, FLOAT32, INT8
 from pallas_kernels.paged_attention.cpu_scratch import HALF, floats, scratch_at, scratch_bytes, words
-from pallas_kernels.paged_attention.numba_precompile import note_compiled
 
 
 @njit
@@ -77,7 +76,6 @@ def target(dtype: str) -> str:
     name = f"jpaged_paged_attention_{dtype}"
     loops = _compiled(_LOOPS[dtype])
     ffi.register(name, loops, items_of=((9, 0), (0, 1), (10, 0)), grains=32)
-    note_compiled(dtype)
     return name
 
 

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from pallas_kernels.cpu_math import FAST, LOG2_E, f32, fill, tanh
 from pallas_kernels.cpu_tiles import FLOAT
-from pallas_kernels.ffi.helpers import njit
+from pallas_kernels.ffi.loops import njit
 from pallas_kernels.paged_attention.cpu import NO_SINK
 from pallas_kernels.paged_attention.cpu_block import MOST, add_few_values, add_values, scores, takes_few
 from pallas_kernels.paged_attention.cpu_memory import (

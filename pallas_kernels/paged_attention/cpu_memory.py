@@ -19,7 +19,7 @@ from numba import carray
 
 from pallas_kernels.cpu_math import f32, fill
 from pallas_kernels.cpu_tiles import FLOAT, LINE_BYTES
-from pallas_kernels.ffi.helpers import njit
+from pallas_kernels.ffi.loops import njit
 from pallas_kernels.ffi.primitives import byte, load_int, pointer, prefetch
 from pallas_kernels.kv_codes import SCALE_BYTES
 from pallas_kernels.layout import LANES

@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 
 from pallas_kernels.cpu_math import float_of_bits
 from pallas_kernels.cpu_tiles import FLOAT, LANES, LINE_BYTES, VECTOR, VectorCode
-from pallas_kernels.ffi.helpers import njit
+from pallas_kernels.ffi.loops import njit
 from pallas_kernels.ffi.primitives import emit_prefetch
 from pallas_kernels.paged_attention.cpu_scratch import HALF, SPAN, WORD
 

@@ -9,7 +9,7 @@ from numba import carray
 
 from pallas_kernels.cpu_math import f32, fill
 from pallas_kernels.cpu_tiles import FLOAT
-from pallas_kernels.ffi.helpers import njit
+from pallas_kernels.ffi.loops import njit
 from pallas_kernels.ffi.primitives import pointer
 
 HIDDEN = f32(-1e30)

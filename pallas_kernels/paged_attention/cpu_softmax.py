@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 
 from pallas_kernels.cpu_features import FEATURES, LANES
 from pallas_kernels.cpu_tiles import FLOAT, VECTOR, VectorCode
-from pallas_kernels.ffi.helpers import njit
+from pallas_kernels.ffi.loops import njit
 from pallas_kernels.paged_attention.cpu_scratch import SPAN
 
 ROWS = min(8, LANES)

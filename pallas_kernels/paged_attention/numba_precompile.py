@@ -1,30 +1,25 @@
 """Compiles the CPU loops of attention and of rows in a separate process, while this one does other things.
 
-Numba takes twenty seconds for them, half of a cold start, once per machine and version of this package. Import this
-module only where Numba is installed.
+Numba takes ten seconds for them, half of a cold start, once per machine and version of this package.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from pallas_kernels import ffi
+from pallas_kernels import kept_objects
 from pallas_kernels.cpu_cores import num_cores
+from pallas_kernels.cpu_objects import call_key
 
 logger = logging.getLogger(__name__)
 
-_MODULES = tuple(
-    f"pallas_kernels.{name}" for name in ("paged_attention.cpu_call", "row_ops.cpu_kernel", "rotated_heads.cpu_kernel")
-)
-"""The modules of the loops."""
+_MODULE = "pallas_kernels.paged_attention.cpu_call"
 _COMMAND = """
 import sys
 from pallas_kernels.row_ops.cpu_kernel import add_norm_target, gate_target, norm_target
@@ -46,12 +41,13 @@ def compile_ahead(dtype: str) -> subprocess.Popen[bytes] | None:
         The process; None if the loops are on disk already or another engine's process compiles them, or if this process
         has one core or cannot start another.
     """
-    if is_compiled(dtype) or num_cores() < 2:
+    path = kept_objects.path_of(_MODULE, call_key(_MODULE, "target", (dtype,)))
+    if path is None or path.exists() or num_cores() < 2:
         return None
     # Held until the other process ends, which another thread of this one waits for.
-    alone = FileLock(_mark(dtype).with_suffix(".lock"), thread_local=False)
+    alone = FileLock(path.with_suffix(".process"), thread_local=False)
     try:
-        _mark(dtype).parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         alone.acquire(timeout=0)
     except Timeout:
         return None
@@ -76,19 +72,3 @@ def compile_ahead(dtype: str) -> subprocess.Popen[bytes] | None:
 
     threading.Thread(target=wait, name="jpaged-loops", daemon=True).start()
     return process
-
-
-def is_compiled(dtype: str) -> bool:
-    """Tell whether a process on this machine has compiled the loops for views of this dtype and stored them."""
-    return _mark(dtype).exists()
-
-
-def note_compiled(dtype: str) -> None:
-    """Note that the loops are on disk."""
-    with contextlib.suppress(OSError):  # a folder that cannot be written holds no loops either
-        _mark(dtype).parent.mkdir(parents=True, exist_ok=True)
-        _mark(dtype).touch()
-
-
-def _mark(dtype: str) -> Path:
-    return ffi.cache_folder(*_MODULES) / f"attention-{dtype}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pallas_kernels import ffi
 from pallas_kernels.cpu_math import FAST, exp, f32
-from pallas_kernels.ffi.helpers import njit
+from pallas_kernels.ffi.loops import njit
 from pallas_kernels.recurrent.cpu_walk import four_operands, register, walks
 
 

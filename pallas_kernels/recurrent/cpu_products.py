@@ -11,10 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numba import carray
 
-from pallas_kernels import ffi
 from pallas_kernels.cpu_math import FAST, exp, f32
 from pallas_kernels.cpu_tiles import DOT_ROWS, FLOAT, LANES, ROWS, TABLE_ROWS, dots, tile
-from pallas_kernels.ffi.helpers import njit
+from pallas_kernels.ffi.loops import njit
 from pallas_kernels.ffi.primitives import pointer
 from pallas_kernels.recurrent.layout import UNIT
 
@@ -61,7 +60,7 @@ def _column_of_tiles(vectors):
     """Return a compiled product whose result is `vectors` vectors wide."""
     eight, one = tile(ROWS, vectors), tile(1, vectors)
 
-    @ffi.njit_named(str(vectors))
+    @njit
     def column(x, x_stride, rows, w, w_stride, depth, out, out_stride, more):
         row = 0
         while rows - row >= ROWS:

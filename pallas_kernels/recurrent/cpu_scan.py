@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 from pallas_kernels import ffi
 from pallas_kernels.cpu_math import copy, exp, f32
 from pallas_kernels.cpu_tiles import FLOAT, LANES, MANY_REGISTERS, VECTOR, VectorCode
-from pallas_kernels.ffi.helpers import njit
+from pallas_kernels.ffi.loops import njit
 from pallas_kernels.ffi.primitives import emit_prefetch
 from pallas_kernels.recurrent.cpu_products import row_at, stride_of
 from pallas_kernels.recurrent.cpu_walk import register, six_operands, walks

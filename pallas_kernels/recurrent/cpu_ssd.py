@@ -12,7 +12,7 @@ import numpy as np
 from pallas_kernels import ffi
 from pallas_kernels.cpu_math import FAST, copy, exp, f32
 from pallas_kernels.cpu_tiles import FLOAT
-from pallas_kernels.ffi.helpers import njit
+from pallas_kernels.ffi.loops import njit
 from pallas_kernels.recurrent.cpu_products import (
     fade,
     multiply,

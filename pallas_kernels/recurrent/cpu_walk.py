@@ -20,7 +20,7 @@ from pallas_kernels import ffi
 from pallas_kernels.cpu_math import copy, f32, fill
 from pallas_kernels.cpu_tiles import FLOAT
 from pallas_kernels.ffi import address, argument, data, dimension, elements, result
-from pallas_kernels.ffi.helpers import njit
+from pallas_kernels.ffi.loops import njit
 from pallas_kernels.ffi.primitives import allocate, free, pointer
 from pallas_kernels.layout import LANES
 from pallas_kernels.recurrent.cpu_products import floats, scratch_at, scratch_bytes
@@ -128,9 +128,7 @@ def walks(token: Any, piece: Any) -> tuple[Any, Any]:
         piece: updates a tile by a unit, ``f(state, at, start, length, operands, out, scratch)``.
     """
 
-    recurrence = token.py_func.__module__.rpartition(".")[2]
-
-    @ffi.njit_named(recurrence)
+    @njit
     def decodes(frame, begin, end, operands):
         numbers, read, write, tiles = _ints(frame, 1), _ints(frame, 4), _ints(frame, 5), _ints(frame, 6)
         out, width = _matrix(result(frame, 1)), numbers[6]
@@ -151,7 +149,7 @@ def walks(token: Any, piece: Any) -> tuple[Any, Any]:
             token(state, at, unit, operands, out, rows)
         free(memory)
 
-    @ffi.njit_named(recurrence)
+    @njit
     def units(frame, begin, end, operands):
         numbers, start, length = _ints(frame, 1), _ints(frame, 2), _ints(frame, 3)
         read, write, tiles = _ints(frame, 4), _ints(frame, 5), _ints(frame, 6)

@@ -13,7 +13,7 @@ from numba import carray
 from pallas_kernels import ffi
 from pallas_kernels.cpu_math import copy
 from pallas_kernels.ffi import argument, data, dimension, result
-from pallas_kernels.ffi.helpers import njit
+from pallas_kernels.ffi.loops import njit
 from pallas_kernels.row_ops.cpu_kernel import LOOSE, ROWS, inverse_size, register, row_at
 
 

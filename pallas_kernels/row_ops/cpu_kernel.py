@@ -21,7 +21,7 @@ from pallas_kernels import ffi
 from pallas_kernels.cpu_math import FAST, exp, f32
 from pallas_kernels.cpu_tiles import FLOAT
 from pallas_kernels.ffi import address, argument, data, dimension, result
-from pallas_kernels.ffi.helpers import njit
+from pallas_kernels.ffi.loops import njit
 from pallas_kernels.ffi.primitives import pointer
 
 ROWS = 4
@@ -145,9 +145,9 @@ def _gate_loop(activation: str) -> Any:
         for lane in range(out.size):
             out[lane] = function(left[lane]) * right[lane]
 
-    names = _gate.__globals__ | {"_activation": njit(fastmath=LOOSE)(ffi.named(gate, activation))}
+    names = _gate.__globals__ | {"_activation": njit(fastmath=LOOSE)(gate)}
     loop = FunctionType(_gate.__code__, names, "gate")
-    return ffi.cfunc(ffi.RUN, error_model="numpy")(ffi.named(loop, activation))
+    return ffi.cfunc(ffi.RUN, error_model="numpy")(loop)
 
 
 def _gate(frame, begin, end):

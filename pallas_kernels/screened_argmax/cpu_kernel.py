@@ -31,7 +31,7 @@ from pallas_kernels.cpu_features import Kind, best_kind
 from pallas_kernels.cpu_math import f32
 from pallas_kernels.cpu_tiles import dots, stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result
-from pallas_kernels.ffi.helpers import njit
+from pallas_kernels.ffi.loops import njit
 from pallas_kernels.ffi.primitives import add, allocate, emit_prefetch, free, load, pointer, store
 from pallas_kernels.screened_argmax.screen import (
     GROUP,
@@ -283,7 +283,7 @@ def _by_panels(panels):
     """Return the screening of a group of rows by so many panels, as a compiled function."""
     several, one = bounds(best_kind(), TOGETHER, panels), bounds(best_kind(), 1, panels)
 
-    @ffi.njit_named(f"screen_{best_kind()}_{panels}")
+    @njit
     def screen(digits, order, facts, rows, codes, panel_bytes, words, upper, coming, lists):
         row = 0
         while row < rows:

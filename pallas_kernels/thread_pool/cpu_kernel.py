@@ -60,5 +60,5 @@ def _move(frame):
 def thread_pool_target() -> str:
     """Return the name of the custom call ``x -> x``, whose result takes the place of its argument."""
     name = "jpaged_thread_pool"
-    ffi.register_handler(name, _move)
+    ffi.add_symbol(name, _move)
     return name

@@ -23,7 +23,7 @@ from pallas_kernels import ffi
 from pallas_kernels.cpu_dots import FLOATS, INTS, Emitter, vector
 from pallas_kernels.cpu_tiles import stack_memory
 from pallas_kernels.ffi import address, argument, arguments, data, dimension, result
-from pallas_kernels.ffi.helpers import njit
+from pallas_kernels.ffi.loops import njit
 from pallas_kernels.ffi.primitives import pointer
 from pallas_kernels.tiled import OUTPUTS
 from pallas_kernels.tiled_matmul.cpu_shorts import rows_by_widened_panels
@@ -135,17 +135,17 @@ def target(variant: TileVariant) -> str:
     _, panels = variant.tiles
     names = {"_panels_of_an_item": panels, "_has_minimums": variant.minimums, "_scale_bytes": variant.scale_bytes}
     parts = {"_whole": _rows_by_panels(variant, panels), "_single": _rows_by_panels(variant, 1)}
-    run = ffi.cfunc(ffi.RUN, error_model="numpy")(_bound(_multiply, name, **names, **parts))
+    run = ffi.cfunc(ffi.RUN, error_model="numpy")(_bound(_multiply, **names, **parts))
     first = ffi.cfunc(ffi.RUN, error_model="numpy")(
-        _bound(_round, name, _rounded=rounding(variant), _number_bytes=variant.number_bytes)
+        _bound(_round, _rounded=rounding(variant), _number_bytes=variant.number_bytes)
     )
     ffi.register(name, run, items_of=((2, 0),), portion=panels, grains=GRAINS, before=(first, 0, 0))
     return name
 
 
-def _bound(function: Any, name: str, **names: Any) -> Any:
-    """Return a function with these global names besides its module's, kept on disk under a separate name."""
-    return ffi.named(FunctionType(function.__code__, function.__globals__ | names, function.__name__), name)
+def _bound(function: Any, **names: Any) -> Any:
+    """Return a function with these global names besides its module's."""
+    return FunctionType(function.__code__, function.__globals__ | names, function.__name__)
 
 
 def _rows_by_panels(variant: TileVariant, panels: int) -> Any:
@@ -173,7 +173,7 @@ def _rows_by_panels(variant: TileVariant, panels: int) -> Any:
                 row += 1
             w, scales, least, out = w + w_panel, scales + s_panel, least + s_panel, out + OUTPUTS * FLOAT
 
-    return njit(ffi.named(multiply, f"{variant.name}_{panels}"))
+    return njit(multiply)
 
 
 @njit

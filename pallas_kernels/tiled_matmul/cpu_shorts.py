@@ -14,10 +14,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from pallas_kernels import ffi
 from pallas_kernels.cpu_dots import INTS, SHORTS, Emitter, vector
 from pallas_kernels.cpu_tiles import stack_memory
-from pallas_kernels.ffi.helpers import njit
+from pallas_kernels.ffi.loops import njit
 from pallas_kernels.tiled_matmul.cpu_tiles import ADDS, FACTORS, TILE_BYTES, UNFINISHED, product, repeated
 from pallas_kernels.tiled_matmul.variant import TileVariant
 
@@ -62,14 +61,14 @@ def rows_by_widened_panels(variant: TileVariant, panels: int) -> Any:
                 single(mine, x_stride, factors, f_stride, aside, s, least_here, s_panel, some, pairs, to, stride, more)
                 mine, factors, to, row = mine + x_stride, factors + f_stride, to + stride, row + 1
 
-    return njit(ffi.named(multiply, f"{variant.name}_widened_{panels}"))
+    return njit(multiply)
 
 
 def _rows_by_all(wide: TileVariant, rows: int, panels: int) -> Any:
     """Return the product of so many rows and all widened panels, as a compiled function."""
     one = product(wide, rows, 1)
 
-    @ffi.njit_named(f"{wide.name}_{rows}_{panels}")
+    @njit
     def by_all(x, x_stride, f, f_stride, aside, scales, least, s_panel, groups, pairs, out, stride, more):
         for _ in range(panels):
             one(x, x_stride, f, f_stride, aside, 0, scales, least, 0, groups, pairs, out, stride, more, x, 0)

@@ -12,7 +12,7 @@ from numba.extending import intrinsic
 
 from pallas_kernels import ffi
 from pallas_kernels.ffi import address, argument, data, elements, result
-from pallas_kernels.ffi.helpers import njit
+from pallas_kernels.ffi.loops import njit
 from pallas_kernels.zero_pages import DONT_NEED
 
 LARGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)

@@ -223,7 +223,7 @@ def _stand_in_product(row_tiles, panels):
 @cache
 def _by_stand_ins():
     products = [_stand_in_product(row_tiles, panels) for row_tiles in (2, 1) for panels in (2, 1)]
-    multiply = panels_product(products, _stand_in_configure, _stand_in_release, "stand_in")
+    multiply = panels_product(products, _stand_in_configure, _stand_in_release)
 
     @njit
     def called_by_python(*places):

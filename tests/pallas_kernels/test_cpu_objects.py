@@ -16,10 +16,9 @@ import pytest
 pytest.importorskip("numba")
 
 from llvmlite import binding
-from numba import types
 from some_kernels import computed
 
-from pallas_kernels import build_objects, cpu_features, cpu_objects, custom_calls, ffi
+from pallas_kernels import build_objects, cpu_features, cpu_objects, custom_calls
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = """
@@ -27,18 +26,19 @@ import sys
 from pathlib import Path
 from llvmlite import binding
 from pallas_kernels.build_objects import build
+from pallas_kernels.cpu_objects import PROCESSORS
 from some_kernels import CALLS
 
-features = [name for name, is_here in binding.get_host_cpu_features().items() if is_here]
-build(Path(sys.argv[1]), sys.argv[2], binding.get_host_cpu_name(), features, CALLS)
+features = tuple(name for name, is_here in binding.get_host_cpu_features().items() if is_here)
+here = PROCESSORS[sys.argv[2]]._replace(cpu=binding.get_host_cpu_name(), features=features)
+build(Path(sys.argv[1]), sys.argv[2], here, CALLS)
 """
 BUILD_AMX = """
 import sys
 from pathlib import Path
 from pallas_kernels.build_objects import PROCESSORS, build
 
-amx = PROCESSORS["x86-64-amx"]
-build(Path(sys.argv[1]), "x86-64-amx", amx.cpu, amx.features, [("bfloat16_matmul.cpu_kernel:target", ("amx",))])
+build(Path(sys.argv[1]), "x86-64-amx", PROCESSORS["x86-64-amx"], [("bfloat16_matmul.cpu_kernel:target", ("amx",))])
 """
 COMPUTE = """
 import sys
@@ -83,7 +83,6 @@ def objects(tmp_path_factory):
     host = {
         "NUMBA_CPU_NAME": binding.get_host_cpu_name(),
         "NUMBA_CPU_FEATURES": binding.get_host_cpu_features().flatten(),
-        "NUMBA_CACHE_DIR": str(tmp_path_factory.mktemp("nothing kept")),
         cpu_objects.VARIABLE: "none",
     }
     run(BUILD, str(folder), processor(), **host)
@@ -139,7 +138,6 @@ def test_loops_for_amx_are_compiled_where_there_is_none(tmp_path):
     wanted = {
         "NUMBA_CPU_NAME": amx.cpu,
         "NUMBA_CPU_FEATURES": ",".join(f"+{name}" for name in amx.features),
-        "NUMBA_CACHE_DIR": str(tmp_path / "nothing kept"),
         cpu_objects.VARIABLE: "none",
     }
     run(BUILD_AMX, str(tmp_path / "objects"), **wanted)
@@ -151,17 +149,6 @@ def test_a_call_that_needs_amx_is_refused_without_the_permission(monkeypatch):
     monkeypatch.setattr(cpu_objects, "registered", lambda key: "of a library")
     with pytest.raises(ValueError, match="a processor with AMX that Linux lets this process use"):
         custom_calls.register_again([("pallas_kernels.bfloat16_matmul.cpu_kernel", "target", ("amx",))])
-
-
-def test_a_loop_that_needs_numbas_run_time_is_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path))  # of code that is kept, LLVM's text is not
-
-    @ffi.cfunc(types.void(types.intp))
-    def allocating(number):
-        np.empty(number)[number // 2] = 1.0
-
-    with pytest.raises(ValueError, match="when they run: they would need Numba"):
-        build_objects.freed_of_python(allocating, ["allocating"])
 
 
 @pytest.mark.nightly

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from importlib import import_module
+from pathlib import Path
 from threading import Event
 from threading import enumerate as threads
 
@@ -12,7 +13,7 @@ import pytest
 
 pytest.importorskip("numba")
 
-from pallas_kernels import ffi
+from pallas_kernels import cpu_objects, kept_objects
 from pallas_kernels.paged_attention import numba_precompile
 
 
@@ -28,7 +29,7 @@ class Commands(list):
 def started(monkeypatch, tmp_path):
     """The commands of the processes that were started, none of which runs, with an empty cache."""
     commands = Commands()
-    monkeypatch.setattr(ffi, "cache_folder", lambda *_: tmp_path)
+    monkeypatch.setattr(kept_objects, "folder", lambda _: tmp_path)
 
     class Process:
         def __init__(self, command, **_):
@@ -56,9 +57,14 @@ def test_a_process_is_started_for_loops_that_are_not_on_disk(started):
             assert all(import_module(alias.name) for alias in node.names)
 
 
+def kept(dtype):
+    """The file of the loops for views of a dtype."""
+    module = "pallas_kernels.paged_attention.cpu_call"
+    return kept_objects.path_of(module, cpu_objects.call_key(module, "target", (dtype,)))
+
+
 def test_none_is_started_when_they_are_there_and_other_dtypes_have_loops_of_their_own(started):
-    numba_precompile.note_compiled("float32")
-    assert numba_precompile.is_compiled("float32") and not numba_precompile.is_compiled("int8")
+    kept("float32").touch()
     assert numba_precompile.compile_ahead("float32") is None and started == []
     numba_precompile.compile_ahead("int8")
     assert len(started) == 1
@@ -88,13 +94,12 @@ def test_a_process_that_cannot_be_started_and_a_folder_that_cannot_be_written_ar
 
     monkeypatch.setattr(numba_precompile.subprocess, "Popen", refuse)
     assert numba_precompile.compile_ahead("float32") is None
-    monkeypatch.setattr(ffi, "cache_folder", lambda *_: numba_precompile.Path("/proc/nowhere"))
-    numba_precompile.note_compiled("float32")
-    assert not numba_precompile.is_compiled("float32")
+    monkeypatch.setattr(kept_objects, "folder", lambda _: Path("/proc/nowhere"))
+    assert numba_precompile.compile_ahead("float32") is None
 
 
-def test_what_this_process_compiled_is_noted(monkeypatch):
+def test_what_this_process_compiled_is_found():
     from pallas_kernels.paged_attention.cpu_call import target
 
     target("float32")
-    assert numba_precompile.is_compiled("float32")
+    assert kept("float32").exists()

@@ -194,12 +194,15 @@ def scattered_groups(weights: SafetensorsWeights, name: str, count: int, size: i
         size: of a group.
 
     Raises:
-        ValueError: a group is out of range; names file and tensor.
+        ValueError: a group is out of range, or has more inputs than it may have; names file and tensor.
     """
     groups = weights.read_codes(name)
     if groups.min() < 0 or groups.max() >= count:
         beyond = int(groups[(groups < 0) | (groups >= count)][0])
         raise ValueError(f"{weights.file_of(name)}: {name} has group {beyond}, and its scales have {count} groups")
+    inputs = np.bincount(groups, minlength=count)
+    if inputs.max() > size:
+        raise ValueError(f"{weights.file_of(name)}: {name} has {inputs.max()} inputs of a group, which has {size}")
     return None if (groups == np.arange(len(groups)) // size).all() else groups
 
 

@@ -79,7 +79,9 @@ def matrices(folder, fields):
     """The values of the matrices of one layer."""
     check_method({"model_type": "llama", "quantization_config": fields}, folder / "config.json")
     reader = open_coded(SafetensorsWeights(folder), method_of(SimpleNamespace(quantization_config=fields)))
-    if reader.shape(f"{DOWN}.weight") != SHAPE:  # the loader compares all shapes with the model's
+    if f"{DOWN}.weight" not in set(reader.names()):  # the loader names what it needs and does not find
+        raise ValueError(f"{folder} has no tensor {DOWN}.weight")
+    if reader.shape(f"{DOWN}.weight") != SHAPE:  # whole codes and scales of another matrix, which a reader cannot tell
         raise ValueError(f"{folder}: {DOWN}.weight has another shape")
     names = [name for name in reader.names() if ".layers.1." in name and name.endswith("_proj.weight")]
     return {name: reader.read(name) for name in names}
@@ -164,6 +166,8 @@ def test_a_tensor_of_another_form_is_named_with_its_file(tmp_path, name):
             said = tensor_outcome(folder, fields)
             if said is not None and not (said == "is read" and allowed(part, how, tensors[stored])):
                 bad.append(f"{part}, {how}: {said}")
+    if name in ("FP8 dynamic", "fbgemm"):  # float8 may have one scale of the whole matrix instead
+        bad = [said for said in bad if said != "weight_scale, no axis: is read"]
     assert not bad, "\n".join(bad)
 
 

@@ -207,7 +207,7 @@ def test_a_method_that_is_not_read_is_named_with_what_to_take_instead(tmp_path, 
         (
             "W8A8",
             {"config_groups": {"g": {"weights": {"num_bits": 9, "strategy": "channel"}}}},
-            "num_bits=9 is no int of",
+            "num_bits=9 of g is no int of",
         ),
         (
             "W8A8",

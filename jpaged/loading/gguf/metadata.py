@@ -56,7 +56,7 @@ def _list_of(each: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list) and all(map(each, value))
 
 
-_IN_WORDS = {
+_IN_WORDS: Mapping[Callable[[Any], bool], str] = {
     _whole: "a whole number",
     _positive: "a positive whole number",
     _layers: f"a positive whole number of at most {_MOST}",
@@ -129,7 +129,7 @@ def check_tokenizer(file: GGUFFile) -> None:
     beginning = "tokenizer.ggml."
     own = {must: tuple(beginning + key for key in keys) for must, keys in _OF_TOKENIZERS.items()}
     _check(file, own | {_text: (*own[_text], "tokenizer.chat_template")})
-    count = len(file.metadata.get(f"{beginning}tokens", []))
+    count = 0
     for key, (each, words) in _LISTS.items():
         name = beginning + key
         if name not in file.metadata:
@@ -137,7 +137,9 @@ def check_tokenizer(file: GGUFFile) -> None:
         value = file.metadata[name]
         if not _list_of(each)(value):
             raise ValueError(f"{file.path}: {name}={repr(value)[:80]} is no list of {words}")
-        if key in ("scores", "token_type") and len(value) != count:
+        if key == "tokens":
+            count = len(value)
+        elif key in ("scores", "token_type") and len(value) != count:
             raise ValueError(f"{file.path}: {name} has {len(value)} entries, and there are {count} tokens")
     broken = next((one for one in file.metadata.get(f"{beginning}merges", []) if " " not in one[1:]), None)
     if broken is not None:

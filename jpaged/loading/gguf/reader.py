@@ -282,7 +282,9 @@ def _read_tensor_table(buffer: memoryview, offset: int, count: int, alignment: i
             raise ValueError(f"tensor {name} has encoding {encoding}, which is not known")
         kind = GGMLQuantizationType(encoding)
         if not shape or shape[0] % GGML_QUANT_SIZES[kind][0]:
-            raise ValueError(f"tensor {name} of shape {shape[::-1]} has rows that are no whole blocks of {kind.name}")
+            raise ValueError(
+                f"tensor {name} of shape {tuple(reversed(shape))} has rows that are no whole blocks of {kind.name}"
+            )
         found.append((name, tuple(reversed(shape)), kind, start))
     base = -(-offset // alignment) * alignment
     return {name: TensorInfo(name, shape, encoding, base + start) for name, shape, encoding, start in found}

@@ -156,6 +156,8 @@ class E2M1Matrix:
         if self._whole is None:
             return StoredCodes(codes, scales.view(np.uint8), None, self.encoding.format)
         whole = self._weights.read_codes(self._whole).astype(np.float32).reshape(())
+        if not np.isfinite(whole) or (self._divides and whole == 0):
+            raise ValueError(f"{self._weights.file_of(self._whole)}: {self._whole} is {whole}, which is no scale")
         wide = scales.astype(np.float32)
         return StoredCodes(codes, wide / whole if self._divides else wide * whole, None, self.encoding.format)
 

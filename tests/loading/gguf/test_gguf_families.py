@@ -443,6 +443,8 @@ def test_experts_blocks_are_kept_to_the_last_bit_for_any_number_of_shards(family
     if family.config.model_type not in model_types():
         pytest.skip("a family that is not installed")
     file = GGUFFile(write_checkpoint(family.path, family.folder, family.config, experts))
+    if not any("_exps" in name for name in file.tensors):
+        pytest.skip("a checkpoint without experts")
     reader = GGUFWeights(file)
     model = abstract(config_from_gguf(file), tensor_parallel=shards)
     targets = targets_of(model)

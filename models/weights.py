@@ -209,7 +209,7 @@ def of_joined_qkv(
         if joined.shape[0] != queries + 2 * pairs:
             raise ValueError(f"{joined.shape[0]} rows are not those of {num_heads} and twice {num_kv_heads} heads")
         if by_head:
-            heads = joined.reshape(num_heads, 3, head_dim, *joined.shape[1:])
+            heads = np.asarray(joined).reshape(num_heads, 3, head_dim, *joined.shape[1:])
             return fuse(*(heads[:, part].reshape(queries, *joined.shape[1:]) for part in range(3)))
         return fuse(joined[:queries], joined[queries : queries + pairs], joined[queries + pairs :])
 

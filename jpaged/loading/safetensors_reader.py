@@ -173,8 +173,13 @@ def _entries(file: Path | RemoteFile) -> dict[str, _Entry]:
     for name, info in header.items():
         if name == "__metadata__":
             continue
-        begin, end = (base + offset for offset in info["data_offsets"])
-        entry = _Entry(file, info["dtype"], tuple(info["shape"]), begin, end)
+        offsets, shape = info["data_offsets"], tuple(info["shape"])
+        numbers = all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in (*offsets, *shape))
+        if len(offsets) != 2 or not numbers:
+            said = f"shape={str(info['shape'])[:80]}, data_offsets={str(offsets)[:80]}"
+            raise ValueError(f"{file} is damaged: tensor {name} has {said}")
+        begin, end = (base + offset for offset in offsets)
+        entry = _Entry(file, info["dtype"], shape, begin, end)
         dtype = (_DTYPES | _CODES).get(entry.dtype)
         wanted = end - begin if dtype is None else dtype.itemsize * math.prod(entry.shape)
         if end > size or end - begin != wanted:

@@ -30,7 +30,7 @@ def write_gguf(
         if isinstance(value, bool):
             writer.add_bool(key, value)
         elif isinstance(value, int):
-            writer.add_uint32(key, value)
+            (writer.add_int32 if value < 0 else writer.add_uint32)(key, value)
         elif isinstance(value, float):
             writer.add_float32(key, value)
         elif isinstance(value, str):

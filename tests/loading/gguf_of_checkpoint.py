@@ -50,6 +50,15 @@ ARCHITECTURES = {
     "minimax_m2": "minimax-m2",
     "lfm2_moe": "lfm2moe",
     "gpt2": "gpt2",
+    "apertus": "apertus",
+    "gpt_neox": "gptneox",
+    "ministral3": "mistral3",
+    "mistral": "mistral3",
+    "phi": "phi2",
+    "olmo3": "olmo2",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "glm4_moe_lite": "deepseek2",
     "granitemoehybrid": "granitehybrid",
     "qwen3_next": "qwen3next",
     "qwen3_5_text": "qwen35",
@@ -69,10 +78,14 @@ def write_checkpoint(
 
     `vocabulary` are the keys of a tokenizer, without which the file can be read but not run.
     """
-    arch = ARCHITECTURES[config.model_type]
+    arch = architecture(config)
     reader = SafetensorsWeights(folder)
     tensors: dict[str, Any] = {}
+    numbers: dict[str, dict[int, float]] = {}
     for name, array in _converted({name: np.asarray(reader.read(name)) for name in reader.names()}, config).items():
+        if ".act_fn." in name:  # Apertus' numbers are keys: a list of the layers' own
+            numbers.setdefault(f"xielu.{name.rpartition('.')[2]}", {})[int(name.split(".")[2])] = float(array.item())
+            continue
         stored = _gguf_name(name, arch, config.num_hidden_layers)
         quantised = experts is not None and stored.endswith("_exps.weight")
         tensors[stored] = (quants.quantize(array, experts), experts) if quantised else np.ascontiguousarray(array)
@@ -82,12 +95,22 @@ def write_checkpoint(
         for length in ("long", "short"):
             factors = np.array(config.rope_parameters[f"{length}_factor"], np.float32)
             tensors[f"rope_factors_{length}.weight"] = factors
-    return write_gguf(path, arch, tensors, _metadata(arch, config) | (vocabulary or {}), **dict.fromkeys(_SIZES))
+    if arch == "apertus":
+        tensors["rope_freqs.weight"] = _llama3_divisors(config)
+    keys = _metadata(arch, config) | {key: [by[n] for n in sorted(by)] for key, by in numbers.items()}
+    return write_gguf(path, arch, tensors, keys | (vocabulary or {}), **dict.fromkeys(_SIZES))
 
 
-_IN_PAIRS = ("mixtral", "arcee", "granite", "granitemoe", "granitemoehybrid", "smollm3")
+def architecture(config: PretrainedConfig) -> str:
+    """Return GGUF's name of the config's architecture."""
+    if config.model_type == "nemotron_h":
+        return "nemotron_h_moe" if "moe" in config.layers_block_type else "nemotron_h"
+    return ARCHITECTURES[config.model_type]
+
+
+_IN_PAIRS = ("mixtral", "arcee", "granite", "granitemoe", "granitemoehybrid", "smollm3", "ministral3", "mistral")
 """Families that the converter rotates by neighbours."""
-_MAMBA2 = ("mamba2", "granitemoehybrid", "falcon_h1")
+_MAMBA2 = ("mamba2", "granitemoehybrid", "falcon_h1", "nemotron_h")
 
 _SIZES = (
     "context_length",
@@ -120,6 +143,8 @@ def _converted(tensors: dict[str, np.ndarray], config: PretrainedConfig) -> dict
             stacks.setdefault(f"{before}.experts.{part}", {})[int(expert)] = array
         else:
             out |= _changed(name, array, config)
+    if config.model_type == "nemotron_h":  # the same
+        stacks = {name.replace("backbone", "model").replace("mixer", "mlp"): by for name, by in stacks.items()}
     if config.model_type == "lfm2_moe":  # the package knows the converter's names of its experts only
         stacks = {name.removeprefix("model."): by for name, by in stacks.items()}
     return out | {name: np.stack([by[n] for n in range(len(by))]) for name, by in stacks.items()}
@@ -162,6 +187,13 @@ def _changed(name: str, array: np.ndarray, config: PretrainedConfig) -> dict[str
             name.replace("input_linear", f"experts.{part}"): half
             for part, half in zip(("w1", "w3"), halves, strict=True)
         }
+    if name.endswith(("query_key_value.weight", "query_key_value.bias")):
+        by_head = array.reshape(config.num_attention_heads, 3, -1, *array.shape[1:])
+        return {name: by_head.swapaxes(0, 1).reshape(array.shape)}
+    if name.endswith("kv_b_proj.weight"):
+        by_head = array.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
+        keys, values = np.split(by_head, [config.qk_nope_head_dim], axis=1)
+        return {name.replace("kv_b", "k_b"): keys.swapaxes(1, 2), name.replace("kv_b", "v_b"): values}
     if name.endswith(("e_score_correction_bias", "expert_bias")):
         return {f"{name.removesuffix('_bias')}.bias" if "correction" in name else f"{name}.bias": array.reshape(-1)}
     if family == "gpt2" and name.endswith(("attn.c_attn.weight", "c_proj.weight", "c_fc.weight")):
@@ -184,7 +216,7 @@ def _changed(name: str, array: np.ndarray, config: PretrainedConfig) -> dict[str
     if family in _MAMBA2 and name.endswith(".D"):
         return {name: array[:, None]}
     if family in _MAMBA2 and name.endswith(("mixer.norm.weight", "mamba.norm.weight")):
-        groups = config.n_groups if family == "mamba2" else config.mamba_n_groups
+        groups = config.n_groups if family in ("mamba2", "nemotron_h") else config.mamba_n_groups
         return {name: array.reshape(groups, -1)}
     return {name.replace("dt_bias", "dt_proj.bias"): array}
 
@@ -249,6 +281,20 @@ def _divisors(config: PretrainedConfig) -> np.ndarray:
     return np.array([1.0] * turning + [1e30] * (pairs - turning), np.float32)
 
 
+def _llama3_divisors(config: PretrainedConfig) -> np.ndarray:
+    """Return what Llama 3's scaling divides the frequencies by, as the converter writes them."""
+    rope, head_dim = config.rope_parameters, config.hidden_size // config.num_attention_heads
+    wavelengths = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, head_dim, 2) / head_dim)
+    longest = rope["original_max_position_embeddings"] / rope["low_freq_factor"]
+    shortest = rope["original_max_position_embeddings"] / rope["high_freq_factor"]
+    smooth = (rope["original_max_position_embeddings"] / wavelengths - rope["low_freq_factor"]) / (
+        rope["high_freq_factor"] - rope["low_freq_factor"]
+    )
+    between = 1 / ((1 - smooth) / rope["factor"] + smooth)
+    divisors = np.where(wavelengths > longest, rope["factor"], np.where(wavelengths < shortest, 1.0, between))
+    return divisors.astype(np.float32)
+
+
 def _plain(name: str) -> str:
     return f"{name.removesuffix('_bias')}.bias" if name.endswith("_bias") else f"{name}.weight"
 
@@ -278,13 +324,14 @@ def _metadata(arch: str, config: PretrainedConfig) -> dict[str, Any]:
         return _full(arch, keys | {"attention.layer_norm_epsilon": config.layer_norm_epsilon}, config)
     width = config.intermediate_size_mlp if family == "llama4_text" else getattr(config, "intermediate_size", None)
     layer_norm = {"starcoder2": "norm_epsilon", "nemotron": "norm_eps"} | dict.fromkeys(
-        ("stablelm", "cohere", "cohere2"), "layer_norm_eps"
+        ("stablelm", "cohere", "cohere2", "gpt_neox", "phi"), "layer_norm_eps"
     )
-    eps = "norm_eps" if family in ("lfm2", "lfm2_moe") else layer_norm.get(family, "rms_norm_eps")
+    own = dict.fromkeys(("lfm2", "lfm2_moe"), "norm_eps") | {"nemotron_h": "layer_norm_epsilon"} | layer_norm
+    eps = own.get(family, "rms_norm_eps")
     keys |= {
         "feed_forward_length": width,
         "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.head_count_kv": getattr(config, "num_key_value_heads", config.num_attention_heads),
         f"attention.layer_norm_{'' if family in layer_norm else 'rms_'}epsilon": getattr(config, eps),
     }
     if getattr(config, "head_dim", None):
@@ -299,15 +346,15 @@ def _metadata(arch: str, config: PretrainedConfig) -> dict[str, Any]:
             scale = config.max_position_embeddings / config.original_max_position_embeddings
             attn_factor = (1 + np.log(scale) / np.log(config.original_max_position_embeddings)) ** 0.5
             keys["rope.scaling.attn_factor"] = float(attn_factor)
-        elif rope["rope_type"] != "default":
+        elif rope["rope_type"] not in ("default", "llama3"):
             keys |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
         if rope["rope_type"] == "yarn":
             keys["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
-    if experts:
+    if experts and arch != "nemotron_h":
         keys |= {"expert_count": experts, "expert_used_count": config.num_experts_per_tok}
     keys |= _further_keys(config, experts)
-    if family in ("gemma3_text", "gpt_oss", "phi3", "cohere2", "exaone4"):
+    if family in ("gemma3_text", "gpt_oss", "phi3", "cohere2", "exaone4", "olmo3"):
         keys["attention.sliding_window"] = config.sliding_window
     if family in ("llama4_text", "gpt_oss"):
         keys["expert_feed_forward_length"] = config.intermediate_size
@@ -349,7 +396,7 @@ def _further_keys(config: PretrainedConfig, experts: int | None) -> dict[str, An
         keys["logit_scale"] = config.logits_scaling
     if family in ("cohere", "cohere2"):
         keys |= {"logit_scale": config.logit_scale, "rope.scaling.type": "none"}
-    if family == "exaone4":
+    if family in ("exaone4", "olmo3"):
         keys["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
     if family == "ernie4_5_moe":
         keys |= {
@@ -360,14 +407,36 @@ def _further_keys(config: PretrainedConfig, experts: int | None) -> dict[str, An
             "interleave_moe_layer_step": config.moe_layer_interval,
             "leading_dense_block_count": config.moe_layer_start_index,
         }
-    if family in ("glm4_moe", "dots1"):
+    if family == "ministral3":
+        keys["rope.scaling.yarn_log_multiplier"] = rope["mscale_all_dim"]
+        keys["attention.temperature_scale"] = rope["llama_4_scaling_beta"]
+    if family == "gpt_neox":
+        keys["use_parallel_residual"] = config.use_parallel_residual
+    if family in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
+        keys |= {
+            "attention.head_count_kv": 1,
+            "attention.key_length": config.kv_lora_rank + config.qk_rope_head_dim,
+            "attention.value_length": config.kv_lora_rank,
+            "attention.key_length_mla": config.qk_nope_head_dim + config.qk_rope_head_dim,
+            "attention.value_length_mla": config.v_head_dim,
+            "attention.kv_lora_rank": config.kv_lora_rank,
+            "rope.dimension_count": config.qk_rope_head_dim,
+        }
+        if config.q_lora_rank:
+            keys["attention.q_lora_rank"] = config.q_lora_rank
+        if rope["rope_type"] == "yarn":
+            keys["rope.scaling.yarn_log_multiplier"] = 0.1 * rope["mscale_all_dim"]
+    if family == "nemotron_h":
+        keys |= _nemotron_h_keys(config)
+    if family in ("glm4_moe", "dots1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
+        dense = getattr(config, "mlp_layer_types", None)
         keys |= {
             "expert_count": config.n_routed_experts,
             "expert_used_count": config.num_experts_per_tok,
             "expert_feed_forward_length": config.moe_intermediate_size,
             "expert_shared_count": config.n_shared_experts,
-            "leading_dense_block_count": config.first_k_dense_replace,
-            "expert_gating_func": 2,
+            "leading_dense_block_count": dense.count("dense") if dense else config.first_k_dense_replace,
+            "expert_gating_func": 1 if family == "deepseek_v2" else 2,
             "expert_weights_scale": config.routed_scaling_factor,
             "expert_weights_norm": config.norm_topk_prob,
             "expert_group_count": config.n_group,
@@ -416,6 +485,35 @@ def _further_keys(config: PretrainedConfig, experts: int | None) -> dict[str, An
     if family == "lfm2_moe":
         keys["expert_feed_forward_length"] = config.moe_intermediate_size
         keys["leading_dense_block_count"] = config.num_dense_layers
+    return keys
+
+
+def _nemotron_h_keys(config: PretrainedConfig) -> dict[str, Any]:
+    kinds, has_experts = config.layers_block_type, "moe" in config.layers_block_type
+    width, wide = (config.moe_intermediate_size, "moe") if has_experts else (config.intermediate_size, "mlp")
+    keys = {
+        "attention.head_count_kv": [config.num_key_value_heads * (kind == "full_attention") for kind in kinds],
+        "feed_forward_length": [width * (kind == wide) for kind in kinds],
+        "rope.scaling.finetuned": False,
+        "ssm.conv_kernel": config.conv_kernel,
+        "ssm.inner_size": config.mamba_num_heads * config.mamba_head_dim,
+        "ssm.state_size": config.ssm_state_size,
+        "ssm.time_step_rank": config.mamba_num_heads,
+        "ssm.group_count": config.n_groups,
+    }
+    if has_experts:
+        keys |= {
+            "expert_count": config.n_routed_experts,
+            "expert_used_count": config.num_experts_per_tok,
+            "expert_feed_forward_length": config.moe_intermediate_size,
+            "expert_shared_feed_forward_length": config.moe_shared_expert_intermediate_size,
+            "expert_shared_count": config.n_shared_experts,
+            "expert_weights_scale": config.routed_scaling_factor,
+            "expert_weights_norm": config.norm_topk_prob,
+            "expert_group_count": config.n_group,
+        }
+        if config.moe_latent_size:
+            keys["moe_latent_size"] = config.moe_latent_size
     return keys
 
 

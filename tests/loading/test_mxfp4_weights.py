@@ -118,8 +118,17 @@ def test_groups_of_an_odd_size_take_a_byte_a_code_and_change_no_value(reader):
             {f"{part}_blocks": None for part in (GATE_UP, DOWN)},
             "said to be in MXFP4, but no tensor's name ends in _blocks",
         ),
+        ({f"{DOWN}_blocks": np.zeros((EXPERTS, EMBED, 3, 16), np.int8)}, "down_proj_blocks is int8, not uint8"),
+        ({f"{DOWN}_scales": np.zeros((EXPERTS, EMBED, 3), np.float16)}, "down_proj_scales is float16, not uint8"),
     ],
 )
 def test_a_folder_that_does_not_fit_is_told(tensors, tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
         write(tmp_path, {name: array for name, array in (tensors | change).items() if array is not None})
+
+
+def test_an_exponent_that_is_none_is_named_with_its_file(tensors, tmp_path):
+    scales = tensors[f"{DOWN}_scales"].copy()
+    scales[1, 2, 0] = 255
+    with pytest.raises(ValueError, match=r"model\.safetensors: .*down_proj has a scale .* no finite number"):
+        write(tmp_path, tensors | {f"{DOWN}_scales": scales}).read(DOWN)

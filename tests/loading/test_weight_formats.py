@@ -207,7 +207,7 @@ def test_a_method_that_is_not_read_is_named_with_what_to_take_instead(tmp_path, 
         (
             "W8A8",
             {"config_groups": {"g": {"weights": {"num_bits": 9, "strategy": "channel"}}}},
-            "num_bits=9 is no int of",
+            "num_bits=9 of g is no int of",
         ),
         (
             "W8A8",
@@ -249,66 +249,6 @@ def test_a_setting_that_is_not_read_is_named_with_its_file(tmp_path, name, field
 
 
 # ------------------------------------------------------------------ bad files
-
-ONE_OF_EACH = {
-    "W4A16 with zero points": ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point"),
-    "W8A8 with zero points": ("weight", "weight_scale", "weight_zero_point"),
-    "FP8 dynamic": ("weight", "weight_scale"),
-    "NVFP4 of compressed-tensors": ("weight_packed", "weight_scale", "weight_global_scale"),
-    "MXFP4 of compressed-tensors": ("weight_packed", "weight_scale"),
-    "AWQ in groups of 32": ("qweight", "qzeros", "scales"),
-    "GPTQ by AutoRound": ("qweight", "qzeros", "scales"),
-    "MLX in 4 bits": ("weight", "scales", "biases"),
-    "NF4": ("weight", "weight.absmax", "weight.quant_map", "weight.quant_state.bitsandbytes__nf4"),
-    "NF4 double quantised": ("weight.absmax", "weight.nested_absmax", "weight.nested_quant_map"),
-    "LLM.int8": ("weight", "SCB"),
-    "ModelOpt's NVFP4": ("weight", "weight_scale", "weight_scale_2"),
-}
-PARTS = [(name, part) for name, parts in ONE_OF_EACH.items() for part in parts]
-
-
-def wrong_shape(tensor):
-    return np.concatenate([np.atleast_1d(tensor), np.atleast_1d(tensor)[:1]])
-
-
-def wrong_dtype(tensor):
-    return np.zeros(tensor.shape, np.int64 if tensor.dtype != np.int64 else np.int8)
-
-
-@pytest.mark.parametrize("spoil", [wrong_shape, wrong_dtype, None])
-@pytest.mark.parametrize(("name", "part"), PARTS)
-def test_a_tensor_that_is_absent_or_of_a_wrong_shape_or_type_is_named_with_its_file(tmp_path, name, part, spoil):
-    """Nothing of a matrix may be lost, or be of another form, without an error that says where."""
-    stored_name = f"{DOWN}.{part}"
-
-    def change(tensors):
-        if spoil is None:
-            del tensors[stored_name]
-        else:
-            tensors[stored_name] = spoil(tensors[stored_name])
-
-    folder, _ = write_format(tmp_path, name, change=change)
-    with pytest.raises(ValueError, match=re.escape(DOWN)) as raised:
-        load_model(folder, dtype="float32")
-    assert str(folder) in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [(name, part) for name, part in PARTS if part.endswith(("scale", "scales", "biases", "absmax", "SCB", "scale_2"))],
-)
-def test_a_scale_that_is_no_number_is_named_with_its_file(tmp_path, name, part):
-    def change(tensors):
-        spoilt = tensors[f"{DOWN}.{part}"] = tensors[f"{DOWN}.{part}"].copy()
-        if spoilt.dtype == np.uint8 and name.startswith("NF4"):
-            pytest.skip("codes of scales are all numbers")
-        spoilt.reshape(-1)[-1] = 255 if spoilt.dtype == np.uint8 else np.nan
-
-    folder, _ = write_format(tmp_path, name, change=change)
-    with pytest.raises(ValueError, match=re.escape(DOWN)) as raised:
-        load_model(folder, dtype="float32")
-    assert "no finite number" in str(raised.value)
-    assert str(folder) in str(raised.value)
 
 
 @pytest.mark.parametrize("name", ["NF4", "W4A16 with zero points", "FP8 static"])

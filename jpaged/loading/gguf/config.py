@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,12 @@ from jpaged.loading.gguf.families import (
     SCALED_EXPERTS,
     WITH_EXPERTS,
     Fields,
-    short_convolutions,
-    whole_width,
 )
-from jpaged.loading.gguf.fields import every_model, field, shortest, transformer
+from jpaged.loading.gguf.fields import GLOBAL, LOCAL, field, shortest, transformer, whole_width
+from jpaged.loading.gguf.metadata import check_model
 from jpaged.loading.gguf.names import unknown_tensors
 from jpaged.loading.gguf.reader import GGUFFile
+from jpaged.loading.gguf.recurrent import RECURRENT
 from jpaged.loading.model_config import AnyConfig, own_config, transformers_config
 from jpaged.loading.registry import model_class, model_types
 
@@ -27,8 +27,10 @@ def config_from_gguf(file: GGUFFile) -> AnyConfig:
     """Return the config that a Hugging Face checkpoint of the same model would have.
 
     Raises:
-        ValueError: for an architecture or a rope scaling that is not supported, or a missing key; names it.
+        ValueError: for an architecture or a rope scaling that is not supported, or a key that is missing or of a wrong
+            type; names it.
     """
+    check_model(file)
     fields = _fields(file)
     installed = fields["model_type"] in model_types()
     own = own_config(fields, model_class(fields["model_type"])) if installed else None
@@ -71,9 +73,6 @@ def _qwen3(file: GGUFFile) -> Fields:
     return dict(model_type="qwen3", **transformer(file), attention_bias="blk.0.attn_q.bias" in file.tensors)
 
 
-_LOCAL, _GLOBAL = "sliding_attention", "full_attention"
-
-
 def _gemma2(file: GGUFFile) -> Fields:
     """Return the fields of architecture ``gemma2``."""
     fields = transformer(file)
@@ -93,7 +92,7 @@ def _gemma3(file: GGUFFile) -> Fields:
     Files name neither the local layers' frequencies nor which layers are local, unless they differ from Google's.
     """
     fields = transformer(file)
-    rope = {_GLOBAL: fields.pop("rope_parameters"), _LOCAL: _local_rope(file)}
+    rope = {GLOBAL: fields.pop("rope_parameters"), LOCAL: _local_rope(file)}
     return dict(
         model_type="gemma3_text",
         **fields,
@@ -138,9 +137,9 @@ def _gemma4(file: GGUFFile) -> Fields:
         **fields,
         **_gemma4_experts(file),
         layer_types=types,
-        per_layer_config={number: dict(global_heads) for number, kind in enumerate(types) if kind == _GLOBAL},
+        per_layer_config={number: dict(global_heads) for number, kind in enumerate(types) if kind == GLOBAL},
         sliding_window=field(file, "attention.sliding_window"),
-        rope_parameters={_LOCAL: _local_rope(file), _GLOBAL: _proportional_rope(file)},
+        rope_parameters={LOCAL: _local_rope(file), GLOBAL: _proportional_rope(file)},
         final_logit_softcapping=file.metadata.get("gemma4.final_logit_softcapping") or None,
         hidden_size_per_layer_input=own_inputs,
         num_kv_shared_layers=shared,
@@ -154,7 +153,7 @@ def _gemma3_layer_types(file: GGUFFile, layers: int) -> list[str]:
     """Return which layers slide: as listed, or all but every n-th, n being 6 where the file does not say."""
     pattern = field(file, "attention.sliding_window_pattern", 6)
     slides = pattern if isinstance(pattern, list) else [(n + 1) % pattern != 0 for n in range(layers)]
-    return [_LOCAL if local else _GLOBAL for local in slides]
+    return [LOCAL if local else GLOBAL for local in slides]
 
 
 def _listed_layer_types(file: GGUFFile, layers: int) -> list[str]:
@@ -165,7 +164,7 @@ def _listed_layer_types(file: GGUFFile, layers: int) -> list[str]:
             f"{file.path}: gemma4.attention.sliding_window_pattern={slides} must say of each of {layers} layers "
             "whether it slides, which the last one does not"
         )
-    return [_LOCAL if local else _GLOBAL for local in slides]
+    return [LOCAL if local else GLOBAL for local in slides]
 
 
 def _query_scalar(fields: dict[str, Any], layers_of_27b: int) -> int:
@@ -223,15 +222,15 @@ def _kv_heads(file: GGUFFile, types: list[str]) -> tuple[int, int]:
     for kind, heads in found.items():
         if len(heads) > 1:
             raise ValueError(f"{file.path}: gemma4.attention.head_count_kv={listed}: layers of {kind} must be alike")
-    (of_global,) = found[_GLOBAL]
-    return next(iter(found.get(_LOCAL, found[_GLOBAL]))), of_global
+    (of_global,) = found[GLOBAL]
+    return next(iter(found.get(LOCAL, found[GLOBAL]))), of_global
 
 
 def _values_are_keys(file: GGUFFile, types: list[str], shared: int) -> bool:
     """Return whether global layers that keep KV have no values of their own: all of them, or none."""
     keeping = range(len(types) - shared)
     without = {number for number in keeping if f"blk.{number}.attn_v.weight" not in file.tensors}
-    if without and without != {number for number in keeping if types[number] == _GLOBAL}:
+    if without and without != {number for number in keeping if types[number] == GLOBAL}:
         raise ValueError(f"{file.path}: layers {sorted(without)} have no attn_v.weight, as all global ones or none may")
     return bool(without)
 
@@ -299,9 +298,22 @@ def _olmoe(file: GGUFFile) -> Fields:
 
 
 def _olmo2(file: GGUFFile) -> Fields:
-    if field(file, "attention.sliding_window", 0):
-        raise ValueError(f"{file.path}: olmo2 with attention.sliding_window (OLMo 3) is not supported")
-    return dict(model_type="olmo2", **whole_width(file), attention_bias="blk.0.attn_q.bias" in file.tensors)
+    """Return the fields of architecture ``olmo2``, which OLMo 3 has too: its local layers rotate without scaling."""
+    fields = whole_width(file) | {"attention_bias": "blk.0.attn_q.bias" in file.tensors}
+    window, layers = field(file, "attention.sliding_window", 0), fields["num_hidden_layers"]
+    if not window:
+        return fields | {"model_type": "olmo2"}
+    slides = field(file, "attention.sliding_window_pattern", [(number + 1) % 4 != 0 for number in range(layers)])
+    theta = fields["rope_parameters"]["rope_theta"]
+    return fields | {
+        "model_type": "olmo3",
+        "sliding_window": window,
+        "layer_types": [LOCAL if local else GLOBAL for local in slides],
+        "rope_parameters": {
+            GLOBAL: fields["rope_parameters"],
+            LOCAL: {"rope_theta": theta, "rope_type": "default"},
+        },
+    }
 
 
 def _seed_oss(file: GGUFFile) -> Fields:
@@ -356,67 +368,6 @@ def _gpt_oss(file: GGUFFile) -> Fields:
     )
 
 
-def _mamba2(file: GGUFFile) -> Fields:
-    """Return the fields of architecture ``mamba2``."""
-    fields = every_model(file)
-    del fields["max_position_embeddings"]  # a state has no limit
-    inner, heads = field(file, "ssm.inner_size"), field(file, "ssm.time_step_rank")
-    return dict(
-        model_type="mamba2",
-        **fields,
-        expand=inner // fields["hidden_size"],
-        num_heads=heads,
-        head_dim=inner // heads,
-        state_size=field(file, "ssm.state_size"),
-        n_groups=field(file, "ssm.group_count"),
-        conv_kernel=field(file, "ssm.conv_kernel"),
-        use_conv_bias="blk.0.ssm_conv1d.bias" in file.tensors,
-        use_bias="blk.0.ssm_in.bias" in file.tensors,
-        layer_norm_epsilon=shortest(field(file, "attention.layer_norm_rms_epsilon")),
-    )
-
-
-def _jamba(file: GGUFFile) -> Fields:
-    """Return the fields of architecture ``jamba``; the tensors say which layers attend and which have experts."""
-    fields: dict[str, Any] = transformer(file, rotates=False)
-    del fields["head_dim"]
-    layers = range(fields["num_hidden_layers"])
-    attends = [number for number in layers if f"blk.{number}.attn_q.weight" in file.tensors]
-    mixed = [number for number in layers if f"blk.{number}.ffn_gate_inp.weight" in file.tensors]
-    attention, experts = _every(file, attends, len(layers)), _every(file, mixed, len(layers))
-    return dict(
-        model_type="jamba",
-        **fields,
-        attn_layer_period=attention[0],
-        attn_layer_offset=attention[1],
-        expert_layer_period=experts[0],
-        expert_layer_offset=experts[1],
-        num_experts=field(file, "expert_count", 0) or 1,
-        num_experts_per_tok=field(file, "expert_used_count", 0) or 1,
-        mamba_d_state=field(file, "ssm.state_size"),
-        mamba_d_conv=field(file, "ssm.conv_kernel"),
-        mamba_expand=field(file, "ssm.inner_size") // fields["hidden_size"],
-        mamba_dt_rank=field(file, "ssm.time_step_rank"),
-        mamba_conv_bias=any(name.endswith("ssm_conv1d.bias") for name in file.tensors),
-        mamba_proj_bias=any(name.endswith("ssm_in.bias") for name in file.tensors),
-    )
-
-
-def _every(file: GGUFFile, numbers: Sequence[int], layers: int) -> tuple[int, int]:
-    """Return the period and offset of the layers with these numbers; without numbers, a period longer than the
-    model."""
-    if not numbers:
-        return layers + 1, layers
-    period = numbers[1] - numbers[0] if len(numbers) > 1 else max(layers - numbers[0], numbers[0] + 1)
-    if list(numbers) != list(range(numbers[0], layers, period)) or numbers[0] >= period:
-        raise ValueError(f"{file.path}: layers {list(numbers)} of {layers} are not every n-th one; not supported")
-    return period, numbers[0]
-
-
-def _lfm2(file: GGUFFile) -> Fields:
-    return dict(model_type="lfm2", **short_convolutions(file), block_auto_adjust_ff_dim=False)
-
-
 ARCHITECTURES: dict[str, Callable[[GGUFFile], Fields]] = {
     "llama": _llama,
     "qwen2": _qwen2,
@@ -434,12 +385,10 @@ ARCHITECTURES: dict[str, Callable[[GGUFFile], Fields]] = {
     "seed_oss": _seed_oss,
     "llama4": _llama4,
     "gpt-oss": _gpt_oss,
-    "mamba2": _mamba2,
-    "jamba": _jamba,
-    "lfm2": _lfm2,
     "gemma-embedding": _gemma_embedding,
     **ENCODERS,
     **FAMILIES,
+    **RECURRENT,
 }
 """Maps an architecture to the function that makes the fields of its config."""
 _MAY_HAVE_EXPERTS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jpaged.loading.gguf.fields import every_model, field, rope_parameters, shortest
+from jpaged.loading.gguf.fields import GLOBAL, LOCAL, every_model, field, rope_parameters, shortest
 from jpaged.loading.gguf.reader import GGUFFile
 
 
@@ -50,5 +50,39 @@ def _nomic_bert(file: GGUFFile) -> dict[str, Any]:
     return dict(model_type="nomic_bert", **fields, rope_parameters=rope)
 
 
-ENCODERS: dict[str, Callable[[GGUFFile], dict[str, Any]]] = {"bert": _bert, "nomic-bert": _nomic_bert}
+def _modern_bert(file: GGUFFile) -> dict[str, Any]:
+    """Return the fields of architecture ``modern-bert``; the first of every three layers sees the whole prompt, unless
+    the file has another number.
+
+    Raises:
+        ValueError: an activation that is not known.
+    """
+    fields = _shared(file)
+    del fields["type_vocab_size"]
+    eps = fields.pop("layer_norm_eps")
+    every, layers = field(file, "attention.sliding_window_pattern", 3), range(fields["num_hidden_layers"])
+    slides = every if isinstance(every, list) else [number % every != 0 for number in layers]
+    activation = field(file, "hidden_activation", "gelu")
+    if activation not in ("gelu", "silu"):
+        raise ValueError(f"{file.path}: hidden_activation={activation!r} is not supported; gelu and silu are")
+    bases = {GLOBAL: field(file, "rope.freq_base", 10000.0), LOCAL: field(file, "rope.freq_base_swa", 10000.0)}
+    return dict(
+        model_type="modernbert",
+        **fields,
+        norm_eps=eps,
+        hidden_activation=activation,
+        local_attention=field(file, "attention.sliding_window"),
+        layer_types=[LOCAL if local else GLOBAL for local in slides],
+        rope_parameters={kind: {"rope_theta": shortest(base), "rope_type": "default"} for kind, base in bases.items()},
+        norm_bias="output_norm.bias" in file.tensors,
+        attention_bias="blk.0.attn_qkv.bias" in file.tensors,
+        mlp_bias="blk.0.ffn_up.bias" in file.tensors,
+    )
+
+
+ENCODERS: dict[str, Callable[[GGUFFile], dict[str, Any]]] = {
+    "bert": _bert,
+    "nomic-bert": _nomic_bert,
+    "modern-bert": _modern_bert,
+}
 """Each architecture's fields."""

@@ -13,6 +13,9 @@ import numpy as np
 
 from jpaged.loading.gguf.reader import GGUFFile
 
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+"""Entries of ``layer_types``."""
+
 
 def field(file: GGUFFile, key: str, default: Any = None) -> Any:
     """Return the value of ``{architecture}.{key}``; without a default, a missing key raises ValueError."""
@@ -21,6 +24,11 @@ def field(file: GGUFFile, key: str, default: Any = None) -> Any:
     if value is None:
         raise ValueError(f"{file.path}: GGUF metadata has no {full}")
     return value
+
+
+def first_layer_has(file: GGUFFile, tensor: str) -> bool:
+    """Return whether the file has this tensor of the first layer, such as ``attn_q.bias``."""
+    return f"blk.0.{tensor}" in file.tensors
 
 
 def shortest(value: float) -> float:
@@ -69,11 +77,18 @@ def transformer(
     heads = field(file, "attention.head_count")
     if isinstance(heads, list):
         raise ValueError(f"{file.path}: attention.head_count={heads}: numbers of heads by layer are not supported")
+    needed = {
+        "attention.head_count": heads,
+        "attention.head_count_kv": _largest(field(file, "attention.head_count_kv", heads)),
+        "feed_forward_length": field(file, "feed_forward_length", None if has_mlp else 1),
+    }
+    if nothing := [key for key, value in needed.items() if value == 0]:
+        raise ValueError(f"{file.path}: {nothing[0]}=0 must be positive")
     head_dim = field(file, "attention.key_length", field(file, "embedding_length") // heads)
     found = every_model(file) | {
-        "intermediate_size": field(file, "feed_forward_length", None if has_mlp else 0),
+        "intermediate_size": needed["feed_forward_length"],
         "num_attention_heads": heads,
-        "num_key_value_heads": _largest(field(file, "attention.head_count_kv", heads)),
+        "num_key_value_heads": needed["attention.head_count_kv"],
         "head_dim": head_dim,
         eps: shortest(field(file, f"attention.layer_norm_{'rms_' if eps == 'rms_norm_eps' else ''}epsilon")),
     }
@@ -90,6 +105,22 @@ def transformer(
         if partial:
             found["rope_parameters"]["partial_rotary_factor"] = rotated / head_dim
     return found
+
+
+def whole_width(file: GGUFFile, **options: Any) -> dict[str, Any]:
+    """Return the fields of a transformer whose heads together are as wide as its hidden states.
+
+    Args:
+        options: see `transformer`.
+
+    Raises:
+        ValueError: they are not.
+    """
+    fields = transformer(file, **options)
+    head_dim, embed = fields.pop("head_dim"), fields["hidden_size"]
+    if head_dim * fields["num_attention_heads"] != embed:
+        raise ValueError(f"{file.path}: attention.key_length={head_dim} is not embedding_length / head_count")
+    return fields
 
 
 def _largest(heads: int | list[int]) -> int:
@@ -134,8 +165,14 @@ def rope_parameters(file: GGUFFile, theta: float, head_dim: int) -> dict[str, An
     for key, value in own.items():
         if key in _YARN_BORDERS:
             rope[key] = value
+        elif key == "log_multiplier" and arch == "deepseek2":  # llama.cpp writes a tenth, and takes both for alike
+            rope |= dict.fromkeys(("mscale", "mscale_all_dim"), shortest(10 * value))
+        elif key == "log_multiplier" and arch == "mistral3":
+            rope |= {"mscale": 1.0, "mscale_all_dim": shortest(value)}
         elif (key, value) not in _NEUTRAL:
             raise ValueError(f"{file.path}: {beginning}{key}={value} is not supported")
+    if arch in _SAYS_MAGNITUDE and "mscale" not in rope:
+        raise ValueError(f"{file.path}: GGUF metadata has no {beginning}log_multiplier")
     if attn_factor != 1.0:  # llama.cpp multiplies YaRN's own factor by it; a config holds the product
         rope["attention_factor"] = attn_factor * (1.0 + 0.1 * math.log(rope["factor"]))
     # GPT-OSS does not round YaRN's borders; its files do not say so.
@@ -144,11 +181,14 @@ def rope_parameters(file: GGUFFile, theta: float, head_dim: int) -> dict[str, An
 
 _SCALINGS: dict[str, dict[str, str]] = {"linear": {"factor": "factor"}}
 _YARN_BORDERS = ("beta_fast", "beta_slow")
+_SAYS_MAGNITUDE = ("deepseek2", "mistral3")
+"""Architectures whose files say by which power of the factor YaRN multiplies queries and keys."""
 _NEUTRAL = (("ext_factor", 1.0), ("attn_factor", 1.0))
 """YaRN's settings with the values that change nothing."""
 _YARN = {"yarn": {"factor": "factor", "original_max_position_embeddings": "original_context_length"}}
 _SCALINGS_OF: dict[str, dict[str, dict[str, str]]] = dict.fromkeys(
-    ("gpt-oss", "qwen2", "qwen2vl", "qwen3", "qwen3vl", "qwen3moe", "qwen3vlmoe"), _YARN
+    ("deepseek2", "mistral3", "olmo2", "gpt-oss", "qwen2", "qwen2vl", "qwen3", "qwen3vl", "qwen3moe", "qwen3vlmoe"),
+    _YARN,
 )
 """Maps an architecture to its further scalings: each with its parameters and their keys under ``rope.scaling``.
 `_SCALINGS` has those of all architectures."""

@@ -78,7 +78,7 @@ class GGUFFile:
         self.path = Path(path)
         self._file = remote or self.path
         self.metadata, self.tensors = _read_header(self._file)
-        count = self.metadata.get("split.count", 1)
+        count = _whole(self.path, self.metadata, "split.count", 1)
         if count > 1 and remote is not None:
             raise ValueError(f"{remote} is one of {count} parts: of .gguf files at a URL, whole ones are read")
         if count > 1:
@@ -102,8 +102,28 @@ class GGUFFile:
         return self.tensors[name].encoding not in _PLAIN
 
     def decode(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Decode rows that `stored_rows` returned, perhaps in another order, to values; float32 when quantised."""
-        return dequantise(rows, self.tensors[name].encoding) if self.is_quantised(name) else rows
+        """Decode rows that `stored_rows` returned, perhaps in another order, to values; float32 when quantised.
+
+        Raises:
+            ValueError: the encoding is not known, or a block's scale is no finite number; names file and tensor.
+        """
+        if not self.is_quantised(name):
+            return rows
+        encoding = self.tensors[name].encoding
+        try:
+            with np.errstate(invalid="ignore", over="ignore"):
+                values = dequantise(rows, encoding)
+        except ValueError as error:
+            raise ValueError(f"{self.tensors[name].part or self.path}: {name}: {error}") from error
+        # Such a scale makes all values of its block no numbers, so one of each block is enough.
+        self.check_scales(name, values.reshape(-1, GGML_QUANT_SIZES[encoding][0])[:, 0])
+        return values
+
+    def check_scales(self, name: str, scales: np.ndarray) -> None:
+        """Raise ValueError, naming file and tensor, unless scales are finite numbers, or uint8 exponents below 255."""
+        finite = scales != 255 if scales.dtype == np.uint8 else np.isfinite(scales)
+        if not finite.all():
+            raise ValueError(f"{self.tensors[name].part or self.path}: {name} has a scale that is no finite number")
 
 
 def _stored_bytes(info: TensorInfo) -> int:
@@ -139,6 +159,8 @@ def _parse_header(path: Path | RemoteFile, size: int, data: memoryview) -> tuple
     try:
         metadata, end = _read_metadata(data, 24, keys)
         alignment = metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)
+        if type(alignment) is not int or alignment <= 0:
+            raise ValueError(f"general.alignment={repr(alignment)[:80]} is no positive whole number")
         tensors = _read_tensor_table(data, end, count, alignment)
     except struct.error as error:
         raise _CutShort(f"{path} is cut short: {size} bytes end inside its header") from error
@@ -150,6 +172,18 @@ def _parse_header(path: Path | RemoteFile, size: int, data: memoryview) -> tuple
     return metadata, tensors
 
 
+def _whole(path: Path, metadata: dict[str, Any], key: str, default: int) -> int:
+    """Return a number of parts or tensors.
+
+    Raises:
+        ValueError: it is none.
+    """
+    value = metadata.get(key, default)
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{path}: {key}={repr(value)[:80]} must be a whole number")
+    return int(value)
+
+
 def _tensors_of_parts(path: Path, metadata: dict[str, Any], count: int, first: set[str]) -> dict[str, TensorInfo]:
     """Return the tensors of all parts but the first, which gguf-split names ``...-00001-of-00003.gguf``.
 
@@ -157,7 +191,7 @@ def _tensors_of_parts(path: Path, metadata: dict[str, Any], count: int, first: s
         path, metadata: of the file that was named.
         first: names of its tensors.
     """
-    number = metadata.get("split.no", 0) + 1
+    number = _whole(path, metadata, "split.no", 0) + 1
     named = _PART.fullmatch(path.name)
     if named is None or (int(named[2]), int(named[3])) != (number, count):
         raise ValueError(f"{path} is part {number} of {count}: its name must end in -{number:05}-of-{count:05}.gguf")
@@ -174,7 +208,7 @@ def _tensors_of_parts(path: Path, metadata: dict[str, Any], count: int, first: s
         if twice := tensors.keys() & (first | found.keys()):
             raise ValueError(f"{other} has tensor {min(twice)}, which an earlier part has too")
         found |= {name: replace(info, part=other) for name, info in tensors.items()}
-    wanted = metadata.get("split.tensors.count", len(first) + len(found))
+    wanted = _whole(path, metadata, "split.tensors.count", len(first) + len(found))
     if wanted != len(first) + len(found):
         raise ValueError(
             f"{path} and its parts have {len(first) + len(found)} tensors, and say that they have {wanted}"
@@ -244,6 +278,13 @@ def _read_tensor_table(buffer: memoryview, offset: int, count: int, alignment: i
         (rank,) = struct.unpack_from("<I", buffer, offset)
         *shape, encoding, start = struct.unpack_from(f"<{rank}QIQ", buffer, offset + 4)
         offset += 4 + 8 * rank + 12
-        found.append((name, tuple(reversed(shape)), GGMLQuantizationType(encoding), start))
+        if encoding not in GGML_QUANT_SIZES:
+            raise ValueError(f"tensor {name} has encoding {encoding}, which is not known")
+        kind = GGMLQuantizationType(encoding)
+        if not shape or shape[0] % GGML_QUANT_SIZES[kind][0]:
+            raise ValueError(
+                f"tensor {name} of shape {tuple(reversed(shape))} has rows that are no whole blocks of {kind.name}"
+            )
+        found.append((name, tuple(reversed(shape)), kind, start))
     base = -(-offset // alignment) * alignment
     return {name: TensorInfo(name, shape, encoding, base + start) for name, shape, encoding, start in found}

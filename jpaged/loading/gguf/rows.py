@@ -91,7 +91,12 @@ class Heads:
     def dtype(self) -> np.dtype:
         return self.whole.dtype
 
+    def __len__(self) -> int:
+        return len(self.whole) // self.size
+
     def __getitem__(self, head: int) -> HostArray:
+        if not 0 <= head < len(self):  # a loop over the heads ends here
+            raise IndexError(f"head {head} of {len(self)}")
         return self.whole[head * self.size : (head + 1) * self.size, :]
 
 

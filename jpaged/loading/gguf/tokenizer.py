@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
+from jpaged.loading.gguf.metadata import check_tokenizer
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.vocabularies import (
     CONTROL,
@@ -137,8 +138,9 @@ def tokenizer_from_gguf(file: GGUFFile) -> OwnTokenizer:
     """Build the tokenizer that the file's metadata describes, with its special tokens and chat template.
 
     Raises:
-        ValueError: the tokenizer model or pre-tokenizer is not known; names it.
+        ValueError: the tokenizer model or pre-tokenizer is not known, or a key is of a wrong type; names it.
     """
+    check_tokenizer(file)
     metadata = file.metadata
     tokens: list[str] = _required(file, "tokens")
     roles = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}

@@ -24,7 +24,7 @@ _PLAIN: dict[GGMLQuantizationType, Any] = {
 }
 """Encodings that are floating types narrower than float32."""
 
-_IN_PAIRS = ("llama", "arcee", "granite", "granitemoe", "granitehybrid", "smollm3")
+_IN_PAIRS = ("llama", "arcee", "granite", "granitemoe", "granitehybrid", "smollm3", "mistral3")
 """Architectures of which rotated pairs of query and key rows are neighbours in the file."""
 
 
@@ -58,9 +58,9 @@ class GGUFWeights:
 
     def shape(self, name: str) -> tuple[int, ...]:
         stored = self._stored[name]
-        shape = self._file.tensors[stored.names[0]].shape
         if stored.undo is not None:
             return self.read(name).shape
+        shape = self._file.tensors[stored.names[0]].shape
         if stored.expert is not None:
             return shape[1:]
         if stored.fused:
@@ -96,9 +96,9 @@ class GGUFWeights:
 
     def read(self, name: str) -> np.ndarray | HostArray:
         stored = self._stored[name]
-        first = stored.names[0]
         if stored.undo is not None:
             return stored.undo(*map(self._whole, stored.names))
+        first = stored.names[0]
         if stored.expert is not None:
             return self._matrix(first, self._file.stored_rows(first)[stored.expert])
         if stored.fused:
@@ -140,13 +140,22 @@ class GGUFWeights:
             rows = rows[stored.expert]
         rows = rows if order is None else rows[order]
         encoding = self._file.tensors[source].encoding
-        return in_format(split_rows(rows, encoding), CODED[encoding].format, form)
+        with np.errstate(invalid="ignore", over="ignore"):
+            codes, scales, minimums = split_rows(rows, encoding)
+        for numbers in (scales, minimums):
+            if numbers is not None:
+                self._file.check_scales(source, numbers)
+        return in_format((codes, scales, minimums), CODED[encoding].format, form)
 
     def _types(self, name: str) -> list[GGMLQuantizationType]:
         return [self._file.tensors[source].encoding for source in self._stored[name].names]
 
     def _order(self, source: str) -> np.ndarray | None:
         """Return, for each row of Hugging Face's tensor, the stored row; None = the same order."""
+        if self._arch == "gptneox" and ".attn_qkv." in source:  # queries, keys and values of each head in turn
+            heads = self._file.metadata["gptneox.attention.head_count"]
+            rows = np.arange(self._file.tensors[source].shape[0]).reshape(3, heads, -1)
+            return rows.swapaxes(0, 1).reshape(-1)
         if self._arch not in _IN_PAIRS or not (".attn_q." in source or ".attn_k." in source):
             return None
         heads = self._file.metadata[f"{self._arch}.attention.head_count"]

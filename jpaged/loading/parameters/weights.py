@@ -142,11 +142,11 @@ def _read(target: Target, reader: TensorReader) -> HostArray:
     try:
         array = target.source.convert(*tensors)
     except ValueError as error:
-        raise ValueError(
-            f"parameter {target.name} of shape {target.shape} cannot be made from {described}: {error}"
-        ) from error
+        said = f"parameter {target.name} of shape {target.shape} cannot be made from {described}"
+        raise ValueError(f"{reader.location}: {said}: {error}") from error
     if array.shape != target.shape:
-        raise ValueError(f"parameter {target.name} has shape {target.shape}, but {described} gives {array.shape}")
+        said = f"parameter {target.name} has shape {target.shape}, but {described} gives {array.shape}"
+        raise ValueError(f"{reader.location}: {said}")
     return array
 
 

@@ -14,6 +14,7 @@ from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.weight_formats.awq import AWQ
 from jpaged.loading.weight_formats.coded_folder import StoredMatrices
 from jpaged.loading.weight_formats.gptq import GPTQ
+from jpaged.loading.weight_formats.settings import flag, own_settings, shown
 from jpaged.loading.weight_formats.stored_codes import Encoding
 
 _PLAIN_BITS = 16
@@ -29,27 +30,28 @@ class AutoRound:
     families: Sequence[str] | None = None
 
     def __init__(self, fields: Mapping[str, Any]):
-        packing = fields.get("packing_format", "auto_round")
-        if packing not in PACKINGS:
-            raise ValueError(f"packing_format={packing!r} is none of {', '.join(PACKINGS)}, which are read")
-        kind = fields.get("data_type", "int")
+        packing = fields.get("packing_format") or "auto_round"
+        if not isinstance(packing, str) or packing not in PACKINGS:
+            raise ValueError(f"packing_format={shown(packing)} is none of {', '.join(PACKINGS)}, which are read")
+        kind = fields.get("data_type") or "int"
         if kind not in ("int", "int_sym", "int_asym"):
-            raise ValueError(f"data_type={kind!r} is not int, which is read")
-        extra = fields.get("extra_config") or {}
+            raise ValueError(f"data_type={shown(kind)} is not int, which is read")
+        extra = own_settings(fields, "extra_config")
+        symmetric = flag(fields, "sym", True)
         self._method: AWQ | GPTQ
         if PACKINGS[packing] is None:
             others = [name for name, own in extra.items() if own.get("bits", _PLAIN_BITS) != _PLAIN_BITS]
             if others:
                 raise ValueError(f"extra_config={others[0]!r} gives modules other settings, which AWQ does not have")
             plain = list(extra)
-            self._method = AWQ({**fields, "version": "gemm", "modules_to_not_convert": plain})
+            self._method = AWQ({**fields, "zero_point": True, "version": "gemm", "modules_to_not_convert": plain})
             return
         dynamic = {
             f"-:{name}$" if own.get("bits", fields.get("bits")) == _PLAIN_BITS else f"+:{name}$": own
             for name, own in extra.items()
         }
         stored = {"checkpoint_format": PACKINGS[packing], "desc_act": False, "dynamic": dynamic}
-        self._method = GPTQ({"sym": True, **fields, **stored})
+        self._method = GPTQ({**fields, "sym": symmetric, **stored})
 
     def encoding_by_name(self, name: str) -> Encoding | None:
         return self._method.encoding_by_name(name)

@@ -20,6 +20,7 @@ import numpy as np
 
 from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.weight_formats.coded_folder import StoredCodes, check_part
+from jpaged.loading.weight_formats.settings import flag, inputs_of_group, is_size, shown, texts
 from jpaged.loading.weight_formats.stored_codes import Encoding, unpack_words
 from jpaged.loading.weight_formats.weight_format import WeightFormat
 from pallas_kernels.quantised import UINT4_PAIRS
@@ -42,16 +43,16 @@ class AWQ:
 
     def __init__(self, fields: Mapping[str, Any]):
         bits, group = fields.get("bits", fields.get("w_bit")), fields.get("group_size", fields.get("q_group_size"))
-        if bits != _BITS:
-            raise ValueError(f"bits={bits!r} is not {_BITS}, which is read")
-        if not isinstance(group, int) or (group <= 0 and group != -1):
-            raise ValueError(f"group_size={group!r} is no number of inputs, or -1 for all of them")
+        if not is_size(bits) or bits != _BITS:
+            raise ValueError(f"bits={shown(bits)} is not {_BITS}, which is read")
         version = str(fields.get("version", "gemm")).lower()
         if version != "gemm":
             way = ": convert it to gemm, or take one in GPTQ" if version.startswith("gemv") else ""
-            raise ValueError(f"version={version!r} is not gemm, which is read{way}")
-        self._plain = tuple(fields.get("modules_to_not_convert") or ())
-        self.group = max(group, 0)  # 0 = all inputs
+            raise ValueError(f"version={shown(version)} is not gemm, which is read{way}")
+        if not flag(fields, "zero_point", True):
+            raise ValueError("zero_point=False is not read: AWQ's zero points are")
+        self._plain = texts(fields, "modules_to_not_convert")
+        self.group = inputs_of_group(group, may_be_all=True)
         held = WeightFormat(UINT4_PAIRS, self.group, np.dtype(np.float32), minimums=True, rounds_rows=False)
         self.encoding = Encoding("AWQ in 4 bits", held)
 

@@ -24,6 +24,7 @@ import numpy as np
 
 from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.weight_formats.coded_folder import StoredCodes, check_part
+from jpaged.loading.weight_formats.settings import flag, is_size, shown, texts
 from jpaged.loading.weight_formats.stored_codes import Encoding
 from jpaged.loading.weight_formats.stored_matrix import FLOATS, MatricesByName, StoredMatrix, owners
 from jpaged.loading.weight_formats.weight_format import WeightFormat
@@ -48,14 +49,14 @@ class BitsAndBytes:
     families: Sequence[str] | None = None
 
     def __init__(self, fields: Mapping[str, Any]):
-        self.four = bool(fields.get("load_in_4bit", fields.get("_load_in_4bit")))
-        eight = bool(fields.get("load_in_8bit", fields.get("_load_in_8bit")))
+        self.four = flag(fields, "load_in_4bit", flag(fields, "_load_in_4bit"))
+        eight = flag(fields, "load_in_8bit", flag(fields, "_load_in_8bit"))
         if self.four == eight:
             raise ValueError(f"load_in_4bit={self.four}, load_in_8bit={eight}: one of them must be true")
-        kind = fields.get("bnb_4bit_quant_type", "fp4")
-        if self.four and kind not in _KINDS:
-            raise ValueError(f"bnb_4bit_quant_type={kind!r} is none of {', '.join(_KINDS)}, which are read")
-        self._plain = tuple(fields.get("llm_int8_skip_modules") or ())
+        kind = fields.get("bnb_4bit_quant_type") or "fp4"
+        if self.four and not (isinstance(kind, str) and kind in _KINDS):
+            raise ValueError(f"bnb_4bit_quant_type={shown(kind)} is none of {', '.join(_KINDS)}, which are read")
+        self._plain = texts(fields, "llm_int8_skip_modules")
         self.encoding = four_bit_encoding(kind, _BLOCK) if self.four else _INT8
 
     def encoding_by_name(self, name: str) -> Encoding | None:
@@ -135,8 +136,11 @@ class FourBitMatrix:
             if nested[1] not in there:
                 raise ValueError(f"{weights.file_of(codes)} has {nested[0]}, but there is no {nested[1]}")
             size = self._said.get("nested_blocksize")
-            if not isinstance(size, int) or size <= 0:
-                raise ValueError(f"{weights.file_of(state)}: {state} has nested_blocksize={str(size)[:80]}")
+            if not is_size(size):
+                raise ValueError(f"{weights.file_of(state)}: {state} has nested_blocksize={shown(size)}")
+            offset = self._said.setdefault("nested_offset", 0.0)
+            if not isinstance(offset, (int, float)) or isinstance(offset, bool) or not math.isfinite(offset):
+                raise ValueError(f"{weights.file_of(state)}: {state} has nested_offset={shown(offset)}")
             check_part(weights, nested[0], (-(-blocks // size),), (np.float32,))
             check_part(weights, nested[1], (256,), (np.float32,))
         self.parts = (codes, owner + _ABSMAX, owner + _MAP, state, *nested)
@@ -158,18 +162,20 @@ class FourBitMatrix:
             return stored.astype(np.float32)
         numbers = self._weights.read_codes(self._owner + _NESTED_MAP)[stored]
         runs = np.arange(len(stored)) // self._said["nested_blocksize"]
-        offset = np.float32(self._said.get("nested_offset", 0))
+        offset = np.float32(self._said["nested_offset"])
         scales: np.ndarray = numbers * self._weights.read_codes(self._owner + _NESTED)[runs] + offset
         return scales
 
     def _read_state(self, name: str) -> dict[str, Any]:
         where = f"{self._weights.file_of(name)}: {name}"
+        if len(self._weights.shape(name)) != 1:
+            raise ValueError(f"{where} has shape {self._weights.shape(name)}, and is a text in bytes")
         try:
             said = json.loads(self._weights.read_codes(name).tobytes())
             shape, block = tuple(said["shape"]), said["blocksize"]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{where} is no JSON with shape and blocksize: {error!r}") from error
         sizes = [*shape, block]
-        if len(shape) != 2 or not all(isinstance(size, int) and size > 0 for size in sizes) or math.prod(shape) % 2:
-            raise ValueError(f"{where} has shape={str(shape)[:80]}, blocksize={str(block)[:80]}")
+        if len(shape) != 2 or not all(map(is_size, sizes)) or math.prod(shape) % 2:
+            raise ValueError(f"{where} has shape={shown(shape)}, blocksize={shown(block)}")
         return {**said, "shape": shape}

@@ -29,6 +29,7 @@ import numpy as np
 
 from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.weight_formats.coded_folder import StoredCodes, check_part
+from jpaged.loading.weight_formats.settings import flag, is_size, own_settings, shown, table, texts
 from jpaged.loading.weight_formats.stored_codes import Encoding, unpack_words
 from jpaged.loading.weight_formats.stored_matrix import (
     FLOATS,
@@ -52,6 +53,8 @@ _BITS = (4, 8)
 PACKED, INT, FLOAT, NAIVE = "pack-quantized", "int-quantized", "float-quantized", "naive-quantized"
 NV, MX = "nvfp4-pack-quantized", "mxfp4-pack-quantized"
 FORMATS = (PACKED, INT, FLOAT, NAIVE, NV, MX)
+_MIXED = "mixed-precision"
+"""What a config of several groups may say instead, each of which then has its own."""
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +69,7 @@ class Scheme(NamedTuple):
         per_matrix: whether the whole matrix shares one scale.
         block: [outputs, inputs] of a block, or None.
         symmetric: whether there are no zero points.
+        sorts: whether each input's group is stored.
         targets: names, "re:" and a pattern, or a class of modules, which counts for every matrix.
         quantises_activations: whether the publisher's runtime does.
     """
@@ -76,6 +80,7 @@ class Scheme(NamedTuple):
     per_matrix: bool
     block: tuple[int, int] | None
     symmetric: bool
+    sorts: bool
     targets: tuple[str, ...]
     quantises_activations: bool
 
@@ -123,14 +128,14 @@ class CompressedTensors:
     def __init__(self, fields: Mapping[str, Any]):
         if fields.get("transform_config"):
             raise ValueError("transform_config rotates activations while the model runs, which is not read")
-        sparsity = (fields.get("sparsity_config") or {}).get("format", "dense")
+        sparsity = table(fields, "sparsity_config").get("format", "dense")
         if sparsity != "dense":
-            raise ValueError(f"sparsity_config has format={sparsity!r}; dense is read")
-        groups = fields.get("config_groups")
-        if not isinstance(groups, Mapping) or not groups:
-            raise ValueError(f"config_groups={str(groups)[:80]} has no group")
+            raise ValueError(f"sparsity_config has format={shown(sparsity)}; dense is read")
+        groups = own_settings(fields, "config_groups")
+        if not groups:
+            raise ValueError(f"config_groups={shown(fields.get('config_groups'))} has no group")
         self.schemes = [_scheme(name, group, fields.get("format")) for name, group in groups.items()]
-        self._ignore = tuple(fields.get("ignore") or ())
+        self._ignore = texts(fields, "ignore")
         self.kv_cache_scheme = fields.get("kv_cache_scheme")
 
     def scheme_of(self, module: str) -> Scheme | None:
@@ -182,6 +187,8 @@ class CompressedTensors:
         needed = {PACKED: [_SHAPE], NV: [_GLOBAL]}.get(scheme.format, [])
         if not scheme.symmetric:
             needed.append(_ZEROS)
+        if scheme.sorts:
+            needed.append(_GROUPS)
         for part in needed:
             if owner + part not in there:
                 raise ValueError(f"{weights.file_of(codes)} has {codes}, but there is no {owner + part}")
@@ -204,6 +211,9 @@ class IntMatrix:
         if packed:
             check_part(weights, owner + _SHAPE, (2,), (np.int64, np.int32))
             outputs, inputs = map(int, weights.read_codes(owner + _SHAPE))
+            if outputs <= 0 or inputs <= 0:
+                where = f"{weights.file_of(owner + _SHAPE)}: {owner + _SHAPE}"
+                raise ValueError(f"{where} is {outputs}, {inputs}, which is no shape of a matrix")
             check_part(weights, codes, (outputs, -(-inputs * scheme.bits // 32)), (np.int32,))
         else:
             check_part(weights, codes, None, (np.int8,))
@@ -218,8 +228,10 @@ class IntMatrix:
         parts = [codes, owner + _SCALES, *([owner + _SHAPE] if packed else [])]
         if owner + _ZEROS in set(weights.names()):
             parts.append(owner + _ZEROS)
-            if not scheme.symmetric:
-                self._check_zeros(groups)
+            self._check_zeros(groups)
+            if scheme.symmetric and self._zeros(groups).any():
+                where = f"{weights.file_of(owner + _ZEROS)}: {owner + _ZEROS}"
+                raise ValueError(f"{where} has zero points, but symmetric=True says that there are none")
         self._sorted = None
         if sorts:
             parts.append(owner + _GROUPS)
@@ -262,7 +274,7 @@ class IntMatrix:
         found = self._weights.shape(name)
         if self._weights.held_dtype(name) == np.int32:
             check_part(self._weights, name, (-(-outputs * self._scheme.bits // 32), groups), (np.int32,))
-        elif not (groups == 1 and found in ((), (1,), (1, 1), (outputs,))):
+        elif not (found in ((), (1,), (1, 1)) if self._per_matrix else groups == 1 and found == (outputs,)):
             check_part(self._weights, name, (outputs, groups), (np.int8,))
 
 
@@ -272,24 +284,28 @@ def _scheme(name: str, group: Mapping[str, Any], whole: Any) -> Scheme:
     Args:
         whole: the config's ``format``, for groups without one.
     """
+    for said in (whole, group.get("format")):
+        if said is not None and (not isinstance(said, str) or said not in (*FORMATS, _MIXED)):
+            raise ValueError(f"format={shown(said)} of {name} is none of {', '.join(FORMATS)}, which are read")
     stored = group.get("format") or whole
-    if stored not in FORMATS:
-        raise ValueError(f"format={stored!r} of {name} is none of {', '.join(FORMATS)}, which are read")
+    if not isinstance(stored, str) or stored not in FORMATS:
+        raise ValueError(f"format={shown(stored)} of {name} is none of {', '.join(FORMATS)}, which are read")
     if group.get("output_activations") is not None:
         raise ValueError(f"{name} has output_activations: quantised outputs are not read")
-    weights = group.get("weights") or {}
+    weights = table(group, "weights")
     bits: Any = weights.get("num_bits")
+    symmetric = flag(weights, "symmetric", True)
     kind, strategy = weights.get("type", "int"), weights.get("strategy")
     if stored == NAIVE:
         stored = INT if kind == "int" else FLOAT
     if stored in (PACKED, INT):
         allowed = _BITS if stored == PACKED else range(2, 9)
-        if bits not in allowed or kind != "int":
+        if not is_size(bits) or bits not in allowed or kind != "int":
             known = ", ".join(map(str, allowed))
-            raise ValueError(f"type={kind!r}, num_bits={bits!r} is no int of {known} bits")
-    elif (bits, kind) != (8 if stored == FLOAT else 4, "float"):
-        raise ValueError(f"type={kind!r}, num_bits={bits!r} is not what format={stored!r} holds")
-    if stored not in (PACKED, INT) and not weights.get("symmetric", True):
+            raise ValueError(f"type={shown(kind)}, num_bits={shown(bits)} of {name} is no int of {known} bits")
+    elif not is_size(bits) or (bits, kind) != (8 if stored == FLOAT else 4, "float"):
+        raise ValueError(f"type={shown(kind)}, num_bits={shown(bits)} of {name} is not what format={stored!r} holds")
+    if stored not in (PACKED, INT) and not symmetric:
         raise ValueError(f"symmetric=False is not read with format={stored!r}")
     strategies = {
         PACKED: ("group", "channel"),
@@ -298,25 +314,28 @@ def _scheme(name: str, group: Mapping[str, Any], whole: Any) -> Scheme:
         NV: ("tensor_group", "group"),
         MX: ("group",),
     }[stored]
-    if strategy not in strategies:
-        raise ValueError(f"strategy={strategy!r} of {name} is none of {', '.join(strategies)}, which {stored} has here")
+    if not isinstance(strategy, str) or strategy not in strategies:
+        raise ValueError(
+            f"strategy={shown(strategy)} of {name} is none of {', '.join(strategies)}, which {stored} has here"
+        )
     if weights.get("actorder") not in (None, False, "weight", "static", "group", "dynamic"):
-        raise ValueError(f"actorder={weights['actorder']!r} is none of weight, group, which are read")
+        raise ValueError(f"actorder={shown(weights['actorder'])} is none of weight, group, which are read")
     size: Any = weights.get("group_size")
     block: Any = weights.get("block_structure")
-    if "group" in strategy and not (isinstance(size, int) and size > 0):
-        raise ValueError(f"group_size={size!r} of {name} is no number of inputs")
+    if "group" in strategy and not is_size(size):
+        raise ValueError(f"group_size={shown(size)} of {name} is no number of inputs")
     if "group" in strategy and stored in (NV, MX) and size != (16 if stored == NV else 32):
         raise ValueError(f"group_size={size!r} of {name} is not that of {stored}, {16 if stored == NV else 32}")
-    if strategy == "block" and not (isinstance(block, Sequence) and len(block) == 2):
-        raise ValueError(f"block_structure={block!r} of {name} is not [outputs, inputs] of a block")
+    if strategy == "block" and not (isinstance(block, Sequence) and len(block) == 2 and all(map(is_size, block))):
+        raise ValueError(f"block_structure={shown(block)} of {name} is not [outputs, inputs] of a block")
     return Scheme(
         stored,
         bits,
         size if "group" in strategy else 0,
         strategy == "tensor",
         (int(block[0]), int(block[1])) if strategy == "block" else None,
-        bool(weights.get("symmetric", True)),
-        tuple(group.get("targets") or ()) or ("Linear",),
+        symmetric,
+        weights.get("actorder") in ("group", "dynamic"),
+        texts(group, "targets") or ("Linear",),
         group.get("input_activations") is not None,
     )

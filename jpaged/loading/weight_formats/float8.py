@@ -20,6 +20,7 @@ import numpy as np
 
 from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.weight_formats.coded_folder import StoredMatrices
+from jpaged.loading.weight_formats.settings import is_size, shown, texts
 from jpaged.loading.weight_formats.stored_codes import Encoding
 from jpaged.loading.weight_formats.stored_matrix import Float8Matrix, MatricesByName, StoredMatrix, float8_encoding
 
@@ -40,13 +41,15 @@ class FP8:
         block = fields.get("weight_block_size")
         self.block: tuple[int, int] | None = None
         if block is not None:
-            if not (isinstance(block, Sequence) and len(block) == 2 and all(_is_size(size) for size in block)):
-                raise ValueError(f"weight_block_size={block!r} is not [outputs, inputs] of a block, such as [128, 128]")
+            if not (isinstance(block, Sequence) and len(block) == 2 and all(map(is_size, block))):
+                raise ValueError(
+                    f"weight_block_size={shown(block)} is not [outputs, inputs] of a block, such as [128, 128]"
+                )
             self.block = (int(block[0]), int(block[1]))
-        kind = fields.get("fmt", "e4m3")
+        kind = fields.get("fmt") or "e4m3"
         if kind not in ("e4m3", "float8_e4m3fn"):
-            raise ValueError(f"fmt={kind!r} is not e4m3, which is read")
-        self._plain = tuple(fields.get("modules_to_not_convert") or ())
+            raise ValueError(f"fmt={shown(kind)} is not e4m3, which is read")
+        self._plain = texts(fields, "modules_to_not_convert")
         self.encoding = float8_encoding(self.block)
 
     def encoding_by_name(self, name: str) -> Encoding | None:
@@ -97,7 +100,3 @@ def float8_matrices(
     if not found:
         raise ValueError(f"{weights.location} is said to be in float8, but no tensor is float8_e4m3fn")
     return MatricesByName(found)
-
-
-def _is_size(size: Any) -> bool:
-    return isinstance(size, int) and size > 0

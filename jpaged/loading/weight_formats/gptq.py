@@ -25,6 +25,7 @@ import numpy as np
 
 from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.weight_formats.coded_folder import StoredCodes, check_part
+from jpaged.loading.weight_formats.settings import bits_among, check_pattern, flag, inputs_of_group, own_settings, shown
 from jpaged.loading.weight_formats.stored_codes import Encoding, unpack_words
 from jpaged.loading.weight_formats.stored_matrix import length_of_groups, scattered_groups
 from jpaged.loading.weight_formats.weight_format import WeightFormat
@@ -46,24 +47,20 @@ class GPTQ:
     families: Sequence[str] | None = None
 
     def __init__(self, fields: Mapping[str, Any]):
-        bits, group = fields.get("bits"), fields.get("group_size")
-        if bits not in BITS:
-            raise ValueError(f"bits={bits!r} is none of {', '.join(map(str, BITS))}, which are read")
-        if not isinstance(group, int) or (group <= 0 and group != -1):
-            raise ValueError(f"group_size={group!r} is no number of inputs, or -1 for all of them")
-        self.bits: int = bits
-        self.group = max(group, 0)  # 0 = all inputs
-        stored = fields.get("checkpoint_format", "gptq")
+        self.bits = bits_among(fields.get("bits"), BITS)
+        self.group = inputs_of_group(fields.get("group_size"), may_be_all=True)
+        stored = fields.get("checkpoint_format") or "gptq"
         if stored not in FORMATS:
-            raise ValueError(f"checkpoint_format={stored!r} is none of {', '.join(FORMATS)}, which are read")
-        self.symmetric = bool(fields.get("sym", False))
-        self.act_order = bool(fields.get("desc_act", False))
+            raise ValueError(f"checkpoint_format={shown(stored)} is none of {', '.join(FORMATS)}, which are read")
+        self.symmetric = flag(fields, "sym")
+        self.act_order = flag(fields, "desc_act")
         self.zeros_minus_one = stored == "gptq"
         self._dynamic: dict[str, GPTQ | None] = {}
-        for pattern, own in (fields.get("dynamic") or {}).items():
-            plain = pattern.startswith("-:")
-            whole = {**fields, **(own or {}), "dynamic": None}
-            self._dynamic[pattern.removeprefix("-:").removeprefix("+:")] = None if plain else GPTQ(whole)
+        for written, own in own_settings(fields, "dynamic").items():
+            pattern = written.removeprefix("-:").removeprefix("+:")
+            check_pattern("dynamic", pattern)
+            whole = {**fields, **own, "dynamic": None}
+            self._dynamic[pattern] = None if written.startswith("-:") else GPTQ(whole)
 
     def of_module(self, module: str) -> GPTQ | None:
         """Return the settings of one module; None = its weights are plain.

@@ -18,6 +18,7 @@ import numpy as np
 
 from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.weight_formats.coded_folder import StoredCodes, check_part
+from jpaged.loading.weight_formats.settings import bits_among, inputs_of_group, shown
 from jpaged.loading.weight_formats.stored_codes import Encoding, unpack_words
 from jpaged.loading.weight_formats.stored_matrix import FLOATS, MatricesByName, StoredMatrix, owners
 from jpaged.loading.weight_formats.weight_format import WeightFormat
@@ -99,8 +100,6 @@ class AffineMatrix:
 def _check(said: Mapping[str, Any]) -> None:
     mode, bits, group = said.get("mode", "affine"), said.get("bits"), said.get("group_size")
     if mode != "affine":
-        raise ValueError(f"mode={mode!r} is not affine, which is read")
-    if bits not in _BITS:
-        raise ValueError(f"bits={bits!r} is none of {', '.join(map(str, _BITS))}, which are read")
-    if not isinstance(group, int) or group <= 0:
-        raise ValueError(f"group_size={group!r} is no number of inputs")
+        raise ValueError(f"mode={shown(mode)} is not affine, which is read")
+    bits_among(bits, _BITS)
+    inputs_of_group(group)

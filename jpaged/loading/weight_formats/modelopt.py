@@ -20,6 +20,7 @@ from typing import Any
 from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.weight_formats.coded_folder import StoredMatrices
 from jpaged.loading.weight_formats.float8 import float8_matrices
+from jpaged.loading.weight_formats.settings import is_size, shown, texts
 from jpaged.loading.weight_formats.stored_codes import Encoding
 from jpaged.loading.weight_formats.stored_matrix import (
     NVFP4,
@@ -47,12 +48,12 @@ class ModelOpt:
     def __init__(self, fields: Mapping[str, Any]):
         said = fields.get("quant_algo")
         if said not in ALGORITHMS:
-            raise ValueError(f"quant_algo={said!r} is none of {', '.join(ALGORITHMS)}, which are read")
+            raise ValueError(f"quant_algo={shown(said)} is none of {', '.join(ALGORITHMS)}, which are read")
         self._nvfp4 = said == "NVFP4"
         group = fields.get("group_size")
-        if self._nvfp4 and group not in (None, NVFP4_GROUP):
-            raise ValueError(f"group_size={group!r} is not {NVFP4_GROUP}, which NVFP4 has")
-        self._plain = tuple(fields.get("exclude_modules") or fields.get("ignore") or ())
+        if self._nvfp4 and group is not None and not (is_size(group) and group == NVFP4_GROUP):
+            raise ValueError(f"group_size={shown(group)} is not {NVFP4_GROUP}, which NVFP4 has")
+        self._plain = texts(fields, "exclude_modules") or texts(fields, "ignore")
         self.encoding = NVFP4 if self._nvfp4 else float8_encoding(None)
 
     def encoding_by_name(self, name: str) -> Encoding | None:

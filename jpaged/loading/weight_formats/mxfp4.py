@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from jpaged.loading.safetensors_reader import SafetensorsWeights
-from jpaged.loading.weight_formats.coded_folder import StoredCodes
+from jpaged.loading.weight_formats.coded_folder import StoredCodes, check_part
 from jpaged.loading.weight_formats.stored_codes import Encoding
 from jpaged.loading.weight_formats.weight_format import WeightFormat
 from pallas_kernels.quantised import E2M1_PAIRS
@@ -68,7 +69,7 @@ class MXFP4Matrices:
         blocks = self._weights.read_codes(name + _BLOCKS)
         codes = np.stack([blocks & 15, blocks >> 4], axis=-1)
         codes = codes.reshape(*blocks.shape[:2], -1)
-        return StoredCodes(codes, self._weights.read_codes(name + _SCALES), None, _FORMAT)
+        return StoredCodes(codes, self._weights.read_codes(name + _SCALES).view(np.uint8), None, _FORMAT)
 
     def _check(self, name: str, there: set[str]) -> None:
         if name + _SCALES not in there:
@@ -79,3 +80,5 @@ class MXFP4Matrices:
                 f"{self._weights.location}: {name + _BLOCKS} of shape {blocks} and {name + _SCALES} of shape {scales} "
                 f"are no [experts, outputs, groups, {_GROUP // 2}] with [experts, outputs, groups]"
             )
+        check_part(self._weights, name + _BLOCKS, blocks, (np.uint8,))
+        check_part(self._weights, name + _SCALES, scales, (np.uint8, ml_dtypes.float8_e8m0fnu))

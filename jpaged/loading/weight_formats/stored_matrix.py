@@ -156,6 +156,8 @@ class E2M1Matrix:
         if self._whole is None:
             return StoredCodes(codes, scales.view(np.uint8), None, self.encoding.format)
         whole = self._weights.read_codes(self._whole).astype(np.float32).reshape(())
+        if not np.isfinite(whole) or (self._divides and whole == 0):
+            raise ValueError(f"{self._weights.file_of(self._whole)}: {self._whole} is {whole}, which is no scale")
         wide = scales.astype(np.float32)
         return StoredCodes(codes, wide / whole if self._divides else wide * whole, None, self.encoding.format)
 
@@ -194,12 +196,15 @@ def scattered_groups(weights: SafetensorsWeights, name: str, count: int, size: i
         size: of a group.
 
     Raises:
-        ValueError: a group is out of range; names file and tensor.
+        ValueError: a group is out of range, or has more inputs than it may have; names file and tensor.
     """
     groups = weights.read_codes(name)
     if groups.min() < 0 or groups.max() >= count:
         beyond = int(groups[(groups < 0) | (groups >= count)][0])
         raise ValueError(f"{weights.file_of(name)}: {name} has group {beyond}, and its scales have {count} groups")
+    inputs = np.bincount(groups, minlength=count)
+    if inputs.max() > size:
+        raise ValueError(f"{weights.file_of(name)}: {name} has {inputs.max()} inputs of a group, which has {size}")
     return None if (groups == np.arange(len(groups)) // size).all() else groups
 
 

@@ -10,6 +10,8 @@ from gguf_files import write_gguf
 from safetensors.numpy import load_file
 
 from jpaged import LLM
+from jpaged.loading.gguf.config import config_from_gguf
+from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.open_checkpoint import describe_model
 
 RNG = np.random.default_rng(3)
@@ -89,6 +91,40 @@ def test_a_nomic_bert_gives_transformers_vectors(tmp_path):
     file = write(tmp_path, "nomic-bert", judge, **keys)
     means = [states.mean(0) for states in hidden_states(judge)]
     np.testing.assert_allclose(embedded(file, "mean"), means, atol=3e-5)
+
+
+def test_a_modern_bert_gives_transformers_vectors(tmp_path):
+    judge = make_encoder("modernbert", tmp_path)
+    keys = {
+        "attention.layer_norm_epsilon": float(judge.config.norm_eps),
+        "attention.sliding_window": judge.config.local_attention,
+        "rope.freq_base": 160.0,
+        "rope.freq_base_swa": 10.0,
+        "pooling_type": int(PoolingType.CLS),
+    }
+    file = write(tmp_path, "modern-bert", judge, **keys)
+    assert len({*judge.config.layer_types}) == 2
+    first = np.array([states[0] for states in hidden_states(judge)])
+    np.testing.assert_allclose(embedded(file), first / np.linalg.norm(first, axis=1, keepdims=True), atol=3e-5)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "local"), [(2, [False, True, False]), ([True, False, True], [True, False, True]), (None, [0, 1, 1])]
+)
+def test_a_modern_bert_may_say_which_layers_see_a_window(pattern, local, tmp_path):
+    keys = {"attention.layer_norm_epsilon": 0.01, "attention.sliding_window": 10, "hidden_activation": "silu"}
+    keys |= {"attention.sliding_window_pattern": pattern}
+    file = write(tmp_path, "modern-bert", make_encoder("modernbert", tmp_path), **keys)
+    config = config_from_gguf(GGUFFile(file))
+    assert [kind == "sliding_attention" for kind in config.layer_types] == list(map(bool, local))
+    assert config.hidden_activation == "silu"
+
+
+def test_an_activation_of_a_modern_bert_that_is_not_known_is_refused(tmp_path):
+    keys = {"attention.layer_norm_epsilon": 0.01, "attention.sliding_window": 10, "hidden_activation": "reglu"}
+    file = write(tmp_path, "modern-bert", make_encoder("modernbert", tmp_path), **keys)
+    with pytest.raises(ValueError, match=r"m\.gguf: hidden_activation='reglu' is not supported; gelu and silu are"):
+        describe_model(str(file))
 
 
 def test_an_embedding_gemma_gives_transformers_vectors_through_its_dense_modules(tmp_path):

@@ -9,6 +9,7 @@ from dense_model import abstract, run_dense
 from flax import nnx
 from gguf import GGMLQuantizationType as Encoding
 from gguf import quants
+from gguf_files import SIZES as SIZES_OF_FILES
 from gguf_files import write_gguf
 from gguf_of_checkpoint import write_checkpoint
 from greedy_reference import assert_same_tokens, random_prompts, torch_greedy
@@ -16,10 +17,13 @@ from greedy_reference import assert_same_tokens, random_prompts, torch_greedy
 torch = pytest.importorskip("torch")
 
 from transformers import (  # noqa: E402
+    ApertusConfig,
     ArceeConfig,
     AutoModelForCausalLM,
     Cohere2Config,
     CohereConfig,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Dots1Config,
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
@@ -30,7 +34,9 @@ from transformers import (  # noqa: E402
     GemmaConfig,
     Glm4Config,
     Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     GPT2Config,
+    GPTNeoXConfig,
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
@@ -43,11 +49,16 @@ from transformers import (  # noqa: E402
     Llama4TextConfig,
     Mamba2Config,
     MiniMaxM2Config,
+    Ministral3Config,
+    MistralConfig,
     MixtralConfig,
     NemotronConfig,
+    NemotronHConfig,
     Olmo2Config,
+    Olmo3Config,
     OlmoeConfig,
     Phi3Config,
+    PhiConfig,
     Qwen2MoeConfig,
     Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
@@ -286,7 +297,71 @@ CONFIGS = [
         pad_token_id=0,
     ),
 ]
+NEMOTRON_H = {name: size for name, size in HEADS.items() if name != "num_hidden_layers"} | {
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 8,
+    "ssm_state_size": 8,
+    "n_groups": 3,
+    "conv_kernel": 3,
+}
+LATENT = OPEN | {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_group": 2,
+    "topk_group": 1,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 1.5,
+    "first_k_dense_replace": 1,
+}
 CONFIGS += [
+    ApertusConfig(**OPEN, attention_bias=True),
+    GPTNeoXConfig(
+        **{name: size for name, size in OPEN.items() if name != "num_key_value_heads"},
+        rope_parameters=PARTIAL,
+        use_parallel_residual=False,
+    ),
+    MistralConfig(**HEADS, sliding_window=None),
+    Ministral3Config(
+        **HEADS, rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3}
+    ),
+    PhiConfig(**OPEN | {"num_key_value_heads": 4}, rope_parameters=PARTIAL),
+    Olmo3Config(
+        **OPEN,
+        sliding_window=7,
+        rope_parameters={
+            "full_attention": YARN,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    ),
+    NemotronHConfig(
+        **NEMOTRON_H,
+        layers_block_type=["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"],
+        mlp_bias=True,
+        use_bias=True,
+    ),
+    NemotronHConfig(
+        **{name: size for name, size in NEMOTRON_H.items() if name != "intermediate_size"},
+        layers_block_type=["linear_attention", "moe", "full_attention", "moe"],
+        use_conv_bias=False,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        moe_shared_expert_intermediate_size=40,
+        moe_latent_size=64,
+        routed_scaling_factor=1.5,
+    ),
+    DeepseekV2Config(**LATENT, q_lora_rank=None, n_shared_experts=2, topk_method="group_limited_greedy"),
+    DeepseekV3Config(
+        **LATENT,
+        q_lora_rank=20,
+        n_shared_experts=1,
+        rope_parameters={**YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
+    ),
     HunYuanMoEV1Config(**HEADS, num_experts=3, moe_topk=2, attention_bias=True),
     FalconH1Config(**HEADS, **FALCON_H1),
 ]
@@ -349,12 +424,7 @@ def test_the_matrices_of_falcon_h1s_files_have_its_multipliers(tmp_path):
     several = {"mlp_multipliers": [1.3, 0.7], "ssm_multipliers": [0.6, 0.7, 1.2, 1.3, 0.8]}
     multipliers = {f"{name}_multiplier": 0.7 + 0.1 * n for n, name in enumerate(names)}
     config = FalconH1Config(**HEADS, **FALCON_H1, **multipliers, **several)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.normal_(0.0, 0.3)
-    model.save_pretrained(tmp_path / "saved")
+    model = saved(config, tmp_path / "saved")
     path = write_checkpoint(tmp_path / "m.gguf", tmp_path / "saved", config, vocabulary=VOCABULARY)
     loaded = load_model(path, dtype="float32")
     tokens = np.random.default_rng(0).integers(0, 43, 20)
@@ -373,6 +443,8 @@ def test_experts_blocks_are_kept_to_the_last_bit_for_any_number_of_shards(family
     if family.config.model_type not in model_types():
         pytest.skip("a family that is not installed")
     file = GGUFFile(write_checkpoint(family.path, family.folder, family.config, experts))
+    if not any("_exps" in name for name in file.tensors):
+        pytest.skip("a checkpoint without experts")
     reader = GGUFWeights(file)
     model = abstract(config_from_gguf(file), tensor_parallel=shards)
     targets = targets_of(model)
@@ -469,6 +541,102 @@ def test_tensors_that_a_family_does_not_have_are_refused(tmp_path, arch, tensor,
     changes = {"attention__layer_norm_epsilon": 1e-5, "rope__scaling__finetuned": True}
     path = write_gguf(tmp_path / "m.gguf", arch, tensors, **changes)
     with pytest.raises(ValueError, match=message):
+        config_from_gguf(GGUFFile(path))
+
+
+def saved(config, folder):
+    """A random checkpoint of a config in a folder."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0.0, 0.3)
+    model.save_pretrained(folder)
+    return model
+
+
+def test_glm_4_7_flash_is_read_as_the_deepseek_v3_that_its_files_say_it_is(tmp_path):
+    own = {name: value for name, value in LATENT.items() if name != "first_k_dense_replace"}
+    config = Glm4MoeLiteConfig(
+        **own, q_lora_rank=20, n_shared_experts=1, mlp_layer_types=["dense", *["sparse"] * 3], rope_interleave=True
+    )
+    model = saved(config, tmp_path / "saved")
+    path = write_checkpoint(tmp_path / "m.gguf", tmp_path / "saved", config, vocabulary=VOCABULARY)
+    loaded = load_model(path, dtype="float32")
+    assert loaded.config.model_type == "deepseek_v3"
+    tokens = np.random.default_rng(0).integers(0, 43, 20)
+    with torch.no_grad():
+        expected = model(torch.tensor(tokens)[None]).logits[0].numpy()
+    found = run_dense(nnx.merge(loaded.graphdef, loaded.params), tokens)
+    np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max(), rtol=0)
+
+
+def test_old_files_of_deepseek_hold_keys_and_values_in_one_matrix(tmp_path):
+    config = DeepseekV2Config(**LATENT, q_lora_rank=None, n_shared_experts=2, topk_method="group_limited_greedy")
+    saved(config, tmp_path / "saved")
+    new = GGUFFile(write_checkpoint(tmp_path / "new.gguf", tmp_path / "saved", config))
+    checkpoint = SafetensorsWeights(tmp_path / "saved")
+    tensors = {name: new.stored_rows(name) for name in new.tensors if "attn_v_b" not in name}
+    for name in [name for name in tensors if "attn_k_b" in name]:
+        layer = name.split(".")[1]
+        del tensors[name]
+        tensors[f"blk.{layer}.attn_kv_b.weight"] = checkpoint.read(f"model.layers.{layer}.self_attn.kv_b_proj.weight")
+    later = ("key_length_mla", "value_length_mla", "expert_gating_func")
+    keys = {key: value for key, value in new.metadata.items() if not key.endswith(later)}
+    keys |= {"deepseek2.attention.key_length": 20, "deepseek2.attention.value_length": 10}
+    keys["deepseek2.attention.head_count_kv"] = keys["deepseek2.attention.head_count"]
+    del keys["general.architecture"]
+    old = GGUFFile(write_gguf(tmp_path / "old.gguf", "deepseek2", tensors, keys, **dict.fromkeys(SIZES_OF_FILES)))
+    assert as_transformers(config_from_gguf(old)).to_dict() == as_transformers(config_from_gguf(new)).to_dict()
+    read, expected = GGUFWeights(old), GGUFWeights(new)
+    assert set(read.names()) == set(expected.names())
+    for name in expected.names():
+        np.testing.assert_array_equal(np.asarray(read.read(name)), np.asarray(expected.read(name)), err_msg=name)
+
+
+def test_a_matrix_whose_other_part_is_not_there_is_named(tmp_path):
+    tensors = {
+        "token_embd.weight": np.zeros((43, 64), np.float32),
+        "blk.0.attn_k_b.weight": np.zeros((4, 8, 8), np.float32),
+    }
+    path = write_gguf(tmp_path / "m.gguf", "deepseek2", tensors)
+    message = r"m\.gguf has tensor blk\.0\.attn_k_b\.weight, but there is no blk\.0\.attn_v_b\.weight"
+    with pytest.raises(ValueError, match=message):
+        GGUFWeights(GGUFFile(path))
+
+
+def test_a_deepseek_whose_queries_grow_with_their_position_is_refused(tmp_path):
+    tensors = {"token_embd.weight": np.zeros((43, 64), np.float32)}
+    path = write_gguf(tmp_path / "m.gguf", "deepseek2", tensors, {"deepseek2.attention.temperature_scale": 0.5})
+    with pytest.raises(ValueError, match=r"deepseek2 with attention\.temperature_scale=0\.5 is not supported"):
+        config_from_gguf(GGUFFile(path))
+
+
+@pytest.mark.parametrize(("key", "value"), [("alpha_p", None), ("beta", [0.5]), ("eps", ["x"] * 4), ("alpha_n", 1)])
+def test_numbers_of_apertus_activations_that_are_not_there_are_named(tmp_path, key, value):
+    keys = {f"xielu.{part}": [0.5] * 4 for part in ("alpha_p", "alpha_n", "beta", "eps")} | {f"xielu.{key}": value}
+    tensors = {"token_embd.weight": np.zeros((43, 64), np.float32)}
+    path = write_gguf(tmp_path / "m.gguf", "apertus", tensors, keys, block_count=4)
+    with pytest.raises(ValueError, match=rf"m\.gguf: xielu\.{key}=.* is not a number for each of 4 layers"):
+        GGUFWeights(GGUFFile(path))
+
+
+def test_one_number_of_apertus_activations_may_be_that_of_all_layers(tmp_path):
+    keys = {f"xielu.{part}": 0.5 for part in ("alpha_p", "alpha_n", "beta", "eps")}
+    tensors = {"token_embd.weight": np.zeros((43, 64), np.float32)}
+    read = GGUFWeights(GGUFFile(write_gguf(tmp_path / "m.gguf", "apertus", tensors, keys, block_count=4)))
+    assert [float(read.read(f"model.layers.{n}.mlp.act_fn.eps")) for n in range(4)] == [0.5] * 4
+
+
+def test_a_block_of_nemotron_h_of_no_known_kind_is_named(tmp_path):
+    tensors = {
+        "token_embd.weight": np.zeros((43, 64), np.float32),
+        "blk.0.attn_q.weight": np.zeros((64, 64), np.float32),
+    }
+    keys = {"inner_size": 48, "time_step_rank": 6, "group_count": 2, "state_size": 8, "conv_kernel": 3}
+    extra = {f"nemotron_h.ssm.{key}": value for key, value in keys.items()}
+    path = write_gguf(tmp_path / "m.gguf", "nemotron_h", tensors, extra)
+    with pytest.raises(ValueError, match=r"m\.gguf: blk\.1 has none of ssm_in, attn_q, ffn_gate_inp, ffn_up"):
         config_from_gguf(GGUFFile(path))
 
 

@@ -130,5 +130,5 @@ def _head(speculative: MTP, config: EngineConfig, loaded: LoadedModel) -> DraftS
     # A draft takes a product with the vocabulary's table too.
     table = device_bytes(loaded.params.get("lm_head", loaded.params["embed_tokens"]))
     share = (device_bytes(found.params) + table) / device_bytes(loaded.params)
-    program = DraftProgram(found.graphdef, found.params, DRAFT_PREFIX, found.head.tables)
+    program = DraftProgram(found.graphdef, found.params, DRAFT_PREFIX, found.tables)
     return DraftSource(program, groups, share)

@@ -12,9 +12,10 @@ from jpaged.loading.build_context import CompactTiles, build_context
 from jpaged.loading.loaded_model import LoadedModel
 from jpaged.loading.open_checkpoint import open_model
 from jpaged.loading.orbax.checkpoint import OrbaxWeights
-from jpaged.loading.parameters.targets import abstract_model
+from jpaged.loading.parameters.targets import abstract_model, targets_of
 from jpaged.loading.parameters.weights import read_params
-from jpaged.loading.renamed_tensors import RenamedTensors
+from jpaged.loading.renamed_tensors import RenamedTensors, same_numbers
+from jpaged.loading.tensor_reader import TensorReader
 from jpaged.model_api import DraftHead, HasDraftHead
 from pallas_kernels.large_pages import use_large_pages
 
@@ -27,11 +28,13 @@ class LoadedHead:
         head: the head with shapes in place of arrays.
         graphdef: the head without its weights.
         params: its own weights, on the model's mesh, without the model's tables.
+        tables: those of `DraftHead.tables` that are the model's.
     """
 
     head: DraftHead
     graphdef: nnx.GraphDef
     params: nnx.State
+    tables: tuple[str, ...]
 
 
 def load_draft_head(
@@ -70,10 +73,26 @@ def load_draft_head(
     head = abstract_model(opened.family.draft_head, opened.config.get_text_config(), build)  # type: ignore[arg-type]
     assert isinstance(head, DraftHead)
     graphdef, abstract = nnx.split(head)
-    own = nnx.State({name: part for name, part in abstract.items() if name not in head.tables})
-    names = [name for source in head.weights() for name in source.sources]
-    reader = RenamedTensors(opened.reader, {name: name for name in names})  # no other tensor is missed
-    params = read_params(head, own, reader, loaded.mesh, quantization=quantization, without=head.tables)
+    tables = _tables_of_model(head, loaded, opened.reader)
+    own = nnx.State({name: part for name, part in abstract.items() if name not in tables})
+    names = [target.source.sources for target in targets_of(head, tables)]
+    reader = RenamedTensors(opened.reader, {name: name for each in names for name in each})  # no other is missed
+    params = read_params(head, own, reader, loaded.mesh, quantization=quantization, without=tables)
     if build.product_impl == "cpu":
         use_large_pages(jax.tree.leaves(params))
-    return LoadedHead(head, graphdef, params)
+    return LoadedHead(head, graphdef, params, tables)
+
+
+def _tables_of_model(head: DraftHead, loaded: LoadedModel, reader: TensorReader) -> tuple[str, ...]:
+    """Return which tables a head has in common with the model: those that the checkpoint has no tensors of, or repeats
+    for the head as they are."""
+    there = set(reader.names())
+    of_model = {source.path[0]: source.sources[0] for source in loaded.model.weights() if source.path[0] in head.tables}
+    other = {
+        source.path[0]
+        for source in head.weights()
+        if source.path[0] in head.tables
+        and source.sources[0] in there
+        and not same_numbers(reader, source.sources[0], of_model[source.path[0]])
+    }
+    return tuple(table for table in head.tables if table not in other)

@@ -34,6 +34,7 @@ from jpaged.model_api.contract import (
     PromptEncoder,
     Recur,
     SkipsUnreadRows,
+    TakePreviousToken,
     TakesImages,
 )
 from jpaged.model_api.heads import TENSOR_AXIS, HeadLayout, head_layout, padded
@@ -46,6 +47,7 @@ from jpaged.model_api.layer_groups import (
     LatentGroup,
     LayerGroup,
     LayerRef,
+    PreviousTokenGroup,
     StateGroup,
     StatePart,
 )
@@ -81,12 +83,14 @@ __all__ = [
     "MayEncodePrompts",
     "ModelConfig",
     "PlaceImageFeatures",
+    "PreviousTokenGroup",
     "PromptEncoder",
     "ReadsConfigs",
     "Recur",
     "SkipsUnreadRows",
     "StateGroup",
     "StatePart",
+    "TakePreviousToken",
     "TakesImages",
     "WeightSource",
     "head_layout",

@@ -60,7 +60,7 @@ class Attend(Protocol):
 
     The same callback serves layers of every kind; those of another kind call it with other arguments after `layer`.
     For a layer of a `StateGroup` it is a `Recur`, of a `LatentGroup` an `AttendToLatents`, of a `CrossAttentionGroup`
-    an `AttendToImages`, for an `ImageGroup` a `PlaceImageFeatures`.
+    an `AttendToImages`, for an `ImageGroup` a `PlaceImageFeatures`, for a `PreviousTokenGroup` a `TakePreviousToken`.
 
     `sinks` are logits, one a query head, that take their share of the softmax and give nothing.
     Without `k` and `v` it only reads: what another layer of the same step wrote, and of the steps before.
@@ -156,6 +156,18 @@ class Recur(Protocol):
         out_axis: int,
         **options: Any,
     ) -> tuple[Any, Array]: ...
+
+
+class TakePreviousToken(Protocol):
+    """Returns for each token the vector of the token before it in its sequence, 0 for a sequence's first token, and
+    keeps the vectors of this step for the next, in a `PreviousTokenGroup`.
+
+    The cache must be threaded through, as for `Attend`.
+    """
+
+    def __call__(
+        self, cache: Any, layer: LayerRef, vectors: Float[Array, "tokens width"]
+    ) -> tuple[Any, Float[Array, "tokens width"]]: ...
 
 
 class PlaceImageFeatures(Protocol):
@@ -305,15 +317,16 @@ class DraftHead(Protocol):
     """The NNX module of a head that drafts for a `CausalLM` from its hidden states.
 
     It is what a `CausalLM` is, with these differences. It keeps the hidden state of a sequence's newest token in a
-    group of its own, so that at each token it reads that of the token before. Its embedding or vocabulary's head may be
-    the model's, which `weights` leaves out.
+    `PreviousTokenGroup`, so that at each token it reads that of the token before. Its embedding or vocabulary's head
+    may be the model's.
     """
 
     layer_groups: tuple[LayerGroup, ...]
     vocab_size: int
 
     tables: tuple[str, ...]
-    """Attributes whose parameters are those of the model's attributes of these names."""
+    """Attributes whose parameters are those of the model's attributes of these names, unless `weights` names tensors
+    for them that the checkpoint has and that hold other numbers."""
 
     def weights(self) -> Iterable[WeightSource]:
         """See `CausalLM.weights`."""

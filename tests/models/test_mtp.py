@@ -46,10 +46,3 @@ def test_a_config_of_several_heads_is_refused():
     config = AutoConfig.for_model("qwen3_5_text", hidden_size=64, mtp_num_hidden_layers=2)
     with pytest.raises(ValueError, match="mtp_num_hidden_layers=2 is not supported; only 1"):
         Qwen3Next.draft_head(config, BuildContext(dtype=np.dtype(np.float32), rngs=nnx.Rngs(0)))
-
-
-def test_a_width_that_shards_cannot_split_is_refused():
-    config = AutoConfig.for_model("qwen3_5_text", hidden_size=66)
-    build = BuildContext(dtype=np.dtype(np.float32), tensor_parallel=4, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="hidden_size=66 does not divide over tensor_parallel_size=4"):
-        nnx.eval_shape(lambda: Qwen3Next.draft_head(config, build))

@@ -112,8 +112,12 @@ class PredictionHead(Decoder):
         self.embedding_norm = RMSNorm(size, eps, build, offset=norm_offset)
         self.hidden_norm = RMSNorm(size, eps, build, offset=norm_offset)
         self.fc = Linear(2 * size, size, build, partition=P(None, None))
-        self.size = size
+        self.size = self.states = size
         self.names = names
+
+    def taps(self, num_layers: int) -> tuple[int, ...]:
+        """See `jpaged.model_api.DraftHead`."""
+        return ()
 
     def __call__(
         self,

@@ -322,6 +322,6 @@ def same_numbers(weights: TensorReader, one: str, other: str) -> bool:
     for start in range(0, weights.shape(one)[0], _ROWS):
         rows = [np.ascontiguousarray(table[start : start + _ROWS,]) for table in tables]
         first, second = (part.view(held) if held == np.uint8 else part.astype(held) for part in rows)
-        if not np.arraysame_numbers(first, second):
+        if not np.array_equal(first, second):
             return False
     return True

@@ -36,6 +36,7 @@ from jpaged.model_api.contract import (
     SkipsUnreadRows,
     TakePreviousToken,
     TakesImages,
+    Tappable,
 )
 from jpaged.model_api.heads import TENSOR_AXIS, HeadLayout, head_layout, padded
 from jpaged.model_api.layer_groups import (
@@ -92,6 +93,7 @@ __all__ = [
     "StatePart",
     "TakePreviousToken",
     "TakesImages",
+    "Tappable",
     "WeightSource",
     "head_layout",
     "padded",

@@ -249,6 +249,20 @@ class Cuttable(Protocol):
 
 
 @runtime_checkable
+class Tappable(Protocol):
+    """The further method of a `CausalLM` that can return the states within it (EAGLE-3, 2025, section 3.2)."""
+
+    def tap(self, layers: tuple[int, ...]) -> None:
+        """Return from now on, as a third result, the hidden states that enter each of these layers, side by side:
+        [tokens, len(layers) * embed]. The number of all layers stands for what leaves the last one.
+
+        Raises:
+            ValueError: the model has no such layer.
+        """
+        ...
+
+
+@runtime_checkable
 class HasHeadTable(Protocol):
     """A model whose logits may be the plain product of hidden states and a table."""
 
@@ -327,6 +341,13 @@ class DraftHead(Protocol):
     tables: tuple[str, ...]
     """Attributes whose parameters are those of the model's attributes of these names, unless `weights` names tensors
     for them that the checkpoint has and that hold other numbers."""
+    states: int
+    """Width of what it reads of each of the model's tokens."""
+
+    def taps(self, num_layers: int) -> tuple[int, ...]:
+        """Return the layers of a model of so many whose entering states the head reads, see `Tappable`; () = it reads
+        the model's final hidden states."""
+        ...
 
     def weights(self) -> Iterable[WeightSource]:
         """See `CausalLM.weights`."""
@@ -344,13 +365,14 @@ class DraftHead(Protocol):
         attend: Attend,
         live_rows: Int[Array, ""] | None = None,
         *,
-        target: Float[Array, "tokens embed"] | None = None,
+        target: Float[Array, "tokens states"] | None = None,
     ) -> tuple[Float[Array, "tokens embed"], Any]:
         """Return the final-norm hidden states of every token and the updated cache.
 
         Args:
-            target: what the model returned for the same tokens. None: it has not computed them yet, as they are drafts
-                or the token before the first of them, and the head's own results stand for it at the tokens after.
+            target: the states of the same tokens that the model returned, final ones or those of `taps`. None: it has
+                not computed them yet, as they are drafts or the token before the first of them, and the head's own
+                results stand for it at the tokens after.
         """
         ...
 
@@ -367,10 +389,10 @@ class HasDraftHead(Protocol):
 
     @staticmethod
     def draft_head(config: Any, build: BuildContext) -> DraftHead:
-        """Build the head of the model of this config.
+        """Build the head of the model of this config, or the head of this config, where it has a folder of its own.
 
         Raises:
-            ValueError: the config asks for a head that is not implemented.
+            ValueError: the config asks for a head that is not implemented, or has none.
         """
         ...
 

@@ -65,9 +65,9 @@ class HeadNames:
     def of_further_layer(cls, config: Any) -> HeadNames:
         """Return the names of a head that is stored as one more layer of the model (DeepSeek-V3, GLM-4.5)."""
         layer = f"model.layers.{config.num_hidden_layers}"
-        parts = (f"{layer}.{name}" for name in ("eh_proj", "enorm", "hnorm"))
+        fc, embedding_norm, hidden_norm = (f"{layer}.{name}" for name in ("eh_proj", "enorm", "hnorm"))
         tables = {"embed_tokens": f"{layer}.embed_tokens", "lm_head": f"{layer}.shared_head.head"}
-        return cls(*parts, layer, f"{layer}.shared_head.norm", tables)
+        return cls(fc, embedding_norm, hidden_norm, layer, f"{layer}.shared_head.norm", tables)
 
 
 class PredictionHead(Decoder):

@@ -62,11 +62,12 @@ def make_step(
         pool, hidden, *within = run(params, pool, batch, last_tokens, decode_only=decode_only)
         return pool, hidden[batch.sample_at], hidden, *within
 
-    gives: tuple[Kind, ...] = ("split", "own", "own", *("own",) * taps)
+    gives: list[Kind] = ["split", "own", "own"]
+    gives += ["own"] * taps
 
     def steps(params: Any, pool: Pool, batch: StepBatch, last_tokens: Array, *, decode_only: bool) -> tuple[Array, ...]:
         takes: tuple[Kind, ...] = ("shared", "split", "own", "own")
-        return each_replica(partial(step, decode_only=decode_only), mesh, takes, gives)(
+        return each_replica(partial(step, decode_only=decode_only), mesh, takes, tuple(gives))(
             params, pool, batch, last_tokens
         )
 

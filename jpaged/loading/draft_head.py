@@ -61,7 +61,11 @@ def load_draft_head(
             names what is missing or differs.
     """
     opened = open_model(
-        folder or loaded.name, revision=revision, download_dir=download_dir, language_model_only=language_model_only
+        folder or loaded.name,
+        revision=revision,
+        download_dir=download_dir,
+        language_model_only=language_model_only,
+        is_head=folder is not None,
     )
     if not issubclass(opened.family, HasDraftHead):
         raise ValueError(f"{opened.family.__name__} has no head that predicts further tokens")

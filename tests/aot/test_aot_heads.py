@@ -14,7 +14,7 @@ TARGETS = {"TPU v5e x8": ("tpu", "8", "tpu"), "H200 x1": ("cuda", "1", "gpu")}
 @pytest.fixture(scope="module", params=[pytest.param(target, id=name) for name, target in TARGETS.items()])
 def programs(request):
     lines = run_program(request.param[0], "heads_program.py", *request.param).splitlines()
-    return {line["name"]: line for line in map(json.loads, lines)}
+    return {"devices": int(request.param[1])} | {line["name"]: line for line in map(json.loads, lines)}
 
 
 @pytest.mark.parametrize("name", ["step", "draft", "follow decode", "follow mixed"])
@@ -29,3 +29,10 @@ def test_a_program_copies_no_pool(programs, head, name):
 def test_what_follows_a_step_launches_no_attention(programs, head):
     """Whose result is read by no later step, as the MLP's."""
     assert programs[f"{head} follow decode"]["kernel calls"] < programs[f"{head} draft"]["kernel calls"]
+
+
+@pytest.mark.parametrize("name", ["follow decode", "follow mixed"])
+@pytest.mark.parametrize("head", ["deepseek", "eagle3"])
+def test_what_follows_crosses_devices_for_the_embedding_and_for_what_was_kept(programs, head, name):
+    crossings = ["all-reduce", "all-gather"] if programs["devices"] > 1 else []
+    assert programs[f"{head} {name}"]["collectives"] == crossings

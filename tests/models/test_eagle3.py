@@ -75,7 +75,7 @@ def test_a_model_returns_the_states_that_enter_its_layers(options, tmp_path):
     [
         ({"num_hidden_layers": 2}, "num_hidden_layers=2 is not supported of an EAGLE-3 head; only 1"),
         ({"norm_before_residual": True}, "norm_before_residual=True is not supported"),
-        ({"draft_vocab_size": 99}, "draft_vocab_size=99 in the config, but d2t is of"),
+        ({"draft_vocab_size": 160}, "vocab_size=160 in the config, but only 150 rows are stored"),
         ({"vocab_size": 300}, "a head for 300 tokens, and the model has 211"),
         ({"target_hidden_size": 64}, "reads 192 numbers of each token, and the model's 3 states have 288"),
         ({"hidden_size": 128, "target_hidden_size": 96}, "has no embed_tokens of its own, and the model's is of"),
@@ -87,5 +87,21 @@ def test_another_layout_is_refused(changes, message, tmp_path):
     make_model_and_head(tmp_path / "model", tmp_path / "head")
     config = tmp_path / "head" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    with pytest.raises(ValueError, match=message):
+        load_draft_head(load_model(tmp_path / "model", dtype="float32"), tmp_path / "head", **OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda offsets: offsets[:99], r"draft_vocab_size=150 in the config, but d2t is of \(99,\)"),
+        (lambda offsets: offsets + 60, r"tokens \d+..2\d\d are not in the model's vocabulary of 211"),
+    ],
+)
+def test_a_vocabulary_that_does_not_fit_is_refused(change, message, tmp_path):
+    make_model_and_head(tmp_path / "model", tmp_path / "head")
+    file = tmp_path / "head" / "model.safetensors"
+    tensors = load_file(file)
+    save_file(tensors | {"d2t": change(tensors["d2t"]).clone()}, file)
     with pytest.raises(ValueError, match=message):
         load_draft_head(load_model(tmp_path / "model", dtype="float32"), tmp_path / "head", **OPTIONS)

@@ -138,11 +138,11 @@ class PreviousTokenCache(LayerCache):
             shifted = jnp.concatenate([jnp.zeros_like(kept[:1]), kept[:-1]])
             before = shifted.at[arrays.first].set(held, mode="drop")
             view = write_states(view, arrays.write_place, place, arrays.write, kept)
-            return view.reshape(pool.shape), before
+            # Gathered here: as columns of each shard they would cross devices again and again in what is joined to
+            # them.
+            return view.reshape(pool.shape), jax.lax.all_gather(before, TENSOR_AXIS, axis=1, tiled=True)
 
-        shard, columns = PartitionSpec(TENSOR_AXIS), PartitionSpec(None, TENSOR_AXIS)
-        sharded = over_tensor(
-            on_shard, call.mesh, in_specs=(shard, PartitionSpec(), columns), out_specs=(shard, columns)
-        )
+        shard, whole, columns = PartitionSpec(TENSOR_AXIS), PartitionSpec(), PartitionSpec(None, TENSOR_AXIS)
+        sharded = over_tensor(on_shard, call.mesh, in_specs=(shard, whole, columns), out_specs=(shard, whole))
         pool, before = sharded(pool, PreviousTokenBatch(*map(jnp.asarray, call.arrays)), kept)
         return pool, before[:, :width].astype(vectors.dtype)

@@ -137,7 +137,7 @@ class SharedMLP(GatedMLP):
         return jax.nn.sigmoid(self.gate(x, live_rows)) * super().__call__(x, live_rows)
 
     def weights(
-        self, path: tuple[str, ...], name: str, layer: int, names: tuple[str, ...] = MLP_NAMES
+        self, path: tuple[str, ...], name: str, layer: int | None, names: tuple[str, ...] = MLP_NAMES
     ) -> Iterator[WeightSource]:
         """Yield the sources of the MLP's tensors and of ``{name}_gate``."""
         yield from super().weights(path, name, layer, names)
@@ -164,7 +164,7 @@ class SparseMLP(nnx.Module):
         out = self.experts(x, *self.router(x, live_rows))
         return out if self.shared is None else self.shared(x, live_rows) + out
 
-    def weights(self, path: tuple[str, ...], name: str, layer: int | None) -> Iterator[WeightSource]:
+    def weights(self, path: tuple[str, ...], name: str, layer: int) -> Iterator[WeightSource]:
         """Yield the sources of the block `name`, whose parts have the names in `SparseNames`."""
         names = self.names
         correction = None if names.correction is None else f"{name}.{names.correction}"

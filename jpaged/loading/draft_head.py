@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+import numpy as np
 from flax import nnx
 
 from jpaged.loading.build_context import CompactTiles, build_context
 from jpaged.loading.loaded_model import LoadedModel
 from jpaged.loading.open_checkpoint import open_model
 from jpaged.loading.orbax.checkpoint import OrbaxWeights
-from jpaged.loading.parameters.targets import abstract_model, flat_values, targets_of
+from jpaged.loading.parameters.targets import Target, abstract_model, flat_values, targets_of
 from jpaged.loading.parameters.weights import read_params
 from jpaged.loading.renamed_tensors import RenamedTensors, same_numbers
+from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.tensor_reader import TensorReader
-from jpaged.model_api import DraftHead, HasDraftHead, Tappable, WeightSource
+from jpaged.model_api import DraftHead, HasDraftHead, HostArray, Tappable, WeightSource
 from pallas_kernels.large_pages import use_large_pages
 
 
@@ -85,12 +88,26 @@ def load_draft_head(
     taps = _taps(head, loaded, opened.reader.location)
     tables = _tables_of_model(head, loaded, opened.reader, own_folder=folder is not None)
     own = nnx.State({name: part for name, part in abstract.items() if name not in tables})
-    names = [target.source.sources for target in targets_of(head, tables)]
-    reader = RenamedTensors(opened.reader, {name: name for each in names for name in each})  # no other is missed
+    reader = _HeadReader(opened.reader, targets_of(head, tables))
     params = read_params(head, own, reader, loaded.mesh, quantization=quantization, without=tables)
     if build.product_impl == "cpu":
         use_large_pages(jax.tree.leaves(params))
     return LoadedHead(head, graphdef, params, tables, taps)
+
+
+class _HeadReader(RenamedTensors):
+    """Reads the tensors of a head only, so that no other is missed; those of parameters of whole numbers, which say
+    what tokens there are, as they are stored."""
+
+    def __init__(self, whole: TensorReader, targets: Sequence[Target]):
+        super().__init__(whole, {name: name for target in targets for name in target.source.sources})
+        numbers = (target for target in targets if np.issubdtype(target.dtype, np.integer))
+        self._numbers = {name for target in numbers for name in target.source.sources}
+
+    def read(self, name: str) -> np.ndarray | HostArray:
+        if name in self._numbers and isinstance(self._whole, SafetensorsWeights):
+            return self._whole.read_codes(name)
+        return super().read(name)
 
 
 def _taps(head: DraftHead, loaded: LoadedModel, location: str) -> tuple[int, ...]:

@@ -21,13 +21,12 @@ _DTYPES: dict[str, np.dtype] = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-_INDICES = {"I64": np.dtype(np.int64)}
-"""Types of numbers of tokens, of which no weights are made."""
 _CODES: dict[str, np.dtype] = {
     "U8": np.dtype(np.uint8),
     "I8": np.dtype(np.int8),
     "U32": np.dtype(np.uint32),
     "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
@@ -91,7 +90,7 @@ class SafetensorsWeights:
 
     def held_dtype(self, name: str) -> np.dtype | None:
         """Return the type that `read_codes` returns a tensor in; None where it is of no known type."""
-        return (_DTYPES | _INDICES | _CODES).get(self._entries[name].dtype)
+        return (_DTYPES | _CODES).get(self._entries[name].dtype)
 
     def file_of(self, name: str) -> Path | RemoteFile:
         """Return the file that holds a tensor, for messages."""
@@ -99,11 +98,11 @@ class SafetensorsWeights:
 
     def read(self, name: str) -> np.ndarray:
         # Codes are refused: without their scales they would load as weights, and give nonsense.
-        return self._read(name, _DTYPES | _INDICES)
+        return self._read(name, _DTYPES)
 
     def read_codes(self, name: str) -> np.ndarray:
         """Return a tensor that may hold codes, for the reader of a weight format, which knows what they stand for."""
-        return self._read(name, _DTYPES | _INDICES | _CODES)
+        return self._read(name, _DTYPES | _CODES)
 
     def _read(self, name: str, known: Mapping[str, np.dtype]) -> np.ndarray:
         entry = self._entries[name]
@@ -176,7 +175,7 @@ def _entries(file: Path | RemoteFile) -> dict[str, _Entry]:
             continue
         begin, end = (base + offset for offset in info["data_offsets"])
         entry = _Entry(file, info["dtype"], tuple(info["shape"]), begin, end)
-        dtype = (_DTYPES | _INDICES | _CODES).get(entry.dtype)
+        dtype = (_DTYPES | _CODES).get(entry.dtype)
         wanted = end - begin if dtype is None else dtype.itemsize * math.prod(entry.shape)
         if end > size or end - begin != wanted:
             raise ValueError(f"{file} is damaged: tensor {name} does not fit its {size} bytes")

@@ -132,12 +132,14 @@ class PreviousTokenCache(LayerCache):
 
         def on_shard(pool, arrays, kept):
             view = pool.reshape(call.views[0])
-            held = read_states(view, arrays.read_place, place, arrays.read)
-            # What is read was written by steps before, so that no write may come first.
-            view, held = jax.lax.optimization_barrier((view, held))
+            held = _read(view, arrays, place)
             shifted = jnp.concatenate([jnp.zeros_like(kept[:1]), kept[:-1]])
             before = shifted.at[arrays.first].set(held, mode="drop")
-            view = write_states(view, arrays.write_place, place, arrays.write, kept)
+            # What was read goes to no block, which XLA does not know: so it reads first, and needs no copy of the pool.
+            nowhere = jnp.where(arrays.first < 0, arrays.read, _PADDING)
+            write = jnp.concatenate([nowhere, arrays.write])
+            places = jnp.concatenate([arrays.read_place, arrays.write_place])
+            view = write_states(view, places, place, write, jnp.concatenate([held, kept]))
             # Gathered here: as columns of each shard they would cross devices again and again in what is joined to
             # them.
             return view.reshape(pool.shape), jax.lax.all_gather(before, TENSOR_AXIS, axis=1, tiled=True)
@@ -146,3 +148,11 @@ class PreviousTokenCache(LayerCache):
         sharded = over_tensor(on_shard, call.mesh, in_specs=(shard, whole, columns), out_specs=(shard, whole))
         pool, before = sharded(pool, PreviousTokenBatch(*map(jnp.asarray, call.arrays)), kept)
         return pool, before[:, :width].astype(vectors.dtype)
+
+
+def _read(view: Array, arrays: PreviousTokenBatch, place: StatePlace) -> Array:
+    """Return the vectors before the sequences' first tokens. A loop of one turn or none, as in `read_states`: XLA may
+    repeat a read outside of a loop at its use, after the pool was written."""
+    count = jnp.any(arrays.read >= 0).astype(jnp.int32)
+    none = jnp.zeros((len(arrays.read), *place.shape), place.dtype)
+    return jax.lax.fori_loop(0, count, lambda _, __: read_states(view, arrays.read_place, place, arrays.read), none)

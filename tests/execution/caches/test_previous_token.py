@@ -12,7 +12,7 @@ import pytest
 from jpaged.execution import make_mesh
 from jpaged.execution.caches.base import BlockSettings, HostStep, LayerCall
 from jpaged.execution.caches.pool import PoolSpec, make_pool
-from jpaged.execution.caches.previous_token import PreviousTokenCache
+from jpaged.execution.caches.previous_token import PreviousTokenBatch, PreviousTokenCache
 from jpaged.model_api import PreviousTokenGroup
 
 SIZE, DRAFTS, WIDTH, TOKENS, SEQS, MOST = 8, 3, 40, 96, 4, 120
@@ -86,6 +86,18 @@ def test_a_token_reads_what_was_computed_for_the_one_before(compute, pool_dtype,
                 row, compared = row + 1, compared + 1
             del known[seq][len(known[seq]) - rng.integers(0, min(int(length), DRAFTS + 1)) :]
     assert compared > 200
+
+
+@pytest.mark.parametrize(("tokens", "seqs"), [(1, 1), (4, 4), (96, 4)])
+def test_a_step_never_copies_the_pool(tokens, seqs):
+    spec = make_spec().resized(64 << 20)
+    step = jax.jit(partial(operate.__wrapped__, spec), donate_argnums=0)
+    sizes = PreviousTokenBatch(seqs, seqs, seqs, tokens, tokens)
+    arrays = PreviousTokenBatch(*(jax.ShapeDtypeStruct((size,), jnp.int32) for size in sizes))
+    vectors = jax.ShapeDtypeStruct((tokens, WIDTH), jnp.float32)
+    memory = step.lower(jax.ShapeDtypeStruct(spec.shape, spec.dtype), arrays, vectors).compile().memory_analysis()
+    assert memory.alias_size_in_bytes >= spec.device_bytes
+    assert memory.temp_size_in_bytes < 0.05 * spec.device_bytes
 
 
 def test_a_block_is_small_and_a_prefix_may_end_at_each():

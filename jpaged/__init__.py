@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jpaged.pooling_params import PoolingParams
     from jpaged.pyramid_kv import PyramidKV
     from jpaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
-    from jpaged.speculative import MTP, DraftModel, Layers, NGram
+    from jpaged.speculative import MTP, DraftModel, Eagle3, Layers, NGram
 
 __version__ = "0.2.0"  # the only place: the build reads it from here
 
@@ -39,6 +39,7 @@ _HOMES = {
     "Layers": "jpaged.speculative",
     "DraftModel": "jpaged.speculative",
     "MTP": "jpaged.speculative",
+    "Eagle3": "jpaged.speculative",
     "SamplingParams": "jpaged.sampling_params",
     "StructuredOutputsParams": "jpaged.sampling_params",
     "PoolingParams": "jpaged.pooling_params",
@@ -61,6 +62,7 @@ __all__ = [
     "BeamSearchParams",
     "CompletionOutput",
     "DraftModel",
+    "Eagle3",
     "EngineBusy",
     "EngineStats",
     "EngineStopped",

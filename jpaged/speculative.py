@@ -101,10 +101,7 @@ class DraftModel(Speculative):
     tokens: int = 4
 
     def __init__(self, model: str | Path, tokens: int = 4) -> None:
-        name = str(model) if isinstance(model, Path) else model
-        if not (isinstance(name, str) and name.strip()):
-            raise ValueError(f"model={model!r} must be a non-empty string")
-        object.__setattr__(self, "model", name)
+        object.__setattr__(self, "model", _model_name(model))
         object.__setattr__(self, "tokens", integer("tokens", tokens, low=1))
 
 
@@ -124,6 +121,34 @@ class MTP(Speculative):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", integer("tokens", self.tokens, low=1))
+
+
+@dataclass(frozen=True)
+class Eagle3(Speculative):
+    """Drafts are drawn by an EAGLE-3 head, which reads states within the model (Li et al., 2025, arXiv 2503.01840).
+
+    Its KV lies in the same pool. Drafts after the first go on from the head's own states.
+
+    Attributes:
+        model: alias, hub id or folder of the head, which was trained for the engine's model.
+
+    Raises:
+        ValueError: `model` is no non-empty string, or `tokens` is out of its range.
+    """
+
+    model: str = ""
+    tokens: int = 3
+
+    def __init__(self, model: str | Path, tokens: int = 3) -> None:
+        object.__setattr__(self, "model", _model_name(model))
+        object.__setattr__(self, "tokens", integer("tokens", tokens, low=1))
+
+
+def _model_name(model: str | Path) -> str:
+    name = str(model) if isinstance(model, Path) else model
+    if not (isinstance(name, str) and name.strip()):
+        raise ValueError(f"model={model!r} must be a non-empty string")
+    return name
 
 
 def read_speculative(text: str | None) -> Speculative | None:
@@ -150,4 +175,8 @@ def read_speculative(text: str | None) -> Speculative | None:
         return MTP(**tokens)
     if kind == "draft" and value:
         return DraftModel(value, **tokens)
-    raise ValueError(f"speculative={shown(text)} is none of ngram, layers:N, mtp and draft:MODEL, with or without @K")
+    if kind == "eagle3" and value:
+        return Eagle3(value, **tokens)
+    raise ValueError(
+        f"speculative={shown(text)} is none of ngram, layers:N, mtp, draft:MODEL and eagle3:MODEL, with or without @K"
+    )

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from jpaged.setting import Setting, settings_of
-from jpaged.speculative import MTP, DraftModel, NGram, Speculative
+from jpaged.speculative import MTP, DraftModel, Eagle3, NGram, Speculative
 
 _DRAFTS = "speculative_config"
 """vLLM's name of the setting `speculative`, whose value has another form there."""
@@ -28,7 +28,9 @@ _COMPILER = "XLA compiles every shape once: call warmup(), or give enforce_eager
 _KERNELS = "kernels are chosen by the devices"
 _CONFIG = "the model's config.json is taken as it is: change a copy of the model's folder"
 _FORMAT = "the format is known from the files: safetensors, GGUF, or a checkpoint saved by `jpaged convert`"
-_SPECULATION = "give speculative=jpaged.NGram(...), Layers(...), DraftModel(...) or MTP(...), or speculative_config"
+_SPECULATION = (
+    "give speculative=jpaged.NGram(...), Layers(...), DraftModel(...), MTP(...) or Eagle3(...), or speculative_config"
+)
 _TRANSFER = (
     "KV is not moved between engines; preemption_mode='swap' with swap_space moves it to host memory, disk_folder with "
     "disk_space to a local disk"
@@ -216,7 +218,7 @@ def _close(name: str, known: Iterable[str]) -> str:
 _NGRAM = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
 _DRAFT_MODEL = ("method", "model", "num_speculative_tokens")
 _MTP = ("method", "num_speculative_tokens")
-_METHODS = {"ngram": _NGRAM, "draft_model": _DRAFT_MODEL, "mtp": _MTP}
+_METHODS = {"ngram": _NGRAM, "draft_model": _DRAFT_MODEL, "mtp": _MTP, "eagle3": _DRAFT_MODEL}
 """Each method's keys."""
 
 
@@ -226,7 +228,8 @@ def speculative_of(config: Any) -> Speculative:
     ``{"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_max": m, "prompt_lookup_min": n}`` is
     ``NGram(k, longest=m, shortest=n)``; of the two lookups one that is missing is the other, and both are 5.
     ``{"model": folder, "num_speculative_tokens": k}`` is ``DraftModel(folder, tokens=k)``.
-    ``{"method": "mtp", "num_speculative_tokens": k}`` is ``MTP(k)``.
+    ``{"method": "mtp", "num_speculative_tokens": k}`` is ``MTP(k)``, and with ``"eagle3"`` and a ``model`` it is
+    ``Eagle3(folder, tokens=k)``.
 
     Raises:
         ValueError: it is no mapping, a key is missing, unknown or out of range, or the method is another.
@@ -259,7 +262,7 @@ def speculative_of(config: Any) -> Speculative:
             return MTP(tokens)
         if config.get("model") is None:
             raise ValueError("model is missing, the folder of the model that drafts")
-        return DraftModel(config["model"], tokens=tokens)
+        return (Eagle3 if method == "eagle3" else DraftModel)(config["model"], tokens=tokens)
     except ValueError as error:
         raise ValueError(f"speculative_config={dict(config)}: {error}") from error
 

@@ -101,6 +101,7 @@ class Attention(nnx.Module):
         values_are_keys: the values are the keys before norm and rotation (Gemma 4).
         norms_after_rotation: queries and keys are normed after they are rotated (Hunyuan).
         rotates: False in a layer that knows no positions, though others of its group do (SmolLM3).
+        inputs: width of what is attended from; None = `embed`, the width of the result.
     """
 
     def __init__(
@@ -122,10 +123,11 @@ class Attention(nnx.Module):
         values_are_keys: bool = False,
         norms_after_rotation: bool = False,
         rotates: bool = True,
+        inputs: int | None = None,
     ):
         slots, share, width = heads.layout.kv_heads, heads.layout.q_per_kv, heads.head_dim
         columns = slots * (share * (2 if gated else 1) + (0 if shares_kv else 1 if values_are_keys else 2)) * width
-        self.qkv = Linear(embed, columns, build, partition=P(None, TENSOR_AXIS), bias=qkv_bias)
+        self.qkv = Linear(inputs or embed, columns, build, partition=P(None, TENSOR_AXIS), bias=qkv_bias)
         self.out = Linear(slots * share * width, embed, build, partition=P(TENSOR_AXIS, None), bias=out_bias)
 
         def norm(head_of_place: Sequence[Any]) -> Any:
@@ -236,7 +238,7 @@ class Attention(nnx.Module):
         self,
         path: tuple[str, ...],
         name: str,
-        layer: int,
+        layer: int | None,
         out_name: str = "o_proj",
         norm_names: tuple[str, str] = ("q_norm", "k_norm"),
         projections: ProjectionNames | None = None,

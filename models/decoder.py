@@ -162,7 +162,7 @@ class Decoder(nnx.Module):
         attend: Attend,
         live_rows: LiveRows = None,
         read: Bool[Array, " tokens"] | None = None,
-    ) -> tuple[Float[Array, "tokens embed"], Any]:
+    ) -> tuple[Any, ...]:
         hidden = self.embed(tokens, positions, live_rows)
         own = self.per_layer(tokens, hidden, live_rows)
         shared = replace(self.shared(positions, live_rows), per_layer=own)
@@ -177,8 +177,8 @@ class Decoder(nnx.Module):
             cache, hidden = take(cache, LayerRef(self.image_group.name, 0), hidden)
         if hasattr(self, "encodes_prompts"):
             attend = both_ways(attend, self._reach)
-        hidden, cache = self.layers(hidden, shared, cache, attend)
-        return (hidden if self.norm is None else self.norm(hidden)), cache
+        hidden, cache, *within = self.layers(hidden, shared, cache, attend)
+        return (hidden if self.norm is None else self.norm(hidden)), cache, *within
 
     def logits(self, hidden: Float[Array, "seqs embed"], live_rows: LiveRows = None) -> Float[Array, "seqs vocab"]:
         head = self.embed_tokens if self.lm_head is None else self.lm_head
@@ -203,6 +203,10 @@ class Decoder(nnx.Module):
     def cut(self, layers: int) -> None:
         """See `jpaged.model_api.Cuttable`."""
         self.layers.cut(layers)
+
+    def tap(self, layers: tuple[int, ...]) -> None:
+        """See `jpaged.model_api.Tappable`."""
+        self.layers.tap(layers)
 
     def weights(self) -> Iterator[WeightSource]:
         embedded = convert.vocab_rows(self.prompt_vocab_size, self.embed_tokens.weight.shape[0])

@@ -8,7 +8,7 @@ grow with their position.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxtyping import Array, Int
@@ -21,10 +21,11 @@ from .experts import ExpertsSpec, SparseMLP
 from .latent import LatentAttention, LatentHeads
 from .layers import GatedMLP, RMSNorm, check_activation
 from .linear import LiveRows
+from .mtp import HeadNames, PredictionHead
 from .pre_norm import PreNormLayer
-from .rope import query_growth, rotary_from_config, yarn_scale
+from .rope import Rotary, query_growth, rotary_from_config, yarn_scale
 from .routing import Routing, sigmoid_routing
-from .stack import LayerKind, Shared
+from .stack import LayerKind, MakeLayer, Shared
 
 _LATENT_EPS = 1e-6
 """Epsilon of the norms of latents, which the config does not say."""
@@ -132,18 +133,21 @@ def _kinds(config: Any) -> tuple[LayerKind, ...]:
     return tuple(LayerKind("full", "experts" if sparse[layer] else "dense") for layer in layers)
 
 
-class DeepSeek(Decoder):
-    """`jpaged.model_api.CausalLM` for these; `config` is a Hugging Face ``DeepseekV2Config``, ``DeepseekV3Config``,
-    ``Glm4MoeLiteConfig`` or ``Mistral4Config``."""
+@dataclass(frozen=True)
+class _Parts:
+    """Holds what the layers of a model or its head are built of.
 
-    configs = _CONFIGS
+    Attributes:
+        memory: what one layer keeps.
+        make: builds a layer.
+    """
 
-    _has_experts = True
-    reads_separate_experts = True
-    """Reads each expert's tensors by names of their own; a checkpoint may hold those of all experts in one."""
+    memory: LatentGroup
+    rotary: Rotary
+    make: MakeLayer
 
-    def __init__(self, config: Any, build: BuildContext):
-        check_model_type(config, ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4"))
+    @classmethod
+    def of(cls, config: Any, build: BuildContext) -> _Parts:
         second, size, eps = config.model_type == "deepseek_v2", config.hidden_size, config.rms_norm_eps
         activation = check_activation(config.hidden_act, "hidden_act")
         rotary, biased = config.qk_rope_head_dim, second and config.mlp_bias
@@ -157,7 +161,6 @@ class DeepSeek(Decoder):
             value=config.v_head_dim,
             rotates_neighbours=second or config.rope_interleave,
         )
-        kinds = _kinds(config)
         experts = ExpertsSpec(
             config.n_routed_experts,
             config.moe_intermediate_size,
@@ -179,17 +182,50 @@ class DeepSeek(Decoder):
 
         # Mistral 4 says which part of a whole head is rotated, the others the size of the part.
         whole = heads.plain + rotary if config.model_type == "mistral4" else rotary
+        frequencies = rotary_from_config(config, whole, partial=whole != rotary)
+        return cls(LatentGroup("full", (0,), config.kv_lora_rank, rotary, heads.slots), frequencies, make)
+
+
+class DeepSeek(Decoder):
+    """`jpaged.model_api.CausalLM` for these; `config` is a Hugging Face ``DeepseekV2Config``, ``DeepseekV3Config``,
+    ``Glm4MoeLiteConfig`` or ``Mistral4Config``."""
+
+    configs = _CONFIGS
+
+    _has_experts = True
+    reads_separate_experts = True
+    """Reads each expert's tensors by names of their own; a checkpoint may hold those of all experts in one."""
+
+    def __init__(self, config: Any, build: BuildContext):
+        check_model_type(config, ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4"))
+        parts, kinds = _Parts.of(config, build), _kinds(config)
         super().__init__(
             config,
             build,
             kinds,
-            make,
-            groups=(LatentGroup("full", tuple(range(len(kinds))), config.kv_lora_rank, rotary, heads.slots),),
-            rotary={"full": rotary_from_config(config, whole, partial=whole != rotary)},
-            norm=RMSNorm(size, eps, build),
+            parts.make,
+            groups=(replace(parts.memory, layers=tuple(range(len(kinds)))),),
+            rotary={"full": parts.rotary},
+            norm=RMSNorm(config.hidden_size, config.rms_norm_eps, build),
         )
         self.growth = query_growth(config.rope_parameters) if config.model_type == "mistral4" else None
 
     def shared(self, positions: Int[Array, " tokens"], live_rows: LiveRows) -> Shared:
         shared = super().shared(positions, live_rows)
         return shared if self.growth is None else replace(shared, growth={"full": self.growth.factors(positions)})
+
+    @staticmethod
+    def draft_head(config: Any, build: BuildContext) -> PredictionHead:
+        """See `jpaged.model_api.HasDraftHead`; DeepSeek-V3 and GLM-4.7-Flash have one."""
+        if config.model_type not in ("deepseek_v3", "glm4_moe_lite"):
+            raise ValueError(f"models of model_type={config.model_type!r} have no head that predicts further tokens")
+        parts = _Parts.of(config, build)
+        return PredictionHead(
+            config,
+            build,
+            parts.make,
+            memory=parts.memory,
+            variant="experts",
+            rotary=parts.rotary,
+            names=HeadNames.of_further_layer(config),
+        )

@@ -25,7 +25,7 @@ from .heads_norm import EachHeadNorm
 from .layers import MLP_NAMES, XIELU, FeedForward, GatedMLP, LayerNorm, RMSNorm, check_activation, scaled
 from .linear import LiveRows
 from .rope import QueryGrowth, Rotary, rotary_from_config
-from .stack import LayerKind, PendingResidual, Shared
+from .stack import LayerKind, MakeLayer, PendingResidual, Shared
 
 Norm = RMSNorm | LayerNorm
 
@@ -255,6 +255,48 @@ def _head_norm(spec: DecoderSpec, heads: Heads, build: BuildContext) -> Callable
     return None
 
 
+@dataclass(frozen=True)
+class DenseParts:
+    """Holds what the layers of a spec's decoder are built of.
+
+    Attributes:
+        rotary: returns a group's rotary frequencies, by its name; None for a group that knows no positions.
+        make: builds a layer.
+    """
+
+    heads: Heads
+    rotary: Callable[[str], Rotary | None]
+    make: MakeLayer
+
+    @classmethod
+    def of(cls, config: Any, build: BuildContext, spec: DecoderSpec) -> DenseParts:
+        """Return the parts of a decoder with this config."""
+        size = config.hidden_size
+        head_dim = getattr(config, "head_dim", None) or size // config.num_attention_heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+
+        def rotary(group: str) -> Rotary | None:
+            if group in spec.still_groups:
+                return None
+            layer_type = type_of_group(group) if spec.rotary_by_type else None
+            return rotary_from_config(config, head_dim, layer_type, partial=spec.partial_rotary, longest=build.longest)
+
+        first = rotary(spec.kinds[0].group or "full")
+        heads = Heads.of(
+            config.num_attention_heads,
+            kv_heads,
+            head_dim,
+            build,
+            rotates_neighbours=spec.rotates_neighbours,
+            rotated=None if first is None else 2 * len(first.frequencies),
+        )
+
+        def make(kind: LayerKind, build: BuildContext) -> DenseLayer:
+            return DenseLayer(spec, size, kind, heads, build)
+
+        return cls(heads, rotary, make)
+
+
 class DenseDecoder(Decoder):
     """`jpaged.model_api.CausalLM` that a spec describes."""
 
@@ -262,40 +304,20 @@ class DenseDecoder(Decoder):
     """Reads each expert's tensors by names of their own; a checkpoint may hold those of all experts in one."""
 
     def __init__(self, config: Any, build: BuildContext, spec: DecoderSpec):
-        size = config.hidden_size
-        head_dim = getattr(config, "head_dim", None) or size // config.num_attention_heads
-        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-
-        def rotary(group: str) -> Rotary:
-            layer_type = type_of_group(group) if spec.rotary_by_type else None
-            return rotary_from_config(config, head_dim, layer_type, partial=spec.partial_rotary, longest=build.longest)
-
-        first = spec.kinds[0].group or "full"
-        heads = Heads.of(
-            config.num_attention_heads,
-            kv_heads,
-            head_dim,
-            build,
-            rotates_neighbours=spec.rotates_neighbours,
-            rotated=None if first in spec.still_groups else 2 * len(rotary(first).frequencies),
-        )
-        window = getattr(config, "sliding_window", None)
-        groups = layer_groups(spec.kinds, heads.layout.kv_heads, head_dim, window, q_per_kv=heads.layout.q_per_kv)
+        parts = DenseParts.of(config, build, spec)
+        layout, window = parts.heads.layout, getattr(config, "sliding_window", None)
+        groups = layer_groups(spec.kinds, layout.kv_heads, parts.heads.head_dim, window, q_per_kv=layout.q_per_kv)
         self._prefix, self._head_name = spec.prefix, spec.head_name
         self._embed_name, self._norm_name = spec.embed_name, spec.norm_name
         self._has_experts = any(kind.variant == "experts" for kind in spec.kinds)
-
-        def make(kind: LayerKind, build: BuildContext) -> DenseLayer:
-            return DenseLayer(spec, size, kind, heads, build)
-
         super().__init__(
             config,
             build,
             spec.kinds,
-            make,
+            parts.make,
             groups=groups,
-            rotary={group.name: None if group.name in spec.still_groups else rotary(group.name) for group in groups},
-            norm=spec.make_norm(size, build),
+            rotary={group.name: parts.rotary(group.name) for group in groups},
+            norm=spec.make_norm(config.hidden_size, build),
             logit_scale=spec.logit_scale,
             head_bias=spec.head_bias,
         )

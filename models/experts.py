@@ -137,7 +137,7 @@ class SharedMLP(GatedMLP):
         return jax.nn.sigmoid(self.gate(x, live_rows)) * super().__call__(x, live_rows)
 
     def weights(
-        self, path: tuple[str, ...], name: str, layer: int, names: tuple[str, ...] = MLP_NAMES
+        self, path: tuple[str, ...], name: str, layer: int | None, names: tuple[str, ...] = MLP_NAMES
     ) -> Iterator[WeightSource]:
         """Yield the sources of the MLP's tensors and of ``{name}_gate``."""
         yield from super().weights(path, name, layer, names)

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from jpaged.model_api import BuildContext
+from jpaged.model_api import AttentionGroup, BuildContext
 
 from .attention import ProjectionNames
-from .dense import DecoderSpec, DenseDecoder, MLPSpec, NormNames, QKNorm
+from .dense import DecoderSpec, DenseDecoder, DenseParts, MLPSpec, NormNames, QKNorm
 from .experts import ExpertsSpec, SparseNames
 from .family_configs import CONFIGS
 from .groups import kinds_from_types
+from .mtp import HeadNames, PredictionHead
 from .rope import query_growth
 from .routing import Routing, sigmoid_routing
 from .stack import LayerKind
@@ -561,3 +562,21 @@ class Family(DenseDecoder):
         if config.model_type not in FAMILIES:
             raise ValueError(f"model_type={config.model_type!r} is not one of {', '.join(FAMILIES)}")
         super().__init__(config, build, FAMILIES[config.model_type](config))
+
+    @staticmethod
+    def draft_head(config: Any, build: BuildContext) -> PredictionHead:
+        """See `jpaged.model_api.HasDraftHead`; GLM-4.5 to 4.7 have one."""
+        if config.model_type != "glm4_moe":
+            raise ValueError(f"models of model_type={config.model_type!r} have no head that predicts further tokens")
+        parts = DenseParts.of(config, build, _glm4_moe(config))
+        layout, rotary = parts.heads.layout, parts.rotary("full")
+        assert rotary is not None
+        return PredictionHead(
+            config,
+            build,
+            parts.make,
+            memory=AttentionGroup("full", (0,), layout.kv_heads, parts.heads.head_dim, q_per_kv=layout.q_per_kv),
+            variant="experts",
+            rotary=rotary,
+            names=HeadNames.of_further_layer(config),
+        )

@@ -191,7 +191,7 @@ class GatedMLP(nnx.Module):
         self,
         path: tuple[str, ...],
         name: str,
-        layer: int,
+        layer: int | None,
         names: tuple[str, ...] = MLP_NAMES,
     ) -> Iterator[WeightSource]:
         """Yield the sources of the tensors ``{name}.gate_proj``, ``.up_proj`` and ``.down_proj``, or what `names` calls

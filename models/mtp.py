@@ -8,7 +8,8 @@ one is joined with the second token: the head has no entry of the first token, w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -16,41 +17,73 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
-from jpaged.model_api import Attend, AttentionGroup, BuildContext, LayerRef, Recur, StateGroup, StatePart, WeightSource
-from pallas_kernels.recurrent import causal_conv
+from jpaged.model_api import (
+    Attend,
+    AttendToLatents,
+    AttentionGroup,
+    BuildContext,
+    LatentGroup,
+    LayerRef,
+    PreviousTokenGroup,
+    TakePreviousToken,
+    WeightSource,
+    padded,
+)
 
 from . import weights as convert
-from .attention import Heads
 from .decoder import Decoder
 from .layers import RMSNorm
 from .linear import Linear, LiveRows
 from .rope import Rotary
 from .stack import LayerKind, MakeLayer
 
-_BEFORE = "hidden"
-"""The layer group, and its one part, that keeps the model's hidden state of a sequence's newest token."""
+_PREVIOUS = "previous"
+"""The layer group that keeps the hidden state of a sequence's newest token."""
 _MARK, _AGAINST = 16.0, -1e4
 """The first token's key has the one where others have 0, and queries have the other there; both fit in float16. Their
 product, scaled, is so far below other scores that its exponential is 0 in float32."""
 
+LayerMemory = AttentionGroup | LatentGroup
+
+
+@dataclass(frozen=True)
+class HeadNames:
+    """A checkpoint's names of a head's parts; the defaults are Qwen's.
+
+    Attributes:
+        tables: names of the embedding and the vocabulary's head by their attributes, where the head has its own.
+    """
+
+    fc: str = "mtp.fc"
+    embedding_norm: str = "mtp.pre_fc_norm_embedding"
+    hidden_norm: str = "mtp.pre_fc_norm_hidden"
+    layer: str = "mtp.layers.0"
+    norm: str = "mtp.norm"
+    tables: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_further_layer(cls, config: Any) -> HeadNames:
+        """Return the names of a head that is stored as one more layer of the model (DeepSeek-V3, GLM-4.5)."""
+        layer = f"model.layers.{config.num_hidden_layers}"
+        fc, embedding_norm, hidden_norm = (f"{layer}.{name}" for name in ("eh_proj", "enorm", "hnorm"))
+        tables = {"embed_tokens": f"{layer}.embed_tokens", "lm_head": f"{layer}.shared_head.head"}
+        return cls(fc, embedding_norm, hidden_norm, layer, f"{layer}.shared_head.norm", tables)
+
 
 class PredictionHead(Decoder):
-    """`jpaged.model_api.DraftHead` of one layer of full attention; the model's embedding and head are its own too.
+    """`jpaged.model_api.DraftHead` of one layer; the model's embedding and head are its own too, unless the checkpoint
+    has others.
 
-    Parameters: fc [2 * width, width]; embedding_norm, hidden_norm [width]; layers; norm; and the model's tables.
+    Parameters: fc [2 * width, width]; embedding_norm, hidden_norm [width]; layers; norm; and the tables.
 
     Args:
-        heads: those of the layer's attention.
+        memory: what the layer keeps in a model that it is a layer of.
         variant: the layer's, see `LayerKind`.
         rotary: rotates the layer's queries and keys.
         norm_offset: see `RMSNorm`.
-
-    Raises:
-        ValueError: the width does not divide over the tensor shards, which each keep a part of the hidden state.
     """
 
     tables: ClassVar[tuple[str, ...]] = ("embed_tokens", "lm_head")
-    _name = "mtp"
     _has_experts = True
 
     def __init__(
@@ -59,30 +92,32 @@ class PredictionHead(Decoder):
         build: BuildContext,
         make_layer: MakeLayer,
         *,
-        heads: Heads,
+        memory: LayerMemory,
         variant: Any,
         rotary: Rotary,
-        norm_offset: float,
+        names: HeadNames,
+        norm_offset: float = 0.0,
     ):
+        check_one_head(config)
         size, eps = config.hidden_size, config.rms_norm_eps
-        if size % build.tensor_parallel:
-            raise ValueError(f"hidden_size={size} does not divide over tensor_parallel_size={build.tensor_parallel}")
-        layout = heads.layout
-        attention = AttentionGroup("full", (0,), layout.kv_heads, heads.head_dim + 1, q_per_kv=layout.q_per_kv)
-        before = StatePart(_BEFORE, (size, 1), np.dtype(build.dtype).name)
         super().__init__(
             config,
             build,
             (LayerKind("full", variant),),
             make_layer,
-            groups=(attention, StateGroup(_BEFORE, (0,), (before,))),
+            groups=memory_of_head(memory, size, build),
             rotary={"full": rotary},
             norm=RMSNorm(size, eps, build, offset=norm_offset),
         )
         self.embedding_norm = RMSNorm(size, eps, build, offset=norm_offset)
         self.hidden_norm = RMSNorm(size, eps, build, offset=norm_offset)
         self.fc = Linear(2 * size, size, build, partition=P(None, None))
-        self.size = size
+        self.size = self.states = size
+        self.names = names
+
+    def taps(self, num_layers: int) -> tuple[int, ...]:
+        """See `jpaged.model_api.DraftHead`."""
+        return ()
 
     def __call__(
         self,
@@ -98,60 +133,78 @@ class PredictionHead(Decoder):
         del read
         embedded = self.embed(tokens, positions, live_rows)
         kept = jnp.zeros_like(embedded) if target is None else target
-        cache, before = _one_later(cache, attend, kept)
+        cache, before = take_previous(cache, attend, kept)
         joined = jnp.concatenate([self.embedding_norm(embedded), self.hidden_norm(before)], axis=-1)
         # Published code counts from the first hidden state, which is joined with the second token.
         shared = self.shared(jnp.maximum(positions - 1, 0), live_rows)
-        hidden, cache = self.layers(self.fc(joined, live_rows), shared, cache, _without_first(attend, positions))
+        hidden, cache = self.layers(self.fc(joined, live_rows), shared, cache, without_first(attend, positions))
         assert self.norm is not None
         hidden = self.norm(hidden)
         if target is None:  # the next draft's head goes on from this one's state
-            cache, _ = _one_later(cache, attend, hidden)
+            cache, _ = take_previous(cache, attend, hidden)
         return hidden, cache
 
     def weights(self) -> Iterator[WeightSource]:
-        """Yield the sources of all parameters but the model's tables."""
-        size, name = self.size, self._name
-        yield from self.fc.weights(("fc",), (f"{name}.fc",), None, convert.linear(2 * size, size))
-        yield from self.embedding_norm.weights(("embedding_norm",), f"{name}.pre_fc_norm_embedding")
-        yield from self.hidden_norm.weights(("hidden_norm",), f"{name}.pre_fc_norm_hidden")
-        yield from self.layers.layer(0).weights(f"{name}.layers.0", 0)
+        """Yield the sources of all parameters; those of the tables where the checkpoint may have them."""
+        size, names = self.size, self.names
+        for table, name in names.tables.items():
+            held = getattr(self, table)
+            if held is not None:
+                rows = convert.vocab_rows(self.vocab_size, padded(self.vocab_size, self.shards))
+                yield from held.weights((table,), name, rows)
+        yield from self.fc.weights(("fc",), (names.fc,), None, convert.linear(2 * size, size))
+        yield from self.embedding_norm.weights(("embedding_norm",), names.embedding_norm)
+        yield from self.hidden_norm.weights(("hidden_norm",), names.hidden_norm)
+        yield from self.layers.layer(0).weights(names.layer, 0)
         assert self.norm is not None
-        yield from self.norm.weights(("norm",), f"{name}.norm")
+        yield from self.norm.weights(("norm",), names.norm)
 
 
-def _one_later(
-    cache: Any, attend: Attend, hidden: Float[Array, "tokens embed"]
+def memory_of_head(memory: LayerMemory, width: int, build: BuildContext) -> tuple[LayerMemory, PreviousTokenGroup]:
+    """Return the layer groups of a head of one layer that keeps `memory` and, of the newest token, a vector; see
+    `without_first` for what is added to a key."""
+    if isinstance(memory, LatentGroup):
+        memory = replace(memory, rotary=memory.rotary + 1)
+    else:
+        memory = replace(memory, head_dim=memory.head_dim + 1)
+    return memory, PreviousTokenGroup(_PREVIOUS, (0,), width, np.dtype(build.dtype).name)
+
+
+def take_previous(
+    cache: Any, attend: Attend, vectors: Float[Array, "tokens embed"]
 ) -> tuple[Any, Float[Array, "tokens embed"]]:
-    """Return for each token what `hidden` is for the token before it, 0 for a sequence's first one; the newest token's
+    """Return for each token what `vectors` is for the token before it, 0 for a sequence's first one; the newest token's
     is kept for the next step."""
-    recur: Recur = attend  # type: ignore[assignment]  # one callback serves layers of every kind
-    ones = jnp.ones(hidden.shape[1], hidden.dtype)
-    weight = jnp.stack([ones, jnp.zeros_like(ones)], axis=1)
-    cache, before = recur(
-        cache, LayerRef(_BEFORE, 0), _BEFORE, causal_conv, hidden, weight, None, axes=(1, 0, None), out_axis=1
-    )
-    return cache, before.astype(hidden.dtype)
+    take: TakePreviousToken = attend  # type: ignore[assignment]  # one callback serves layers of every kind
+    return take(cache, LayerRef(_PREVIOUS, 0), vectors)
 
 
-def _without_first(attend: Attend, positions: Int[Array, " tokens"]) -> Attend:
+def without_first(attend: Attend, positions: Int[Array, " tokens"]) -> Attend:
     """Return `attend` for queries that do not see their sequence's first token.
 
     Keys are one number wider: it is `_MARK` in the first token's, whose others are 0, and 0 in all others; queries have
     `_AGAINST` there. So no kernel has a mask for it, and a key that is kept in few bits hides as well.
     """
+    first = (positions == 0)[:, None]
+
+    def marked(keys: Array) -> Array:
+        hidden = first.reshape(-1, *(1,) * (keys.ndim - 1))
+        mark = _MARK * jnp.broadcast_to(hidden, (*keys.shape[:-1], 1)).astype(keys.dtype)
+        return jnp.concatenate([jnp.where(hidden, 0, keys), mark], axis=-1)
+
+    def against(q: Array) -> Array:
+        return jnp.pad(q, (*((0, 0),) * (q.ndim - 1), (0, 1)), constant_values=_AGAINST)
 
     def seeing_the_rest(
-        cache: Any, layer: LayerRef, q: Array, k: Array, v: Array, *, scale: float, **options: Any
+        cache: Any, layer: LayerRef, q: Array, k: Array, v: Array | None = None, *, scale: float, **options: Any
     ) -> tuple[Any, Array]:
+        if v is None:  # latents, whose rows are keys and values at once
+            to_latents: AttendToLatents = attend  # type: ignore[assignment]  # as above
+            return to_latents(cache, layer, against(q), marked(k), scale=scale)
         if options.get("soft_cap") is not None:
             raise ValueError("a head that drafts takes no soft cap of scores, which would show it its first token")
-        first = (positions == 0)[:, None, None]
-        mark = _MARK * jnp.broadcast_to(first, (*k.shape[:-1], 1)).astype(k.dtype)
-        keys = jnp.concatenate([jnp.where(first, 0, k), mark], axis=-1)
-        values = jnp.pad(jnp.where(first, 0, v), ((0, 0), (0, 0), (0, 1)))
-        queries = jnp.pad(q, ((0, 0), (0, 0), (0, 0), (0, 1)), constant_values=_AGAINST)
-        cache, mixed = attend(cache, layer, queries, keys, values, scale=scale, **options)
+        values = jnp.pad(jnp.where(first[:, None], 0, v), ((0, 0), (0, 0), (0, 1)))
+        cache, mixed = attend(cache, layer, against(q), marked(k), values, scale=scale, **options)
         return cache, mixed[..., :-1]
 
     return seeing_the_rest  # type: ignore[return-value]
@@ -159,7 +212,7 @@ def _without_first(attend: Attend, positions: Int[Array, " tokens"]) -> Attend:
 
 def check_one_head(config: Any) -> None:
     """Raise ValueError unless a config describes one head: it may not say so, as all published ones do not."""
-    for field in ("mtp_num_hidden_layers", "num_nextn_predict_layers"):
-        number = getattr(config, field, None)
+    for name in ("mtp_num_hidden_layers", "num_nextn_predict_layers"):
+        number = getattr(config, name, None)
         if number is not None and number != 1:
-            raise ValueError(f"{field}={number} is not supported; only 1 layer that predicts further tokens")
+            raise ValueError(f"{name}={number} is not supported; only 1 layer that predicts further tokens")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from jpaged.model_api import BuildContext
+from jpaged.model_api import AttentionGroup, BuildContext
 
 from .attention import Attention, Heads
 from .config_reader import ConfigReader, Fields, Rope, dense, every_nth
@@ -19,7 +19,7 @@ from .decoder import Decoder, check_model_type
 from .experts import ExpertsSpec, SparseMLP, SparseNames
 from .groups import kinds_from_types, layer_groups, state_groups
 from .layers import GatedMLP, RMSNorm, check_activation
-from .mtp import PredictionHead, check_one_head
+from .mtp import HeadNames, PredictionHead
 from .pre_norm import LayerNames, PreNormLayer
 from .recurrent.convolution import check_silu
 from .recurrent.delta_net import DeltaSizes, GatedDeltaNet
@@ -235,14 +235,15 @@ class Qwen3Next(Decoder):
     @staticmethod
     def draft_head(config: Any, build: BuildContext) -> PredictionHead:
         """See `jpaged.model_api.HasDraftHead`."""
-        check_one_head(config)
         heads = _heads(config, build)
+        layout = heads.layout
         return PredictionHead(
             config,
             build,
             _maker(config, heads, _delta_sizes(config, build)),
-            heads=heads,
+            memory=AttentionGroup("full", (0,), layout.kv_heads, config.head_dim, q_per_kv=layout.q_per_kv),
             variant=_kinds(config)[0].variant,
             rotary=rotary_from_config(config, config.head_dim, partial=True),
+            names=HeadNames(),
             norm_offset=1.0,
         )

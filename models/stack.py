@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -168,6 +169,7 @@ class LayerStack(nnx.Module):
 
     Attributes:
         depth: number of layers that are called, the first ones; all of them unless `cut` says less.
+        taps: see `tap`.
     """
 
     def __init__(
@@ -179,6 +181,7 @@ class LayerStack(nnx.Module):
         """Build the layers: `make` builds one of a kind; a stack of them gets a leading axis on every parameter."""
         self.kinds = tuple(kinds)
         self.depth = len(self.kinds)
+        self.taps: tuple[int, ...] = ()
         self.stacked = build.stacked
         self.unrolled = build.unrolled
         self.reads_rows = build.product_impl in ("tpu", "tpu_interpret")
@@ -196,7 +199,24 @@ class LayerStack(nnx.Module):
 
     def __call__(
         self, hidden: Float[Array, "tokens embed"], shared: Any, cache: Any, attend: Attend
-    ) -> tuple[Float[Array, "tokens embed"], Any]:
+    ) -> tuple[Any, ...]:
+        """Return what leaves the last layer and the cache; after `tap` also the states within, [tokens, states]."""
+        if not self.taps:
+            return self._run_all(hidden, shared, cache, attend)
+        # A place for each tap, and one that all other layers write to. It is carried where the cache is.
+        within = jnp.zeros((len(self.taps) + 1, *hidden.shape), hidden.dtype)
+        hidden, (cache, within) = self._run_all(hidden, shared, (cache, within), attend)
+        within = self._tapped(within, len(self.kinds), hidden)
+        return hidden, cache, jnp.concatenate(list(within[:-1]), axis=-1)
+
+    def _tapped(self, within: Array, number: int | Array, hidden: Array | PendingResidual) -> Array:
+        """Return `within` with what enters layer `number` in its place."""
+        places = np.full(len(self.kinds) + 1, len(self.taps))
+        places[list(self.taps)] = np.arange(len(self.taps))
+        place = places[number] if isinstance(number, int) else jnp.asarray(places)[number]
+        return jax.lax.dynamic_update_index_in_dim(within, _total(hidden), place, 0)
+
+    def _run_all(self, hidden: Array, shared: Any, cache: Any, attend: Attend) -> tuple[Array, Any]:
         if self.stacked:
             for segment, layers in zip(self.plan, self.segments, strict=True):
                 if segment.start < self.depth:
@@ -221,9 +241,16 @@ class LayerStack(nnx.Module):
             for place, (kind, layer) in enumerate(zip(pattern, layers, strict=True)):
                 kept = before[kind.group] + number * a_repeat[kind.group] + _keepers(pattern[:place])[kind.group]
                 ref = None if kind.group is None else LayerRef(kind.group, kept - kind.shares_kv)
-                own = shared.of_layer(segment.start + number * segment.period + place)
+                which = segment.start + number * segment.period + place
+                own = shared.of_layer(which)
                 taken = hidden if getattr(layer, "takes_pending_residual", False) else _total(hidden)
-                hidden, cache = layer(taken, own, cache, ref, attend)
+                if self.taps:
+                    pool, within = cache
+                    within = self._tapped(within, which, hidden)
+                    hidden, pool = layer(taken, own, pool, ref, attend)
+                    cache = pool, within
+                else:
+                    hidden, cache = layer(taken, own, cache, ref, attend)
             return hidden, cache
 
         def carried(hidden: Array) -> Array | PendingResidual:
@@ -281,6 +308,16 @@ class LayerStack(nnx.Module):
             if segment.start < depth < segment.stop and (depth - segment.start) % segment.period:
                 raise ValueError(f"layers={depth} ends within a pattern of {segment.period} layers, which are stacked")
         self.depth = depth
+
+    def tap(self, layers: tuple[int, ...]) -> None:
+        """See `jpaged.model_api.Tappable`.
+
+        Raises:
+            ValueError: there is no such layer, or one is named twice.
+        """
+        if not layers or len(set(layers)) < len(layers) or not all(0 <= at <= len(self.kinds) for at in layers):
+            raise ValueError(f"layers={layers} are not distinct numbers from 0 to {len(self.kinds)}")
+        self.taps = layers
 
     def layer(self, number: int) -> Any:
         """Return the module that holds layer `number`'s parameters, alone or stacked with its like."""

@@ -13,7 +13,7 @@ from jpaged.execution.drafts import DraftProgram
 from jpaged.loading import LoadedModel, load_draft_head, load_model
 from jpaged.model_api import Bfloat16Tiles, Cuttable, LayerGroup, TakesImages
 from jpaged.scheduling.speculation import DeviceSpeculation, NGramSpeculation, Speculation, StepCosts
-from jpaged.speculative import MTP, DraftModel, Layers, NGram, Speculative
+from jpaged.speculative import MTP, DraftModel, Eagle3, Layers, NGram, Speculative
 
 _COSTS = {"cpu": StepCosts(token=0.02, verifying=0.15, tile=0.2)}
 """Costs of drafts, relative to a step of one token. Measured with SmolLM2-135M in float32 on a core of an AMD EPYC with
@@ -72,7 +72,7 @@ def draft_source(config: EngineConfig, loaded: LoadedModel) -> DraftSource:
         return _first_layers(config.speculative, loaded)
     if isinstance(config.speculative, DraftModel):
         return _draft_model(config.speculative, config, loaded)
-    if isinstance(config.speculative, MTP):
+    if isinstance(config.speculative, MTP | Eagle3):
         return _head(config.speculative, config, loaded)
     return DraftSource()
 
@@ -110,25 +110,27 @@ def _draft_model(speculative: DraftModel, config: EngineConfig, loaded: LoadedMo
     return DraftSource(DraftProgram(draft.graphdef, draft.params, DRAFT_PREFIX), groups, share)
 
 
-def _head(speculative: MTP, config: EngineConfig, loaded: LoadedModel) -> DraftSource:
+def _head(speculative: MTP | Eagle3, config: EngineConfig, loaded: LoadedModel) -> DraftSource:
     if isinstance(loaded.model, TakesImages):
         raise ValueError(
             f"speculative={speculative}: heads read text only; language_model_only=True loads the model without images"
         )
+    inside = isinstance(speculative, MTP)
     try:
         found = load_draft_head(
             loaded,
-            revision=config.revision,
+            speculative.model if isinstance(speculative, Eagle3) else None,
+            revision=config.revision if inside else None,
             download_dir=config.download_dir,
-            language_model_only=config.language_model_only,
-            quantization=config.quantization,
+            language_model_only=config.language_model_only and inside,
+            quantization=config.quantization if inside else None,
             compact_tiles=Bfloat16Tiles.FLOAT32_PRODUCT,
         )
     except ValueError as error:
         raise ValueError(f"speculative={speculative}: {error}") from error
     groups = tuple(replace(group, name=DRAFT_PREFIX + group.name) for group in found.head.layer_groups)
     # A draft takes a product with the vocabulary's table too.
-    table = device_bytes(loaded.params.get("lm_head", loaded.params["embed_tokens"]))
-    share = (device_bytes(found.params) + table) / device_bytes(loaded.params)
-    program = DraftProgram(found.graphdef, found.params, DRAFT_PREFIX, found.head.tables)
+    table = loaded.params.get("lm_head", loaded.params["embed_tokens"]) if "lm_head" in found.tables else {}
+    share = (device_bytes(found.params) + device_bytes(table)) / device_bytes(loaded.params)
+    program = DraftProgram(found.graphdef, found.params, DRAFT_PREFIX, found.tables, found.taps)
     return DraftSource(program, groups, share)

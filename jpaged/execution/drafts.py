@@ -29,12 +29,14 @@ class DraftProgram:
             whose KV it shares.
         tables: attributes of a `jpaged.model_api.DraftHead` whose parameters are the engine's model's, and are not in
             `params`; None = it is no such head, and reads no hidden states.
+        taps: see `jpaged.model_api.Tappable`; () = a head reads the model's final hidden states.
     """
 
     graphdef: nnx.GraphDef
     params: Any = None
     prefix: str = ""
     tables: tuple[str, ...] | None = None
+    taps: tuple[int, ...] = ()
 
 
 class Drafter:

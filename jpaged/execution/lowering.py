@@ -68,7 +68,7 @@ class StepPrograms:
 
     def sampler(self, *, top: int = RANKED) -> jax.stages.Lowered:
         """Lower logits and draw of max_num_seqs rows with any parameters; with ``top=0`` the plain variant."""
-        _, hidden, _ = self.mixed().out_info
+        _, hidden, *_ = self.mixed().out_info
         hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=own_sharding(self.mesh))
         rows = self._of_all(greedy_rows(self.max_num_seqs, self.vocab_size))
         draw = make_sample_step(self.graphdef, self.mesh)

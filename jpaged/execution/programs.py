@@ -26,7 +26,7 @@ from jpaged.execution.resharding import cuts_beside, reshard
 from jpaged.execution.sampling.prompt_scores import ScoreOutput, make_score
 from jpaged.execution.sampling.sample_step import ScreenedHead, StepOutput, make_sample_step
 from jpaged.execution.sampling.sampler import SamplingArrays
-from jpaged.execution.step import make_step
+from jpaged.execution.step import make_follow, make_step
 from pallas_kernels.platform import Impl
 from pallas_kernels.screened_argmax import Screen
 
@@ -54,6 +54,7 @@ class ModelPrograms:
         on_compile, on_compiled: called with each shape before and after it is compiled, see `Program`.
         kernel_impl: which kernels run; None = what this process's platform is best at.
         scored: whether every draw has log-probabilities; else the plain sampler may do without, see `ScreenedHead`.
+        followed, taps: see `make_step`.
 
     Attributes:
         num_updates: how often the weights were replaced.
@@ -74,6 +75,8 @@ class ModelPrograms:
         store: ProgramStore | None = None,
         kernel_impl: Impl | None = None,
         scored: bool = True,
+        followed: bool = False,
+        taps: bool = False,
     ) -> None:
         self._spec = spec
         self._mesh = mesh
@@ -85,7 +88,9 @@ class ModelPrograms:
             return Program(function, *callbacks, (kind, *made_of), kind=prefix + kind, store=store)
 
         kernels: _Kernels = {"prefix": prefix, "kernel_impl": kernel_impl}
-        self._step = program("step", make_step(graphdef, spec, mesh, **kernels), *step_of)
+        step = make_step(graphdef, spec, mesh, followed=followed, taps=taps, **kernels)
+        self._step = program("step", step, *step_of, followed, taps)
+        self._follow = program("follow", make_follow(graphdef, spec, mesh, **kernels), *step_of)
         self._sample = program("sample", make_sample_step(graphdef, mesh), *rest_of)
         self._encode = program("encode", make_encode(graphdef, spec, mesh, **kernels), *step_of)
         self._score = program("score", make_score(graphdef, mesh), *rest_of)
@@ -130,7 +135,7 @@ class ModelPrograms:
         self._set_params(params)
 
     def _forget_programs(self) -> None:
-        for program in (self._step, self._sample, self._score, self._encode, self._pool_hidden):
+        for program in (self._step, self._follow, self._sample, self._score, self._encode, self._pool_hidden):
             program.forget()
 
     def check_local(self, caller: str) -> None:
@@ -225,11 +230,22 @@ class ModelPrograms:
         batch: StepBatch,
         last_tokens: Int[HostOrDevice, " max_seqs"],
         bucket: Bucket,
-        *target: Float[Array, "tokens embed"],
-    ) -> tuple[Pool, Float[Array, "max_seqs embed"], Float[Array, "tokens embed"]]:
+    ) -> tuple[Any, ...]:
         """Run the model on a batch of `bucket`'s shape; see `make_step`. The pool is donated."""
-        key, static = _step_key(bucket, *target), {"decode_only": bucket.decode_only}
-        return self._step(key, self._weights, pool, batch, last_tokens, *target, **static)
+        return self._step(("step", bucket), self._weights, pool, batch, last_tokens, decode_only=bucket.decode_only)
+
+    def follow(
+        self,
+        pool: Pool,
+        batch: StepBatch,
+        last_tokens: Int[HostOrDevice, " max_seqs"],
+        bucket: Bucket,
+        target: Float[Array, "tokens states"],
+    ) -> Pool:
+        """Run a head that drafts over tokens that the model has computed; see `make_follow`. The pool is donated."""
+        return self._follow(
+            ("follow", bucket), self._weights, pool, batch, last_tokens, target, decode_only=bucket.decode_only
+        )
 
     def encode(
         self, pool: Pool, arrays: Mapping[str, HostOrDevice], rows: Int[HostOrDevice, "*replicas images features"]
@@ -275,29 +291,27 @@ class ModelPrograms:
         """Tell whether `sample` is compiled for arrays like these."""
         return self._sample.has(_sample_key(args, top))
 
-    def prepare_step(
+    def prepare_step(self, batch: StepBatch, last_tokens: Int[HostOrDevice, " max_seqs"], bucket: Bucket) -> Compile:
+        """Trace `step` for these shapes; return a call that compiles it."""
+        pool, static = abstract_pool(self._spec, self._mesh), {"decode_only": bucket.decode_only}
+        return self._step.prepare(("step", bucket), self._shapes, pool, batch, last_tokens, **static)
+
+    def prepare_follow(
         self,
         batch: StepBatch,
         last_tokens: Int[HostOrDevice, " max_seqs"],
         bucket: Bucket,
-        *target: jax.ShapeDtypeStruct,
+        target: jax.ShapeDtypeStruct,
     ) -> Compile:
-        """Trace `step` for these shapes; return a call that compiles it."""
-        return self._step.prepare(
-            _step_key(bucket, *target),
-            self._shapes,
-            abstract_pool(self._spec, self._mesh),
-            batch,
-            last_tokens,
-            *target,
-            decode_only=bucket.decode_only,
-        )
+        """Trace `follow` for these shapes."""
+        pool, static = abstract_pool(self._spec, self._mesh), {"decode_only": bucket.decode_only}
+        return self._follow.prepare(("follow", bucket), self._shapes, pool, batch, last_tokens, target, **static)
 
-    def hidden_of(self, bucket: Bucket) -> jax.ShapeDtypeStruct:
-        """Return the hidden states of a step in `bucket` as shapes, after a `prepare_step`."""
-        _, hidden, _ = self._step.out_info
-        shape = bucket.tokens, hidden.shape[-1]
-        return jax.ShapeDtypeStruct(shape, hidden.dtype, sharding=own_sharding(self._mesh))
+    def target_of(self, bucket: Bucket) -> jax.ShapeDtypeStruct:
+        """Return what a head reads of a step in `bucket`, as shapes, after a `prepare_step`."""
+        *_, states = self._step.out_info
+        shape = (*states.shape[:-2], bucket.tokens, states.shape[-1])
+        return jax.ShapeDtypeStruct(shape, states.dtype, sharding=own_sharding(self._mesh))
 
     def prepare_encode(
         self, arrays: Mapping[str, HostOrDevice], rows: Int[HostOrDevice, "*replicas images features"]
@@ -308,7 +322,7 @@ class ModelPrograms:
 
     def prepare_sample(self, args: SamplingArrays, last_tokens: Int[HostOrDevice, " max_seqs"], top: int) -> Compile:
         """Trace `sample` for these shapes, after a `prepare_step`, which knows the hidden states."""
-        _, hidden, _ = self._step.out_info
+        _, hidden, *_ = self._step.out_info
         hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=own_sharding(self._mesh))
         screen = None if top or self._head is None else self._head.shapes
         return self._sample.prepare(_sample_key(args, top), self._shapes, hidden, args, last_tokens, screen, top=top)
@@ -316,10 +330,6 @@ class ModelPrograms:
 
 def _described(leaf: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-
-
-def _step_key(bucket: Bucket, *target: Any) -> Hashable:
-    return "follow" if target else "step", bucket
 
 
 def _encode_key(arrays: Mapping[str, HostOrDevice], rows: HostOrDevice) -> Hashable:
@@ -388,9 +398,16 @@ class TargetAndDraft:
         store: ProgramStore | None,
         scored: bool = True,
     ) -> None:
-        self.model = ModelPrograms(graphdef, params, spec, mesh, *callbacks, store=store, scored=scored)
+        self.drafter_reads_hidden = reads = draft is not None and draft.tables is not None
+        taps = () if draft is None else draft.taps
+        if taps:
+            tapped: Any = nnx.merge(graphdef, params)
+            tapped.tap(taps)
+            graphdef = nnx.split(tapped)[0]
+        self.model = ModelPrograms(
+            graphdef, params, spec, mesh, *callbacks, store=store, scored=scored, followed=reads, taps=bool(taps)
+        )
         self.drafter: ModelPrograms | None = None
-        self.drafter_reads_hidden = draft is not None and draft.tables is not None
         self._head: _HeadWeights | None = None
         if draft is not None:
             weights = params if draft.params is None else draft.params
@@ -402,18 +419,18 @@ class TargetAndDraft:
         self._drafter_has_weights = draft is not None and draft.params is not None and self._head is None
 
     def follow(
-        self, pool: jax.Array, batch: StepBatch, last_tokens: jax.Array, bucket: Bucket, hidden: jax.Array
+        self, pool: jax.Array, batch: StepBatch, last_tokens: jax.Array, bucket: Bucket, target: jax.Array
     ) -> jax.Array:
         """Run a drafter that follows over the tokens that the model has computed; return the pool, which is donated.
 
         Args:
-            hidden: the model's hidden states of these tokens, [tokens, embed].
+            target: the last result of the model's step, of which a head reads all, [tokens, states].
         """
         assert self.drafter is not None and self.drafter_follows
         plain, like = without_adapters(batch), replace(bucket, adapters=False)
-        target = (hidden,) if self.drafter_reads_hidden else ()
-        pool, _, _ = self.drafter.step(pool, plain, last_tokens, like, *target)
-        return pool
+        if self.drafter_reads_hidden:
+            return self.drafter.follow(pool, plain, last_tokens, like, target)
+        return self.drafter.step(pool, plain, last_tokens, like)[0]
 
     def _share(self) -> None:
         """Let the drafter take over the weights that it has in common with the model, as they are now."""

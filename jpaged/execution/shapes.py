@@ -257,15 +257,17 @@ class Shapes:
         drafter = self.drafter
         assert drafter is not None
 
-        def step(bucket: Bucket, *target: jax.ShapeDtypeStruct) -> Compile:
-            batch = without_adapters(self.empty_batch(bucket))
-            return drafter.prepare_step(batch, self._last_tokens, bucket, *target)
+        def step(bucket: Bucket) -> Compile:
+            return drafter.prepare_step(without_adapters(self.empty_batch(bucket)), self._last_tokens, bucket)
+
+        def follow(bucket: Bucket) -> Compile:
+            batch, target = without_adapters(self.empty_batch(bucket)), self.model.target_of(bucket)
+            return drafter.prepare_follow(batch, self._last_tokens, bucket, target)
 
         for bucket in self._draft_buckets:
             yield Shape(f"drafting step, {bucket.tokens} tokens", partial(step, bucket))
         for bucket in self._read_buckets:
-            trace = partial(lambda each: step(each, self.model.hidden_of(each)), bucket)
-            yield Shape(f"drafting head, {bucket.name}", trace)
+            yield Shape(f"drafting head, {bucket.name}", partial(follow, bucket))
         for rows in self.buckets.sample_rows:
             for top, kind in SAMPLERS:
                 draw = partial(drafter.prepare_sample, self._rows(rows), self._last_tokens, top)

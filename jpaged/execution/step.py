@@ -37,9 +37,10 @@ def make_step(
     *,
     kernel_impl: Impl | None = None,
     prefix: str = "",
+    followed: bool = False,
+    taps: bool = False,
 ) -> jax.stages.Wrapped:
     """Return the step function ``step(params, pool, batch, last_tokens, decode_only=...) -> (pool, sampled, hidden)``.
-    That of a `jpaged.model_api.DraftHead` may be given ``target`` [tokens, embed] after `last_tokens`.
 
     `pool` is donated. `last_tokens` are the tokens of the step before, still on the device. `hidden`,
     ``[tokens, embed]``, are the final hidden states, `sampled`, ``[max_num_seqs, embed]``, those of the rows in
@@ -49,17 +50,86 @@ def make_step(
         kernel_impl: which kernels run; None = what the current platform is best at. Needed when compiling
             ahead of time for another platform.
         prefix: what the names of the model's layer groups begin with in `spec`, see `layer_operations`.
+        followed: whether a head that drafts reads what the model computes of every token, so that none is left out.
+        taps: whether the model was told to return the states within it (`jpaged.model_api.Tappable`), which are then a
+            further result, ``[tokens, states]``.
     """
+    run = _runner(graphdef, spec, mesh, kernel_impl=kernel_impl, prefix=prefix, followed=followed)
 
     def step(
+        params: Any, pool: Pool, batch: StepBatch, last_tokens: Int[Array, " max_seqs"], *, decode_only: bool
+    ) -> tuple[Any, ...]:
+        pool, hidden, *within = run(params, pool, batch, last_tokens, decode_only=decode_only)
+        return pool, hidden[batch.sample_at], hidden, *within
+
+    gives: list[Kind] = ["split", "own", "own"]
+    gives += ["own"] * taps
+
+    def steps(params: Any, pool: Pool, batch: StepBatch, last_tokens: Array, *, decode_only: bool) -> tuple[Array, ...]:
+        takes: tuple[Kind, ...] = ("shared", "split", "own", "own")
+        return each_replica(partial(step, decode_only=decode_only), mesh, takes, tuple(gives))(
+            params, pool, batch, last_tokens
+        )
+
+    return jax.jit(
+        steps,
+        donate_argnames=("pool",),
+        static_argnames=("decode_only",),
+        out_shardings=tuple(pool_sharding(mesh) if kind == "split" else own_sharding(mesh) for kind in gives),
+    )
+
+
+def make_follow(
+    graphdef: nnx.GraphDef, spec: PoolSpec, mesh: Mesh, *, kernel_impl: Impl | None = None, prefix: str = ""
+) -> jax.stages.Wrapped:
+    """Return ``follow(params, pool, batch, last_tokens, target, decode_only=...) -> pool``, which runs a
+    `jpaged.model_api.DraftHead` over tokens that the model has computed; `target` [tokens, states] is what it reads of
+    them.
+
+    Nothing but the pool comes back, so that the compiler leaves out what only hidden states depend on: of the head's
+    layer no more than its keys and values are computed. `pool` is donated.
+
+    Args:
+        kernel_impl, prefix: see `make_step`.
+    """
+    run = _runner(graphdef, spec, mesh, kernel_impl=kernel_impl, prefix=prefix)
+
+    def follow(
+        params: Any, pool: Pool, batch: StepBatch, last_tokens: Array, target: Array, *, decode_only: bool
+    ) -> Pool:
+        takes: tuple[Kind, ...] = ("shared", "split", "own", "own", "own")
+
+        def own(*args: Any) -> Pool:
+            return run(*args, decode_only=decode_only)[0]
+
+        return each_replica(own, mesh, takes, "split")(params, pool, batch, last_tokens, target)
+
+    return jax.jit(
+        follow, donate_argnames=("pool",), static_argnames=("decode_only",), out_shardings=pool_sharding(mesh)
+    )
+
+
+def _runner(
+    graphdef: nnx.GraphDef,
+    spec: PoolSpec,
+    mesh: Mesh,
+    *,
+    kernel_impl: Impl | None,
+    prefix: str,
+    followed: bool = False,
+) -> Callable[..., tuple[Any, ...]]:
+    """Return ``run(params, pool, batch, last_tokens, *target, decode_only=...) -> (pool, hidden, *within)`` of one
+    replica; see `make_step` and `make_follow`."""
+
+    def run(
         params: Any,
         pool: Pool,
         batch: StepBatch,
         last_tokens: Int[Array, " max_seqs"],
-        target: Float[Array, "tokens embed"] | None = None,
+        target: Float[Array, "tokens states"] | None = None,
         *,
         decode_only: bool,
-    ) -> tuple[Pool, Float[Array, "max_seqs embed"], Float[Array, "tokens embed"]]:
+    ) -> tuple[Any, ...]:
         rows = on_thread_pool(jnp.asarray(batch.source_rows), impl=row_impl(mesh))
         tokens = jnp.where(rows >= 0, last_tokens[jnp.maximum(rows, 0)], batch.tokens)
         longest = 1 if decode_only else None
@@ -69,29 +139,14 @@ def make_step(
         model = nnx.merge(graphdef, params)
         if prefix:  # a draft model may not know the token that stands for an image
             tokens = jnp.minimum(tokens, model.vocab_size - 1)
-        read = read_rows(model, spec, batch)
+        read = None if followed else read_rows(model, spec, batch)
         with under_mesh(mesh):
             call = partial(model, tokens, batch.positions, pool, operate, batch.query_starts[-1])
             options = {"read": read, "target": target}
-            hidden, pool = call(**{name: value for name, value in options.items() if value is not None})
-        return pool, hidden[batch.sample_at], hidden
+            hidden, pool, *within = call(**{name: value for name, value in options.items() if value is not None})
+        return pool, hidden, *within
 
-    def steps(
-        params: Any, pool: Pool, batch: StepBatch, last_tokens: Array, *target: Array, decode_only: bool
-    ) -> tuple[Array, ...]:
-        takes: list[Kind] = ["shared", "split", "own", "own"]
-        takes += ["own"] * len(target)
-        gives: tuple[Kind, ...] = ("split", "own", "own")
-        return each_replica(partial(step, decode_only=decode_only), mesh, tuple(takes), gives)(
-            params, pool, batch, last_tokens, *target
-        )
-
-    return jax.jit(
-        steps,
-        donate_argnames=("pool",),
-        static_argnames=("decode_only",),
-        out_shardings=(pool_sharding(mesh), own_sharding(mesh), own_sharding(mesh)),
-    )
+    return run
 
 
 def read_rows(model: Any, spec: PoolSpec, batch: StepBatch) -> Bool[Array, " tokens"] | None:

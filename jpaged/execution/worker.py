@@ -320,9 +320,10 @@ class Worker:
         getattr(self, name)(*args)
 
     def _run(self, batch: StepBatch, bucket: Bucket) -> jax.Array:
-        self.pool, sampled, hidden = self.model.step(self.pool, batch, self._last_tokens, bucket)
+        self.pool, sampled, hidden, *within = self.model.step(self.pool, batch, self._last_tokens, bucket)
         if self.models.drafter_follows:
-            self.pool = self.models.follow(self.pool, batch, self._last_tokens, bucket, hidden)
+            (target,) = within or [hidden]
+            self.pool = self.models.follow(self.pool, batch, self._last_tokens, bucket, target)
         self._hidden.add(hidden)
         return sampled
 

@@ -1,21 +1,25 @@
-"""Loads the head of a checkpoint that drafts from the model's hidden states."""
+"""Loads the head that drafts from a model's hidden states, of the model's checkpoint or a folder of its own."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+import numpy as np
 from flax import nnx
 
 from jpaged.loading.build_context import CompactTiles, build_context
 from jpaged.loading.loaded_model import LoadedModel
 from jpaged.loading.open_checkpoint import open_model
 from jpaged.loading.orbax.checkpoint import OrbaxWeights
-from jpaged.loading.parameters.targets import abstract_model
+from jpaged.loading.parameters.targets import Target, abstract_model, flat_values, targets_of
 from jpaged.loading.parameters.weights import read_params
-from jpaged.loading.renamed_tensors import RenamedTensors
-from jpaged.model_api import DraftHead, HasDraftHead
+from jpaged.loading.renamed_tensors import RenamedTensors, same_numbers
+from jpaged.loading.safetensors_reader import SafetensorsWeights
+from jpaged.loading.tensor_reader import TensorReader
+from jpaged.model_api import DraftHead, HasDraftHead, HostArray, Tappable, WeightSource
 from pallas_kernels.large_pages import use_large_pages
 
 
@@ -27,15 +31,20 @@ class LoadedHead:
         head: the head with shapes in place of arrays.
         graphdef: the head without its weights.
         params: its own weights, on the model's mesh, without the model's tables.
+        tables: those of `DraftHead.tables` that are the model's.
+        taps: see `DraftHead.taps`.
     """
 
     head: DraftHead
     graphdef: nnx.GraphDef
     params: nnx.State
+    tables: tuple[str, ...]
+    taps: tuple[int, ...]
 
 
 def load_draft_head(
     loaded: LoadedModel,
+    folder: str | Path | None = None,
     *,
     revision: str | None,
     download_dir: str | Path | None,
@@ -43,17 +52,23 @@ def load_draft_head(
     quantization: str | None,
     compact_tiles: CompactTiles | None,
 ) -> LoadedHead:
-    """Load the head that a model's checkpoint holds besides the model.
+    """Load the head that a model's checkpoint holds besides the model, or a folder alone.
 
     Args:
-        revision, download_dir, language_model_only, quantization, compact_tiles: those that the model was loaded with,
-            see `load_model`.
+        folder: alias, hub id or folder of the head; None = the model's own.
+        revision, download_dir, language_model_only, quantization, compact_tiles: those that the model, or the folder,
+            is loaded with, see `load_model`.
 
     Raises:
-        ValueError: the family or the checkpoint has no head, or one that is not implemented; names what is missing.
+        ValueError: the family or the checkpoint has no head, one that is not implemented, or one of another model;
+            names what is missing or differs.
     """
     opened = open_model(
-        loaded.name, revision=revision, download_dir=download_dir, language_model_only=language_model_only
+        folder or loaded.name,
+        revision=revision,
+        download_dir=download_dir,
+        language_model_only=language_model_only,
+        is_head=folder is not None,
     )
     if not issubclass(opened.family, HasDraftHead):
         raise ValueError(f"{opened.family.__name__} has no head that predicts further tokens")
@@ -70,10 +85,80 @@ def load_draft_head(
     head = abstract_model(opened.family.draft_head, opened.config.get_text_config(), build)  # type: ignore[arg-type]
     assert isinstance(head, DraftHead)
     graphdef, abstract = nnx.split(head)
-    own = nnx.State({name: part for name, part in abstract.items() if name not in head.tables})
-    names = [name for source in head.weights() for name in source.sources]
-    reader = RenamedTensors(opened.reader, {name: name for name in names})  # no other tensor is missed
-    params = read_params(head, own, reader, loaded.mesh, quantization=quantization, without=head.tables)
+    taps = _taps(head, loaded, opened.reader.location)
+    tables = _tables_of_model(head, loaded, opened.reader, own_folder=folder is not None)
+    own = nnx.State({name: part for name, part in abstract.items() if name not in tables})
+    reader = _HeadReader(opened.reader, targets_of(head, tables))
+    params = read_params(head, own, reader, loaded.mesh, quantization=quantization, without=tables)
     if build.product_impl == "cpu":
         use_large_pages(jax.tree.leaves(params))
-    return LoadedHead(head, graphdef, params)
+    return LoadedHead(head, graphdef, params, tables, taps)
+
+
+class _HeadReader(RenamedTensors):
+    """Reads the tensors of a head only, so that no other is missed; those of parameters of whole numbers, which say
+    what tokens there are, as they are stored."""
+
+    def __init__(self, whole: TensorReader, targets: Sequence[Target]):
+        super().__init__(whole, {name: name for target in targets for name in target.source.sources})
+        numbers = (target for target in targets if np.issubdtype(target.dtype, np.integer))
+        self._numbers = {name for target in numbers for name in target.source.sources}
+
+    def read(self, name: str) -> np.ndarray | HostArray:
+        if name in self._numbers and isinstance(self._whole, SafetensorsWeights):
+            return self._whole.read_codes(name)
+        return super().read(name)
+
+
+def _taps(head: DraftHead, loaded: LoadedModel, location: str) -> tuple[int, ...]:
+    """Return the layers whose entering states a head reads.
+
+    Raises:
+        ValueError: the head is one of a model of another vocabulary or width, or the model cannot return these states.
+    """
+    if head.vocab_size != loaded.model.vocab_size:
+        raise ValueError(
+            f"{location}: a head for {head.vocab_size} tokens, and the model has {loaded.model.vocab_size}: it needs "
+            "the head that was trained for it"
+        )
+    config = loaded.config.get_text_config()
+    taps = head.taps(config.num_hidden_layers)
+    if taps and not isinstance(loaded.model, Tappable):
+        raise ValueError(f"{type(loaded.model).__name__} cannot return the states that enter its layers {taps}")
+    want = max(1, len(taps)) * config.hidden_size
+    if head.states != want:
+        raise ValueError(
+            f"{location}: the head reads {head.states} numbers of each token, and the model's {max(1, len(taps))} "
+            f"states have {want}: it needs the head that was trained for it"
+        )
+    return taps
+
+
+def _tables_of_model(
+    head: DraftHead, loaded: LoadedModel, reader: TensorReader, *, own_folder: bool
+) -> tuple[str, ...]:
+    """Return which tables a head has in common with the model: those that the checkpoint has no tensors of, or repeats
+    for the head as they are.
+
+    Raises:
+        ValueError: such a table is of another width than the head.
+    """
+    there = set(reader.names())
+    of_model = {source.path[0]: source.sources[0] for source in loaded.model.weights() if source.path[0] in head.tables}
+
+    def is_own(source: WeightSource) -> bool:
+        (table, *_), (name, *_) = source.path, source.sources
+        if table not in head.tables or name not in there:
+            return False
+        return own_folder or not same_numbers(reader, name, of_model[table])
+
+    own = {source.path[0] for source in head.weights() if is_own(source)}
+    tables = tuple(table for table in head.tables if table not in own)
+    shapes, of_head = flat_values(nnx.state(loaded.model)), flat_values(nnx.state(head))
+    for path, shape in of_head.items():
+        if path[0] in tables and shapes[path].shape != shape.shape:
+            raise ValueError(
+                f"{reader.location} has no {path[0]} of its own, and the model's is of {shapes[path].shape} where the "
+                f"head's would be of {shape.shape}"
+            )
+    return tables

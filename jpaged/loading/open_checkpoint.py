@@ -56,12 +56,14 @@ def open_model(
     revision: str | None = None,
     download_dir: str | Path | None = None,
     language_model_only: bool = False,
+    is_head: bool = False,
 ) -> OpenedModel:
     """Find a model, download it if need be, and read its description.
 
     Args:
         revision, download_dir: see `resolve_source`.
         language_model_only: read only the text model of a multimodal model.
+        is_head: whether a folder holds a head that drafts, whose tensors keep their names, and not a whole model.
 
     Raises:
         ValueError: nothing has that name, its family is not installed, or files are damaged.
@@ -82,6 +84,8 @@ def open_model(
     if getattr(family, "encodes_prompts", False):
         return OpenedModel(source, config, family, EncoderReader(weights))
     weights = separate_experts(weights, family)
+    if is_head:
+        return OpenedModel(source, config, family, weights)
     fields = _fields(source.path, source.path / "config.json")
     described_whole = _describes_more(fields)
     if described_whole and not language_model_only and fields["model_type"] not in model_types():

@@ -276,7 +276,7 @@ def as_stored(weights: TensorReader, config: AnyConfig) -> TensorReader:
     embeddings = [prefix + name for name, prefix in _EMBEDDINGS.items()]
     for embedding in embeddings:
         if f"{embedding}.weight" in names:
-            config.tie_word_embeddings = _equal(weights, f"{embedding}.weight", VOCABULARY_HEAD)
+            config.tie_word_embeddings = same_numbers(weights, f"{embedding}.weight", VOCABULARY_HEAD)
             return weights
     for embedding in embeddings:
         owner = embedding.rpartition(".")[0]
@@ -306,13 +306,13 @@ def refuse_other_head(weights: TensorReader, used: Collection[str]) -> None:
         return
     embeddings = (f"{prefix}{name}.weight" for name, prefix in _EMBEDDINGS.items())
     embedding = next((name for name in embeddings if name in names and name in used), None)
-    if embedding is not None and not _equal(weights, embedding, VOCABULARY_HEAD):
+    if embedding is not None and not same_numbers(weights, embedding, VOCABULARY_HEAD):
         raise ValueError(
             f"{VOCABULARY_HEAD} in {weights.location} differs from {embedding}, which is the head of this model too"
         )
 
 
-def _equal(weights: TensorReader, one: str, other: str) -> bool:
+def same_numbers(weights: TensorReader, one: str, other: str) -> bool:
     """Tell whether two tables hold the same numbers; a few rows of each are in memory at a time."""
     if weights.shape(one) != weights.shape(other):
         return False

@@ -34,7 +34,9 @@ from jpaged.model_api.contract import (
     PromptEncoder,
     Recur,
     SkipsUnreadRows,
+    TakePreviousToken,
     TakesImages,
+    Tappable,
 )
 from jpaged.model_api.heads import TENSOR_AXIS, HeadLayout, head_layout, padded
 from jpaged.model_api.layer_groups import (
@@ -46,6 +48,7 @@ from jpaged.model_api.layer_groups import (
     LatentGroup,
     LayerGroup,
     LayerRef,
+    PreviousTokenGroup,
     StateGroup,
     StatePart,
 )
@@ -81,13 +84,16 @@ __all__ = [
     "MayEncodePrompts",
     "ModelConfig",
     "PlaceImageFeatures",
+    "PreviousTokenGroup",
     "PromptEncoder",
     "ReadsConfigs",
     "Recur",
     "SkipsUnreadRows",
     "StateGroup",
     "StatePart",
+    "TakePreviousToken",
     "TakesImages",
+    "Tappable",
     "WeightSource",
     "head_layout",
     "padded",

@@ -60,7 +60,7 @@ class Attend(Protocol):
 
     The same callback serves layers of every kind; those of another kind call it with other arguments after `layer`.
     For a layer of a `StateGroup` it is a `Recur`, of a `LatentGroup` an `AttendToLatents`, of a `CrossAttentionGroup`
-    an `AttendToImages`, for an `ImageGroup` a `PlaceImageFeatures`.
+    an `AttendToImages`, for an `ImageGroup` a `PlaceImageFeatures`, for a `PreviousTokenGroup` a `TakePreviousToken`.
 
     `sinks` are logits, one a query head, that take their share of the softmax and give nothing.
     Without `k` and `v` it only reads: what another layer of the same step wrote, and of the steps before.
@@ -158,6 +158,18 @@ class Recur(Protocol):
     ) -> tuple[Any, Array]: ...
 
 
+class TakePreviousToken(Protocol):
+    """Returns for each token the vector of the token before it in its sequence, 0 for a sequence's first token, and
+    keeps the vectors of this step for the next, in a `PreviousTokenGroup`.
+
+    The cache must be threaded through, as for `Attend`.
+    """
+
+    def __call__(
+        self, cache: Any, layer: LayerRef, vectors: Float[Array, "tokens width"]
+    ) -> tuple[Any, Float[Array, "tokens width"]]: ...
+
+
 class PlaceImageFeatures(Protocol):
     """Replaces the hidden states of tokens that stand for images by the features in an `ImageGroup`.
 
@@ -237,6 +249,20 @@ class Cuttable(Protocol):
 
 
 @runtime_checkable
+class Tappable(Protocol):
+    """The further method of a `CausalLM` that can return the states within it (EAGLE-3, 2025, section 3.2)."""
+
+    def tap(self, layers: tuple[int, ...]) -> None:
+        """Return from now on, as a third result, the hidden states that enter each of these layers, side by side:
+        [tokens, len(layers) * embed]. The number of all layers stands for what leaves the last one.
+
+        Raises:
+            ValueError: the model has no such layer.
+        """
+        ...
+
+
+@runtime_checkable
 class HasHeadTable(Protocol):
     """A model whose logits may be the plain product of hidden states and a table."""
 
@@ -305,15 +331,23 @@ class DraftHead(Protocol):
     """The NNX module of a head that drafts for a `CausalLM` from its hidden states.
 
     It is what a `CausalLM` is, with these differences. It keeps the hidden state of a sequence's newest token in a
-    group of its own, so that at each token it reads that of the token before. Its embedding or vocabulary's head may be
-    the model's, which `weights` leaves out.
+    `PreviousTokenGroup`, so that at each token it reads that of the token before. Its embedding or vocabulary's head
+    may be the model's.
     """
 
     layer_groups: tuple[LayerGroup, ...]
     vocab_size: int
 
     tables: tuple[str, ...]
-    """Attributes whose parameters are those of the model's attributes of these names."""
+    """Attributes whose parameters are those of the model's attributes of these names, unless `weights` names tensors
+    for them that the checkpoint has and that hold other numbers."""
+    states: int
+    """Width of what it reads of each of the model's tokens."""
+
+    def taps(self, num_layers: int) -> tuple[int, ...]:
+        """Return the layers of a model of so many whose entering states the head reads, see `Tappable`; () = it reads
+        the model's final hidden states."""
+        ...
 
     def weights(self) -> Iterable[WeightSource]:
         """See `CausalLM.weights`."""
@@ -331,13 +365,14 @@ class DraftHead(Protocol):
         attend: Attend,
         live_rows: Int[Array, ""] | None = None,
         *,
-        target: Float[Array, "tokens embed"] | None = None,
+        target: Float[Array, "tokens states"] | None = None,
     ) -> tuple[Float[Array, "tokens embed"], Any]:
         """Return the final-norm hidden states of every token and the updated cache.
 
         Args:
-            target: what the model returned for the same tokens. None: it has not computed them yet, as they are drafts
-                or the token before the first of them, and the head's own results stand for it at the tokens after.
+            target: the states of the same tokens that the model returned, final ones or those of `taps`. None: it has
+                not computed them yet, as they are drafts or the token before the first of them, and the head's own
+                results stand for it at the tokens after.
         """
         ...
 
@@ -354,10 +389,10 @@ class HasDraftHead(Protocol):
 
     @staticmethod
     def draft_head(config: Any, build: BuildContext) -> DraftHead:
-        """Build the head of the model of this config.
+        """Build the head of the model of this config, or the head of this config, where it has a folder of its own.
 
         Raises:
-            ValueError: the config asks for a head that is not implemented.
+            ValueError: the config asks for a head that is not implemented, or has none.
         """
         ...
 

@@ -211,6 +211,33 @@ class StateGroup(LayerGroup):
 
 
 @dataclass(frozen=True)
+class PreviousTokenGroup(LayerGroup):
+    """A vector of each sequence's newest token, which the token after it reads: what a head that drafts joins with its
+    own token.
+
+    Tensor shards keep a part of each vector.
+
+    Attributes:
+        width: of the vectors, over all tensor shards.
+        dtype: name of the dtype they are kept in, whatever the pool's.
+
+    Raises:
+        ValueError: the width is not positive.
+    """
+
+    width: int
+    dtype: str = "float32"
+
+    @property
+    def kind(self) -> str:
+        return "previous token"
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise ValueError(f"layer group {self.name!r}: width={self.width} must be positive")
+
+
+@dataclass(frozen=True)
 class AdapterSite:
     """A matrix of the model, of one layer or of several alike, that low-rank adapters change.
 

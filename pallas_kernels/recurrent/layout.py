@@ -89,11 +89,11 @@ class Units:
 
 def read_states(
     view: Shaped[Array, "blocks layers rows 128"],
-    layer: int | Int[Array, ""],
+    layer: int | Int[Array, ""] | Int[Array, " ids"],
     place: StatePlace,
     ids: Int[Array, " ids"],
 ) -> Shaped[Array, "ids ..."]:
-    """Return the states that blocks `ids` hold; zeros where an id is negative."""
+    """Return the states that blocks `ids` hold; zeros where an id is negative. Each may be of a layer of its own."""
     rows = place.rows(view.dtype)
     pages, page = _pages(view, layer, jnp.maximum(ids, 0))
     if len(ids) == 1:
@@ -116,12 +116,13 @@ def _states(raw: Shaped[Array, "ids rows 128"], place: StatePlace) -> Shaped[Arr
 
 def write_states(
     view: Shaped[Array, "blocks layers rows 128"],
-    layer: int | Int[Array, ""],
+    layer: int | Int[Array, ""] | Int[Array, " ids"],
     place: StatePlace,
     ids: Int[Array, " ids"],
     states: Shaped[Array, "ids ..."],
 ) -> Shaped[Array, "blocks layers rows 128"]:
-    """Return the view with `states` in blocks `ids`; a negative id drops its state."""
+    """Return the view with `states` in blocks `ids`; a negative id drops its state. Each may be of a layer of its
+    own."""
     rows = place.rows(view.dtype)
     flat = states.astype(place.dtype).reshape(len(ids), -1)
     wide = rows * LANES * view.dtype.itemsize // place.dtype.itemsize
@@ -141,7 +142,9 @@ def write_states(
 
 
 def _pages(
-    view: Shaped[Array, "blocks layers rows 128"], layer: int | Int[Array, ""], ids: Int[Array, " ids"]
+    view: Shaped[Array, "blocks layers rows 128"],
+    layer: int | Int[Array, ""] | Int[Array, " ids"],
+    ids: Int[Array, " ids"],
 ) -> tuple[Shaped[Array, "pages rows 128"], Int[Array, " ids"]]:
     """Return the view with one page per block and layer, and the pages of a layer in some blocks.
 

@@ -27,6 +27,7 @@ from jpaged.model_api import (
     LatentGroup,
     LayerGroup,
     LayerRef,
+    PreviousTokenGroup,
     StateGroup,
 )
 from pallas_kernels.recurrent.layout import CARRY, NEW, UNIT, Units
@@ -94,6 +95,10 @@ def dense_attend(groups: Sequence[LayerGroup], positions: jax.Array, shards: int
     units = _units_of_one(len(positions))
 
     def attend(cache, layer, *operands, **options):
+        if isinstance(limits[layer.group], PreviousTokenGroup):
+            (vectors,) = operands
+            writes = {"writes": cache[layer.group]["writes"].at[layer.index].add(1)}
+            return cache | {layer.group: writes}, jnp.pad(vectors[:-1], ((1, 0), (0, 0)))
         return (recur if layer.group in places else see)(cache, layer, *operands, **options)
 
     def see(cache, layer, q, k, v=None, *, scale, soft_cap=None, sinks=None):
@@ -161,6 +166,8 @@ def empty_cache(model: CausalLM, tokens: int, dtype: jnp.dtype, shards: int = 1)
         if isinstance(group, LatentGroup):
             rows = jnp.full((layers, tokens, group.width), jnp.nan, dtype)
             return {"rows": rows, "writes": jnp.zeros(layers, jnp.int32)}
+        if isinstance(group, PreviousTokenGroup):
+            return {"writes": jnp.zeros(layers, jnp.int32)}
         assert isinstance(group, AttentionGroup)
         kv = jnp.full((layers, tokens, group.kv_heads, group.head_dim), jnp.nan, dtype)
         return {"k": kv, "v": kv, "writes": jnp.zeros(layers, jnp.int32)}

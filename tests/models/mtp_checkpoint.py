@@ -9,30 +9,52 @@ import torch
 from checkpoints import make_checkpoint
 from safetensors.torch import load_file, save_file
 
-PREFIX = "mtp.layers.0."
 FILE = "model.safetensors"
+QWEN = {
+    "fc": "mtp.fc",
+    "embedding_norm": "mtp.pre_fc_norm_embedding",
+    "hidden_norm": "mtp.pre_fc_norm_hidden",
+    "layer": "mtp.layers.0",
+    "norm": "mtp.norm",
+}
+
+
+def of_further_layer(number: int) -> dict[str, str]:
+    """The names of a head that is stored as one more layer."""
+    layer = f"model.layers.{number}"
+    names = {"fc": "eh_proj", "embedding_norm": "enorm", "hidden_norm": "hnorm", "norm": "shared_head.norm"}
+    return {part: f"{layer}.{name}" for part, name in names.items()} | {"layer": layer}
 
 
 class TorchHead:
     """The published head on transformers' model: entry i joins token i + 1's embedding with the hidden state at i."""
 
-    def __init__(self, model, tensors: dict[str, torch.Tensor]):
+    def __init__(self, model, tensors: dict[str, torch.Tensor], names: dict[str, str]):
         self.model = model
         self.tensors = tensors
-        self.layer = copy.deepcopy(_attends(model)).eval()
-        self.layer.load_state_dict({n.removeprefix(PREFIX): t for n, t in tensors.items() if n.startswith(PREFIX)})
+        self.names = names
+        self.offset = 1.0 if names is QWEN else 0.0
+        self.layer = copy.deepcopy(_like_head(model)).eval()
+        layer = f"{names['layer']}."
+        parts = {name.removeprefix(layer): tensor for name, tensor in tensors.items() if name.startswith(layer)}
+        self.layer.load_state_dict({name: parts[name] for name in self.layer.state_dict()})
+        self.embedding = tensors.get(f"{layer}embed_tokens.weight", model.model.embed_tokens.weight.detach())
+        self.table = tensors.get(f"{layer}shared_head.head.weight", model.lm_head.weight.detach())
 
     @torch.no_grad()
     def states(self, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """The head's states of the entries of `tokens`, each of which follows the one that `hidden` is of."""
-        embedded = self.model.model.embed_tokens(tokens)
-        joined = [self._norm("pre_fc_norm_embedding", embedded), self._norm("pre_fc_norm_hidden", hidden)]
-        x = (torch.cat(joined, dim=-1) @ self.tensors["mtp.fc.weight"].T)[None]
+        joined = [self._norm("embedding_norm", self.embedding[tokens]), self._norm("hidden_norm", hidden)]
+        x = (torch.cat(joined, dim=-1) @ self.tensors[f"{self.names['fc']}.weight"].T)[None]
         places = torch.arange(len(tokens))[None]
         mask = torch.full((len(tokens), len(tokens)), -torch.inf).triu(1)[None, None]
         turned = self.model.model.rotary_emb(x, places)
         out = self.layer(x, position_embeddings=turned, attention_mask=mask, position_ids=places)
         return self._norm("norm", (out[0] if isinstance(out, tuple) else out)[0])
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """What the head says of the tokens after its states."""
+        return states @ self.table.T
 
     @torch.no_grad()
     def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -47,25 +69,35 @@ class TorchHead:
         for _ in range(number):
             out = self.states(tokens[1:], hidden)
             hidden = torch.cat([hidden, out[-1:]])
-            tokens = torch.cat([tokens, self.model.lm_head(out[-1:]).argmax(-1)])
+            tokens = torch.cat([tokens, self.logits(out[-1:]).argmax(-1)])
         return tokens[len(token_ids) :].tolist()
 
-    def _norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        eps = self.model.config.rms_norm_eps
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * (1 + self.tensors[f"mtp.{name}.weight"])
+    def _norm(self, part: str, x: torch.Tensor) -> torch.Tensor:
+        scale = self.offset + self.tensors[f"{self.names[part]}.weight"]
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.model.config.rms_norm_eps) * scale
 
 
-def make_checkpoint_with_head(family: str, folder: Path, **changes) -> TorchHead:
-    """Save a tiny model with a random head."""
+def make_checkpoint_with_head(family: str, folder: Path, *, own_tables: bool = False, **changes) -> TorchHead:
+    """Save a tiny model with a random head; where it is one more layer, with the model's tables or some of its own."""
     model = make_checkpoint(family, folder, tie_word_embeddings=False, **changes)
+    names = QWEN if family.startswith("qwen") else of_further_layer(model.config.num_hidden_layers)
     torch.manual_seed(5)
-    shapes = {PREFIX + name: tensor.shape for name, tensor in _attends(model).state_dict().items()}
-    size = model.config.hidden_size
-    shapes |= {f"mtp.{name}.weight": (size,) for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
-    shapes["mtp.fc.weight"] = (size, 2 * size)
+    layer, size = names["layer"], model.config.hidden_size
+    shapes = {f"{layer}.{name}": tensor.shape for name, tensor in _like_head(model).state_dict().items()}
+    shapes |= {f"{names[part]}.weight": (size,) for part in ("embedding_norm", "hidden_norm", "norm")}
+    shapes[f"{names['fc']}.weight"] = (size, 2 * size)
+    tables = {
+        f"{layer}.embed_tokens.weight": model.model.embed_tokens,
+        f"{layer}.shared_head.head.weight": model.lm_head,
+    }
+    if own_tables:
+        shapes |= {name: table.weight.shape for name, table in tables.items()}
     head = {n: torch.randn(s) * (s[-1] ** -0.5 if len(s) > 1 else 0.2) for n, s in shapes.items()}
+    if names is not QWEN:
+        head |= {n: 1 + tensor for n, tensor in head.items() if tensor.ndim == 1 and "norm" in n}
+        head = {n: table.weight.detach().clone() for n, table in tables.items()} | head
     _add(folder, head)
-    return TorchHead(model, head)
+    return TorchHead(model, head, names)
 
 
 def make_knowing_head(family: str, folder: Path) -> list[int]:
@@ -97,9 +129,10 @@ def make_knowing_head(family: str, folder: Path) -> list[int]:
     return known.tolist()
 
 
-def _attends(model) -> torch.nn.Module:
-    """The model's layer of full attention."""
-    return model.model.layers[model.config.layer_types.index("full_attention")]
+def _like_head(model) -> torch.nn.Module:
+    """The layer of the model that the head's is like: of full attention, and with experts if any layer has some."""
+    types = getattr(model.config, "layer_types", None) or ["full_attention"] * model.config.num_hidden_layers
+    return model.model.layers[len(types) - 1 - types[::-1].index("full_attention")]
 
 
 def _add(folder: Path, tensors: dict[str, torch.Tensor]) -> None:

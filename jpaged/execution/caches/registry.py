@@ -10,6 +10,7 @@ from jpaged.execution.caches.base import BlockSettings, LayerCache
 from jpaged.execution.caches.cross_attention import CrossAttentionCache
 from jpaged.execution.caches.images import ImageCache
 from jpaged.execution.caches.latent import LatentCache
+from jpaged.execution.caches.previous_token import PreviousTokenCache
 from jpaged.execution.caches.prompt_budget import PromptBudgetCache
 from jpaged.execution.caches.state import StateCache
 from jpaged.model_api import LayerGroup
@@ -23,6 +24,7 @@ KINDS: dict[str, type[LayerCache]] = {
     "latent attention": LatentCache,
     "image features": ImageCache,
     "cross attention": CrossAttentionCache,
+    "previous token": PreviousTokenCache,
     "low-rank adapters": AdapterCache,
 }
 """The kinds of layers by `LayerGroup.kind`."""

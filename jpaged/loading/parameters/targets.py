@@ -78,6 +78,8 @@ def targets_of(model: CausalLM | DraftHead, without: Container[Any] = ()) -> lis
     found: dict[tuple[StatePath, int | None], Target] = {}
     for source in model.weights():
         path, index = model.locate(source)
+        if path[0] in without:
+            continue
         if path not in shapes:
             raise ValueError(f"{source.path} of layer {source.layer} has the target {path}, which is no parameter")
         shape, dtype = shapes[path].shape, np.dtype(shapes[path].dtype)

@@ -150,12 +150,17 @@ def _read(target: Target, reader: TensorReader) -> HostArray:
     return array
 
 
+_OF_HEAD = "eh_proj.weight"
+"""Last part of the name of a tensor that a layer has if it is a head that drafts (DeepSeek-V3)."""
+
+
 def warn_of_unused(reader: TensorReader, targets: Iterable[Target]) -> None:
     """Log the tensors that no target used, except those that repeat the config or, if tied, the embedding, and those of
     a head that drafts, which is loaded where it does."""
     used = {name for target in targets for name in target.source.sources}
     repeated = ("rotary_emb.inv_freq", "lm_head.weight")
-    ignored = [name for name in reader.names() if name.endswith(repeated) or name.startswith("mtp.")]
+    further = tuple(name.removesuffix(_OF_HEAD) for name in reader.names() if name.endswith(_OF_HEAD))
+    ignored = [name for name in reader.names() if name.endswith(repeated) or name.startswith(("mtp.", *further))]
     unused = [name for name in reader.names() if name not in used and name not in ignored]
     if unused:
         first = ", ".join(unused[:5])

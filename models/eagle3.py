@@ -1,0 +1,165 @@
+"""EAGLE-3's head, which drafts from hidden states within a model (Li et al., 2025, arXiv 2503.01840).
+
+It has a folder of its own. The states that enter some of the model's layers are joined to one of the model's width, by
+``fc``; one layer reads it next to the token that comes after, and its result takes the state's place for further
+drafts. Its vocabulary is a part of the model's. Entries are counted and the first token is hidden as in `models.mtp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool, Float, Int
+
+from jpaged.model_api import (
+    TENSOR_AXIS,
+    Attend,
+    AttentionGroup,
+    BuildContext,
+    LayerRef,
+    WeightSource,
+    padded,
+)
+
+from . import weights as convert
+from .attention import Attention, Heads
+from .layers import GatedMLP, RMSNorm, check_activation
+from .linear import Embedding, Linear, LiveRows
+from .mtp import memory_of_head, take_previous, without_first
+from .rope import rotary_from_config
+from .stack import Shared
+
+_OTHER_LAYOUTS = {"norm_before_residual": False, "norm_output": False, "attention_bias": False, "mlp_bias": False}
+"""Fields that change the layer, with the value that published EAGLE-3 heads have where they say nothing."""
+
+
+def reads_states(config: Any) -> bool:
+    """Tell whether a config is that of such a head."""
+    return any("Eagle3" in name for name in getattr(config, "architectures", None) or ())
+
+
+class Eagle3Head(nnx.Module):
+    """`jpaged.model_api.DraftHead` of one layer of full attention; `config` is a Hugging Face ``LlamaConfig`` with
+    ``draft_vocab_size``.
+
+    Parameters: fc [taps * target width, width]; input_norm (of embeddings), hidden_norm, post_norm, norm [width];
+    attention, whose input is both normed; mlp; lm_head [draft vocab, width]; draft_ids [vocab], the row of each token
+    in it, -1 = none; embed_tokens [vocab, width], the model's unless the folder has one.
+
+    Raises:
+        ValueError: the config asks for another layout or number of layers.
+    """
+
+    tables: ClassVar[tuple[str, ...]] = ("embed_tokens",)
+
+    def __init__(self, config: Any, build: BuildContext):
+        if build.expert_parallel:
+            raise ValueError("enable_expert_parallel=True, but an EAGLE-3 head has no experts")
+        for name, only in {"num_hidden_layers": 1, **_OTHER_LAYOUTS}.items():
+            if getattr(config, name, only) != only:
+                raise ValueError(f"{name}={getattr(config, name)} is not supported of an EAGLE-3 head; only {only}")
+        size, eps, self.vocab_size = config.hidden_size, config.rms_norm_eps, config.vocab_size
+        self.draft_vocab_size = getattr(config, "draft_vocab_size", None) or config.vocab_size
+        head_dim = getattr(config, "head_dim", None) or size // config.num_attention_heads
+        heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, head_dim, build)
+        layout = heads.layout
+        memory = AttentionGroup("full", (0,), layout.kv_heads, head_dim, q_per_kv=layout.q_per_kv)
+        self.layer_groups = memory_of_head(memory, size, build)
+        self.rotary = rotary_from_config(config, head_dim, longest=build.longest)
+        self.given_taps = tuple(getattr(config, "eagle_aux_hidden_state_layer_ids", None) or ())
+        target = getattr(config, "target_hidden_size", None) or size
+        self.states = len(self.given_taps or (0, 0, 0)) * target
+        self.size, self.shards = size, build.tensor_parallel
+
+        by_rows = P(TENSOR_AXIS, None)
+        self.embed_tokens = Embedding(padded(self.vocab_size, self.shards), size, build, partition=by_rows)
+        self.fc = Linear(self.states, size, build, partition=P(None, None))
+        self.input_norm, self.hidden_norm = RMSNorm(size, eps, build), RMSNorm(size, eps, build)
+        self.attention = Attention(size, heads, build, scale=head_dim**-0.5, inputs=2 * size)
+        self.post_norm = RMSNorm(size, eps, build)
+        activation = check_activation(config.hidden_act, "hidden_act")
+        self.mlp = GatedMLP(size, config.intermediate_size, activation, build, bias=False)
+        self.norm = RMSNorm(size, eps, build)
+        self.lm_head = Embedding(padded(self.draft_vocab_size, self.shards), size, build, partition=by_rows)
+        chooses = self.draft_vocab_size != self.vocab_size
+        self.draft_ids = nnx.Param(jnp.zeros(self.embed_tokens.weight.shape[0], jnp.int32)) if chooses else None
+
+    def taps(self, num_layers: int) -> tuple[int, ...]:
+        """See `jpaged.model_api.DraftHead`."""
+        return self.given_taps or (2, num_layers // 2, num_layers - 3)
+
+    def __call__(
+        self,
+        tokens: Int[Array, " tokens"],
+        positions: Int[Array, " tokens"],
+        cache: Any,
+        attend: Attend,
+        live_rows: LiveRows = None,
+        read: Bool[Array, " tokens"] | None = None,
+        target: Float[Array, "tokens states"] | None = None,
+    ) -> tuple[Float[Array, "tokens embed"], Any]:
+        """Return the final-norm hidden states of every token and the updated cache; see `DraftHead` for `target`."""
+        del read
+        embedded = self.embed_tokens(tokens)
+        kept = jnp.zeros_like(embedded) if target is None else self.fc(target, live_rows)
+        cache, before = take_previous(cache, attend, kept)
+        joined = jnp.concatenate([self.input_norm(embedded), self.hidden_norm(before)], axis=-1)
+        shared = Shared({"full": self.rotary.tables(jnp.maximum(positions - 1, 0))}, live_rows)
+        within = without_first(attend, positions)
+        mixed, cache = self.attention(joined, shared, cache, LayerRef("full", 0), within)
+        hidden = before + mixed
+        hidden = hidden + self.mlp(self.post_norm(hidden), live_rows)
+        if target is None:  # the next draft's layer reads this state in the place of a joined one
+            cache, _ = take_previous(cache, attend, hidden)
+        return self.norm(hidden), cache
+
+    def logits(self, hidden: Float[Array, "seqs embed"], live_rows: LiveRows = None) -> Float[Array, "seqs vocab"]:
+        """Return logits of the model's tokens, -inf of those that are not in the head's vocabulary."""
+        logits = self.lm_head.logits(hidden, live_rows)
+        if self.draft_ids is not None:
+            ids = self.draft_ids[...]
+            return jnp.where(ids >= 0, jnp.take(logits, jnp.maximum(ids, 0), axis=1), -jnp.inf)
+        return jnp.where(jnp.arange(logits.shape[1]) < self.vocab_size, logits, -jnp.inf)
+
+    def weights(self) -> Iterator[WeightSource]:
+        """Yield the sources of all parameters."""
+        size, layer = self.size, "midlayer"
+        rows = convert.vocab_rows(self.vocab_size, self.embed_tokens.weight.shape[0])
+        yield from self.embed_tokens.weights(("embed_tokens",), "embed_tokens", rows)
+        yield from self.fc.weights(("fc",), ("fc",), None, convert.linear(self.states, size))
+        yield from self.input_norm.weights(("input_norm",), f"{layer}.input_layernorm")
+        yield from self.hidden_norm.weights(("hidden_norm",), f"{layer}.hidden_norm")
+        yield from self.attention.weights(("attention",), f"{layer}.self_attn", None)
+        yield from self.post_norm.weights(("post_norm",), f"{layer}.post_attention_layernorm")
+        yield from self.mlp.weights(("mlp",), f"{layer}.mlp", None)
+        yield from self.norm.weights(("norm",), "norm")
+        own = convert.vocab_rows(self.draft_vocab_size, self.lm_head.weight.shape[0])
+        yield from self.lm_head.weights(("lm_head",), "lm_head", own)
+        if self.draft_ids is not None:
+            yield WeightSource(("draft_ids",), ("d2t",), self._draft_ids, P(None))
+
+    def locate(self, source: WeightSource) -> tuple[tuple[str | int, ...], int | None]:
+        """See `jpaged.model_api.CausalLM.locate`."""
+        return source.path, None
+
+    def _draft_ids(self, offsets: np.ndarray) -> Int[np.ndarray, " vocab"]:
+        """Return each token's row of the head's table, of ``d2t``, which says how far the token of each row lies behind
+        the row's own number.
+
+        Raises:
+            ValueError: there are not as many rows as the config says, or tokens that the model has not.
+        """
+        if offsets.shape != (self.draft_vocab_size,):
+            raise ValueError(f"draft_vocab_size={self.draft_vocab_size} in the config, but d2t is of {offsets.shape}")
+        rows = np.arange(len(offsets))
+        ids = rows + offsets.astype(np.int64)
+        if ids.min() < 0 or ids.max() >= self.vocab_size:
+            raise ValueError(f"tokens {ids.min()}..{ids.max()} are not in the model's vocabulary of {self.vocab_size}")
+        found = np.full(self.embed_tokens.weight.shape[0], -1, np.int32)
+        found[ids] = rows
+        return found

@@ -190,7 +190,8 @@ def _texts() -> Iterator[Any]:
 def judged() -> dict[str, set[str]]:
     """Return the model types that tests compare with transformers, by the mark of what they compare."""
     checkpoints = of_tests("models/checkpoints.py").CHECKPOINTS
-    dense = types_of(of_tests("models/dense_families.py").DENSE_FAMILIES.values())
+    families = of_tests("models/dense_families.py").DENSE_FAMILIES
+    configs, dense = checkpoints | families, types_of(families.values())
     engine = of_tests("engine/test_engine_families.py").BY_TRANSFORMERS
     with_peft = of_tests("engine/lora_checkpoints.py").CONFIGS
     return {
@@ -199,7 +200,7 @@ def judged() -> dict[str, set[str]]:
         "G": types_of(of_tests("loading/gguf/test_gguf_families.py").CONFIGS) | GGUF_ENCODERS.keys(),
         "A": types_of(checkpoints[name] for name in of_tests("engine/test_lora_families.py").FAMILIES)
         | types_of(with_peft.values()),
-        "H": types_of(checkpoints[name] for name in of_tests("models/test_mtp.py").FAMILIES),
+        "H": types_of(configs[family.values[0]] for family in of_tests("models/test_mtp.py").FAMILIES),
         "V": types_of(of_tests("models/encoder_checkpoints.py").ENCODERS.values()) | OF_OTHER_TYPES.keys(),
         "**W**": set(PUBLISHED),
     }
@@ -263,13 +264,18 @@ def lora(models: list[CausalLM]) -> str:
     return "◐" if stacks else "●"
 
 
-def drafts(family: type[Any], models: list[CausalLM]) -> str:
-    """Return what can draft for a model: n-grams, a draft model and its first layers, or its head too."""
+def drafts(family: type[Any], models: list[CausalLM], *, head_is_judged: bool) -> str:
+    """Return what can draft for a model: n-grams, a draft model and its first layers, or its head too.
+
+    A class may make another checkpoint's head (`models/llama.py` those of EAGLE-3), so only tests tell of its own.
+    """
     for model in models:
         assert isinstance(model, Cuttable)
         model.cut(1)  # raises if it has no first layers
-    has_head = issubclass(family, HasDraftHead) and not any(isinstance(model, TakesImages) for model in models)
-    return "● head" if has_head else "●"
+    if not head_is_judged:
+        return "●"
+    assert issubclass(family, HasDraftHead) and not any(isinstance(model, TakesImages) for model in models)
+    return "● head"
 
 
 def check_encoders_refuse(model: Any) -> None:
@@ -297,7 +303,8 @@ def table() -> str:
             build = BuildContext(dtype=np.dtype(np.float32))
             models = [abstract_model(family, config, build) for config in configs[model_type]]
             images = "●" if isinstance(models[0], TakesImages) else "text" if model_type in texts else ""
-            cells = [kept(models), images, lora(models), drafts(family, models)]
+            by_what = drafts(family, models, head_is_judged=model_type in judges["H"])
+            cells = [kept(models), images, lora(models), by_what]
         named = " ".join(f"`{name}`" for name in files.get(model_type, ()))
         marks = " ".join(mark for mark, types in judges.items() if model_type in types)
         lines.append((f"`{model_type}`", names, *cells, named, marks))

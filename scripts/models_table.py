@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import copy
 import importlib.util
 import inspect
 import sys
@@ -129,7 +130,7 @@ WITH_IMAGES = {
     "mllama_text_model": "engine/test_mllama_engine.py",
 }
 """Types with image encoders, and of one's text model -> where their tokens are compared with transformers'."""
-GGUF_ENCODERS = dict.fromkeys(("bert", "modernbert", "nomic_bert"), "loading/gguf/test_gguf_encoders.py")
+GGUF_ENCODERS = dict.fromkeys(("bert", "nomic_bert"), "loading/gguf/test_gguf_encoders.py")
 """Encoders -> where vectors of their GGUF files are compared with transformers'."""
 OF_OTHER_TYPES = {"new": "models/test_encoders.py"}
 """Types that transformers lacks -> where they are compared with its class of another type."""
@@ -190,8 +191,8 @@ def _texts() -> Iterator[Any]:
 def judged() -> dict[str, set[str]]:
     """Return the model types that tests compare with transformers, by the mark of what they compare."""
     checkpoints = of_tests("models/checkpoints.py").CHECKPOINTS
-    families = of_tests("models/dense_families.py").DENSE_FAMILIES
-    configs, dense = checkpoints | families, types_of(families.values())
+    every = checkpoints | of_tests("models/dense_families.py").DENSE_FAMILIES
+    dense = types_of(of_tests("models/dense_families.py").DENSE_FAMILIES.values())
     engine = of_tests("engine/test_engine_families.py").BY_TRANSFORMERS
     with_peft = of_tests("engine/lora_checkpoints.py").CONFIGS
     return {
@@ -200,7 +201,7 @@ def judged() -> dict[str, set[str]]:
         "G": types_of(of_tests("loading/gguf/test_gguf_families.py").CONFIGS) | GGUF_ENCODERS.keys(),
         "A": types_of(checkpoints[name] for name in of_tests("engine/test_lora_families.py").FAMILIES)
         | types_of(with_peft.values()),
-        "H": types_of(configs[family.values[0]] for family in of_tests("models/test_mtp.py").FAMILIES),
+        "H": types_of(every[case.values[0]] for case in of_tests("models/test_mtp.py").FAMILIES),
         "V": types_of(of_tests("models/encoder_checkpoints.py").ENCODERS.values()) | OF_OTHER_TYPES.keys(),
         "**W**": set(PUBLISHED),
     }
@@ -264,17 +265,19 @@ def lora(models: list[CausalLM]) -> str:
     return "◐" if stacks else "●"
 
 
-def drafts(family: type[Any], models: list[CausalLM], *, head_is_judged: bool) -> str:
-    """Return what can draft for a model: n-grams, a draft model and its first layers, or its head too.
-
-    A class may make another checkpoint's head (`models/llama.py` those of EAGLE-3), so only tests tell of its own.
-    """
+def drafts(family: type[Any], configs: list[Any], models: list[CausalLM]) -> str:
+    """Return what can draft for a model: n-grams, a draft model and its first layers, or its checkpoint's head too."""
     for model in models:
         assert isinstance(model, Cuttable)
         model.cut(1)  # raises if it has no first layers
-    if not head_is_judged:
+    if not issubclass(family, HasDraftHead) or any(isinstance(model, TakesImages) for model in models):
         return "●"
-    assert issubclass(family, HasDraftHead) and not any(isinstance(model, TakesImages) for model in models)
+    config = copy.deepcopy(configs[0])
+    config.num_nextn_predict_layers = 1
+    try:
+        abstract_model(family.draft_head, config, BuildContext(dtype=np.dtype(np.float32)))  # type: ignore[arg-type]
+    except ValueError:  # this type of the family's has none
+        return "●"
     return "● head"
 
 
@@ -303,8 +306,7 @@ def table() -> str:
             build = BuildContext(dtype=np.dtype(np.float32))
             models = [abstract_model(family, config, build) for config in configs[model_type]]
             images = "●" if isinstance(models[0], TakesImages) else "text" if model_type in texts else ""
-            by_what = drafts(family, models, head_is_judged=model_type in judges["H"])
-            cells = [kept(models), images, lora(models), by_what]
+            cells = [kept(models), images, lora(models), drafts(family, configs[model_type], models)]
         named = " ".join(f"`{name}`" for name in files.get(model_type, ()))
         marks = " ".join(mark for mark, types in judges.items() if model_type in types)
         lines.append((f"`{model_type}`", names, *cells, named, marks))
@@ -318,9 +320,9 @@ def _legend() -> Iterator[str]:
         "**layers keep**: layer groups of the tests' checkpoints, see [Concepts](concepts.md); encoders keep nothing "
         "and make [vectors](vectors.md). **images**: [● takes them](images.md); text: the language model of checkpoints"
         " that take images is loaded. **LoRA**: ● linear layers, ◐ all but routed experts; [what is "
-        "refused](lora.md#accepted-and-refused). **drafts**: ● n-grams, the first layers or a draft model; head: the "
-        "checkpoint's own too ([speculative](speculative.md)). **judged** on small random checkpoints, by transformers "
-        f"on PyTorch: {marks}.",
+        "refused](lora.md#accepted-and-refused). **drafts**: ● n-grams, the first layers, a draft model or EAGLE-3; "
+        "head: the checkpoint's own too ([speculative](speculative.md)). **judged** on small random checkpoints, by "
+        f"transformers on PyTorch: {marks}.",
         width=128,
         break_long_words=False,
         break_on_hyphens=False,

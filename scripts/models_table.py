@@ -130,7 +130,7 @@ WITH_IMAGES = {
     "mllama_text_model": "engine/test_mllama_engine.py",
 }
 """Types with image encoders, and of one's text model -> where their tokens are compared with transformers'."""
-GGUF_ENCODERS = dict.fromkeys(("bert", "nomic_bert"), "loading/gguf/test_gguf_encoders.py")
+GGUF_ENCODERS = dict.fromkeys(("bert", "modernbert", "nomic_bert"), "loading/gguf/test_gguf_encoders.py")
 """Encoders -> where vectors of their GGUF files are compared with transformers'."""
 OF_OTHER_TYPES = {"new": "models/test_encoders.py"}
 """Types that transformers lacks -> where they are compared with its class of another type."""

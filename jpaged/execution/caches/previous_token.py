@@ -154,5 +154,6 @@ def _read(view: Array, arrays: PreviousTokenBatch, place: StatePlace) -> Array:
     """Return the vectors before the sequences' first tokens. A loop of one turn or none, as in `read_states`: XLA may
     repeat a read outside of a loop at its use, after the pool was written."""
     count = jnp.any(arrays.read >= 0).astype(jnp.int32)
-    none = jnp.zeros((len(arrays.read), *place.shape), place.dtype)
-    return jax.lax.fori_loop(0, count, lambda _, __: read_states(view, arrays.read_place, place, arrays.read), none)
+    places, ids = jnp.asarray(arrays.read_place), jnp.asarray(arrays.read)
+    none = jnp.zeros((len(ids), *place.shape), place.dtype)
+    return jax.lax.fori_loop(0, count, lambda _, __: read_states(view, places, place, ids), none)

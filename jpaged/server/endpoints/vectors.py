@@ -32,7 +32,10 @@ async def embed(body: EmbeddingRequest, request: Request) -> dict[str, Any]:
     caller = _begin(serving, request, body, "input", len(prompts))
     salt = _salt(caller)
     given = [{"prompt" if isinstance(one, str) else "prompt_token_ids": one, **salt} for one in prompts]
-    params = PoolingParams(dimensions=body.dimensions, prompt_name=body.prompt_name)
+    try:
+        params = PoolingParams(dimensions=body.dimensions, prompt_name=body.prompt_name)
+    except ValueError as error:
+        raise refused(error, EmbeddingRequest.model_fields) from error
     work = serving.engine.embed(given, params, lora_request=serving.adapter_of(body.model))
     outputs = await _answered(request, caller, work, EmbeddingRequest.model_fields)
     data = [

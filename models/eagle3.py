@@ -148,8 +148,8 @@ class Eagle3Head(nnx.Module):
         return source.path, None
 
     def _draft_ids(self, offsets: np.ndarray) -> Int[np.ndarray, " vocab"]:
-        """Return each token's row of the head's table, of ``d2t``, which says how far the token of each row lies behind
-        the row's own number.
+        """Return each token's row of the head's table, from ``d2t``, by which each row's token exceeds the row's
+        number.
 
         Raises:
             ValueError: there are not as many rows as the config says, or tokens that the model has not.

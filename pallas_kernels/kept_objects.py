@@ -40,7 +40,7 @@ _WAIT_SECONDS = 120.0
 logger = logging.getLogger(__name__)
 _loading = threading.Lock()
 _engines: list[Any] = []
-"""What holds the memory of loaded code, which XLA calls until the process ends."""
+"""Engines that own the memory of loaded code; they are kept, as XLA calls the code until the process ends."""
 
 
 def registered(module: str, key: str) -> Names | None:

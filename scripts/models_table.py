@@ -144,7 +144,7 @@ JUDGES = {
     "V": "vectors",
     "**W**": "the same with published weights",
 }
-"""What is compared with transformers on torch, by its mark."""
+"""Marks of the table -> what the tests compare with transformers on torch."""
 
 
 def of_tests(file: str) -> ModuleType:

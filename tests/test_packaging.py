@@ -162,7 +162,7 @@ def metadata(file):
 
 
 def required(file):
-    """What a wheel requires, a line each."""
+    """Return the requirements of a wheel, a line each."""
     return "\n".join(metadata(file).get_all("Requires-Dist"))
 
 

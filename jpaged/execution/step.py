@@ -51,7 +51,7 @@ def make_step(
             ahead of time for another platform.
         prefix: what the names of the model's layer groups begin with in `spec`, see `layer_operations`.
         followed: whether a head that drafts reads what the model computes of every token, so that none is left out.
-        taps: whether the model was told to return the states within it (`jpaged.model_api.Tappable`), which are then a
+        taps: whether the model was asked to return the states within it (`jpaged.model_api.Tappable`), which are then a
             further result, ``[tokens, states]``.
     """
     run = _runner(graphdef, spec, mesh, kernel_impl=kernel_impl, prefix=prefix, followed=followed)

@@ -102,7 +102,7 @@ def code_of(names: Iterable[str], machine: Any = None) -> bytes:
     """Return an object with the C functions of these symbols, and of nothing else that others see.
 
     Args:
-        machine: llvmlite's target machine to compile for; None = this processor, or what Numba was told to compile for.
+        machine: llvmlite's target machine to compile for; None = this processor, or the one that Numba is set to.
 
     Raises:
         ValueError: a loop needs something of Numba or Python when it runs.

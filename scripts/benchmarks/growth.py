@@ -25,7 +25,7 @@ CONTEXTS = (1024, 4096, 16384, 32768)
 PROMPT, OUTPUT = 16, 32
 """Tokens of a sequence where its length is not what grows."""
 ROUNDS = 3
-"""How often tokens are decoded; the fastest time counts."""
+"""Number of times that tokens are decoded; the fastest counts."""
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def matrices(folder, fields):
 
 
 def outcome(folder, fields, path, whole):
-    """What is wrong with how this config ends; None = nothing."""
+    """Read a folder with this config; return what is wrong with how that ends, None = nothing."""
     try:
         found = matrices(folder, fields)
     except ValueError as error:
@@ -182,7 +182,7 @@ def allowed(part, how, tensor):
 
 
 def tensor_outcome(folder, fields):
-    """What is wrong with how these tensors end; None = an error that names them."""
+    """Read a folder with these tensors; return what is wrong with how that ends, None = an error names them."""
     try:
         matrices(folder, fields)
     except ValueError as error:

@@ -31,7 +31,7 @@ class TorchEagle3(TorchHead):
         return torch.cat([states[layer][0] for layer in self.layers], dim=-1)
 
     def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
-        """What the layer reads of each token."""
+        """Return the state of each token that the layer reads."""
         return self._times("fc", self.within(tokens))
 
     @torch.no_grad()

@@ -53,7 +53,7 @@ class TorchHead:
         return self._norm("norm", (out[0] if isinstance(out, tuple) else out)[0])
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """What the head says of the tokens after its states."""
+        """Return the head's logits of the tokens after its states."""
         return states @ self.table.T
 
     @torch.no_grad()

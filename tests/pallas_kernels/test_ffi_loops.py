@@ -17,7 +17,7 @@ from pallas_kernels.ffi.primitives import address_of, call_with, pointer
 CODEGEN = cpu_target.target_context.codegen()
 NUMBERS = count()
 ALIVE = []
-"""What holds the code of `loaded`."""
+"""Engines that own the code of `loaded`."""
 
 
 def loaded(loop, words, *bound):

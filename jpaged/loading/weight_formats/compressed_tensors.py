@@ -54,7 +54,7 @@ PACKED, INT, FLOAT, NAIVE = "pack-quantized", "int-quantized", "float-quantized"
 NV, MX = "nvfp4-pack-quantized", "mxfp4-pack-quantized"
 FORMATS = (PACKED, INT, FLOAT, NAIVE, NV, MX)
 _MIXED = "mixed-precision"
-"""What a config of several groups may say instead, each of which then has its own."""
+"""The format of a config whose groups differ: each group then names a format of its own."""
 
 logger = logging.getLogger(__name__)
 

@@ -172,7 +172,7 @@ NUMBERS = {
     Encoding.IQ3_S: (0,),
     Encoding.TQ2_0: (64,),
 }
-"""Where a block's float16 numbers lie, also of some encodings whose codes are not kept."""
+"""Places of a block's float16 numbers, also of some encodings whose codes are not kept."""
 SPOILT = [(encoding, at, bad) for encoding, places in NUMBERS.items() for at in places for bad in ("nan", "inf")]
 
 

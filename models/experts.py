@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from jpaged.model_api import TENSOR_AXIS, BuildContext, WeightSource, padded
+from jpaged.model_api import TENSOR_AXIS, BuildContext, WeightSource
 
 from . import weights as convert
 from .layers import ACTIVATIONS, MLP_NAMES, GatedMLP
@@ -43,7 +43,8 @@ class ExpertMLPs(nnx.Module):
         gated: bool = True,
         weighs_inputs: bool = False,
     ):
-        mlp, experts = padded(width, layout.column_shards), layout.experts
+        self.width = convert.Padded(width, layout.column_shards)
+        mlp, experts = self.width.size, layout.experts
         columns, rows = layout.partition(None, None, TENSOR_AXIS), layout.partition(None, TENSOR_AXIS, None)
         self.gate_up = ExpertLinear(experts, embed, 2 * mlp if gated else mlp, build, partition=columns)
         self.down = ExpertLinear(experts, mlp, embed, build, partition=rows)
@@ -91,9 +92,8 @@ class ExpertMLPs(nnx.Module):
                 gate, up and down, or without gates of up and down.
             outputs_first: whether the tensors of all experts are [experts, out, in], not [experts, in, out].
         """
-        mlp, shards = self.down.weight.shape[-2], self.layout.column_shards
         if separate is None:
-            fuse, pad = convert.split_gate_up(mlp, shards), convert.pad_axis(1, mlp)
+            fuse, pad = convert.split_gate_up(self.width), convert.pad_axis(1, self.width)
             if outputs_first:
                 fuse, pad = convert.inputs_first(fuse), convert.inputs_first(pad)
             yield from self.gate_up.weights((*path, "gate_up"), (f"{name}.gate_up_proj",), layer, fuse)
@@ -101,10 +101,10 @@ class ExpertMLPs(nnx.Module):
             return
         experts = range(self.layout.experts)
         into = [f"{name}.{expert}.{part}.weight" for expert in experts for part in separate[:-1]]
-        fuse = convert.stack_gate_up(mlp, shards) if self.gated else convert.stack_linear(outputs=mlp)
+        fuse = convert.stack_gate_up(self.width) if self.gated else convert.stack_linear(outputs=self.width)
         yield from self.gate_up.weights((*path, "gate_up"), into, layer, fuse)
         downs = [f"{name}.{expert}.{separate[-1]}.weight" for expert in experts]
-        yield from self.down.weights((*path, "down"), downs, layer, convert.stack_linear(inputs=mlp))
+        yield from self.down.weights((*path, "down"), downs, layer, convert.stack_linear(inputs=self.width))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from jpaged.model_api import TENSOR_AXIS, Attend, BuildContext, LayerRef, WeightSource, padded
+from jpaged.model_api import TENSOR_AXIS, Attend, BuildContext, LayerRef, WeightSource
 
 from . import weights as convert
 from .attention import Attention, Heads
@@ -40,7 +40,8 @@ class ClampedExperts(nnx.Module):
 
     def __init__(self, config: Any, layout: ExpertLayout, build: BuildContext):
         size, experts = config.hidden_size, layout.experts
-        mlp = padded(config.intermediate_size, layout.column_shards)
+        self.width = convert.Padded(config.intermediate_size, layout.column_shards)
+        mlp = self.width.size
         columns, rows = layout.partition(None, None, TENSOR_AXIS), layout.partition(None, TENSOR_AXIS, None)
         self.router = Linear(size, experts, build, partition=P(None, None), bias=True)
         self.gate_up = ExpertLinear(experts, size, 2 * mlp, build, partition=columns, bias=True)
@@ -66,9 +67,8 @@ class ClampedExperts(nnx.Module):
     def weights(self, path: tuple[str, ...], name: str, layer: int) -> Iterator[WeightSource]:
         """Yield the sources of the tensors ``{name}.router`` and ``{name}.experts``, whose gate and up columns
         alternate."""
-        (mlp, embed), layout = self.down.weight.shape[-2:], self.layout
-        fuse, pad = convert.split_alternating(mlp, layout.column_shards), convert.pad_axis(1, mlp)
-        router = convert.linear(embed, layout.experts)
+        fuse, pad = convert.split_alternating(self.width), convert.pad_axis(1, self.width)
+        router = convert.linear(self.down.weight.shape[-1], self.layout.experts)
         yield from self.router.weights((*path, "router"), (f"{name}.router",), layer, router, may_quantise=False)
         yield from self.gate_up.weights((*path, "gate_up"), (f"{name}.experts.gate_up_proj",), layer, fuse, fuse)
         yield from self.down.weights((*path, "down"), (f"{name}.experts.down_proj",), layer, pad)

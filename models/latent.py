@@ -16,7 +16,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from jpaged.model_api import TENSOR_AXIS, AttendToLatents, BuildContext, LayerRef, WeightSource, padded
+from jpaged.model_api import TENSOR_AXIS, AttendToLatents, BuildContext, LayerRef, WeightSource
 
 from . import weights as convert
 from .layers import RMSNorm
@@ -31,7 +31,7 @@ class LatentHeads:
 
     Attributes:
         num_heads: of the checkpoint.
-        slots: heads over all tensor shards, those of the checkpoint and zero ones after them.
+        shards: tensor shards that they are split over.
         rank: width of the latent.
         query_rank: width that queries are compressed to; None = they are not.
         plain, rotary: widths of a query's part that is not rotated, and of the part that is.
@@ -40,7 +40,7 @@ class LatentHeads:
     """
 
     num_heads: int
-    slots: int
+    shards: int
     rank: int
     query_rank: int | None
     plain: int
@@ -51,7 +51,16 @@ class LatentHeads:
     @classmethod
     def of(cls, num_heads: int, build: BuildContext, **widths: Any) -> LatentHeads:
         """Lay the heads over the context's shards; `widths` are the other attributes."""
-        return cls(num_heads, padded(num_heads, build.tensor_parallel), **widths)
+        return cls(num_heads, build.tensor_parallel, **widths)
+
+    @property
+    def slots(self) -> int:
+        """Return how many heads parameters have: those of the checkpoint and zero ones after them."""
+        return self.lines(1).size
+
+    def lines(self, width: int) -> convert.Padded:
+        """Return the size of an axis on which each head has `width` places."""
+        return convert.Padded(self.num_heads, self.shards, width)
 
 
 class LatentAttention(nnx.Module):
@@ -77,7 +86,7 @@ class LatentAttention(nnx.Module):
         self.q_up = Linear(compressed or embed, columns, build, partition=P(None, TENSOR_AXIS))
         self.kv_down = Linear(embed, heads.rank + heads.rotary, build, partition=whole, bias=bias)
         self.kv_norm = RMSNorm(heads.rank, eps, build)
-        self.kv_up = HeadLinear(heads.slots, heads.plain, heads.value, heads.rank, build)
+        self.kv_up = HeadLinear(heads.lines(1), heads.plain, heads.value, heads.rank, build)
         self.out = Linear(heads.slots * heads.value, embed, build, partition=P(TENSOR_AXIS, None), bias=bias)
         self.heads = heads
         self.scale = scale
@@ -122,5 +131,5 @@ class LatentAttention(nnx.Module):
         yield from self.kv_down.weights((*path, "kv_down"), (f"{name}.kv_a_proj_with_mqa",), layer, rows, rows)
         yield from self.kv_norm.weights((*path, "kv_norm"), f"{name}.kv_a_layernorm", layer)
         yield from self.kv_up.weights((*path, "kv_up"), f"{name}.kv_b_proj", layer)
-        out = convert.linear(*self.out.weight.shape[-2:])
+        out = convert.linear(heads.lines(heads.value), self.out.weight.shape[-1])
         yield from self.out.weights((*path, "out"), (f"{name}.o_proj",), layer, out)

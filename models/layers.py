@@ -18,7 +18,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from jpaged.model_api import TENSOR_AXIS, BuildContext, WeightSource, padded
+from jpaged.model_api import TENSOR_AXIS, BuildContext, WeightSource
 from pallas_kernels.row_ops import add_rms_norm, gated, rms_norm
 from pallas_kernels.stacked_row import StackedRow
 
@@ -168,7 +168,8 @@ class GatedMLP(nnx.Module):
         bias: bool,
         down_bias: bool | None = None,
     ):
-        mlp = padded(width, build.tensor_parallel)
+        self.width = convert.Padded(width, build.tensor_parallel)
+        mlp = self.width.size
         self.gate_up = Linear(embed, 2 * mlp, build, partition=P(None, TENSOR_AXIS), bias=bias)
         of_down = bias if down_bias is None else down_bias
         self.down = Linear(mlp, embed, build, partition=P(TENSOR_AXIS, None), bias=of_down)
@@ -196,10 +197,10 @@ class GatedMLP(nnx.Module):
     ) -> Iterator[WeightSource]:
         """Yield the sources of the tensors ``{name}.gate_proj``, ``.up_proj`` and ``.down_proj``, or what `names` calls
         them; with two names, the first tensor has the rows of gate, then those of up."""
-        (mlp, embed), (*both, out) = self.down.weight.shape[-2:], names
-        fuse, down = convert.fuse_gate_up(mlp, self.shards), convert.linear(mlp, embed)
+        embed, (*both, out) = self.down.weight.shape[-1], names
+        fuse, down = convert.fuse_gate_up(self.width), convert.linear(self.width, embed)
         if len(both) == 1:
-            fuse = convert.split_in_turn(2, mlp, self.shards)
+            fuse = convert.split_in_turn(2, self.width)
         yield from self.gate_up.weights((*path, "gate_up"), [f"{name}.{part}" for part in both], layer, fuse, fuse)
         yield from self.down.weights((*path, "down"), (f"{name}.{out}",), layer, down)
 
@@ -241,9 +242,9 @@ class FeedForward(nnx.Module):
     """
 
     def __init__(self, embed: int, width: int, activation: str, build: BuildContext, *, bias: bool):
-        mlp = padded(width, build.tensor_parallel)
-        self.up = Linear(embed, mlp, build, partition=P(None, TENSOR_AXIS), bias=bias)
-        self.down = Linear(mlp, embed, build, partition=P(TENSOR_AXIS, None), bias=bias)
+        self.width = convert.Padded(width, build.tensor_parallel)
+        self.up = Linear(embed, self.width.size, build, partition=P(None, TENSOR_AXIS), bias=bias)
+        self.down = Linear(self.width.size, embed, build, partition=P(TENSOR_AXIS, None), bias=bias)
         self.own = XIELU(build) if activation == XIELU.name else None
         self.activation = activation
 
@@ -255,9 +256,9 @@ class FeedForward(nnx.Module):
         self, path: tuple[str, ...], name: str, layer: int, names: tuple[str, ...] = ("fc1", "fc2")
     ) -> Iterator[WeightSource]:
         """Yield the sources of the tensors ``{name}.fc1`` and ``{name}.fc2``, or what `names` calls them."""
-        (mlp, embed), (first, last) = self.down.weight.shape[-2:], names
-        up, down = convert.linear(embed, mlp), convert.linear(mlp, embed)
-        yield from self.up.weights((*path, "up"), (f"{name}.{first}",), layer, up, convert.pad_rows(mlp))
+        embed, (first, last) = self.down.weight.shape[-1], names
+        up, down = convert.linear(embed, self.width), convert.linear(self.width, embed)
+        yield from self.up.weights((*path, "up"), (f"{name}.{first}",), layer, up, convert.pad_rows(self.width))
         yield from self.down.weights((*path, "down"), (f"{name}.{last}",), layer, down)
         if self.own is not None:
             yield from self.own.weights((*path, "own"), f"{name}.act_fn", layer)

@@ -8,7 +8,7 @@ here; `partition` says how each is split.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -27,7 +27,7 @@ from pallas_kernels.products import multiply, multiply_grouped, multiply_table
 from .mixture import Dispatch
 from .parameters import constant_param, random_param
 from .per_layer_weights import PerLayerWeights
-from .weights import Converter, as_stored, pad_rows
+from .weights import Converter, Padded, as_stored, pad_rows
 
 LiveRows: TypeAlias = Int[Array, ""] | None
 """Number of rows, the first ones, that are a step's tokens or samples; products of the others may be 0. None: all."""
@@ -155,9 +155,10 @@ class HeadLinear(nnx.Module):
     split over the mesh.
     """
 
-    def __init__(self, heads: int, inner: int, outer: int, shared: int, build: BuildContext):
-        self.weight = random_param(build, (heads * (inner + outer), shared))
-        self.heads = heads
+    def __init__(self, heads: Padded, inner: int, outer: int, shared: int, build: BuildContext):
+        self.rows = replace(heads, each=inner + outer)
+        self.weight = random_param(build, (self.rows.size, shared))
+        self.heads = heads.size
         self.inner = inner
 
     def into(self, x: Float[Array, "tokens heads inner"]) -> Float[Array, "tokens heads shared"]:
@@ -181,9 +182,8 @@ class HeadLinear(nnx.Module):
     def weights(self, path: tuple[str, ...], tensor: str, layer: int) -> Iterator[WeightSource]:
         """Yield the source of this module at `path` in its layer: the checkpoint tensor ``{tensor}.weight``, with zero
         heads after its own."""
-        rows = self.weight.shape[-2]
-        split = P(TENSOR_AXIS, None)
-        yield WeightSource((*path, "weight"), (f"{tensor}.weight",), pad_rows(rows), split, layer, -1)
+        rows, split = pad_rows(self.rows), P(TENSOR_AXIS, None)
+        yield WeightSource((*path, "weight"), (f"{tensor}.weight",), rows, split, layer, -1)
 
 
 class Embedding(nnx.Module):

@@ -9,11 +9,12 @@ is zero, so it adds nothing to any dot.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from jpaged.model_api import HeadLayout
+from jpaged.model_api import HeadLayout, padded
 
 from .lazy_concat import LazyConcat, lines, zeros
 
@@ -23,6 +24,46 @@ Converter = Callable[..., "np.ndarray | LazyConcat"]
 def as_stored(array: np.ndarray) -> np.ndarray:
     """Return the array itself: norm scales, output biases and everything else that needs no change."""
     return array
+
+
+@dataclass(frozen=True)
+class Padded:
+    """The size of an axis of which a checkpoint stores `stored`, and parameters hold `size`, so that all shards are
+    alike.
+
+    Attributes:
+        count: of the things on the axis that may not be cut: columns, or heads.
+        shards: how many shards they are split over.
+        each: the length of each.
+    """
+
+    count: int
+    shards: int
+    each: int = 1
+
+    @property
+    def stored(self) -> int:
+        return self.count * self.each
+
+    @property
+    def size(self) -> int:
+        return padded(self.count, self.shards) * self.each
+
+
+Size = int | Padded
+"""The size of an axis; a number is both what is stored and what is held."""
+
+
+def _sized(array: np.ndarray | LazyConcat, axis: int, size: Size) -> np.ndarray | LazyConcat:
+    """Check that `axis` has the stored size, and pad it with zeros at its end.
+
+    Raises:
+        ValueError: another size is stored.
+    """
+    stored, wanted = (size, size) if isinstance(size, int) else (size.stored, size.size)
+    if array.shape[axis] != stored:
+        raise ValueError(f"{array.shape[axis]} numbers along an axis where the config says {stored}")
+    return _resized(array, axis, wanted)
 
 
 def _resized(array: np.ndarray | LazyConcat, axis: int, size: int) -> np.ndarray | LazyConcat:
@@ -36,13 +77,13 @@ def _resized(array: np.ndarray | LazyConcat, axis: int, size: int) -> np.ndarray
     return LazyConcat([array, padding], axis)
 
 
-def pad_axis(axis: int, size: int) -> Converter:
-    """Return a converter that pads with zeros to `size` along `axis`."""
-    return lambda array: _resized(array, axis, size)
+def pad_axis(axis: int, size: Size) -> Converter:
+    """Return a converter that pads `axis` with zeros."""
+    return lambda array: _sized(array, axis, size)
 
 
-def pad_rows(rows: int) -> Converter:
-    """Return a converter [n, ...] -> [rows, ...], for biases of padded columns."""
+def pad_rows(rows: Size) -> Converter:
+    """Return a converter [stored, ...] -> [rows, ...], for biases of padded columns."""
     return pad_axis(0, rows)
 
 
@@ -60,42 +101,42 @@ def vocab_rows(vocab_size: int, rows: int) -> Converter:
     return convert
 
 
-def linear(inputs: int, outputs: int) -> Converter:
-    """Return a converter [out, in] -> [inputs, outputs] that pads either axis as needed."""
-    return lambda array: _resized(_resized(array.T, 0, inputs), 1, outputs)
+def linear(inputs: Size, outputs: Size) -> Converter:
+    """Return a converter [out, in] -> [inputs, outputs]."""
+    return lambda array: _sized(_sized(array.T, 0, inputs), 1, outputs)
 
 
-def _in_turn(gate: np.ndarray, up: np.ndarray, axis: int, width: int, shards: int) -> LazyConcat:
-    """Pad both to `width` along `axis`, and join each shard's part of gate with its part of up."""
-    return _all_in_turn((gate, up), axis, width, shards)
+def _in_turn(gate: np.ndarray, up: np.ndarray, axis: int, width: Padded) -> LazyConcat:
+    """Pad both along `axis`, and join each shard's part of gate with its part of up."""
+    return _all_in_turn((gate, up), axis, width)
 
 
-def _all_in_turn(arrays: Sequence[np.ndarray], axis: int, width: int, shards: int) -> LazyConcat:
-    """Pad each to `width` along `axis`, and join the shards' parts, each shard's of all arrays in turn."""
+def _all_in_turn(arrays: Sequence[np.ndarray], axis: int, width: Padded) -> LazyConcat:
+    """Pad each along `axis`, and join the shards' parts, each shard's of all arrays in turn."""
     shapes = [array.shape for array in arrays]
-    if len(set(shapes)) > 1 or shapes[0][axis] > width:
-        raise ValueError(f"{' and '.join(map(str, shapes))} do not make {width} columns each")
-    borders = range(0, width + 1, width // shards)
+    if len(set(shapes)) > 1 or shapes[0][axis] != width.stored:
+        raise ValueError(f"{' and '.join(map(str, shapes))} do not make {width.stored} columns each")
+    borders = range(0, width.size + 1, width.size // width.shards)
     parts = [lines(array, axis, *part) for part in pairwise(borders) for array in arrays]
     return LazyConcat([piece for part in parts for piece in part], axis)
 
 
-def fuse_gate_up(width: int, shards: int) -> Converter:
+def fuse_gate_up(width: Padded) -> Converter:
     """Return a converter of gate and up, [mlp, embed] each, -> [embed, 2 * width], padded; each shard's gate columns,
     then its up's.
 
     Biases, [mlp] each, -> [2 * width].
     """
-    return lambda gate, up: _in_turn(gate, up, 0, width, shards).T
+    return lambda gate, up: _in_turn(gate, up, 0, width).T
 
 
-def split_gate_up(width: int, shards: int) -> Converter:
+def split_gate_up(width: Padded) -> Converter:
     """Return a converter [experts, embed, gate and up columns] -> [experts, embed, 2 * width], the columns as in
     `fuse_gate_up`."""
 
     def convert(both: np.ndarray) -> LazyConcat:
         half = both.shape[2] // 2
-        return _in_turn(both[:, :, :half], both[:, :, half:], 2, width, shards)
+        return _in_turn(both[:, :, :half], both[:, :, half:], 2, width)
 
     return convert
 
@@ -105,7 +146,7 @@ def inputs_first(convert: Converter) -> Converter:
     return lambda array: convert(array.swapaxes(1, 2))
 
 
-def split_in_turn(parts: int, width: int, shards: int) -> Converter:
+def split_in_turn(parts: int, width: Padded) -> Converter:
     """Return a converter of `parts` matrices in one, [parts * size, embed], -> [embed, parts * width], padded; each
     shard's columns of the first, then of the second and so on.
 
@@ -113,36 +154,36 @@ def split_in_turn(parts: int, width: int, shards: int) -> Converter:
     """
 
     def convert(stored: np.ndarray) -> LazyConcat:
-        return _all_in_turn(np.split(stored, parts), 0, width, shards).T
+        return _all_in_turn(np.split(stored, parts), 0, width).T
 
     return convert
 
 
-def split_alternating(width: int, shards: int) -> Converter:
+def split_alternating(width: Padded) -> Converter:
     """Return the converter of `split_gate_up` for gate and up columns that alternate; biases, [experts, columns], ->
     [experts, 2 * width]."""
-    return lambda both: _in_turn(both[..., ::2], both[..., 1::2], both.ndim - 1, width, shards)
+    return lambda both: _in_turn(both[..., ::2], both[..., 1::2], both.ndim - 1, width)
 
 
-def stack_gate_up(width: int, shards: int) -> Converter:
+def stack_gate_up(width: Padded) -> Converter:
     """Return a converter of every expert's gate and up in turn, [mlp, embed] each, -> [experts, embed, 2 * width], the
     columns as in `fuse_gate_up`."""
 
     def convert(*tensors: np.ndarray) -> LazyConcat:
         pairs = zip(tensors[::2], tensors[1::2], strict=True)
-        return LazyConcat([_in_turn(gate.T[None], up.T[None], 2, width, shards) for gate, up in pairs], 0)
+        return LazyConcat([_in_turn(gate.T[None], up.T[None], 2, width) for gate, up in pairs], 0)
 
     return convert
 
 
-def stack_linear(*, inputs: int | None = None, outputs: int | None = None) -> Converter:
+def stack_linear(*, inputs: Size | None = None, outputs: Size | None = None) -> Converter:
     """Return a converter of every expert's matrix, [out, in] each, -> [experts, inputs, outputs], padded to the sizes
     that are given."""
 
     def placed(matrix: np.ndarray) -> np.ndarray | LazyConcat:
         turned: np.ndarray | LazyConcat = matrix.T[None]
         for axis, size in ((1, inputs), (2, outputs)):
-            turned = turned if size is None else _resized(turned, axis, size)
+            turned = turned if size is None else _sized(turned, axis, size)
         return turned
 
     return lambda *tensors: LazyConcat([placed(tensor) for tensor in tensors], 0)

@@ -16,7 +16,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from jpaged.model_api import TENSOR_AXIS, BuildContext, LayerRef, Recur, StatePart, WeightSource, padded
+from jpaged.model_api import TENSOR_AXIS, BuildContext, LayerRef, Recur, StatePart, WeightSource
 from pallas_kernels.recurrent import selective_scan
 
 from .. import weights as convert
@@ -52,9 +52,13 @@ class Mamba1Sizes:
     proj_bias: bool
     eps: float
 
+    def channels(self, shards: int) -> convert.Padded:
+        """Return the number of channels over so many shards."""
+        return convert.Padded(self.inner, shards)
+
     def state_parts(self, build: BuildContext) -> tuple[StatePart, ...]:
         """Return the parts of the state that a layer keeps of a sequence."""
-        channels = padded(self.inner, build.tensor_parallel)
+        channels = self.channels(build.tensor_parallel).size
         return conv_state(channels, self.conv_width, build), StatePart(_SCAN, (channels, self.state))
 
 
@@ -67,7 +71,7 @@ class Mamba1(nnx.Module):
     """
 
     def __init__(self, sizes: Mamba1Sizes, build: BuildContext):
-        channels = padded(sizes.inner, build.tensor_parallel)
+        channels = sizes.channels(build.tensor_parallel).size
         by_column, by_row = P(None, TENSOR_AXIS), P(TENSOR_AXIS, None)
         self.project = Linear(sizes.embed, 2 * channels, build, partition=by_column, bias=sizes.proj_bias)
         self.conv = CausalConv(channels, sizes.conv_width, build, bias=sizes.conv_bias, activation="silu")
@@ -109,9 +113,9 @@ class Mamba1(nnx.Module):
 
     def weights(self, path: tuple[str, ...], name: str, layer: int) -> Iterator[WeightSource]:
         """Yield the sources of the tensors ``{name}.in_proj`` and so on."""
-        channels, embed = self.out.weight.shape[-2:]
-        in_turn, grown = convert.split_in_turn(2, channels, self.shards), convert.pad_axis(0, channels)
-        select = convert.linear(*self.select.weight.shape[-2:])
+        channels, embed = self.sizes.channels(self.shards), self.sizes.embed
+        in_turn, grown = convert.split_in_turn(2, channels), convert.pad_axis(0, channels)
+        select = convert.linear(channels, self.select.weight.shape[-1])
         step, out = convert.linear(self.sizes.rank, channels), convert.linear(channels, embed)
         yield from self.project.weights((*path, "project"), (f"{name}.in_proj",), layer, in_turn, in_turn)
         yield from self.conv.weights((*path, "conv"), f"{name}.conv1d", layer, grown)

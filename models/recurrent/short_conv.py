@@ -29,7 +29,8 @@ class ShortConv(nnx.Module):
     """
 
     def __init__(self, embed: int, width: int, build: BuildContext, *, bias: bool):
-        channels = padded(embed, build.tensor_parallel)
+        self.channels = convert.Padded(embed, build.tensor_parallel)
+        channels = self.channels.size
         self.project = Linear(embed, 3 * channels, build, partition=P(None, TENSOR_AXIS), bias=bias)
         self.conv = CausalConv(channels, width, build, bias=bias, activation=None)
         self.out = Linear(channels, embed, build, partition=P(TENSOR_AXIS, None), bias=bias)
@@ -50,8 +51,8 @@ class ShortConv(nnx.Module):
 
     def weights(self, path: tuple[str, ...], name: str, layer: int) -> Iterator[WeightSource]:
         """Yield the sources of the tensors ``{name}.in_proj``, ``.conv`` and ``.out_proj``."""
-        channels, embed = self.out.weight.shape[-2:]
-        in_turn, out = convert.split_in_turn(3, channels, self.shards), convert.linear(channels, embed)
+        channels, embed = self.channels, self.out.weight.shape[-1]
+        in_turn, out = convert.split_in_turn(3, channels), convert.linear(channels, embed)
         yield from self.project.weights((*path, "project"), (f"{name}.in_proj",), layer, in_turn, in_turn)
         yield from self.conv.weights((*path, "conv"), f"{name}.conv", layer, convert.pad_axis(0, channels))
         yield from self.out.weights((*path, "out"), (f"{name}.out_proj",), layer, out)

@@ -16,7 +16,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float
 
-from jpaged.model_api import TENSOR_AXIS, BuildContext, WeightSource, padded
+from jpaged.model_api import TENSOR_AXIS, BuildContext, WeightSource
 
 from .. import weights as convert
 from ..attention import Heads
@@ -90,7 +90,8 @@ class VisionMLP(nnx.Module):
     """``down(act(up(x)))`` with biases; columns beyond the checkpoint's are zero."""
 
     def __init__(self, embed: int, width: int, activation: str, build: BuildContext):
-        mlp = padded(width, build.tensor_parallel)
+        self.width = convert.Padded(width, build.tensor_parallel)
+        mlp = self.width.size
         self.up = Linear(embed, mlp, build, partition=P(None, TENSOR_AXIS), bias=True)
         self.down = Linear(mlp, embed, build, partition=P(TENSOR_AXIS, None), bias=True)
         self.activation = check_activation(activation, "vision_config.hidden_act")
@@ -100,7 +101,7 @@ class VisionMLP(nnx.Module):
 
     def weights(self, path: tuple[str, ...], name: str) -> Iterator[WeightSource]:
         """Yield the sources of the tensors ``{name}.fc1`` and ``{name}.fc2``."""
-        mlp, embed = self.down.weight.shape
+        mlp, embed = self.width, self.down.weight.shape[-1]
         up, down, bias = convert.linear(embed, mlp), convert.linear(mlp, embed), convert.pad_rows(mlp)
         yield from self.up.weights((*path, "up"), (f"{name}.fc1",), None, up, bias, may_quantise=False)
         yield from self.down.weights((*path, "down"), (f"{name}.fc2",), None, down, may_quantise=False)

@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from jpaged.model_api import TENSOR_AXIS, BuildContext, WeightSource, padded
+from jpaged.model_api import TENSOR_AXIS, BuildContext, WeightSource
 
 from .. import weights as convert
 from ..layers import ACTIVATIONS, RMSNorm, check_activation
@@ -59,7 +59,8 @@ class LlavaOnevisionProjector(nnx.Module):
         if config.vision_feature_layer != -1:
             raise ValueError(f"vision_feature_layer={config.vision_feature_layer} is not supported, only -1")
         width, bias = config.text_config.hidden_size, config.multimodal_projector_bias
-        columns = padded(width, build.tensor_parallel)
+        self.columns = convert.Padded(width, build.tensor_parallel)
+        columns = self.columns.size
         self.up = Linear(config.vision_config.hidden_size, columns, build, partition=P(None, TENSOR_AXIS), bias=bias)
         self.down = Linear(columns, width, build, partition=P(TENSOR_AXIS, None), bias=bias)
         self.newline = random_param(build, (width,))
@@ -87,7 +88,7 @@ class LlavaOnevisionProjector(nnx.Module):
 
     def weights(self, path: tuple[str, ...], name: str, newline: str) -> Iterator[WeightSource]:
         """Yield the sources of the tensors ``{name}.linear_1`` and ``.linear_2``, and of `newline`."""
-        columns, width = self.down.weight.shape
+        columns, width = self.columns, self.down.weight.shape[-1]
         up, down = convert.linear(self.up.weight.shape[0], columns), convert.linear(columns, width)
         bias = convert.pad_rows(columns)
         yield from self.up.weights((*path, "up"), (f"{name}.linear_1",), None, up, bias, may_quantise=False)

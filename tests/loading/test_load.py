@@ -1,3 +1,4 @@
+import shutil
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ import pytest
 import torch
 from flax import nnx
 from jax.sharding import Mesh
+from safetensors.torch import load_file, save_file
 from tiny_folders import write_llama
 
 from jpaged.loading import load_model
@@ -45,6 +47,18 @@ def test_a_folder_is_loaded_with_all_that_belongs_to_it(folder):
     assert loaded.dtype == jnp.bfloat16
     assert loaded.tokenizer.decode(loaded.tokenizer.encode("Hello 1")) == "Hello 1"
     assert nnx.merge(loaded.graphdef, loaded.params).embed_tokens.weight.shape == (211, 48)
+
+
+@pytest.mark.parametrize("part, cut", [("gate_proj", 0), ("up_proj", 1), ("down_proj", 1), ("down_proj", 0)])
+def test_a_matrix_of_another_size_than_the_config_says_is_refused(folder, tmp_path, part, cut):
+    broken = tmp_path / "llama"
+    shutil.copytree(folder, broken)
+    tensors, name = load_file(folder / "model.safetensors"), f"model.layers.1.mlp.{part}.weight"
+    tensors[name] = tensors[name].narrow(cut, 0, tensors[name].shape[cut] - 2).contiguous()
+    save_file(tensors, broken / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError) as raised:
+        load_model(broken)
+    assert str(broken) in str(raised.value) and name in str(raised.value)
 
 
 def test_a_template_of_the_callers_takes_the_place_of_the_folders(folder):

@@ -71,25 +71,50 @@ def test_neighbours_that_rotate_together_come_to_lie_half_a_head_apart():
 
 def test_each_shard_holds_its_gate_columns_then_its_up_columns():
     gate = np.arange(1, 8)[:, None] * np.ones(EMBED)
-    fused = convert.fuse_gate_up(8, 2)(gate, 10 * gate)
+    fused = convert.fuse_gate_up(convert.Padded(7, 2))(gate, 10 * gate)
     assert fused.shape == (EMBED, 16)
     columns = [1, 2, 3, 4, 10, 20, 30, 40, 5, 6, 7, 0, 50, 60, 70, 0]
     np.testing.assert_array_equal(fused, np.broadcast_to(columns, (EMBED, 16)))
-    np.testing.assert_array_equal(convert.fuse_gate_up(8, 2)(gate[:, 0], 10 * gate[:, 0]), columns)
+    np.testing.assert_array_equal(convert.fuse_gate_up(convert.Padded(7, 2))(gate[:, 0], 10 * gate[:, 0]), columns)
 
 
 def test_experts_columns_are_cut_and_padded_as_an_mlps_are():
     gate = np.arange(1, 8)[:, None] * np.ones(EMBED)
     both = np.stack([np.concatenate([gate, 10 * gate]).T, np.concatenate([gate, -gate]).T])
-    fused = np.asarray(convert.split_gate_up(8, 2)(both))
-    np.testing.assert_array_equal(fused[0], convert.fuse_gate_up(8, 2)(gate, 10 * gate))
-    np.testing.assert_array_equal(fused[1], convert.fuse_gate_up(8, 2)(gate, -gate))
+    fused = np.asarray(convert.split_gate_up(convert.Padded(7, 2))(both))
+    np.testing.assert_array_equal(fused[0], convert.fuse_gate_up(convert.Padded(7, 2))(gate, 10 * gate))
+    np.testing.assert_array_equal(fused[1], convert.fuse_gate_up(convert.Padded(7, 2))(gate, -gate))
 
 
 def test_linear_is_transposed_and_padded_on_either_side():
     stored = np.arange(6).reshape(2, 3)
     np.testing.assert_array_equal(convert.linear(3, 2)(stored), stored.T)
-    np.testing.assert_array_equal(convert.linear(4, 3)(stored), np.pad(stored.T, ((0, 1), (0, 1))))
+    both = convert.linear(convert.Padded(3, 2), convert.Padded(2, 3))
+    np.testing.assert_array_equal(both(stored), np.pad(stored.T, ((0, 1), (0, 1))))
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize("stored", [6, 8])
+def test_an_axis_that_is_shorter_or_longer_than_the_config_says_is_refused(stored, shards):
+    matrix, width = np.ones((EMBED, stored)), convert.Padded(7, shards)
+    message = f"{stored} numbers along an axis where the config says 7"
+    for converter, array in [
+        (convert.linear(width, EMBED), matrix),
+        (convert.linear(EMBED, width), matrix.T),
+        (convert.pad_axis(1, width), matrix),
+        (convert.stack_linear(inputs=width), matrix),
+        (convert.stack_linear(outputs=width), matrix.T),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            converter(array)
+    for fuse in (convert.fuse_gate_up(width), convert.stack_gate_up(width)):
+        with pytest.raises(ValueError, match="do not make 7 columns each"):
+            fuse(matrix.T, matrix.T)
+
+
+def test_heads_are_padded_whole():
+    rows = convert.Padded(3, 2, each=5)
+    assert (rows.stored, rows.size) == (15, 20)
 
 
 def test_one_shard_needs_no_padding():

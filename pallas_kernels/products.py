@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.bfloat16_matmul import bfloat16_matmul, bfloat16_matmul_grouped
@@ -74,15 +75,34 @@ def multiply(
     """Return ``x @ matrices[index]``; only that matrix is read.
 
     Args:
-        matrices: [inputs, outputs] each, of one class. A class may round the numbers of x, see
-            `QuantisedMatrix.rounds_rows` and `TiledFloats.product`.
+        matrices: [inputs, outputs] each. Where they are not all alike, a branch is taken to those that are. A class may
+            round the numbers of x, see `QuantisedMatrix.rounds_rows` and `TiledFloats.product`.
         index: may be traced.
         rows, input_shards: see `How`.
         out_dtype: the result's dtype; None = that of `x`.
         impl: None picks by platform. ``gpu`` and ``cpu`` need unsharded operands.
     """
     how = How(rows, jnp.dtype(out_dtype or x.dtype), input_shards, resolve_impl(impl))
-    return products_of(matrices[0]).matrix(x, matrices, index, how)
+    forms = [_form_of(matrix) for matrix in matrices]
+    kinds = list(dict.fromkeys(forms))
+    if len(kinds) == 1:
+        return products_of(matrices[0]).matrix(x, matrices, index, how)
+    of_kind = [[matrix for matrix, form in zip(matrices, forms, strict=True) if form == kind] for kind in kinds]
+    kind = np.array([kinds.index(form) for form in forms], np.int32)
+    place = np.array([forms[:number].count(form) for number, form in enumerate(forms)], np.int32)
+
+    def multiply_kind(alike: Sequence[Weight]) -> Callable[[Array, int | Array], Array]:
+        return lambda x, place: products_of(alike[0]).matrix(x, alike, place, how)
+
+    if isinstance(index, int):
+        return multiply_kind(of_kind[kind[index]])(x, int(place[index]))
+    return jax.lax.switch(jnp.asarray(kind)[index], list(map(multiply_kind, of_kind)), x, jnp.asarray(place)[index])
+
+
+def _form_of(matrix: Weight) -> Any:
+    """Return what is alike in matrices that one call takes: all but their numbers."""
+    parts, structure = jax.tree.flatten(matrix)
+    return structure, tuple((part.shape, part.dtype) for part in parts)
 
 
 def multiply_table(

@@ -155,7 +155,7 @@ def _load(
         compact_tiles=compact_tiles,
         longest=longest,
     )
-    if isinstance(reader, OrbaxWeights) and reader.formats:
+    if isinstance(reader, OrbaxWeights) and reader.has_codes:
         reader.check_held(shards, expert_parallel, quantization)
         model, graphdef, params = restore_params(family, config, reader, build, mesh=mesh)
     elif isinstance(reader, OrbaxWeights) and reader.fits(shards, expert_parallel) and quantization is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -22,7 +22,7 @@ from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.weights import GGUFWeights
 from jpaged.loading.open_checkpoint import open_model, read_config
 from jpaged.loading.orbax.checkpoint import OrbaxWeights
-from jpaged.loading.parameters.targets import DtypeOf, abstract_model
+from jpaged.loading.parameters.targets import DtypeOf, Target, abstract_model
 from jpaged.loading.parameters.weights import abstract_params
 from jpaged.loading.registry import is_encoder
 from jpaged.loading.source import CHECKPOINT_MARKER
@@ -124,7 +124,7 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
             quantization=config.quantization,
             reader=reader,
             dtype_of=_dtype_of(request, model_config) if build.bfloat16_tiles else None,
-            formats=saved,
+            formats_saved=saved,
         ),
         dtype=dtype,
         kernels=kernels,
@@ -133,8 +133,10 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
     )
 
 
-def _saved_formats(request: dict[str, Any], config: SizedConfig, mesh: Mesh) -> WeightFormats | None:
-    """Return the parameters' formats in a checkpoint written by jpaged; None if none is quantised.
+def _saved_formats(
+    request: dict[str, Any], config: SizedConfig, mesh: Mesh
+) -> Callable[[Sequence[Target]], WeightFormats] | None:
+    """Return what gives parameters' formats in a checkpoint written by jpaged; None if none is quantised.
 
     Raises:
         ValueError: the request has another quantisation, or other shards.
@@ -145,7 +147,7 @@ def _saved_formats(request: dict[str, Any], config: SizedConfig, mesh: Mesh) -> 
     reader = open_model(checkpoint).reader
     assert isinstance(reader, OrbaxWeights)
     reader.check_held(mesh.shape[TENSOR_AXIS], config.enable_expert_parallel, config.quantization)
-    return reader.formats or None
+    return reader.formats_of if reader.has_codes else None
 
 
 def _dtype_of(request: dict[str, Any], config: Any) -> DtypeOf:

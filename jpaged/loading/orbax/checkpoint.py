@@ -15,7 +15,7 @@ import math
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -45,7 +45,8 @@ from jpaged.loading.parameters.weights import warn_of_unused
 from jpaged.loading.pooling_head import saved_fields
 from jpaged.loading.source import CHECKPOINT_MARKER
 from jpaged.loading.tokenizer import as_transformers
-from jpaged.loading.weight_formats.weight_format import NAMED_CODECS, WeightFormat, WeightFormats
+from jpaged.loading.weight_formats.stored_codes import widened
+from jpaged.loading.weight_formats.weight_format import NAMED_CODECS, StatePath, WeightFormat, WeightFormats, joined
 from jpaged.model_api import BuildContext, CausalLM, HostArray
 from pallas_kernels.held_matrix import PermutedMatrix, is_held
 from pallas_kernels.quantised import QuantisedMatrix
@@ -62,6 +63,8 @@ ORDERED_FORMAT = 7
 """Like `QUANTISED_FORMAT`, with parameters whose inputs are sorted; the order is a further part."""
 NAMED_FORMAT = 8
 """Like `ORDERED_FORMAT`, with codes of `NAMED_CODECS`."""
+LAYERS_FORMAT = 9
+"""Like `NAMED_FORMAT`, where layers differ in the formats of a parameter, which are listed for each."""
 _FORMATS_BEFORE_LINEAR = (3, 4)
 """`FORMAT` and `QUANTISED_FORMAT` of older versions, which named a matrix and its bias as two parameters of a layer."""
 
@@ -102,7 +105,7 @@ def _write(path: Path, loaded: LoadedModel) -> None:
 
     values = flat_values(loaded.params)
     params: dict[str, Any] = {}
-    formats: dict[str, WeightFormat] = {}
+    formats: dict[str, dict[str, WeightFormat]] = {}
     for target in targets_of(loaded.model):
         value = values[target.path]
         value = jax.tree.map(partial(_single, index=target.index), value)
@@ -110,7 +113,7 @@ def _write(path: Path, loaded: LoadedModel) -> None:
             value = value.as_saved(target.dtype)
         if is_held(value):
             assert isinstance(value, QuantisedMatrix | PermutedMatrix)
-            formats[".".join(target.source.path)] = WeightFormat.of(value)
+            formats.setdefault(_name(target), {})[_key(target)] = WeightFormat.of(value)
         params |= _parts(target, value)
     # Raw files. Weights hardly compress, and decompressing takes longer than reading from a disk.
     handler = ocp.PyTreeCheckpointHandler(use_compression=False, use_ocdbt=False)
@@ -128,7 +131,7 @@ def _write(path: Path, loaded: LoadedModel) -> None:
         (path / GENERATION_CONFIG).write_text(json.dumps(generation))
         about = {
             "format": _format_number(formats.values()),
-            "forms": {path: form.as_json() for path, form in formats.items()},
+            "forms": {name: form.as_json() for name, form in _named_forms(formats).items()},
             "dtype": str(loaded.dtype),
             "tensor_parallel": loaded.tensor_parallel_size,
             "expert_parallel": loaded.expert_parallel,
@@ -138,9 +141,25 @@ def _write(path: Path, loaded: LoadedModel) -> None:
         (path / CHECKPOINT_MARKER).write_text(json.dumps(about))
 
 
-def _format_number(formats: Iterable[WeightFormat]) -> int:
-    """Return the oldest format that can store these, so that older versions can read as much as possible."""
-    held = list(formats)
+def _named_forms(formats: Mapping[str, Mapping[str, WeightFormat]]) -> dict[str, WeightFormat]:
+    """Return formats by the names of parameters, of all layers at once where they are alike, or else by their keys."""
+    named: dict[str, WeightFormat] = {}
+    for name, of_layers in formats.items():
+        alike = len(set(of_layers.values())) == 1
+        named |= {name: next(iter(of_layers.values()))} if alike else of_layers
+    return named
+
+
+def _format_number(formats: Iterable[Mapping[str, WeightFormat]]) -> int:
+    """Return the oldest format that can store these, so that older versions can read as much as possible.
+
+    Args:
+        formats: of each parameter, by layer.
+    """
+    sets = [set(of_layers.values()) for of_layers in formats]
+    if any(len(of_layers) > 1 for of_layers in sets):
+        return LAYERS_FORMAT
+    held = [form for (form,) in sets]
     if any(form.codec in NAMED_CODECS for form in held):
         return NAMED_FORMAT
     if any(form.ordered for form in held):
@@ -162,16 +181,14 @@ class OrbaxWeights:
 
     def __init__(self, folder: Path, model_cls: type[Any], config: Any):
         about = json.loads((folder / CHECKPOINT_MARKER).read_text())
-        known = (*_FORMATS_BEFORE_LINEAR, FORMAT, QUANTISED_FORMAT, ORDERED_FORMAT, NAMED_FORMAT)
+        known = (*_FORMATS_BEFORE_LINEAR, FORMAT, QUANTISED_FORMAT, ORDERED_FORMAT, NAMED_FORMAT, LAYERS_FORMAT)
         if about["format"] not in known:
             raise ValueError(
                 f"{folder} has checkpoint format {about['format']}; this version reads {', '.join(map(str, known))}"
             )
         self._old = about["format"] in _FORMATS_BEFORE_LINEAR
-        last = ("weight",) if self._old else ()
-        self.formats: WeightFormats = {
-            (*path.split("."), *last): WeightFormat.from_json(said) for path, said in about.get("forms", {}).items()
-        }
+        last = ".weight" if self._old else ""
+        self._forms = {name + last: WeightFormat.from_json(said) for name, said in about.get("forms", {}).items()}
         self.location = str(folder)
         self.tensor_parallel: int = about["tensor_parallel"]
         self.expert_parallel: bool = about.get("expert_parallel", False)
@@ -190,7 +207,7 @@ class OrbaxWeights:
 
     def check_held(self, tensor_parallel: int, expert_parallel: bool, quantization: str | None) -> None:
         """Raise ValueError if a quantised checkpoint is to be loaded with other settings than it was saved with."""
-        if not self.formats:
+        if not self.has_codes:
             return
         if quantization is not None:
             raise ValueError(f"quantization={quantization!r}: {self.location} is quantised already; leave it None")
@@ -200,6 +217,22 @@ class OrbaxWeights:
                 f"{self.expert_parallel}, not {tensor_parallel} with {expert_parallel}: load its source with "
                 "quantization= instead"
             )
+
+    @property
+    def has_codes(self) -> bool:
+        """Tell whether parameters are held as codes."""
+        return bool(self._forms)
+
+    def formats_of(self, targets: Iterable[Target]) -> WeightFormats:
+        """Return the formats of a model's parameters: as they are saved, or one that holds all layers of a stack."""
+        found: dict[StatePath, list[WeightFormat]] = {}
+        for target in targets:
+            if (form := self._form(target)) is not None:
+                found.setdefault(target.path, []).append(form)
+        return {path: wide for path, forms in found.items() if (wide := joined(forms)) is not None}
+
+    def _form(self, target: Target) -> WeightFormat | None:
+        return self._forms.get(_key(target), self._forms.get(_name(target)))
 
     def names(self) -> Iterable[str]:
         return self._shapes.keys()
@@ -238,7 +271,7 @@ class OrbaxWeights:
         def saved(part: str = "") -> Any:
             return ZarrArray(Path(self.location) / "params" / f"{key}{part}")
 
-        form, axis = target.form, target.source.contracted
+        form, axis = self._form(target), target.source.contracted
         if form is None:
             found = saved()
         else:
@@ -247,6 +280,8 @@ class OrbaxWeights:
             found = QuantisedMatrix(saved(".codes"), saved(".scales"), minimums, axis, form.codec, form.rounds_rows)
             if form.ordered:
                 found = PermutedMatrix(saved(".order"), found)
+            if target.form not in (None, form):
+                found = widened(jax.tree.map(np.asarray, found), target.form)
         if found.shape != target.shape:
             raise ValueError(f"parameter {target.name} has shape {target.shape}, but {self.location} has {found.shape}")
         return found
@@ -288,7 +323,7 @@ def restore_params(
     targets = targets_of(model)
     compact = compact_paths(targets, reader.dtype)
     values = without_rounded(
-        compact, lambda paths: place_all(in_formats(targets, reader.formats, paths), reader.parameter, mesh)
+        compact, lambda paths: place_all(in_formats(targets, reader.formats_of(targets), paths), reader.parameter, mesh)
     )
     warn_of_unused(reader, targets)
     return model, graphdef, fill(abstract, values)
@@ -302,10 +337,15 @@ def _single(value: jax.Array, index: int | None) -> jax.Array | np.ndarray:
     return np.asarray(value[index]) if value.is_fully_addressable else value[index]
 
 
+def _name(target: Target) -> str:
+    """Return a parameter's name without the layer's number."""
+    return ".".join(target.source.path)
+
+
 def _key(target: Target) -> str:
     """Return a target's name in a checkpoint: it contains the layer number, so stacking does not change it."""
     layer = target.source.layer
-    return ".".join(target.source.path if layer is None else ("layers", str(layer), *target.source.path))
+    return _name(target) if layer is None else f"layers.{layer}.{_name(target)}"
 
 
 def _parts(target: Target, value: Any) -> dict[str, Any]:

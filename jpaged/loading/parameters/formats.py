@@ -12,7 +12,7 @@ import numpy as np
 from jpaged.config import QUANTIZATIONS
 from jpaged.execution.kv_dtype import check_float8
 from jpaged.loading.gguf.weights import GGUFWeights
-from jpaged.loading.parameters.targets import Target
+from jpaged.loading.parameters.targets import StatePath, Target
 from jpaged.loading.tensor_reader import TensorReader
 from jpaged.loading.weight_formats.methods import NamedCodes
 from jpaged.loading.weight_formats.stored_codes import CodedNames, CodedReader, Encoding
@@ -74,10 +74,10 @@ def formats_on_load(quantization: str, targets: Sequence[Target], shards: int, p
     """
     four_bits = quantization.startswith("int4")
     on_tpu = _INT4_ON_TPU if quantization == "int4" else replace(_INT4_ON_TPU, group=_FORMATS[quantization].group)
-    formats: dict[tuple[str, ...], WeightFormat] = {}
+    formats: dict[StatePath, WeightFormat] = {}
     for target in targets:
         source = target.source
-        if source.contracted is None or source.path in formats:
+        if source.contracted is None or target.path in formats:
             continue
         form = _FORMATS[quantization].fitted(source, target.shape, shards)
         if four_bits and platform == "tpu":
@@ -86,7 +86,7 @@ def formats_on_load(quantization: str, targets: Sequence[Target], shards: int, p
         if four_bits and form.group < _SMALLEST_GROUP:
             logger.info("%s: int8, as %d shards leave groups of %d", ".".join(source.path), shards, form.group)
             form = _CHANNEL_INT8
-        formats[source.path] = _CHANNEL_INT8 if four_bits and source.contracted == -1 else form
+        formats[target.path] = _CHANNEL_INT8 if four_bits and source.contracted == -1 else form
     return formats
 
 
@@ -113,39 +113,42 @@ def _log_left(left: dict[tuple[str, ...], list[str]], location: str) -> None:
 def stored_formats(
     reader: CodedNames, targets: Sequence[Target], shards: int
 ) -> tuple[WeightFormats, dict[tuple[str, ...], list[str]]]:
-    """Return the smallest formats that hold a checkpoint's codes exactly and, for each parameter that stays float, the
-    names of its encodings.
+    """Return the smallest formats that hold a checkpoint's codes exactly and, for each parameter that stays float, by
+    its source's path, the names of its encodings.
 
-    A parameter stays float if one of its tensors is plain or has codes that no format holds, if it is a table with
-    sorted inputs, or if it joins tensors that sort their inputs differently.
+    Layers whose parameters are not stacked have each its own format: files such as Q4_K_M have more bits in some. A
+    parameter stays float if one of its tensors is plain or has codes that no format holds, if it is a table with sorted
+    inputs, or if it joins tensors that sort their inputs differently; it then does so in all layers.
     """
     there = set(reader.names())
-    found: dict[tuple[str, ...], set[Encoding]] = {}
+    found: dict[StatePath, set[Encoding]] = {}
     plain: set[tuple[str, ...]] = set()
-    first: dict[tuple[str, ...], Target] = {}
+    first: dict[StatePath, Target] = {}
     for target in targets:
         source = target.source
         if source.contracted is None:
             continue
-        encodings = found.setdefault(source.path, set())
-        first.setdefault(source.path, target)
+        encodings = found.setdefault(target.path, set())
+        first.setdefault(target.path, target)
         # A missing tensor is reported when it is read.
         of_target = [list(reader.encodings(name)) for name in source.sources if name in there]
         encodings.update(one for several in of_target for one in several)
         if not all(of_target) or not _fit_together(of_target, target):
             plain.add(source.path)
-    formats, left = {}, {}
+    formats: dict[StatePath, WeightFormat] = {}
+    left: dict[tuple[str, ...], set[str]] = {}
     for path, encodings in found.items():
         known = [one.format for one in encodings if one.format is not None]
-        held = joined(known) if known and len(known) == len(encodings) and path not in plain else None
         source, shape = first[path].source, first[path].shape
+        held = joined(known) if known and len(known) == len(encodings) and source.path not in plain else None
         fitted = None if held is None else held.fitted(source, shape, shards, source.unit)
         # Odd groups take int8, which does not hold every codec's numbers.
         if held is None or fitted is None or (fitted.codec != held.codec and held.codec not in INT8_HOLDS):
-            left[path] = sorted({one.name for one in encodings})
+            left.setdefault(source.path, set()).update(one.name for one in encodings)
         else:
             formats[path] = fitted
-    return formats, left
+    kept = {path: form for path, form in formats.items() if first[path].source.path not in left}
+    return kept, {path: sorted(names) for path, names in left.items()}
 
 
 def _fit_together(encodings: Sequence[Sequence[Encoding]], target: Target) -> bool:

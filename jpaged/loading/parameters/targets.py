@@ -17,14 +17,13 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jpaged.loading.weight_formats.weight_format import WeightFormat, WeightFormats, partition_of
+from jpaged.loading.weight_formats.weight_format import StatePath, WeightFormat, WeightFormats, partition_of
 from jpaged.model_api import Bfloat16Tiles, BuildContext, CausalLM, DraftHead, WeightSource
 from pallas_kernels import panelled_floats, tiled, tiled_floats
 from pallas_kernels.held_matrix import HeldMatrix
 from pallas_kernels.quantised import QuantisedMatrix
 from pallas_kernels.tiled_floats import Product, has_bits_of_matmul, has_float32_product
 
-StatePath = tuple[str | int, ...]
 CompactPaths = frozenset[tuple[str, ...]]
 """Paths of weight sources, see `WeightSource.path`; a path stands for all layers."""
 Value = jax.Array | jax.ShapeDtypeStruct | HeldMatrix
@@ -108,7 +107,7 @@ def in_formats(targets: Sequence[Target], formats: WeightFormats, compact: Compa
     """
 
     def formed(target: Target) -> Target:
-        form, source = formats.get(target.source.path), target.source
+        form, source = formats.get(target.path), target.source
         if form is not None:
             return replace(target, form=form, tiled=_is_tiled(target, form))
         is_compact = compact is not None and source.path in compact

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,7 @@ def abstract_params(
     quantization: str | None = None,
     reader: TensorReader | CodedNames | None = None,
     dtype_of: DtypeOf | None = None,
-    formats: WeightFormats | None = None,
+    formats_saved: Callable[[Sequence[Target]], WeightFormats] | None = None,
 ) -> nnx.State:
     """Return the shapes of an abstract model's parameters, with the shardings that `load_params` gives them, to compile
     without loading them.
@@ -49,14 +49,16 @@ def abstract_params(
         quantization: see `EngineConfig`.
         reader: see `formats_of`; only its header is read.
         dtype_of: returns the stored dtype of a tensor, to find the parameters that may stay bfloat16; None = none may.
-        formats: a saved checkpoint's formats, which its parameters keep; None = the result of `formats_of`.
+        formats_saved: returns a saved checkpoint's formats, which its parameters keep; None = those of `formats_of`.
 
     Raises:
         ValueError: see `targets_of` and `formats_of`.
     """
     targets = targets_of(model)
-    if formats is None:
+    if formats_saved is None:
         formats = formats_of(quantization, targets, mesh.shape[TENSOR_AXIS], reader, platform(mesh))
+    else:
+        formats = formats_saved(targets)
     targets = in_formats(targets, formats, None if dtype_of is None else compact_paths(targets, dtype_of))
     return fill(nnx.state(model), {target.path: abstract_value(target, mesh) for target in targets})
 

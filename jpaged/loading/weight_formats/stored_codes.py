@@ -8,7 +8,7 @@ readers need not know about fused projections, padding or shards.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -221,6 +221,35 @@ def as_numbers(codes: np.ndarray, scales: np.ndarray, codec: Codec) -> tuple[np.
     elif codec == E2M1_FLOATS:
         scales = scales.astype(np.float32) / 2
     return (_TABLES[codec][codes] if codec in _TABLES else codes), scales
+
+
+def widened(matrix: Coded, form: WeightFormat) -> Coded:
+    """Return a matrix of NumPy arrays in a format that holds its values exactly, see `joined`."""
+    if form.ordered:
+        inner = replace(form, ordered=False)
+        if isinstance(matrix, PermutedMatrix):
+            return PermutedMatrix(matrix.order, widened(matrix.matrix, inner))
+        order = np.broadcast_to(np.arange(matrix.shape[-2], dtype=np.int32), matrix.shape[:-1])
+        return PermutedMatrix(order, widened(matrix, inner))
+    assert isinstance(matrix, QuantisedMatrix)
+    axis, shape, codes, scales = matrix.ndim + matrix.axis, matrix.shape, matrix.codes, matrix.scales
+    groups = shape[axis] // form.group if form.group else 1
+    if matrix.codec.paired:
+        pairs = grouped(codes, axis, scales.shape[axis])
+        codes = np.concatenate([pairs & 15, pairs >> 4], axis + 1).reshape(shape)
+    if matrix.codec != form.codec:
+        codes, scales = as_numbers(codes, scales, matrix.codec)
+    codes = codes.astype(form.codec.dtype, copy=False)
+    if form.codec.paired:
+        codes = pack(grouped(codes, axis, groups), axis).reshape(*shape[:axis], -1, *shape[axis + 1 :])
+
+    def spread(part: np.ndarray) -> np.ndarray:
+        return np.repeat(part, groups // part.shape[axis], axis).astype(form.scales)
+
+    scales, minimums = spread(scales), matrix.minimums
+    if form.minimums:
+        minimums = np.zeros_like(scales) if minimums is None else spread(minimums)
+    return QuantisedMatrix(codes, scales, minimums, matrix.axis, form.codec, form.rounds_rows)
 
 
 def half_of_e8m0(exponents: np.ndarray) -> np.ndarray:

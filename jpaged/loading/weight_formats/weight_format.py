@@ -134,8 +134,10 @@ INT8_HOLDS = frozenset({INT8, UINT4_PAIRS, E2M1_PAIRS, E2M1_FLOATS, IQ4_PAIRS})
 """Codecs whose numbers, doubled where they are halves, are int8."""
 _CODEC_OF_DTYPE = {codec.dtype: codec for codec in (INT8, FLOAT8, UINT4, UINT4_PAIRS)}
 
-WeightFormats = Mapping[tuple[str, ...], WeightFormat]
-"""Formats by `WeightSource.path`: all layers' parameters of one name have one format, so that they can be stacked."""
+StatePath = tuple[str | int, ...]
+"""Path of a parameter in a model's state, where several layers' are one if they are stacked."""
+WeightFormats = Mapping[StatePath, WeightFormat]
+"""Formats by the paths of parameters: what lies in one array has one format."""
 
 
 def partition_of(source: WeightSource, shape: tuple[int, ...]) -> PartitionSpec:

@@ -449,10 +449,10 @@ def test_experts_blocks_are_kept_to_the_last_bit_for_any_number_of_shards(family
     model = abstract(config_from_gguf(file), tensor_parallel=shards)
     targets = targets_of(model)
     forms, _ = stored_formats(reader, targets, shards)
-    found = [target for target in targets if target.source.path in forms]
+    found = [target for target in targets if target.path in forms]
     assert {target.source.path[-2] for target in found} == {"gate_up", "down"}
     for target in found:
-        source, form = target.source, forms[target.source.path]
+        source, form = target.source, forms[target.path]
         assert form.codec.paired == (experts != Encoding.Q8_0)
         kept = read_codes(source, form, reader)
         assert kept.codec == form.codec

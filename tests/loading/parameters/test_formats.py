@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Encoding
 from gguf import quants
-from gguf_files import SIZES, write_gguf
+from gguf_files import SIZES, VOCABULARY, write_gguf
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from tiny_folders import write_llama
@@ -251,7 +251,7 @@ def write_model(path, encodings, default=Encoding.Q4_1):
         "attention__head_count_kv": KV_HEADS,
     }
     assert {name.replace("__", ".") for name in sizes} <= SIZES.keys()
-    return GGUFFile(write_gguf(path / "m.gguf", "llama", tensors, **sizes))
+    return GGUFFile(write_gguf(path / "m.gguf", "llama", tensors, VOCABULARY, **sizes))
 
 
 def random_k_blocks(encoding, shape, rng):
@@ -311,6 +311,32 @@ def test_four_bits_stay_four_bits_and_mixtures_take_eight(tmp_path):
     assert is_packed == {
         "qkv": False, "out": True, "gate_up": True, "down": True, "embed_tokens": True, "lm_head": False
     }  # fmt: skip
+
+
+MORE_BITS_IN_ONE = {"blk.1.ffn_down": Encoding.Q6_K, "blk.1.attn_v": Encoding.Q6_K, "output": Encoding.Q6_K}
+
+
+def test_layers_that_are_not_stacked_have_formats_of_their_own(tmp_path):
+    file = write_model(tmp_path, MORE_BITS_IN_ONE | {"token_embd": Encoding.Q8_0}, Encoding.Q4_K)
+    _, _, params = load(file, "gguf")
+    held = {path[3:]: value for path, value in flat_values(params).items() if path[-2] in ("qkv", "down", "gate_up")}
+    by_layer = {
+        name: [(value.codec.paired, value.minimums is not None) for path, value in sorted(held.items()) if name in path]
+        for name in ("qkv", "down", "gate_up")
+    }
+    four, six, both = (True, True), (False, False), (False, True)
+    assert by_layer == {"qkv": [four, both], "down": [four, six], "gate_up": [four, four]}
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_saved_checkpoint_keeps_the_format_of_each_layer(tmp_path, stacked):
+    path = write_model(tmp_path, MORE_BITS_IN_ONE | {"token_embd": Encoding.Q8_0}, Encoding.Q4_K).path
+    convert_checkpoint(path, tmp_path / "saved", quantization="gguf")
+    loaded = load_model(path, quantization="gguf", stacked=stacked)
+    saved = load_model(tmp_path / "saved", stacked=stacked)
+    assert jax.tree.structure(saved.params) == jax.tree.structure(loaded.params)
+    for one, other in zip(jax.tree.leaves(saved.params), jax.tree.leaves(loaded.params), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_other_encodings_are_dequantised_and_said(tmp_path, caplog):

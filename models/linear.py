@@ -140,8 +140,16 @@ class ExpertLinear(nnx.Module):
     ) -> Iterator[WeightSource]:
         """Yield the sources of this module at `path` in its layer: the checkpoint's `tensors`, and ``{tensor}_bias`` of
         each where there are biases."""
-        weight, floats = (*path, "weight"), self.bfloat16_tiles
-        yield WeightSource(weight, tuple(tensors), convert, self.partition, layer, -2, bfloat16_tiles=floats)
+        yield WeightSource(
+            (*path, "weight"),
+            tuple(tensors),
+            convert,
+            self.partition,
+            layer,
+            contracted=-2,
+            tiled=self.impl == "cpu",
+            bfloat16_tiles=self.bfloat16_tiles,
+        )
         if self.bias is not None:
             partition = P(self.partition[0], self.partition[-1])
             biases = tuple(f"{tensor}_bias" for tensor in tensors)

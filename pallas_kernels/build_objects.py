@@ -54,7 +54,8 @@ def all_calls() -> Iterator[Call]:
     yield from (("paged_attention.cpu_call:target", (dtype,)) for dtype in DTYPES)
     for kind in _pair_kinds():
         yield from ((f"bfloat16_matmul.cpu_kernel:{name}", (kind,)) for name in ("target", "grouped_target"))
-    yield from (("tiled_matmul.cpu_kernel:target", (variant,)) for variant in _variants())
+    for variant in _variants():
+        yield from ((f"tiled_matmul.cpu_kernel:{name}", (variant,)) for name in ("target", "grouped_target"))
 
 
 def _pair_kinds() -> list[str]:

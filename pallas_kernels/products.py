@@ -25,7 +25,7 @@ from pallas_kernels.quantised import QuantisedMatrix
 from pallas_kernels.quantised_matmul import quantised_matmul, quantised_matmul_grouped, quantised_matmul_table
 from pallas_kernels.tiled import TiledMatrix
 from pallas_kernels.tiled_floats import TiledFloats
-from pallas_kernels.tiled_matmul import tiled_matmul
+from pallas_kernels.tiled_matmul import tiled_matmul, tiled_matmul_grouped
 
 __all__ = ["PRODUCTS", "Products", "Weight", "multiply", "multiply_grouped", "multiply_table"]
 
@@ -168,11 +168,13 @@ def _by_tiles_of_table(x: Array, table: TiledMatrix, how: How) -> Array:
     return _CODES.table(x, table.untiled(), how)
 
 
-_TILES = Products(
-    matrix=_by_tiles,
-    table=_by_tiles_of_table,
-    grouped=lambda x, table, counts, how: _CODES.grouped(x, table.untiled(), counts, how),
-)
+def _by_tiles_of_experts(x: Array, table: TiledMatrix, counts: Array, how: How) -> Array:
+    if how.impl == "cpu":
+        return tiled_matmul_grouped(x, table, counts).astype(x.dtype)
+    return _CODES.grouped(x, table.untiled(), counts, how)
+
+
+_TILES = Products(_by_tiles, _by_tiles_of_table, _by_tiles_of_experts)
 
 # ------------------------------------------------------------------ floats in another layout
 

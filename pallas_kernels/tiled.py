@@ -7,7 +7,7 @@ held without a sign, as the instructions want one operand so: int8 codes as ``co
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -32,11 +32,12 @@ MOST_OF_A_GROUP = 64
 )
 @dataclass(frozen=True)
 class TiledMatrix(QuantisedMatrix):
-    """Holds a `QuantisedMatrix` of two dimensions in tiles; `tiled` makes it.
+    """Holds a `QuantisedMatrix` in tiles; `tiled` makes it.
 
     Attributes:
-        codes: uint8 [panels, quads, 16, 4]; packed, a group's bytes hold its first half in their low nibbles.
-        scales: [panels, groups, 16].
+        codes: uint8 [panels, quads, 16, 4], or of a stack of matrices one more axis before; packed, a group's bytes
+            hold its first half in their low nibbles.
+        scales: [panels, groups, 16], with the same axes before.
         minimums: has the shape of `scales`, or is None.
         inputs, outputs: of the matrix; what tiles have beyond is zero.
         offset: what was added to every code.
@@ -48,16 +49,17 @@ class TiledMatrix(QuantisedMatrix):
 
     @property
     def ndim(self) -> int:
-        return 2
+        return self.codes.ndim - 2
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of the matrix that this stands for."""
-        return (self.inputs, self.outputs) if self.axis == -2 else (self.outputs, self.inputs)
+        """Return the shape of what this stands for."""
+        sizes = (self.inputs, self.outputs) if self.axis == -2 else (self.outputs, self.inputs)
+        return (*self.codes.shape[:-4], *sizes)
 
     @property
     def T(self) -> TiledMatrix:
-        """Return the transposed matrix, which has the same tiles."""
+        """Return the transposed matrix, which has the same tiles. There must be no leading dimensions."""
         return self._with(self.codes, self.scales, self.minimums, axis=-3 - self.axis)
 
     @property
@@ -125,57 +127,59 @@ def takes(codec: Codec, group: int, inputs: int) -> bool:
     return group % unit == 0 and group <= MOST_OF_A_GROUP
 
 
-def sizes(inputs: int, outputs: int, groups: int, *, packed: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shapes of the codes and of the scales of a tiled matrix."""
-    panels, quads = -(-outputs // OUTPUTS), -(-inputs // (2 * INPUTS if packed else INPUTS))
-    return (panels, quads, OUTPUTS, INPUTS), (panels, groups, OUTPUTS)
-
-
 def tiled(matrix: QuantisedMatrix) -> TiledMatrix:
-    """Return a matrix of two dimensions, held by NumPy, in tiles.
+    """Return a matrix, or a stack of them, held by NumPy, in tiles.
 
     Raises:
         ValueError: the matrix cannot be tiled, see `takes`.
     """
     axis, packed = matrix.axis, matrix.codec.paired
-    inputs, outputs = matrix.shape if axis == -2 else matrix.shape[::-1]
+    whole = abstract(matrix)
     groups = matrix.scales.shape[axis]
-    if not takes(matrix.codec, inputs // groups, inputs):
-        raise ValueError(f"a matrix of {matrix.codes.dtype} in {groups} groups of {inputs} inputs cannot be tiled")
-    shape, of_scales = sizes(inputs, outputs, groups, packed=packed)
-
-    def by_inputs(part: Any) -> np.ndarray:
-        part = np.asarray(part)
-        return part if axis == -2 else part.T
-
-    given = by_inputs(matrix.codes)
-    codes = np.empty(shape, np.uint8)
-    for start, stop in columns_at_once(len(given), outputs):
-        lines = given[:, start:stop].T
-        unsigned = lines if packed else lines.view(np.uint8) ^ np.uint8(128)
-        fill_tiles(codes[start // OUTPUTS : -(-stop // OUTPUTS)], unsigned, 0 if packed else 128)
-    scales = _by_panels(by_inputs(matrix.scales), of_scales)
-    minimums = None if matrix.minimums is None else _by_panels(by_inputs(matrix.minimums), of_scales)
-    return TiledMatrix(
-        codes, scales, minimums, axis, matrix.codec, matrix.rounds_rows, inputs, outputs, 0 if packed else 128
-    )
+    if not takes(matrix.codec, whole.inputs // groups, whole.inputs):
+        raise ValueError(
+            f"a matrix of {matrix.codes.dtype} in {groups} groups of {whole.inputs} inputs cannot be tiled"
+        )
+    of_codes, of_scales = _by_inputs(matrix.codes, axis), _by_inputs(matrix.scales, axis)
+    of_minimums = None if matrix.minimums is None else _by_inputs(matrix.minimums, axis)
+    codes = np.empty(whole.codes.shape, np.uint8)
+    scales = np.zeros(whole.scales.shape, whole.scales.dtype)
+    minimums = None if of_minimums is None else np.zeros_like(scales)
+    for place in np.ndindex(codes.shape[:-4]):
+        own = of_codes[place]
+        for start, stop in columns_at_once(len(own), whole.outputs):
+            lines = own[:, start:stop].T
+            unsigned = lines if packed else lines.view(np.uint8) ^ np.uint8(128)
+            fill_tiles(codes[(*place, slice(start // OUTPUTS, -(-stop // OUTPUTS)))], unsigned, 0 if packed else 128)
+        _fill_panels(scales[place], of_scales[place])
+        if minimums is not None and of_minimums is not None:
+            _fill_panels(minimums[place], of_minimums[place])
+    return replace(whole, codes=codes, scales=scales, minimums=minimums)
 
 
 def abstract(matrix: QuantisedMatrix) -> TiledMatrix:
-    """Return the shapes that `tiled` would make of a matrix of shapes."""
+    """Return the shapes that `tiled` would make of a matrix of arrays or shapes."""
     axis, packed = matrix.axis, matrix.codec.paired
-    inputs, outputs = matrix.shape if axis == -2 else matrix.shape[::-1]
-    shape, of_scales = sizes(inputs, outputs, matrix.scales.shape[axis], packed=packed)
-    codes, scales = jax.ShapeDtypeStruct(shape, np.uint8), jax.ShapeDtypeStruct(of_scales, matrix.scales.dtype)
+    inputs, outputs = matrix.shape[-2:] if axis == -2 else matrix.shape[-2:][::-1]
+    lead, groups = matrix.shape[:-2], matrix.scales.shape[axis]
+    panels, quads = -(-outputs // OUTPUTS), -(-inputs // (2 * INPUTS if packed else INPUTS))
+    codes = jax.ShapeDtypeStruct((*lead, panels, quads, OUTPUTS, INPUTS), np.uint8)
+    scales = jax.ShapeDtypeStruct((*lead, panels, groups, OUTPUTS), matrix.scales.dtype)
     minimums = None if matrix.minimums is None else scales
     return TiledMatrix(
         codes, scales, minimums, axis, matrix.codec, matrix.rounds_rows, inputs, outputs, 0 if packed else 128
     )
 
 
-def _by_panels(part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Return scales or minimums [groups, outputs] by panels, zero beyond the outputs."""
-    panels, groups, lanes = shape
-    padded = np.zeros((groups, panels * lanes), part.dtype)
-    padded[:, : part.shape[1]] = part
-    return np.ascontiguousarray(padded.reshape(groups, panels, lanes).transpose(1, 0, 2))
+def _by_inputs(part: Any, axis: int) -> np.ndarray:
+    """Return codes, scales or minimums with the inputs before the outputs."""
+    return np.asarray(part) if axis == -2 else np.asarray(part).swapaxes(-2, -1)
+
+
+def _fill_panels(panels: np.ndarray, part: np.ndarray) -> None:
+    """Put a matrix' scales or minimums [groups, outputs] into [panels, groups, 16], which is zero."""
+    groups, outputs = part.shape
+    whole = outputs // OUTPUTS
+    panels[:whole] = part[:, : whole * OUTPUTS].reshape(groups, whole, OUTPUTS).swapaxes(0, 1)
+    if whole < len(panels):
+        panels[whole, :, : outputs - whole * OUTPUTS] = part[:, whole * OUTPUTS :]

@@ -18,7 +18,7 @@ from pallas_kernels.custom_calls import target
 from pallas_kernels.tiled import INPUTS, TiledMatrix
 from pallas_kernels.tiled_matmul.variant import TileVariant, rounded_bytes
 
-__all__ = ["rounded_together", "tiled_matmul"]
+__all__ = ["rounded_together", "tiled_matmul", "tiled_matmul_grouped"]
 
 ROUNDED_TOGETHER = 64
 """The most neighbours of a row that share a scale, where the matrix has one scale an output. With one scale a row,
@@ -44,28 +44,53 @@ def tiled_matmul(
     Raises:
         ValueError: this machine has no such instructions.
     """
-    if kind is not None and kind not in kinds_here():
-        raise ValueError(f"kind={kind!r} is none of {', '.join(kinds_here())}, which this machine has")
-    first = matrices[0]
-    groups, has_minimums = first.scales.shape[1], first.minimums is not None
-    shared = groups == 1 and not first.codec.paired and not has_minimums
-    if shared:
-        groups = first.inputs // rounded_together(first.inputs)
-    half = first.scales.dtype == jnp.float16
-    instructions = kind_for(kind or best_kind(), first.inputs // groups, packed=first.codec.paired)
-    variant = TileVariant(
-        instructions, groups > 1, shared and groups > 1, first.codec.paired, has_minimums, first.offset, half
-    )
-    results = (
-        jax.ShapeDtypeStruct((len(x), first.outputs), jnp.float32),
-        jax.ShapeDtypeStruct((len(x), rounded_bytes(first.inputs, variant)), jnp.int8),
-        jax.ShapeDtypeStruct((len(x), groups, 3), jnp.float32),
-    )
+    variant, results = _described(x, matrices[0], kind)
     index_and_rows = jnp.asarray([index, len(x) if rows is None else rows], jnp.int32)
     codes, scales = [m.codes for m in matrices], [m.scales for m in matrices]
-    minimums = [m.minimums for m in matrices] if has_minimums else []
+    minimums = [m.minimums for m in matrices] if variant.minimums else []
     call = jax.ffi.ffi_call(target("tiled_matmul.cpu_kernel:target", variant), results)
     return call(x.astype(jnp.float32), index_and_rows, *codes, *scales, *minimums)[0]
+
+
+def tiled_matmul_grouped(
+    x: Float[Array, "rows inputs"], table: TiledMatrix, counts: Int[Array, " experts"], *, kind: Kind | None = None
+) -> Float[Array, "rows outputs"]:
+    """Return each row's product with its expert's matrix in float32; rows of no expert give 0.
+
+    Args:
+        x: sorted by expert: the first ``counts[0]`` rows are expert 0's.
+        table: [experts, inputs, outputs]; only matrices of experts that have rows are read.
+        kind: see `tiled_matmul`.
+
+    Raises:
+        ValueError: this machine has no such instructions.
+    """
+    variant, results = _described(x, table, kind)
+    all_rows = jnp.asarray([0, len(x)], jnp.int32)
+    call = jax.ffi.ffi_call(target("tiled_matmul.cpu_kernel:grouped_target", variant), results)
+    minimums = [table.minimums] if variant.minimums else []
+    return call(x.astype(jnp.float32), all_rows, table.codes, table.scales, *minimums, counts.astype(jnp.int32))[0]
+
+
+def _described(
+    x: Array, matrix: TiledMatrix, kind: Kind | None
+) -> tuple[TileVariant, tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]]:
+    """Return the variant of a matrix, and the results of a product: the product itself, the rows' rounded numbers and
+    the factors of their groups."""
+    if kind is not None and kind not in kinds_here():
+        raise ValueError(f"kind={kind!r} is none of {', '.join(kinds_here())}, which this machine has")
+    groups, has_minimums, packed = matrix.scales.shape[-2], matrix.minimums is not None, matrix.codec.paired
+    shared = groups == 1 and not packed and not has_minimums
+    if shared:
+        groups = matrix.inputs // rounded_together(matrix.inputs)
+    half = matrix.scales.dtype == jnp.float16
+    instructions = kind_for(kind or best_kind(), matrix.inputs // groups, packed=packed)
+    variant = TileVariant(instructions, groups > 1, shared and groups > 1, packed, has_minimums, matrix.offset, half)
+    return variant, (
+        jax.ShapeDtypeStruct((len(x), matrix.outputs), jnp.float32),
+        jax.ShapeDtypeStruct((len(x), rounded_bytes(matrix.inputs, variant)), jnp.int8),
+        jax.ShapeDtypeStruct((len(x), groups, 3), jnp.float32),
+    )
 
 
 def rounded_together(inputs: int) -> int:

@@ -11,6 +11,7 @@ the matrix only.
 
 from __future__ import annotations
 
+from functools import cache
 from types import FunctionType
 from typing import Any
 
@@ -21,7 +22,7 @@ from numba.extending import intrinsic
 
 from pallas_kernels import ffi
 from pallas_kernels.cpu_dots import FLOATS, INTS, Emitter, vector
-from pallas_kernels.cpu_tiles import stack_memory
+from pallas_kernels.cpu_tiles import rows_of_expert, stack_memory
 from pallas_kernels.ffi import address, argument, arguments, data, dimension, result
 from pallas_kernels.ffi.loops import njit
 from pallas_kernels.ffi.primitives import pointer
@@ -109,13 +110,14 @@ def emit_rounding(
 
 GRAINS = 4
 """Portions of a thread."""
+GRAINS_OF_EXPERTS = 16
+"""The same, where experts have more or fewer rows."""
 MOST_AS_THEY_ARE = 4
 """Rows that are not worth widening a panel for."""
 
 
 _rounded: Any = None
-_whole: Any = None
-_single: Any = None
+_some_panels: Any = None
 """Stand for what `_bound` puts in their places: for each variant, how rows are rounded and multiplied."""
 _panels_of_an_item: Any = None
 _has_minimums: Any = None
@@ -132,20 +134,39 @@ def target(variant: TileVariant) -> str:
     3]. Only the first `wanted` rows are multiplied; the others give 0.
     """
     name = f"jpaged_tiled_{variant.name}"
-    _, panels = variant.tiles
-    names = {"_panels_of_an_item": panels, "_has_minimums": variant.minimums, "_scale_bytes": variant.scale_bytes}
-    parts = {"_whole": _rows_by_panels(variant, panels), "_single": _rows_by_panels(variant, 1)}
-    run = ffi.cfunc(ffi.RUN, error_model="numpy")(_bound(_multiply, **names, **parts))
-    first = ffi.cfunc(ffi.RUN, error_model="numpy")(
-        _bound(_round, _rounded=rounding(variant), _number_bytes=variant.number_bytes)
-    )
-    ffi.register(name, run, items_of=((2, 0),), portion=panels, grains=GRAINS, before=(first, 0, 0))
+    run, first = _loops(_multiply, variant)
+    portion = variant.tiles[1]
+    ffi.register(name, run, items_of=((2, 0),), portion=portion, grains=GRAINS, before=(first, 0, 0))
     return name
 
 
-def _bound(function: Any, **names: Any) -> Any:
-    """Return a function with these global names besides its module's."""
-    return FunctionType(function.__code__, function.__globals__ | names, function.__name__)
+@ffi.known_again
+def grouped_target(variant: TileVariant) -> str:
+    """Return the name of the custom call ``(x, [0, rows], codes, scales, [minimums], counts) -> (each row times its
+    expert's matrix, rounded x, factors of its groups)``.
+
+    x: sorted by expert; codes, scales and minimums have an axis of experts before the others; counts: int32 [experts].
+    The rest is as for `target`. Rows of no expert give 0, and matrices without rows are not read.
+    """
+    name = f"jpaged_tiled_experts_{variant.name}"
+    run, first = _loops(_multiply_grouped, variant)
+    ffi.register(name, run, items_of=((2, 0), (2, 1)), grains=GRAINS_OF_EXPERTS, before=(first, 0, 0))
+    return name
+
+
+def _loops(multiply: Any, variant: TileVariant) -> tuple[Any, Any]:
+    """Return the loops that multiply and that round before, for a variant."""
+    names = {
+        "_panels_of_an_item": variant.tiles[1],
+        "_has_minimums": variant.minimums,
+        "_scale_bytes": variant.scale_bytes,
+        "_some_panels": _rows_by_some_panels(variant),
+    }
+    rounds = {"_rounded": rounding(variant), "_number_bytes": variant.number_bytes}
+    return tuple(
+        ffi.cfunc(ffi.RUN, error_model="numpy")(FunctionType(loop.__code__, loop.__globals__ | own, loop.__name__))
+        for loop, own in ((multiply, names), (_round, rounds))
+    )
 
 
 def _rows_by_panels(variant: TileVariant, panels: int) -> Any:
@@ -176,6 +197,46 @@ def _rows_by_panels(variant: TileVariant, panels: int) -> Any:
     return njit(multiply)
 
 
+@cache
+def _rows_by_some_panels(variant: TileVariant) -> Any:
+    """Return the product of any number of rows and the panels from one to another, as a compiled function."""
+    at_once = variant.tiles[1]
+    whole, single = _rows_by_panels(variant, at_once), _rows_by_panels(variant, 1)
+
+    def multiply(numbers, matrix, panel, stop, to, outputs, scratch):
+        """Multiply with the panels from `panel` to `stop`, `at_once` of them where there are as many.
+
+        Args:
+            numbers: address and stride of the rounded rows, of their factors, and the number of rows.
+            matrix: addresses of its first panel's codes, scales and minimums; the bytes of a panel's codes and of its
+                scales; the groups, and the tiles of a group.
+            to: address of the result [rows, outputs].
+            scratch: address of `TILE_BYTES` for a panel whose outputs are fewer than 16.
+        """
+        x, x_stride, f, f_stride, rows = numbers
+        codes, scales, least, w_panel, s_panel, groups, quads = matrix
+        stride = outputs * FLOAT
+        while panel < stop:
+            w, s, less = codes + panel * w_panel, scales + panel * s_panel, least + panel * s_panel
+            out, width = to + panel * TILE_BYTES, min(OUTPUTS, outputs - panel * OUTPUTS)
+            if panel + at_once <= min(stop, outputs // OUTPUTS):
+                whole(x, x_stride, f, f_stride, rows, w, w_panel, s, less, s_panel, groups, quads, out, stride)
+                panel += at_once
+            elif width == OUTPUTS:
+                single(x, x_stride, f, f_stride, rows, w, w_panel, s, less, s_panel, groups, quads, out, stride)
+                panel += 1
+            else:
+                for row in range(rows):
+                    mine, factor = x + row * x_stride, f + row * f_stride
+                    single(mine, x_stride, factor, f_stride, 1, w, w_panel, s, less, s_panel, groups, quads, scratch, 0)
+                    full, part = carray(pointer(scratch), (OUTPUTS,), np.float32), pointer(out + row * stride)
+                    for column in range(width):
+                        carray(part, (OUTPUTS,), np.float32)[column] = full[column]
+                panel += 1
+
+    return njit(multiply)
+
+
 @njit
 def _noop(x, x_stride, f, f_stride, rows, w, w_panel, scales, least, s_panel, groups, quads, out, stride):
     """Stand where a variant widens nothing."""
@@ -199,44 +260,60 @@ def _multiply(frame, begin, end):
     """Multiply with the panels of items `begin` to `end`."""
     index, wanted = carray(data(argument(frame, 1)), (2,), np.int32)
     matrices = (arguments(frame) - 2) // (3 if _has_minimums else 2)
-    codes, scales = argument(frame, 2 + index), argument(frame, 2 + matrices + index)
-    numbers, factors = result(frame, 1), result(frame, 2)
-    rows, outputs = dimension(result(frame, 0), 0), dimension(result(frame, 0), 1)
-    groups, panels = dimension(factors, 1), dimension(codes, 0)
-    x, x_stride, f, f_stride = address(numbers), dimension(numbers, 1), address(factors), groups * FACTORS
+    codes, scales, to = argument(frame, 2 + index), argument(frame, 2 + matrices + index), result(frame, 0)
+    least = address(argument(frame, 2 + 2 * matrices + index)) if _has_minimums else 0
+    rows, outputs, panels, groups = dimension(to, 0), dimension(to, 1), dimension(codes, 0), _groups(frame)
+    live, panel, stop = min(rows, wanted), begin * _panels_of_an_item, min(end * _panels_of_an_item, panels)
+    if live < rows:
+        clear_columns(address(to), live, rows, panel * OUTPUTS, min(stop * OUTPUTS, outputs), outputs)
     w_panel, s_panel = dimension(codes, 1) * TILE_BYTES, dimension(scales, 1) * OUTPUTS * _scale_bytes
-    quads, stride = dimension(codes, 1) // groups, outputs * FLOAT
-    of_minimums = address(argument(frame, 2 + 2 * matrices + index)) if _has_minimums else 0
-    scratch = stack_memory(TILE_BYTES)
-    live = min(rows, wanted)
-    for item in range(begin, end):
-        panel, stop = item * _panels_of_an_item, min((item + 1) * _panels_of_an_item, panels)
-        if live < rows:
-            clear_columns(address(result(frame, 0)), live, rows, panel * OUTPUTS, min(stop * OUTPUTS, outputs), outputs)
-        together = panel + _panels_of_an_item <= outputs // OUTPUTS
-        while panel < stop:
-            w, s, least = (
-                address(codes) + panel * w_panel,
-                address(scales) + panel * s_panel,
-                of_minimums + panel * s_panel,
-            )
-            out, width = address(result(frame, 0)) + panel * TILE_BYTES, min(OUTPUTS, outputs - panel * OUTPUTS)
-            if together:
-                _whole(x, x_stride, f, f_stride, live, w, w_panel, s, least, s_panel, groups, quads, out, stride)
-                panel = stop
-            elif width == OUTPUTS:
-                _single(x, x_stride, f, f_stride, live, w, w_panel, s, least, s_panel, groups, quads, out, stride)
-                panel += 1
-            else:
-                for row in range(live):
-                    mine, factor = x + row * x_stride, f + row * f_stride
-                    _single(
-                        mine, x_stride, factor, f_stride, 1, w, w_panel, s, least, s_panel, groups, quads, scratch, 0
-                    )
-                    whole, part = carray(pointer(scratch), (OUTPUTS,), np.float32), pointer(out + row * stride)
-                    for column in range(width):
-                        carray(part, (OUTPUTS,), np.float32)[column] = whole[column]
-                panel += 1
+    matrix = (address(codes), address(scales), least, w_panel, s_panel, groups, dimension(codes, 1) // groups)
+    _some_panels(_numbers(frame, 0, live), matrix, panel, stop, address(to), outputs, stack_memory(TILE_BYTES))
+
+
+def _multiply_grouped(frame, begin, end):
+    """Multiply experts' rows with their panels; items are the panels of all experts, one expert after another."""
+    codes, scales, to = argument(frame, 2), argument(frame, 3), result(frame, 0)
+    least = address(argument(frame, 4)) if _has_minimums else 0
+    experts, panels, groups = dimension(codes, 0), dimension(codes, 1), _groups(frame)
+    counts = carray(data(argument(frame, 5 if _has_minimums else 4)), (experts,), np.int32)
+    rows, outputs, scratch = dimension(to, 0), dimension(to, 1), stack_memory(TILE_BYTES)
+    w_panel, s_panel = dimension(codes, 2) * TILE_BYTES, dimension(scales, 2) * OUTPUTS * _scale_bytes
+    quads = dimension(codes, 2) // groups
+    row, seen, place = 0, 0, begin
+    while place < end:
+        expert, panel = place // panels, place % panels
+        stop = min(panels, panel + end - place)
+        place += stop - panel
+        row, number = rows_of_expert(counts, expert, rows, seen, row)
+        seen = expert
+        if expert + 1 == experts:
+            last = min(stop * OUTPUTS, outputs)
+            clear_columns(address(to), row + number, rows, panel * OUTPUTS, last, outputs)
+        if number > 0:
+            w, s = address(codes) + expert * panels * w_panel, address(scales) + expert * panels * s_panel
+            matrix = (w, s, least + expert * panels * s_panel, w_panel, s_panel, groups, quads)
+            out = address(to) + row * outputs * FLOAT
+            _some_panels(_numbers(frame, row, number), matrix, panel, stop, out, outputs, scratch)
+
+
+@njit
+def _groups(frame):
+    """Return the groups of a row."""
+    return dimension(result(frame, 2), 1)
+
+
+@njit
+def _numbers(frame, row, rows):
+    """Return address and stride of the rounded rows from `row` on, of their factors, and the number of rows."""
+    x_stride, f_stride = dimension(result(frame, 1), 1), _groups(frame) * FACTORS
+    return (
+        address(result(frame, 1)) + row * x_stride,
+        x_stride,
+        address(result(frame, 2)) + row * f_stride,
+        f_stride,
+        rows,
+    )
 
 
 @njit

@@ -15,10 +15,10 @@ from thorough import by_name, rarely
 
 from pallas_kernels.cpu_dots import Emitter
 from pallas_kernels.cpu_features import kinds_here
-from pallas_kernels.products import multiply, multiply_table
+from pallas_kernels.products import multiply, multiply_grouped, multiply_table
 from pallas_kernels.quantised import UINT4_PAIRS, QuantisedMatrix
 from pallas_kernels.tiled import tiled
-from pallas_kernels.tiled_matmul import rounded_together, tiled_matmul
+from pallas_kernels.tiled_matmul import rounded_together, tiled_matmul, tiled_matmul_grouped
 from pallas_kernels.tiled_matmul.cpu_tiles import emit_product
 from pallas_kernels.tiled_matmul.variant import TileVariant
 
@@ -93,6 +93,47 @@ def test_all_kinds_of_instructions_give_the_same_bits(variant, rows):
     first, *others = (multiplied(x, matrix, kind) for kind in KINDS)
     for other in others:
         np.testing.assert_array_equal(other, first)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    counts=st.lists(st.sampled_from([0, 0, 1, 2, 3, 9]), min_size=1, max_size=7),
+    beyond=st.integers(0, 3),
+    inputs=st.sampled_from([32, 160]),
+    outputs=st.sampled_from([1, 16, 50, 130]),
+    variant=st.sampled_from(sorted(TILED)),
+)
+def test_rows_of_an_expert_have_the_bits_of_a_product_with_its_matrix(counts, beyond, inputs, outputs, variant):
+    table = tiled(random_matrix(TILED[variant], (len(counts), inputs, outputs)))
+    x = RNG.standard_normal((sum(counts) + beyond, inputs), np.float32)
+    found = np.asarray(tiled_matmul_grouped(x, table, jnp.asarray(counts)))
+    row = 0
+    for expert, count in enumerate(counts):
+        own = jax.tree.map(lambda part, expert=expert: part[expert], table)
+        if count:
+            np.testing.assert_array_equal(found[row : row + count], tiled_matmul(x[row : row + count], [own]))
+        row += count
+    assert not found[row:].any()
+
+
+@pytest.mark.parametrize("variant", TILED)
+def test_a_stack_of_matrices_lies_in_tiles_as_each_does_alone(variant):
+    stack = random_matrix(TILED[variant], (3, 64, 50))
+    tiles = tiled(stack)
+    assert tiles.shape == stack.shape == jax.tree.map(jnp.asarray, tiles).untiled().shape
+    for number in range(3):
+        alone = tiled(jax.tree.map(lambda part, number=number: part[number], stack))
+        for one, other in zip(jax.tree.leaves(tiles), jax.tree.leaves(alone), strict=True):
+            np.testing.assert_array_equal(one[number], other)
+
+
+@pytest.mark.parametrize("impl", ["xla", "reference"])
+def test_other_products_take_experts_in_tiles_too(impl):
+    stack = random_matrix(TILED["int8 groups"], (3, 64, 50))
+    x, counts = jnp.asarray(RNG.standard_normal((6, 64)), jnp.float32), jnp.asarray([2, 0, 3])
+    found = multiply_grouped(x, jax.tree.map(jnp.asarray, tiled(stack)), counts, impl=impl)
+    want = multiply_grouped(x, jax.tree.map(jnp.asarray, stack), counts, impl=impl)
+    np.testing.assert_allclose(found, want, atol=1e-5)
 
 
 @settings(max_examples=15, deadline=None)

@@ -121,7 +121,7 @@ def in_formats(targets: Sequence[Target], formats: WeightFormats, compact: Compa
 
 def _is_tiled(target: Target, form: WeightFormat) -> bool:
     """Tell whether products want a parameter in tiles, and its format has them."""
-    if not target.source.tiled or len(target.shape) != 2 or not form.rounds_rows or form.ordered:
+    if not target.source.tiled or not form.rounds_rows or form.ordered:
         return False
     assert target.source.contracted is not None
     inputs = target.shape[target.source.contracted]

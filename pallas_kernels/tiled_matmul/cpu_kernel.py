@@ -163,9 +163,13 @@ def _loops(multiply: Any, variant: TileVariant) -> tuple[Any, Any]:
         "_some_panels": _rows_by_some_panels(variant),
     }
     rounds = {"_rounded": rounding(variant), "_number_bytes": variant.number_bytes}
-    return tuple(
-        ffi.cfunc(ffi.RUN, error_model="numpy")(FunctionType(loop.__code__, loop.__globals__ | own, loop.__name__))
-        for loop, own in ((multiply, names), (_round, rounds))
+    return _loop(multiply, names), _loop(_round, rounds)
+
+
+def _loop(function: Any, names: dict[str, Any]) -> Any:
+    """Return a function, compiled with these global names besides its module's."""
+    return ffi.cfunc(ffi.RUN, error_model="numpy")(
+        FunctionType(function.__code__, function.__globals__ | names, function.__name__)
     )
 
 

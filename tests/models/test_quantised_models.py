@@ -8,7 +8,7 @@ from checkpoints import make_checkpoint
 from dense_model import run_dense
 from flax import nnx
 
-from jpaged.loading import load_model
+from jpaged.loading import convert_checkpoint, load_model
 from pallas_kernels.quantised import QuantisedMatrix
 from pallas_kernels.tiled import TiledMatrix
 
@@ -52,13 +52,24 @@ def test_quantised_products_are_those_of_the_values(name, quantization, stacked,
     np.testing.assert_allclose(found[:, known], want[:, known], atol=rounding * np.abs(want[:, known]).max())
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3_moe"])
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_a_cpus_tiles_give_the_values_products_but_for_rounded_activations(name, quantization, tmp_path):
     make_checkpoint(name, tmp_path)
     loaded = load_model(tmp_path, dtype="float32", quantization=quantization)
     leaves = jax.tree.leaves(loaded.params, is_leaf=is_quantised)
-    assert any(isinstance(leaf, TiledMatrix) for leaf in leaves)
+    assert all(isinstance(leaf, TiledMatrix) for leaf in leaves if is_quantised(leaf))
     found = run_dense(nnx.merge(loaded.graphdef, loaded.params), TOKENS)[:, : loaded.model.vocab_size]
     want = run_dense(nnx.merge(loaded.graphdef, dequantised(loaded.params)), TOKENS)[:, : loaded.model.vocab_size]
     assert 0 < np.sqrt(np.mean((found - want) ** 2)) < 0.06 * np.std(want)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_a_converted_checkpoint_keeps_the_codes_of_experts(quantization, tmp_path):
+    make_checkpoint("qwen3_moe", tmp_path / "plain")
+    convert_checkpoint(tmp_path / "plain", tmp_path / "saved", quantization=quantization)
+    loaded = load_model(tmp_path / "plain", quantization=quantization).params
+    saved = load_model(tmp_path / "saved").params
+    assert jax.tree.structure(saved) == jax.tree.structure(loaded)
+    for one, other in zip(jax.tree.leaves(saved), jax.tree.leaves(loaded), strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.quantised import TILED_CODECS, Codec, QuantisedMatrix
+from pallas_kernels.quantised import E2M1_PAIRS, INT8, TILED_CODECS, UINT4, Codec, QuantisedMatrix
 from pallas_kernels.tile_order import OUTPUTS, columns_at_once, fill_tiles
 
 INPUTS = 4
@@ -73,7 +73,9 @@ class TiledMatrix(QuantisedMatrix):
         panel, place = ids // OUTPUTS, ids % OUTPUTS
         minimums = None if self.minimums is None else self.minimums[panel, :, place]
         codes = self.codes[panel, :, place].reshape(len(ids), -1)[:, : self._codes_of_an_output]
-        return QuantisedMatrix(self._signed(codes), self.scales[panel, :, place], minimums, -1, self.codec)
+        return QuantisedMatrix(
+            self._signed(codes), self.scales[panel, :, place], minimums, -1, self.codec, self.rounds_rows
+        )
 
     def untiled(self) -> QuantisedMatrix:
         """Return the matrix that was tiled, to the last bit; of a stack of them, the stack."""
@@ -88,7 +90,12 @@ class TiledMatrix(QuantisedMatrix):
 
         minimums = None if self.minimums is None else one_a_group(self.minimums)
         return QuantisedMatrix(
-            codes if self.axis == -2 else codes.T, one_a_group(self.scales), minimums, self.axis, self.codec
+            codes if self.axis == -2 else codes.T,
+            one_a_group(self.scales),
+            minimums,
+            self.axis,
+            self.codec,
+            self.rounds_rows,
         )
 
     def dequantised(self, dtype: jnp.dtype) -> Float[Array, "*matrix"]:
@@ -105,16 +112,31 @@ class TiledMatrix(QuantisedMatrix):
     def _signed(self, codes: Any) -> Any:
         if self.codec.paired:
             return codes
-        signed = codes ^ np.uint8(128)
-        return signed.view(np.int8) if isinstance(signed, np.ndarray) else jax.lax.bitcast_convert_type(signed, "int8")
+        held, dtype = codes ^ np.uint8(self.offset), self.codec.dtype
+        return held.view(dtype) if isinstance(held, np.ndarray) else jax.lax.bitcast_convert_type(held, dtype)
 
     def _with(self, codes: Any, scales: Any, minimums: Any, *, axis: int) -> TiledMatrix:
         sizes = self.inputs, self.outputs, self.offset
         return TiledMatrix(codes, scales, minimums, axis, self.codec, self.rounds_rows, *sizes)
 
 
+def has_tiles(codec: Codec, group: int, inputs: int, scales: np.dtype) -> bool:
+    """Tell whether a matrix can be tiled: its groups are whole tiles, and a CPU's loops decode its codes and scales.
+
+    Args:
+        group: see `takes`.
+        scales: dtype of the scales.
+    """
+    if codec == UINT4 or np.dtype(scales) not in (np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint8)):
+        return False
+    if (np.dtype(scales) == np.uint8) != (codec == E2M1_PAIRS):
+        return False
+    return group % (2 * INPUTS) == 0 if codec.paired else group % INPUTS == 0 or group == inputs
+
+
 def takes(codec: Codec, group: int, inputs: int) -> bool:
-    """Tell whether a matrix can be tiled: its codes are int8 or pairs of numbers, and its groups whole tiles.
+    """Tell whether integer instructions multiply a matrix: its codes are int8 or pairs of numbers, and its groups whole
+    tiles.
 
     Args:
         group: values that share a scale; `inputs` of them if all do.
@@ -131,12 +153,12 @@ def tiled(matrix: QuantisedMatrix) -> TiledMatrix:
     """Return a matrix, or a stack of them, held by NumPy, in tiles.
 
     Raises:
-        ValueError: the matrix cannot be tiled, see `takes`.
+        ValueError: the matrix cannot be tiled, see `has_tiles`.
     """
-    axis, packed = matrix.axis, matrix.codec.paired
+    axis = matrix.axis
     whole = abstract(matrix)
-    groups = matrix.scales.shape[axis]
-    if not takes(matrix.codec, whole.inputs // groups, whole.inputs):
+    groups, offset = matrix.scales.shape[axis], np.uint8(whole.offset)
+    if not has_tiles(matrix.codec, whole.inputs // groups, whole.inputs, matrix.scales.dtype):
         raise ValueError(
             f"a matrix of {matrix.codes.dtype} in {groups} groups of {whole.inputs} inputs cannot be tiled"
         )
@@ -149,8 +171,8 @@ def tiled(matrix: QuantisedMatrix) -> TiledMatrix:
         own = of_codes[place]
         for start, stop in columns_at_once(len(own), whole.outputs):
             lines = own[:, start:stop].T
-            unsigned = lines if packed else lines.view(np.uint8) ^ np.uint8(128)
-            fill_tiles(codes[(*place, slice(start // OUTPUTS, -(-stop // OUTPUTS)))], unsigned, 0 if packed else 128)
+            unsigned = lines.view(np.uint8) ^ offset if offset else lines.view(np.uint8)
+            fill_tiles(codes[(*place, slice(start // OUTPUTS, -(-stop // OUTPUTS)))], unsigned, int(offset))
         _fill_panels(scales[place], of_scales[place])
         if minimums is not None and of_minimums is not None:
             _fill_panels(minimums[place], of_minimums[place])
@@ -166,9 +188,8 @@ def abstract(matrix: QuantisedMatrix) -> TiledMatrix:
     codes = jax.ShapeDtypeStruct((*lead, panels, quads, OUTPUTS, INPUTS), np.uint8)
     scales = jax.ShapeDtypeStruct((*lead, panels, groups, OUTPUTS), matrix.scales.dtype)
     minimums = None if matrix.minimums is None else scales
-    return TiledMatrix(
-        codes, scales, minimums, axis, matrix.codec, matrix.rounds_rows, inputs, outputs, 0 if packed else 128
-    )
+    offset = 128 if matrix.codec == INT8 else 0
+    return TiledMatrix(codes, scales, minimums, axis, matrix.codec, matrix.rounds_rows, inputs, outputs, offset)
 
 
 def _by_inputs(part: Any, axis: int) -> np.ndarray:

@@ -1,8 +1,10 @@
-"""Multiplies some rows with quantised matrices held in tiles, by integer instructions of the CPU.
+"""Multiplies some rows with quantised matrices held in tiles, in a CPU's loops.
 
-Each row's numbers are rounded to 8 bits inside the product, a group of neighbours sharing a scale: the matrix' groups
-where it has some, else as long as `ROUNDED_TOGETHER` allows. A row's result does not depend on the other rows, and
-all kinds of instructions (`pallas_kernels.cpu_dots`) give the same integers.
+Where rows may be rounded (`QuantisedMatrix.rounds_rows`) and there are integer instructions for the codes, each row's
+numbers are rounded to 8 bits inside the product, a group of neighbours sharing a scale: the matrix' groups where it has
+some, else as long as `ROUNDED_TOGETHER` allows. All kinds of instructions (`pallas_kernels.cpu_dots`) give the same
+integers. Other products decode the codes and multiply in float32 (`cpu_exact`). A row's result does not depend on the
+other rows.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.cpu_features import Kind, best_kind, kind_for, kinds_here
 from pallas_kernels.custom_calls import target
-from pallas_kernels.tiled import INPUTS, TiledMatrix
-from pallas_kernels.tiled_matmul.variant import TileVariant, rounded_bytes
+from pallas_kernels.tiled import INPUTS, TiledMatrix, takes
+from pallas_kernels.tiled_matmul.variant import ExactVariant, TileVariant, rounded_bytes
 
 __all__ = ["rounded_together", "tiled_matmul", "tiled_matmul_grouped"]
 
@@ -39,17 +41,21 @@ def tiled_matmul(
         matrices: alike in everything but their numbers; a table, with axis -1, is multiplied as its transpose.
         index: may be traced.
         rows: how many rows of x, the first ones, are wanted; the others give 0. None: all.
-        kind: which instructions multiply; None = the best ones that this machine has.
+        kind: which integer instructions multiply; None = the best ones that this machine has.
 
     Raises:
         ValueError: this machine has no such instructions.
     """
-    variant, results = _described(x, matrices[0], kind)
+    first = matrices[0]
     index_and_rows = jnp.asarray([index, len(x) if rows is None else rows], jnp.int32)
     codes, scales = [m.codes for m in matrices], [m.scales for m in matrices]
-    minimums = [m.minimums for m in matrices] if variant.minimums else []
-    call = jax.ffi.ffi_call(target("tiled_matmul.cpu_kernel:target", variant), results)
-    return call(x.astype(jnp.float32), index_and_rows, *codes, *scales, *minimums)[0]
+    minimums = [] if first.minimums is None else [m.minimums for m in matrices]
+    operands = x.astype(jnp.float32), index_and_rows, *codes, *scales, *minimums
+    if not rounds(first):
+        exact, result = target("tiled_matmul.cpu_exact:target", _exact(first)), (len(x), first.outputs)
+        return jax.ffi.ffi_call(exact, jax.ShapeDtypeStruct(result, jnp.float32))(*operands)
+    variant, results = _described(x, first, kind)
+    return jax.ffi.ffi_call(target("tiled_matmul.cpu_kernel:target", variant), results)(*operands)[0]
 
 
 def tiled_matmul_grouped(
@@ -65,11 +71,23 @@ def tiled_matmul_grouped(
     Raises:
         ValueError: this machine has no such instructions.
     """
+    minimums = [] if table.minimums is None else [table.minimums]
+    x, operands = x.astype(jnp.float32), (table.codes, table.scales, *minimums, counts.astype(jnp.int32))
+    if not rounds(table):
+        exact, result = target("tiled_matmul.cpu_exact:grouped_target", _exact(table)), (len(x), table.outputs)
+        return jax.ffi.ffi_call(exact, jax.ShapeDtypeStruct(result, jnp.float32))(x, *operands)
     variant, results = _described(x, table, kind)
-    all_rows = jnp.asarray([0, len(x)], jnp.int32)
     call = jax.ffi.ffi_call(target("tiled_matmul.cpu_kernel:grouped_target", variant), results)
-    minimums = [table.minimums] if variant.minimums else []
-    return call(x.astype(jnp.float32), all_rows, table.codes, table.scales, *minimums, counts.astype(jnp.int32))[0]
+    return call(x, jnp.asarray([0, len(x)], jnp.int32), *operands)[0]
+
+
+def rounds(matrix: TiledMatrix) -> bool:
+    """Tell whether products round rows to 8 bits: they may, and there are integer instructions for the codes."""
+    return matrix.rounds_rows and takes(matrix.codec, matrix.inputs // matrix.scales.shape[-2], matrix.inputs)
+
+
+def _exact(matrix: TiledMatrix) -> ExactVariant:
+    return ExactVariant(matrix.codec.name, jnp.dtype(matrix.scales.dtype).name, matrix.minimums is not None)
 
 
 def _described(

@@ -6,6 +6,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pallas_kernels.cpu_features import Kind
+from pallas_kernels.quantised import (
+    E2M1_FLOATS,
+    E2M1_PAIRS,
+    FLOAT8,
+    FP4_PAIRS,
+    FP4_VALUES,
+    INT8,
+    IQ4_PAIRS,
+    IQ4_VALUES,
+    NF4_PAIRS,
+    NF4_VALUES,
+)
 from pallas_kernels.tile_order import OUTPUTS
 
 if TYPE_CHECKING:
@@ -77,6 +89,51 @@ class TileVariant:
         if dots.registers == 32 and dots.pieces == 1:
             return ((4, 1) if self.grouped else (8, 1)), 3
         return ((4, 1) if dots.pieces == 2 or dots.registers == 32 else (2, 1)), 1
+
+
+@dataclass(frozen=True)
+class ExactVariant:
+    """The facts of a tiled matrix whose products round no row that are constants when these are compiled.
+
+    Attributes:
+        codec: name of its `pallas_kernels.quantised.Codec`.
+        scale: name of the dtype of its scales, float32, float16 or uint8; the last are exponents of two.
+        minimums: whether there are minimums.
+    """
+
+    codec: str
+    scale: str
+    minimums: bool
+
+    @property
+    def packed(self) -> bool:
+        """Tell whether a byte holds two codes, of a group's first and second half."""
+        return self.codec not in (INT8.name, FLOAT8.name)
+
+    @property
+    def table(self) -> tuple[float, ...] | None:
+        """Return the numbers of the codes, where these are none themselves."""
+        return _TABLES.get(self.codec)
+
+    @property
+    def name(self) -> str:
+        """Return a name that no other variant has."""
+        return "_".join([*self.codec.split(), self.scale, *(["least"] if self.minimums else [])])
+
+    @property
+    def scale_bytes(self) -> int:
+        return {"float32": 4, "float16": 2, "uint8": 1}[self.scale]
+
+
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+_TABLES = {
+    E2M1_PAIRS.name: _E2M1,
+    E2M1_FLOATS.name: _E2M1,
+    **{
+        codec.name: tuple(map(float, values))
+        for codec, values in ((NF4_PAIRS, NF4_VALUES), (FP4_PAIRS, FP4_VALUES), (IQ4_PAIRS, IQ4_VALUES))
+    },
+}
 
 
 def rounded_bytes(inputs: int, variant: TileVariant) -> int:

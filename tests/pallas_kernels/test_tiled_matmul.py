@@ -1,6 +1,7 @@
 """Products with tiled matrices: to the last bit where integers are, against float64 of the rounded rows elsewhere."""
 
 import re
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -18,7 +19,7 @@ from pallas_kernels.cpu_features import kinds_here
 from pallas_kernels.products import multiply, multiply_grouped, multiply_table
 from pallas_kernels.quantised import UINT4_PAIRS, QuantisedMatrix
 from pallas_kernels.tiled import tiled
-from pallas_kernels.tiled_matmul import rounded_together, tiled_matmul, tiled_matmul_grouped
+from pallas_kernels.tiled_matmul import rounded_together, rounds, tiled_matmul, tiled_matmul_grouped
 from pallas_kernels.tiled_matmul.cpu_tiles import emit_product
 from pallas_kernels.tiled_matmul.variant import TileVariant
 
@@ -206,10 +207,97 @@ def test_other_products_take_tiles_too_and_round_nothing(impl):
     np.testing.assert_allclose(found, want, atol=1e-5 * np.abs(want).max())
 
 
-@pytest.mark.parametrize("variant", ["fp8", "mxfp4"])
-def test_what_has_no_whole_numbers_is_refused(variant):
+EXACT = {name: replace(form, rounds_rows=False) for name, form in FORMS.items() if name != "uint4"} | {
+    "int4 of 128": replace(FORMS["int4"], group=128, rounds_rows=False),
+    "nvfp4 of the whole axis": replace(FORMS["nvfp4"], group=0, rounds_rows=False),
+    "int8 of 80": replace(FORMS["int8 minimums"], group=80, rounds_rows=False),
+}
+"""Forms whose rows are multiplied as they are."""
+SIZES = {"int4 of 128": 384, "int8 of 80": 160}
+
+
+def exactly(variant, outputs, stack=()):
+    """Return a matrix, and the same in tiles."""
+    matrix = random_matrix(EXACT[variant], (*stack, SIZES.get(variant, 192), outputs))
+    return matrix, jax.tree.map(jnp.asarray, tiled(matrix))
+
+
+@pytest.mark.parametrize("variant", EXACT)
+@pytest.mark.parametrize("rows", [1, 11])
+def test_rows_that_must_not_be_rounded_are_multiplied_as_they_are(variant, rows):
+    matrix, tiles = exactly(variant, 113)
+    assert not rounds(tiles)
+    x = RNG.standard_normal((rows, matrix.shape[0]), np.float32)
+    values = np.asarray(matrix.dequantised(jnp.float32), np.float64)
+    found = np.asarray(tiled_matmul(x, [tiles]))
+    np.testing.assert_allclose(found, x.astype(np.float64) @ values, atol=2e-6 * (np.abs(x) @ np.abs(values)).max())
+
+
+@pytest.mark.parametrize("variant", EXACT)
+def test_numbers_are_decoded_to_the_last_bit(variant):
+    matrix, tiles = exactly(variant, 50)
+    one = np.eye(matrix.shape[0], dtype=np.float32)
+    np.testing.assert_array_equal(tiled_matmul(one, [tiles]), matrix.dequantised(jnp.float32))
+
+
+def test_every_float8_is_decoded_to_the_last_bit():
+    codes = np.arange(256, dtype=np.uint8).reshape(16, 16).view(FORMS["fp8"].codec.dtype)
+    matrix = QuantisedMatrix(codes, np.full((1, 16), 3, np.float32), codec=FORMS["fp8"].codec, rounds_rows=False)
+    found = np.concatenate(
+        [np.asarray(tiled_matmul(row[None], [tiled(matrix)])) for row in np.eye(16, dtype=np.float32)]
+    )
+    want = np.asarray(matrix.dequantised(jnp.float32))
+    known = ~np.isnan(want).any(0)  # a code that is no number spoils its output
+    assert known.sum() == 15
+    np.testing.assert_array_equal(found[:, known], want[:, known])
+    assert np.isnan(found[:, ~known]).all()
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    counts=st.lists(st.sampled_from([0, 0, 1, 2, 3, 9]), min_size=1, max_size=5),
+    outputs=st.sampled_from([1, 16, 50, 130]),
+    variant=st.sampled_from(["mxfp4", "int4 of 128", "fp8"]),
+)
+def test_rows_that_are_not_rounded_have_the_same_bits_alone_together_and_of_an_expert(counts, outputs, variant):
+    matrix, tiles = exactly(variant, outputs, (len(counts),))
+    x = RNG.standard_normal((sum(counts) + 1, matrix.shape[1]), np.float32)
+    found = np.asarray(tiled_matmul_grouped(x, tiles, jnp.asarray(counts)))
+    row = 0
+    for expert, count in enumerate(counts):
+        own = jax.tree.map(lambda part, expert=expert: part[expert], tiles)
+        for number in range(row, row + count):
+            np.testing.assert_array_equal(found[number], tiled_matmul(x[number : number + 1], [own])[0])
+        row += count
+    assert not found[row:].any()
+
+
+def test_rows_that_are_not_wanted_of_an_exact_product_are_zero():
+    matrix, tiles = exactly("nf4", 50)
+    x = RNG.standard_normal((12, matrix.shape[0]), np.float32)
+    found = multiplied(x, tiles, rows=jnp.int32(5))
+    np.testing.assert_array_equal(found[:5], multiplied(x, tiles)[:5])
+    assert not found[5:].any()
+
+
+@pytest.mark.parametrize("variant", EXACT)
+@pytest.mark.parametrize("axis", [-2, -1])
+def test_tiles_of_any_codec_hold_the_matrix_to_the_last_bit(variant, axis):
+    inputs = SIZES.get(variant, 192)
+    matrix = random_matrix(EXACT[variant], (inputs, 50) if axis == -2 else (50, inputs), axis=axis)
+    back = tiled(matrix).untiled()
+    assert jax.tree.structure(back) == jax.tree.structure(matrix)
+    for found, want in zip(jax.tree.leaves(back), jax.tree.leaves(matrix), strict=True):
+        assert found.dtype == want.dtype
+        bits = [np.ascontiguousarray(part).view(np.uint8) for part in (found, want)]
+        np.testing.assert_array_equal(*bits)
+
+
+@pytest.mark.parametrize(("variant", "inputs"), [("uint4", 64), ("int8 groups", 66), ("int4", 36)])
+def test_what_has_no_whole_tiles_is_refused(variant, inputs):
+    form = replace(FORMS[variant], group=inputs // 2 if variant != "uint4" else 16)
     with pytest.raises(ValueError, match="cannot be tiled"):
-        tiled(random_matrix(FORMS[variant], (64, 24)))
+        tiled(random_matrix(form, (inputs, 24)))
 
 
 @pytest.mark.parametrize("variant", ["int8", "int4"])

@@ -1,0 +1,319 @@
+"""Multiplies float32 rows with tiled matrices, to the values that their codes stand for, in loops that Numba compiles.
+
+Rows are not rounded. What they are multiplied with are the numbers that `QuantisedMatrix.dequantised` gives, to the
+last bit, and a row's sums have one order, whatever the other rows are.
+
+Memory. Some panels are an item of work. Their codes are decoded, up to `DEPTH` inputs at a time, to float32 numbers
+[inputs, panels * 16] on the stack, which stay in the first cache while all rows are multiplied with them.
+
+    tile (16 outputs x 4 bytes) -> for each byte, or half of one, a vector of 16 numbers, times scale, plus minimum
+
+Loops, from outside: panels; `DEPTH` inputs; in these, runs of inputs that share a scale and a half of their bytes,
+which are decoded one after another, and then rows, in tiles of `pallas_kernels.cpu_tiles`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from pallas_kernels import ffi
+from pallas_kernels.bfloat16_matmul.cpu_tiles import copy_numbers
+from pallas_kernels.cpu_dots import FLOATS, INTS, Emitter, vector
+from pallas_kernels.cpu_features import FEATURES, LANES
+from pallas_kernels.cpu_tiles import VECTORS, remaining_rows, rows_of_expert, stack_memory
+from pallas_kernels.ffi import address, argument, arguments, data, dimension, result
+from pallas_kernels.ffi.loops import njit
+from pallas_kernels.tiled import INPUTS, OUTPUTS
+from pallas_kernels.tiled_matmul.cpu_kernel import clear_columns
+from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES, repeated
+from pallas_kernels.tiled_matmul.variant import ExactVariant
+
+_BYTE, _INT, _WORD = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+PANELS = 3
+"""Panels that are decoded and multiplied together."""
+DEPTH = 128
+"""Most inputs that are decoded at a time: 24 KiB of three panels."""
+GRAINS, GRAINS_OF_EXPERTS = 4, 16
+"""Portions of a thread."""
+
+
+def decoding(variant: ExactVariant, panels: int, half: int) -> Any:
+    """Return ``f(w, w_panel, quads, scales, minimums, scales_panel, aside)``, to be called from compiled loops.
+
+    It writes the numbers of so many tiles of some panels, whose inputs share a scale, to `aside`: rows of all panels'
+    outputs, an input each. ``_panel`` is the bytes from one panel to the next. Of bytes with two codes it takes the low
+    ones, or with `half` the high ones.
+    """
+
+    @intrinsic
+    def decode(typingctx, w, w_panel, quads, scales, minimums, scales_panel, aside):
+        def generate(context, builder, signature, args):
+            emit_decoding(Emitter(builder), variant, panels, half, *args)
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 7), generate
+
+    return decode
+
+
+def emit_decoding(emit: Emitter, variant: ExactVariant, panels: int, half: int, *arguments: ir.Value) -> None:
+    """Append the instructions of `decoding`."""
+    w, w_panel, quads, scales, minimums, scales_panel, aside = arguments
+    builder = emit.builder
+
+    def of_panels(first: ir.Value) -> list[ir.Value]:
+        return [_floats(emit, emit.at(first, emit.times(scales_panel, panel)), variant) for panel in range(panels)]
+
+    factors, least = of_panels(scales), of_panels(minimums) if variant.minimums else [None] * panels
+    places = [emit.at(w, emit.times(w_panel, panel)) for panel in range(panels)]
+
+    def one_quad(quad: ir.Value, unchanged: list[ir.Value]) -> list[ir.Value]:
+        to = emit.at(aside, emit.times(quad, INPUTS * panels * TILE_BYTES))
+        for panel, (place, factor, low) in enumerate(zip(places, factors, least, strict=True)):
+            codes = emit.load(emit.at(place, emit.times(quad, TILE_BYTES)), INTS)
+            for number in range(INPUTS):
+                value = builder.fmul(_numbers(emit, codes, variant, number, half), factor)
+                value = value if low is None else builder.fadd(value, low)
+                emit.store(value, emit.at(to, (number * panels + panel) * TILE_BYTES))
+        return unchanged
+
+    repeated(emit, quads, [], one_quad)
+
+
+def _numbers(emit: Emitter, codes: ir.Value, variant: ExactVariant, number: int, half: int) -> ir.Value:
+    """Return the numbers that 16 outputs' codes of one input stand for.
+
+    Args:
+        codes: the tile, as a number of 32 bits an output.
+        number: the input's place in the tile.
+    """
+    builder = emit.builder
+
+    def constant(value: int) -> ir.Constant:
+        return emit.constant(INTS, value)
+
+    if variant.packed:
+        code = builder.lshr(codes, constant(8 * number + 4 * half))
+        if (table := variant.table) is not None:
+            return _looked_up(emit, table, code)
+        return builder.sitofp(builder.and_(code, constant(15)), FLOATS)
+    top = builder.shl(codes, constant(24 - 8 * number))
+    if variant.codec == "int8":  # held 128 too large
+        return builder.sitofp(builder.ashr(builder.xor(top, constant(1 << 31)), constant(24)), FLOATS)
+    # A float8_e4m3fn has exponent and mantissa where a float32 has them, and counts exponents from 120 less; those
+    # without an exponent are whole numbers, as threads may take a float32 without one as 0.
+    sign, size = builder.and_(top, constant(1 << 31)), builder.and_(builder.lshr(top, constant(4)), constant(0x7F00000))
+    whole = builder.sitofp(builder.lshr(size, constant(20)), FLOATS)
+    small = builder.bitcast(builder.fmul(whole, emit.constant(FLOATS, 2.0**-9)), INTS)
+    is_small = builder.icmp_unsigned("<", size, constant(1 << 23))
+    bits = builder.select(is_small, small, builder.add(size, constant(120 << 23)))
+    bits = builder.select(builder.icmp_unsigned("==", size, constant(0x7F00000)), constant(0x7FC00000), bits)
+    return builder.bitcast(builder.or_(sign, bits), FLOATS)
+
+
+def _looked_up(emit: Emitter, table: tuple[float, ...], code: ir.Value) -> ir.Value:
+    """Return the numbers of a table of 16 that the lowest four bits of `code` name."""
+    builder, numbers = emit.builder, ir.Constant(FLOATS, [ir.Constant(ir.FloatType(), one) for one in table])
+    if FEATURES.get("avx512f"):  # its instruction looks at no other bits
+        return emit.call("llvm.x86.avx512.permvar.sf.512", FLOATS, [numbers, code])
+    memory = cgutils.global_constant(builder, "table", numbers)
+    start = emit.spread(builder.ptrtoint(memory, _WORD), OUTPUTS)
+    wide = builder.zext(builder.and_(code, emit.constant(INTS, 15)), vector(_WORD, OUTPUTS))
+    pointers = builder.inttoptr(
+        builder.add(start, builder.mul(wide, emit.constant(wide.type, FLOAT))),
+        vector(ir.FloatType().as_pointer(), OUTPUTS),
+    )
+    every = ir.Constant(vector(ir.IntType(1), OUTPUTS), [1] * OUTPUTS)
+    arguments = [pointers, ir.Constant(_INT, FLOAT), every, emit.constant(FLOATS, 0.0)]
+    return emit.call("llvm.masked.gather.v16f32.v16p0", FLOATS, arguments)
+
+
+def _floats(emit: Emitter, at: ir.Value, variant: ExactVariant) -> ir.Value:
+    """Return 16 scales or minimums."""
+    builder = emit.builder
+    if variant.scale == "float32":
+        return emit.load(at, FLOATS)
+    if variant.scale == "float16":
+        return builder.fpext(emit.load(at, vector(ir.HalfType(), OUTPUTS)), FLOATS)
+    # Exponents of two, plus 127; the least is no normal number.
+    exponents = builder.zext(emit.load(at, vector(_BYTE, OUTPUTS)), INTS)
+    least = builder.icmp_unsigned("==", exponents, emit.constant(INTS, 0))
+    bits = builder.select(least, emit.constant(INTS, 1 << 22), builder.shl(exponents, emit.constant(INTS, 23)))
+    return builder.bitcast(bits, FLOATS)
+
+
+def _by_panels(variant: ExactVariant, panels: int) -> Any:
+    """Return the product of any number of rows and so many panels, as a compiled function."""
+    low, high = decoding(variant, panels, 0), decoding(variant, panels, 1)
+    row_bytes, packed, of_scale = panels * TILE_BYTES, variant.packed, OUTPUTS * variant.scale_bytes
+    vectors = panels * OUTPUTS // LANES
+    width = VECTORS if vectors % VECTORS == 0 else 1
+    of_decoded = remaining_rows(width)
+    groups, group_bytes = vectors // width, width * LANES * FLOAT
+
+    def multiply(x, x_stride, rows, w, w_panel, scales, least, s_panel, inputs, group, out, stride, aside):
+        run, at = group // 2 if packed else group, 0
+        while at < inputs:
+            depth = 0
+            while depth < DEPTH and at + depth < inputs:
+                number = (at + depth) // group
+                within = at + depth - number * group
+                half = within // run
+                start = within - half * run
+                some = min(run - start, DEPTH - depth, inputs - at - depth)
+                theirs, to = w + (number * run + start) // INPUTS * TILE_BYTES, aside + depth * row_bytes
+                s, less, quads = scales + number * of_scale, least + number * of_scale, (some + INPUTS - 1) // INPUTS
+                if half == 0:
+                    low(theirs, w_panel, quads, s, less, s_panel, to)
+                else:
+                    high(theirs, w_panel, quads, s, less, s_panel, to)
+                depth += some
+            for part in range(groups):
+                theirs, to = aside + part * group_bytes, out + part * group_bytes
+                of_decoded(x + at * FLOAT, x_stride, 0, rows, theirs, row_bytes, depth, to, stride, at)
+            at += depth
+
+    return njit(multiply)
+
+
+@cache
+def _rows_by_some_panels(variant: ExactVariant) -> Any:
+    """Return the product of any number of rows and the panels from one to another, as a compiled function."""
+    several, single = _by_panels(variant, PANELS), _by_panels(variant, 1)
+
+    def multiply(x, x_stride, rows, matrix, panel, stop, to, outputs, aside, scratch):
+        """Multiply with the panels from `panel` to `stop`.
+
+        Args:
+            matrix: addresses of its first panel's codes, scales and minimums; the bytes of a panel's codes and of its
+                scales; the inputs, and how many of them share a scale.
+            to: address of the result [rows, outputs].
+            aside, scratch: addresses of memory for decoded numbers, and of `TILE_BYTES`.
+        """
+        codes, scales, least, w_panel, s_panel, inputs, group = matrix
+        stride = outputs * FLOAT
+        while panel < stop:
+            w, s, less = codes + panel * w_panel, scales + panel * s_panel, least + panel * s_panel
+            out, width = to + panel * TILE_BYTES, outputs - panel * OUTPUTS
+            left = min(stop - panel, width // OUTPUTS)
+            if left >= PANELS:
+                several(x, x_stride, rows, w, w_panel, s, less, s_panel, inputs, group, out, stride, aside)
+                panel += PANELS
+            elif left > 0:
+                single(x, x_stride, rows, w, w_panel, s, less, s_panel, inputs, group, out, stride, aside)
+                panel += 1
+            else:
+                for row in range(rows):
+                    mine = x + row * x_stride
+                    single(mine, x_stride, 1, w, w_panel, s, less, s_panel, inputs, group, scratch, 0, aside)
+                    copy_numbers(scratch, out + row * stride, width)
+                panel += 1
+
+    return njit(multiply)
+
+
+_ASIDE = (DEPTH + INPUTS) * PANELS * TILE_BYTES
+"""Bytes of decoded numbers; a tile may have inputs beyond the matrix."""
+_some_panels: Any = None
+_has_minimums: Any = None
+_scale_bytes: Any = None
+"""Stand for what `_loop` puts in their places."""
+
+
+@ffi.known_again
+def target(variant: ExactVariant) -> str:
+    """Return the name of the custom call ``(x, [index, wanted], codes..., scales..., minimums...) -> x @ matrix`` for
+    matrices of one variant and shape, of which number `index` is meant.
+
+    x: float32 [rows, inputs]; the result: float32 [rows, outputs]. Only the first `wanted` rows are multiplied; the
+    others give 0.
+    """
+    name = f"jpaged_tiled_exact_{variant.name}"
+    ffi.register(name, _loop(_multiply, variant), items_of=((2, 0),), portion=PANELS, grains=GRAINS)
+    return name
+
+
+@ffi.known_again
+def grouped_target(variant: ExactVariant) -> str:
+    """Return the name of the custom call ``(x, codes, scales, [minimums], counts) -> each row times its expert's
+    matrix``, rows of no expert 0.
+
+    Codes, scales and minimums have an axis of experts before the others; counts: int32 [experts]. Matrices without rows
+    are not read.
+    """
+    name = f"jpaged_tiled_exact_experts_{variant.name}"
+    ffi.register(name, _loop(_multiply_grouped, variant), items_of=((1, 0), (1, 1)), grains=GRAINS_OF_EXPERTS)
+    return name
+
+
+def _loop(function: Any, variant: ExactVariant) -> Any:
+    """Return a function, compiled for a variant."""
+    names = {
+        "_some_panels": _rows_by_some_panels(variant),
+        "_has_minimums": variant.minimums,
+        "_scale_bytes": variant.scale_bytes,
+    }
+    return ffi.cfunc(ffi.RUN, error_model="numpy")(
+        FunctionType(function.__code__, function.__globals__ | names, function.__name__)
+    )
+
+
+def _multiply(frame, begin, end):
+    """Multiply with the panels of items `begin` to `end`."""
+    index, wanted = carray(data(argument(frame, 1)), (2,), np.int32)
+    matrices = (arguments(frame) - 2) // (3 if _has_minimums else 2)
+    first, codes, scales, to = (
+        argument(frame, 0),
+        argument(frame, 2 + index),
+        argument(frame, 2 + matrices + index),
+        result(frame, 0),
+    )
+    least = address(argument(frame, 2 + 2 * matrices + index)) if _has_minimums else 0
+    rows, outputs, inputs, panels = dimension(to, 0), dimension(to, 1), dimension(first, 1), dimension(codes, 0)
+    live, panel, stop = min(rows, wanted), begin * PANELS, min(end * PANELS, panels)
+    if live < rows:
+        clear_columns(address(to), live, rows, panel * OUTPUTS, min(stop * OUTPUTS, outputs), outputs)
+    groups = dimension(scales, 1)
+    w_panel, s_panel = dimension(codes, 1) * TILE_BYTES, groups * OUTPUTS * _scale_bytes
+    matrix = (address(codes), address(scales), least, w_panel, s_panel, inputs, inputs // groups)
+    aside, scratch, x = stack_memory(_ASIDE), stack_memory(TILE_BYTES), address(first)
+    _some_panels(x, inputs * FLOAT, live, matrix, panel, stop, address(to), outputs, aside, scratch)
+
+
+def _multiply_grouped(frame, begin, end):
+    """Multiply experts' rows with their panels; items are the panels of all experts, one expert after another."""
+    first, codes, scales, to = argument(frame, 0), argument(frame, 1), argument(frame, 2), result(frame, 0)
+    least = address(argument(frame, 3)) if _has_minimums else 0
+    experts, panels, groups, inputs = (
+        dimension(codes, 0),
+        dimension(codes, 1),
+        dimension(scales, 2),
+        dimension(first, 1),
+    )
+    counts = carray(data(argument(frame, 4 if _has_minimums else 3)), (experts,), np.int32)
+    rows, outputs, x_stride = dimension(to, 0), dimension(to, 1), inputs * FLOAT
+    w_panel, s_panel = dimension(codes, 2) * TILE_BYTES, groups * OUTPUTS * _scale_bytes
+    aside, scratch = stack_memory(_ASIDE), stack_memory(TILE_BYTES)
+    row, seen, place = 0, 0, begin
+    while place < end:
+        expert, panel = place // panels, place % panels
+        stop = min(panels, panel + end - place)
+        place += stop - panel
+        row, number = rows_of_expert(counts, expert, rows, seen, row)
+        seen = expert
+        if expert + 1 == experts:
+            last = min(stop * OUTPUTS, outputs)
+            clear_columns(address(to), row + number, rows, panel * OUTPUTS, last, outputs)
+        if number > 0:
+            w, s = address(codes) + expert * panels * w_panel, address(scales) + expert * panels * s_panel
+            matrix = (w, s, least + expert * panels * s_panel, w_panel, s_panel, inputs, inputs // groups)
+            x, out = address(first) + row * x_stride, address(to) + row * outputs * FLOAT
+            _some_panels(x, x_stride, number, matrix, panel, stop, out, outputs, aside, scratch)

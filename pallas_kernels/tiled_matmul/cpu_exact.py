@@ -4,7 +4,8 @@ Rows are not rounded. What they are multiplied with are the numbers that `Quanti
 last bit, and a row's sums have one order, whatever the other rows are.
 
 Memory. Some panels are an item of work. Their codes are decoded, up to `DEPTH` inputs at a time, to float32 numbers
-[inputs, panels * 16] on the stack, which stay in the first cache while all rows are multiplied with them.
+[inputs, panels * 16] on the stack, which stay in the first cache while all rows are multiplied with them. A single row
+is multiplied with each number where it is decoded, and gets the same bits.
 
     tile (16 outputs x 4 bytes) -> for each byte, or half of one, a vector of 16 numbers, times scale, plus minimum
 
@@ -14,6 +15,7 @@ which are decoded one after another, and then rows, in tiles of `pallas_kernels.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from types import FunctionType
 from typing import Any
@@ -31,6 +33,8 @@ from pallas_kernels.cpu_features import FEATURES, LANES
 from pallas_kernels.cpu_tiles import VECTORS, remaining_rows, rows_of_expert, stack_memory
 from pallas_kernels.ffi import address, argument, arguments, data, dimension, result
 from pallas_kernels.ffi.loops import njit
+from pallas_kernels.ffi.primitives import pointer
+from pallas_kernels.quantised import INT8, UINT4_PAIRS
 from pallas_kernels.tiled import INPUTS, OUTPUTS
 from pallas_kernels.tiled_matmul.cpu_kernel import clear_columns
 from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES, repeated
@@ -46,7 +50,7 @@ GRAINS, GRAINS_OF_EXPERTS = 4, 16
 
 
 def decoding(variant: ExactVariant, panels: int, half: int) -> Any:
-    """Return ``f(w, w_panel, quads, scales, minimums, scales_panel, aside)``, to be called from compiled loops.
+    """Return ``f(w, w_panel, quads, scales, minimums, scales_panel, aside, 0)``, to be called from compiled loops.
 
     It writes the numbers of so many tiles of some panels, whose inputs share a scale, to `aside`: rows of all panels'
     outputs, an input each. ``_panel`` is the bytes from one panel to the next. Of bytes with two codes it takes the low
@@ -54,38 +58,100 @@ def decoding(variant: ExactVariant, panels: int, half: int) -> Any:
     """
 
     @intrinsic
-    def decode(typingctx, w, w_panel, quads, scales, minimums, scales_panel, aside):
+    def decode(typingctx, w, w_panel, quads, scales, minimums, scales_panel, aside, unused):
         def generate(context, builder, signature, args):
-            emit_decoding(Emitter(builder), variant, panels, half, *args)
+            *matrix, aside, _ = args
+            emit = Emitter(builder)
+
+            def put(quad: ir.Value, number: int, values: list[ir.Value], sums: list[ir.Value]) -> list[ir.Value]:
+                to = emit.at(aside, emit.times(quad, INPUTS * panels * TILE_BYTES), number * panels * TILE_BYTES)
+                for panel, value in enumerate(values):
+                    emit.store(value, emit.at(to, panel * TILE_BYTES))
+                return sums
+
+            _emit_decoding(emit, variant, panels, half, *matrix, [], put)
             return context.get_dummy_value()
 
-        return types.void(*[types.intp] * 7), generate
+        return types.void(*[types.intp] * 8), generate
 
     return decode
 
 
-def emit_decoding(emit: Emitter, variant: ExactVariant, panels: int, half: int, *arguments: ir.Value) -> None:
-    """Append the instructions of `decoding`."""
-    w, w_panel, quads, scales, minimums, scales_panel, aside = arguments
+def row_product(variant: ExactVariant, panels: int, half: int) -> Any:
+    """Return ``f(w, w_panel, quads, scales, minimums, scales_panel, x, sums)``, to be called from compiled loops.
+
+    It adds the products of one row's numbers, at x, with what `decoding` would write to the sums of all panels'
+    outputs, in the order of the inputs.
+    """
+
+    @intrinsic
+    def multiply(typingctx, w, w_panel, quads, scales, minimums, scales_panel, x, sums):
+        def generate(context, builder, signature, args):
+            *matrix, x, sums = args
+            emit = Emitter(builder)
+
+            def add(quad: ir.Value, number: int, values: list[ir.Value], sums: list[ir.Value]) -> list[ir.Value]:
+                at = emit.at(x, emit.times(quad, INPUTS * FLOAT), number * FLOAT)
+                mine = emit.spread(emit.load(at, ir.FloatType()), OUTPUTS)
+                return [
+                    emit.call("llvm.fma.v16f32", FLOATS, [mine, value, total])
+                    for value, total in zip(values, sums, strict=True)
+                ]
+
+            places = [emit.at(sums, panel * TILE_BYTES) for panel in range(panels)]
+            start = [emit.load(place, FLOATS) for place in places]
+            for total, place in zip(
+                _emit_decoding(emit, variant, panels, half, *matrix, start, add), places, strict=True
+            ):
+                emit.store(total, place)
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 8), generate
+
+    return multiply
+
+
+def _emit_decoding(
+    emit: Emitter,
+    variant: ExactVariant,
+    panels: int,
+    half: int,
+    w: ir.Value,
+    w_panel: ir.Value,
+    quads: ir.Value,
+    scales: ir.Value,
+    minimums: ir.Value,
+    scales_panel: ir.Value,
+    start: list[ir.Value],
+    use: Callable[[ir.Value, int, list[ir.Value], list[ir.Value]], list[ir.Value]],
+) -> list[ir.Value]:
+    """Append a loop over tiles, and return its sums, which begin with `start`.
+
+    Args:
+        use: called with the number of a tile, an input's place in it, that input's numbers in each panel and the sums;
+            returns the sums.
+    """
     builder = emit.builder
 
     def of_panels(first: ir.Value) -> list[ir.Value]:
         return [_floats(emit, emit.at(first, emit.times(scales_panel, panel)), variant) for panel in range(panels)]
 
-    factors, least = of_panels(scales), of_panels(minimums) if variant.minimums else [None] * panels
+    factors, least = of_panels(scales), of_panels(minimums) if variant.minimums else []
     places = [emit.at(w, emit.times(w_panel, panel)) for panel in range(panels)]
 
-    def one_quad(quad: ir.Value, unchanged: list[ir.Value]) -> list[ir.Value]:
-        to = emit.at(aside, emit.times(quad, INPUTS * panels * TILE_BYTES))
-        for panel, (place, factor, low) in enumerate(zip(places, factors, least, strict=True)):
-            codes = emit.load(emit.at(place, emit.times(quad, TILE_BYTES)), INTS)
-            for number in range(INPUTS):
-                value = builder.fmul(_numbers(emit, codes, variant, number, half), factor)
-                value = value if low is None else builder.fadd(value, low)
-                emit.store(value, emit.at(to, (number * panels + panel) * TILE_BYTES))
-        return unchanged
+    def one_quad(quad: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+        tiles = [emit.load(emit.at(place, emit.times(quad, TILE_BYTES)), INTS) for place in places]
+        for number in range(INPUTS):
+            values = [
+                builder.fmul(_numbers(emit, codes, variant, number, half), factor)
+                for codes, factor in zip(tiles, factors, strict=True)
+            ]
+            if least:
+                values = [builder.fadd(value, low) for value, low in zip(values, least, strict=True)]
+            sums = use(quad, number, values, sums)
+        return sums
 
-    repeated(emit, quads, [], one_quad)
+    return repeated(emit, quads, start, one_quad)
 
 
 def _numbers(emit: Emitter, codes: ir.Value, variant: ExactVariant, number: int, half: int) -> ir.Value:
@@ -100,13 +166,17 @@ def _numbers(emit: Emitter, codes: ir.Value, variant: ExactVariant, number: int,
     def constant(value: int) -> ir.Constant:
         return emit.constant(INTS, value)
 
-    if variant.packed:
+    if variant.table is not None:
         code = builder.lshr(codes, constant(8 * number + 4 * half))
-        if (table := variant.table) is not None:
-            return _looked_up(emit, table, code)
-        return builder.sitofp(builder.and_(code, constant(15)), FLOATS)
+        if FEATURES.get("avx512f"):  # a look at a table of a register, which sees no other bits
+            numbers = ir.Constant(FLOATS, [ir.Constant(ir.FloatType(), one) for one in variant.table])
+            return emit.call("llvm.x86.avx512.permvar.sf.512", FLOATS, [numbers, code])
+        code = builder.and_(code, constant(15))
+        if variant.codec == UINT4_PAIRS.name:
+            return builder.sitofp(code, FLOATS)
+        return _looked_up(emit, variant.table, code)
     top = builder.shl(codes, constant(24 - 8 * number))
-    if variant.codec == "int8":  # held 128 too large
+    if variant.codec == INT8.name:  # held 128 too large
         return builder.sitofp(builder.ashr(builder.xor(top, constant(1 << 31)), constant(24)), FLOATS)
     # A float8_e4m3fn has exponent and mantissa where a float32 has them, and counts exponents from 120 less; those
     # without an exponent are whole numbers, as threads may take a float32 without one as 0.
@@ -120,13 +190,11 @@ def _numbers(emit: Emitter, codes: ir.Value, variant: ExactVariant, number: int,
 
 
 def _looked_up(emit: Emitter, table: tuple[float, ...], code: ir.Value) -> ir.Value:
-    """Return the numbers of a table of 16 that the lowest four bits of `code` name."""
-    builder, numbers = emit.builder, ir.Constant(FLOATS, [ir.Constant(ir.FloatType(), one) for one in table])
-    if FEATURES.get("avx512f"):  # its instruction looks at no other bits
-        return emit.call("llvm.x86.avx512.permvar.sf.512", FLOATS, [numbers, code])
-    memory = cgutils.global_constant(builder, "table", numbers)
-    start = emit.spread(builder.ptrtoint(memory, _WORD), OUTPUTS)
-    wide = builder.zext(builder.and_(code, emit.constant(INTS, 15)), vector(_WORD, OUTPUTS))
+    """Return the numbers of a table in memory whose places `code` names."""
+    builder = emit.builder
+    numbers = ir.Constant(FLOATS, [ir.Constant(ir.FloatType(), one) for one in table])
+    start = emit.spread(builder.ptrtoint(cgutils.global_constant(builder, "table", numbers), _WORD), OUTPUTS)
+    wide = builder.zext(code, vector(_WORD, OUTPUTS))
     pointers = builder.inttoptr(
         builder.add(start, builder.mul(wide, emit.constant(wide.type, FLOAT))),
         vector(ir.FloatType().as_pointer(), OUTPUTS),
@@ -150,36 +218,61 @@ def _floats(emit: Emitter, at: ir.Value, variant: ExactVariant) -> ir.Value:
     return builder.bitcast(bits, FLOATS)
 
 
+def _over_runs(variant: ExactVariant, loop: Callable[[ExactVariant, int, int], Any], panels: int, step: int) -> Any:
+    """Return ``f(w, w_panel, scales, minimums, scales_panel, group, at, depth, to, sums)`` as a compiled function: it
+    calls what `loop` makes for each run of the `depth` inputs from `at` on.
+
+    Args:
+        loop: `decoding` or `row_product`.
+        step: bytes of an input at `to`.
+    """
+    low, high = loop(variant, panels, 0), loop(variant, panels, 1)
+    packed, of_scale = variant.packed, OUTPUTS * variant.scale_bytes
+
+    def over_runs(w, w_panel, scales, least, s_panel, group, at, depth, to, sums):
+        run, done = group // 2 if packed else group, 0
+        while done < depth:
+            number = (at + done) // group
+            within = at + done - number * group
+            half = within // run
+            start = within - half * run
+            some = min(run - start, depth - done)
+            theirs, quads = w + (number * run + start) // INPUTS * TILE_BYTES, (some + INPUTS - 1) // INPUTS
+            s, less = scales + number * of_scale, least + number * of_scale
+            if half == 0:
+                low(theirs, w_panel, quads, s, less, s_panel, to + done * step, sums)
+            else:
+                high(theirs, w_panel, quads, s, less, s_panel, to + done * step, sums)
+            done += some
+
+    return njit(over_runs)
+
+
 def _by_panels(variant: ExactVariant, panels: int) -> Any:
     """Return the product of any number of rows and so many panels, as a compiled function."""
-    low, high = decoding(variant, panels, 0), decoding(variant, panels, 1)
-    row_bytes, packed, of_scale = panels * TILE_BYTES, variant.packed, OUTPUTS * variant.scale_bytes
-    vectors = panels * OUTPUTS // LANES
+    row_bytes, columns = panels * TILE_BYTES, panels * OUTPUTS
+    decode = _over_runs(variant, decoding, panels, row_bytes)
+    multiply_row = _over_runs(variant, row_product, panels, FLOAT)
+    vectors = columns // LANES
     width = VECTORS if vectors % VECTORS == 0 else 1
     of_decoded = remaining_rows(width)
     groups, group_bytes = vectors // width, width * LANES * FLOAT
 
     def multiply(x, x_stride, rows, w, w_panel, scales, least, s_panel, inputs, group, out, stride, aside):
-        run, at = group // 2 if packed else group, 0
-        while at < inputs:
-            depth = 0
-            while depth < DEPTH and at + depth < inputs:
-                number = (at + depth) // group
-                within = at + depth - number * group
-                half = within // run
-                start = within - half * run
-                some = min(run - start, DEPTH - depth, inputs - at - depth)
-                theirs, to = w + (number * run + start) // INPUTS * TILE_BYTES, aside + depth * row_bytes
-                s, less, quads = scales + number * of_scale, least + number * of_scale, (some + INPUTS - 1) // INPUTS
-                if half == 0:
-                    low(theirs, w_panel, quads, s, less, s_panel, to)
-                else:
-                    high(theirs, w_panel, quads, s, less, s_panel, to)
-                depth += some
+        sums, total = carray(pointer(aside), (columns,), np.float32), carray(pointer(out), (columns,), np.float32)
+        for at in range(0, inputs, DEPTH):
+            depth, mine = min(DEPTH, inputs - at), x + at * FLOAT
+            if rows == 1 and depth % INPUTS == 0:
+                for column in range(columns):
+                    sums[column] = np.float32(0.0)
+                multiply_row(w, w_panel, scales, least, s_panel, group, at, depth, mine, aside)
+                for column in range(columns):
+                    total[column] = sums[column] if at == 0 else total[column] + sums[column]
+                continue
+            decode(w, w_panel, scales, least, s_panel, group, at, depth, aside, 0)
             for part in range(groups):
                 theirs, to = aside + part * group_bytes, out + part * group_bytes
-                of_decoded(x + at * FLOAT, x_stride, 0, rows, theirs, row_bytes, depth, to, stride, at)
-            at += depth
+                of_decoded(mine, x_stride, 0, rows, theirs, row_bytes, depth, to, stride, at)
 
     return njit(multiply)
 

@@ -17,6 +17,7 @@ from pallas_kernels.quantised import (
     IQ4_VALUES,
     NF4_PAIRS,
     NF4_VALUES,
+    UINT4_PAIRS,
 )
 from pallas_kernels.tile_order import OUTPUTS
 
@@ -112,7 +113,7 @@ class ExactVariant:
 
     @property
     def table(self) -> tuple[float, ...] | None:
-        """Return the numbers of the codes, where these are none themselves."""
+        """Return the numbers of the 16 codes; None: of codes of 8 bits."""
         return _TABLES.get(self.codec)
 
     @property
@@ -127,6 +128,7 @@ class ExactVariant:
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 _TABLES = {
+    UINT4_PAIRS.name: tuple(map(float, range(16))),
     E2M1_PAIRS.name: _E2M1,
     E2M1_FLOATS.name: _E2M1,
     **{

@@ -21,9 +21,10 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Int, Shaped
 
-from jpaged.loading.parameters.targets import NotBfloat16, StatePath, Target, Value, abstract_value
+from jpaged.loading.parameters.targets import NotBfloat16, Target, Value, abstract_value, with_codes
+from jpaged.loading.weight_formats.weight_format import StatePath
 from jpaged.model_api import HostArray
-from pallas_kernels.held_matrix import HeldMatrix, is_held
+from pallas_kernels.held_matrix import HeldMatrix, PermutedMatrix, is_held
 from pallas_kernels.panelled_floats import panelled_floats
 from pallas_kernels.quantised import QuantisedMatrix
 from pallas_kernels.tiled import tiled
@@ -217,8 +218,8 @@ def _own_parts(
     if is_held(value):
         held: Any = value
         if target.tiled:
-            assert isinstance(value, QuantisedMatrix)
-            held = tiled(value)
+            assert isinstance(value, QuantisedMatrix | PermutedMatrix)
+            held = with_codes(value, tiled)
     elif target.panelled:
         held = panelled_floats(value)
     elif target.tiled:

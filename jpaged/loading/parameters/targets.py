@@ -17,10 +17,10 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jpaged.loading.weight_formats.weight_format import StatePath, WeightFormat, WeightFormats, partition_of
+from jpaged.loading.weight_formats.weight_format import Coded, StatePath, WeightFormat, WeightFormats, partition_of
 from jpaged.model_api import Bfloat16Tiles, BuildContext, CausalLM, DraftHead, WeightSource
 from pallas_kernels import panelled_floats, tiled, tiled_floats
-from pallas_kernels.held_matrix import HeldMatrix
+from pallas_kernels.held_matrix import HeldMatrix, PermutedMatrix
 from pallas_kernels.quantised import QuantisedMatrix
 from pallas_kernels.tiled_floats import Product, has_bits_of_matmul, has_float32_product
 
@@ -121,11 +121,18 @@ def in_formats(targets: Sequence[Target], formats: WeightFormats, compact: Compa
 
 def _is_tiled(target: Target, form: WeightFormat) -> bool:
     """Tell whether products want a parameter in tiles, and its format has them."""
-    if not target.source.tiled or not form.rounds_rows or form.ordered:
+    if not target.source.tiled:
         return False
     assert target.source.contracted is not None
     inputs = target.shape[target.source.contracted]
-    return tiled.takes(form.codec, form.group or inputs, inputs)
+    return tiled.has_tiles(form.codec, form.group or inputs, inputs, form.scales)
+
+
+def with_codes(matrix: Coded, change: Callable[[QuantisedMatrix], HeldMatrix]) -> HeldMatrix:
+    """Return a matrix whose codes, in any order of inputs, are changed."""
+    if isinstance(matrix, PermutedMatrix):
+        return PermutedMatrix(matrix.order, change(matrix.matrix))
+    return change(matrix)
 
 
 def _has_panels(target: Target) -> bool:
@@ -156,8 +163,7 @@ def abstract_value(target: Target, mesh: jax.sharding.Mesh, *, stacked: bool = T
         tiles = tiled_floats.abstract(target.shape, axis, product=target.product)
     elif target.tiled:
         whole = target.form.parts(axis, target.shape, jax.ShapeDtypeStruct)
-        assert isinstance(whole, QuantisedMatrix)
-        tiles = tiled.abstract(whole)
+        tiles = with_codes(whole, tiled.abstract)
     else:
         return target.form.parts(axis, target.shape, struct)
     sharding = sharding_of(mesh, PartitionSpec(), stacked=bool(stack))

@@ -24,8 +24,9 @@ from typing import Any
 
 from pallas_kernels.cpu_features import best_kind, has, kind_for
 from pallas_kernels.cpu_objects import FORMAT, PROCESSORS, VARIABLE, Processor, all_of, call_key, runs_here
+from pallas_kernels.quantised import E2M1_FLOATS, E2M1_PAIRS, FLOAT8, FP4_PAIRS, INT8, IQ4_PAIRS, NF4_PAIRS, UINT4_PAIRS
 from pallas_kernels.sources import PACKAGE, closure, digest
-from pallas_kernels.tiled_matmul.variant import TileVariant
+from pallas_kernels.tiled_matmul.variant import ExactVariant, TileVariant
 
 DTYPES = ("float32", "bfloat16", "uint16", "int8", "uint8")
 """Views that attention reads."""
@@ -54,8 +55,9 @@ def all_calls() -> Iterator[Call]:
     yield from (("paged_attention.cpu_call:target", (dtype,)) for dtype in DTYPES)
     for kind in _pair_kinds():
         yield from ((f"bfloat16_matmul.cpu_kernel:{name}", (kind,)) for name in ("target", "grouped_target"))
-    for variant in _variants():
-        yield from ((f"tiled_matmul.cpu_kernel:{name}", (variant,)) for name in ("target", "grouped_target"))
+    for module, variants in (("cpu_kernel", _variants()), ("cpu_exact", _exact_variants())):
+        for variant in variants:
+            yield from ((f"tiled_matmul.{module}:{name}", (variant,)) for name in ("target", "grouped_target"))
 
 
 def _pair_kinds() -> list[str]:
@@ -73,6 +75,15 @@ def _variants() -> Iterator[TileVariant]:
         kinds = dict.fromkeys(kind_for(best_kind(), group, packed=True) for group in (32, 64))
         for kind, grouped, minimums in product(kinds, (True, False), (False, True)):
             yield TileVariant(kind, grouped, False, True, minimums, 0, half)
+
+
+def _exact_variants() -> Iterator[ExactVariant]:
+    """Yield the variants of tiled matrices whose rows are not rounded: each codec with the scales that formats have."""
+    for scale in ("float32", "float16"):
+        yield from (ExactVariant(INT8.name, scale, minimums) for minimums in (False, True))
+        yield from (ExactVariant(codec.name, scale, codec == UINT4_PAIRS) for codec in (UINT4_PAIRS, IQ4_PAIRS))
+    yield from (ExactVariant(codec.name, "float32", False) for codec in (FLOAT8, E2M1_FLOATS, NF4_PAIRS, FP4_PAIRS))
+    yield ExactVariant(E2M1_PAIRS.name, "uint8", False)
 
 
 def build(folder: Path, name: str, processor: Processor, calls: Iterable[Call] | None = None) -> None:

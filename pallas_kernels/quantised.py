@@ -5,8 +5,8 @@ one scale and one minimum; a group may be the whole axis.
 
 A `Codec` says how codes lie in memory and what number each stands for: it is the jnp half of a held format.
 `pallas_kernels.quantised_matmul.gpu_kernel` decodes the codecs of `TRITON_CODECS` in registers, and
-`pallas_kernels.tiled` lays those of `TILED_CODECS` out for a CPU's integer instructions. A codec in neither set is
-decoded by XLA, everywhere.
+integer instructions of a CPU multiply those of `TILED_CODECS`. `pallas_kernels.tiled` lays all but `UINT4` out for a
+CPU's loops; elsewhere a codec in neither set is decoded by XLA.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Lays quantised matrices out in tiles, as a CPU's integer instructions read them: 16 outputs by 4 inputs, 64 bytes.
+"""Lays quantised matrices out in tiles, as a CPU's loops read them: 16 outputs by 4 bytes, 64 bytes.
 
-An instruction multiplies four neighbouring inputs of each of 16 outputs with four numbers of a row and adds each
-output's products up. So a panel of 16 outputs is one run of memory, which a product reads from end to end. Codes are
-held without a sign, as the instructions want one operand so: int8 codes as ``code + 128``.
+An integer instruction multiplies four neighbouring inputs of each of 16 outputs with four numbers of a row and adds
+each output's products up. So a panel of 16 outputs is one run of memory, which a product reads from end to end. Codes
+are held without a sign, as the instructions want one operand so: int8 codes as ``code + 128``. Products in float32
+decode the same tiles.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ which are decoded one after another, and then rows, in tiles of `pallas_kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from types import FunctionType
 from typing import Any
@@ -69,7 +69,7 @@ def decoding(variant: ExactVariant, panels: int, half: int) -> Any:
                     emit.store(value, emit.at(to, panel * TILE_BYTES))
                 return sums
 
-            _emit_decoding(emit, variant, panels, half, *matrix, [], put)
+            _emit_decoding(emit, variant, panels, half, matrix, [], put)
             return context.get_dummy_value()
 
         return types.void(*[types.intp] * 8), generate
@@ -101,7 +101,7 @@ def row_product(variant: ExactVariant, panels: int, half: int) -> Any:
             places = [emit.at(sums, panel * TILE_BYTES) for panel in range(panels)]
             start = [emit.load(place, FLOATS) for place in places]
             for total, place in zip(
-                _emit_decoding(emit, variant, panels, half, *matrix, start, add), places, strict=True
+                _emit_decoding(emit, variant, panels, half, matrix, start, add), places, strict=True
             ):
                 emit.store(total, place)
             return context.get_dummy_value()
@@ -116,21 +116,18 @@ def _emit_decoding(
     variant: ExactVariant,
     panels: int,
     half: int,
-    w: ir.Value,
-    w_panel: ir.Value,
-    quads: ir.Value,
-    scales: ir.Value,
-    minimums: ir.Value,
-    scales_panel: ir.Value,
+    matrix: Sequence[ir.Value],
     start: list[ir.Value],
     use: Callable[[ir.Value, int, list[ir.Value], list[ir.Value]], list[ir.Value]],
 ) -> list[ir.Value]:
     """Append a loop over tiles, and return its sums, which begin with `start`.
 
     Args:
+        matrix: the first arguments of `decoding`'s function.
         use: called with the number of a tile, an input's place in it, that input's numbers in each panel and the sums;
             returns the sums.
     """
+    w, w_panel, quads, scales, minimums, scales_panel = matrix
     builder = emit.builder
 
     def of_panels(first: ir.Value) -> list[ir.Value]:

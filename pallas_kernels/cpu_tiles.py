@@ -320,11 +320,3 @@ def remaining_rows(vectors: int) -> Any:
             one(x + row * x_stride, x_stride, w, w_stride, depth, out + row * out_stride, out_stride, more, 0, 0)
 
     return remaining
-
-
-@njit
-def rows_of_expert(counts, expert, rows, seen, row):
-    """Return the first row of an expert, and how many it has; `row` is that of expert `seen`, which is not after it."""
-    for before in range(seen, expert):
-        row += counts[before]
-    return row, max(0, min(counts[expert], rows - row))

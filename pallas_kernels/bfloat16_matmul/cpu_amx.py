@@ -24,8 +24,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES, copy_numbers
+from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES
 from pallas_kernels.cpu_amx import CONFIG_BYTES, TILE_ROWS, TileCode, configure, release, write_sizes
+from pallas_kernels.cpu_panels import copy_numbers
 from pallas_kernels.cpu_tiles import stack_memory
 from pallas_kernels.ffi.loops import njit
 from pallas_kernels.ffi.primitives import store

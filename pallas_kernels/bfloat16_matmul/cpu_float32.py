@@ -27,14 +27,13 @@ from pallas_kernels import ffi
 from pallas_kernels.bfloat16_matmul.cpu_kernel import GRAINS_OF_EXPERTS
 from pallas_kernels.bfloat16_matmul.cpu_pairs import halves
 from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES as OUTPUTS
-from pallas_kernels.bfloat16_matmul.cpu_tiles import copy_numbers
 from pallas_kernels.cpu_dots import FLOATS, INTS, Emitter
 from pallas_kernels.cpu_features import FEATURES, LANES
-from pallas_kernels.cpu_tiles import VECTORS, remaining_rows, rows_of_expert, stack_memory
+from pallas_kernels.cpu_panels import clear_columns, copy_numbers, over_experts
+from pallas_kernels.cpu_tiles import VECTORS, remaining_rows, stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result
 from pallas_kernels.ffi.loops import njit
 from pallas_kernels.matmul.cpu_kernel import DEPTH
-from pallas_kernels.tiled_matmul.cpu_kernel import clear_columns
 from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES, repeated
 
 _WORD, _FLOAT = ir.IntType(64), ir.FloatType()
@@ -216,25 +215,23 @@ def _multiply(frame, begin, end):
     _some_panels(x, x_stride, live, address(matrix), inputs, panel, stop, address(to), outputs, packed, scratch)
 
 
+@njit
+def _experts_panels(operands, expert, row, number, panel, stop, to, outputs):
+    """Multiply an expert's rows with some of its panels, see `over_experts`."""
+    x, inputs, table, panels = operands
+    matrix, mine = table + expert * panels * (inputs // 2) * TILE_BYTES, x + row * inputs * FLOAT
+    packed, scratch = stack_memory(PACKED), stack_memory(TILE_BYTES)
+    _some_panels(mine, inputs * FLOAT, number, matrix, inputs, panel, stop, to, outputs, packed, scratch)
+
+
+_over_experts = over_experts(_experts_panels)
+
+
 @ffi.cfunc(ffi.RUN, error_model="numpy")
 def _multiply_grouped(frame, begin, end):
-    """Multiply experts' rows with their panels; items are the panels of all experts, one expert after another."""
+    """Multiply experts' rows with the panels of items `begin` to `end`."""
     first, table, to = argument(frame, 0), argument(frame, 1), result(frame, 0)
-    experts, panels, inputs = dimension(table, 0), dimension(table, 1), dimension(first, 1)
-    rows, outputs = dimension(to, 0), dimension(to, 1)
+    experts, panels = dimension(table, 0), dimension(table, 1)
     counts = carray(data(argument(frame, 2)), (experts,), np.int32)
-    x_stride, stride = inputs * FLOAT, outputs * FLOAT
-    packed, scratch = stack_memory(PACKED), stack_memory(TILE_BYTES)
-    row, seen, place = 0, 0, begin
-    while place < end:
-        expert, panel = place // panels, place % panels
-        stop = min(panels, panel + end - place)
-        place += stop - panel
-        row, number = rows_of_expert(counts, expert, rows, seen, row)
-        seen = expert
-        if expert + 1 == experts:
-            clear_columns(address(to), row + number, rows, panel * OUTPUTS, min(stop * OUTPUTS, outputs), outputs)
-        if number > 0:
-            matrix = address(table) + expert * panels * (inputs // 2) * TILE_BYTES
-            x, out = address(first) + row * x_stride, address(to) + row * stride
-            _some_panels(x, x_stride, number, matrix, inputs, panel, stop, out, outputs, packed, scratch)
+    operands = address(first), dimension(first, 1), address(table), panels
+    _over_experts(begin, end, counts, panels, dimension(to, 0), address(to), dimension(to, 1), operands)

@@ -21,11 +21,11 @@ from numba import carray
 
 from pallas_kernels import ffi
 from pallas_kernels.bfloat16_matmul.cpu_pairs import KINDS, Kind, panels_at_once
-from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES, PAIR, copy_numbers, product, rounded_row
-from pallas_kernels.cpu_tiles import rows_of_expert, stack_memory
+from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES, PAIR, product, rounded_row
+from pallas_kernels.cpu_panels import clear_columns, copy_numbers, over_experts
+from pallas_kernels.cpu_tiles import stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result
 from pallas_kernels.ffi.loops import njit
-from pallas_kernels.tiled_matmul.cpu_kernel import clear_columns
 from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES
 
 GRAINS = 4
@@ -36,6 +36,7 @@ DEPTH = 1024
 """Pairs of inputs that are multiplied with all rows before the next ones: of three panels 192 KiB."""
 
 _some_panels: Any = None
+_over_experts: Any = None
 _panels_of_an_item: Any = None
 """Stand for what `_bound` puts in their places: how rows are multiplied with some panels, for each kind."""
 
@@ -70,7 +71,11 @@ def grouped_target(kind: Kind) -> str:
 
 def _bound(function: Any, kind: Kind) -> Any:
     """Return a function that multiplies by one kind of instructions."""
-    names = {"_some_panels": _rows_by_some_panels(kind), "_panels_of_an_item": panels_at_once(kind)}
+    names = {
+        "_some_panels": _rows_by_some_panels(kind),
+        "_over_experts": _rows_by_experts(kind),
+        "_panels_of_an_item": panels_at_once(kind),
+    }
     return FunctionType(function.__code__, function.__globals__ | names, function.__name__)
 
 
@@ -134,6 +139,20 @@ def _rows_by_some_panels(kind: Kind) -> Any:
     return njit(multiply)
 
 
+@cache
+def _rows_by_experts(kind: Kind) -> Any:
+    """Return the product of experts' rows and their panels, as a compiled function, see `over_experts`."""
+    some_panels = _rows_by_some_panels(kind)
+
+    @njit
+    def multiply(operands, expert, row, number, panel, stop, to, outputs):
+        x, x_stride, table, panels, pairs = operands
+        matrix, mine = table + expert * panels * pairs * TILE_BYTES, x + row * x_stride
+        some_panels(mine, x_stride, number, matrix, pairs, panel, stop, to, outputs, stack_memory(TILE_BYTES))
+
+    return over_experts(multiply)
+
+
 @ffi.cfunc(ffi.RUN, error_model="numpy")
 def _round_rows_to_bfloat16(frame, begin, end):
     """Round rows `begin` to `end`."""
@@ -158,23 +177,9 @@ def _multiply(frame, begin, end):
 
 
 def _multiply_grouped(frame, begin, end):
-    """Multiply experts' rows with their panels; items are the panels of all experts, one expert after another."""
+    """Multiply experts' rows with the panels of items `begin` to `end`."""
     table, numbers, to = argument(frame, 2), result(frame, 1), result(frame, 0)
     experts, panels, pairs = dimension(table, 0), dimension(table, 1), dimension(table, 2)
-    rows, outputs = dimension(to, 0), dimension(to, 1)
     counts = carray(data(argument(frame, 3)), (experts,), np.int32)
-    x, x_stride, stride = address(numbers), 2 * dimension(numbers, 1), outputs * FLOAT
-    scratch = stack_memory(TILE_BYTES)
-    row, seen, place = 0, 0, begin
-    while place < end:
-        expert, panel = place // panels, place % panels
-        stop = min(panels, panel + end - place)
-        place += stop - panel
-        row, number = rows_of_expert(counts, expert, rows, seen, row)
-        seen = expert
-        if expert + 1 == experts:
-            clear_columns(address(to), row + number, rows, panel * LANES, min(stop * LANES, outputs), outputs)
-        if number > 0:
-            matrix = address(table) + expert * panels * pairs * TILE_BYTES
-            out = address(to) + row * stride
-            _some_panels(x + row * x_stride, x_stride, number, matrix, pairs, panel, stop, out, outputs, scratch)
+    operands = address(numbers), 2 * dimension(numbers, 1), address(table), panels, pairs
+    _over_experts(begin, end, counts, panels, dimension(to, 0), address(to), dimension(to, 1), operands)

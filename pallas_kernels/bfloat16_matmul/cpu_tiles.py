@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
-from numba import carray, types
+from numba import types
 from numba.extending import intrinsic
 
 from pallas_kernels.bfloat16_matmul.cpu_pairs import KINDS, Kind
 from pallas_kernels.cpu_dots import FLOATS, INTS, Emitter, vector
-from pallas_kernels.ffi.loops import njit
-from pallas_kernels.ffi.primitives import emit_prefetch, pointer
+from pallas_kernels.ffi.primitives import emit_prefetch
 from pallas_kernels.tiled_floats import WHOLE_ROWS
 from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES, repeated
 
@@ -117,11 +115,3 @@ def emit_rounding(emit: Emitter, x: ir.Value, count: ir.Value, to: ir.Value) -> 
         return unchanged
 
     repeated(emit, turns, [], one_turn)
-
-
-@njit
-def copy_numbers(source, to, number):
-    """Copy some float32 numbers."""
-    read, write = carray(pointer(source), (number,), np.float32), carray(pointer(to), (number,), np.float32)
-    for place in range(number):
-        write[place] = read[place]

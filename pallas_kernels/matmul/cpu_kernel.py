@@ -27,6 +27,7 @@ import numpy as np
 from numba import carray
 
 from pallas_kernels import ffi
+from pallas_kernels.cpu_panels import rows_of_expert
 from pallas_kernels.cpu_tiles import (
     DOT_ROWS,
     FLOAT,
@@ -37,7 +38,6 @@ from pallas_kernels.cpu_tiles import (
     VECTORS,
     dots,
     remaining_rows,
-    rows_of_expert,
     stack_memory,
     tile,
 )

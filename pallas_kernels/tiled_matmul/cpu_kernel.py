@@ -22,10 +22,10 @@ from numba.extending import intrinsic
 
 from pallas_kernels import ffi
 from pallas_kernels.cpu_dots import FLOATS, INTS, Emitter, vector
-from pallas_kernels.cpu_tiles import rows_of_expert, stack_memory
+from pallas_kernels.cpu_panels import clear_columns, copy_numbers, over_experts
+from pallas_kernels.cpu_tiles import stack_memory
 from pallas_kernels.ffi import address, argument, arguments, data, dimension, result
 from pallas_kernels.ffi.loops import njit
-from pallas_kernels.ffi.primitives import pointer
 from pallas_kernels.tiled import OUTPUTS
 from pallas_kernels.tiled_matmul.cpu_shorts import rows_by_widened_panels
 from pallas_kernels.tiled_matmul.cpu_tiles import FACTORS, FLOAT, TILE_BYTES, product, repeated
@@ -118,6 +118,7 @@ MOST_AS_THEY_ARE = 4
 
 _rounded: Any = None
 _some_panels: Any = None
+_over_experts: Any = None
 """Stand for what `_bound` puts in their places: for each variant, how rows are rounded and multiplied."""
 _panels_of_an_item: Any = None
 _has_minimums: Any = None
@@ -161,6 +162,7 @@ def _loops(multiply: Any, variant: TileVariant) -> tuple[Any, Any]:
         "_has_minimums": variant.minimums,
         "_scale_bytes": variant.scale_bytes,
         "_some_panels": _rows_by_some_panels(variant),
+        "_over_experts": _rows_by_experts(variant),
     }
     rounds = {"_rounded": rounding(variant), "_number_bytes": variant.number_bytes}
     return _loop(multiply, names), _loop(_round, rounds)
@@ -233,12 +235,26 @@ def _rows_by_some_panels(variant: TileVariant) -> Any:
                 for row in range(rows):
                     mine, factor = x + row * x_stride, f + row * f_stride
                     single(mine, x_stride, factor, f_stride, 1, w, w_panel, s, less, s_panel, groups, quads, scratch, 0)
-                    full, part = carray(pointer(scratch), (OUTPUTS,), np.float32), pointer(out + row * stride)
-                    for column in range(width):
-                        carray(part, (OUTPUTS,), np.float32)[column] = full[column]
+                    copy_numbers(scratch, out + row * stride, width)
                 panel += 1
 
     return njit(multiply)
+
+
+@cache
+def _rows_by_experts(variant: TileVariant) -> Any:
+    """Return the product of experts' rows and their panels, as a compiled function, see `over_experts`."""
+    some_panels = _rows_by_some_panels(variant)
+
+    @njit
+    def multiply(operands, expert, row, number, panel, stop, to, outputs):
+        (x, x_stride, f, f_stride, _), (codes, scales, least, w_panel, s_panel, groups, quads), panels = operands
+        numbers, before = (x + row * x_stride, x_stride, f + row * f_stride, f_stride, number), expert * panels
+        w, s, less = codes + before * w_panel, scales + before * s_panel, least + before * s_panel
+        matrix = (w, s, less, w_panel, s_panel, groups, quads)
+        some_panels(numbers, matrix, panel, stop, to, outputs, stack_memory(TILE_BYTES))
+
+    return over_experts(multiply)
 
 
 @njit
@@ -272,33 +288,20 @@ def _multiply(frame, begin, end):
         clear_columns(address(to), live, rows, panel * OUTPUTS, min(stop * OUTPUTS, outputs), outputs)
     w_panel, s_panel = dimension(codes, 1) * TILE_BYTES, dimension(scales, 1) * OUTPUTS * _scale_bytes
     matrix = (address(codes), address(scales), least, w_panel, s_panel, groups, dimension(codes, 1) // groups)
-    _some_panels(_numbers(frame, 0, live), matrix, panel, stop, address(to), outputs, stack_memory(TILE_BYTES))
+    _some_panels(_numbers(frame, live), matrix, panel, stop, address(to), outputs, stack_memory(TILE_BYTES))
 
 
 def _multiply_grouped(frame, begin, end):
-    """Multiply experts' rows with their panels; items are the panels of all experts, one expert after another."""
+    """Multiply experts' rows with the panels of items `begin` to `end`."""
     codes, scales, to = argument(frame, 2), argument(frame, 3), result(frame, 0)
     least = address(argument(frame, 4)) if _has_minimums else 0
     experts, panels, groups = dimension(codes, 0), dimension(codes, 1), _groups(frame)
     counts = carray(data(argument(frame, 5 if _has_minimums else 4)), (experts,), np.int32)
-    rows, outputs, scratch = dimension(to, 0), dimension(to, 1), stack_memory(TILE_BYTES)
     w_panel, s_panel = dimension(codes, 2) * TILE_BYTES, dimension(scales, 2) * OUTPUTS * _scale_bytes
-    quads = dimension(codes, 2) // groups
-    row, seen, place = 0, 0, begin
-    while place < end:
-        expert, panel = place // panels, place % panels
-        stop = min(panels, panel + end - place)
-        place += stop - panel
-        row, number = rows_of_expert(counts, expert, rows, seen, row)
-        seen = expert
-        if expert + 1 == experts:
-            last = min(stop * OUTPUTS, outputs)
-            clear_columns(address(to), row + number, rows, panel * OUTPUTS, last, outputs)
-        if number > 0:
-            w, s = address(codes) + expert * panels * w_panel, address(scales) + expert * panels * s_panel
-            matrix = (w, s, least + expert * panels * s_panel, w_panel, s_panel, groups, quads)
-            out = address(to) + row * outputs * FLOAT
-            _some_panels(_numbers(frame, row, number), matrix, panel, stop, out, outputs, scratch)
+    table = (address(codes), address(scales), least, w_panel, s_panel, groups, dimension(codes, 2) // groups)
+    rows, outputs = dimension(to, 0), dimension(to, 1)
+    operands = (_numbers(frame, rows), table, panels)
+    _over_experts(begin, end, counts, panels, rows, address(to), outputs, operands)
 
 
 @njit
@@ -308,22 +311,7 @@ def _groups(frame):
 
 
 @njit
-def _numbers(frame, row, rows):
-    """Return address and stride of the rounded rows from `row` on, of their factors, and the number of rows."""
-    x_stride, f_stride = dimension(result(frame, 1), 1), _groups(frame) * FACTORS
-    return (
-        address(result(frame, 1)) + row * x_stride,
-        x_stride,
-        address(result(frame, 2)) + row * f_stride,
-        f_stride,
-        rows,
-    )
-
-
-@njit
-def clear_columns(out, begin, end, first, last, outputs):
-    """Zero some columns of the rows from `begin` to `end`."""
-    numbers = carray(pointer(out), (end, outputs), np.float32)
-    for row in range(begin, end):
-        for column in range(first, last):
-            numbers[row, column] = np.float32(0.0)
+def _numbers(frame, rows):
+    """Return address and stride of the rounded rows, of their factors, and the number of rows."""
+    numbers, factors = result(frame, 1), result(frame, 2)
+    return address(numbers), dimension(numbers, 1), address(factors), _groups(frame) * FACTORS, rows

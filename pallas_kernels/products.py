@@ -126,7 +126,14 @@ def multiply_grouped(
         x: sorted by expert: the first ``counts[0]`` rows are expert 0's.
         table: [experts, inputs, outputs].
         impl: see `multiply`.
+
+    Raises:
+        ValueError: the shapes do not fit: a CPU's loops would read beyond an array.
     """
+    experts, inputs, _ = table.shape
+    if x.shape[1:] != (inputs,) or counts.shape != (experts,):
+        said = f"x {list(x.shape)} and counts {list(counts.shape)}"
+        raise ValueError(f"{said} do not fit a table of {experts} experts' matrices of {inputs} inputs")
     return products_of(table).grouped(x, table, counts, How(None, x.dtype, 1, resolve_impl(impl)))
 
 

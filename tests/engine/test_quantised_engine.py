@@ -75,6 +75,16 @@ def test_replaced_parameters_are_used_and_must_be_quantised_alike(tmp_path):
         llm.update_params(LLM(str(tmp_path / "one"), **SMALL).params)
 
 
+def test_experts_in_codes_give_a_prompt_the_same_tokens_in_any_batch(tmp_path):
+    """Alone a token has two experts; together experts have as many rows as chance gives them."""
+    make_checkpoint("qwen3_moe", tmp_path)
+    llm = LLM(str(tmp_path), quantization="int8", enable_prefix_caching=False, **SMALL)
+    together = tokens(llm)
+    alone = [llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids for prompt in PROMPTS]
+    in_chunks = LLM(str(tmp_path), quantization="int8", deterministic=True, **SMALL | {"max_num_batched_tokens": 16})
+    assert together == alone == tokens(in_chunks)
+
+
 @pytest.mark.parametrize(
     "kv_cache_dtype", ["int8", *(pytest.param(dtype, marks=pytest.mark.nightly) for dtype in ("bfloat16", "fp8"))]
 )

@@ -83,6 +83,7 @@ def test_a_deterministic_engine_goes_on_to_the_last_bit(tmp_path):
         ("llama", {"speculative": Layers(1, tokens=2)}),
         ("llama", {"kv_budget": PyramidKV(budget=24, recent=8, window=4), "enable_prefix_caching": False}),
         ("llama", {"kv_cache_dtype": "int8"}),
+        ("qwen3_moe", {"quantization": "int8"}),
     ],
 )
 def test_every_kind_of_layer_and_of_drafts_goes_on(tmp_path, name, options):

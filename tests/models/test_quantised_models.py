@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from checkpoints import make_checkpoint
 from dense_model import run_dense
 from flax import nnx
@@ -62,6 +63,40 @@ def test_a_cpus_tiles_give_the_values_products_but_for_rounded_activations(name,
     found = run_dense(nnx.merge(loaded.graphdef, loaded.params), TOKENS)[:, : loaded.model.vocab_size]
     want = run_dense(nnx.merge(loaded.graphdef, dequantised(loaded.params)), TOKENS)[:, : loaded.model.vocab_size]
     assert 0 < np.sqrt(np.mean((found - want) ** 2)) < 0.06 * np.std(want)
+
+
+_PLAIN = ("mlp.gate.weight", "router.weight", "shared_expert_gate.weight")
+"""Matrices of routers and of one output, which no quantisation rounds."""
+
+
+def rounded_to_int8(model):
+    """Round a model of transformers, by the definition: each output's largest weight becomes 127 steps."""
+    for name, weight in model.named_parameters():
+        if weight.ndim < 2 or name.endswith(_PLAIN):
+            continue
+        inputs = -2 if model.config.model_type == "gpt_oss" and ".experts." in name else -1
+        step = weight.detach().abs().amax(inputs, keepdim=True) / 127
+        if not name.endswith("_bias"):  # of experts, which has two dimensions too
+            weight.data = (weight / step).round() * step
+    return model
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["qwen3_moe", "gpt_oss", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("mixtral", "qwen2_moe"))],
+)
+def test_codes_of_experts_have_the_values_that_transformers_is_given(name, tmp_path):
+    model = rounded_to_int8(make_checkpoint(name, tmp_path))
+    with torch.inference_mode():
+        want = model(torch.from_numpy(TOKENS)[None]).logits[0].numpy()
+    loaded = load_model(tmp_path, dtype="float32", quantization="int8")
+    tables = [leaf for leaf in jax.tree.leaves(loaded.params, is_leaf=is_quantised) if leaf.ndim == 3]
+    assert tables
+    assert all(isinstance(leaf, TiledMatrix) for leaf in tables)
+    found = run_dense(nnx.merge(loaded.graphdef, dequantised(loaded.params)), TOKENS)[:, : loaded.model.vocab_size]
+    np.testing.assert_allclose(found, want, atol=5e-5 * np.abs(want).max())
+    in_codes = run_dense(nnx.merge(loaded.graphdef, loaded.params), TOKENS)[:, : loaded.model.vocab_size]
+    assert np.sqrt(np.mean((in_codes - want) ** 2)) < 0.06 * np.std(want)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

@@ -117,6 +117,28 @@ def test_rows_of_an_expert_have_the_bits_of_a_product_with_its_matrix(counts, be
     assert not found[row:].any()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("variant", by_name(TILED, "int8", "int4"))
+def test_every_kind_of_instructions_reads_only_experts_that_have_rows(variant, kind):
+    counts, read = np.array([0, 5, 0, 1, 7, 0]), [1, 3, 4]
+    table, x = tiled(random_matrix(variant, (6, 160, 50))), RNG.standard_normal((14, 160), np.float32)
+    alone = [
+        multiplied(rows, jax.tree.map(lambda part, at=at: part[at], table))
+        for at, rows in zip(read, np.split(x[:13], [5, 6]), strict=True)
+    ]
+    table.scales[[0, 2, 5]] = np.nan
+    found = np.asarray(tiled_matmul_grouped(x, table, jnp.asarray(counts), kind=kind))
+    np.testing.assert_array_equal(found[:13], np.concatenate(alone))
+    assert not found[13:].any()
+
+
+@pytest.mark.parametrize("variant", ["int8", "int4"])
+def test_no_copy_of_experts_is_made(variant):
+    table = jax.tree.map(jnp.asarray, tiled(random_matrix(TILED[variant], (8, 128, 256))))
+    compiled = jax.jit(tiled_matmul_grouped).lower(jnp.ones((2, 128)), table, jnp.ones(8, jnp.int32)).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < table.codes.nbytes / 16
+
+
 @pytest.mark.parametrize("variant", TILED)
 def test_a_stack_of_matrices_lies_in_tiles_as_each_does_alone(variant):
     stack = random_matrix(TILED[variant], (3, 64, 50))

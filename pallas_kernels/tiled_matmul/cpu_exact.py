@@ -27,16 +27,15 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from pallas_kernels import ffi
-from pallas_kernels.bfloat16_matmul.cpu_tiles import copy_numbers
 from pallas_kernels.cpu_dots import FLOATS, INTS, Emitter, vector
 from pallas_kernels.cpu_features import FEATURES, LANES
-from pallas_kernels.cpu_tiles import VECTORS, remaining_rows, rows_of_expert, stack_memory
+from pallas_kernels.cpu_panels import clear_columns, copy_numbers, over_experts
+from pallas_kernels.cpu_tiles import VECTORS, remaining_rows, stack_memory
 from pallas_kernels.ffi import address, argument, arguments, data, dimension, result
 from pallas_kernels.ffi.loops import njit
 from pallas_kernels.ffi.primitives import pointer
 from pallas_kernels.quantised import INT8, UINT4_PAIRS
 from pallas_kernels.tiled import INPUTS, OUTPUTS
-from pallas_kernels.tiled_matmul.cpu_kernel import clear_columns
 from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES, repeated
 from pallas_kernels.tiled_matmul.variant import ExactVariant
 
@@ -312,7 +311,27 @@ def _rows_by_some_panels(variant: ExactVariant) -> Any:
 
 _ASIDE = (DEPTH + INPUTS) * PANELS * TILE_BYTES
 """Bytes of decoded numbers; a tile may have inputs beyond the matrix."""
+
+
+@cache
+def _rows_by_experts(variant: ExactVariant) -> Any:
+    """Return the product of experts' rows and their panels, as a compiled function, see `over_experts`."""
+    some_panels = _rows_by_some_panels(variant)
+
+    @njit
+    def multiply(operands, expert, row, number, panel, stop, to, outputs):
+        x, (codes, scales, least, w_panel, s_panel, inputs, group), panels = operands
+        before, x_stride = expert * panels, inputs * FLOAT
+        w, s, less = codes + before * w_panel, scales + before * s_panel, least + before * s_panel
+        matrix = (w, s, less, w_panel, s_panel, inputs, group)
+        aside, scratch, mine = stack_memory(_ASIDE), stack_memory(TILE_BYTES), x + row * x_stride
+        some_panels(mine, x_stride, number, matrix, panel, stop, to, outputs, aside, scratch)
+
+    return over_experts(multiply)
+
+
 _some_panels: Any = None
+_over_experts: Any = None
 _has_minimums: Any = None
 _scale_bytes: Any = None
 """Stand for what `_loop` puts in their places."""
@@ -348,6 +367,7 @@ def _loop(function: Any, variant: ExactVariant) -> Any:
     """Return a function, compiled for a variant."""
     names = {
         "_some_panels": _rows_by_some_panels(variant),
+        "_over_experts": _rows_by_experts(variant),
         "_has_minimums": variant.minimums,
         "_scale_bytes": variant.scale_bytes,
     }
@@ -379,31 +399,13 @@ def _multiply(frame, begin, end):
 
 
 def _multiply_grouped(frame, begin, end):
-    """Multiply experts' rows with their panels; items are the panels of all experts, one expert after another."""
+    """Multiply experts' rows with the panels of items `begin` to `end`."""
     first, codes, scales, to = argument(frame, 0), argument(frame, 1), argument(frame, 2), result(frame, 0)
     least = address(argument(frame, 3)) if _has_minimums else 0
-    experts, panels, groups, inputs = (
-        dimension(codes, 0),
-        dimension(codes, 1),
-        dimension(scales, 2),
-        dimension(first, 1),
-    )
+    experts, panels, groups = dimension(codes, 0), dimension(codes, 1), dimension(scales, 2)
+    inputs = dimension(first, 1)
     counts = carray(data(argument(frame, 4 if _has_minimums else 3)), (experts,), np.int32)
-    rows, outputs, x_stride = dimension(to, 0), dimension(to, 1), inputs * FLOAT
     w_panel, s_panel = dimension(codes, 2) * TILE_BYTES, groups * OUTPUTS * _scale_bytes
-    aside, scratch = stack_memory(_ASIDE), stack_memory(TILE_BYTES)
-    row, seen, place = 0, 0, begin
-    while place < end:
-        expert, panel = place // panels, place % panels
-        stop = min(panels, panel + end - place)
-        place += stop - panel
-        row, number = rows_of_expert(counts, expert, rows, seen, row)
-        seen = expert
-        if expert + 1 == experts:
-            last = min(stop * OUTPUTS, outputs)
-            clear_columns(address(to), row + number, rows, panel * OUTPUTS, last, outputs)
-        if number > 0:
-            w, s = address(codes) + expert * panels * w_panel, address(scales) + expert * panels * s_panel
-            matrix = (w, s, least + expert * panels * s_panel, w_panel, s_panel, inputs, inputs // groups)
-            x, out = address(first) + row * x_stride, address(to) + row * outputs * FLOAT
-            _some_panels(x, x_stride, number, matrix, panel, stop, out, outputs, aside, scratch)
+    table = (address(codes), address(scales), least, w_panel, s_panel, inputs, inputs // groups)
+    operands = (address(first), table, panels)
+    _over_experts(begin, end, counts, panels, dimension(to, 0), address(to), dimension(to, 1), operands)

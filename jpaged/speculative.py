@@ -101,8 +101,7 @@ class DraftModel(Speculative):
     tokens: int = 4
 
     def __init__(self, model: str | Path, tokens: int = 4) -> None:
-        object.__setattr__(self, "model", _model_name(model))
-        object.__setattr__(self, "tokens", integer("tokens", tokens, low=1))
+        _set_model(self, model, tokens)
 
 
 @dataclass(frozen=True)
@@ -140,15 +139,15 @@ class Eagle3(Speculative):
     tokens: int = 3
 
     def __init__(self, model: str | Path, tokens: int = 3) -> None:
-        object.__setattr__(self, "model", _model_name(model))
-        object.__setattr__(self, "tokens", integer("tokens", tokens, low=1))
+        _set_model(self, model, tokens)
 
 
-def _model_name(model: str | Path) -> str:
+def _set_model(speculative: DraftModel | Eagle3, model: str | Path, tokens: int) -> None:
     name = str(model) if isinstance(model, Path) else model
     if not (isinstance(name, str) and name.strip()):
         raise ValueError(f"model={model!r} must be a non-empty string")
-    return name
+    object.__setattr__(speculative, "model", name)
+    object.__setattr__(speculative, "tokens", integer("tokens", tokens, low=1))
 
 
 def read_speculative(text: str | None) -> Speculative | None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jpaged.model_api import (
     TENSOR_AXIS,
@@ -100,11 +100,10 @@ class Eagle3Head(nnx.Module):
         cache: Any,
         attend: Attend,
         live_rows: LiveRows = None,
-        read: Bool[Array, " tokens"] | None = None,
+        *,
         target: Float[Array, "tokens states"] | None = None,
     ) -> tuple[Float[Array, "tokens embed"], Any]:
         """Return the final-norm hidden states of every token and the updated cache; see `DraftHead` for `target`."""
-        del read
         embedded = self.embed_tokens(tokens)
         kept = jnp.zeros_like(embedded) if target is None else self.fc(target, live_rows)
         cache, before = take_previous(cache, attend, kept)

@@ -11,26 +11,17 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from checkpoints import make_checkpoint
+from draft_settings import SETTINGS, make_drafts_free
 from eagle3_checkpoint import TorchEagle3, make_model_and_head
 from lora_checkpoints import save_adapter
 from mtp_checkpoint import FILE, TorchHead, make_checkpoint_with_head, make_knowing_head
 from on_devices import printed_on_devices
 from safetensors.torch import load_file, save_file
 
-import jpaged.engine.speculation as engine_speculation
 from jpaged import LLM, MTP, Eagle3, SamplingParams
 from jpaged.execution.drafts import Drafter
-from jpaged.scheduling.speculation import StepCosts
 from jpaged.speculative import Speculative
 
-SETTINGS = {
-    "dtype": "float32",
-    "max_model_len": 128,
-    "block_size": 8,
-    "max_num_seqs": 12,
-    "max_num_batched_tokens": 64,
-    "state_checkpoint_interval": 16,
-}
 RNG = np.random.default_rng(7)
 PROMPTS = [RNG.integers(3, 211, int(n)).tolist() for n in (5, 11, 30, 45, 23, 1)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -47,9 +38,7 @@ FEW_PAGES = 60
 
 @pytest.fixture(autouse=True)
 def all_drafts(monkeypatch):
-    """Drafts cost nothing, so that all that can be made are."""
-    monkeypatch.setattr(engine_speculation, "_COSTS", {"cpu": StepCosts(token=0.0, verifying=0.0)})
-    monkeypatch.setattr(engine_speculation, "_with_drafts", lambda costs, share: costs)
+    make_drafts_free(monkeypatch)
 
 
 @pytest.fixture

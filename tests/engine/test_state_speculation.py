@@ -8,19 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from checkpoints import make_checkpoint
+from draft_settings import SETTINGS, make_drafts_free
 
-import jpaged.engine.speculation as engine_speculation
 from jpaged import LLM, DraftModel, Layers, NGram, SamplingParams
-from jpaged.scheduling.speculation import StepCosts
 
-SETTINGS = {
-    "dtype": "float32",
-    "max_model_len": 128,
-    "block_size": 8,
-    "max_num_seqs": 12,
-    "max_num_batched_tokens": 64,
-    "state_checkpoint_interval": 16,
-}
 RNG = np.random.default_rng(7)
 FEW = RNG.integers(3, 211, 5)
 PROMPTS = [RNG.choice(FEW, int(n)).tolist() for n in (5, 11, 30, 45, 23, 8)]
@@ -32,9 +23,7 @@ NGRAM = NGram(5, longest=3, shortest=1)
 
 @pytest.fixture(autouse=True)
 def all_drafts(monkeypatch):
-    """Drafts cost nothing, so that all that can be made are."""
-    monkeypatch.setattr(engine_speculation, "_COSTS", {"cpu": StepCosts(token=0.0, verifying=0.0)})
-    monkeypatch.setattr(engine_speculation, "_with_drafts", lambda costs, share: costs)
+    make_drafts_free(monkeypatch)
 
 
 SMALL_POOL = {"mamba2": 40, "jamba": 70, "bamba": 30, "qwen3_next": 70, "qwen3_5": 70, "lfm2": 26}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jpaged.pooling_params import PoolingParams
     from jpaged.pyramid_kv import PyramidKV
     from jpaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
-    from jpaged.speculative import MTP, DraftModel, Eagle3, Layers, NGram
+    from jpaged.speculative import MTP, Assistant, DraftModel, Eagle3, Layers, NGram
 
 __version__ = "0.2.0"  # the only place: the build reads it from here
 
@@ -40,6 +40,7 @@ _HOMES = {
     "DraftModel": "jpaged.speculative",
     "MTP": "jpaged.speculative",
     "Eagle3": "jpaged.speculative",
+    "Assistant": "jpaged.speculative",
     "SamplingParams": "jpaged.sampling_params",
     "StructuredOutputsParams": "jpaged.sampling_params",
     "PoolingParams": "jpaged.pooling_params",
@@ -58,6 +59,7 @@ _HOMES = {
 __all__ = [
     "LLM",
     "MTP",
+    "Assistant",
     "AsyncLLM",
     "BeamSearchParams",
     "CompletionOutput",

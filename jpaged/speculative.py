@@ -142,7 +142,27 @@ class Eagle3(Speculative):
         _set_model(self, model, tokens)
 
 
-def _set_model(speculative: DraftModel | Eagle3, model: str | Path, tokens: int) -> None:
+@dataclass(frozen=True)
+class Assistant(Speculative):
+    """Drafts are drawn by a Gemma 4 assistant, whose layers attend to the model's own KV.
+
+    It keeps no KV. Drafts after the first go on from its own states.
+
+    Attributes:
+        model: alias, hub id or folder of the assistant, which was trained for the engine's model.
+
+    Raises:
+        ValueError: `model` is no non-empty string, or `tokens` is out of its range.
+    """
+
+    model: str = ""
+    tokens: int = 3
+
+    def __init__(self, model: str | Path, tokens: int = 3) -> None:
+        _set_model(self, model, tokens)
+
+
+def _set_model(speculative: DraftModel | Eagle3 | Assistant, model: str | Path, tokens: int) -> None:
     name = str(model) if isinstance(model, Path) else model
     if not (isinstance(name, str) and name.strip()):
         raise ValueError(f"model={model!r} must be a non-empty string")
@@ -176,6 +196,9 @@ def read_speculative(text: str | None) -> Speculative | None:
         return DraftModel(value, **tokens)
     if kind == "eagle3" and value:
         return Eagle3(value, **tokens)
+    if kind == "assistant" and value:
+        return Assistant(value, **tokens)
     raise ValueError(
-        f"speculative={shown(text)} is none of ngram, layers:N, mtp, draft:MODEL and eagle3:MODEL, with or without @K"
+        f"speculative={shown(text)} is none of ngram, layers:N, mtp, draft:MODEL, eagle3:MODEL and "
+        "assistant:MODEL, with or without @K"
     )

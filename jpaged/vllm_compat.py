@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from jpaged.setting import Setting, settings_of
-from jpaged.speculative import MTP, DraftModel, Eagle3, NGram, Speculative
+from jpaged.speculative import MTP, Assistant, DraftModel, Eagle3, NGram, Speculative
 
 _DRAFTS = "speculative_config"
 """vLLM's name of the setting `speculative`, whose value has another form there."""
@@ -29,7 +29,8 @@ _KERNELS = "kernels are chosen by the devices"
 _CONFIG = "the model's config.json is taken as it is: change a copy of the model's folder"
 _FORMAT = "the format is known from the files: safetensors, GGUF, or a checkpoint saved by `jpaged convert`"
 _SPECULATION = (
-    "give speculative=jpaged.NGram(...), Layers(...), DraftModel(...), MTP(...) or Eagle3(...), or speculative_config"
+    "give speculative=jpaged.NGram(...), Layers(...), DraftModel(...), MTP(...), Eagle3(...) or Assistant(...), or "
+    "speculative_config"
 )
 _TRANSFER = (
     "KV is not moved between engines; preemption_mode='swap' with swap_space moves it to host memory, disk_folder with "
@@ -217,9 +218,10 @@ def _close(name: str, known: Iterable[str]) -> str:
 
 _NGRAM = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
 _DRAFT_MODEL = ("method", "model", "num_speculative_tokens")
-_MTP = ("method", "num_speculative_tokens")
-_METHODS = {"ngram": _NGRAM, "draft_model": _DRAFT_MODEL, "mtp": _MTP, "eagle3": _DRAFT_MODEL}
+_METHODS = {"ngram": _NGRAM} | dict.fromkeys(("draft_model", "mtp", "eagle3", "gemma4_mtp"), _DRAFT_MODEL)
 """Each method's keys."""
+_OF_FOLDER = {"draft_model": DraftModel, "eagle3": Eagle3, "mtp": Assistant, "gemma4_mtp": Assistant}
+"""What methods with a ``model`` mean."""
 
 
 def speculative_of(config: Any) -> Speculative:
@@ -229,7 +231,8 @@ def speculative_of(config: Any) -> Speculative:
     ``NGram(k, longest=m, shortest=n)``; of the two lookups one that is missing is the other, and both are 5.
     ``{"model": folder, "num_speculative_tokens": k}`` is ``DraftModel(folder, tokens=k)``.
     ``{"method": "mtp", "num_speculative_tokens": k}`` is ``MTP(k)``, and with ``"eagle3"`` and a ``model`` it is
-    ``Eagle3(folder, tokens=k)``.
+    ``Eagle3(folder, tokens=k)``. With ``"mtp"`` or ``"gemma4_mtp"`` and a ``model`` it is
+    ``Assistant(folder, tokens=k)``.
 
     Raises:
         ValueError: it is no mapping, a key is missing, unknown or out of range, or the method is another.
@@ -258,11 +261,11 @@ def speculative_of(config: Any) -> Speculative:
             longest, shortest = config.get("prompt_lookup_max"), config.get("prompt_lookup_min")
             longest = longest if longest is not None else shortest if shortest is not None else 5
             return NGram(tokens, longest=longest, shortest=longest if shortest is None else shortest)
-        if method == "mtp":
+        if method == "mtp" and config.get("model") is None:
             return MTP(tokens)
         if config.get("model") is None:
             raise ValueError("model is missing, the folder of the model that drafts")
-        return (Eagle3 if method == "eagle3" else DraftModel)(config["model"], tokens=tokens)
+        return _OF_FOLDER[method](config["model"], tokens=tokens)
     except ValueError as error:
         raise ValueError(f"speculative_config={dict(config)}: {error}") from error
 

@@ -56,6 +56,7 @@ class Eagle3Head(nnx.Module):
     """
 
     tables: ClassVar[tuple[str, ...]] = ("embed_tokens",)
+    reads: ClassVar[tuple[AttentionGroup, ...]] = ()
 
     def __init__(self, config: Any, build: BuildContext):
         if build.expert_parallel:

@@ -37,7 +37,7 @@ from .linear import Linear, LiveRows
 from .rope import Rotary
 from .stack import LayerKind, MakeLayer
 
-_PREVIOUS = "previous"
+PREVIOUS = "previous"
 """The layer group that keeps the hidden state of a sequence's newest token."""
 _MARK, _AGAINST = 16.0, -1e4
 """The first token's key has the one where others have 0, and queries have the other there; both fit in float16. Their
@@ -84,6 +84,7 @@ class PredictionHead(Decoder):
     """
 
     tables: ClassVar[tuple[str, ...]] = ("embed_tokens", "lm_head")
+    reads: ClassVar[tuple[AttentionGroup, ...]] = ()
     _has_experts = True
 
     def __init__(
@@ -167,7 +168,7 @@ def memory_of_head(memory: LayerMemory, width: int, build: BuildContext) -> tupl
         memory = replace(memory, rotary=memory.rotary + 1)
     else:
         memory = replace(memory, head_dim=memory.head_dim + 1)
-    return memory, PreviousTokenGroup(_PREVIOUS, (0,), width, np.dtype(build.dtype).name)
+    return memory, PreviousTokenGroup(PREVIOUS, (0,), width, np.dtype(build.dtype).name)
 
 
 def take_previous(
@@ -176,7 +177,7 @@ def take_previous(
     """Return for each token what `vectors` is for the token before it, 0 for a sequence's first one; the newest token's
     is kept for the next step."""
     take: TakePreviousToken = attend  # type: ignore[assignment]  # one callback serves layers of every kind
-    return take(cache, LayerRef(_PREVIOUS, 0), vectors)
+    return take(cache, LayerRef(PREVIOUS, 0), vectors)
 
 
 def without_first(attend: Attend, positions: Int[Array, " tokens"]) -> Attend:

@@ -13,7 +13,7 @@ from jpaged.execution.drafts import DraftProgram
 from jpaged.loading import LoadedModel, load_draft_head, load_model
 from jpaged.model_api import Bfloat16Tiles, Cuttable, LayerGroup, TakesImages
 from jpaged.scheduling.speculation import DeviceSpeculation, NGramSpeculation, Speculation, StepCosts
-from jpaged.speculative import MTP, DraftModel, Eagle3, Layers, NGram, Speculative
+from jpaged.speculative import MTP, Assistant, DraftModel, Eagle3, Layers, NGram, Speculative
 
 _COSTS = {"cpu": StepCosts(token=0.02, verifying=0.15, tile=0.2)}
 """Costs of drafts, relative to a step of one token. Measured with SmolLM2-135M in float32 on a core of an AMD EPYC with
@@ -72,7 +72,7 @@ def draft_source(config: EngineConfig, loaded: LoadedModel) -> DraftSource:
         return _first_layers(config.speculative, loaded)
     if isinstance(config.speculative, DraftModel):
         return _draft_model(config.speculative, config, loaded)
-    if isinstance(config.speculative, MTP | Eagle3):
+    if isinstance(config.speculative, MTP | Eagle3 | Assistant):
         return _head(config.speculative, config, loaded)
     return DraftSource()
 
@@ -110,7 +110,7 @@ def _draft_model(speculative: DraftModel, config: EngineConfig, loaded: LoadedMo
     return DraftSource(DraftProgram(draft.graphdef, draft.params, DRAFT_PREFIX), groups, share)
 
 
-def _head(speculative: MTP | Eagle3, config: EngineConfig, loaded: LoadedModel) -> DraftSource:
+def _head(speculative: MTP | Eagle3 | Assistant, config: EngineConfig, loaded: LoadedModel) -> DraftSource:
     if isinstance(loaded.model, TakesImages):
         raise ValueError(
             f"speculative={speculative}: heads read text only; language_model_only=True loads the model without images"
@@ -119,7 +119,7 @@ def _head(speculative: MTP | Eagle3, config: EngineConfig, loaded: LoadedModel) 
     try:
         found = load_draft_head(
             loaded,
-            speculative.model if isinstance(speculative, Eagle3) else None,
+            None if isinstance(speculative, MTP) else speculative.model,
             revision=config.revision if inside else None,
             download_dir=config.download_dir,
             language_model_only=config.language_model_only and inside,

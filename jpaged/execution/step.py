@@ -186,6 +186,9 @@ def layer_operations(
         if layer is None:
             assert within is not None, "a model that keeps KV attends in layers"
             return pool, within(*operands, **options)
+        if layer.of_model:
+            cache, call = kinds[layer.group]
+            return cache.operate(call, pool, layer.index + len(cache.group.layers), *operands, **options)
         cache, call = kinds[prefix + layer.group]
         return cache.operate(call, pool, layer.index, *operands, **options)
 

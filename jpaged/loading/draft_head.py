@@ -19,7 +19,7 @@ from jpaged.loading.parameters.weights import read_params
 from jpaged.loading.renamed_tensors import RenamedTensors, same_numbers
 from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.tensor_reader import TensorReader
-from jpaged.model_api import DraftHead, HasDraftHead, HostArray, Tappable, WeightSource
+from jpaged.model_api import AttentionGroup, DraftHead, HasDraftHead, HostArray, Tappable, WeightSource
 from pallas_kernels.large_pages import use_large_pages
 
 
@@ -82,9 +82,11 @@ def load_draft_head(
         compact_tiles=compact_tiles,
     )
     # The head is a model but for the tables, which it has no sources for.
-    head = abstract_model(opened.family.draft_head, opened.config.get_text_config(), build)  # type: ignore[arg-type]
+    config = opened.config.get_text_config() if folder is None else opened.config
+    head = abstract_model(opened.family.draft_head, config, build)  # type: ignore[arg-type]
     assert isinstance(head, DraftHead)
     graphdef, abstract = nnx.split(head)
+    _check_reads(head, loaded, opened.reader.location)
     taps = _taps(head, loaded, opened.reader.location)
     tables = _tables_of_model(head, loaded, opened.reader, own_folder=folder is not None)
     own = nnx.State({name: part for name, part in abstract.items() if name not in tables})
@@ -132,6 +134,21 @@ def _taps(head: DraftHead, loaded: LoadedModel, location: str) -> tuple[int, ...
             f"states have {want}: it needs the head that was trained for it"
         )
     return taps
+
+
+def _check_reads(head: DraftHead, loaded: LoadedModel, location: str) -> None:
+    """Raise ValueError unless the model keeps the KV that a head's layers attend to."""
+    groups = {group.name: group for group in loaded.model.layer_groups}
+    for want in head.reads:
+        found = groups.get(want.name)
+        if not isinstance(found, AttentionGroup):
+            raise ValueError(f"{location}: the head attends to {want.kind} layers, and the model has none")
+        for field in ("kv_heads", "head_dim", "sliding_window"):
+            if getattr(found, field) != getattr(want, field):
+                raise ValueError(
+                    f"{location}: the head attends to {want.kind} layers of {field}={getattr(want, field)}, and the "
+                    f"model's have {getattr(found, field)}: it needs the head that was trained for it"
+                )
 
 
 def _tables_of_model(

@@ -73,7 +73,7 @@ def open_model(
         gguf = GGUFFile(source.path, source.remote_file)
         config = config_from_gguf(gguf)
         return OpenedModel(source, config, model_class(config.model_type), GGUFWeights(gguf), gguf)
-    config, family = described(source.path, language_model_only=language_model_only)
+    config, family = described(source.path, language_model_only=language_model_only, is_head=is_head)
     if source.kind == "orbax":
         return OpenedModel(source, config, family, OrbaxWeights(source.path, family, config))
     weights: TensorReader = SafetensorsWeights(source.path, source.remote.files if source.remote else ())
@@ -104,7 +104,7 @@ def open_model(
 
 
 def described(
-    folder: Path, file: Path | None = None, *, language_model_only: bool = False
+    folder: Path, file: Path | None = None, *, language_model_only: bool = False, is_head: bool = False
 ) -> tuple[AnyConfig, type[Any]]:
     """Return a folder's config and family.
 
@@ -114,6 +114,7 @@ def described(
     Args:
         file: the config's name in errors, if the folder has a copy.
         language_model_only: return only the text model's.
+        is_head: it is a head that drafts, whose whole config is returned with its text model's family.
 
     Raises:
         ValueError: the config is no JSON object, its family is not installed, or it or transformers refuses the config.
@@ -124,8 +125,10 @@ def described(
     for part, own in ((fields, said), (text := fields.get("text_config") or {}, quantization_of(text))):
         check_method({**part, "quantization_config": own}, file)
     if _describes_more(fields) and (language_model_only or fields["model_type"] not in model_types()):
-        config = _config(folder, file).get_text_config()
-        return _quantised(config, said or quantization_of(text)), model_class(config.model_type)
+        whole = _config(folder, file)
+        config = whole.get_text_config()
+        told = _quantised(whole if is_head else config, said or quantization_of(text))
+        return told, model_class(config.model_type)
     family = model_class(fields["model_type"])
     return _quantised(read_config(folder, family, file), said), family
 

@@ -11,7 +11,13 @@ if TYPE_CHECKING:
     from flax import nnx
     from jaxtyping import Array, Bool, Float, Int
 
-    from jpaged.model_api.layer_groups import CrossAttentionGroup, ImageGroup, LayerGroup, LayerRef
+    from jpaged.model_api.layer_groups import (
+        AttentionGroup,
+        CrossAttentionGroup,
+        ImageGroup,
+        LayerGroup,
+        LayerRef,
+    )
     from jpaged.model_api.weight_source import Bfloat16Tiles, WeightSource
     from pallas_kernels.platform import Impl
 
@@ -66,6 +72,8 @@ class Attend(Protocol):
     Without `k` and `v` it only reads: what another layer of the same step wrote, and of the steps before.
     `last_keys` are given where a model skips unread rows (`SkipsUnreadRows`): the position of the last token
     that each token sees, which is its own, or -1 for a token whose result may be anything.
+    `seen` is given where a head that drafts reads what its model keeps (`LayerRef.of_model`), a token of each sequence:
+    how many of the sequence's tokens its query sees. A window shows those that it shows the token after them.
 
     The cache is opaque to the model and must be threaded through: what comes back replaces what went in
     (it is donated). Queries are causal by position; the group's window or chunks apply by themselves.
@@ -83,6 +91,7 @@ class Attend(Protocol):
         soft_cap: float | None = None,
         sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
         last_keys: Int[Array, " tokens"] | None = None,
+        seen: Int[Array, " tokens"] | None = None,
     ) -> tuple[Any, Float[Array, "tokens kv_heads q_per_kv head_dim"]]: ...
 
 
@@ -343,6 +352,10 @@ class DraftHead(Protocol):
     for them that the checkpoint has and that hold other numbers."""
     states: int
     """Width of what it reads of each of the model's tokens."""
+
+    reads: tuple[AttentionGroup, ...]
+    """The model's groups whose last layer's KV its layers attend to, by name, without the layers; see
+    `LayerRef.of_model`. () = it keeps KV of its own."""
 
     def taps(self, num_layers: int) -> tuple[int, ...]:
         """Return the layers of a model of so many whose entering states the head reads, see `Tappable`; () = it reads

@@ -303,7 +303,13 @@ class AdapterGroup(LayerGroup):
 
 @dataclass(frozen=True)
 class LayerRef:
-    """The blocks that a layer uses: a static group name and the layer's index in it (int, or traced in a scan)."""
+    """The blocks that a layer uses: a static group name and the layer's index in it (int, or traced in a scan).
+
+    Attributes:
+        of_model: the group is one of the model that a `jpaged.model_api.DraftHead` drafts for, and the index is counted
+            from its end: -1 is the last layer's.
+    """
 
     group: str
     index: int | Int[Array, ""]
+    of_model: bool = False

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 
 import jpaged.engine.speculation as engine_speculation
-from jpaged import LLM, MTP, Eagle3, Layers, NGram, SamplingParams
+from jpaged import LLM, MTP, Assistant, Eagle3, Layers, NGram, SamplingParams
 from jpaged.scheduling.speculation import StepCosts
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_model_len": 64, "max_num_seqs": 8, "max_num_batched_tokens": 64}
@@ -22,8 +22,8 @@ WAYS = {
     "first layers": Layers(1, tokens=3),
     "head": MTP(2),
 }
-HEAD = "eagle3"
-"""A further way: an EAGLE-3 head in the folder of this name within the checkpoint's."""
+HEADS = {"eagle3": Eagle3, "assistant": Assistant}
+"""Further ways: heads in the folders of these names within the checkpoint's."""
 
 
 def main(folder: str, *ways: str) -> dict[str, dict]:
@@ -33,7 +33,7 @@ def main(folder: str, *ways: str) -> dict[str, dict]:
     params = SamplingParams(temperature=1.2, seed=3, max_tokens=24, ignore_eos=True, allowed_token_ids=FEW.tolist())
     found = {}
     for way in ways:
-        drafts = Eagle3(f"{folder}/{HEAD}", tokens=2) if way == HEAD else WAYS[way]
+        drafts = HEADS[way](f"{folder}/{way}", tokens=2) if way in HEADS else WAYS[way]
         llm = LLM(folder, tensor_parallel_size=2, speculative=drafts, **SETTINGS)
         outputs = llm.generate([{"prompt_token_ids": ids} for ids in PROMPTS], params, use_tqdm=False)
         tokens = [output.outputs[0].token_ids for output in outputs]

@@ -10,15 +10,16 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from assistant_checkpoint import TorchAssistant, make_model_and_assistant
 from checkpoints import make_checkpoint
 from draft_settings import SETTINGS, make_drafts_free
-from eagle3_checkpoint import TorchEagle3, make_model_and_head
+from eagle3_checkpoint import make_model_and_head
 from lora_checkpoints import save_adapter
 from mtp_checkpoint import FILE, TorchHead, make_checkpoint_with_head, make_knowing_head
 from on_devices import printed_on_devices
 from safetensors.torch import load_file, save_file
 
-from jpaged import LLM, MTP, Eagle3, SamplingParams
+from jpaged import LLM, MTP, Assistant, Eagle3, SamplingParams
 from jpaged.execution.drafts import Drafter
 from jpaged.speculative import Speculative
 
@@ -67,16 +68,18 @@ FAMILIES = {
     "deepseek_v3": {},
     "glm4_moe_lite": {},
     "eagle3": {},
+    "assistant": {},
 }
-ON_A_COMMIT = ("qwen3_5", "deepseek_v3", "eagle3")
-WITHOUT_STATES = ("glm4_moe", "deepseek_v3", "glm4_moe_lite", "eagle3")
+ON_A_COMMIT = ("qwen3_5", "deepseek_v3", "eagle3", "assistant")
+WITHOUT_STATES = ("glm4_moe", "deepseek_v3", "glm4_moe_lite", "eagle3", "assistant")
+OF_FOLDERS = {"eagle3": (make_model_and_head, Eagle3), "assistant": (make_model_and_assistant, Assistant)}
 
 
 class Served(NamedTuple):
     """A model with a head: the published head in PyTorch, the model's folder, the setting for so many drafts, and an
     engine without any."""
 
-    reference: TorchHead
+    reference: TorchHead | TorchAssistant
     folder: str
     drafts: Callable[[int], Speculative]
     plain: LLM
@@ -85,9 +88,11 @@ class Served(NamedTuple):
 @pytest.fixture(scope="module", params=[pytest.param(n, marks=[] if n in ON_A_COMMIT else NIGHTLY) for n in FAMILIES])
 def family(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
-    if request.param == "eagle3":
-        reference = make_model_and_head(folder, folder / "eagle3")
-        return Served(reference, str(folder), partial(Eagle3, folder / "eagle3"), LLM(str(folder), **SETTINGS))
+    if request.param in OF_FOLDERS:
+        make, drafts = OF_FOLDERS[request.param]
+        head = folder / request.param
+        reference = make(folder, head)
+        return Served(reference, str(folder), partial(drafts, head), LLM(str(folder), **SETTINGS))
     reference = make_checkpoint_with_head(request.param, folder, **FAMILIES[request.param])
     return Served(reference, str(folder), MTP, LLM(str(folder), **SETTINGS))
 
@@ -269,8 +274,9 @@ def test_after_a_warm_up_nothing_is_compiled(family):
 
 
 @pytest.mark.nightly
-def test_two_devices_draft_as_one_does(family):
-    way = "eagle3" if isinstance(family.reference, TorchEagle3) else "head"
+def test_two_devices_draft_as_one_does(family, request):
+    name = request.node.callspec.params["family"]
+    way = name if name in OF_FOLDERS else "head"
     found = printed_on_devices(2, Path(__file__).parent / "speculation_by_devices.py", family.folder, "none", way)
     assert found["none"]["tokens"] == found[way]["tokens"]
     assert found[way]["kept"] > 0

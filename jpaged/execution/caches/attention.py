@@ -273,8 +273,18 @@ class AttentionCache(TokenSlots):
         soft_cap: float | None = None,
         sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
         last_keys: Int[Array, " tokens"] | None = None,
+        seen: Int[Array, " tokens"] | None = None,
     ) -> tuple[Pool, Float[Array, "tokens kv_heads q_per_kv head_dim"]]:
         table, slots, seen_last = call.arrays
+        if seen is not None:
+            assert k is None and last_keys is None, "what lies before a token is only read"
+            lens = jnp.where(call.kv_lens > 0, seen[jnp.minimum(call.query_starts[:-1], len(seen) - 1)], 0)
+            # To the kernels the last token that is seen is the query's own; its window reaches one token further back.
+            mask: Mask = {**self.mask}
+            if (window := mask.get("sliding_window")) is not None:
+                mask["sliding_window"] = window - 1
+            place = Place(jnp.asarray(index, jnp.int32), table, slots, lens)
+            return attend(call, pool, place, q, k, v, scale=scale, soft_cap=soft_cap, sinks=sinks, mask=mask)
         if last_keys is not None:
             seen_last = last_keys if seen_last is None else jnp.where(last_keys < 0, -1, seen_last)
         plan = call.plan or AttentionPlan()

@@ -39,9 +39,6 @@ from .mtp import PREVIOUS, take_previous
 from .rope import rotary_from_config
 from .stack import LayerKind, LayerStack, Shared
 
-_OTHER_LAYOUTS = {"enable_moe_block": False, "use_double_wide_mlp": False, "hidden_size_per_layer_input": 0}
-"""Fields of the text model that would change the layer, with the value that assistants have."""
-
 
 def is_assistant(config: Any) -> bool:
     """Tell whether a config is an assistant's."""
@@ -50,7 +47,7 @@ def is_assistant(config: Any) -> bool:
 
 class Gemma4AssistantHead(nnx.Module):
     """`jpaged.model_api.DraftHead`; `config` is a Hugging Face ``Gemma4AssistantConfig``, whose ``text_config``
-    describes the layers.
+    describes the layers; transformers refuses one with experts, own inputs of layers or KV.
 
     Parameters: embed_tokens [vocab, target width], the model's; pre_projection [2 * target width, width]; layers; norm
     [width]; lm_head [vocab, width]; post_projection [width, target width]. With ordered embeddings also centroids
@@ -68,9 +65,6 @@ class Gemma4AssistantHead(nnx.Module):
 
     def __init__(self, config: Any, build: BuildContext):
         text = config.get_text_config()
-        for name, only in _OTHER_LAYOUTS.items():
-            if getattr(text, name) != only:
-                raise ValueError(f"{name}={getattr(text, name)} is not supported of an assistant; only {only}")
         if build.expert_parallel:
             raise ValueError("enable_expert_parallel=True, but an assistant has no experts")
         kinds = tuple(replace(kind, shares_kv=True) for kind in kinds_from_types(text))

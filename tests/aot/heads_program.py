@@ -31,6 +31,14 @@ LATENTS = {"q_lora_rank": 512, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk
 EXPERTS = {"n_routed_experts": 8, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "n_shared_experts": 1}
 DEEPSEEK = {**LATENTS, **EXPERTS, "moe_intermediate_size": 512, "first_k_dense_replace": 1}
 
+GEMMA: dict[str, Any] = {
+    "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "head_dim": 128,
+    "global_head_dim": 256,
+    "sliding_window": 64,
+    "hidden_size_per_layer_input": 0,
+}
+
 
 def main(target: str, devices: int, kernels: str) -> None:
     mesh = tpu_mesh("v5e:2x4") if target == "tpu" else h200_mesh(devices)  # before jax is imported
@@ -38,7 +46,7 @@ def main(target: str, devices: int, kernels: str) -> None:
     import jax
     import jax.numpy as jnp
     from flax import nnx
-    from transformers import DeepseekV3Config, LlamaConfig
+    from transformers import DeepseekV3Config, Gemma4AssistantConfig, Gemma4TextConfig, LlamaConfig
 
     from jpaged.execution import Bucket, make_step, plan_pool
     from jpaged.execution.batch import empty_batch
@@ -49,6 +57,7 @@ def main(target: str, devices: int, kernels: str) -> None:
     from jpaged.loading.parameters.weights import abstract_params
     from models.deepseek import DeepSeek
     from models.eagle3 import Eagle3Head
+    from models.gemma4 import Gemma4
     from models.llama import Llama
     from pallas_kernels.gpu_launch import compiling_for
 
@@ -56,9 +65,13 @@ def main(target: str, devices: int, kernels: str) -> None:
     build = build_context(mesh, jnp.bfloat16, stacked=kernels != "gpu", kernel_impl=kernels)
     deepseek, llama = DeepseekV3Config(**SIZES, **DEEPSEEK), LlamaConfig(**SIZES, head_dim=128)
     eagle: Any = LlamaConfig(**SIZES | {"num_hidden_layers": 1}, head_dim=128, draft_vocab_size=16384)
+    gemma = Gemma4TextConfig(**SIZES, **GEMMA)
+    few = {"hidden_size": 256, "num_hidden_layers": 4, "vocab_size_per_layer_input": 0}
+    small = Gemma4TextConfig(**SIZES | GEMMA | few | {"layer_types": GEMMA["layer_types"][-4:]})
     each = {
         "deepseek": (DeepSeek, deepseek, DeepSeek.draft_head, deepseek),
         "eagle3": (Llama, llama, Eagle3Head, eagle),
+        "assistant": (Gemma4, gemma, Gemma4.draft_head, Gemma4AssistantConfig(small, backbone_hidden_size=1024)),
     }
     decode = Bucket(tokens=MAX_NUM_SEQS, seqs=MAX_NUM_SEQS, decode_only=True)
     mixed = Bucket(tokens=TOKENS, seqs=MAX_NUM_SEQS, decode_only=False)

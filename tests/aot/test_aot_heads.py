@@ -18,21 +18,21 @@ def programs(request):
 
 
 @pytest.mark.parametrize("name", ["step", "draft", "follow decode", "follow mixed"])
-@pytest.mark.parametrize("head", ["deepseek", "eagle3"])
+@pytest.mark.parametrize("head", ["deepseek", "eagle3", "assistant"])
 def test_a_program_copies_no_pool(programs, head, name):
     sizes = programs[f"{head} {name}"]
     assert sizes["alias"] >= sizes["pool"]
     assert sizes["temp"] < 0.03 * sizes["pool"]
 
 
-@pytest.mark.parametrize("head", ["deepseek", "eagle3"])
+@pytest.mark.parametrize("head", ["deepseek", "eagle3", "assistant"])
 def test_what_follows_a_step_launches_no_attention(programs, head):
     """Whose result is read by no later step, as the MLP's."""
     assert programs[f"{head} follow decode"]["kernel calls"] < programs[f"{head} draft"]["kernel calls"]
 
 
 @pytest.mark.parametrize("name", ["follow decode", "follow mixed"])
-@pytest.mark.parametrize("head", ["deepseek", "eagle3"])
+@pytest.mark.parametrize("head", ["deepseek", "eagle3", "assistant"])
 def test_what_follows_crosses_devices_for_the_embedding_and_for_what_was_kept(programs, head, name):
     crossings = ["all-reduce", "all-gather"] if programs["devices"] > 1 else []
     assert programs[f"{head} {name}"]["collectives"] == crossings

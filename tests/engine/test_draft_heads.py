@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -33,8 +34,9 @@ PARAMS = {
     "several": replace(SAMPLED, n=3, top_k=5, logprobs=2),
     "edited": replace(SAMPLED, allowed_token_ids=[3, 4, 5, 6], repetition_penalty=1.2, min_tokens=9),
 }
-FEW_PAGES = 60
-"""Large pages with which sequences run out of memory, though each request fits on its own."""
+FEW_PAGES = {"assistant": 22}
+MOST_PAGES = 60
+"""Large pages with which sequences run out of memory, though each request fits on its own; of one family fewer."""
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +128,7 @@ def test_a_head_changes_no_token_and_drafts_what_the_published_one_predicts(fami
     ]
 
 
-def test_a_draft_depends_on_its_sequence_only(family, drafted):
+def test_a_draft_depends_on_its_sequence_only(family, drafted, request):
     """Prompts may come in chunks, and sequences be swapped out; while one waits there are no drafts."""
     _, folder, drafts, plain = family
     whole, params = LLM(folder, speculative=drafts(2), **SETTINGS), replace(SAMPLED, max_tokens=50)
@@ -136,7 +138,7 @@ def test_a_draft_depends_on_its_sequence_only(family, drafted):
     serve(LLM(folder, speculative=drafts(2), **SETTINGS | {"max_num_batched_tokens": 16}), params)
     assert _agree(want, drafted) > 30
     drafted.clear()
-    size = FEW_PAGES * whole.memory_report().page_bytes
+    size = FEW_PAGES.get(request.node.callspec.params["family"], MOST_PAGES) * whole.memory_report().page_bytes
     small = LLM(folder, speculative=drafts(2), preemption_mode="swap", kv_cache_memory_bytes=size, **SETTINGS)
     outputs = serve(small, params)
     swapped = [output for output in outputs if output.metrics.num_preemptions]
@@ -205,6 +207,22 @@ def test_a_head_that_knows_from_hidden_states_loses_no_draft(tmp_path):
     renamed = [ids[prompt].tolist() for prompt in prompts]
     assert tokens(serve(llm, GREEDY, renamed)) == [[ids[one].tolist() for one in output] for output in want]
     assert llm.stats().acceptance_rate == 1.0
+
+
+def test_after_ctrl_c_within_a_draft_the_engine_gives_the_same_tokens(family, monkeypatch):
+    llm, calls, fill = LLM(family.folder, speculative=family.drafts(2), **SETTINGS), [], Drafter.fill
+
+    def interrupted(self, step):
+        calls.append(1)
+        if len(calls) == 5:
+            signal.raise_signal(signal.SIGINT)
+        return fill(self, step)
+
+    monkeypatch.setattr(Drafter, "fill", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        serve(llm, SAMPLED)
+    assert tokens(serve(llm, SAMPLED)) == tokens(serve(family.plain, SAMPLED))
+    assert len(calls) > 10
 
 
 @pytest.mark.nightly

@@ -32,26 +32,36 @@ class TorchAssistant:
         self.assistant = assistant
 
     @torch.no_grad()
-    def drafts(self, token_ids: list[int], number: int) -> list[int]:
-        """The most likely tokens after a sequence, whose last one the model has not seen."""
-        tokens = torch.tensor([token_ids])
-        out = self.model.model(tokens[:, :-1], return_shared_kv_states=True, use_cache=False)
+    def seen(self, token_ids: list[int]) -> tuple[torch.Tensor, dict[str, tuple[torch.Tensor, torch.Tensor]]]:
+        """The model's final state of the token before the newest and, by the layers' type, the KV that drafts see."""
+        tokens = torch.tensor([token_ids[:-1]])
+        out = self.model.model(tokens, return_shared_kv_states=True, use_cache=False)
         window = self.model.config.sliding_window - 1  # what the newest token's query sees, but for itself
         kept = {
             kind: tuple(part[:, :, -window:] if kind == "sliding_attention" else part for part in parts)
             for kind, parts in out.shared_kv_states.items()
         }
-        hidden, found = out.last_hidden_state[:, -1:], [token_ids[-1]]
+        return out.last_hidden_state[:, -1:], kept
+
+    @torch.no_grad()
+    def logits(self, token_ids: list[int], number: int) -> list[torch.Tensor]:
+        """What the assistant says of each of the tokens after a sequence, if the most likely ones are drafted."""
+        (hidden, kept), newest, found = self.seen(token_ids), token_ids[-1], []
         for _ in range(number):
-            embedded = self.model.model.embed_tokens(torch.tensor([found[-1:]]))
+            embedded = self.model.model.embed_tokens(torch.tensor([[newest]]))
             drawn = self.assistant(
                 inputs_embeds=torch.cat([embedded, hidden], dim=-1),
                 position_ids=torch.tensor([[len(token_ids) - 1]]),
                 shared_kv_states=kept,
             )
             hidden = drawn.last_hidden_state
-            found.append(int(drawn.logits[0, 0].argmax()))
-        return found[1:]
+            found.append(drawn.logits[0, 0])
+            newest = int(found[-1].argmax())
+        return found
+
+    def drafts(self, token_ids: list[int], number: int) -> list[int]:
+        """The most likely tokens after a sequence, whose newest one the model has not computed."""
+        return [int(logits.argmax()) for logits in self.logits(token_ids, number)]
 
 
 def make_model_and_assistant(

@@ -93,14 +93,15 @@ class PromptBudgetCache(FullAttentionCache):
         soft_cap: float | None = None,
         sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
         last_keys: Int[Array, " tokens"] | None = None,
+        seen: Int[Array, " tokens"] | None = None,
     ) -> tuple[Pool, Float[Array, "tokens kv_heads q_per_kv head_dim"]]:
         """Attend; at the end of a prompt, move the tokens that the layer keeps to the prompt's first slots.
 
         Raises:
-            ValueError: there are `last_keys`.
+            ValueError: there are `last_keys`, or `seen`.
         """
-        if last_keys is not None:
-            raise ValueError("last_keys are not taken by layers that keep a budget of each prompt's tokens")
+        if last_keys is not None or seen is not None:
+            raise ValueError("last_keys and seen are not taken by layers that keep a budget of each prompt's tokens")
         arrays, budgets = call.arrays, self.budgets
         band, layer = jnp.divmod(jnp.asarray(index, jnp.int32), self.pool_groups()[0].num_layers)
         place = Place(

@@ -53,7 +53,7 @@ def main(target: str, devices: int, kernels: str) -> None:
     from jpaged.execution.mesh import sharding
     from jpaged.execution.step import make_follow
     from jpaged.loading.build_context import build_context
-    from jpaged.loading.parameters.targets import abstract_model
+    from jpaged.loading.parameters.targets import abstract_model, abstract_value, fill, flat_values, targets_of
     from jpaged.loading.parameters.weights import abstract_params
     from models.deepseek import DeepSeek
     from models.eagle3 import Eagle3Head
@@ -68,10 +68,11 @@ def main(target: str, devices: int, kernels: str) -> None:
     gemma = Gemma4TextConfig(**SIZES, **GEMMA)
     few = {"hidden_size": 256, "num_hidden_layers": 4, "vocab_size_per_layer_input": 0}
     small = Gemma4TextConfig(**SIZES | GEMMA | few | {"layer_types": GEMMA["layer_types"][-4:]})
+    assistant = Gemma4AssistantConfig(text_config=small, backbone_hidden_size=gemma.hidden_size)
     each = {
         "deepseek": (DeepSeek, deepseek, DeepSeek.draft_head, deepseek),
         "eagle3": (Llama, llama, Eagle3Head, eagle),
-        "assistant": (Gemma4, gemma, Gemma4.draft_head, Gemma4AssistantConfig(small, backbone_hidden_size=1024)),
+        "assistant": (Gemma4, gemma, Gemma4.draft_head, assistant),
     }
     decode = Bucket(tokens=MAX_NUM_SEQS, seqs=MAX_NUM_SEQS, decode_only=True)
     mixed = Bucket(tokens=TOKENS, seqs=MAX_NUM_SEQS, decode_only=False)
@@ -89,11 +90,14 @@ def main(target: str, devices: int, kernels: str) -> None:
         pool = jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding(mesh, AXIS))
         made = {"kernel_impl": kernels}
         step = make_step(nnx.split(model)[0], spec, mesh, followed=True, taps=bool(taps), **made)
-        graphdef, params = nnx.split(head)[0], abstract_params(head, mesh)
+        own = {target.path: abstract_value(target, mesh) for target in targets_of(head, head.tables)}
+        of_model = abstract_params(model, mesh)
+        tables = {path: value for path, value in flat_values(of_model).items() if path[0] in head.tables}
+        graphdef, params = nnx.split(head)[0], fill(nnx.state(head), own | tables)
         draft = make_step(graphdef, spec, mesh, prefix="draft.", **made)
         follow = make_follow(graphdef, spec, mesh, prefix="draft.", **made)
         for what, program, held, bucket in (
-            ("step", step, abstract_params(model, mesh), mixed),
+            ("step", step, of_model, mixed),
             ("draft", draft, params, decode),
             ("follow decode", follow, params, decode),
             ("follow mixed", follow, params, mixed),

@@ -128,6 +128,9 @@ def _head(speculative: MTP | Eagle3 | Assistant, config: EngineConfig, loaded: L
         )
     except ValueError as error:
         raise ValueError(f"speculative={speculative}: {error}") from error
+    if not inside and isinstance(speculative, Assistant) != bool(found.head.reads):
+        other = "Gemma 4 assistant, which Assistant" if found.head.reads else "head with KV of its own, which Eagle3"
+        raise ValueError(f"speculative={speculative}: the folder holds a {other} reads")
     groups = tuple(replace(group, name=DRAFT_PREFIX + group.name) for group in found.head.layer_groups)
     # A draft takes a product with the vocabulary's table too.
     table = loaded.params.get("lm_head", loaded.params["embed_tokens"]) if "lm_head" in found.tables else {}

@@ -309,6 +309,17 @@ def test_a_model_or_checkpoint_without_a_head_is_refused(tmp_path):
         LLM(str(tmp_path / "bare"), speculative=MTP(), **SETTINGS)
 
 
+def test_a_folder_of_another_kind_of_head_is_refused(tmp_path):
+    make_model_and_assistant(tmp_path / "gemma", tmp_path / "assistant")
+    with pytest.raises(ValueError, match=r"speculative=Eagle3\(.*: the folder holds a Gemma 4 assistant, which"):
+        LLM(str(tmp_path / "gemma"), speculative=Eagle3(tmp_path / "assistant"), **SETTINGS)
+    make_model_and_head(tmp_path / "llama", tmp_path / "eagle3")
+    with pytest.raises(ValueError, match=r"speculative=Assistant\(.*: the folder holds a head with KV of its own"):
+        LLM(str(tmp_path / "llama"), speculative=Assistant(tmp_path / "eagle3"), **SETTINGS)
+    with pytest.raises(ValueError, match="head attends to sliding window layers, and the model has none"):
+        LLM(str(tmp_path / "llama"), speculative=Assistant(tmp_path / "assistant"), **SETTINGS)
+
+
 def test_a_checkpoint_with_pictures_has_its_head_beside_the_language_model(tmp_path):
     """The names of Qwen3.5's published checkpoints: a text model within, and the head outside it."""
     reference = make_checkpoint_with_head("qwen3_5", tmp_path)

@@ -1,4 +1,4 @@
-"""A layer of Gemma 4's models and of their assistants."""
+"""Computes a layer of Gemma 4's models and of their assistants."""
 
 from __future__ import annotations
 

@@ -235,6 +235,7 @@ class Qwen3Next(Decoder):
     @staticmethod
     def draft_head(config: Any, build: BuildContext) -> PredictionHead:
         """See `jpaged.model_api.HasDraftHead`."""
+        config = config.get_text_config()
         heads = _heads(config, build)
         layout = heads.layout
         return PredictionHead(

@@ -5,8 +5,8 @@ one scale and one minimum; a group may be the whole axis.
 
 A `Codec` says how codes lie in memory and what number each stands for: it is the jnp half of a held format.
 `pallas_kernels.quantised_matmul.gpu_kernel` decodes the codecs of `TRITON_CODECS` in registers, and
-integer instructions of a CPU multiply those of `TILED_CODECS`. `pallas_kernels.tiled` lays all but `UINT4` out for a
-CPU's loops; elsewhere a codec in neither set is decoded by XLA.
+`pallas_kernels.tiled` lays those of `DECODED_CODECS` out for a CPU's loops, whose integer instructions multiply those
+of `TILED_CODECS`. A codec in none of these sets is decoded by XLA, everywhere.
 """
 
 from __future__ import annotations
@@ -102,6 +102,8 @@ NF4_PAIRS, FP4_PAIRS, IQ4_PAIRS = (
 
 TRITON_CODECS = frozenset({INT8, FLOAT8, UINT4_PAIRS, E2M1_PAIRS})
 TILED_CODECS = frozenset({INT8, UINT4_PAIRS})
+DECODED_CODECS = TILED_CODECS | {FLOAT8, E2M1_PAIRS, E2M1_FLOATS, NF4_PAIRS, FP4_PAIRS, IQ4_PAIRS}
+"""Codecs that a CPU's loops decode to float32 (`pallas_kernels.tiled_matmul.cpu_exact`)."""
 
 
 @partial(

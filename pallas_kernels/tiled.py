@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.quantised import E2M1_PAIRS, INT8, TILED_CODECS, UINT4, Codec, QuantisedMatrix
+from pallas_kernels.quantised import DECODED_CODECS, E2M1_PAIRS, INT8, TILED_CODECS, Codec, QuantisedMatrix
 from pallas_kernels.tile_order import OUTPUTS, columns_at_once, fill_tiles
 
 INPUTS = 4
@@ -128,9 +128,8 @@ def has_tiles(codec: Codec, group: int, inputs: int, scales: np.dtype) -> bool:
         group: see `takes`.
         scales: dtype of the scales.
     """
-    if codec == UINT4 or np.dtype(scales) not in (np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint8)):
-        return False
-    if (np.dtype(scales) == np.uint8) != (codec == E2M1_PAIRS):
+    wanted = (np.dtype(np.uint8),) if codec == E2M1_PAIRS else (np.dtype(np.float32), np.dtype(np.float16))
+    if codec not in DECODED_CODECS or np.dtype(scales) not in wanted or inputs % group:
         return False
     return group % (2 * INPUTS) == 0 if codec.paired else group % INPUTS == 0 or group == inputs
 
@@ -159,7 +158,7 @@ def tiled(matrix: QuantisedMatrix) -> TiledMatrix:
     axis = matrix.axis
     whole = abstract(matrix)
     groups, offset = matrix.scales.shape[axis], np.uint8(whole.offset)
-    if not has_tiles(matrix.codec, whole.inputs // groups, whole.inputs, matrix.scales.dtype):
+    if whole.inputs % groups or not has_tiles(matrix.codec, whole.inputs // groups, whole.inputs, matrix.scales.dtype):
         raise ValueError(
             f"a matrix of {matrix.codes.dtype} in {groups} groups of {whole.inputs} inputs cannot be tiled"
         )

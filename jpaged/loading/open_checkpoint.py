@@ -127,8 +127,8 @@ def described(
     if _describes_more(fields) and (language_model_only or fields["model_type"] not in model_types()):
         whole = _config(folder, file)
         config = whole.get_text_config()
-        told = _quantised(whole if is_head else config, said or quantization_of(text))
-        return told, model_class(config.model_type)
+        named = _quantised(whole if is_head else config, said or quantization_of(text))
+        return named, model_class(config.model_type)
     family = model_class(fields["model_type"])
     return _quantised(read_config(folder, family, file), said), family
 

@@ -44,13 +44,15 @@ def tiled_matmul(
         kind: which integer instructions multiply; None = the best ones that this machine has.
 
     Raises:
-        ValueError: this machine has no such instructions.
+        ValueError: this machine has no such instructions, or rows are not rounded and `kind` names some; shapes do not
+            fit.
     """
     first = matrices[0]
     index_and_rows = jnp.asarray([index, len(x) if rows is None else rows], jnp.int32)
     codes, scales = [m.codes for m in matrices], [m.scales for m in matrices]
     minimums = [] if first.minimums is None else [m.minimums for m in matrices]
     operands = x.astype(jnp.float32), index_and_rows, *codes, *scales, *minimums
+    _check(x, first, kind)
     if not rounds(first):
         exact, result = target("tiled_matmul.cpu_exact:target", _exact(first)), (len(x), first.outputs)
         return jax.ffi.ffi_call(exact, jax.ShapeDtypeStruct(result, jnp.float32))(*operands)
@@ -69,10 +71,14 @@ def tiled_matmul_grouped(
         kind: see `tiled_matmul`.
 
     Raises:
-        ValueError: this machine has no such instructions.
+        ValueError: this machine has no such instructions, or rows are not rounded and `kind` names some; shapes do not
+            fit.
     """
     minimums = [] if table.minimums is None else [table.minimums]
     x, operands = x.astype(jnp.float32), (table.codes, table.scales, *minimums, counts.astype(jnp.int32))
+    _check(x, table, kind)
+    if counts.shape != table.shape[:1]:
+        raise ValueError(f"counts of {counts.shape} are not those of the experts of a table of {table.shape}")
     if not rounds(table):
         exact, result = target("tiled_matmul.cpu_exact:grouped_target", _exact(table)), (len(x), table.outputs)
         return jax.ffi.ffi_call(exact, jax.ShapeDtypeStruct(result, jnp.float32))(x, *operands)
@@ -86,6 +92,15 @@ def rounds(matrix: TiledMatrix) -> bool:
     return matrix.rounds_rows and takes(matrix.codec, matrix.inputs // matrix.scales.shape[-2], matrix.inputs)
 
 
+def _check(x: Array, matrix: TiledMatrix, kind: Kind | None) -> None:
+    if x.shape[1] != matrix.inputs:
+        raise ValueError(f"rows of {x.shape[1]} numbers, but a matrix of {matrix.inputs} inputs")
+    if kind is not None and kind not in kinds_here():
+        raise ValueError(f"kind={kind!r} is none of {', '.join(kinds_here())}, which this machine has")
+    if kind is not None and not rounds(matrix):
+        raise ValueError(f"kind={kind!r}, but rows are not rounded, and no integer instructions multiply")
+
+
 def _exact(matrix: TiledMatrix) -> ExactVariant:
     return ExactVariant(matrix.codec.name, jnp.dtype(matrix.scales.dtype).name, matrix.minimums is not None)
 
@@ -95,8 +110,6 @@ def _described(
 ) -> tuple[TileVariant, tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]]:
     """Return the variant of a matrix, and the results of a product: the product itself, the rows' rounded numbers and
     the factors of their groups."""
-    if kind is not None and kind not in kinds_here():
-        raise ValueError(f"kind={kind!r} is none of {', '.join(kinds_here())}, which this machine has")
     groups, has_minimums, packed = matrix.scales.shape[-2], matrix.minimums is not None, matrix.codec.paired
     shared = groups == 1 and not packed and not has_minimums
     if shared:

@@ -34,7 +34,7 @@ from pallas_kernels.cpu_tiles import VECTORS, remaining_rows, stack_memory
 from pallas_kernels.ffi import address, argument, arguments, data, dimension, result
 from pallas_kernels.ffi.loops import njit
 from pallas_kernels.ffi.primitives import pointer
-from pallas_kernels.quantised import INT8, UINT4_PAIRS
+from pallas_kernels.quantised import FLOAT8, INT8, UINT4_PAIRS
 from pallas_kernels.tiled import INPUTS, OUTPUTS
 from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES, repeated
 from pallas_kernels.tiled_matmul.variant import ExactVariant
@@ -174,6 +174,7 @@ def _numbers(emit: Emitter, codes: ir.Value, variant: ExactVariant, number: int,
     top = builder.shl(codes, constant(24 - 8 * number))
     if variant.codec == INT8.name:  # held 128 too large
         return builder.sitofp(builder.ashr(builder.xor(top, constant(1 << 31)), constant(24)), FLOATS)
+    assert variant.codec == FLOAT8.name, variant.codec
     # A float8_e4m3fn has exponent and mantissa where a float32 has them, and counts exponents from 120 less; those
     # without an exponent are whole numbers, as threads may take a float32 without one as 0.
     sign, size = builder.and_(top, constant(1 << 31)), builder.and_(builder.lshr(top, constant(4)), constant(0x7F00000))
@@ -207,10 +208,12 @@ def _floats(emit: Emitter, at: ir.Value, variant: ExactVariant) -> ir.Value:
         return emit.load(at, FLOATS)
     if variant.scale == "float16":
         return builder.fpext(emit.load(at, vector(ir.HalfType(), OUTPUTS)), FLOATS)
-    # Exponents of two, plus 127; the least is no normal number.
+    # Exponents of two, plus 127; the least is no normal number, and 255 is none at all.
     exponents = builder.zext(emit.load(at, vector(_BYTE, OUTPUTS)), INTS)
     least = builder.icmp_unsigned("==", exponents, emit.constant(INTS, 0))
     bits = builder.select(least, emit.constant(INTS, 1 << 22), builder.shl(exponents, emit.constant(INTS, 23)))
+    none = builder.icmp_unsigned("==", exponents, emit.constant(INTS, 255))
+    bits = builder.select(none, emit.constant(INTS, 0x7FC00000), bits)
     return builder.bitcast(bits, FLOATS)
 
 

@@ -119,7 +119,7 @@ MOST_AS_THEY_ARE = 4
 _rounded: Any = None
 _some_panels: Any = None
 _over_experts: Any = None
-"""Stand for what `_bound` puts in their places: for each variant, how rows are rounded and multiplied."""
+"""Stand for what `_loop` puts in their places: for each variant, how rows are rounded and multiplied."""
 _panels_of_an_item: Any = None
 _has_minimums: Any = None
 _scale_bytes: Any = None

@@ -33,7 +33,7 @@ class TorchAssistant:
 
     @torch.no_grad()
     def seen(self, token_ids: list[int]) -> tuple[torch.Tensor, dict[str, tuple[torch.Tensor, torch.Tensor]]]:
-        """The model's final state of the token before the newest and, by the layers' type, the KV that drafts see."""
+        """Return the model's final state of the token before the newest and the KV that drafts see, by layers' type."""
         tokens = torch.tensor([token_ids[:-1]])
         out = self.model.model(tokens, return_shared_kv_states=True, use_cache=False)
         window = self.model.config.sliding_window - 1  # what the newest token's query sees, but for itself
@@ -45,7 +45,7 @@ class TorchAssistant:
 
     @torch.no_grad()
     def logits(self, token_ids: list[int], number: int) -> list[torch.Tensor]:
-        """What the assistant says of each of the tokens after a sequence, if the most likely ones are drafted."""
+        """Return the assistant's logits of the tokens after a sequence, if the most likely ones are drafted."""
         (hidden, kept), newest, found = self.seen(token_ids), token_ids[-1], []
         for _ in range(number):
             embedded = self.model.model.embed_tokens(torch.tensor([[newest]]))

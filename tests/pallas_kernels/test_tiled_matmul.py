@@ -233,9 +233,11 @@ EXACT = {name: replace(form, rounds_rows=False) for name, form in FORMS.items() 
     "int4 of 128": replace(FORMS["int4"], group=128, rounds_rows=False),
     "nvfp4 of the whole axis": replace(FORMS["nvfp4"], group=0, rounds_rows=False),
     "int8 of 80": replace(FORMS["int8 minimums"], group=80, rounds_rows=False),
+    "fp8 of 131": replace(FORMS["fp8"], rounds_rows=False),
+    "int8 of 131": replace(FORMS["int8"], rounds_rows=False),
 }
 """Forms whose rows are multiplied as they are."""
-SIZES = {"int4 of 128": 384, "int8 of 80": 160}
+SIZES = {"int4 of 128": 384, "int8 of 80": 160, "fp8 of 131": 131, "int8 of 131": 131}
 
 
 def exactly(variant, outputs, stack=()):
@@ -279,7 +281,7 @@ def test_every_float8_is_decoded_to_the_last_bit():
 @given(
     counts=st.lists(st.sampled_from([0, 0, 1, 2, 3, 9]), min_size=1, max_size=5),
     outputs=st.sampled_from([1, 16, 50, 130]),
-    variant=st.sampled_from(["mxfp4", "int4 of 128", "fp8"]),
+    variant=st.sampled_from(sorted(EXACT)),
 )
 def test_rows_that_are_not_rounded_have_the_same_bits_alone_together_and_of_an_expert(counts, outputs, variant):
     matrix, tiles = exactly(variant, outputs, (len(counts),))
@@ -292,6 +294,26 @@ def test_rows_that_are_not_rounded_have_the_same_bits_alone_together_and_of_an_e
             np.testing.assert_array_equal(found[number], tiled_matmul(x[number : number + 1], [own])[0])
         row += count
     assert not found[row:].any()
+
+
+@pytest.mark.parametrize("variant", ["int4", "mxfp4"])
+def test_one_of_several_exact_matrices_is_chosen_by_a_traced_number(variant):
+    matrices = [exactly(variant, 50)[1] for _ in range(3)]
+    x = RNG.standard_normal((4, 192), np.float32)
+    chosen = jax.jit(lambda x, index: multiply(x, matrices, index, impl="cpu"))
+    for number, matrix in enumerate(matrices):
+        np.testing.assert_array_equal(chosen(x, number), tiled_matmul(x, [matrix]))
+
+
+def test_operands_that_do_not_fit_are_refused():
+    _, tiles = exactly("nf4", 50, (3,))
+    own, x = jax.tree.map(lambda part: part[0], tiles), np.zeros((2, 192), np.float32)
+    with pytest.raises(ValueError, match="rows of 64 numbers, but a matrix of 192 inputs"):
+        tiled_matmul(x[:, :64], [own])
+    with pytest.raises(ValueError, match=r"counts of \(2,\) are not those of the experts of a table of \(3, 192, 50\)"):
+        tiled_matmul_grouped(x, tiles, jnp.asarray([1, 1]))
+    with pytest.raises(ValueError, match="rows are not rounded, and no integer instructions multiply"):
+        tiled_matmul(x, [own], kind=KINDS[0])
 
 
 def test_rows_that_are_not_wanted_of_an_exact_product_are_zero():
@@ -320,6 +342,12 @@ def test_what_has_no_whole_tiles_is_refused(variant, inputs):
     form = replace(FORMS[variant], group=inputs // 2 if variant != "uint4" else 16)
     with pytest.raises(ValueError, match="cannot be tiled"):
         tiled(random_matrix(form, (inputs, 24)))
+
+
+def test_a_codec_that_no_loop_decodes_is_refused():
+    matrix = random_matrix(FORMS["int4"], (64, 24))
+    with pytest.raises(ValueError, match="cannot be tiled"):
+        tiled(replace(matrix, codec=replace(matrix.codec, name="five values")))
 
 
 @pytest.mark.parametrize("variant", ["int8", "int4"])

@@ -224,12 +224,17 @@ class OrbaxWeights:
         return bool(self._forms)
 
     def formats_of(self, targets: Iterable[Target]) -> WeightFormats:
-        """Return the formats of a model's parameters: as they are saved, or one that holds all layers of a stack."""
-        found: dict[StatePath, list[WeightFormat]] = {}
+        """Return the formats of a model's parameters: as they are saved, or one that holds all layers of a stack.
+
+        A stack that none holds is left out: it becomes floats.
+        """
+        found: dict[StatePath, list[WeightFormat | None]] = {}
         for target in targets:
-            if (form := self._form(target)) is not None:
-                found.setdefault(target.path, []).append(form)
-        return {path: wide for path, forms in found.items() if (wide := joined(forms)) is not None}
+            found.setdefault(target.path, []).append(self._form(target))
+        coded = {
+            path: [form for form in forms if form is not None] for path, forms in found.items() if None not in forms
+        }
+        return {path: wide for path, forms in coded.items() if (wide := joined(forms)) is not None}
 
     def _form(self, target: Target) -> WeightFormat | None:
         return self._forms.get(_key(target), self._forms.get(_name(target)))
@@ -280,7 +285,9 @@ class OrbaxWeights:
             found = QuantisedMatrix(saved(".codes"), saved(".scales"), minimums, axis, form.codec, form.rounds_rows)
             if form.ordered:
                 found = PermutedMatrix(saved(".order"), found)
-            if target.form not in (None, form):
+            if target.form is None:
+                found = np.asarray(jax.tree.map(np.asarray, found).dequantised(target.dtype))
+            elif target.form != form:
                 found = widened(jax.tree.map(np.asarray, found), target.form)
         if found.shape != target.shape:
             raise ValueError(f"parameter {target.name} has shape {target.shape}, but {self.location} has {found.shape}")

@@ -75,6 +75,7 @@ def formats_on_load(quantization: str, targets: Sequence[Target], shards: int, p
     four_bits = quantization.startswith("int4")
     on_tpu = _INT4_ON_TPU if quantization == "int4" else replace(_INT4_ON_TPU, group=_FORMATS[quantization].group)
     formats: dict[StatePath, WeightFormat] = {}
+    short: dict[str, int] = {}
     for target in targets:
         source = target.source
         if source.contracted is None or target.path in formats:
@@ -84,9 +85,11 @@ def formats_on_load(quantization: str, targets: Sequence[Target], shards: int, p
             own = on_tpu.fitted(source, target.shape, shards)
             form = own if own.group == on_tpu.group else form
         if four_bits and form.group < _SMALLEST_GROUP:
-            logger.info("%s: int8, as %d shards leave groups of %d", ".".join(source.path), shards, form.group)
+            short[".".join(source.path)] = form.group
             form = _CHANNEL_INT8
         formats[target.path] = _CHANNEL_INT8 if four_bits and source.contracted == -1 else form
+    for name, group in short.items():
+        logger.info("%s: int8, as %d shards leave groups of %d", name, shards, group)
     return formats
 
 

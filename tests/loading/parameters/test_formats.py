@@ -20,14 +20,15 @@ from jpaged.loading.build_context import build_context
 from jpaged.loading.gguf.config import config_from_gguf
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.weights import GGUFWeights
+from jpaged.loading.orbax.checkpoint import save_checkpoint
 from jpaged.loading.parameters.formats import _INT4_ON_TPU, check_device, formats_on_load
-from jpaged.loading.parameters.targets import Target, flat_values
+from jpaged.loading.parameters.targets import Target, fill, flat_values
 from jpaged.loading.parameters.weights import abstract_params, load_params
 from jpaged.loading.registry import model_class
 from jpaged.loading.weight_formats.on_load import quantise
 from jpaged.loading.weight_formats.weight_format import WeightFormat
 from jpaged.model_api import TENSOR_AXIS, WeightSource
-from pallas_kernels.quantised import INT8, UINT4, UINT4_PAIRS, QuantisedMatrix
+from pallas_kernels.quantised import FLOAT8, INT8, NF4_PAIRS, UINT4, UINT4_PAIRS, QuantisedMatrix
 
 ONE = Mesh(np.array(jax.devices()[:1]), (TENSOR_AXIS,))
 EMBED, MLP, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 256, 512, 4, 2, 64, 2
@@ -337,6 +338,26 @@ def test_a_saved_checkpoint_keeps_the_format_of_each_layer(tmp_path, stacked):
     assert jax.tree.structure(saved.params) == jax.tree.structure(loaded.params)
     for one, other in zip(jax.tree.leaves(saved.params), jax.tree.leaves(loaded.params), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_saved_layers_whose_codes_do_not_mix_become_floats_in_a_stack(tmp_path, stacked):
+    path = write_model(tmp_path, {"blk.1.ffn_down": Encoding.F32, "token_embd": Encoding.Q8_0}).path
+    loaded = load_model(path, quantization="gguf", stacked=False)
+    down = next(path for path in flat_values(loaded.params) if path[-2] == "down" and path[3] == 0)
+    assert not isinstance(flat_values(loaded.params)[down], QuantisedMatrix)  # a plain layer leaves all of them plain
+    eights = quantise(np.asarray(flat_values(loaded.params)[down]), -2, WeightFormat(FLOAT8, 0, np.dtype(np.float32)))
+    fours = replace(eights, codes=np.zeros((MLP // 2, EMBED), np.uint8), scales=np.ones((MLP // 32, EMBED), np.float32))
+    nf4 = replace(fours, codec=NF4_PAIRS, minimums=None)
+    values = flat_values(loaded.params)
+    mixed = dict(values)
+    for number, held in enumerate((eights, nf4)):
+        mixed[(*down[:3], number, *down[4:])] = jax.tree.map(jnp.asarray, held)
+    save_checkpoint(tmp_path / "saved", replace(loaded, params=fill(loaded.params, mixed)))
+    saved = values_of(load_model(tmp_path / "saved", stacked=stacked).params)
+    want = [np.asarray(held.dequantised(jnp.float32)) for held in (eights, nf4)]
+    found = [value for name, value in saved.items() if name.endswith("down.weight")]
+    np.testing.assert_array_equal(found[0] if stacked else found, want)
 
 
 def test_other_encodings_are_dequantised_and_said(tmp_path, caplog):

@@ -221,7 +221,7 @@ _DRAFT_MODEL = ("method", "model", "num_speculative_tokens")
 _METHODS = {"ngram": _NGRAM} | dict.fromkeys(("draft_model", "mtp", "eagle3", "gemma4_mtp"), _DRAFT_MODEL)
 """Each method's keys."""
 _OF_FOLDER = {"draft_model": DraftModel, "eagle3": Eagle3, "mtp": Assistant, "gemma4_mtp": Assistant}
-"""What methods with a ``model`` mean."""
+"""Methods whose ``model`` is a folder -> the settings that they stand for."""
 
 
 def speculative_of(config: Any) -> Speculative:

@@ -59,7 +59,7 @@ _V3 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
 _V3_FLAGS = ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe")
 _AVX512 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 _VNNI, _VNNI_FLAGS = (*_V3, *_AVX512, "avx512vnni"), (*_V3_FLAGS, *_AVX512, "avx512_vnni")
-_BF16, _BF16_FLAGS = (*_VNNI, "avx512bf16"), (*_VNNI_FLAGS, "avx512_bf16")
+_BF16, _BF16_FLAGS = (*_VNNI, "avx512bf16", "avx512vbmi"), (*_VNNI_FLAGS, "avx512_bf16", "avx512vbmi")
 _AMX = ("amx-tile", "amx-bf16", "amx-int8")
 
 PROCESSORS = {

@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 from numba import carray
 
+from pallas_kernels.cpu_tiles import FLOAT
 from pallas_kernels.ffi.loops import njit
 from pallas_kernels.ffi.primitives import pointer
+from pallas_kernels.tile_order import OUTPUTS
 
-OUTPUTS, FLOAT = 16, 4
+GRAINS_OF_EXPERTS = 16
+"""Portions of a thread in a product of experts, some of which have more rows than others, or none."""
 
 
 def over_experts(multiply: Any) -> Any:

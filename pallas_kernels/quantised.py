@@ -29,8 +29,14 @@ def _as_numbers(codes: Num[Array, "*codes"]) -> Float[Array, "*codes"]:
     return codes.astype(jnp.float32)
 
 
+E2M1_VALUES = np.array(
+    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0], np.float32
+)
+"""The value of each e2m1 code (OCP Microscaling Formats 1.0, 2023, section 5.3.3)."""
+
+
 def _e2m1(codes: Int[Array, "*codes"]) -> Float[Array, "*codes"]:
-    """Return the values 0, 0.5, 1, 1.5, 2, 3, 4, 6 of 4-bit codes; the highest bit is the sign."""
+    """Return `E2M1_VALUES` of codes, computed, as accelerators look slowly at tables."""
     exponent, mantissa = (codes >> 1) & 3, codes & 1
     doubled = jnp.where(exponent == 0, mantissa, (2 + mantissa) << jnp.maximum(exponent, 1) - 1)
     return jnp.where(codes > 7, -0.5, 0.5) * doubled.astype(jnp.float32)

@@ -24,12 +24,11 @@ from numba import carray, types
 from numba.extending import intrinsic
 
 from pallas_kernels import ffi
-from pallas_kernels.bfloat16_matmul.cpu_kernel import GRAINS_OF_EXPERTS
 from pallas_kernels.bfloat16_matmul.cpu_pairs import halves
 from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES as OUTPUTS
 from pallas_kernels.cpu_dots import FLOATS, INTS, Emitter
 from pallas_kernels.cpu_features import FEATURES, LANES
-from pallas_kernels.cpu_panels import clear_columns, copy_numbers, over_experts
+from pallas_kernels.cpu_panels import GRAINS_OF_EXPERTS, clear_columns, copy_numbers, over_experts
 from pallas_kernels.cpu_tiles import VECTORS, remaining_rows, stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result
 from pallas_kernels.ffi.loops import njit

@@ -13,7 +13,6 @@ bits do not depend on the others.
 from __future__ import annotations
 
 from functools import cache
-from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from numba import carray
 from pallas_kernels import ffi
 from pallas_kernels.bfloat16_matmul.cpu_pairs import KINDS, Kind, panels_at_once
 from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES, PAIR, product, rounded_row
-from pallas_kernels.cpu_panels import clear_columns, copy_numbers, over_experts
+from pallas_kernels.cpu_panels import GRAINS_OF_EXPERTS, clear_columns, copy_numbers, over_experts
 from pallas_kernels.cpu_tiles import stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result
 from pallas_kernels.ffi.loops import njit
@@ -30,8 +29,6 @@ from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES
 
 GRAINS = 4
 """Portions of a thread."""
-GRAINS_OF_EXPERTS = 16
-"""The same where experts have rows or none."""
 DEPTH = 1024
 """Pairs of inputs that are multiplied with all rows before the next ones: of three panels 192 KiB."""
 
@@ -76,7 +73,7 @@ def _bound(function: Any, kind: Kind) -> Any:
         "_over_experts": _rows_by_experts(kind),
         "_panels_of_an_item": panels_at_once(kind),
     }
-    return FunctionType(function.__code__, function.__globals__ | names, function.__name__)
+    return ffi.with_names(function, names)
 
 
 def _rows_by_panels(kind: Kind, panels: int) -> Any:

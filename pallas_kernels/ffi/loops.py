@@ -12,9 +12,10 @@ one that only calls the loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, partial
+from types import FunctionType
 from typing import Any
 
 import numba
@@ -36,6 +37,11 @@ _FREED = "NRT_MemInfo_call_dtor"
 njit = partial(numba.njit, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 """Translate a function that loops call, as `numba.njit` does. Python cannot call it; its attribute ``py_func`` is the
 Python function."""
+
+
+def with_names(function: Callable[..., Any], names: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a function that sees these global names besides its module's, to compile it for one variant of a loop."""
+    return FunctionType(function.__code__, function.__globals__ | dict(names), function.__name__)
 
 
 class Loop:

@@ -27,7 +27,7 @@ import numpy as np
 from numba import carray
 
 from pallas_kernels import ffi
-from pallas_kernels.cpu_panels import rows_of_expert
+from pallas_kernels.cpu_panels import GRAINS_OF_EXPERTS, rows_of_expert
 from pallas_kernels.cpu_tiles import (
     DOT_ROWS,
     FLOAT,
@@ -338,9 +338,6 @@ def _multiply_panels(frame, begin, end):
                 _by_panel(mine, x_stride, rows, theirs, depth, out, stride, at, vectors)
     column, stop = begin * PANEL, min(end * PANEL, outputs)
     _clear(address(to) + wanted * stride + column * FLOAT, all_rows - wanted, stop - column, stride)
-
-
-GRAINS_OF_EXPERTS = 16
 
 
 @ffi.known_again

@@ -11,7 +11,6 @@ length alone.
 from __future__ import annotations
 
 from functools import cache
-from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -145,9 +144,8 @@ def _gate_loop(activation: str) -> Any:
         for lane in range(out.size):
             out[lane] = function(left[lane]) * right[lane]
 
-    names = _gate.__globals__ | {"_activation": njit(fastmath=LOOSE)(gate)}
-    loop = FunctionType(_gate.__code__, names, "gate")
-    return ffi.cfunc(ffi.RUN, error_model="numpy")(loop)
+    names = {"_activation": njit(fastmath=LOOSE)(gate)}
+    return ffi.cfunc(ffi.RUN, error_model="numpy")(ffi.with_names(_gate, names))
 
 
 def _gate(frame, begin, end):

@@ -48,11 +48,11 @@ def tiled_matmul(
             fit.
     """
     first = matrices[0]
+    _check(x, first, kind)
     index_and_rows = jnp.asarray([index, len(x) if rows is None else rows], jnp.int32)
     codes, scales = [m.codes for m in matrices], [m.scales for m in matrices]
     minimums = [] if first.minimums is None else [m.minimums for m in matrices]
     operands = x.astype(jnp.float32), index_and_rows, *codes, *scales, *minimums
-    _check(x, first, kind)
     if not rounds(first):
         exact, result = target("tiled_matmul.cpu_exact:target", _exact(first)), (len(x), first.outputs)
         return jax.ffi.ffi_call(exact, jax.ShapeDtypeStruct(result, jnp.float32))(*operands)
@@ -74,11 +74,11 @@ def tiled_matmul_grouped(
         ValueError: this machine has no such instructions, or rows are not rounded and `kind` names some; shapes do not
             fit.
     """
-    minimums = [] if table.minimums is None else [table.minimums]
-    x, operands = x.astype(jnp.float32), (table.codes, table.scales, *minimums, counts.astype(jnp.int32))
     _check(x, table, kind)
     if counts.shape != table.shape[:1]:
         raise ValueError(f"counts of {counts.shape} are not those of the experts of a table of {table.shape}")
+    minimums = [] if table.minimums is None else [table.minimums]
+    x, operands = x.astype(jnp.float32), (table.codes, table.scales, *minimums, counts.astype(jnp.int32))
     if not rounds(table):
         exact, result = target("tiled_matmul.cpu_exact:grouped_target", _exact(table)), (len(x), table.outputs)
         return jax.ffi.ffi_call(exact, jax.ShapeDtypeStruct(result, jnp.float32))(x, *operands)

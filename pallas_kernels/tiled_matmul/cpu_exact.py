@@ -16,10 +16,10 @@ which are decoded one after another, and then rows, in tiles of `pallas_kernels.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
-from types import FunctionType
+from functools import cache, partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from llvmlite import ir
 from numba import carray, types
@@ -28,8 +28,8 @@ from numba.extending import intrinsic
 
 from pallas_kernels import ffi
 from pallas_kernels.cpu_dots import FLOATS, INTS, Emitter, vector
-from pallas_kernels.cpu_features import FEATURES, LANES
-from pallas_kernels.cpu_panels import clear_columns, copy_numbers, over_experts
+from pallas_kernels.cpu_features import FEATURES, LANES, has
+from pallas_kernels.cpu_panels import GRAINS_OF_EXPERTS, clear_columns, copy_numbers, over_experts
 from pallas_kernels.cpu_tiles import VECTORS, remaining_rows, stack_memory
 from pallas_kernels.ffi import address, argument, arguments, data, dimension, result
 from pallas_kernels.ffi.loops import njit
@@ -44,7 +44,7 @@ PANELS = 3
 """Panels that are decoded and multiplied together."""
 DEPTH = 128
 """Most inputs that are decoded at a time: 24 KiB of three panels."""
-GRAINS, GRAINS_OF_EXPERTS = 4, 16
+GRAINS = 4
 """Portions of a thread."""
 
 
@@ -137,10 +137,10 @@ def _emit_decoding(
 
     def one_quad(quad: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
         tiles = [emit.load(emit.at(place, emit.times(quad, TILE_BYTES)), INTS) for place in places]
+        numbers_of = [_numbers(emit, codes, variant, half) for codes in tiles]
         for number in range(INPUTS):
             values = [
-                builder.fmul(_numbers(emit, codes, variant, number, half), factor)
-                for codes, factor in zip(tiles, factors, strict=True)
+                builder.fmul(numbers(number), factor) for numbers, factor in zip(numbers_of, factors, strict=True)
             ]
             if least:
                 values = [builder.fadd(value, low) for value, low in zip(values, least, strict=True)]
@@ -150,31 +150,69 @@ def _emit_decoding(
     return repeated(emit, quads, start, one_quad)
 
 
-def _numbers(emit: Emitter, codes: ir.Value, variant: ExactVariant, number: int, half: int) -> ir.Value:
-    """Return the numbers that 16 outputs' codes of one input stand for.
+def _numbers(emit: Emitter, codes: ir.Value, variant: ExactVariant, half: int) -> Callable[[int], ir.Value]:
+    """Return a function of an input's place in a tile, which gives the numbers that the 16 outputs' codes stand for.
 
     Args:
         codes: the tile, as a number of 32 bits an output.
-        number: the input's place in the tile.
+        half: see `decoding`.
     """
+    if variant.table is not None:
+        return partial(_of_four_bits, emit, codes, variant, half)
+    if variant.codec == INT8.name:
+        return partial(_of_int8, emit, codes)
+    assert variant.codec == FLOAT8.name, variant.codec
+    return _of_float8_by_tables(emit, codes) if has("avx512vbmi") else partial(_of_float8, emit, codes)
+
+
+def _of_four_bits(emit: Emitter, codes: ir.Value, variant: ExactVariant, half: int, number: int) -> ir.Value:
+    assert variant.table is not None
+    builder = emit.builder
+    code = builder.lshr(codes, emit.constant(INTS, 8 * number + 4 * half))
+    if FEATURES.get("avx512f"):  # a look at a table of a register, which sees no other bits
+        numbers = ir.Constant(FLOATS, [ir.Constant(ir.FloatType(), one) for one in variant.table])
+        return emit.call("llvm.x86.avx512.permvar.sf.512", FLOATS, [numbers, code])
+    code = builder.and_(code, emit.constant(INTS, 15))
+    if variant.codec == UINT4_PAIRS.name:
+        return builder.sitofp(code, FLOATS)
+    return _looked_up(emit, variant.table, code)
+
+
+def _of_int8(emit: Emitter, codes: ir.Value, number: int) -> ir.Value:
+    builder = emit.builder
+    top = builder.shl(codes, emit.constant(INTS, 24 - 8 * number))
+    signed = builder.xor(top, emit.constant(INTS, 1 << 31))  # codes are held 128 too large
+    return builder.sitofp(builder.ashr(signed, emit.constant(INTS, 24)), FLOATS)
+
+
+def _of_float8_by_tables(emit: Emitter, codes: ir.Value) -> Callable[[int], ir.Value]:
+    """Look for both bytes of each number in bfloat16, which has room for it, in tables of 128 bytes."""
+    builder, each = emit.builder, vector(_BYTE, 4 * OUTPUTS)
+    sizes = np.arange(128, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(ml_dtypes.bfloat16).view(np.uint16)
+    whole = builder.bitcast(codes, each)
+
+    def byte_of(table: np.ndarray) -> ir.Value:
+        first, second = (ir.Constant(each, part.tolist()) for part in np.split(table, 2))
+        return emit.call("llvm.x86.avx512.vpermi2var.qi.512", each, [first, whole, second])  # does not see the sign
+
+    low, size = byte_of(sizes & 255), byte_of(sizes >> 8)
+    high = builder.or_(size, builder.and_(whole, emit.constant(each, 128)))
+
+    def numbers(number: int) -> ir.Value:
+        places = [place for code in range(number, 64, 4) for place in (code, code, code, 64 + code)]
+        top = builder.bitcast(emit.pick(low, places, high), INTS)
+        return builder.bitcast(builder.and_(top, emit.constant(INTS, 0xFFFF0000)), FLOATS)
+
+    return numbers
+
+
+def _of_float8(emit: Emitter, codes: ir.Value, number: int) -> ir.Value:
     builder = emit.builder
 
     def constant(value: int) -> ir.Constant:
         return emit.constant(INTS, value)
 
-    if variant.table is not None:
-        code = builder.lshr(codes, constant(8 * number + 4 * half))
-        if FEATURES.get("avx512f"):  # a look at a table of a register, which sees no other bits
-            numbers = ir.Constant(FLOATS, [ir.Constant(ir.FloatType(), one) for one in variant.table])
-            return emit.call("llvm.x86.avx512.permvar.sf.512", FLOATS, [numbers, code])
-        code = builder.and_(code, constant(15))
-        if variant.codec == UINT4_PAIRS.name:
-            return builder.sitofp(code, FLOATS)
-        return _looked_up(emit, variant.table, code)
     top = builder.shl(codes, constant(24 - 8 * number))
-    if variant.codec == INT8.name:  # held 128 too large
-        return builder.sitofp(builder.ashr(builder.xor(top, constant(1 << 31)), constant(24)), FLOATS)
-    assert variant.codec == FLOAT8.name, variant.codec
     # A float8_e4m3fn has exponent and mantissa where a float32 has them, and counts exponents from 120 less; those
     # without an exponent are whole numbers, as threads may take a float32 without one as 0.
     sign, size = builder.and_(top, constant(1 << 31)), builder.and_(builder.lshr(top, constant(4)), constant(0x7F00000))
@@ -374,9 +412,7 @@ def _loop(function: Any, variant: ExactVariant) -> Any:
         "_has_minimums": variant.minimums,
         "_scale_bytes": variant.scale_bytes,
     }
-    return ffi.cfunc(ffi.RUN, error_model="numpy")(
-        FunctionType(function.__code__, function.__globals__ | names, function.__name__)
-    )
+    return ffi.cfunc(ffi.RUN, error_model="numpy")(ffi.with_names(function, names))
 
 
 def _multiply(frame, begin, end):

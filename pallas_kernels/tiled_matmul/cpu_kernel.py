@@ -12,7 +12,6 @@ the matrix only.
 from __future__ import annotations
 
 from functools import cache
-from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from numba.extending import intrinsic
 
 from pallas_kernels import ffi
 from pallas_kernels.cpu_dots import FLOATS, INTS, Emitter, vector
-from pallas_kernels.cpu_panels import clear_columns, copy_numbers, over_experts
+from pallas_kernels.cpu_panels import GRAINS_OF_EXPERTS, clear_columns, copy_numbers, over_experts
 from pallas_kernels.cpu_tiles import stack_memory
 from pallas_kernels.ffi import address, argument, arguments, data, dimension, result
 from pallas_kernels.ffi.loops import njit
@@ -110,8 +109,6 @@ def emit_rounding(
 
 GRAINS = 4
 """Portions of a thread."""
-GRAINS_OF_EXPERTS = 16
-"""The same, where experts have more or fewer rows."""
 MOST_AS_THEY_ARE = 4
 """Rows that are not worth widening a panel for."""
 
@@ -170,9 +167,7 @@ def _loops(multiply: Any, variant: TileVariant) -> tuple[Any, Any]:
 
 def _loop(function: Any, names: dict[str, Any]) -> Any:
     """Return a function, compiled with these global names besides its module's."""
-    return ffi.cfunc(ffi.RUN, error_model="numpy")(
-        FunctionType(function.__code__, function.__globals__ | names, function.__name__)
-    )
+    return ffi.cfunc(ffi.RUN, error_model="numpy")(ffi.with_names(function, names))
 
 
 def _rows_by_panels(variant: TileVariant, panels: int) -> Any:

@@ -9,10 +9,9 @@ from pallas_kernels.cpu_features import Kind
 from pallas_kernels.quantised import (
     E2M1_FLOATS,
     E2M1_PAIRS,
-    FLOAT8,
+    E2M1_VALUES,
     FP4_PAIRS,
     FP4_VALUES,
-    INT8,
     IQ4_PAIRS,
     IQ4_VALUES,
     NF4_PAIRS,
@@ -109,7 +108,7 @@ class ExactVariant:
     @property
     def packed(self) -> bool:
         """Tell whether a byte holds two codes, of a group's first and second half."""
-        return self.codec not in (INT8.name, FLOAT8.name)
+        return self.table is not None
 
     @property
     def table(self) -> tuple[float, ...] | None:
@@ -126,14 +125,17 @@ class ExactVariant:
         return {"float32": 4, "float16": 2, "uint8": 1}[self.scale]
 
 
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 _TABLES = {
     UINT4_PAIRS.name: tuple(map(float, range(16))),
-    E2M1_PAIRS.name: _E2M1,
-    E2M1_FLOATS.name: _E2M1,
     **{
         codec.name: tuple(map(float, values))
-        for codec, values in ((NF4_PAIRS, NF4_VALUES), (FP4_PAIRS, FP4_VALUES), (IQ4_PAIRS, IQ4_VALUES))
+        for codec, values in (
+            (E2M1_PAIRS, E2M1_VALUES),
+            (E2M1_FLOATS, E2M1_VALUES),
+            (NF4_PAIRS, NF4_VALUES),
+            (FP4_PAIRS, FP4_VALUES),
+            (IQ4_PAIRS, IQ4_VALUES),
+        )
     },
 }
 

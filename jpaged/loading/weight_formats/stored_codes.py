@@ -21,6 +21,7 @@ from pallas_kernels.held_matrix import PermutedMatrix
 from pallas_kernels.quantised import (
     E2M1_FLOATS,
     E2M1_PAIRS,
+    E2M1_VALUES,
     FLOAT8,
     FP4_PAIRS,
     FP4_VALUES,
@@ -32,12 +33,10 @@ from pallas_kernels.quantised import (
     QuantisedMatrix,
 )
 
-E2M1_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
-"""Twice the value of each e2m1 code (OCP Microscaling Formats 1.0, 2023, section 5.3.3)."""
-
+_E2M1_DOUBLED = (2 * E2M1_VALUES).astype(np.int8)
 _TABLES: dict[Codec, np.ndarray] = {
-    E2M1_PAIRS: E2M1_DOUBLED,
-    E2M1_FLOATS: E2M1_DOUBLED,
+    E2M1_PAIRS: _E2M1_DOUBLED,
+    E2M1_FLOATS: _E2M1_DOUBLED,
     IQ4_PAIRS: IQ4_VALUES,
     NF4_PAIRS: NF4_VALUES,
     FP4_PAIRS: FP4_VALUES,

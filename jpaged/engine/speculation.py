@@ -31,13 +31,18 @@ def check_speculation(speculative: Speculative, several_processes: bool) -> None
         raise ValueError(f"speculative={speculative} needs one process, not several hosts")
 
 
+def step_costs(device: str) -> StepCosts:
+    """Return what steps cost on a platform, ``cpu``, ``gpu`` or ``tpu``."""
+    return _COSTS.get(device, _OTHER_COSTS)
+
+
 def make_speculation(speculative: Speculative, device: str, draft_share: float) -> Speculation:
     """Return the `Speculation` that makes a scheduler's drafts on a platform.
 
     Args:
         draft_share: cost of one draft made on the device, as a share of a step of one token.
     """
-    costs = _COSTS.get(device, _OTHER_COSTS)
+    costs = step_costs(device)
     if isinstance(speculative, NGram):
         return NGramSpeculation(speculative, costs)
     return DeviceSpeculation(speculative.tokens, _with_drafts(costs, draft_share))

@@ -24,7 +24,7 @@ from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES, PAIR, product, round
 from pallas_kernels.cpu_panels import GRAINS_OF_EXPERTS, clear_columns, copy_numbers, over_experts
 from pallas_kernels.cpu_tiles import stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result
-from pallas_kernels.ffi.loops import njit
+from pallas_kernels.ffi.loops import njit, with_names
 from pallas_kernels.tiled_matmul.cpu_tiles import FLOAT, TILE_BYTES
 
 GRAINS = 4
@@ -73,7 +73,7 @@ def _bound(function: Any, kind: Kind) -> Any:
         "_over_experts": _rows_by_experts(kind),
         "_panels_of_an_item": panels_at_once(kind),
     }
-    return ffi.with_names(function, names)
+    return with_names(function, names)
 
 
 def _rows_by_panels(kind: Kind, panels: int) -> Any:

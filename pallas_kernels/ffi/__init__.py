@@ -8,7 +8,7 @@ does so where it must.
 
 from pallas_kernels.ffi.call_frame import address, argument, arguments, data, dimension, elements, result
 from pallas_kernels.ffi.handlers import RUN, known_again, register
-from pallas_kernels.ffi.loops import add_symbol, cfunc, code_of, with_names
+from pallas_kernels.ffi.loops import add_symbol, cfunc, code_of
 
 __all__ = [
     "RUN",
@@ -24,5 +24,4 @@ __all__ = [
     "known_again",
     "register",
     "result",
-    "with_names",
 ]

@@ -20,7 +20,7 @@ from pallas_kernels import ffi
 from pallas_kernels.cpu_math import FAST, exp, f32
 from pallas_kernels.cpu_tiles import FLOAT
 from pallas_kernels.ffi import address, argument, data, dimension, result
-from pallas_kernels.ffi.loops import njit
+from pallas_kernels.ffi.loops import njit, with_names
 from pallas_kernels.ffi.primitives import pointer
 
 ROWS = 4
@@ -145,7 +145,7 @@ def _gate_loop(activation: str) -> Any:
             out[lane] = function(left[lane]) * right[lane]
 
     names = {"_activation": njit(fastmath=LOOSE)(gate)}
-    return ffi.cfunc(ffi.RUN, error_model="numpy")(ffi.with_names(_gate, names))
+    return ffi.cfunc(ffi.RUN, error_model="numpy")(with_names(_gate, names))
 
 
 def _gate(frame, begin, end):

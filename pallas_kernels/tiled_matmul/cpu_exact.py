@@ -32,7 +32,7 @@ from pallas_kernels.cpu_features import FEATURES, LANES, has
 from pallas_kernels.cpu_panels import GRAINS_OF_EXPERTS, clear_columns, copy_numbers, over_experts
 from pallas_kernels.cpu_tiles import VECTORS, remaining_rows, stack_memory
 from pallas_kernels.ffi import address, argument, arguments, data, dimension, result
-from pallas_kernels.ffi.loops import njit
+from pallas_kernels.ffi.loops import njit, with_names
 from pallas_kernels.ffi.primitives import pointer
 from pallas_kernels.quantised import FLOAT8, INT8, UINT4_PAIRS
 from pallas_kernels.tiled import INPUTS, OUTPUTS
@@ -412,7 +412,7 @@ def _loop(function: Any, variant: ExactVariant) -> Any:
         "_has_minimums": variant.minimums,
         "_scale_bytes": variant.scale_bytes,
     }
-    return ffi.cfunc(ffi.RUN, error_model="numpy")(ffi.with_names(function, names))
+    return ffi.cfunc(ffi.RUN, error_model="numpy")(with_names(function, names))
 
 
 def _multiply(frame, begin, end):

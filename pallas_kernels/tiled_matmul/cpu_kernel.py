@@ -24,7 +24,7 @@ from pallas_kernels.cpu_dots import FLOATS, INTS, Emitter, vector
 from pallas_kernels.cpu_panels import GRAINS_OF_EXPERTS, clear_columns, copy_numbers, over_experts
 from pallas_kernels.cpu_tiles import stack_memory
 from pallas_kernels.ffi import address, argument, arguments, data, dimension, result
-from pallas_kernels.ffi.loops import njit
+from pallas_kernels.ffi.loops import njit, with_names
 from pallas_kernels.tiled import OUTPUTS
 from pallas_kernels.tiled_matmul.cpu_shorts import rows_by_widened_panels
 from pallas_kernels.tiled_matmul.cpu_tiles import FACTORS, FLOAT, TILE_BYTES, product, repeated
@@ -167,7 +167,7 @@ def _loops(multiply: Any, variant: TileVariant) -> tuple[Any, Any]:
 
 def _loop(function: Any, names: dict[str, Any]) -> Any:
     """Return a function, compiled with these global names besides its module's."""
-    return ffi.cfunc(ffi.RUN, error_model="numpy")(ffi.with_names(function, names))
+    return ffi.cfunc(ffi.RUN, error_model="numpy")(with_names(function, names))
 
 
 def _rows_by_panels(variant: TileVariant, panels: int) -> Any:

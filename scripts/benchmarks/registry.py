@@ -18,6 +18,7 @@ BENCHMARKS = Cases(
         "eviction": "hybrids.eviction",
         "serve-real": "serve_real.serve_real",
         "throughput": "throughput.throughput",
+        "draft-branches": "draft_branches.draft_branches",
         "growth": "growth.growth",
         "peers": "peers.peers",
         "formats": "formats.formats",

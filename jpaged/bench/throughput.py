@@ -23,12 +23,12 @@ class Throughput:
 
     Attributes:
         batch_seconds: wall time of the whole batch, all prompts sent at once.
-        model_flop: multiply-adds of the weights times two, the head for sampled positions only; attention's own
-            products are not counted.
+        model_flop: multiply-adds of the weights times two, of experts those that a token takes, of the head for
+            sampled positions only; attention's own products are not counted.
         gemm: FLOP/s of a 2048^3 float32 product, measured for seconds before and after the batch and
             averaged, as the batch takes seconds too.
         single_seconds: wall time of 128 tokens after a prompt of 128.
-        weight_bytes: bytes of weights one decoded token must read.
+        weight_bytes: bytes of weights one decoded token must read; of experts those that it takes.
         bandwidth: bytes/s of ``jnp.sum``, measured in the same way.
     """
 
@@ -100,7 +100,7 @@ def run(llm: LLM, lengths: Lengths, *, single: int = 128, seconds: float = 2.0) 
         gemm=(gemm + gemm_flops(seconds=seconds)) / 2,
         single_tokens=single,
         single_seconds=single_seconds,
-        weight_bytes=matrix_bytes(llm),
+        weight_bytes=bytes_of_a_token(llm),
         bandwidth=(bandwidth + read_bandwidth(seconds=seconds)) / 2,
     )
 
@@ -119,28 +119,50 @@ def run_quickly(llm: LLM) -> Throughput:
 
 
 def matrix_parameters(llm: LLM) -> tuple[int, int]:
-    """Return (number of weights of the layers' matrices, number of weights of the head).
+    """Return (number of weights of the layers' matrices that a token takes, number of weights of the head).
 
     Each computed token is multiplied by the former, and each sampled token by the latter.
     """
-    return _of_matrices(llm, lambda matrix: math.prod(matrix.shape))
+    return _of_matrices(llm, lambda matrix: math.prod(matrix.shape), _experts_of_a_token(llm))
 
 
 def matrix_bytes(llm: LLM) -> int:
-    """Return the bytes of the layers' matrices and of the head."""
-    return sum(
-        _of_matrices(llm, lambda matrix: sum(part.size * part.dtype.itemsize for part in jax.tree.leaves(matrix)))
-    )
+    """Return the bytes of the layers' matrices, of all experts too, and of the head."""
+    return sum(_of_matrices(llm, _bytes, None))
 
 
-def _of_matrices(llm: LLM, size: Callable[[Any], int]) -> tuple[int, int]:
-    """Return the sum of `size` over the layers' matrices, and the `size` of the head."""
+def bytes_of_a_token(llm: LLM) -> int:
+    """Return the bytes of the layers' matrices, of as many experts as a token takes, and of the head."""
+    return sum(_of_matrices(llm, _bytes, _experts_of_a_token(llm)))
+
+
+def _bytes(matrix: Any) -> int:
+    return sum(part.size * part.dtype.itemsize for part in jax.tree.leaves(matrix))
+
+
+_TAKEN = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k")
+"""Names under which configs say how many experts a token takes."""
+
+
+def _experts_of_a_token(llm: LLM) -> int | None:
+    config = llm.model_config.get_text_config()
+    found = next((getattr(config, name) for name in _TAKEN if getattr(config, name, None)), None)
+    return found[0] if isinstance(found, list) else found
+
+
+def _of_matrices(llm: LLM, size: Callable[[Any], int], experts: int | None) -> tuple[int, int]:
+    """Return the sum of `size` over the layers' matrices, and the `size` of the head.
+
+    Args:
+        experts: how many experts of each table of them are counted; None = all.
+    """
     layers, vocab = 0, 0
     tree = jax.tree_util.tree_flatten_with_path(llm.control.held_weights.described, is_leaf=is_held)
     for path, leaf in tree[0]:
         name: Any = jax.tree_util.keystr(path)
         if "layers" in name and leaf.ndim >= 2:
-            layers += size(leaf)
+            table = leaf.shape[-3] if "'experts'" in name and leaf.ndim >= 3 else None
+            layers += size(leaf) if table is None or experts is None else size(leaf) * min(experts, table) // table
         elif leaf.ndim == 2 and leaf.shape[0] >= llm.vocab_size:
             vocab = max(vocab, size(leaf))
     return layers, vocab

@@ -40,13 +40,18 @@ def quantize(
     """Write a model in 4 or 8 bits, for other engines too.
 
     Each scale makes the squared error of its group least; no texts are used for calibration. Head and embeddings stay
-    plain. The folder has config and tokenizer.
+    plain, and matrices whose inputs are no multiple of the group size. The folder has config and tokenizer.
     """
     from jpaged.loading.quantised_folder import quantise_folder
 
     with bad_parameters():
-        quantise_folder(model, out, method=method, bits=bits, group_size=group_size)
-    typer.echo(f"wrote {out}")
+        written = quantise_folder(model, out, method=method, bits=bits, group_size=group_size)
+    typer.echo(f"wrote {out}: {written.quantised} matrices in {bits} bits")
+    if written.plain:
+        remedy = f"; --group-size {written.fitting} takes all" if written.fitting else ""
+        others = f" and {len(written.plain) - 1} others" if len(written.plain) > 1 else ""
+        why = f"inputs are no multiple of --group-size {group_size}, or outputs none of 8"
+        typer.echo(f"stays plain: {written.plain[0]}{others}, whose {why}{remedy}", err=True)
 
 
 @with_engine_options("adapters")

@@ -9,10 +9,9 @@ A folder is written tensor by tensor, in shards, to a temporary name, and gets i
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,8 +40,6 @@ _SHRINK = np.linspace(1, 0.7, 13, dtype=np.float32)
 _AWQ_PLACES = (0, 2, 4, 6, 1, 3, 5, 7)
 """The output whose code lies in each place of AWQ's words."""
 
-logger = logging.getLogger(__name__)
-
 
 class Codes(NamedTuple):
     """Holds a matrix as numbers: a value is ``(code - zero) * scale``.
@@ -58,13 +55,27 @@ class Codes(NamedTuple):
     scales: np.ndarray
 
 
+class Written(NamedTuple):
+    """Says what a folder of quantised weights holds.
+
+    Attributes:
+        quantised: matrices that are written as codes.
+        plain: names of matrices that a layer multiplies with and that stay plain, since their sizes do not fit.
+        fitting: the largest group size that fits them too, if any.
+    """
+
+    quantised: int
+    plain: list[str]
+    fitting: int | None
+
+
 def quantise_folder(
     name: str | Path, out: str | Path, *, method: str = "compressed-tensors", bits: int = 4, group_size: int = 128
-) -> None:
+) -> Written:
     """Write a model with plain weights, or a GGUF file, as a folder of quantised safetensors.
 
-    The head, embeddings, routers and norms stay plain, as do matrices whose sizes the method does not take, which is
-    logged. compressed-tensors and GPTQ are symmetric, AWQ has zero points.
+    The head, embeddings, routers and norms stay plain, as do matrices whose inputs are no multiple of `group_size` or
+    whose outputs are none of 8; the result names these. compressed-tensors and GPTQ are symmetric, AWQ has zero points.
 
     Args:
         method: one of `WRITTEN`.
@@ -72,7 +83,8 @@ def quantise_folder(
         group_size: neighbouring inputs that share a scale: 32, 64 or 128.
 
     Raises:
-        ValueError: a setting is not written, or the model is quantised already, or has other parts than text.
+        ValueError: a setting is not written, no matrix fits, or the model is quantised already, or has other parts
+            than text.
         FileExistsError: `out` exists.
     """
     one_of("format", method, WRITTEN)
@@ -91,15 +103,17 @@ def quantise_folder(
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     temporary.mkdir(parents=True)
     try:
-        _write(opened, temporary, method, bits, group_size)
+        written = _write(opened, temporary, method, bits, group_size)
         temporary.rename(target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    return written
 
 
-def _write(opened: OpenedModel, folder: Path, method: str, bits: int, group: int) -> None:
+def _write(opened: OpenedModel, folder: Path, method: str, bits: int, group: int) -> Written:
     reader, matrices = opened.reader, _matrices(opened)
-    shards, plain = _Shards(folder), []
+    shards, plain, unfit = _Shards(folder), [], {}
+    quantised = 0
     for name in reader.names():
         tensor = np.asarray(reader.read(name))
         if name not in matrices:
@@ -108,14 +122,19 @@ def _write(opened: OpenedModel, folder: Path, method: str, bits: int, group: int
                 plain.append(name.removesuffix(".weight"))
             continue
         owner = name.removesuffix(".weight")
-        if tensor.ndim != 2 or tensor.shape[1] % group or tensor.shape[0] % 8:
-            logger.warning("%s of shape %s stays plain: it is no multiple of 8 x %d", name, tensor.shape, group)
+        if not _fit([tensor.shape], group):
+            unfit[name] = tensor.shape
             shards.add({name: tensor})
             plain.append(owner)
             continue
         narrow = tensor.dtype if tensor.dtype in (np.float16, ml_dtypes.bfloat16) else np.dtype(np.float16)
         codes = nearest_codes(tensor, bits, group, narrow, symmetric=method != "awq")
         shards.add({f"{owner}.{part}": array for part, array in _STORED[method](codes, bits).items()})
+        quantised += 1
+    fitting = max((size for size in _GROUPS if _fit(unfit.values(), size)), default=None)
+    if not quantised:
+        remedy = f"; {fitting} takes all" if fitting else ""
+        raise ValueError(f"group_size={group}: none of {len(unfit)} matrices fits{remedy}")
     shards.finish()
     config = opened.config.to_dict() | {"quantization_config": _described(method, bits, group, plain)}
     (folder / "config.json").write_text(json.dumps(config, indent=2, default=str))
@@ -126,6 +145,13 @@ def _write(opened: OpenedModel, folder: Path, method: str, bits: int, group: int
                     shutil.copy(file, folder / file.name)
     elif has_tokenizer(opened.source):
         as_transformers(load_tokenizer(opened.source, opened.gguf)).save_pretrained(folder)
+    for file in folder.glob("*.safetensors"):  # the library makes files that only their owner reads
+        shutil.copymode(folder / "config.json", file)
+    return Written(quantised, list(unfit), fitting)
+
+
+def _fit(shapes: Iterable[tuple[int, ...]], group: int) -> bool:
+    return all(len(shape) == 2 and shape[1] % group == 0 and shape[0] % 8 == 0 for shape in shapes)
 
 
 def _matrices(opened: OpenedModel) -> set[str]:

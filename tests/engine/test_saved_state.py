@@ -224,6 +224,25 @@ def test_the_warm_prefix_cache_and_pins_survive(model, tmp_path):
     assert behind.num_cached_tokens == 32
 
 
+@pytest.mark.parametrize("block_size", [SETTINGS["block_size"], 2 * SETTINGS["block_size"]])
+def test_a_pinned_prefix_that_is_too_long_for_the_new_engine_is_dropped_with_a_word(
+    model, tmp_path, caplog, block_size
+):
+    llm = LLM(model.folder, **SETTINGS)
+    long, short = llm.pin_prefix({"prompt_token_ids": LONG}), llm.pin_prefix({"prompt_token_ids": THIRD})
+    llm.save_state(tmp_path)
+    other = LLM.restore_state(tmp_path, max_model_len=32, block_size=block_size)
+    assert f"pinned prefix {long.seq_id} of 40 tokens is dropped: max_model_len=32" in caplog.text
+    assert other.resume(use_tqdm=False) == [] and other.pinned_prefixes == [short]
+    other.release_memory()
+    other.restore_memory()
+    greedy = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    (output,) = other.generate({"prompt_token_ids": SHORT}, greedy, use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 2
+    other.unpin(short)
+    assert_nothing_is_left(other)
+
+
 def test_a_request_that_a_stop_token_ended_is_saved_though_nobody_awaits_the_token_behind(model, tmp_path):
     llm = LLM(model.folder, **SETTINGS)
     allowed = [9, 10, 30, 77]

@@ -77,11 +77,16 @@ def test_matrices_that_no_group_divides_stay_plain_and_are_named(tmp_path):
     shapes = {key: array.shape for key, array in tensors.items()}
     assert shapes[name] == (192, 300)
     folder = save(tmp_path / "odd", config, tensors)
-    quantise_folder(folder, tmp_path / "out", group_size=32)
+    written = quantise_folder(folder, tmp_path / "out", group_size=32)
+    assert (written.plain, written.fitting) == ([name], None)
+    assert written.quantised == sum(key.endswith("_proj.weight") for key in shapes) - 1
     said = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert name.removesuffix(".weight") in said["ignore"]
     assert "lm_head" in said["ignore"]
     assert UP.removesuffix(".weight") not in said["ignore"]
+    command = ["quantize", str(folder), "--out", str(tmp_path / "again"), "--group-size", "32"]
+    told = " ".join(CliRunner().invoke(app, command).output.split())
+    assert f"stays plain: {name}, whose inputs are no multiple of --group-size 32" in told
 
 
 def test_the_command_writes_a_folder_and_refuses_what_it_cannot(tmp_path):
@@ -93,11 +98,13 @@ def test_the_command_writes_a_folder_and_refuses_what_it_cannot(tmp_path):
     assert f"wrote {out}" in done.output
     assert open_model(out).config.tie_word_embeddings
     assert not list(tmp_path.glob(".out*"))
+    assert (out / "model.safetensors").stat().st_mode == (out / "config.json").stat().st_mode
     for flags, message in [
         ((folder, "--out", out), "exists"),
         ((folder, "--out", tmp_path / "x", "--format", "gguf"), "gguf"),
         ((folder, "--out", tmp_path / "x", "--format", "awq", "--bits", 8), "8 is not written as awq"),
         ((folder, "--out", tmp_path / "x", "--group-size", 48), "48 is none of 32, 64, 128"),
+        ((folder, "--out", tmp_path / "x"), "--group-size 128: none of 14 matrices fits; 64 takes all"),
         ((gptq_llama(tmp_path / "g")[0], "--out", tmp_path / "x"), "is no plain checkpoint"),
     ]:
         done = run(*flags)

@@ -60,7 +60,7 @@ def load(
     requests = [load_request(one, now, pictures) for one in host["requests"]]
     for request in requests:
         inputs.look_again(request)
-    pins = {seq_id: load_request(one, now, pictures) for seq_id, one in host["pins"].items()}
+    pins = _short_enough({seq_id: load_request(one, now, pictures) for seq_id, one in host["pins"].items()}, engine)
     try:
         with engine.change():
             parts = {part.request_id: part for request in requests for part in request.all_requests}
@@ -120,7 +120,9 @@ def _take_over_memory(
     requests, which are computed again.
     """
     scheduler, fitting = replica.scheduler, Fitting(replica.memory, data["memory"])
-    lost = set(data["lost_pins"]) | (set(pins) - set(data["memory"]["pinned"]))  # a replica may have unpinned one
+    pinned = set(data["memory"]["pinned"])
+    fitting.give_up(pinned - set(pins))
+    lost = set(pins) & set(data["lost_pins"]) | set(pins) - pinned  # a replica may have unpinned one
 
     def give_up(part: Request) -> None:
         fitting.give_up(seq.seq_id for seq in part.sequences)
@@ -215,6 +217,17 @@ def _begin_again(part: Request) -> None:
     begin_again(part)
     if not part.live:
         part.status, part.finished_time = Status.FINISHED, time.monotonic()
+
+
+def _short_enough(pins: Mapping[int, Request], engine: Engine) -> dict[int, Request]:
+    """Return the pinned prefixes that this engine could compute again; log the others, which are not pinned here."""
+    found = {}
+    for seq_id, request in pins.items():
+        if (length := len(request.prompt_token_ids)) <= (most := engine.max_model_len):
+            found[seq_id] = request
+        else:
+            logger.warning("pinned prefix %d of %d tokens is dropped: max_model_len=%d", seq_id, length, most)
+    return found
 
 
 def _refuse_too_long(part: Request, engine: Engine) -> None:

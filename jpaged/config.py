@@ -324,19 +324,19 @@ class EngineConfig:
 
     speculative: Speculative | None = setting(
         None,
-        optional(instance(Speculative, "an NGram, Layers, DraftModel, MTP, Eagle3, Assistant or None")),
+        optional(instance(Speculative, "an NGram, Layers, DraftModel, MTP, Eagle3, Assistant, DFlash or None")),
         flag=Flag(
             commands="model",
             type=str | None,
             help="Verify drafts of the next tokens: ngram, layers:N (the first N layers draft), draft:MODEL, mtp "
-            "(the checkpoint's own head), eagle3:MODEL or assistant:MODEL (Gemma 4's), then @K, the most drafts of a "
-            "step. Outputs stay the same.",
+            "(the checkpoint's own head), eagle3:MODEL, assistant:MODEL (Gemma 4's) or dflash:MODEL, then @K, the most "
+            "drafts of a step. Outputs stay the same.",
         ),
         from_flags=read_speculative,
     )
     """How drafts of the next tokens are made, several of which a step verifies: a `jpaged.NGram`, `jpaged.Layers`,
-    `jpaged.DraftModel`, `jpaged.MTP`, `jpaged.Eagle3` or `jpaged.Assistant`. None makes no drafts. Drafts change no
-    token. Requests with beams run without them. A sequence then holds one state of each recurrent layer for each draft,
+    `jpaged.DraftModel`, `jpaged.MTP`, `jpaged.Eagle3`, `jpaged.Assistant` or `jpaged.DFlash`. None makes no drafts. Drafts
+    change no token. Requests with beams run without them. A sequence then holds one state of each recurrent layer for each draft,
     and one more. It excludes kv_budget, replicas and several hosts."""
 
     watermark: float = setting(0.01, _watermark)

@@ -162,7 +162,28 @@ class Assistant(Speculative):
         _set_model(self, model, tokens)
 
 
-def _set_model(speculative: DraftModel | Eagle3 | Assistant, model: str | Path, tokens: int) -> None:
+@dataclass(frozen=True)
+class DFlash(Speculative):
+    """Drafts are denoised, all of a sequence in one pass, by a DFlash drafter, which reads states within the model.
+
+    Its KV lies in the same pool.
+
+    Attributes:
+        model: alias, hub id or folder of the drafter, which was trained for the engine's model.
+        tokens: most drafts of a sequence in one step; below the drafter's ``block_size``.
+
+    Raises:
+        ValueError: `model` is no non-empty string, or `tokens` is out of its range.
+    """
+
+    model: str = ""
+    tokens: int = 7
+
+    def __init__(self, model: str | Path, tokens: int = 7) -> None:
+        _set_model(self, model, tokens)
+
+
+def _set_model(speculative: DraftModel | Eagle3 | Assistant | DFlash, model: str | Path, tokens: int) -> None:
     name = str(model) if isinstance(model, Path) else model
     if not (isinstance(name, str) and name.strip()):
         raise ValueError(f"model={model!r} must be a non-empty string")
@@ -198,7 +219,9 @@ def read_speculative(text: str | None) -> Speculative | None:
         return Eagle3(value, **tokens)
     if kind == "assistant" and value:
         return Assistant(value, **tokens)
+    if kind == "dflash" and value:
+        return DFlash(value, **tokens)
     raise ValueError(
-        f"speculative={shown(text)} is none of ngram, layers:N, mtp, draft:MODEL, eagle3:MODEL and "
-        "assistant:MODEL, with or without @K"
+        f"speculative={shown(text)} is none of ngram, layers:N, mtp, draft:MODEL, eagle3:MODEL, assistant:MODEL and "
+        "dflash:MODEL, with or without @K"
     )

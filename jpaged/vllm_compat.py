@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from jpaged.setting import Setting, settings_of
-from jpaged.speculative import MTP, Assistant, DraftModel, Eagle3, NGram, Speculative
+from jpaged.speculative import MTP, Assistant, DFlash, DraftModel, Eagle3, NGram, Speculative
 
 _DRAFTS = "speculative_config"
 """vLLM's name of the setting `speculative`, whose value has another form there."""
@@ -29,7 +29,7 @@ _KERNELS = "kernels are chosen by the devices"
 _CONFIG = "the model's config.json is taken as it is: change a copy of the model's folder"
 _FORMAT = "the format is known from the files: safetensors, GGUF, or a checkpoint saved by `jpaged convert`"
 _SPECULATION = (
-    "give speculative=jpaged.NGram(...), Layers(...), DraftModel(...), MTP(...), Eagle3(...) or Assistant(...), or "
+    "give speculative=jpaged.NGram(...), Layers(...), DraftModel(...), MTP(...), Eagle3(...), Assistant(...) or DFlash(...), or "
     "speculative_config"
 )
 _TRANSFER = (
@@ -218,9 +218,9 @@ def _close(name: str, known: Iterable[str]) -> str:
 
 _NGRAM = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
 _DRAFT_MODEL = ("method", "model", "num_speculative_tokens")
-_METHODS = {"ngram": _NGRAM} | dict.fromkeys(("draft_model", "mtp", "eagle3", "gemma4_mtp"), _DRAFT_MODEL)
+_METHODS = {"ngram": _NGRAM} | dict.fromkeys(("draft_model", "mtp", "eagle3", "dflash", "gemma4_mtp"), _DRAFT_MODEL)
 """Each method's keys."""
-_OF_FOLDER = {"draft_model": DraftModel, "eagle3": Eagle3, "mtp": Assistant, "gemma4_mtp": Assistant}
+_OF_FOLDER = {"draft_model": DraftModel, "eagle3": Eagle3, "dflash": DFlash, "mtp": Assistant, "gemma4_mtp": Assistant}
 """Methods whose ``model`` is a folder -> the settings that they stand for."""
 
 
@@ -231,7 +231,7 @@ def speculative_of(config: Any) -> Speculative:
     ``NGram(k, longest=m, shortest=n)``; of the two lookups one that is missing is the other, and both are 5.
     ``{"model": folder, "num_speculative_tokens": k}`` is ``DraftModel(folder, tokens=k)``.
     ``{"method": "mtp", "num_speculative_tokens": k}`` is ``MTP(k)``, and with ``"eagle3"`` and a ``model`` it is
-    ``Eagle3(folder, tokens=k)``. With ``"mtp"`` or ``"gemma4_mtp"`` and a ``model`` it is
+    ``Eagle3(folder, tokens=k)``, with ``"dflash"`` ``DFlash(folder, tokens=k)``. With ``"mtp"`` or ``"gemma4_mtp"`` and a ``model`` it is
     ``Assistant(folder, tokens=k)``.
 
     Raises:

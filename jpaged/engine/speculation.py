@@ -11,9 +11,9 @@ from jpaged.engine.memory_plan import resolve_max_model_len
 from jpaged.execution.device_memory import device_bytes
 from jpaged.execution.drafts import DraftProgram
 from jpaged.loading import LoadedModel, load_draft_head, load_model
-from jpaged.model_api import Bfloat16Tiles, Cuttable, LayerGroup, TakesImages
+from jpaged.model_api import Bfloat16Tiles, Cuttable, DraftHead, LayerGroup, TakesImages
 from jpaged.scheduling.speculation import DeviceSpeculation, NGramSpeculation, Speculation, StepCosts
-from jpaged.speculative import MTP, Assistant, DraftModel, Eagle3, Layers, NGram, Speculative
+from jpaged.speculative import MTP, Assistant, DFlash, DraftModel, Eagle3, Layers, NGram, Speculative
 
 _COSTS = {"cpu": StepCosts(token=0.02, verifying=0.15, tile=0.2)}
 """Costs of drafts, relative to a step of one token. Measured with SmolLM2-135M in float32 on a core of an AMD EPYC with
@@ -40,16 +40,17 @@ def make_speculation(speculative: Speculative, device: str, draft_share: float) 
     """Return the `Speculation` that makes a scheduler's drafts on a platform.
 
     Args:
-        draft_share: cost of one draft made on the device, as a share of a step of one token.
+        draft_share: cost of one draft made on the device, or of a block of them, as a share of a step of one token.
     """
     costs = step_costs(device)
     if isinstance(speculative, NGram):
         return NGramSpeculation(speculative, costs)
-    return DeviceSpeculation(speculative.tokens, _with_drafts(costs, draft_share))
+    in_one = isinstance(speculative, DFlash)
+    return DeviceSpeculation(speculative.tokens, _with_drafts(costs, draft_share, in_one))
 
 
-def _with_drafts(costs: StepCosts, share: float) -> StepCosts:
-    return replace(costs, draft=share)
+def _with_drafts(costs: StepCosts, share: float, in_one: bool) -> StepCosts:
+    return replace(costs, block=share) if in_one else replace(costs, draft=share)
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class DraftSource:
     Attributes:
         program: the program that makes drafts; None = the device makes no drafts.
         groups: its own layer groups, under their names in the pool.
-        share: cost of one of its drafts, as a share of a step of one token of the engine's model.
+        share: cost of one of its passes, as a share of a step of one token of the engine's model.
     """
 
     program: DraftProgram | None = None
@@ -77,7 +78,7 @@ def draft_source(config: EngineConfig, loaded: LoadedModel) -> DraftSource:
         return _first_layers(config.speculative, loaded)
     if isinstance(config.speculative, DraftModel):
         return _draft_model(config.speculative, config, loaded)
-    if isinstance(config.speculative, MTP | Eagle3 | Assistant):
+    if isinstance(config.speculative, MTP | Eagle3 | Assistant | DFlash):
         return _head(config.speculative, config, loaded)
     return DraftSource()
 
@@ -115,7 +116,7 @@ def _draft_model(speculative: DraftModel, config: EngineConfig, loaded: LoadedMo
     return DraftSource(DraftProgram(draft.graphdef, draft.params, DRAFT_PREFIX), groups, share)
 
 
-def _head(speculative: MTP | Eagle3 | Assistant, config: EngineConfig, loaded: LoadedModel) -> DraftSource:
+def _head(speculative: MTP | Eagle3 | Assistant | DFlash, config: EngineConfig, loaded: LoadedModel) -> DraftSource:
     if isinstance(loaded.model, TakesImages):
         raise ValueError(
             f"speculative={speculative}: heads read text only; language_model_only=True loads the model without images"
@@ -133,12 +134,27 @@ def _head(speculative: MTP | Eagle3 | Assistant, config: EngineConfig, loaded: L
         )
     except ValueError as error:
         raise ValueError(f"speculative={speculative}: {error}") from error
-    if not inside and isinstance(speculative, Assistant) != bool(found.head.reads):
-        other = "Gemma 4 assistant, which Assistant" if found.head.reads else "head with KV of its own, which Eagle3"
-        raise ValueError(f"speculative={speculative}: the folder holds a {other} reads")
+    _check_kind(speculative, found.head)
     groups = tuple(replace(group, name=DRAFT_PREFIX + group.name) for group in found.head.layer_groups)
     # A draft takes a product with the vocabulary's table too.
     table = loaded.params.get("lm_head", loaded.params["embed_tokens"]) if "lm_head" in found.tables else {}
     share = (device_bytes(found.params) + device_bytes(table)) / device_bytes(loaded.params)
-    program = DraftProgram(found.graphdef, found.params, DRAFT_PREFIX, found.tables, found.taps)
+    program = DraftProgram(found.graphdef, found.params, DRAFT_PREFIX, found.tables, found.taps, found.head.block)
     return DraftSource(program, groups, share)
+
+
+def _check_kind(speculative: MTP | Eagle3 | Assistant | DFlash, head: DraftHead) -> None:
+    """Raise ValueError unless a head is of the kind that the setting names, and makes as many drafts."""
+    if isinstance(speculative, MTP):
+        return
+    kind: type[Speculative] = Assistant if head.reads else DFlash if head.block is not None else Eagle3
+    if not isinstance(speculative, kind):
+        raise ValueError(f"speculative={speculative}: the folder holds a {_KINDS[kind]}, which {kind.__name__} reads")
+    if head.block is not None and speculative.tokens >= head.block.size:
+        raise ValueError(
+            f"speculative={speculative}: tokens={speculative.tokens} must be below the drafter's "
+            f"block_size={head.block.size}"
+        )
+
+
+_KINDS = {Assistant: "Gemma 4 assistant", DFlash: "DFlash drafter", Eagle3: "head with KV of its own"}

@@ -111,6 +111,7 @@ class Shapes:
         drafter: those of what drafts; None = nothing does.
         drafter_follows: whether it computes whatever the model does.
         drafter_reads_hidden: whether it then reads the model's hidden states.
+        drafts_blocks: whether it makes all drafts of a sequence at once.
         copy: the program that copies blocks.
         host: what swaps blocks; None = nothing does.
         settings: what the steps may be like.
@@ -123,6 +124,7 @@ class Shapes:
     drafter: ModelPrograms | None = None
     drafter_follows: bool = False
     drafter_reads_hidden: bool = False
+    drafts_blocks: bool = False
     copy: Program
     host: HostStore | None = None
     buckets: Buckets
@@ -193,6 +195,8 @@ class Shapes:
     def _draft_buckets(self) -> tuple[Bucket, ...]:
         """Return the buckets of steps that draft, or follow and read no hidden states."""
         all_followed = self.drafter_follows and not self.drafter_reads_hidden
+        if self.drafts_blocks:
+            return self.buckets.mixed
         return self._followed if all_followed else self.buckets.decode
 
     @property

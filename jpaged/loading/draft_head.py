@@ -170,12 +170,15 @@ def _tables_of_model(
         return own_folder or not same_numbers(reader, name, of_model[table])
 
     own = {source.path[0] for source in head.weights() if is_own(source)}
-    tables = tuple(table for table in head.tables if table not in own)
     shapes, of_head = flat_values(nnx.state(loaded.model)), flat_values(nnx.state(head))
+    parts = {path[0] for path in of_head}
+    tables = tuple(table for table in head.tables if table in parts and table not in own)
     for path, shape in of_head.items():
-        if path[0] in tables and shapes[path].shape != shape.shape:
-            raise ValueError(
-                f"{reader.location} has no {path[0]} of its own, and the model's is of {shapes[path].shape} where the "
-                f"head's would be of {shape.shape}"
-            )
+        if path[0] in tables:
+            found = shapes.get(path, shapes[("embed_tokens", *path[1:])])  # one table serves both ends of a tied model
+            if found.shape != shape.shape:
+                raise ValueError(
+                    f"{reader.location} has no {path[0]} of its own, and the model's is of {found.shape} where the "
+                    f"head's would be of {shape.shape}"
+                )
     return tables

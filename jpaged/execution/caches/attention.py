@@ -274,6 +274,7 @@ class AttentionCache(TokenSlots):
         sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
         last_keys: Int[Array, " tokens"] | None = None,
         seen: Int[Array, " tokens"] | None = None,
+        sees_ahead: bool = False,
     ) -> tuple[Pool, Float[Array, "tokens kv_heads q_per_kv head_dim"]]:
         table, slots, seen_last = call.arrays
         if seen is not None:
@@ -285,11 +286,34 @@ class AttentionCache(TokenSlots):
                 mask["sliding_window"] = window - 1
             place = Place(jnp.asarray(index, jnp.int32), table, slots, lens)
             return attend(call, pool, place, q, k, v, scale=scale, soft_cap=soft_cap, sinks=sinks, mask=mask)
+        if sees_ahead:
+            assert last_keys is None, "of a head that drafts all rows are read"
+            return attend(
+                call,
+                pool,
+                self._of_whole_chunks(call, index, len(q)),
+                q,
+                k,
+                v,
+                scale=scale,
+                soft_cap=soft_cap,
+                sinks=sinks,
+                mask=self.mask,
+            )
         if last_keys is not None:
             seen_last = last_keys if seen_last is None else jnp.where(last_keys < 0, -1, seen_last)
         plan = call.plan or AttentionPlan()
         place = Place(jnp.asarray(index, jnp.int32), table, slots, call.kv_lens, last_keys=seen_last, plan=plan)
         return attend(call, pool, place, q, k, v, scale=scale, soft_cap=soft_cap, sinks=sinks, mask=self.mask)
+
+    def _of_whole_chunks(self, call: LayerCall, index: int | Int[Array, ""], num_tokens: int) -> Place:
+        """Return a layer's place where each token sees the last one of its sequence in the step."""
+        table, slots, _ = call.arrays
+        ends, lens = jnp.asarray(call.query_starts)[1:], jnp.asarray(call.kv_lens)
+        seq = jnp.searchsorted(ends, jnp.arange(num_tokens), side="right")
+        last = lens[jnp.minimum(seq, len(lens) - 1)] - 1
+        plan = AttentionPlan((call.plan or AttentionPlan()).writes)  # attention is planned for causal queries
+        return Place(jnp.asarray(index, jnp.int32), table, slots, lens, last_keys=last, plan=plan)
 
 
 class FullAttentionCache(AttentionCache):

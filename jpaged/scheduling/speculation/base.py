@@ -19,12 +19,14 @@ class StepCosts:
         token: cost of one token more.
         verifying: cost of verifying drafts at all: another program, and the wait for the host between two steps.
         draft: cost of making one draft on the device; 0 where the host looks it up.
+        block: cost of making all drafts of a step in one pass on the device; 0 where each is made by itself.
         tile: cost of going beyond each `tile_tokens` tokens, where products take so many rows in about the same time.
     """
 
     token: float
     verifying: float
     draft: float = 0.0
+    block: float = 0.0
     tile: float = 0.0
     tile_tokens: int = 8
 
@@ -49,7 +51,7 @@ def best_length(rates: Seq[float], costs: StepCosts, *, batch: int, verifies: bo
     for length, rate in enumerate(rates, 1):
         reached *= rate
         tokens += reached
-        cost = costs.step(batch + length) + verifying + costs.draft * length
+        cost = costs.step(batch + length) + verifying + costs.block + costs.draft * length
         if cost / tokens < least:
             best, least = length, cost / tokens
         elif reached < 1e-3:

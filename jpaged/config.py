@@ -335,9 +335,9 @@ class EngineConfig:
         from_flags=read_speculative,
     )
     """How drafts of the next tokens are made, several of which a step verifies: a `jpaged.NGram`, `jpaged.Layers`,
-    `jpaged.DraftModel`, `jpaged.MTP`, `jpaged.Eagle3`, `jpaged.Assistant` or `jpaged.DFlash`. None makes no drafts. Drafts
-    change no token. Requests with beams run without them. A sequence then holds one state of each recurrent layer for each draft,
-    and one more. It excludes kv_budget, replicas and several hosts."""
+    `jpaged.DraftModel`, `jpaged.MTP`, `jpaged.Eagle3`, `jpaged.Assistant` or `jpaged.DFlash`. None makes no
+    drafts. Drafts change no token. Requests with beams run without them. A sequence then holds one state of each
+    recurrent layer for each draft, and one more. It excludes kv_budget, replicas and several hosts."""
 
     watermark: float = setting(0.01, _watermark)
     """Share of the pool that admission keeps free, so that running sequences can grow."""

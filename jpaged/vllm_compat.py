@@ -29,8 +29,8 @@ _KERNELS = "kernels are chosen by the devices"
 _CONFIG = "the model's config.json is taken as it is: change a copy of the model's folder"
 _FORMAT = "the format is known from the files: safetensors, GGUF, or a checkpoint saved by `jpaged convert`"
 _SPECULATION = (
-    "give speculative=jpaged.NGram(...), Layers(...), DraftModel(...), MTP(...), Eagle3(...), Assistant(...) or DFlash(...), or "
-    "speculative_config"
+    "give speculative=jpaged.NGram(...), Layers(...), DraftModel(...), MTP(...), Eagle3(...), Assistant(...) or "
+    "DFlash(...), or speculative_config"
 )
 _TRANSFER = (
     "KV is not moved between engines; preemption_mode='swap' with swap_space moves it to host memory, disk_folder with "
@@ -231,8 +231,8 @@ def speculative_of(config: Any) -> Speculative:
     ``NGram(k, longest=m, shortest=n)``; of the two lookups one that is missing is the other, and both are 5.
     ``{"model": folder, "num_speculative_tokens": k}`` is ``DraftModel(folder, tokens=k)``.
     ``{"method": "mtp", "num_speculative_tokens": k}`` is ``MTP(k)``, and with ``"eagle3"`` and a ``model`` it is
-    ``Eagle3(folder, tokens=k)``, with ``"dflash"`` ``DFlash(folder, tokens=k)``. With ``"mtp"`` or ``"gemma4_mtp"`` and a ``model`` it is
-    ``Assistant(folder, tokens=k)``.
+    ``Eagle3(folder, tokens=k)``, with ``"dflash"`` ``DFlash(folder, tokens=k)``. With ``"mtp"`` or ``"gemma4_mtp"``
+    and a ``model`` it is ``Assistant(folder, tokens=k)``.
 
     Raises:
         ValueError: it is no mapping, a key is missing, unknown or out of range, or the method is another.

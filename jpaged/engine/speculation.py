@@ -45,12 +45,14 @@ def make_speculation(speculative: Speculative, device: str, draft_share: float) 
     costs = step_costs(device)
     if isinstance(speculative, NGram):
         return NGramSpeculation(speculative, costs)
-    in_one = isinstance(speculative, DFlash)
-    return DeviceSpeculation(speculative.tokens, _with_drafts(costs, draft_share, in_one))
+    costs = _with_drafts(costs, draft_share)
+    if isinstance(speculative, DFlash):  # one pass makes all drafts
+        costs = replace(costs, draft=0.0, block=costs.draft)
+    return DeviceSpeculation(speculative.tokens, costs)
 
 
-def _with_drafts(costs: StepCosts, share: float, in_one: bool) -> StepCosts:
-    return replace(costs, block=share) if in_one else replace(costs, draft=share)
+def _with_drafts(costs: StepCosts, share: float) -> StepCosts:
+    return replace(costs, draft=share)
 
 
 @dataclass(frozen=True)

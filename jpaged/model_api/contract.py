@@ -355,8 +355,8 @@ class DraftHead(Protocol):
     """The NNX module of a head that drafts for a `CausalLM` from its hidden states.
 
     It is what a `CausalLM` is, with these differences. It keeps the hidden state of a sequence's newest token in a
-    `PreviousTokenGroup`, so that at each token it reads that of the token before, unless it makes blocks. Its embedding or vocabulary's head
-    may be the model's.
+    `PreviousTokenGroup`, so that at each token it reads that of the token before, unless it makes blocks. Its embedding
+    or vocabulary's head may be the model's.
     """
 
     layer_groups: tuple[LayerGroup, ...]

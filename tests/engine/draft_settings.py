@@ -20,4 +20,4 @@ SETTINGS = {
 def make_drafts_free(patch: pytest.MonkeyPatch) -> None:
     """Let drafts cost nothing, so that all that can be made are."""
     patch.setattr(engine_speculation, "_COSTS", {"cpu": StepCosts(token=0.0, verifying=0.0)})
-    patch.setattr(engine_speculation, "_with_drafts", lambda costs, share, in_one: costs)
+    patch.setattr(engine_speculation, "_with_drafts", lambda costs, share: costs)

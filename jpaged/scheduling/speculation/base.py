@@ -46,12 +46,12 @@ def best_length(rates: Seq[float], costs: StepCosts, *, batch: int, verifies: bo
         verifies: whether the step verifies drafts of another sequence already.
     """
     best, least = 0, costs.step(batch) / batch
-    verifying = 0.0 if verifies else costs.verifying
+    verifying = 0.0 if verifies else costs.verifying + costs.block
     tokens, reached = float(batch), 1.0
     for length, rate in enumerate(rates, 1):
         reached *= rate
         tokens += reached
-        cost = costs.step(batch + length) + verifying + costs.block + costs.draft * length
+        cost = costs.step(batch + length) + verifying + costs.draft * length
         if cost / tokens < least:
             best, least = length, cost / tokens
         elif reached < 1e-3:

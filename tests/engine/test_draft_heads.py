@@ -345,14 +345,10 @@ def test_a_folder_of_another_kind_of_head_is_refused(tmp_path):
         LLM(str(tmp_path / "llama"), speculative=Assistant(tmp_path / "eagle3"), **SETTINGS)
     with pytest.raises(ValueError, match="head attends to sliding window layers, and the model has none"):
         LLM(str(tmp_path / "llama"), speculative=Assistant(tmp_path / "assistant"), **SETTINGS)
-    with pytest.raises(
-        ValueError, match=r"speculative=DFlash\(.*: the folder holds a head with KV of its own"
-    ):
+    with pytest.raises(ValueError, match=r"speculative=DFlash\(.*: the folder holds a head with KV of its own"):
         LLM(str(tmp_path / "llama"), speculative=DFlash(tmp_path / "eagle3"), **SETTINGS)
     make_model_and_drafter(tmp_path / "model", tmp_path / "dflash")
-    with pytest.raises(
-        ValueError, match=r"speculative=Eagle3\(.*: the folder holds a DFlash drafter, which"
-    ):
+    with pytest.raises(ValueError, match=r"speculative=Eagle3\(.*: the folder holds a DFlash drafter, which"):
         LLM(str(tmp_path / "model"), speculative=Eagle3(tmp_path / "dflash"), **SETTINGS)
     with pytest.raises(ValueError, match="tokens=8 must be below the drafter's block_size=8"):
         LLM(str(tmp_path / "model"), speculative=DFlash(tmp_path / "dflash", tokens=8), **SETTINGS)

@@ -19,7 +19,7 @@ from jpaged.image_sources import ImageSources
 from jpaged.pyramid_kv import PyramidKV
 from jpaged.setting import Flag, choice, instance, optional, real, setting, settings_of, switch, text, whole
 from jpaged.short_values import short_values, shown
-from jpaged.speculative import Speculative, read_speculative
+from jpaged.speculative import WAYS, Speculative, read_speculative
 
 if TYPE_CHECKING:
     from jpaged.model_api import LayerGroup
@@ -324,7 +324,7 @@ class EngineConfig:
 
     speculative: Speculative | None = setting(
         None,
-        optional(instance(Speculative, "an NGram, Layers, DraftModel, MTP, Eagle3, Assistant, DFlash or None")),
+        optional(instance(Speculative, f"an {', '.join(way.__name__ for way in WAYS)} or None")),
         flag=Flag(
             commands="model",
             type=str | None,

@@ -33,13 +33,27 @@ from jpaged.model_api import (
 from . import weights as convert
 from .attention import Attention, Heads
 from .groups import kinds_from_types, layer_groups
-from .layers import GatedMLP, RMSNorm, check_activation
+from .layers import GatedMLP, RMSNorm, check_activation, scaled
 from .linear import Embedding, Linear, LiveRows
 from .rope import rotary_from_config
 from .stack import LayerKind, LayerStack, Shared
 
-_OTHER_LAYOUTS = {"attention_sink_bias": False, "attention_value_scale": None, "causal": False, "use_swa": False}
-"""Fields of ``dflash_config`` that change the layers, with the only value that is read."""
+_OTHER_LAYOUTS = {
+    "attention_sink_bias": False,
+    "attention_value_scale": None,
+    "causal": False,
+    "use_aux_hidden_state": True,
+    "use_swa": False,
+}
+"""Fields of ``dflash_config`` that change the layers, with the only value that is supported."""
+_OTHER_FIELDS = {
+    "add_swa_attention_sink_bias": False,
+    "is_causal": False,
+    "is_neox_style": True,
+    "logit_scale": 1,
+    "use_aux_hidden_state": True,
+}
+"""Such fields of the config itself."""
 
 
 def denoises_blocks(config: Any) -> bool:
@@ -98,6 +112,7 @@ class DFlashHead(nnx.Module):
 
     Attributes:
         block: see `jpaged.model_api.DraftHead`.
+        embed_factor: see `jpaged.model_api.ScalesEmbedding`.
 
     Raises:
         ValueError: the config asks for another layout, or lacks a field.
@@ -114,6 +129,7 @@ class DFlashHead(nnx.Module):
         self.block = DraftBlock(own["mask_token_id"], config.block_size)
         self.after = tuple(own["target_layer_ids"])
         self.size, self.states, self.shards = size, len(self.after) * size, build.tensor_parallel
+        self.embed_factor = 1.0
         head_dim = getattr(config, "head_dim", None) or size // config.num_attention_heads
         heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, head_dim, build)
         kinds = kinds_from_types(config)
@@ -156,7 +172,8 @@ class DFlashHead(nnx.Module):
         if target is not None:
             context = self.hidden_norm(self.fc(target, live_rows))
             return self.layers(context, _Filling(shared.tables, live_rows), cache, attend)
-        hidden, cache = self.layers(self.embed_tokens(tokens), shared, cache, partial(attend, sees_ahead=True))
+        embedded = scaled(self.embed_tokens(tokens), self.embed_factor)
+        hidden, cache = self.layers(embedded, shared, cache, partial(attend, sees_ahead=True))
         return self.norm(hidden), cache
 
     def logits(self, hidden: Float[Array, "seqs embed"], live_rows: LiveRows = None) -> Float[Array, "seqs vocab"]:
@@ -194,8 +211,11 @@ def _checked(config: Any) -> dict[str, Any]:
         )
     own = dict(getattr(config, "dflash_config", None) or {})
     for name, only in _OTHER_LAYOUTS.items():
-        if own.get(name, only) != only:
+        if own.get(name) not in (None, only):
             raise ValueError(f"dflash_config: {name}={own[name]!r} is not supported; only {only!r}")
+    for name, only in _OTHER_FIELDS.items():
+        if getattr(config, name, None) not in (None, only):
+            raise ValueError(f"{name}={getattr(config, name)!r} is not supported of a DFlash drafter; only {only!r}")
     if getattr(config, "draft_vocab_size", None) not in (None, config.vocab_size):
         raise ValueError(f"draft_vocab_size={config.draft_vocab_size} is not supported; only {config.vocab_size}")
     mask, layers, size = own.get("mask_token_id"), own.get("target_layer_ids"), getattr(config, "block_size", None)

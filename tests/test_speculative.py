@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from jpaged import MTP, Assistant, DFlash, DraftModel, Eagle3, Layers, NGram
@@ -73,6 +75,19 @@ def test_settings_that_leave_no_place_for_drafts_are_refused(settings, message):
 )
 def test_speculative_config_means_what_it_does_in_vllm(config, wanted):
     assert engine_settings({"speculative_config": config}, EngineConfig) == {"speculative": wanted}
+
+
+@pytest.mark.parametrize(
+    ("model", "engines"), [("a/b", "a/b"), (Path("a/b/"), "a/b"), ("./a/b", Path("a/b").absolute())]
+)
+def test_vllms_mtp_with_the_engines_own_model_is_its_own_head(model, engines):
+    config = {"method": "mtp", "model": model, "num_speculative_tokens": 2}
+    assert engine_settings({"speculative_config": config}, EngineConfig, engines) == {"speculative": MTP(2)}
+    assert engine_settings({"speculative_config": config}, EngineConfig, "a/c")["speculative"].model == str(model)
+    others = {"method": "gemma4_mtp"}, {"method": "draft_model"}
+    for other in others:
+        found = engine_settings({"speculative_config": config | other}, EngineConfig, engines)
+        assert not isinstance(found["speculative"], MTP)
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ class Runner:
         self._images = EncoderCalls(self.worker, self.shapes.numbers_together)
         self._drafter = Drafter(
             self._builders[0].build,
-            self._draft_bucket,
+            self.shapes.draft_bucket,
             self.buckets.smallest_sample,
             settings.vocab_size,
             self.buckets.decode[-1].seqs,
@@ -354,11 +354,6 @@ class Runner:
         if not self.takes_larger or model.has_step(bucket):
             return bucket
         return next((larger for larger in self.buckets.holding(bucket) if model.has_step(larger)), bucket)
-
-    def _draft_bucket(self, tokens: int, seqs: int) -> Bucket:
-        if self.settings.deterministic and tokens > seqs:
-            return padded_bucket(tokens, self.settings.max_num_seqs)
-        return self.buckets.smallest(tokens=tokens, seqs=seqs)
 
     def _draft(self, batch: StepBatch, bucket: Bucket, args: SamplingArrays, top: int) -> list[int]:
         return self.worker.fetch(self.worker.draft(batch, bucket, args, top)).tolist()

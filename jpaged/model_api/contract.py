@@ -274,6 +274,16 @@ class Tappable(Protocol):
 
 
 @runtime_checkable
+class ScalesEmbedding(Protocol):
+    """The attribute of a `CausalLM` whose embedding multiplies the rows of its table (Gemma), and of a `DraftHead` that
+    embeds tokens as its model does."""
+
+    embed_factor: float
+    """By what, rounded to the parameters' dtype; 1 = by nothing. It belongs to the embedding: what a model multiplies
+    its input by besides (Granite) is not in it. That of a head is 1 until it shares the table of a model."""
+
+
+@runtime_checkable
 class HasHeadTable(Protocol):
     """A model whose logits may be the plain product of hidden states and a table."""
 

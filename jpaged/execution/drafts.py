@@ -119,5 +119,6 @@ class Drafter:
         bucket = self._bucket(step.num_tokens, len(step.chunks))
         args = sampling_arrays(drawn, self._rows(len(drawn)), self._vocab_size)
         args.ranked[:] = False
-        tokens = self._draft(self._build(step, bucket), bucket, args, 0 if all_plain(args) else RANKED)
+        batch = self._build(step, bucket)._replace(reads_all=None)  # what drafts leaves no row out
+        tokens = self._draft(batch, bucket, args, 0 if all_plain(args) else RANKED)
         return tokens[: len(drawn)]

@@ -269,7 +269,8 @@ class Shapes:
         assert drafter is not None
 
         def step(bucket: Bucket) -> Compile:
-            return drafter.prepare_step(without_adapters(self.empty_batch(bucket)), self._last_tokens, bucket)
+            batch = without_adapters(self.empty_batch(bucket))._replace(reads_all=None)
+            return drafter.prepare_step(batch, self._last_tokens, bucket)
 
         def follow(bucket: Bucket) -> Compile:
             batch, target = without_adapters(self.empty_batch(bucket)), self.model.target_of(bucket)

@@ -312,11 +312,13 @@ def test_a_saved_state_goes_on_with_what_the_head_keeps(family, tmp_path):
 
 
 @pytest.mark.nightly
-def test_after_a_warm_up_nothing_is_compiled(family):
-    folder, drafts = family.folder, family.drafts
-    llm = LLM(folder, speculative=drafts(2), **SETTINGS | {"max_num_seqs": 4})
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_after_a_warm_up_nothing_is_compiled(family, deterministic):
+    settings = SETTINGS | {"max_num_seqs": 4, "deterministic": deterministic}
+    llm = LLM(family.folder, speculative=family.drafts(2), **settings)
     llm.warmup(use_tqdm=False)
-    serve(llm, GREEDY)
+    for params in (GREEDY, SAMPLED):
+        serve(llm, params)
     assert llm.stats().num_draft_tokens > 0 and llm.stats().num_recompiles == 0
 
 

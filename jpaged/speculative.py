@@ -169,7 +169,8 @@ class Assistant(_OfFolder):
 
 @dataclass(frozen=True)
 class DFlash(_OfFolder):
-    """Drafts are denoised, all of a sequence in one pass, by a DFlash drafter, which reads states within the model.
+    """Drafts are denoised, all of a sequence in one pass, by a DFlash drafter, which reads states within the model
+    (2026, arXiv 2602.06036).
 
     Its KV lies in the same pool.
 

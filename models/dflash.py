@@ -1,5 +1,4 @@
-"""DFlash's drafter, which denoises a block of drafts at once (layout: ``DFlashDraftModel``; transformers'
-``DFlashTokenCandidateGenerator``).
+"""DFlash's drafter, which denoises a block of drafts at once (2026, arXiv 2602.06036; layout: ``DFlashDraftModel``).
 
 It has a folder of its own. A block is a sequence's newest token and a mask for each draft, which see one another and
 all tokens before them. Of those a layer's keys and values are projected from the model's own states, which `fc` joins:

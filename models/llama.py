@@ -207,5 +207,7 @@ class Llama(Decoder):
         if denoises_blocks(config):
             return DFlashHead(config, build)
         if not reads_states(config):
-            raise ValueError("Llama has no head that predicts further tokens; an EAGLE-3 head has a folder of its own")
+            raise ValueError(
+                "Llama has no head that predicts further tokens; EAGLE-3 and DFlash have folders of their own"
+            )
         return Eagle3Head(config, build)

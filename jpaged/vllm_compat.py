@@ -234,7 +234,7 @@ def speculative_of(config: Any, model: Any = None) -> Speculative:
     ``{"model": folder, "num_speculative_tokens": k}`` is ``DraftModel(folder, tokens=k)``.
     ``{"method": "mtp", "num_speculative_tokens": k}`` is ``MTP(k)``, and with ``"eagle3"`` and a ``model`` it is
     ``Eagle3(folder, tokens=k)``, with ``"dflash"`` ``DFlash(folder, tokens=k)``. With ``"mtp"`` or ``"gemma4_mtp"``
-    and a ``model`` it is ``Assistant(folder, tokens=k)``, but ``MTP(k)`` if that is the engine's model.
+    and a ``model`` it is ``Assistant(folder, tokens=k)``; ``"mtp"`` with the engine's own model is ``MTP(k)`` too.
 
     Args:
         model: the engine's model; None = it is not known.

@@ -37,7 +37,7 @@ from .linear import Embedding, Linear, LiveRows
 from .rope import rotary_from_config
 from .stack import LayerKind, LayerStack, Shared
 
-_OTHER_LAYOUTS = {
+_OTHER_LAYOUTS: dict[str, Any] = {
     "attention_sink_bias": False,
     "attention_value_scale": None,
     "causal": False,
@@ -45,7 +45,7 @@ _OTHER_LAYOUTS = {
     "use_swa": False,
 }
 """Fields of ``dflash_config`` that change the layers, with the only value that is supported."""
-_OTHER_FIELDS = {
+_OTHER_FIELDS: dict[str, Any] = {
     "add_swa_attention_sink_bias": False,
     "is_causal": False,
     "is_neox_style": True,

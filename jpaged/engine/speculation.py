@@ -124,7 +124,6 @@ def _head(speculative: Head, config: EngineConfig, loaded: LoadedModel) -> Draft
             f"speculative={speculative}: heads read text only; language_model_only=True loads the model without images"
         )
     inside = isinstance(speculative, MTP)
-    num_layers = loaded.config.get_text_config().num_hidden_layers
     try:
         found = load_draft_head(
             loaded,
@@ -134,7 +133,7 @@ def _head(speculative: Head, config: EngineConfig, loaded: LoadedModel) -> Draft
             language_model_only=config.language_model_only and inside,
             quantization=config.quantization if inside else None,
             compact_tiles=Bfloat16Tiles.FLOAT32_PRODUCT,
-            check=lambda head: _check_kind(speculative, head, num_layers),
+            check=lambda head: _check_kind(speculative, head, loaded.config.get_text_config().num_hidden_layers),
         )
     except ValueError as error:
         raise ValueError(f"speculative={speculative}: {error}") from error

@@ -99,7 +99,7 @@ class Drafter:
     def _fill_at_once(self, step: ScheduledStep, mask_token: int) -> ScheduledStep:
         """Fill in all drafts by one pass over blocks, which are the step's chunks with masks in the place of drafts.
 
-        To the edits of a draft's logits the drafts before it are masks, which no other draft depends on.
+        The edits of a draft's logits see masks in the place of the drafts before it, as none of them is known yet.
         """
         requests = {sample.seq.seq_id: sample.request for sample in step.samples}
         passed, drawn = ScheduledStep(), list[Sample]()

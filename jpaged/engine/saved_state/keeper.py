@@ -33,7 +33,8 @@ from jpaged.text.input_processor import InputProcessor
 logger = logging.getLogger("jpaged.engine")
 
 T = TypeVar("T")
-_SETTINGS: dict[str, Callable[..., Any]] = {kind.__name__: kind for kind in (PyramidKV, *WAYS, ImageSources)}
+_KINDS: tuple[type[Any], ...] = (PyramidKV, *WAYS, ImageSources)
+_SETTINGS = {kind.__name__: kind for kind in _KINDS}
 """Classes of settings that are dataclasses, by the name under which they are saved."""
 
 

@@ -90,6 +90,13 @@ def last_keys(step: HostStep) -> Int[np.ndarray, " padded_tokens"] | None:
     return last
 
 
+def _ends_of_chunks(call: LayerCall, num_tokens: int) -> Int[Array, " tokens"]:
+    """Return for each token of a step the position of its sequence's last one."""
+    ends, lens = jnp.asarray(call.query_starts)[1:], jnp.asarray(call.kv_lens)
+    seq = jnp.searchsorted(ends, jnp.arange(num_tokens), side="right")
+    return lens[jnp.minimum(seq, len(lens) - 1)] - 1
+
+
 class AttentionPlan(NamedTuple):
     """Results of attention kernels' plans, which depend on the batch alone; None if there is no plan or each layer
     makes its own.
@@ -286,34 +293,15 @@ class AttentionCache(TokenSlots):
                 mask["sliding_window"] = window - 1
             place = Place(jnp.asarray(index, jnp.int32), table, slots, lens)
             return attend(call, pool, place, q, k, v, scale=scale, soft_cap=soft_cap, sinks=sinks, mask=mask)
+        plan = call.plan or AttentionPlan()
         if sees_ahead:
             assert last_keys is None, "of a head that drafts all rows are read"
-            return attend(
-                call,
-                pool,
-                self._of_whole_chunks(call, index, len(q)),
-                q,
-                k,
-                v,
-                scale=scale,
-                soft_cap=soft_cap,
-                sinks=sinks,
-                mask=self.mask,
-            )
-        if last_keys is not None:
+            seen_last = _ends_of_chunks(call, len(q))
+            plan = AttentionPlan(plan.writes)  # attention was planned for queries that see no token after them
+        elif last_keys is not None:
             seen_last = last_keys if seen_last is None else jnp.where(last_keys < 0, -1, seen_last)
-        plan = call.plan or AttentionPlan()
         place = Place(jnp.asarray(index, jnp.int32), table, slots, call.kv_lens, last_keys=seen_last, plan=plan)
         return attend(call, pool, place, q, k, v, scale=scale, soft_cap=soft_cap, sinks=sinks, mask=self.mask)
-
-    def _of_whole_chunks(self, call: LayerCall, index: int | Int[Array, ""], num_tokens: int) -> Place:
-        """Return a layer's place where each token sees the last one of its sequence in the step."""
-        table, slots, _ = call.arrays
-        ends, lens = jnp.asarray(call.query_starts)[1:], jnp.asarray(call.kv_lens)
-        seq = jnp.searchsorted(ends, jnp.arange(num_tokens), side="right")
-        last = lens[jnp.minimum(seq, len(lens) - 1)] - 1
-        plan = AttentionPlan((call.plan or AttentionPlan()).writes)  # attention is planned for causal queries
-        return Place(jnp.asarray(index, jnp.int32), table, slots, lens, last_keys=last, plan=plan)
 
 
 class FullAttentionCache(AttentionCache):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import FrozenInstanceError, asdict, replace
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,19 @@ def test_settings_that_leave_no_place_for_drafts_are_refused(settings, message):
 )
 def test_speculative_config_means_what_it_does_in_vllm(config, wanted):
     assert engine_settings({"speculative_config": config}, EngineConfig) == {"speculative": wanted}
+
+
+@pytest.mark.parametrize(("way", "tokens"), [(DraftModel, 4), (Eagle3, 3), (Assistant, 3), (DFlash, 7)])
+def test_a_way_with_a_folder_is_a_value(way, tokens):
+    one = way("a/b")
+    assert repr(one) == f"{way.__name__}(tokens={tokens}, model='a/b')"
+    assert one == way(Path("a/b"), tokens=tokens) and hash(one) == hash(way("a/b", tokens))
+    assert asdict(one) == {"tokens": tokens, "model": "a/b"}
+    assert pickle.loads(pickle.dumps(one)) == one == way(**asdict(one))
+    assert replace(one, tokens=1) == way("a/b", 1) != one
+    assert [other for other in (DraftModel, Eagle3, Assistant, DFlash) if other("a/b", 2) == way("a/b", 2)] == [way]
+    with pytest.raises(FrozenInstanceError):
+        one.model = "c"
 
 
 @pytest.mark.parametrize(

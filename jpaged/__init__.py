@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jpaged.pooling_params import PoolingParams
     from jpaged.pyramid_kv import PyramidKV
     from jpaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
-    from jpaged.speculative import MTP, Assistant, DraftModel, Eagle3, Layers, NGram
+    from jpaged.speculative import MTP, Assistant, DFlash, DraftModel, Eagle3, Layers, NGram
 
 __version__ = "0.2.0"  # the only place: the build reads it from here
 
@@ -37,6 +37,7 @@ _HOMES = {
     "PyramidKV": "jpaged.pyramid_kv",
     "NGram": "jpaged.speculative",
     "Layers": "jpaged.speculative",
+    "DFlash": "jpaged.speculative",
     "DraftModel": "jpaged.speculative",
     "MTP": "jpaged.speculative",
     "Eagle3": "jpaged.speculative",
@@ -63,6 +64,7 @@ __all__ = [
     "AsyncLLM",
     "BeamSearchParams",
     "CompletionOutput",
+    "DFlash",
     "DraftModel",
     "Eagle3",
     "EngineBusy",

@@ -19,7 +19,7 @@ from jpaged.image_sources import ImageSources
 from jpaged.pyramid_kv import PyramidKV
 from jpaged.setting import Flag, choice, instance, optional, real, setting, settings_of, switch, text, whole
 from jpaged.short_values import short_values, shown
-from jpaged.speculative import Speculative, read_speculative
+from jpaged.speculative import WAYS, Speculative, read_speculative
 
 if TYPE_CHECKING:
     from jpaged.model_api import LayerGroup
@@ -324,20 +324,20 @@ class EngineConfig:
 
     speculative: Speculative | None = setting(
         None,
-        optional(instance(Speculative, "an NGram, Layers, DraftModel, MTP, Eagle3, Assistant or None")),
+        optional(instance(Speculative, f"an {', '.join(way.__name__ for way in WAYS)} or None")),
         flag=Flag(
             commands="model",
             type=str | None,
             help="Verify drafts of the next tokens: ngram, layers:N (the first N layers draft), draft:MODEL, mtp "
-            "(the checkpoint's own head), eagle3:MODEL or assistant:MODEL (Gemma 4's), then @K, the most drafts of a "
-            "step. Outputs stay the same.",
+            "(the checkpoint's own head), eagle3:MODEL, assistant:MODEL (Gemma 4's) or dflash:MODEL, then @K, the most "
+            "drafts of a step. Outputs stay the same.",
         ),
         from_flags=read_speculative,
     )
     """How drafts of the next tokens are made, several of which a step verifies: a `jpaged.NGram`, `jpaged.Layers`,
-    `jpaged.DraftModel`, `jpaged.MTP`, `jpaged.Eagle3` or `jpaged.Assistant`. None makes no drafts. Drafts change no
-    token. Requests with beams run without them. A sequence then holds one state of each recurrent layer for each draft,
-    and one more. It excludes kv_budget, replicas and several hosts."""
+    `jpaged.DraftModel`, `jpaged.MTP`, `jpaged.Eagle3`, `jpaged.Assistant` or `jpaged.DFlash`. None makes no
+    drafts. Drafts change no token. Requests with beams run without them. A sequence then holds one state of each
+    recurrent layer for each draft, and one more. It excludes kv_budget, replicas and several hosts."""
 
     watermark: float = setting(0.01, _watermark)
     """Share of the pool that admission keeps free, so that running sequences can grow."""

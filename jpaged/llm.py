@@ -82,7 +82,7 @@ class LLM:
         from jpaged.engine.step_dump import record_if_asked
 
         name = str(model) if isinstance(model, Path) else model
-        config = EngineConfig(model=name, **engine_settings(settings, EngineConfig))
+        config = EngineConfig(model=name, **engine_settings(settings, EngineConfig, model))
         built = build_engine(config)
         record_if_asked(built)
         served = built.served
@@ -121,7 +121,7 @@ class LLM:
         """
         from jpaged.engine.compile_ahead import compile_programs
 
-        config = EngineConfig(model=str(model), **engine_settings(settings, EngineConfig))
+        config = EngineConfig(model=str(model), **engine_settings(settings, EngineConfig, model))
         return compile_programs(config, folder, use_tqdm=use_tqdm)
 
     @classmethod
@@ -143,7 +143,7 @@ class LLM:
 
         saved = saved_settings(folder)
         model = settings.pop("model", saved.pop("model"))
-        llm = cls(model, **{**saved, **engine_settings(settings, EngineConfig)})
+        llm = cls(model, **{**saved, **engine_settings(settings, EngineConfig, model)})
         try:
             llm.load_state(folder)
         except BaseException:

@@ -7,7 +7,7 @@ from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, get_args
 
 from jpaged.short_values import shown
 from jpaged.validation import integer
@@ -87,7 +87,21 @@ class Layers(Speculative):
 
 
 @dataclass(frozen=True)
-class DraftModel(Speculative):
+class _OfFolder(Speculative):
+    """Drafts are made by what a folder other than the engine's model's holds: a model or a head."""
+
+    model: str
+
+    def __init__(self, model: str | Path, tokens: int) -> None:
+        name = str(model) if isinstance(model, Path) else model
+        if not (isinstance(name, str) and name.strip()):
+            raise ValueError(f"model={model!r} must be a non-empty string")
+        object.__setattr__(self, "model", name)
+        object.__setattr__(self, "tokens", integer("tokens", tokens, low=1))
+
+
+@dataclass(frozen=True)
+class DraftModel(_OfFolder):
     """Drafts are drawn by a smaller model of the same vocabulary; its KV lies in the same pool.
 
     Attributes:
@@ -97,11 +111,8 @@ class DraftModel(Speculative):
         ValueError: `model` is no non-empty string, or `tokens` is out of its range.
     """
 
-    model: str = ""
-    tokens: int = 4
-
     def __init__(self, model: str | Path, tokens: int = 4) -> None:
-        _set_model(self, model, tokens)
+        super().__init__(model, tokens)
 
 
 @dataclass(frozen=True)
@@ -123,7 +134,7 @@ class MTP(Speculative):
 
 
 @dataclass(frozen=True)
-class Eagle3(Speculative):
+class Eagle3(_OfFolder):
     """Drafts are drawn by an EAGLE-3 head, which reads states within the model (Li et al., 2025, arXiv 2503.01840).
 
     Its KV lies in the same pool. Drafts after the first go on from the head's own states.
@@ -135,15 +146,12 @@ class Eagle3(Speculative):
         ValueError: `model` is no non-empty string, or `tokens` is out of its range.
     """
 
-    model: str = ""
-    tokens: int = 3
-
     def __init__(self, model: str | Path, tokens: int = 3) -> None:
-        _set_model(self, model, tokens)
+        super().__init__(model, tokens)
 
 
 @dataclass(frozen=True)
-class Assistant(Speculative):
+class Assistant(_OfFolder):
     """Drafts are drawn by a Gemma 4 assistant, whose layers attend to the model's own KV.
 
     It keeps no KV. Drafts after the first go on from its own states.
@@ -155,19 +163,37 @@ class Assistant(Speculative):
         ValueError: `model` is no non-empty string, or `tokens` is out of its range.
     """
 
-    model: str = ""
-    tokens: int = 3
-
     def __init__(self, model: str | Path, tokens: int = 3) -> None:
-        _set_model(self, model, tokens)
+        super().__init__(model, tokens)
 
 
-def _set_model(speculative: DraftModel | Eagle3 | Assistant, model: str | Path, tokens: int) -> None:
-    name = str(model) if isinstance(model, Path) else model
-    if not (isinstance(name, str) and name.strip()):
-        raise ValueError(f"model={model!r} must be a non-empty string")
-    object.__setattr__(speculative, "model", name)
-    object.__setattr__(speculative, "tokens", integer("tokens", tokens, low=1))
+@dataclass(frozen=True)
+class DFlash(_OfFolder):
+    """Drafts are denoised, all of a sequence in one pass, by a DFlash drafter, which reads states within the model
+    (2026, arXiv 2602.06036).
+
+    Its KV lies in the same pool.
+
+    Attributes:
+        model: alias, hub id or folder of the drafter, which was trained for the engine's model.
+        tokens: most drafts of a sequence in one step; below the drafter's ``block_size``.
+
+    Raises:
+        ValueError: `model` is no non-empty string, or `tokens` is out of its range.
+    """
+
+    def __init__(self, model: str | Path, tokens: int = 7) -> None:
+        super().__init__(model, tokens)
+
+
+Head: TypeAlias = MTP | Eagle3 | Assistant | DFlash
+"""The ways in which a head drafts that was trained for the engine's model."""
+
+WAYS: tuple[type[Speculative], ...] = (NGram, Layers, DraftModel, *get_args(Head))
+"""All ways to make drafts."""
+
+_BY_NAME: dict[str, type[_OfFolder]] = {"draft": DraftModel, "eagle3": Eagle3, "assistant": Assistant, "dflash": DFlash}
+"""The ways that `--speculative` names with a folder."""
 
 
 def read_speculative(text: str | None) -> Speculative | None:
@@ -192,13 +218,7 @@ def read_speculative(text: str | None) -> Speculative | None:
         return Layers(int(value), **tokens)
     if kind == "mtp" and not value:
         return MTP(**tokens)
-    if kind == "draft" and value:
-        return DraftModel(value, **tokens)
-    if kind == "eagle3" and value:
-        return Eagle3(value, **tokens)
-    if kind == "assistant" and value:
-        return Assistant(value, **tokens)
-    raise ValueError(
-        f"speculative={shown(text)} is none of ngram, layers:N, mtp, draft:MODEL, eagle3:MODEL and "
-        "assistant:MODEL, with or without @K"
-    )
+    if kind in _BY_NAME and value:
+        return _BY_NAME[kind](value, **tokens)
+    named = ", ".join(f"{name}:MODEL" for name in _BY_NAME)
+    raise ValueError(f"speculative={shown(text)} is none of ngram, layers:N, mtp, {named}, with or without @K")

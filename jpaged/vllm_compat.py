@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
+from os.path import expanduser, realpath
+from pathlib import Path
 from typing import Any
 
 from jpaged.setting import Setting, settings_of
-from jpaged.speculative import MTP, Assistant, DraftModel, Eagle3, NGram, Speculative
+from jpaged.speculative import MTP, WAYS, Assistant, DFlash, DraftModel, Eagle3, NGram, Speculative
 
 _DRAFTS = "speculative_config"
 """vLLM's name of the setting `speculative`, whose value has another form there."""
@@ -29,8 +31,7 @@ _KERNELS = "kernels are chosen by the devices"
 _CONFIG = "the model's config.json is taken as it is: change a copy of the model's folder"
 _FORMAT = "the format is known from the files: safetensors, GGUF, or a checkpoint saved by `jpaged convert`"
 _SPECULATION = (
-    "give speculative=jpaged.NGram(...), Layers(...), DraftModel(...), MTP(...), Eagle3(...) or Assistant(...), or "
-    "speculative_config"
+    f"give speculative=, which is one of jpaged's {', '.join(way.__name__ for way in WAYS)}, or speculative_config"
 )
 _TRANSFER = (
     "KV is not moved between engines; preemption_mode='swap' with swap_space moves it to host memory, disk_folder with "
@@ -137,11 +138,12 @@ _ATTRIBUTES: Mapping[str, str] = {
 """Names of vLLM's LLM that ours lacks, and what to use instead."""
 
 
-def engine_settings(settings: Mapping[str, Any], config: type[Any]) -> dict[str, Any]:
+def engine_settings(settings: Mapping[str, Any], config: type[Any], model: Any = None) -> dict[str, Any]:
     """Translate the settings that a user gave, under our names or vLLM's, to fields of `config`.
 
     Args:
         config: `EngineConfig`, whose fields are the known settings.
+        model: the engine's model; None = it is not known.
 
     Raises:
         ValueError: two names of one setting are given, or a setting of vLLM asks for what the engine does not do; the
@@ -166,7 +168,7 @@ def engine_settings(settings: Mapping[str, Any], config: type[Any]) -> dict[str,
             if value is not None and settings.get("speculative") is not None:
                 raise ValueError(f"speculative and {_DRAFTS} are one setting: give one of them")
             if value is not None:
-                found["speculative"] = speculative_of(value)
+                found["speculative"] = speculative_of(value, model)
         elif name == "speculative" and value is None:
             continue
         elif name in names or name in known:
@@ -218,21 +220,24 @@ def _close(name: str, known: Iterable[str]) -> str:
 
 _NGRAM = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
 _DRAFT_MODEL = ("method", "model", "num_speculative_tokens")
-_METHODS = {"ngram": _NGRAM} | dict.fromkeys(("draft_model", "mtp", "eagle3", "gemma4_mtp"), _DRAFT_MODEL)
+_METHODS = {"ngram": _NGRAM} | dict.fromkeys(("draft_model", "mtp", "eagle3", "dflash", "gemma4_mtp"), _DRAFT_MODEL)
 """Each method's keys."""
-_OF_FOLDER = {"draft_model": DraftModel, "eagle3": Eagle3, "mtp": Assistant, "gemma4_mtp": Assistant}
+_OF_FOLDER = {"draft_model": DraftModel, "eagle3": Eagle3, "dflash": DFlash, "mtp": Assistant, "gemma4_mtp": Assistant}
 """Methods whose ``model`` is a folder -> the settings that they stand for."""
 
 
-def speculative_of(config: Any) -> Speculative:
+def speculative_of(config: Any, model: Any = None) -> Speculative:
     """Return the setting `speculative` that stands for a `speculative_config`.
 
     ``{"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_max": m, "prompt_lookup_min": n}`` is
     ``NGram(k, longest=m, shortest=n)``; of the two lookups one that is missing is the other, and both are 5.
     ``{"model": folder, "num_speculative_tokens": k}`` is ``DraftModel(folder, tokens=k)``.
     ``{"method": "mtp", "num_speculative_tokens": k}`` is ``MTP(k)``, and with ``"eagle3"`` and a ``model`` it is
-    ``Eagle3(folder, tokens=k)``. With ``"mtp"`` or ``"gemma4_mtp"`` and a ``model`` it is
-    ``Assistant(folder, tokens=k)``.
+    ``Eagle3(folder, tokens=k)``, with ``"dflash"`` ``DFlash(folder, tokens=k)``. With ``"mtp"`` or ``"gemma4_mtp"``
+    and a ``model`` it is ``Assistant(folder, tokens=k)``; ``"mtp"`` with the engine's own model is ``MTP(k)`` too.
+
+    Args:
+        model: the engine's model; None = it is not known.
 
     Raises:
         ValueError: it is no mapping, a key is missing, unknown or out of range, or the method is another.
@@ -261,13 +266,21 @@ def speculative_of(config: Any) -> Speculative:
             longest, shortest = config.get("prompt_lookup_max"), config.get("prompt_lookup_min")
             longest = longest if longest is not None else shortest if shortest is not None else 5
             return NGram(tokens, longest=longest, shortest=longest if shortest is None else shortest)
-        if method == "mtp" and config.get("model") is None:
+        drafter = config.get("model")
+        if method == "mtp" and (drafter is None or _are_one(drafter, model)):
             return MTP(tokens)
-        if config.get("model") is None:
+        if drafter is None:
             raise ValueError("model is missing, the folder of the model that drafts")
-        return _OF_FOLDER[method](config["model"], tokens=tokens)
+        return _OF_FOLDER[method](drafter, tokens=tokens)
     except ValueError as error:
         raise ValueError(f"speculative_config={dict(config)}: {error}") from error
+
+
+def _are_one(model: Any, other: Any) -> bool:
+    """Tell whether two names of models are of the same folder, file or hub id."""
+    if not (isinstance(model, str | Path) and isinstance(other, str | Path)):
+        return False
+    return realpath(expanduser(model)) == realpath(expanduser(other))
 
 
 _BEAMS = "call beam_search() with BeamSearchParams"

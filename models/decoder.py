@@ -28,7 +28,7 @@ from jpaged.model_api import (
 
 from . import weights as convert
 from .attention import both_ways
-from .layers import LayerNorm, RMSNorm
+from .layers import LayerNorm, RMSNorm, scaled
 from .linear import Embedding, LiveRows
 from .parameters import constant_param
 from .rope import Rotary
@@ -81,6 +81,7 @@ class Decoder(nnx.Module):
         rotary: Mapping[str, Rotary | None],
         norm: RMSNorm | LayerNorm | None,
         width: int | None = None,
+        embed_factor: float = 1.0,
         logit_scale: float | None = None,
         logit_soft_cap: float | None = None,
         prompt_vocab_size: int | None = None,
@@ -91,6 +92,7 @@ class Decoder(nnx.Module):
         Args:
             rotary: each group's rotary frequencies, by its name; None for a group that knows no positions.
             width: width of the vocabulary's tables; by default ``config.hidden_size``.
+            embed_factor: multiplies the rows of the embedding, see `jpaged.model_api.ScalesEmbedding`.
             logit_scale: multiplies the logits.
             logit_soft_cap: logits become ``logit_soft_cap * tanh(logits / logit_soft_cap)``.
             prompt_vocab_size: rows of the embedding; by default ``config.vocab_size``, the tokens that can be drawn.
@@ -111,6 +113,7 @@ class Decoder(nnx.Module):
         self.shards = build.tensor_parallel
         self.layer_groups = () if encodes else groups
         self.rotary = tuple(rotary.items())
+        self.embed_factor = embed_factor
         self.logit_scale = logit_scale
         self.logit_soft_cap = logit_soft_cap
         self.prompt_vocab_size = prompt_vocab_size or config.vocab_size
@@ -141,7 +144,7 @@ class Decoder(nnx.Module):
         self, tokens: Int[Array, " tokens"], positions: Int[Array, " tokens"], live_rows: LiveRows = None
     ) -> Float[Array, "tokens embed"]:
         """Return the hidden states that enter the first layer."""
-        return self.embed_tokens(tokens)
+        return scaled(self.embed_tokens(tokens), self.embed_factor)
 
     def shared(self, positions: Int[Array, " tokens"], live_rows: LiveRows) -> Shared:
         """Return the inputs that all layers of a call share."""

@@ -104,7 +104,9 @@ class DecoderSpec:
         partial_rotary: whether the config may rotate a part of each head.
         rotary_by_type: whether the config has rotary parameters for each type of layer.
         growth: how queries grow with their position.
-        embed_scale, residual_scale, logit_scale: multiply the embedding, the results of attention and MLP, the logits.
+        embed_factor: multiplies the rows of the embedding, see `jpaged.model_api.ScalesEmbedding`.
+        embed_scale, residual_scale, logit_scale: multiply what is embedded, the results of attention and MLP, the
+            logits.
         head_bias: whether the vocabulary's head has a bias.
         head_name, prefix, embed_name, norm_name: names of the head, the decoder, its embedding and its final norm.
     """
@@ -129,6 +131,7 @@ class DecoderSpec:
     partial_rotary: bool = False
     rotary_by_type: bool = False
     growth: QueryGrowth | None = None
+    embed_factor: float = 1.0
     embed_scale: float | None = None
     residual_scale: float = 1.0
     logit_scale: float | None = None
@@ -318,6 +321,7 @@ class DenseDecoder(Decoder):
             groups=groups,
             rotary={group.name: parts.rotary(group.name) for group in groups},
             norm=spec.make_norm(config.hidden_size, build),
+            embed_factor=spec.embed_factor,
             logit_scale=spec.logit_scale,
             head_bias=spec.head_bias,
         )

@@ -57,6 +57,7 @@ class Eagle3Head(nnx.Module):
 
     tables: ClassVar[tuple[str, ...]] = ("embed_tokens",)
     reads: ClassVar[tuple[AttentionGroup, ...]] = ()
+    block: ClassVar[None] = None
 
     def __init__(self, config: Any, build: BuildContext):
         if build.expert_parallel:

@@ -85,7 +85,7 @@ def _gemma(config: Any) -> DecoderSpec:
         norm_offset=1.0,
         qkv_bias=config.attention_bias,
         out_bias=config.attention_bias,
-        embed_scale=config.hidden_size**0.5,
+        embed_factor=config.hidden_size**0.5,
     )
 
 

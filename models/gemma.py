@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jpaged.model_api import Attend, BuildContext, LayerRef, WeightSource
 
@@ -22,7 +21,6 @@ from .config_reader import ConfigReader, Fields, Rope, every_nth
 from .decoder import Decoder, check_model_type
 from .groups import kinds_from_types, layer_groups, type_of_group
 from .layers import GatedMLP, RMSNorm, check_activation
-from .linear import LiveRows
 from .rope import rotary_from_config
 from .stack import LayerKind, PendingResidual, Shared
 
@@ -192,12 +190,6 @@ class Gemma(Decoder):
             groups=groups,
             rotary={name: rotary_from_config(config, config.head_dim, kind) for name, kind in types.items()},
             norm=RMSNorm(config.hidden_size, config.rms_norm_eps, build, offset=1.0),
+            embed_factor=config.hidden_size**0.5,
             logit_soft_cap=config.final_logit_softcapping,
         )
-
-    def embed(
-        self, tokens: Int[Array, " tokens"], positions: Int[Array, " tokens"], live_rows: LiveRows = None
-    ) -> Float[Array, "tokens embed"]:
-        hidden = super().embed(tokens, positions, live_rows)
-        # The model was trained with this factor rounded to the parameters' dtype.
-        return hidden * jnp.asarray(hidden.shape[-1] ** 0.5, hidden.dtype)

@@ -99,15 +99,10 @@ class Gemma4(Decoder):
             groups=_groups(config, kinds, heads),
             rotary={name: rotary_from_config(config, own.head_dim, type_of_group(name)) for name, own in heads.items()},
             norm=RMSNorm(config.hidden_size, config.rms_norm_eps, build),
+            embed_factor=config.hidden_size**0.5,
             logit_soft_cap=config.final_logit_softcapping,
         )
         self.own_inputs = OwnInputs(config, build) if config.hidden_size_per_layer_input else None
-
-    def embed(
-        self, tokens: Int[Array, " tokens"], positions: Int[Array, " tokens"], live_rows: LiveRows = None
-    ) -> Float[Array, "tokens embed"]:
-        hidden = super().embed(tokens, positions, live_rows)
-        return hidden * jnp.asarray(hidden.shape[-1] ** 0.5, hidden.dtype)
 
     def per_layer(
         self, tokens: Int[Array, " tokens"], hidden: Float[Array, "tokens embed"], live_rows: LiveRows

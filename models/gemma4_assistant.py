@@ -62,6 +62,7 @@ class Gemma4AssistantHead(nnx.Module):
     """
 
     tables: ClassVar[tuple[str, ...]] = ("embed_tokens",)
+    block: ClassVar[None] = None
 
     def __init__(self, config: Any, build: BuildContext):
         text = config.get_text_config()

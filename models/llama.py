@@ -20,6 +20,7 @@ from jpaged.model_api import Attend, BuildContext, LayerRef, WeightSource
 from .attention import Attention, Heads
 from .config_reader import ConfigReader, Fields, dense, windows_after
 from .decoder import Decoder, check_model_type
+from .dflash import DFlashHead, denoises_blocks
 from .eagle3 import Eagle3Head, reads_states
 from .groups import kinds_from_types, layer_groups, share_kv
 from .layers import GatedMLP, RMSNorm, check_activation
@@ -201,8 +202,12 @@ class Llama(Decoder):
         self.skips_unread_rows = build.product_impl == "cpu" and not self.encodes(config)
 
     @staticmethod
-    def draft_head(config: Any, build: BuildContext) -> Eagle3Head:
-        """See `jpaged.model_api.HasDraftHead`; the config is an EAGLE-3 head's."""
+    def draft_head(config: Any, build: BuildContext) -> Eagle3Head | DFlashHead:
+        """See `jpaged.model_api.HasDraftHead`; the config is that of an EAGLE-3 head or a DFlash drafter."""
+        if denoises_blocks(config):
+            return DFlashHead(config, build)
         if not reads_states(config):
-            raise ValueError("Llama has no head that predicts further tokens; an EAGLE-3 head has a folder of its own")
+            raise ValueError(
+                "Llama has no head that predicts further tokens; EAGLE-3 and DFlash have folders of their own"
+            )
         return Eagle3Head(config, build)

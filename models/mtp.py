@@ -85,6 +85,7 @@ class PredictionHead(Decoder):
 
     tables: ClassVar[tuple[str, ...]] = ("embed_tokens", "lm_head")
     reads: ClassVar[tuple[AttentionGroup, ...]] = ()
+    block: ClassVar[None] = None
     _has_experts = True
 
     def __init__(

@@ -320,9 +320,9 @@ def _legend() -> Iterator[str]:
         "**layers keep**: layer groups of the tests' checkpoints, see [Concepts](concepts.md); encoders keep nothing "
         "and make [vectors](vectors.md). **images**: [● takes them](images.md); text: the language model of checkpoints"
         " that take images is loaded. **LoRA**: ● linear layers, ◐ all but routed experts; [what is "
-        "refused](lora.md#accepted-and-refused). **drafts**: ● n-grams, the first layers, a draft model, EAGLE-3 or "
-        "a Gemma 4 assistant; head: the checkpoint's own too ([speculative](speculative.md)). **judged** on small "
-        f"random checkpoints, by transformers on PyTorch: {marks}.",
+        "refused](lora.md#accepted-and-refused). **drafts**: ● n-grams, the first layers, a draft model, EAGLE-3, "
+        "DFlash or a Gemma 4 assistant; head: the checkpoint's own too ([speculative](speculative.md)). **judged** on "
+        f"small random checkpoints, by transformers on PyTorch: {marks}.",
         width=128,
         break_long_words=False,
         break_on_hyphens=False,

@@ -46,8 +46,7 @@ def _lines(name: str, value: Any) -> Iterator[str]:
     if not inspect.isclass(value):
         yield f"{name}: {type(value).__name__}"
         return
-    bases = ", ".join(base.__name__ for base in value.__bases__ if base is not object)
-    yield f"class {name}({bases})"
+    yield f"class {name}({', '.join(_bases(value))})"
     if issubclass(value, enum.Enum):
         yield from (f"{name}.{member.name} = {member.value!r}" for member in value)
         return
@@ -63,6 +62,15 @@ def _lines(name: str, value: Any) -> Iterator[str]:
     for member in sorted({member for base in ours for member in vars(base)} - named):
         if not member.startswith("_"):
             yield _member(f"{name}.{member}", inspect.getattr_static(value, member))
+
+
+def _bases(value: type) -> Iterator[str]:
+    """Yield the names of a class's bases; those of a private base stand for it."""
+    for base in value.__bases__:
+        if base.__name__.startswith("_"):
+            yield from _bases(base)
+        elif base is not object:
+            yield base.__name__
 
 
 def _member(name: str, member: Any) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import FrozenInstanceError, asdict, replace
+from pathlib import Path
+
 import pytest
 
-from jpaged import MTP, Assistant, DraftModel, Eagle3, Layers, NGram
+from jpaged import MTP, Assistant, DFlash, DraftModel, Eagle3, Layers, NGram
 from jpaged.config import EngineConfig
 from jpaged.pyramid_kv import PyramidKV
 from jpaged.speculative import read_speculative
@@ -23,6 +27,8 @@ from jpaged.vllm_compat import engine_settings
         (lambda: DraftModel(""), "model='' must be a non-empty string"),
         (lambda: Eagle3(" "), "model=' ' must be a non-empty string"),
         (lambda: Eagle3("folder", 0), "tokens=0 must be at least 1"),
+        (lambda: DFlash(" "), "model=' ' must be a non-empty string"),
+        (lambda: DFlash("folder", 0), "tokens=0 must be at least 1"),
         (lambda: Assistant(""), "model='' must be a non-empty string"),
     ],
 )
@@ -64,12 +70,39 @@ def test_settings_that_leave_no_place_for_drafts_are_refused(settings, message):
         ({"method": "draft_model", "model": "folder", "num_speculative_tokens": 5}, DraftModel("folder", tokens=5)),
         ({"method": "mtp", "num_speculative_tokens": 1}, MTP()),
         ({"method": "eagle3", "model": "folder", "num_speculative_tokens": 3}, Eagle3("folder", tokens=3)),
+        ({"method": "dflash", "model": "folder", "num_speculative_tokens": 7}, DFlash("folder")),
         ({"method": "mtp", "model": "folder", "num_speculative_tokens": 2}, Assistant("folder", tokens=2)),
         ({"method": "gemma4_mtp", "model": "folder", "num_speculative_tokens": 2}, Assistant("folder", tokens=2)),
     ],
 )
 def test_speculative_config_means_what_it_does_in_vllm(config, wanted):
     assert engine_settings({"speculative_config": config}, EngineConfig) == {"speculative": wanted}
+
+
+@pytest.mark.parametrize(("way", "tokens"), [(DraftModel, 4), (Eagle3, 3), (Assistant, 3), (DFlash, 7)])
+def test_a_way_with_a_folder_is_a_value(way, tokens):
+    one = way("a/b")
+    assert repr(one) == f"{way.__name__}(tokens={tokens}, model='a/b')"
+    assert one == way(Path("a/b"), tokens=tokens) and hash(one) == hash(way("a/b", tokens))
+    assert asdict(one) == {"tokens": tokens, "model": "a/b"}
+    assert pickle.loads(pickle.dumps(one)) == one == way(**asdict(one))
+    assert replace(one, tokens=1) == way("a/b", 1) != one
+    assert [other for other in (DraftModel, Eagle3, Assistant, DFlash) if other("a/b", 2) == way("a/b", 2)] == [way]
+    with pytest.raises(FrozenInstanceError):
+        one.model = "c"
+
+
+@pytest.mark.parametrize(
+    ("model", "engines"), [("a/b", "a/b"), (Path("a/b/"), "a/b"), ("./a/b", Path("a/b").absolute())]
+)
+def test_vllms_mtp_with_the_engines_own_model_is_its_own_head(model, engines):
+    config = {"method": "mtp", "model": model, "num_speculative_tokens": 2}
+    assert engine_settings({"speculative_config": config}, EngineConfig, engines) == {"speculative": MTP(2)}
+    assert engine_settings({"speculative_config": config}, EngineConfig, "a/c")["speculative"].model == str(model)
+    others = {"method": "gemma4_mtp"}, {"method": "draft_model"}
+    for other in others:
+        found = engine_settings({"speculative_config": config | other}, EngineConfig, engines)
+        assert not isinstance(found["speculative"], MTP)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +116,7 @@ def test_speculative_config_means_what_it_does_in_vllm(config, wanted):
         ({"model": "m", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size=2"),
         ({"method": "draft_model", "num_speculative_tokens": 3}, "model is missing"),
         ({"method": "eagle3", "num_speculative_tokens": 3}, "model is missing"),
+        ({"method": "dflash", "num_speculative_tokens": 3}, "model is missing"),
         (
             {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 3},
             "shortest=3",
@@ -113,6 +147,7 @@ def test_the_two_names_of_the_setting_exclude_each_other():
         ("mtp", MTP()),
         ("mtp@3", MTP(3)),
         ("eagle3:a/b@2", Eagle3("a/b", tokens=2)),
+        ("dflash:a/b@5", DFlash("a/b", tokens=5)),
         ("assistant:a/b@2", Assistant("a/b", tokens=2)),
     ],
 )
@@ -121,7 +156,7 @@ def test_the_command_line_names_a_way_to_draft(text, wanted):
 
 
 @pytest.mark.parametrize(
-    "text", ["ngram:3", "layers", "layers:x", "draft:", "mtp:1", "eagle", "eagle3:", "assistant", ""]
+    "text", ["ngram:3", "layers", "layers:x", "draft:", "mtp:1", "eagle", "eagle3:", "assistant", "dflash:", ""]
 )
 def test_the_command_line_refuses_what_is_no_way_to_draft(text):
     with pytest.raises(ValueError, match="is none of ngram"):

@@ -16,7 +16,7 @@ from jpaged.execution.compile.facts import device_facts, machine_facts, weight_f
 from jpaged.execution.compile.store import Facts, ProgramStore, check_fact, read_manifest
 from jpaged.execution.params import num_compact
 from jpaged.loading import LoadedModel
-from jpaged.speculative import MTP, Assistant, DraftModel, Eagle3
+from jpaged.speculative import DraftModel, Head
 
 _NO_MATTER = frozenset(
     (
@@ -119,7 +119,7 @@ def engine_facts(
 
 def check_one_model(config: EngineConfig) -> None:
     """Raise ValueError if drafts come from a draft model or head: `Facts` do not describe its weights."""
-    if isinstance(config.speculative, DraftModel | MTP | Eagle3 | Assistant):
+    if isinstance(config.speculative, DraftModel | Head):
         what = "draft model" if isinstance(config.speculative, DraftModel) else "head that drafts"
         raise ValueError(f"speculative={config.speculative!r}: programs of a {what} are not kept in a folder")
 

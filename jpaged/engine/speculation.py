@@ -11,9 +11,9 @@ from jpaged.engine.memory_plan import resolve_max_model_len
 from jpaged.execution.device_memory import device_bytes
 from jpaged.execution.drafts import DraftProgram
 from jpaged.loading import LoadedModel, load_draft_head, load_model
-from jpaged.model_api import Bfloat16Tiles, Cuttable, LayerGroup, TakesImages
+from jpaged.model_api import Bfloat16Tiles, Cuttable, DraftHead, LayerGroup, TakesImages
 from jpaged.scheduling.speculation import DeviceSpeculation, NGramSpeculation, Speculation, StepCosts
-from jpaged.speculative import MTP, Assistant, DraftModel, Eagle3, Layers, NGram, Speculative
+from jpaged.speculative import MTP, Assistant, DFlash, DraftModel, Eagle3, Head, Layers, NGram, Speculative
 
 _COSTS = {"cpu": StepCosts(token=0.02, verifying=0.15, tile=0.2)}
 """Costs of drafts, relative to a step of one token. Measured with SmolLM2-135M in float32 on a core of an AMD EPYC with
@@ -40,12 +40,15 @@ def make_speculation(speculative: Speculative, device: str, draft_share: float) 
     """Return the `Speculation` that makes a scheduler's drafts on a platform.
 
     Args:
-        draft_share: cost of one draft made on the device, as a share of a step of one token.
+        draft_share: cost of one pass that drafts on the device, as a share of a step of one token.
     """
     costs = step_costs(device)
     if isinstance(speculative, NGram):
         return NGramSpeculation(speculative, costs)
-    return DeviceSpeculation(speculative.tokens, _with_drafts(costs, draft_share))
+    costs = _with_drafts(costs, draft_share)
+    if isinstance(speculative, DFlash):  # one pass makes all drafts
+        costs = replace(costs, draft=0.0, block=costs.draft)
+    return DeviceSpeculation(speculative.tokens, costs)
 
 
 def _with_drafts(costs: StepCosts, share: float) -> StepCosts:
@@ -59,7 +62,7 @@ class DraftSource:
     Attributes:
         program: the program that makes drafts; None = the device makes no drafts.
         groups: its own layer groups, under their names in the pool.
-        share: cost of one of its drafts, as a share of a step of one token of the engine's model.
+        share: cost of one of its passes, as a share of a step of one token of the engine's model.
     """
 
     program: DraftProgram | None = None
@@ -77,7 +80,7 @@ def draft_source(config: EngineConfig, loaded: LoadedModel) -> DraftSource:
         return _first_layers(config.speculative, loaded)
     if isinstance(config.speculative, DraftModel):
         return _draft_model(config.speculative, config, loaded)
-    if isinstance(config.speculative, MTP | Eagle3 | Assistant):
+    if isinstance(config.speculative, Head):
         return _head(config.speculative, config, loaded)
     return DraftSource()
 
@@ -115,7 +118,7 @@ def _draft_model(speculative: DraftModel, config: EngineConfig, loaded: LoadedMo
     return DraftSource(DraftProgram(draft.graphdef, draft.params, DRAFT_PREFIX), groups, share)
 
 
-def _head(speculative: MTP | Eagle3 | Assistant, config: EngineConfig, loaded: LoadedModel) -> DraftSource:
+def _head(speculative: Head, config: EngineConfig, loaded: LoadedModel) -> DraftSource:
     if isinstance(loaded.model, TakesImages):
         raise ValueError(
             f"speculative={speculative}: heads read text only; language_model_only=True loads the model without images"
@@ -130,15 +133,41 @@ def _head(speculative: MTP | Eagle3 | Assistant, config: EngineConfig, loaded: L
             language_model_only=config.language_model_only and inside,
             quantization=config.quantization if inside else None,
             compact_tiles=Bfloat16Tiles.FLOAT32_PRODUCT,
+            check=lambda head: _check_kind(speculative, head, loaded.config.get_text_config().num_hidden_layers),
         )
     except ValueError as error:
         raise ValueError(f"speculative={speculative}: {error}") from error
-    if not inside and isinstance(speculative, Assistant) != bool(found.head.reads):
-        other = "Gemma 4 assistant, which Assistant" if found.head.reads else "head with KV of its own, which Eagle3"
-        raise ValueError(f"speculative={speculative}: the folder holds a {other} reads")
     groups = tuple(replace(group, name=DRAFT_PREFIX + group.name) for group in found.head.layer_groups)
     # A draft takes a product with the vocabulary's table too.
     table = loaded.params.get("lm_head", loaded.params["embed_tokens"]) if "lm_head" in found.tables else {}
     share = (device_bytes(found.params) + device_bytes(table)) / device_bytes(loaded.params)
-    program = DraftProgram(found.graphdef, found.params, DRAFT_PREFIX, found.tables, found.taps)
+    program = DraftProgram(found.graphdef, found.params, DRAFT_PREFIX, found.tables, found.taps, found.head.block)
     return DraftSource(program, groups, share)
+
+
+_KINDS: dict[type[Speculative], str] = {
+    MTP: "a head for multi-token prediction, which MTP reads from the checkpoint of the engine's own model",
+    Eagle3: "an EAGLE-3 head, which Eagle3 reads",
+    Assistant: "a Gemma 4 assistant, which Assistant reads",
+    DFlash: "a DFlash drafter, which DFlash reads",
+}
+"""What the folder of a head holds, by the setting for it."""
+
+
+def _check_kind(speculative: Head, head: DraftHead, num_layers: int) -> None:
+    """Raise ValueError unless a head is of the kind that the setting names, and makes as many drafts.
+
+    Args:
+        num_layers: layers of the engine's model.
+    """
+    kind: type[Speculative] = MTP
+    if head.reads:
+        kind = Assistant
+    elif head.block is not None:
+        kind = DFlash
+    elif head.taps(num_layers):
+        kind = Eagle3
+    if not isinstance(speculative, kind):
+        raise ValueError(f"the folder holds {_KINDS[kind]}")
+    if head.block is not None and speculative.tokens >= head.block.size:
+        raise ValueError(f"tokens={speculative.tokens} must be below the drafter's block_size={head.block.size}")

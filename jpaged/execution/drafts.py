@@ -12,6 +12,7 @@ from jpaged.execution.batch import StepBatch
 from jpaged.execution.compile.buckets import Bucket
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.execution.sampling.sampling_batch import RANKED, all_plain, sampling_arrays
+from jpaged.model_api import DraftBlock
 from jpaged.scheduling.step import Chunk, Sample, ScheduledStep
 
 DraftOnce = Callable[[StepBatch, Bucket, SamplingArrays, int], list[int]]
@@ -30,6 +31,7 @@ class DraftProgram:
         tables: attributes of a `jpaged.model_api.DraftHead` whose parameters are the engine's model's, and are not in
             `params`; None = it is no such head, and reads no hidden states.
         taps: see `jpaged.model_api.Tappable`; () = a head reads the model's final hidden states.
+        block: see `jpaged.model_api.DraftHead`.
     """
 
     graphdef: nnx.GraphDef
@@ -37,6 +39,7 @@ class DraftProgram:
     prefix: str = ""
     tables: tuple[str, ...] | None = None
     taps: tuple[int, ...] = ()
+    block: DraftBlock | None = None
 
 
 class Drafter:
@@ -44,24 +47,27 @@ class Drafter:
 
     Every draft is drawn as the model would draw it: with the sequence's own clocks at its position (the same race, run
     on other logits, has the same winner as often as not) and with all edits of the logits, as the host knows the tokens
-    before it. A pass draws one token of every sequence; the KV it writes is overwritten by the step.
+    before it. A pass draws one token of every sequence, or all drafts of each where the drafter makes blocks; the KV it
+    writes is overwritten by the step.
 
     Args:
         build: see `BatchBuilder.build`.
-        bucket: finds the bucket of a number of sequences with one token each.
+        bucket: finds the bucket of a number of tokens of a number of sequences.
         rows: finds how many rows the sampler runs for, for a number of samples.
-        most: sequences that one pass can hold.
+        most: sequences that one pass can hold, of one token each.
         draft: runs a pass.
+        block: see `jpaged.model_api.DraftHead`.
     """
 
     def __init__(
         self,
         build: Callable[[ScheduledStep, Bucket], StepBatch],
-        bucket: Callable[[int], Bucket],
+        bucket: Callable[[int, int], Bucket],
         rows: Callable[[int], int],
         vocab_size: int,
         most: int,
         draft: DraftOnce,
+        block: DraftBlock | None = None,
     ) -> None:
         self._build = build
         self._bucket = bucket
@@ -69,9 +75,12 @@ class Drafter:
         self._vocab_size = vocab_size
         self._most = most
         self._draft = draft
+        self._block = block
 
     def fill(self, step: ScheduledStep) -> ScheduledStep:
         """Return the step with all its drafts; its block copies have been made."""
+        if self._block is not None:
+            return self._fill_at_once(step, self._block.mask_token)
         requests = {sample.seq.seq_id: sample.request for sample in step.samples}
         found: dict[int, tuple[int, ...]] = {chunk.seq.seq_id: () for chunk in step.undrafted}
         while waiting := [c for c in step.undrafted if len(found[c.seq.seq_id]) < len(c.drafts)]:
@@ -83,13 +92,33 @@ class Drafter:
                 passed.chunks.append(Chunk(chunk.seq, position, 1, -1, chunk.tables, drafts[-1:]))
                 so_far = Chunk(chunk.seq, chunk.start, 1 + len(drafts), -1, None, drafts)
                 passed.samples.append(Sample(requests[chunk.seq.seq_id], chunk.seq, so_far))
-            for chunk, token in zip(waiting, self._pass(passed), strict=True):
+            for chunk, token in zip(waiting, self._pass(passed, passed.samples), strict=True):
                 found[chunk.seq.seq_id] += (token,)
         return step.drafted(found)
 
-    def _pass(self, step: ScheduledStep) -> list[int]:
-        bucket = self._bucket(len(step.chunks))
-        args = sampling_arrays(step.samples, self._rows(len(step.samples)), self._vocab_size)
+    def _fill_at_once(self, step: ScheduledStep, mask_token: int) -> ScheduledStep:
+        """Fill in all drafts by one pass over blocks, which are the step's chunks with masks in the place of drafts.
+
+        The edits of a draft's logits see masks in the place of the drafts before it, as none of them is known yet.
+        """
+        requests = {sample.seq.seq_id: sample.request for sample in step.samples}
+        passed, drawn = ScheduledStep(), list[Sample]()
+        for chunk in step.undrafted:
+            masks, request = (mask_token,) * len(chunk.drafts), requests[chunk.seq.seq_id]
+            block = chunk._replace(source_row=-1, drafts=masks)
+            passed.chunks.append(block)
+            before, *at_masks = block.prefixes
+            passed.samples.extend(Sample(request, chunk.seq, each) for each in at_masks)
+            drawn += (Sample(request, chunk.seq, each) for each in (before, *at_masks[:-1]))
+        tokens = iter(self._pass(passed, drawn))
+        found = {c.seq.seq_id: tuple(next(tokens) for _ in c.drafts) for c in passed.chunks}
+        return step.drafted(found)
+
+    def _pass(self, step: ScheduledStep, drawn: list[Sample]) -> list[int]:
+        """Return the tokens that are drawn from the states of a step's samples, as those of `drawn` would be."""
+        bucket = self._bucket(step.num_tokens, len(step.chunks))
+        args = sampling_arrays(drawn, self._rows(len(drawn)), self._vocab_size)
         args.ranked[:] = False
-        tokens = self._draft(self._build(step, bucket), bucket, args, 0 if all_plain(args) else RANKED)
-        return tokens[: len(step.chunks)]
+        batch = self._build(step, bucket)._replace(reads_all=None)  # what drafts leaves no row out
+        tokens = self._draft(batch, bucket, args, 0 if all_plain(args) else RANKED)
+        return tokens[: len(drawn)]

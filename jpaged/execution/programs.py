@@ -362,7 +362,8 @@ class _HeadWeights:
         if self._own is None:
             self._own, self._on_host = jax.device_put(self._on_host, self._shardings), None
         held = plain_dict(model.params)
-        return self._own | {name: held[name] for name in self._tables if name in held}
+        # A model whose vocabulary has one table holds it as its embedding.
+        return self._own | {name: held[name if name in held else "embed_tokens"] for name in self._tables}
 
     def release(self) -> None:
         """Move the parameters to the host, until the model's are on the devices again."""

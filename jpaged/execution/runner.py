@@ -200,6 +200,7 @@ class Runner:
             drafter=self.worker.models.drafter,
             drafter_follows=self.worker.models.drafter_follows,
             drafter_reads_hidden=self.worker.models.drafter_reads_hidden,
+            drafts_blocks=draft is not None and draft.block is not None,
             copy=self.worker.copy,
             host=self.worker.host if can_swap or disk is not None else None,
             buckets=self.buckets,
@@ -213,11 +214,12 @@ class Runner:
         self._images = EncoderCalls(self.worker, self.shapes.numbers_together)
         self._drafter = Drafter(
             self._builders[0].build,
-            lambda seqs: self.buckets.smallest(tokens=seqs, seqs=seqs),
+            self.shapes.draft_bucket,
             self.buckets.smallest_sample,
             settings.vocab_size,
             self.buckets.decode[-1].seqs,
             self._draft,
+            block=None if draft is None else draft.block,
         )
         if settings.deterministic:
             self.shapes.empty_batch(self.buckets.decode[0])  # refuses layers that cannot be computed so

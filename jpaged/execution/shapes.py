@@ -25,7 +25,7 @@ from jpaged.execution.batch import StepBatch, empty_batch, without_adapters
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool
 from jpaged.execution.compile.buckets import Bucket, Buckets
 from jpaged.execution.compile.program import Program
-from jpaged.execution.deterministic import BUCKET, empty_launch, image_bucket
+from jpaged.execution.deterministic import BUCKET, empty_launch, image_bucket, padded_bucket
 from jpaged.execution.encode import calls, decodes_read_images, image_group, no_rows, numbers_together
 from jpaged.execution.mesh import num_replicas, own_sharding, platform, stack
 from jpaged.execution.programs import Compile, ModelPrograms
@@ -111,6 +111,7 @@ class Shapes:
         drafter: those of what drafts; None = nothing does.
         drafter_follows: whether it computes whatever the model does.
         drafter_reads_hidden: whether it then reads the model's hidden states.
+        drafts_blocks: whether it makes all drafts of a sequence at once.
         copy: the program that copies blocks.
         host: what swaps blocks; None = nothing does.
         settings: what the steps may be like.
@@ -123,6 +124,7 @@ class Shapes:
     drafter: ModelPrograms | None = None
     drafter_follows: bool = False
     drafter_reads_hidden: bool = False
+    drafts_blocks: bool = False
     copy: Program
     host: HostStore | None = None
     buckets: Buckets
@@ -189,9 +191,18 @@ class Shapes:
     def _samplers(self) -> tuple[tuple[int, str], ...]:
         return SAMPLERS[1:] if self.settings.deterministic else SAMPLERS
 
+    def draft_bucket(self, tokens: int, seqs: int) -> Bucket:
+        """Return the bucket of a pass that drafts: over a token of each sequence, or over a block."""
+        if self.drafts_blocks and self.settings.deterministic:  # the one bucket of all steps holds no blocks
+            return padded_bucket(self.settings.max_num_seqs, self.settings.max_num_seqs)
+        return self.buckets.smallest(tokens=tokens, seqs=seqs)
+
     @property
     def _draft_buckets(self) -> tuple[Bucket, ...]:
         """Return the buckets of steps that draft, or follow and read no hidden states."""
+        if self.drafts_blocks:  # each token of a block has a row of the sampler in the step that verifies it
+            most = self.settings.max_num_seqs
+            return tuple(dict.fromkeys(self.draft_bucket(tokens, 1) for tokens in range(2, most + 1)))
         all_followed = self.drafter_follows and not self.drafter_reads_hidden
         return self._followed if all_followed else self.buckets.decode
 
@@ -258,7 +269,8 @@ class Shapes:
         assert drafter is not None
 
         def step(bucket: Bucket) -> Compile:
-            return drafter.prepare_step(without_adapters(self.empty_batch(bucket)), self._last_tokens, bucket)
+            batch = without_adapters(self.empty_batch(bucket))._replace(reads_all=None)
+            return drafter.prepare_step(batch, self._last_tokens, bucket)
 
         def follow(bucket: Bucket) -> Compile:
             batch, target = without_adapters(self.empty_batch(bucket)), self.model.target_of(bucket)

@@ -306,6 +306,8 @@ class Worker:
         not change."""
         drafter = self.models.drafter
         assert drafter is not None, "an engine without a drafter was asked for drafts"
+        if self._deterministic and bucket.decode_only:  # a launch, as what follows a step gets
+            batch = next(launches(batch, int(batch.query_starts[-1]), self.spec.caches)).batch
         self.pool, rows, _ = drafter.step(self.pool, batch, self._last_tokens, bucket)
         return drafter.sample(rows, self._masks.put(args), self._last_tokens, top).tokens
 

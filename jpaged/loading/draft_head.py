@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,14 +12,22 @@ from flax import nnx
 
 from jpaged.loading.build_context import CompactTiles, build_context
 from jpaged.loading.loaded_model import LoadedModel
-from jpaged.loading.open_checkpoint import open_model
+from jpaged.loading.open_checkpoint import OpenedModel, open_model
 from jpaged.loading.orbax.checkpoint import OrbaxWeights
 from jpaged.loading.parameters.targets import Target, abstract_model, flat_values, targets_of
 from jpaged.loading.parameters.weights import read_params
 from jpaged.loading.renamed_tensors import RenamedTensors, same_numbers
 from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.tensor_reader import TensorReader
-from jpaged.model_api import AttentionGroup, DraftHead, HasDraftHead, HostArray, Tappable, WeightSource
+from jpaged.model_api import (
+    AttentionGroup,
+    DraftHead,
+    HasDraftHead,
+    HostArray,
+    ScalesEmbedding,
+    Tappable,
+    WeightSource,
+)
 from pallas_kernels.large_pages import use_large_pages
 
 
@@ -51,6 +59,7 @@ def load_draft_head(
     language_model_only: bool,
     quantization: str | None,
     compact_tiles: CompactTiles | None,
+    check: Callable[[DraftHead], None] = lambda head: None,
 ) -> LoadedHead:
     """Load the head that a model's checkpoint holds besides the model, or a folder alone.
 
@@ -58,10 +67,11 @@ def load_draft_head(
         folder: alias, hub id or folder of the head; None = the model's own.
         revision, download_dir, language_model_only, quantization, compact_tiles: those that the model, or the folder,
             is loaded with, see `load_model`.
+        check: raises ValueError for a head that is not the wanted one, before its weights are read.
 
     Raises:
-        ValueError: the family or the checkpoint has no head, one that is not implemented, or one of another model;
-            names what is missing or differs.
+        ValueError: the family or the checkpoint has no head, one that is not implemented, not wanted or of another
+            model; names what is missing or differs.
     """
     opened = open_model(
         folder or loaded.name,
@@ -85,10 +95,14 @@ def load_draft_head(
     config = opened.config.get_text_config() if folder is None else opened.config
     head = abstract_model(opened.family.draft_head, config, build)  # type: ignore[arg-type]
     assert isinstance(head, DraftHead)
-    graphdef, abstract = nnx.split(head)
+    check(head)
+    _check_masks(head, opened)
     _check_reads(head, loaded, opened.reader.location)
     taps = _taps(head, loaded, opened.reader.location)
     tables = _tables_of_model(head, loaded, opened.reader, own_folder=folder is not None)
+    if "embed_tokens" in tables and isinstance(head, ScalesEmbedding) and isinstance(loaded.model, ScalesEmbedding):
+        head.embed_factor = loaded.model.embed_factor
+    graphdef, abstract = nnx.split(head)
     own = nnx.State({name: part for name, part in abstract.items() if name not in tables})
     reader = _HeadReader(opened.reader, targets_of(head, tables))
     params = read_params(head, own, reader, loaded.mesh, quantization=quantization, without=tables)
@@ -136,6 +150,19 @@ def _taps(head: DraftHead, loaded: LoadedModel, location: str) -> tuple[int, ...
     return taps
 
 
+_MASK_FILE = "mask_embedding.pt"
+"""The file of a drafter whose masks have an embedding that is in no table."""
+
+
+def _check_masks(head: DraftHead, opened: OpenedModel) -> None:
+    """Raise ValueError if a folder holds an embedding of the masks of a block that is in no table."""
+    if head.block is not None and (opened.source.path / _MASK_FILE).exists():
+        raise ValueError(
+            f"{opened.reader.location}: {_MASK_FILE} is not supported; masks have the embedding of the token "
+            f"mask_token_id={head.block.mask_token}, in the model's table or the folder's embed_tokens"
+        )
+
+
 def _check_reads(head: DraftHead, loaded: LoadedModel, location: str) -> None:
     """Raise ValueError unless the model keeps the KV that a head's layers attend to."""
     groups = {group.name: group for group in loaded.model.layer_groups}
@@ -170,12 +197,16 @@ def _tables_of_model(
         return own_folder or not same_numbers(reader, name, of_model[table])
 
     own = {source.path[0] for source in head.weights() if is_own(source)}
-    tables = tuple(table for table in head.tables if table not in own)
     shapes, of_head = flat_values(nnx.state(loaded.model)), flat_values(nnx.state(head))
+    parts = {path[0] for path in of_head}
+    tables = tuple(table for table in head.tables if table in parts and table not in own)
     for path, shape in of_head.items():
-        if path[0] in tables and shapes[path].shape != shape.shape:
-            raise ValueError(
-                f"{reader.location} has no {path[0]} of its own, and the model's is of {shapes[path].shape} where the "
-                f"head's would be of {shape.shape}"
-            )
+        if path[0] in tables:
+            # One table serves both ends of a tied model.
+            found = shapes[path if path in shapes else ("embed_tokens", *path[1:])]
+            if found.shape != shape.shape:
+                raise ValueError(
+                    f"{reader.location} has no {path[0]} of its own, and the model's is of {found.shape} where the "
+                    f"head's would be of {shape.shape}"
+                )
     return tables

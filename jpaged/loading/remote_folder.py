@@ -50,9 +50,10 @@ _SMALL = [
     "modules.json",
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
+    "mask_embedding.pt",
 ]
 """Names that a server of HTTP is asked for, as it lists no folder."""
-_LISTED = re.compile(r".*\.(json|jinja|model|tiktoken|txt)")
+_LISTED = re.compile(r".*\.(json|jinja|model|tiktoken|txt)|mask_embedding\.pt")
 _AT_ONCE = 16
 _TAGS = ("ETag", "etag", "Content-MD5", "md5Hash", "Last-Modified", "LastModified", "size")
 """Facts a file system may give of a file; one of them changes with its contents."""

@@ -26,6 +26,7 @@ _NOT_OURS = ["*/*.safetensors", "*/*.model", "onnx/*", "original/*", "metal/*"]
 _OTHER_NAMES = "consolidated*.safetensors"
 """Mistral's second copy of the weights, under different names."""
 _HUB_FILES = ["*.safetensors", "*.json", "tokenizer*", "*.model", "*.tiktoken", "merges.txt", "vocab.txt", "*.jinja"]
+_HUB_FILES += ["mask_embedding.pt"]  # a small file; a drafter that has one is refused
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ class Attend(Protocol):
     that each token sees, which is its own, or -1 for a token whose result may be anything.
     `seen` is given where a head that drafts reads what its model keeps (`LayerRef.of_model`), a token of each sequence:
     how many of the sequence's tokens its query sees. A window shows those that it shows the token after them.
+    With `sees_ahead` a token sees the tokens after it too, as far as the step has any of its sequence.
 
     The cache is opaque to the model and must be threaded through: what comes back replaces what went in
     (it is donated). Queries are causal by position; the group's window or chunks apply by themselves.
@@ -92,6 +93,7 @@ class Attend(Protocol):
         sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
         last_keys: Int[Array, " tokens"] | None = None,
         seen: Int[Array, " tokens"] | None = None,
+        sees_ahead: bool = False,
     ) -> tuple[Any, Float[Array, "tokens kv_heads q_per_kv head_dim"]]: ...
 
 
@@ -272,6 +274,16 @@ class Tappable(Protocol):
 
 
 @runtime_checkable
+class ScalesEmbedding(Protocol):
+    """The attribute of a `CausalLM` whose embedding multiplies the rows of its table (Gemma), and of a `DraftHead` that
+    embeds tokens as its model does."""
+
+    embed_factor: float
+    """By what, rounded to the parameters' dtype; 1 = by nothing. It belongs to the embedding: what a model multiplies
+    its input by besides (Granite) is not in it. That of a head is 1 until it shares the table of a model."""
+
+
+@runtime_checkable
 class HasHeadTable(Protocol):
     """A model whose logits may be the plain product of hidden states and a table."""
 
@@ -335,13 +347,26 @@ class CausalLM(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class DraftBlock:
+    """The tokens from which a head makes all drafts of a sequence in one call: its newest one, and masks.
+
+    Attributes:
+        mask_token: the token that stands where a draft is to be made.
+        size: most tokens of a block, the newest one included.
+    """
+
+    mask_token: int
+    size: int
+
+
 @runtime_checkable
 class DraftHead(Protocol):
     """The NNX module of a head that drafts for a `CausalLM` from its hidden states.
 
     It is what a `CausalLM` is, with these differences. It keeps the hidden state of a sequence's newest token in a
-    `PreviousTokenGroup`, so that at each token it reads that of the token before. Its embedding or vocabulary's head
-    may be the model's.
+    `PreviousTokenGroup`, so that at each token it reads that of the token before, unless it makes blocks. Its embedding
+    or vocabulary's head may be the model's.
     """
 
     layer_groups: tuple[LayerGroup, ...]
@@ -356,6 +381,10 @@ class DraftHead(Protocol):
     reads: tuple[AttentionGroup, ...]
     """The model's groups whose last layer's KV its layers attend to, by name, without the layers; see
     `LayerRef.of_model`. () = it keeps KV of its own."""
+
+    block: DraftBlock | None
+    """How it makes all drafts of a sequence in one call: the logits at a mask are of the draft in its place. None: it
+    makes one a call, from the logits at the token before."""
 
     def taps(self, num_layers: int) -> tuple[int, ...]:
         """Return the layers of a model of so many whose entering states the head reads, see `Tappable`; () = it reads

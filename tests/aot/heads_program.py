@@ -46,7 +46,7 @@ def main(target: str, devices: int, kernels: str) -> None:
     import jax
     import jax.numpy as jnp
     from flax import nnx
-    from transformers import DeepseekV3Config, Gemma4AssistantConfig, Gemma4TextConfig, LlamaConfig
+    from transformers import DeepseekV3Config, Gemma4AssistantConfig, Gemma4TextConfig, LlamaConfig, Qwen3Config
 
     from jpaged.execution import Bucket, make_step, plan_pool
     from jpaged.execution.batch import empty_batch
@@ -55,6 +55,7 @@ def main(target: str, devices: int, kernels: str) -> None:
     from jpaged.loading.build_context import build_context
     from jpaged.loading.parameters.targets import abstract_model, abstract_value, fill, flat_values, targets_of
     from jpaged.loading.parameters.weights import abstract_params
+    from jpaged.model_api import DraftHead
     from models.deepseek import DeepSeek
     from models.eagle3 import Eagle3Head
     from models.gemma4 import Gemma4
@@ -69,17 +70,25 @@ def main(target: str, devices: int, kernels: str) -> None:
     few = {"hidden_size": 256, "num_hidden_layers": 4, "vocab_size_per_layer_input": 0}
     small = Gemma4TextConfig(**SIZES | GEMMA | few | {"layer_types": GEMMA["layer_types"][-4:]})
     assistant = Gemma4AssistantConfig(text_config=small, backbone_hidden_size=gemma.hidden_size)
+    blocks: Any = Qwen3Config(
+        **SIZES | {"num_hidden_layers": 4},
+        head_dim=128,
+        architectures=["DFlashDraftModel"],
+        block_size=DRAFTS + 1,
+        dflash_config={"mask_token_id": 5, "target_layer_ids": [1, 3, 6]},
+    )
     each = {
         "deepseek": (DeepSeek, deepseek, DeepSeek.draft_head, deepseek),
         "eagle3": (Llama, llama, Eagle3Head, eagle),
         "assistant": (Gemma4, gemma, Gemma4.draft_head, assistant),
+        "dflash": (Llama, llama, Llama.draft_head, blocks),
     }
     decode = Bucket(tokens=MAX_NUM_SEQS, seqs=MAX_NUM_SEQS, decode_only=True)
     mixed = Bucket(tokens=TOKENS, seqs=MAX_NUM_SEQS, decode_only=False)
     last = jax.ShapeDtypeStruct((MAX_NUM_SEQS,), jnp.int32, sharding=sharding(mesh))
     for name, (family, config, make_head, head_config) in each.items():
         model, head = abstract_model(family, config, build), abstract_model(make_head, head_config, build)
-        assert hasattr(head, "taps") and hasattr(head, "states")
+        assert isinstance(head, DraftHead)
         taps = head.taps(config.num_hidden_layers)
         if taps:
             assert isinstance(model, Llama)
@@ -98,7 +107,7 @@ def main(target: str, devices: int, kernels: str) -> None:
         follow = make_follow(graphdef, spec, mesh, prefix="draft.", **made)
         for what, program, held, bucket in (
             ("step", step, of_model, mixed),
-            ("draft", draft, params, decode),
+            ("draft", draft, params, decode if head.block is None else mixed),
             ("follow decode", follow, params, decode),
             ("follow mixed", follow, params, mixed),
         ):

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 
 import jpaged.engine.speculation as engine_speculation
-from jpaged import LLM, MTP, Assistant, Eagle3, Layers, NGram, SamplingParams
+from jpaged import LLM, MTP, Assistant, DFlash, Eagle3, Layers, NGram, SamplingParams
 from jpaged.scheduling.speculation import StepCosts
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_model_len": 64, "max_num_seqs": 8, "max_num_batched_tokens": 64}
@@ -22,7 +22,7 @@ WAYS = {
     "first layers": Layers(1, tokens=3),
     "head": MTP(2),
 }
-HEADS = {"eagle3": Eagle3, "assistant": Assistant}
+HEADS = {"eagle3": Eagle3, "assistant": Assistant, "dflash": DFlash}
 """Further ways: heads in the folders of these names within the checkpoint's."""
 
 

@@ -87,6 +87,15 @@ def test_a_small_file_that_is_gone_is_not_used(server, tmp_path):
     assert not (open_model(server.model_url).source.path / "generation_config.json").exists()
 
 
+def test_a_file_for_which_a_drafter_is_refused_is_fetched(server):
+    (server.model / "mask_embedding.pt").write_bytes(b"some")
+    files = file_system("memory://")
+    for file in server.model.iterdir():
+        files.pipe_file(f"memory://drafters/model/{file.name}", file.read_bytes())
+    for url in (server.model_url, "memory://drafters/model"):
+        assert (remote_folder.open_remote(url).folder / "mask_embedding.pt").read_bytes() == b"some"
+
+
 def test_a_gguf_file_at_a_url_is_that_on_disk(server, monkeypatch):
     path = write_quantised_llama(server.folder / "model.gguf", GGMLQuantizationType.Q8_0)
     monkeypatch.setattr("jpaged.loading.gguf.reader._BEGINNING", 64)

@@ -79,7 +79,7 @@ def test_a_model_returns_the_states_that_enter_its_layers(options, tmp_path):
         ({"vocab_size": 300}, "a head for 300 tokens, and the model has 211"),
         ({"target_hidden_size": 64}, "reads 192 numbers of each token, and the model's 3 states have 288"),
         ({"hidden_size": 128, "target_hidden_size": 96}, "has no embed_tokens of its own, and the model's is of"),
-        ({"architectures": ["LlamaForCausalLM"]}, "Llama has no head that predicts further tokens; an EAGLE-3"),
+        ({"architectures": ["LlamaForCausalLM"]}, "Llama has no head that predicts further tokens; EAGLE-3 and DFlash"),
     ],
     ids=str,
 )

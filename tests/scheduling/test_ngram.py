@@ -76,6 +76,15 @@ def test_drafts_end_where_they_do_not_pay():
     assert together <= alone
 
 
+def test_what_one_pass_makes_all_drafts_for_is_paid_once():
+    each, block = replace(COSTS, draft=0.3), replace(COSTS, block=0.3)
+    one_by_one, at_once = (best_length([0.7] * 8, costs, batch=1, verifies=False) for costs in (each, block))
+    assert 0 < one_by_one < at_once
+    dear = replace(COSTS, block=3.0)
+    assert best_length([0.7] * 8, dear, batch=1, verifies=False) == 0
+    assert best_length([0.7] * 8, dear, batch=1, verifies=True) > 0
+
+
 def test_drafts_end_where_a_tile_of_rows_is_full_unless_those_behind_it_pay_for_another():
     costs = replace(COSTS, tile=0.5)
     assert best_length([0.9] * 12, COSTS, batch=1, verifies=False) > 7

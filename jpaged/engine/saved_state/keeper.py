@@ -27,14 +27,14 @@ from jpaged.image_sources import ImageSources
 from jpaged.outputs import SavedState
 from jpaged.pyramid_kv import PyramidKV
 from jpaged.scheduling import Request
-from jpaged.speculative import MTP, Assistant, DraftModel, Eagle3, Layers, NGram
+from jpaged.speculative import WAYS
 from jpaged.text.input_processor import InputProcessor
 
 logger = logging.getLogger("jpaged.engine")
 
 T = TypeVar("T")
-_DRAFTS = (NGram, Layers, DraftModel, MTP, Eagle3, Assistant)
-_SETTINGS = {kind.__name__: kind for kind in (PyramidKV, *_DRAFTS, ImageSources)}
+_KINDS: tuple[type[Any], ...] = (PyramidKV, *WAYS, ImageSources)
+_SETTINGS = {kind.__name__: kind for kind in _KINDS}
 """Classes of settings that are dataclasses, by the name under which they are saved."""
 
 

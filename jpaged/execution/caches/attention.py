@@ -90,6 +90,13 @@ def last_keys(step: HostStep) -> Int[np.ndarray, " padded_tokens"] | None:
     return last
 
 
+def _ends_of_chunks(call: LayerCall, num_tokens: int) -> Int[Array, " tokens"]:
+    """Return for each token of a step the position of its sequence's last one."""
+    ends, lens = jnp.asarray(call.query_starts)[1:], jnp.asarray(call.kv_lens)
+    seq = jnp.searchsorted(ends, jnp.arange(num_tokens), side="right")
+    return lens[jnp.minimum(seq, len(lens) - 1)] - 1
+
+
 class AttentionPlan(NamedTuple):
     """Results of attention kernels' plans, which depend on the batch alone; None if there is no plan or each layer
     makes its own.
@@ -274,6 +281,7 @@ class AttentionCache(TokenSlots):
         sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
         last_keys: Int[Array, " tokens"] | None = None,
         seen: Int[Array, " tokens"] | None = None,
+        sees_ahead: bool = False,
     ) -> tuple[Pool, Float[Array, "tokens kv_heads q_per_kv head_dim"]]:
         table, slots, seen_last = call.arrays
         if seen is not None:
@@ -285,9 +293,13 @@ class AttentionCache(TokenSlots):
                 mask["sliding_window"] = window - 1
             place = Place(jnp.asarray(index, jnp.int32), table, slots, lens)
             return attend(call, pool, place, q, k, v, scale=scale, soft_cap=soft_cap, sinks=sinks, mask=mask)
-        if last_keys is not None:
-            seen_last = last_keys if seen_last is None else jnp.where(last_keys < 0, -1, seen_last)
         plan = call.plan or AttentionPlan()
+        if sees_ahead:
+            assert last_keys is None, "of a head that drafts all rows are read"
+            seen_last = _ends_of_chunks(call, len(q))
+            plan = AttentionPlan(plan.writes)  # attention was planned for queries that see no token after them
+        elif last_keys is not None:
+            seen_last = last_keys if seen_last is None else jnp.where(last_keys < 0, -1, seen_last)
         place = Place(jnp.asarray(index, jnp.int32), table, slots, call.kv_lens, last_keys=seen_last, plan=plan)
         return attend(call, pool, place, q, k, v, scale=scale, soft_cap=soft_cap, sinks=sinks, mask=self.mask)
 

@@ -94,14 +94,17 @@ class PromptBudgetCache(FullAttentionCache):
         sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
         last_keys: Int[Array, " tokens"] | None = None,
         seen: Int[Array, " tokens"] | None = None,
+        sees_ahead: bool = False,
     ) -> tuple[Pool, Float[Array, "tokens kv_heads q_per_kv head_dim"]]:
         """Attend; at the end of a prompt, move the tokens that the layer keeps to the prompt's first slots.
 
         Raises:
-            ValueError: there are `last_keys`, or `seen`.
+            ValueError: there are `last_keys`, `seen` or `sees_ahead`.
         """
-        if last_keys is not None or seen is not None:
-            raise ValueError("last_keys and seen are not taken by layers that keep a budget of each prompt's tokens")
+        if last_keys is not None or seen is not None or sees_ahead:
+            raise ValueError(
+                "last_keys, seen and sees_ahead are not taken by layers that keep a budget of each prompt's tokens"
+            )
         arrays, budgets = call.arrays, self.budgets
         band, layer = jnp.divmod(jnp.asarray(index, jnp.int32), self.pool_groups()[0].num_layers)
         place = Place(

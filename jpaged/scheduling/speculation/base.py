@@ -19,12 +19,14 @@ class StepCosts:
         token: cost of one token more.
         verifying: cost of verifying drafts at all: another program, and the wait for the host between two steps.
         draft: cost of making one draft on the device; 0 where the host looks it up.
+        block: cost of making all drafts of a step in one pass on the device; 0 where each is made by itself.
         tile: cost of going beyond each `tile_tokens` tokens, where products take so many rows in about the same time.
     """
 
     token: float
     verifying: float
     draft: float = 0.0
+    block: float = 0.0
     tile: float = 0.0
     tile_tokens: int = 8
 
@@ -44,7 +46,7 @@ def best_length(rates: Seq[float], costs: StepCosts, *, batch: int, verifies: bo
         verifies: whether the step verifies drafts of another sequence already.
     """
     best, least = 0, costs.step(batch) / batch
-    verifying = 0.0 if verifies else costs.verifying
+    verifying = 0.0 if verifies else costs.verifying + costs.block
     tokens, reached = float(batch), 1.0
     for length, rate in enumerate(rates, 1):
         reached *= rate

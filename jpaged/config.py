@@ -76,6 +76,13 @@ def _answer_tokens(name: str, value: Any) -> tuple[str, ...]:
     return tokens
 
 
+_a_way = instance(Speculative, f"an {', '.join(way.__name__ for way in WAYS)} or None")
+
+
+def _speculative(name: str, value: Any) -> Any:
+    return read_speculative(value) if isinstance(value, str) else _a_way(name, value)
+
+
 def _watermark(name: str, value: Any) -> float:
     share = real(0.0, 1.0)(name, value)
     if share == 1:
@@ -324,7 +331,7 @@ class EngineConfig:
 
     speculative: Speculative | None = setting(
         None,
-        optional(instance(Speculative, f"an {', '.join(way.__name__ for way in WAYS)} or None")),
+        optional(_speculative),
         flag=Flag(
             commands="model",
             type=str | None,
@@ -335,9 +342,10 @@ class EngineConfig:
         from_flags=read_speculative,
     )
     """How drafts of the next tokens are made, several of which a step verifies: a `jpaged.NGram`, `jpaged.Layers`,
-    `jpaged.DraftModel`, `jpaged.MTP`, `jpaged.Eagle3`, `jpaged.Assistant` or `jpaged.DFlash`. None makes no
-    drafts. Drafts change no token. Requests with beams run without them. A sequence then holds one state of each
-    recurrent layer for each draft, and one more. It excludes kv_budget, replicas and several hosts."""
+    `jpaged.DraftModel`, `jpaged.MTP`, `jpaged.Eagle3`, `jpaged.Assistant` or `jpaged.DFlash`, or a text that
+    `--speculative` takes, as ``"ngram"``. None makes no drafts. Drafts change no token. Requests with beams run without
+    them. A sequence then holds one state of each recurrent layer for each draft, and one more. It excludes kv_budget,
+    replicas and several hosts."""
 
     watermark: float = setting(0.01, _watermark)
     """Share of the pool that admission keeps free, so that running sequences can grow."""

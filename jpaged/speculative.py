@@ -158,13 +158,14 @@ class Assistant(_OfFolder):
 
     Attributes:
         model: alias, hub id or folder of the assistant, which was trained for the engine's model.
+        tokens: most drafts of a sequence in one step, at most 256.
 
     Raises:
         ValueError: `model` is no non-empty string, or `tokens` is out of its range.
     """
 
     def __init__(self, model: str | Path, tokens: int = 3) -> None:
-        super().__init__(model, tokens)
+        super().__init__(model, integer("tokens", tokens, low=1, high=256))  # a bfloat16 counts so far
 
 
 @dataclass(frozen=True)

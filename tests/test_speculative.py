@@ -30,6 +30,7 @@ from jpaged.vllm_compat import engine_settings
         (lambda: DFlash(" "), "model=' ' must be a non-empty string"),
         (lambda: DFlash("folder", 0), "tokens=0 must be at least 1"),
         (lambda: Assistant(""), "model='' must be a non-empty string"),
+        (lambda: Assistant("folder", 257), r"tokens=257 must be in \[1, 256\]"),
     ],
 )
 def test_a_number_out_of_range_is_refused(make, message):
@@ -37,10 +38,15 @@ def test_a_number_out_of_range_is_refused(make, message):
         make()
 
 
+def test_a_config_takes_the_text_of_the_flag():
+    assert EngineConfig(model="m", speculative="ngram@3").speculative == NGram(3)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"speculative": "ngram"}, "speculative='ngram' must be an NGram"),
+        ({"speculative": 5}, "speculative=5 must be an NGram"),
+        ({"speculative": "ngrams"}, "speculative='ngrams' is none of ngram, layers:N"),
         (
             {"speculative": NGram(8), "max_num_seqs": 8, "max_num_batched_tokens": 8},
             "speculative.tokens=8 must be below max_num_batched_tokens=8",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Annotated
 
@@ -47,6 +48,14 @@ def main(
     ] = False,
 ) -> None:
     """Serve large language models from JAX with paged KV memory."""
+    warnings.formatwarning = _one_line
+
+
+def _one_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Format a warning without the line of the package that gives it, which a user need not know."""
+    return f"warning: {message}\n"
 
 
 _COMMANDS: dict[str, Callable[..., None]] = {

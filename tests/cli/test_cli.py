@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import warnings
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -163,3 +164,9 @@ def test_ctrl_c_keeps_the_text_so_far(monkeypatch, flags):
     result = CliRunner().invoke(app, ["generate", "hi", *flags])
     assert result.exit_code == 130 and result.stdout.endswith("hi as far\n")
     assert result.stderr == "stopped: this is the text so far\n"
+
+
+def test_a_warning_is_a_line_without_its_source(monkeypatch):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # put back afterwards
+    CliRunner().invoke(app, ["plan", "--help"])
+    assert warnings.formatwarning("the pool is small", UserWarning, "builder.py", 417) == "warning: the pool is small\n"

@@ -243,6 +243,13 @@ def test_a_pinned_prefix_that_is_too_long_for_the_new_engine_is_dropped_with_a_w
     assert_nothing_is_left(other)
 
 
+def test_a_file_is_refused_as_the_folder_of_a_state(model, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(NotADirectoryError, match="file' is a file: a state is saved to a folder"):
+        LLM(model.folder, **SETTINGS).save_state(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_a_request_that_a_stop_token_ended_is_saved_though_nobody_awaits_the_token_behind(model, tmp_path):
     llm = LLM(model.folder, **SETTINGS)
     allowed = [9, 10, 30, 77]

@@ -62,9 +62,11 @@ def write_state(
     """Write a save into a folder, which is created if missing, and return its size in bytes.
 
     Raises:
-        OSError: writing fails; the previous save stays as it was.
+        OSError: writing fails, or `folder` is a file; the previous save stays as it was.
     """
     folder = folder.absolute()
+    if folder.is_file():
+        raise NotADirectoryError(f"{str(folder)!r} is a file: a state is saved to a folder")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     saves = _saves(folder)
     path = folder / f"{max(saves, default=0) + 1:06d}"

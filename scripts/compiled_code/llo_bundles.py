@@ -179,6 +179,26 @@ def last_copying_turn(bundles: list[Bundle]) -> Turn:
     return Turn(turns[-1].cycles, turns[-1].dma_bytes)
 
 
+def cycles_of_grid(bundles: list[Bundle], grid: int, inner: int) -> int:
+    """Return the cycles of a kernel whose outermost loop is a grid, with at most one loop within it.
+
+    Args:
+        grid, inner: turns of the two loops; a loop of one turn is none.
+
+    Raises:
+        ValueError: there are other loops than these.
+    """
+    loops = [(end + 1 - start, path.cycles) for start, end, path in _turns(bundles)]
+    loops.sort(reverse=True)
+    if len(loops) != (grid > 1) + (inner > 1):
+        raise ValueError(f"{len(loops)} loops, where a grid of {grid} with {inner} turns each has another number")
+    within = (inner - 1) * loops[-1][1] if inner > 1 else 0
+    if grid == 1:
+        return len(bundles) + within
+    size, turn = loops[0]
+    return len(bundles) - size + grid * (turn + within)
+
+
 def _most_copies(path: _Path) -> tuple[int, int]:
     return path.dma_bytes, -path.cycles
 

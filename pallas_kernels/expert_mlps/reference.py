@@ -45,8 +45,13 @@ def expert_mlps_reference(
     gated: bool,
 ) -> Float[Array, "tokens embed"]:
     """See `pallas_kernels.expert_mlps.expert_mlps`; the tables are those of one layer."""
-    both = jnp.einsum("ti,eio->eto", x, gate_up, preferred_element_type=jnp.float32).astype(x.dtype)
+    both = _product("ti,eio->eto", x, gate_up).astype(x.dtype)
     gate, up = jnp.split(both, 2, axis=-1) if gated else (both, None)
     inner = activate(gate) if up is None else activate(gate) * up
-    out = jnp.einsum("etm,emo->eto", inner, down, preferred_element_type=jnp.float32)
+    out = _product("etm,emo->eto", inner, down)
     return (out * choice.here(len(down))[..., None]).sum(axis=0).astype(x.dtype)
+
+
+def _product(axes: str, *operands: Array) -> Float[Array, "experts tokens out"]:
+    """Return a product in float32; XLA:CPU has none of bfloat16 operands with such a result."""
+    return jnp.einsum(axes, *(one.astype(jnp.float32) for one in operands), precision=jax.lax.Precision.HIGHEST)

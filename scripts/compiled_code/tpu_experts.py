@@ -78,6 +78,8 @@ def experts(
       copied              bytes of matrices that these write for the kernels to read
       temporaries         of the program, by the compiler
       cycles              the larger of kernels and HBM, and the other operations
+      unread              why a kernel's schedule cannot be read, as that of others' kernels sometimes: then it has no
+                          kernel cycles, and its cycles are the least that they can be
     """
     need_compiler("tpu")
     with schedule_dumps() as dumps:
@@ -111,22 +113,37 @@ def _measure(chip: Chip, sizes: Experts, tokens: int, kernel: str, dumps: Path) 
         compiled = jax.jit(function).lower(*given).compile()
     text = compiled.as_text()
     finals = sorted(dumps.glob(f"*{launches.name}*-final_bundles.txt"))
-    finals = [path for path in finals if "schedule-analysis" not in path.name]
-    turns = [_turn(parse(path.read_text())) for path in finals]
-    cycles = sum(launches.turns(place, text) * turn.cycles for place, turn in enumerate(turns))
+    schedules = [path.read_text() for path in finals if "schedule-analysis" not in path.name]
+    cycles, unread = kernel_cycles(schedules, lambda place: launches.turns(place, text))
     hbm = round(sizes.table_bytes / (chip.hbm / chip.clock))
     number, other = estimated_cycles(text)
-    return {
-        "kernels": len(turns),
+    row: Row = {
+        "kernels": len(schedules),
         "kernel cycles": cycles,
         "from HBM": hbm,
         "other operations": number,
         "their cycles": other,
-        "copied": _copied(text, sizes),
+        "copied": copied_bytes(text, sizes),
         "temporaries": compiled.memory_analysis().temp_size_in_bytes,
-        "cycles": max(cycles, hbm) + other,
+        "cycles": max(cycles or 0, hbm) + other,
         "compile s": round(time.perf_counter() - start),
     }
+    return row | {"unread": unread} if unread else row
+
+
+def kernel_cycles(schedules: list[str], turns: Callable[[int], int]) -> tuple[int | None, str]:
+    """Return the cycles of the kernels' loops, and why they are not known; None: they are not.
+
+    Args:
+        schedules: the dumps of the kernels' final bundles.
+        turns: from a kernel's place among them to how many turns its loop has.
+    """
+    try:
+        if not schedules:
+            raise ValueError("no schedule of such a kernel")
+        return sum(turns(place) * _turn(parse(schedule)).cycles for place, schedule in enumerate(schedules)), ""
+    except ValueError as error:
+        return None, str(error).partition(":")[0]  # after the colon comes a bundle
 
 
 def _turn(bundles: list[Bundle]) -> Turn:
@@ -137,7 +154,7 @@ def _turn(bundles: list[Bundle]) -> Turn:
         return turn_without_copies(bundles)
 
 
-def _copied(hlo: str, sizes: Experts) -> int:
+def copied_bytes(hlo: str, sizes: Experts) -> int:
     """Return the bytes of what a program's operations write that is as large as a layer's matrices, or a third."""
     sizes_of_tables = {sizes.own * sizes.embed * columns for columns in (sizes.mlp, 2 * sizes.mlp)}
     entry = hlo[hlo.index("ENTRY ") :]
@@ -193,12 +210,11 @@ def _ragged(sizes: Experts, tokens: int) -> tuple[Callable[..., Any], Launches]:
     def turns(place: int, hlo: str) -> int:
         """Return the tiles of columns times the visits of rows, which the kernel's own text says."""
         bodies = [base64.b64decode(body).decode(errors="replace") for body in re.findall(r'"body":"([^"]+)"', hlo)]
-        body = [body for body in bodies if "tpu.matmul" in body][place]
-        bounds, rows = (
-            re.search(r"iteration_bounds = array<i64: (\d+), -\d+, (\d+)>", body),
-            re.search(r"window_bounds = array<i64: (\d+), ", body),
-        )
-        assert bounds is not None and rows is not None
+        body = [body for body in bodies if "tpu.matmul" in body][place : place + 1]
+        bounds = re.search(r"iteration_bounds = array<i64: (\d+), -\d+, (\d+)>", "".join(body))
+        rows = re.search(r"window_bounds = array<i64: (\d+), ", "".join(body))
+        if bounds is None or rows is None:
+            raise ValueError("a kernel without bounds of iterations and windows")
         return int(bounds[1]) * int(bounds[2]) * _visits(sizes, tokens, int(rows[1]))
 
     return _by_products(product, sizes, tokens), Launches("ragged-dot-none", turns)

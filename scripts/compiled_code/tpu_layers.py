@@ -54,8 +54,9 @@ def _programs(device: str, model: str) -> Any:
     from jpaged.planning.devices import find_device
     from jpaged.planning.target_mesh import target_mesh
 
+    config = published_config(model)
     return step_programs(
-        published_config(model),
+        config,
         target_mesh(find_device(device), compiled=True),
         dtype="bfloat16",
         stacked=True,
@@ -65,5 +66,5 @@ def _programs(device: str, model: str) -> Any:
         seqs=SEQS,
         tokens=TOKENS,
         context=CONTEXT,
-        expert_parallel=True,
+        expert_parallel=getattr(config, "num_experts", 0) > 0,
     )

@@ -42,12 +42,12 @@ CHUNK = 512
 """Most tokens that share a reading of the matrices; gathering a row of more would cost more than multiplying it."""
 MOST_TOKENS = 4 * CHUNK
 """Above, XLA's product, which copies a layer's matrices once, moves fewer bytes than reading them for each chunk."""
-PIECE_BYTES = 12 * 2**20
+PIECE_BYTES = 9 * 2**20
 """Most bytes of a piece."""
-STATE_BYTES = 24 * 2**20
-"""Most bytes of a chunk's tokens, their sum and their results: with two pieces they fit the least VMEM, 64 MiB."""
-SPARE_BYTES = 12 * 2**20
-"""VMEM for the compiler's temporaries of the products."""
+STATE_BYTES = 40 * 2**20
+"""Most bytes of `_state_bytes`: with two pieces they fit the least VMEM, 64 MiB."""
+SPARE_BYTES = 4 * 2**20
+"""VMEM for the compiler's temporaries of a piece's products."""
 _TO_TOKENS = (((0,), (0,)), ((), ()))
 """Contracts the rows of a matrix of a tile's rows and tokens."""
 
@@ -67,7 +67,7 @@ def takes(x: jax.Array, gate_up: jax.Array, down: jax.Array, column_shards: int 
         and _chunk(tokens) % SUBLANES == 0
         and embed % LANES == 0
         and mlp % LANES == 0
-        and 8 * embed * _chunk(tokens) <= STATE_BYTES
+        and _state_bytes(tokens, embed) <= STATE_BYTES
         and _width(embed, mlp, parts + 1) > 0
     )
 
@@ -75,6 +75,12 @@ def takes(x: jax.Array, gate_up: jax.Array, down: jax.Array, column_shards: int 
 def _chunk(tokens: int) -> int:
     """Return how many tokens a turn of the grid takes; they need not divide all."""
     return min(tokens, CHUNK)
+
+
+def _state_bytes(tokens: int, embed: int) -> int:
+    """Return the bytes of a chunk's tokens and results, in two buffers each, its sum, and the compiler's temporaries as
+    large as the sum, of which it makes two."""
+    return (2 * 2 + 2 * 2 + 3 * 4) * embed * _chunk(tokens)
 
 
 def _width(embed: int, mlp: int, matrices: int) -> int:
@@ -140,7 +146,7 @@ def expert_mlps(
         ),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary",),
-            vmem_limit_bytes=2 * piece + 12 * embed * chunk + 16 * of * chunk + SPARE_BYTES,
+            vmem_limit_bytes=2 * piece + _state_bytes(tokens, embed) + 16 * of * chunk + SPARE_BYTES,
         ),
         interpret=interpret,
         name="expert_mlps",

@@ -188,7 +188,7 @@ def cycles_of_grid(bundles: list[Bundle], grid: int, inner: int) -> int:
     Raises:
         ValueError: there are other loops than these.
     """
-    loops = [(end + 1 - start, path.cycles) for start, end, path in _turns(bundles)]
+    loops = [(end + 1 + DELAY - start, path.cycles) for start, end, path in _turns(bundles)]
     loops.sort(reverse=True)
     if len(loops) != (grid > 1) + (inner > 1):
         raise ValueError(f"{len(loops)} loops, where a grid of {grid} with {inner} turns each has another number")

@@ -13,10 +13,12 @@ from scripts.compiled_code.llo_bundles import cycles_of_grid, parse
 from scripts.compiled_code.tpu_kernels import CHIPS, Chip, shapes_of
 
 SIZE, GROUP, HEAD_DIM = 4096, 4, 128
+EXPERTS, PER_TOKEN = 128, 8
 
 
 def rows(targets: list[str] = list(CHIPS)) -> Iterator[Row]:  # noqa: B006 (never changed)
-    """Cycles of `add_rms_norm` and `rotated_heads` for a device's share of a Llama-3-8B on eight: a minute.
+    """Cycles of `add_rms_norm` and `rotated_heads` for a device's share of a Llama-3-8B on eight, and of `route` for
+    8 of 128 experts: a minute.
 
     The steps have 64 and 512 tokens. A row has the bundles of the kernel's schedule, a cycle each and as often as their
     loops turn; the cycles for 16 x 128 numbers; and those that `layer_ops.ROW_KERNELS` counts for them. Waits and the
@@ -50,10 +52,18 @@ def _call_of(kernel: str, rows: int) -> tuple[Any, list[tuple[tuple[int, ...], A
     """Return a kernel's function, its operands' shapes and dtypes, its grid's turns, and those of a loop within."""
     import jax.numpy as jnp
 
+    from pallas_kernels.expert_mlps import tpu_route
     from pallas_kernels.rotated_heads import HeadNorms
     from pallas_kernels.rotated_heads import tpu as heads
     from pallas_kernels.row_ops import tpu as norm
 
+    if kernel == "route":
+
+        def route(logits):
+            given = {"scores": "softmax", "sums_to_one": True, "scale": 1.0, "added_to_sum": 0.0, "least_sum": 0.0}
+            return tpu_route.route(logits, None, per_token=PER_TOKEN, dtype=jnp.dtype(jnp.bfloat16), **given).share
+
+        return route, [((rows, EXPERTS), jnp.float32)], max(rows // tpu_route.TILE, 1), 1
     if kernel == "rms_norm":
         return (
             lambda x, scale: norm.rms_norm(x, scale, 1e-5, 0.0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -80,12 +81,15 @@ def _measure(mesh: Any, sizes: Experts, tokens: int, kernel: str) -> Row:
 def _resources(given: Any) -> Row:
     """Return what a thread of the Triton kernel takes: registers and bytes spilled, and a program's shared memory."""
     import jax
+    from triton import knobs
 
     from pallas_kernels.matmul.gpu_grouped import matmul_grouped
     from scripts.compiled_code.triton_compiler import Compiler
 
     compiler = Compiler(90)
     x, gate_up, _, counts = given
-    jax.eval_shape(partial(matmul_grouped, launch=compiler), x, gate_up, counts)
+    with tempfile.TemporaryDirectory() as folder, knobs.cache.scope():
+        knobs.cache.dir = folder  # jax-triton has taken Triton's away
+        jax.eval_shape(partial(matmul_grouped, launch=compiler), x, gate_up, counts)
     (takes,) = compiler.kernels.values()
     return {name: takes[name] for name in ("registers", "spilled", "shared")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -88,7 +89,8 @@ class ExpertMLPs(nnx.Module):
             own = DenseChoice(share, self.layout.first_here)
             return self.layout.total(expert_mlps(x, own, gate_up, down, activate, gated=self.gated, impl=self.impl))
 
-        columns, rows = (StackedTable(P(None, *part), P()) for part in (self.gate_up.partition, self.down.partition))
+        spec: Any = StackedTable
+        columns, rows = (spec(P(None, *part), P()) for part in (self.gate_up.partition, self.down.partition))
         launch = each_shard(on_device, (P(), P(), columns, rows), P())
         return launch(x, choice.share, self.gate_up.stacked_table, self.down.stacked_table)
 

@@ -127,6 +127,20 @@ def multiplying_turn(bundles: list[Bundle]) -> Turn:
     return _innermost(bundles, lambda turn: turn.multiplies, "multiplies")
 
 
+def busiest_turn(bundles: list[Bundle]) -> Turn:
+    """Return one turn of the shortest loop with half of the matrix products or more, the way that multiplies most.
+
+    Raises:
+        ValueError: when there is no such loop.
+    """
+    most = max(sum(bundle.multiplies for bundle in bundles), 1)
+    turns = [(end - start, turn) for start, end, turn in _turns(bundles, _most_products) if 2 * turn.multiplies >= most]
+    if not turns:
+        raise ValueError("no loop with most of the matrix products")
+    _, turn = min(turns, key=lambda found: found[0])
+    return Turn(turn.cycles, turn.dma_bytes)
+
+
 def turn_without_copies(bundles: list[Bundle]) -> Turn:
     """Return one turn of the longest loop that multiplies matrices and starts no copy, the way that multiplies most.
 
@@ -134,7 +148,7 @@ def turn_without_copies(bundles: list[Bundle]) -> Turn:
         ValueError: when there is no such loop.
     """
     found = None
-    for start, end, turn in _turns(bundles, lambda path: (path.multiplies, -path.cycles)):
+    for start, end, turn in _turns(bundles, _most_products):
         copies = any(bundle.dma_bytes for bundle in bundles[start : end + 1])
         if turn.multiplies and not copies and (found is None or end - start > found[0]):
             found = end - start, turn
@@ -201,6 +215,10 @@ def cycles_of_grid(bundles: list[Bundle], grid: int, inner: int) -> int:
 
 def _most_copies(path: _Path) -> tuple[int, int]:
     return path.dma_bytes, -path.cycles
+
+
+def _most_products(path: _Path) -> tuple[int, int]:
+    return path.multiplies, -path.cycles
 
 
 def _turns(

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from scripts.cases import Row
 from scripts.compiled_code.compilers import chosen, empty, need_compiler, schedule_dumps
 from scripts.compiled_code.layer_ops import estimated_cycles
-from scripts.compiled_code.llo_bundles import Bundle, Turn, parse, steady_turn, turn_without_copies
+from scripts.compiled_code.llo_bundles import busiest_turn, parse
 from scripts.compiled_code.tpu_kernels import CHIPS, Chip, shapes_of
 
 LAYERS, GMM_ROWS = 2, 128
@@ -141,17 +141,9 @@ def kernel_cycles(schedules: list[str], turns: Callable[[int], int]) -> tuple[in
     try:
         if not schedules:
             raise ValueError("no schedule of such a kernel")
-        return sum(turns(place) * _turn(parse(schedule)).cycles for place, schedule in enumerate(schedules)), ""
+        return sum(turns(place) * busiest_turn(parse(schedule)).cycles for place, schedule in enumerate(schedules)), ""
     except ValueError as error:
         return None, str(error).partition(":")[0]  # after the colon comes a bundle
-
-
-def _turn(bundles: list[Bundle]) -> Turn:
-    """Return a turn of the loop that multiplies: it starts copies, or stands in a loop that does."""
-    try:
-        return steady_turn(bundles)
-    except ValueError:
-        return turn_without_copies(bundles)
 
 
 def copied_bytes(hlo: str, sizes: Experts) -> int:

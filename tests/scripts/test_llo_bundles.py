@@ -4,6 +4,7 @@ import pytest
 
 from scripts.compiled_code.llo_bundles import (
     Turn,
+    busiest_turn,
     cycles_of_grid,
     inner_copying_turn,
     last_copying_turn,
@@ -119,6 +120,21 @@ def test_chunks_that_share_what_was_copied_are_counted_by_the_way_that_multiplie
     assert turn_without_copies(parse(dump(*loop))) == Turn(cycles=5 + 3 + 5 + 5, dma_bytes=0)
     with pytest.raises(ValueError, match="starts no copy"):
         turn_without_copies(parse(dump(MULTIPLY)))
+
+
+def test_the_loop_with_most_products_is_counted_whatever_multiplies_before_it_in_a_grid():
+    loop = [
+        f"LB| {DMA.format(1, 9)}  ;;  {MULTIPLY}//Start region 1",
+        "%1 = sbr.rel (%p4_p0) target = $region4",
+        *DELAY,
+        *[f"LB| {MULTIPLY}//Start region 2", MULTIPLY, "%5 = sbr.rel (!%p2_p0) target = $region2", *DELAY],
+        "PF| %7 = sbr.rel (!%p1_p0) target = $region1//Start/End empty region 4",
+        *DELAY,
+    ]
+    assert busiest_turn(parse(dump(*loop))) == Turn(cycles=3 + 4, dma_bytes=0)
+    assert steady_turn(parse(dump(*loop))) == Turn(cycles=2 + 4 + 5, dma_bytes=32 * 9)
+    with pytest.raises(ValueError, match="most of the matrix products"):
+        busiest_turn(parse(dump(MULTIPLY)))
 
 
 def test_a_kernel_that_only_copies_has_no_such_loop():

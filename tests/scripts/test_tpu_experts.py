@@ -32,7 +32,7 @@ def test_two_kernels_each_turn_as_often_as_their_own_loops():
     ("unreadable", "why"),
     [
         (schedule(COPY.format("%s9"), MULTIPLY), "a DMA whose size is not a constant"),
-        (schedule(COPY.format(4)), "no loop that multiplies and starts no copy"),
+        (schedule(COPY.format(4)), "no loop with most of the matrix products"),
         ("nothing here", "no bundles in what should be a dump of final bundles"),
     ],
 )

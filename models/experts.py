@@ -29,7 +29,7 @@ class ExpertMLPs(nnx.Module):
 
     gate_up [experts, embed, 2 * mlp] and down [experts, mlp, embed], the columns of each expert as in `GatedMLP`.
     Without gates, gate_up holds up alone, [experts, embed, mlp]. Tokens are sorted by expert, so that work follows the
-    tokens, not the experts.
+    tokens, not the experts; a TPU need not sort them, see `launches`.
 
     Args:
         gated: whether the MLPs are gated.
@@ -69,13 +69,13 @@ class ExpertMLPs(nnx.Module):
         return self.layout.mix(self._mlps, x, share, chosen, (self.gate_up.table, self.down.table))
 
     def launches(self, x: Float[Array, "tokens embed"]) -> bool:
-        """Tell whether `of_dense` may be called with these tokens."""
+        """Tell whether `of_dense` may be called with these tokens, on TPUs (docs/decisions/0076)."""
         if self.impl not in ("tpu", "tpu_interpret") or self.weighs_inputs or self.activation == "gelu":
             return False  # Mosaic has no error function
         gate_up, down, shards = self.gate_up.stacked_table, self.down.stacked_table, self.layout.column_shards
         if gate_up is None or down is None:
             return False
-        return takes(x, gate_up, down, self.impl, column_shards=shards)
+        return takes(x, gate_up, down, self.impl, experts=self.layout.experts, column_shards=shards)
 
     def of_dense(self, x: Float[Array, "tokens embed"], choice: DenseChoice) -> Float[Array, "tokens embed"]:
         """Return the sum by one launch of each device, which has its own experts, or its own columns of all.

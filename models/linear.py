@@ -136,8 +136,8 @@ class ExpertLinear(nnx.Module):
 
     @property
     def stacked_table(self) -> StackedTable | None:
-        """Return the weight as one of a stack, which has no others where it is none of any; None: it is no array, or
-        there is a bias."""
+        """Return the weight as one of a stack, alone where layers are not stacked; None: it is quantised, or there is a
+        bias."""
         weight = self.weight[...]
         if isinstance(weight, StackedTable):
             return weight if self.bias is None else None

@@ -117,15 +117,12 @@ class Router(nnx.Module):
         self, x: Float[Array, "tokens embed"], live_rows: LiveRows = None
     ) -> tuple[Float[Array, "tokens per_token"], Int[Array, "tokens per_token"]]:
         """Return the shares of each token's experts, in the dtype of `x`, and their numbers."""
-        logits = self.linear(x.astype(jnp.float32), live_rows)
-        correction: Any = None if self.correction is None else self.correction[...]
-        shares, chosen = self.routing.choose(logits, correction)
+        shares, chosen = self.routing.choose(*self._scored(x, live_rows))
         return shares.astype(x.dtype), chosen
 
     def dense(self, x: Float[Array, "tokens embed"], live_rows: LiveRows = None) -> DenseChoice:
         """Return the shares of each token's experts in rows of all experts, rounded to the dtype of `x`."""
-        logits = self.linear(x.astype(jnp.float32), live_rows)
-        correction: Any = None if self.correction is None else self.correction[...]
+        logits, correction = self._scored(x, live_rows)
         experts, routing = logits.shape[1], self.routing
         if self.impl not in ("tpu", "tpu_interpret") or not takes_logits(logits) or routing.groups > 1:
             shares, chosen = routing.choose(logits, correction)
@@ -146,6 +143,11 @@ class Router(nnx.Module):
             ).share
 
         return DenseChoice(each_shard(on_shard, P(), P())(logits, correction))
+
+    def _scored(self, x: Array, live_rows: LiveRows) -> tuple[Array, Array | None]:
+        """Return the logits of tokens, and what corrects the choice."""
+        correction: Any = None if self.correction is None else self.correction[...]
+        return self.linear(x.astype(jnp.float32), live_rows), correction
 
     def weights(
         self, path: tuple[str, ...], name: str, layer: int, correction: str | None = None

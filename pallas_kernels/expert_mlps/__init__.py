@@ -21,9 +21,15 @@ from pallas_kernels.stacked_row import StackedTable
 __all__ = ["DenseChoice", "dense_choice", "expert_mlps", "route", "takes", "takes_logits"]
 
 
-def takes(x: jax.Array, gate_up: StackedTable, down: StackedTable, impl: Impl, *, column_shards: int = 1) -> bool:
-    """Tell whether `expert_mlps` computes this in one launch, on each of the shards of MLPs' columns."""
-    return impl in ("tpu", "tpu_interpret") and tpu.takes(x, gate_up.stack, down.stack, column_shards)
+def takes(
+    x: jax.Array, gate_up: StackedTable, down: StackedTable, impl: Impl, *, experts: int, column_shards: int = 1
+) -> bool:
+    """Tell whether `expert_mlps` computes this in one launch, on each of the shards of MLPs' columns.
+
+    Args:
+        experts: how many tokens choose from, on all devices.
+    """
+    return impl in ("tpu", "tpu_interpret") and tpu.takes(x, gate_up.stack, down.stack, experts, column_shards)
 
 
 def expert_mlps(
@@ -38,8 +44,8 @@ def expert_mlps(
 ) -> Float[Array, "tokens embed"]:
     """Return ``sum_e share_e * (activate(x @ gate_e) * (x @ up_e)) @ down_e`` over each token's experts.
 
-    Gate, up and their product are rounded to the dtype of `x`; shares and sums are not. A token's bits do not depend on
-    other tokens.
+    Gate, up and their product are rounded to the dtype of `x`; shares and sums are not, but in a launch for more than
+    128 tokens each expert's result is. A token's bits do not depend on the other tokens of as large a launch.
 
     Args:
         gate_up: [layers, experts, embed, 2 * mlp], gate's columns before those of up; [layers, experts, embed, mlp] of
@@ -47,6 +53,6 @@ def expert_mlps(
         down: [layers, experts, mlp, embed].
         impl: ``tpu`` needs unsharded operands and what `tpu.takes` names; all others are the reference.
     """
-    if takes(x, gate_up, down, impl):
+    if takes(x, gate_up, down, impl, experts=len(choice.share)):
         return tpu.expert_mlps(x, choice, gate_up, down, activate, gated=gated, interpret=impl == "tpu_interpret")
     return expert_mlps_reference(x, choice, gate_up.read(), down.read(), activate, gated=gated)

@@ -13,17 +13,20 @@ their shares and the sum, [tokens, embed] in float32, are in VMEM throughout.
 Rows. Up to `ALL_ROWS` tokens, each expert multiplies them all: the matrix units take as long for fewer rows, and the
 shares of the other tokens are 0. Above, an expert takes its tokens in tiles of rows. Row r of a tile is the r-th token
 that chose the expert, which a product with a matrix of ones and zeros gathers exactly; its transpose adds the results
-to their tokens. For tokens that come in a few hundreds this takes less time than the matrices take to arrive. A number
-that is not finite would spoil the sums of other tokens, as its product with 0 is none: such numbers are taken as 0, and
-their token's result becomes NaN at the end.
+to their tokens. For a few hundred tokens this takes less time than the matrices of narrow experts take to arrive; a
+wide expert's tokens are gathered for each of its pieces, which takes longer. A number that is not finite would spoil
+the sums of other tokens, as its product with 0 is none: such numbers are taken as 0, and their token's result becomes
+NaN at the end.
 
-The grid walks over chunks of `CHUNK` tokens. Nothing is donated.
+The grid walks over chunks of at most `CHUNK` tokens, all of one size, and each reads its experts' matrices again.
+Nothing is donated.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,58 +43,76 @@ ALL_ROWS = 128
 """Most tokens that each expert multiplies, chosen or not: a matrix unit's rows."""
 CHUNK = 512
 """Most tokens that share a reading of the matrices; gathering a row of more would cost more than multiplying it."""
-MOST_TOKENS = 4 * CHUNK
-"""Above, XLA's product, which copies a layer's matrices once, moves fewer bytes than reading them for each chunk."""
+MOST_CHUNKS = 4
+"""In more, XLA's product, which copies a layer's matrices once, would move fewer bytes."""
 PIECE_BYTES = 9 * 2**20
 """Most bytes of a piece."""
-STATE_BYTES = 40 * 2**20
-"""Most bytes of `_state_bytes`: with two pieces they fit the least VMEM, 64 MiB."""
+VMEM_BYTES = 64 * 2**20
+"""The least VMEM, that of a tpu7x."""
 SPARE_BYTES = 4 * 2**20
 """VMEM for the compiler's temporaries of a piece's products."""
 _TO_TOKENS = (((0,), (0,)), ((), ()))
 """Contracts the rows of a matrix of a tile's rows and tokens."""
 
 
-def takes(x: jax.Array, gate_up: jax.Array, down: jax.Array, column_shards: int = 1) -> bool:
+class Tiling(NamedTuple):
+    """Says how a launch walks through tokens and experts.
+
+    Attributes:
+        chunk: tokens of a turn of the grid.
+        width: columns of gate, and of up, in a piece.
+        pieces: of an expert.
+        vmem_bytes: of all buffers and the compiler's temporaries.
+    """
+
+    chunk: int
+    width: int
+    pieces: int
+    vmem_bytes: int
+
+
+def takes(x: jax.Array, gate_up: jax.Array, down: jax.Array, experts: int, column_shards: int = 1) -> bool:
     """Tell whether MLPs are computed here: bfloat16, of whole registers, and few enough tokens.
 
     Args:
+        experts: how many tokens choose from, on all devices.
         column_shards: parts that the MLPs' columns will be split into.
     """
-    tokens, embed = x.shape
     mlp, parts = down.shape[2] // column_shards, gate_up.shape[3] // down.shape[2]
-    return (
-        x.dtype == gate_up.dtype == down.dtype == jnp.bfloat16
-        and 0 < tokens <= MOST_TOKENS
-        and tokens % _chunk(tokens) == 0
-        and _chunk(tokens) % SUBLANES == 0
-        and embed % LANES == 0
-        and mlp % LANES == 0
-        and _state_bytes(tokens, embed) <= STATE_BYTES
-        and _width(embed, mlp, parts + 1) > 0
-    )
+    is_bfloat16 = x.dtype == gate_up.dtype == down.dtype == jnp.bfloat16
+    return is_bfloat16 and tiling(*x.shape, mlp, parts + 1, experts) is not None
 
 
-def _chunk(tokens: int) -> int:
-    """Return how many tokens a turn of the grid takes; they need not divide all."""
-    return min(tokens, CHUNK)
+def tiling(tokens: int, embed: int, mlp: int, matrices: int, experts: int) -> Tiling | None:
+    """Return how a launch is tiled; None: it would not fill registers, fit VMEM, or read matrices seldom enough.
+
+    Args:
+        mlp: columns of gate, and of up, on a device.
+        matrices: of an expert, with gate and up counted as two.
+        experts: see `takes`.
+    """
+    if embed % LANES or mlp % LANES:
+        return None
+    column = matrices * embed * 2
+    for chunk in _chunks(tokens):
+        # A chunk's tokens and results, in two buffers each, its sum, and the compiler's temporaries as large as the
+        # sum, of which it makes two. For each expert its shares, in two buffers, its tokens' numbers, and a temporary.
+        kept = (2 * 2 + 2 * 2 + 3 * 4) * embed * chunk + 16 * experts * chunk + SPARE_BYTES
+        fitting = min(PIECE_BYTES, (VMEM_BYTES - kept) // 2) // column
+        for width in range(mlp, 0, -LANES):
+            if mlp % width == 0 and width <= fitting:
+                return Tiling(chunk, width, mlp // width, kept + 2 * column * width)
+    return None
 
 
-def _state_bytes(tokens: int, embed: int) -> int:
-    """Return the bytes of a chunk's tokens and results, in two buffers each, its sum, and the compiler's temporaries as
-    large as the sum, of which it makes two."""
-    return (2 * 2 + 2 * 2 + 3 * 4) * embed * _chunk(tokens)
-
-
-def _width(embed: int, mlp: int, matrices: int) -> int:
-    """Return the width of a piece, the largest of whole lanes that divides an MLP's; 0: none fits."""
-    fitting = PIECE_BYTES // (matrices * embed * 2)
-    return next((width for width in range(mlp, 0, -LANES) if mlp % width == 0 and width <= fitting), 0)
-
-
-def pieces_of(embed: int, mlp: int, matrices: int) -> int:
-    """Return how many pieces an expert comes in."""
-    return mlp // _width(embed, mlp, matrices)
+def _chunks(tokens: int) -> Iterator[int]:
+    """Yield how many tokens a turn of the grid may take, the most first: all of few, or equal parts."""
+    if 0 < tokens <= ALL_ROWS:
+        yield tokens
+        return
+    for chunks in range(-(-tokens // CHUNK), MOST_CHUNKS + 1):
+        if tokens % (chunks * SUBLANES) == 0 < tokens:
+            yield tokens // chunks
 
 
 def expert_mlps(
@@ -109,16 +130,18 @@ def expert_mlps(
     Raises:
         ValueError: the operands are not what `takes` says.
     """
-    if not takes(x, gate_up.stack, down.stack):
+    share = choice.share
+    of = len(share)
+    if not takes(x, gate_up.stack, down.stack, of):
         shapes = x.shape, gate_up.shape, down.shape
         raise ValueError(f"tokens and tables of {shapes} {x.dtype} are not multiplied here: see takes")
     (tokens, embed), (experts, mlp, _) = x.shape, down.shape
     parts = gate_up.shape[2] // mlp
-    width, chunk = _width(embed, mlp, parts + 1), _chunk(tokens)
-    share = choice.share
-    of = len(share)
-    counts = (share != 0).reshape(of, -1, chunk).sum(axis=2, dtype=jnp.int32).T
-    piece = (parts + 1) * width * embed * x.dtype.itemsize
+    tiles = tiling(tokens, embed, mlp, parts + 1, of)
+    assert tiles is not None
+    chunk, width = tiles.chunk, tiles.width
+    shares = share.reshape(of, tokens // chunk, chunk).swapaxes(0, 1)
+    counts = (shares != 0).sum(axis=2, dtype=jnp.int32)
     return pl.pallas_call(
         functools.partial(_kernel, activate=activate, gated=gated, rows=min(chunk, ALL_ROWS)),
         out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
@@ -127,7 +150,7 @@ def expert_mlps(
             grid=(tokens // chunk,),
             in_specs=[
                 pl.BlockSpec((chunk, embed), lambda i, *_: (i, 0)),
-                pl.BlockSpec((of, chunk), lambda i, *_: (0, i)),
+                pl.BlockSpec((None, of, chunk), lambda i, *_: (i, 0, 0)),
                 pl.BlockSpec(memory_space=pltpu.HBM),
                 pl.BlockSpec(memory_space=pltpu.HBM),
             ],
@@ -146,11 +169,11 @@ def expert_mlps(
         ),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary",),
-            vmem_limit_bytes=2 * piece + _state_bytes(tokens, embed) + 16 * of * chunk + SPARE_BYTES,
+            vmem_limit_bytes=tiles.vmem_bytes,
         ),
         interpret=interpret,
         name="expert_mlps",
-    )(gate_up.number[None], jnp.asarray(choice.first, jnp.int32)[None], counts, x, share, gate_up.stack, down.stack)
+    )(gate_up.number[None], jnp.asarray(choice.first, jnp.int32)[None], counts, x, shares, gate_up.stack, down.stack)
 
 
 def _kernel(
@@ -269,7 +292,8 @@ def _kernel(
             mine = place[pl.ds(first[0] + expert, 1), :] == (row + tile * rows).astype(jnp.float32)
             ones = mine.astype(jnp.float32).astype(x.dtype)
             given = jnp.dot(ones, out[...], preferred_element_type=jnp.float32).astype(x.dtype)
-            result = mlps(given, slot) * shares_of(expert, mine)
+            # A finite sum can be rounded to infinity.
+            result = (mlps(given, slot) * shares_of(expert, mine)).astype(x.dtype).astype(jnp.float32)
             whole = jnp.where(jnp.abs(result) < jnp.inf, result, 0).astype(x.dtype)
             total[...] += lax.dot_general(ones, whole, _TO_TOKENS, preferred_element_type=jnp.float32)
             flags = jnp.broadcast_to(not_finite(result), (rows, LANES)).astype(x.dtype)

@@ -17,26 +17,22 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.expert_mlps.reference import DenseChoice
 
-SUBLANES = 8
 TILE = 128
-"""Most tokens of a turn of the grid: their scores are transposed in whole registers."""
+"""Tokens of a turn of the grid, whose scores are transposed in whole registers."""
+MOST_TOKENS = 512
+"""Of a turn that takes all tokens, if they are no whole tiles."""
 MOST_EXPERTS = 1024
 
 
 def takes_logits(logits: jax.Array) -> bool:
-    """Tell whether experts are chosen here: float32, tokens in whole tiles, and experts that fit into them."""
+    """Tell whether experts are chosen here: float32, tokens that are few or whole tiles, and not too many experts."""
     tokens, experts = logits.shape
-    return (
-        logits.dtype == jnp.float32
-        and tokens % SUBLANES == 0 < tokens
-        and _tile(tokens) > 0
-        and experts <= MOST_EXPERTS
-    )
+    return logits.dtype == jnp.float32 and _tile(tokens) > 0 and experts <= MOST_EXPERTS
 
 
 def _tile(tokens: int) -> int:
-    """Return the tokens of a turn: all of few, or whole lanes; 0: neither."""
-    return tokens if tokens <= TILE else TILE if tokens % TILE == 0 else 0
+    """Return the tokens of a turn: whole lanes, or all of few; 0: neither."""
+    return TILE if tokens % TILE == 0 else tokens if tokens <= MOST_TOKENS else 0
 
 
 def route(

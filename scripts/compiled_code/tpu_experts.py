@@ -42,7 +42,10 @@ SHAPES = {
     "qwen3-30b-a3b": Experts(128, 128, 8, 2048, 768),
     "qwen3-30b-a3b x8": Experts(16, 128, 8, 2048, 768),
     "qwen3-next-80b-a3b x8": Experts(64, 512, 10, 2048, 512),
+    "qwen3.5-397b-a17b x8": Experts(64, 512, 10, 4096, 1024),
     "mixtral-8x7b x8": Experts(1, 8, 2, 4096, 14336),
+    "glm-4.5 x8": Experts(20, 160, 8, 5120, 1536),
+    "deepseek-v3 x8": Experts(32, 256, 8, 7168, 2048),
 }
 
 
@@ -52,10 +55,12 @@ class Launches(NamedTuple):
     Attributes:
         name: what the names of its kernels contain.
         turns: from a kernel's place and an HLO text to how many turns its loop has, if tokens choose all alike.
+        readings: how often the matrices come from HBM.
     """
 
     name: str
     turns: Callable[[int, str], int]
+    readings: int = 1
 
 
 def experts(
@@ -72,7 +77,8 @@ def experts(
 
       kernel cycles       the kernels' loops in the compiler's schedule, if tokens choose experts alike; waits for DMAs
                           are not counted
-      from HBM            the cycles in which HBM delivers the matrices once
+      from HBM            the cycles in which HBM delivers the matrices to the kernels: once, but to "jpaged" once for
+                          each chunk of at most 512 tokens
       other operations    what the program runs besides, and the compiler's estimate of it, which it lacks for sorts,
                           gathers and scatters
       copied              bytes of matrices that these write for the kernels to read
@@ -115,7 +121,7 @@ def _measure(chip: Chip, sizes: Experts, tokens: int, kernel: str, dumps: Path) 
     finals = sorted(dumps.glob(f"*{launches.name}*-final_bundles.txt"))
     schedules = [path.read_text() for path in finals if "schedule-analysis" not in path.name]
     cycles, unread = kernel_cycles(schedules, lambda place: launches.turns(place, text))
-    hbm = round(sizes.table_bytes / (chip.hbm / chip.clock))
+    hbm = round(launches.readings * sizes.table_bytes / (chip.hbm / chip.clock))
     number, other = estimated_cycles(text)
     row: Row = {
         "kernels": len(schedules),
@@ -165,15 +171,18 @@ def _house(sizes: Experts, tokens: int) -> tuple[Callable[..., Any], Launches]:
     import jax
 
     from pallas_kernels.expert_mlps import dense_choice, expert_mlps
-    from pallas_kernels.expert_mlps.tpu import CHUNK, pieces_of
+    from pallas_kernels.expert_mlps.tpu import tiling
     from pallas_kernels.stacked_row import StackedTable
 
     def run(x, share, chosen, gate_up, down, number):
         tables = StackedTable(gate_up, number), StackedTable(down, number)
         return expert_mlps(x, dense_choice(share, chosen, sizes.of), *tables, jax.nn.silu, impl="tpu")
 
-    turns = sizes.own * pieces_of(sizes.embed, sizes.mlp, 3) * -(-tokens // CHUNK)
-    return run, Launches("expert_mlps", lambda *_: turns)
+    tiles = tiling(tokens, sizes.embed, sizes.mlp, 3, sizes.of)
+    if tiles is None:
+        raise ValueError(f"{tokens} tokens with {sizes} are not taken by expert_mlps")
+    chunks = tokens // tiles.chunk
+    return run, Launches("expert_mlps", lambda *_: sizes.own * tiles.pieces * chunks, chunks)
 
 
 def _by_products(product: Callable[[Any, Any, Any], Any], sizes: Experts, tokens: int) -> Callable[..., Any]:

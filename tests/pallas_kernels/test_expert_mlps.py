@@ -61,10 +61,11 @@ def exact(x, choice, gate_up, down, *, gated=True):
 
 
 CASES = {
-    "all rows of a few tokens": {"tokens": 16},
+    "one token": {"tokens": 1},
+    "all rows of a few tokens": {"tokens": 24},
     "tiles of rows": {"tokens": 256},
     "few rows an expert": {"tokens": 144, "experts": 40},
-    "two chunks": {"tokens": 1024},
+    "two chunks": {"tokens": 640},
     "without gates": {"tokens": 160, "gated": False},
 }
 
@@ -74,7 +75,8 @@ CASES = {
 def test_a_token_gets_the_sum_of_its_experts(name, impl):
     gated = CASES[name].get("gated", True)
     given = case(**CASES[name])
-    assert takes(given[0], *(StackedTable(table, jnp.int32(0)) for table in given[2:]), "tpu_interpret")
+    tables = (StackedTable(table, jnp.int32(0)) for table in given[2:])
+    assert takes(given[0], *tables, "tpu_interpret", experts=len(given[2][LAYER]))
     found = np.asarray(run(*given, impl=impl, gated=gated), np.float64)
     want = exact(*given, gated=gated)
     np.testing.assert_allclose(found, want, atol=0.02 * np.abs(want).max())
@@ -109,6 +111,21 @@ def test_a_number_that_is_not_finite_spoils_its_own_token_only(tokens):
     assert here and not np.isfinite(found[here]).all(axis=1).any()
 
 
+def test_a_result_that_is_rounded_to_infinity_spoils_its_own_token_only():
+    """2^127 times 1.998 is finite in float32 and not in bfloat16."""
+    x, _, gate_up, down = case(160, gated=False)
+    all_of_one = DenseChoice(jnp.zeros((4, 160)).at[0].set(0.5).at[0, 3].set(1.998))
+    large = jnp.bfloat16(2.0**63), jnp.bfloat16(2.0**64)
+    given = jnp.zeros_like(x).at[3, 0].set(1).at[4:, 1].set(1)
+    up = jnp.zeros_like(gate_up).at[LAYER, 0, 0, 0].set(large[0]).at[LAYER, 0, 1, 1].set(1)
+    tables = [StackedTable(table, jnp.int32(LAYER)) for table in (up, down.at[LAYER, 0, 0].set(large[1]))]
+    out = tpu.expert_mlps(given, all_of_one, *tables, lambda gate: gate, gated=False, interpret=True)
+    found = np.asarray(out, np.float32)
+    assert not np.isfinite(found[3]).any()
+    assert (found[:3] == 0).all()
+    np.testing.assert_array_equal(found[4:], np.asarray(down[LAYER, 0, 1][None] / 2, np.float32).repeat(156, axis=0))
+
+
 def test_matrices_of_experts_without_tokens_are_not_read():
     x, choice, gate_up, down = case(160)
     here = choice._replace(chosen=jnp.where(choice.chosen == 2, 4, choice.chosen))
@@ -140,23 +157,34 @@ def test_a_piece_is_not_overwritten_while_it_is_multiplied():
 
 @pytest.mark.parametrize(
     ("tokens", "changes"),
-    [(8, {}), (tpu.MOST_TOKENS + 512, {}), (600, {}), (64, {"mlp": 96}), (64, {"embed": 72})],
-    ids=["half a register", "many tokens", "no whole chunks", "no whole lanes", "no whole rows"],
+    [(136, {}), (2304, {}), (16 * 97, {}), (64, {"mlp": 96}), (64, {"embed": 72})],
+    ids=["half a register", "many tokens", "many chunks", "no whole lanes", "no whole rows"],
 )
 def test_what_fills_no_registers_is_left_to_others_and_refused(tokens, changes):
     x, choice, gate_up, down = case(tokens, **changes)
     tables = StackedTable(gate_up, jnp.int32(0)), StackedTable(down, jnp.int32(0))
-    assert not takes(x, *tables, "tpu_interpret")
+    assert not takes(x, *tables, "tpu_interpret", experts=4)
     with pytest.raises(ValueError, match="are not multiplied here"):
         tpu.expert_mlps(x, dense(choice, gate_up), *tables, jax.nn.silu, gated=True)
+
+
+@pytest.mark.parametrize("tokens", [1, 24, 352, 512, 768, 1024, 1408])
+@pytest.mark.parametrize(
+    ("embed", "mlp", "experts"), [(2048, 768, 128), (4096, 1024, 512), (5120, 1536, 160), (7168, 2048, 256)]
+)
+def test_a_launch_fits_the_least_memory_however_wide_tokens_are_and_many_the_experts(tokens, embed, mlp, experts):
+    tiles = tpu.tiling(tokens, embed, mlp, 3, experts)
+    assert tiles.vmem_bytes <= 64 << 20
+    assert tiles.pieces * tiles.width == mlp and tiles.width % 128 == 0
+    assert tokens % tiles.chunk == 0 and tokens // tiles.chunk <= 4
 
 
 def test_columns_are_taken_if_a_shard_has_whole_lanes():
     x, _, gate_up, down = case(16, mlp=256)
     tables = StackedTable(gate_up, jnp.int32(0)), StackedTable(down, jnp.int32(0))
-    assert takes(x, *tables, "tpu", column_shards=2)
-    assert not takes(x, *tables, "tpu", column_shards=4)
-    assert not takes(x, *tables, "xla")
+    assert takes(x, *tables, "tpu", experts=4, column_shards=2)
+    assert not takes(x, *tables, "tpu", experts=4, column_shards=4)
+    assert not takes(x, *tables, "xla", experts=4)
 
 
 def test_a_device_with_some_of_the_experts_adds_their_results_only():
@@ -180,7 +208,7 @@ def test_a_device_with_some_of_the_experts_adds_their_results_only():
 
 @pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
-@pytest.mark.parametrize(("tokens", "experts"), [(16, 8), (256, 40)])
+@pytest.mark.parametrize(("tokens", "experts"), [(2, 8), (192, 40), (256, 40)])
 def test_the_best_experts_of_a_token_share_it(tokens, experts, scores, corrected):
     rng = np.random.default_rng(tokens)
     logits = rng.normal(size=(tokens, experts)).astype(np.float32)
@@ -209,11 +237,13 @@ def test_the_best_experts_of_a_token_share_it(tokens, experts, scores, corrected
 
 
 def test_logits_that_fill_no_tile_are_refused():
-    assert not takes_logits(jnp.zeros((130, 8)))
+    assert takes_logits(jnp.zeros((1, 8)))
+    assert takes_logits(jnp.zeros((640, 8)))
+    assert not takes_logits(jnp.zeros((520, 8)))
     assert not takes_logits(jnp.zeros((16, 8), jnp.bfloat16))
     with pytest.raises(ValueError, match="are not routed here"):
         route(
-            jnp.zeros((12, 8)),
+            jnp.zeros((520, 8)),
             None,
             per_token=2,
             scores="softmax",

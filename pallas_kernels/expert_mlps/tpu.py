@@ -25,7 +25,7 @@ Nothing is donated.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -45,12 +45,17 @@ CHUNK = 512
 """Most tokens that share a reading of the matrices; gathering a row of more would cost more than multiplying it."""
 MOST_CHUNKS = 4
 """In more, XLA's product, which copies a layer's matrices once, would move fewer bytes."""
+MOST_OF_SEVERAL = 4096
+"""Most numbers of a token, if there are several chunks: wider ones leave room for narrow pieces only, for each of which
+they are gathered again."""
 PIECE_BYTES = 9 * 2**20
 """Most bytes of a piece."""
 VMEM_BYTES = 64 * 2**20
 """The least VMEM, that of a tpu7x."""
 SPARE_BYTES = 4 * 2**20
 """VMEM for the compiler's temporaries of a piece's products."""
+LARGEST = float(jnp.finfo(jnp.bfloat16).max)
+"""What is larger in float32 could be rounded to infinity."""
 _TO_TOKENS = (((0,), (0,)), ((), ()))
 """Contracts the rows of a matrix of a tile's rows and tokens."""
 
@@ -78,9 +83,9 @@ def takes(x: jax.Array, gate_up: jax.Array, down: jax.Array, experts: int, colum
         experts: how many tokens choose from, on all devices.
         column_shards: parts that the MLPs' columns will be split into.
     """
-    mlp, parts = down.shape[2] // column_shards, gate_up.shape[3] // down.shape[2]
+    (tokens, embed), mlp, parts = x.shape, down.shape[2] // column_shards, gate_up.shape[3] // down.shape[2]
     is_bfloat16 = x.dtype == gate_up.dtype == down.dtype == jnp.bfloat16
-    return is_bfloat16 and tiling(*x.shape, mlp, parts + 1, experts) is not None
+    return is_bfloat16 and tiling(tokens, embed, mlp, parts + 1, experts) is not None
 
 
 def tiling(tokens: int, embed: int, mlp: int, matrices: int, experts: int) -> Tiling | None:
@@ -91,28 +96,26 @@ def tiling(tokens: int, embed: int, mlp: int, matrices: int, experts: int) -> Ti
         matrices: of an expert, with gate and up counted as two.
         experts: see `takes`.
     """
-    if embed % LANES or mlp % LANES:
+    chunk = _chunk(tokens, embed)
+    if chunk == 0 or embed % LANES or mlp % LANES:
         return None
+    # A chunk's tokens and results, in two buffers each, its sum, and the compiler's temporaries as large as the sum, of
+    # which it makes two. For each expert its shares, in two buffers, its tokens' numbers, and a temporary.
+    kept = (2 * 2 + 2 * 2 + 3 * 4) * embed * chunk + 16 * experts * chunk + SPARE_BYTES
     column = matrices * embed * 2
-    for chunk in _chunks(tokens):
-        # A chunk's tokens and results, in two buffers each, its sum, and the compiler's temporaries as large as the
-        # sum, of which it makes two. For each expert its shares, in two buffers, its tokens' numbers, and a temporary.
-        kept = (2 * 2 + 2 * 2 + 3 * 4) * embed * chunk + 16 * experts * chunk + SPARE_BYTES
-        fitting = min(PIECE_BYTES, (VMEM_BYTES - kept) // 2) // column
-        for width in range(mlp, 0, -LANES):
-            if mlp % width == 0 and width <= fitting:
-                return Tiling(chunk, width, mlp // width, kept + 2 * column * width)
-    return None
+    fitting = min(PIECE_BYTES, (VMEM_BYTES - kept) // 2) // column
+    width = next((width for width in range(mlp, 0, -LANES) if mlp % width == 0 and width <= fitting), 0)
+    return Tiling(chunk, width, mlp // width, kept + 2 * column * width) if width else None
 
 
-def _chunks(tokens: int) -> Iterator[int]:
-    """Yield how many tokens a turn of the grid may take, the most first: all of few, or equal parts."""
-    if 0 < tokens <= ALL_ROWS:
-        yield tokens
-        return
-    for chunks in range(-(-tokens // CHUNK), MOST_CHUNKS + 1):
-        if tokens % (chunks * SUBLANES) == 0 < tokens:
-            yield tokens // chunks
+def _chunk(tokens: int, embed: int) -> int:
+    """Return how many tokens a turn of the grid takes: all of few, or the largest of equal parts; 0: there are no such
+    parts."""
+    if tokens <= ALL_ROWS:
+        return tokens
+    most = MOST_CHUNKS if embed <= MOST_OF_SEVERAL else 1
+    parts = (n for n in range(-(-tokens // CHUNK), most + 1) if tokens % (n * SUBLANES) == 0)
+    return next((tokens // n for n in parts), 0)
 
 
 def expert_mlps(
@@ -222,8 +225,8 @@ def _kernel(
         return found + (counts[turn, first[0] + expert] > 0).astype(jnp.int32)
 
     def not_finite(lines):
-        """Return for each row 1 if a number is not finite, else 0, as a column."""
-        return jnp.max(jnp.where(jnp.abs(lines) < jnp.inf, 0.0, 1.0), axis=1, keepdims=True)
+        """Return for each row 1 if a number is not finite in bfloat16, else 0, as a column."""
+        return jnp.max(jnp.where(jnp.abs(lines) <= LARGEST, 0.0, 1.0), axis=1, keepdims=True)
 
     units = lax.fori_loop(0, experts, note, jnp.int32(0)) * pieces
     total[...] = jnp.zeros_like(total)
@@ -237,7 +240,7 @@ def _kernel(
         ranks = jnp.dot(ones, before.astype(jnp.float32).astype(x.dtype), preferred_element_type=jnp.float32)
         place[...] = jnp.where(is_chosen, ranks, -1.0)
         given = x[...].astype(jnp.float32)
-        out[...] = jnp.where(jnp.abs(given) < jnp.inf, given, 0).astype(out.dtype)
+        out[...] = jnp.where(jnp.abs(given) <= LARGEST, given, 0).astype(out.dtype)
         broken[...] = jnp.broadcast_to(not_finite(given), broken.shape)
 
     def copies(unit):
@@ -292,9 +295,8 @@ def _kernel(
             mine = place[pl.ds(first[0] + expert, 1), :] == (row + tile * rows).astype(jnp.float32)
             ones = mine.astype(jnp.float32).astype(x.dtype)
             given = jnp.dot(ones, out[...], preferred_element_type=jnp.float32).astype(x.dtype)
-            # A finite sum can be rounded to infinity.
-            result = (mlps(given, slot) * shares_of(expert, mine)).astype(x.dtype).astype(jnp.float32)
-            whole = jnp.where(jnp.abs(result) < jnp.inf, result, 0).astype(x.dtype)
+            result = mlps(given, slot) * shares_of(expert, mine)
+            whole = jnp.where(jnp.abs(result) <= LARGEST, result, 0).astype(x.dtype)
             total[...] += lax.dot_general(ones, whole, _TO_TOKENS, preferred_element_type=jnp.float32)
             flags = jnp.broadcast_to(not_finite(result), (rows, LANES)).astype(x.dtype)
             broken[...] += lax.dot_general(ones, flags, _TO_TOKENS, preferred_element_type=jnp.float32)

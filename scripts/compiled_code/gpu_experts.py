@@ -32,16 +32,17 @@ def gpu_experts(
 
     for name in devices:
         device = find_device(name)
+        major, minor = device.chip.cuda.capability
         with target_capability(device):
             mesh = target_mesh(device, compiled=True)
             for shape, sizes in chosen("shapes", shapes, SHAPES).items():
                 for number in tokens:
                     for kernel in kernels:
                         row: Row = {"device": name, "shape": shape, "tokens": number, "kernel": kernel}
-                        yield row | _measure(mesh, sizes, number, kernel)
+                        yield row | _measure(mesh, 10 * major + minor, sizes, number, kernel)
 
 
-def _measure(mesh: Any, sizes: Experts, tokens: int, kernel: str) -> Row:
+def _measure(mesh: Any, capability: int, sizes: Experts, tokens: int, kernel: str) -> Row:
     """Return the rest of a row."""
     import jax
     import jax.numpy as jnp
@@ -71,11 +72,11 @@ def _measure(mesh: Any, sizes: Experts, tokens: int, kernel: str) -> Row:
         "operations": moved.operations,
         "temporaries, MB": compiled.memory_analysis().temp_size_in_bytes / 1e6,
     }
-    row |= _resources(given) if kernel == "triton" else {"registers": "", "spilled": "", "shared": ""}
+    row |= _resources(capability, given) if kernel == "triton" else {"registers": "", "spilled": "", "shared": ""}
     return row | {"by kind": moved.by_kind, "compile s": round(time.perf_counter() - start)}
 
 
-def _resources(given: Any) -> Row:
+def _resources(capability: int, given: Any) -> Row:
     """Return what a thread of the Triton kernel takes: registers and bytes spilled, and a program's shared memory."""
     import jax
     from triton import knobs
@@ -83,7 +84,7 @@ def _resources(given: Any) -> Row:
     from pallas_kernels.matmul.gpu_grouped import matmul_grouped
     from scripts.compiled_code.triton_compiler import Compiler
 
-    compiler = Compiler(90)
+    compiler = Compiler(capability)
     x, gate_up, _, counts = given
     with tempfile.TemporaryDirectory() as folder, knobs.cache.scope():
         knobs.cache.dir = folder  # jax-triton has taken Triton's away

@@ -168,15 +168,26 @@ def test_what_fills_no_registers_is_left_to_others_and_refused(tokens, changes):
         tpu.expert_mlps(x, dense(choice, gate_up), *tables, jax.nn.silu, gated=True)
 
 
-@pytest.mark.parametrize("tokens", [1, 24, 352, 512, 768, 1024, 1408])
 @pytest.mark.parametrize(
-    ("embed", "mlp", "experts"), [(2048, 768, 128), (4096, 1024, 512), (5120, 1536, 160), (7168, 2048, 256)]
+    ("embed", "mlp", "experts", "sizes"),
+    [
+        (2048, 768, 128, [1, 24, 512, 640, 768, 1408, 2048]),
+        (4096, 1024, 512, [1, 128, 512, 1024]),
+        (5120, 1536, 160, [1, 512]),
+        (7168, 2048, 256, [1, 352]),
+    ],
 )
-def test_a_launch_fits_the_least_memory_however_wide_tokens_are_and_many_the_experts(tokens, embed, mlp, experts):
-    tiles = tpu.tiling(tokens, embed, mlp, 3, experts)
-    assert tiles.vmem_bytes <= 64 << 20
-    assert tiles.pieces * tiles.width == mlp and tiles.width % 128 == 0
-    assert tokens % tiles.chunk == 0 and tokens // tiles.chunk <= 4
+def test_a_launch_fits_the_least_memory_however_wide_tokens_are_and_many_the_experts(embed, mlp, experts, sizes):
+    for tokens in sizes:
+        tiles = tpu.tiling(tokens, embed, mlp, 3, experts)
+        assert tiles.vmem_bytes <= 64 << 20
+        assert tiles.pieces * tiles.width == mlp and tiles.width % 128 == 0
+        assert tokens % tiles.chunk == 0 and tokens // tiles.chunk <= 4
+
+
+@pytest.mark.parametrize(("tokens", "embed", "mlp", "experts"), [(1024, 5120, 1536, 160), (368, 7168, 2048, 256)])
+def test_wide_tokens_that_fit_no_chunk_are_left_to_others(tokens, embed, mlp, experts):
+    assert tpu.tiling(tokens, embed, mlp, 3, experts) is None
 
 
 def test_columns_are_taken_if_a_shard_has_whole_lanes():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +13,15 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from jpaged.model_api import TENSOR_AXIS, BuildContext, WeightSource
+from pallas_kernels.expert_mlps import DenseChoice, dense_choice, expert_mlps, takes
+from pallas_kernels.stacked_row import StackedTable
 
 from . import weights as convert
 from .layers import ACTIVATIONS, MLP_NAMES, GatedMLP
 from .linear import ExpertLinear, ExpertTable, Linear, LiveRows
 from .mixture import ExpertLayout, by_expert
 from .routing import Router, Routing
+from .shards import each_shard
 
 
 class ExpertMLPs(nnx.Module):
@@ -25,7 +29,7 @@ class ExpertMLPs(nnx.Module):
 
     gate_up [experts, embed, 2 * mlp] and down [experts, mlp, embed], the columns of each expert as in `GatedMLP`.
     Without gates, gate_up holds up alone, [experts, embed, mlp]. Tokens are sorted by expert, so that work follows the
-    tokens, not the experts.
+    tokens, not the experts; a TPU need not sort them, see `launches`.
 
     Args:
         gated: whether the MLPs are gated.
@@ -52,6 +56,7 @@ class ExpertMLPs(nnx.Module):
         self.layout = layout
         self.gated = gated
         self.weighs_inputs = weighs_inputs
+        self.impl = build.product_impl
 
     def __call__(
         self,
@@ -59,7 +64,35 @@ class ExpertMLPs(nnx.Module):
         share: Float[Array, "tokens per_token"],
         chosen: Int[Array, "tokens per_token"],
     ) -> Float[Array, "tokens embed"]:
+        if self.launches(x):
+            return self.of_dense(x, dense_choice(share, chosen, self.layout.experts))
         return self.layout.mix(self._mlps, x, share, chosen, (self.gate_up.table, self.down.table))
+
+    def launches(self, x: Float[Array, "tokens embed"]) -> bool:
+        """Tell whether `of_dense` may be called with these tokens, on TPUs (docs/decisions/0076)."""
+        if self.impl not in ("tpu", "tpu_interpret") or self.weighs_inputs or self.activation == "gelu":
+            return False  # Mosaic has no error function
+        gate_up, down, shards = self.gate_up.stacked_table, self.down.stacked_table, self.layout.column_shards
+        if gate_up is None or down is None:
+            return False
+        return takes(x, gate_up, down, self.impl, experts=self.layout.experts, column_shards=shards)
+
+    def of_dense(self, x: Float[Array, "tokens embed"], choice: DenseChoice) -> Float[Array, "tokens embed"]:
+        """Return the sum by one launch of each device, which has its own experts, or its own columns of all.
+
+        Args:
+            choice: of the experts of all devices.
+        """
+        activate = ACTIVATIONS[self.activation]
+
+        def on_device(x: Array, share: Array, gate_up: StackedTable, down: StackedTable) -> Array:
+            own = DenseChoice(share, self.layout.first_here)
+            return self.layout.total(expert_mlps(x, own, gate_up, down, activate, gated=self.gated, impl=self.impl))
+
+        spec: Any = StackedTable
+        columns, rows = (spec(P(None, *part), P()) for part in (self.gate_up.partition, self.down.partition))
+        launch = each_shard(on_device, (P(), P(), columns, rows), P())
+        return launch(x, choice.share, self.gate_up.stacked_table, self.down.stacked_table)
 
     def _mlps(self, x: Array, share: Array, chosen: Array, tables: tuple[ExpertTable, ExpertTable]) -> Array:
         gate_up, down = tables
@@ -161,7 +194,10 @@ class SparseMLP(nnx.Module):
         self.names = names or SparseNames()
 
     def __call__(self, x: Float[Array, "tokens embed"], live_rows: LiveRows = None) -> Float[Array, "tokens embed"]:
-        out = self.experts(x, *self.router(x, live_rows))
+        if self.experts.launches(x):
+            out = self.experts.of_dense(x, self.router.dense(x, live_rows))
+        else:
+            out = self.experts(x, *self.router(x, live_rows))
         return out if self.shared is None else self.shared(x, live_rows) + out
 
     def weights(self, path: tuple[str, ...], name: str, layer: int) -> Iterator[WeightSource]:

@@ -23,9 +23,10 @@ from pallas_kernels.held_matrix import HeldMatrix, is_held
 from pallas_kernels.low_rank import AdaptedMatrix
 from pallas_kernels.platform import Impl
 from pallas_kernels.products import multiply, multiply_grouped, multiply_table
+from pallas_kernels.stacked_row import StackedTable
 
 from .mixture import Dispatch
-from .parameters import constant_param, random_param
+from .parameters import LayerTable, constant_param, random_param
 from .per_layer_weights import PerLayerWeights
 from .weights import Converter, Padded, as_stored, pad_rows
 
@@ -118,7 +119,7 @@ class ExpertLinear(nnx.Module):
     def __init__(
         self, experts: int, inputs: int, outputs: int, build: BuildContext, *, partition: P, bias: bool = False
     ):
-        self.weight = random_param(build, (experts, inputs, outputs))
+        self.weight = random_param(build, (experts, inputs, outputs), kind=LayerTable)
         self.bias = constant_param(build, (experts, outputs)) if bias else None
         self.partition = partition
         # Whole experts are multiplied on their own device.
@@ -128,7 +129,20 @@ class ExpertLinear(nnx.Module):
     @property
     def table(self) -> ExpertTable:
         """Return the arrays that multiply; `jax.shard_map` may split them by experts."""
-        return ExpertTable(self.weight[...], None if self.bias is None else self.bias[...], self.impl)
+        weight = self.weight[...]
+        if isinstance(weight, StackedTable):
+            weight = weight.read()
+        return ExpertTable(weight, None if self.bias is None else self.bias[...], self.impl)
+
+    @property
+    def stacked_table(self) -> StackedTable | None:
+        """Return the weight as one of a stack, alone where layers are not stacked; None: it is quantised, or there is a
+        bias."""
+        weight = self.weight[...]
+        if isinstance(weight, StackedTable):
+            return weight if self.bias is None else None
+        is_array = isinstance(weight, jax.Array) and self.bias is None
+        return StackedTable(weight[None], jnp.int32(0)) if is_array else None
 
     def weights(
         self,

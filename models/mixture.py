@@ -51,6 +51,16 @@ class ExpertLayout:
         """Return how a table whose first axis is experts is split: by experts, or by its `columns`."""
         return P(TENSOR_AXIS, *(None,) * (len(columns) - 1)) if self.whole else P(*columns)
 
+    @property
+    def first_here(self) -> int | Int[Array, ""]:
+        """Return the number of this device's first expert. Read by each device for itself."""
+        own = self.experts // self.devices
+        return jax.lax.axis_index(TENSOR_AXIS) * own if self.whole and self.devices > 1 else 0
+
+    def total(self, part: Float[Array, "tokens embed"]) -> Float[Array, "tokens embed"]:
+        """Return the sum of all devices' parts. Called by each device for itself."""
+        return part if self.devices == 1 else jax.lax.psum(part, TENSOR_AXIS)
+
     def mix(
         self,
         mlps: Callable[[Array, Array, Array, Tables], Array],
@@ -66,12 +76,12 @@ class ExpertLayout:
         """
         if not self.whole or self.devices == 1:
             return mlps(x, share, chosen, tables)
-        own = self.experts // self.devices
 
         def on_device(x: Array, share: Array, chosen: Array, tables: Tables) -> Array:
-            number = chosen - jax.lax.axis_index(TENSOR_AXIS) * own
+            own = self.experts // self.devices
+            number = chosen - self.first_here
             number = jnp.where((number >= 0) & (number < own), number, own)
-            return jax.lax.psum(mlps(x, share, number, tables), TENSOR_AXIS)
+            return self.total(mlps(x, share, number, tables))
 
         by_expert = jax.tree.map(lambda leaf: P(TENSOR_AXIS) if jnp.ndim(leaf) else P(), tables)
         spread = jax.shard_map(

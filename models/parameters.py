@@ -12,7 +12,7 @@ INIT_STDDEV = 0.02
 """Standard deviation of random weights, used where no checkpoint is loaded (tests, benchmarks of published shapes)."""
 
 
-def random_param(build: BuildContext, shape: tuple[int, ...]) -> nnx.Param:
+def random_param(build: BuildContext, shape: tuple[int, ...], *, kind: type[nnx.Param] = nnx.Param) -> nnx.Param:
     """Return a normally distributed parameter with standard deviation `INIT_STDDEV`.
 
     Raises:
@@ -21,13 +21,18 @@ def random_param(build: BuildContext, shape: tuple[int, ...]) -> nnx.Param:
     if build.rngs is None:
         raise ValueError(f"BuildContext.rngs=None, but a parameter of shape {shape} is drawn: give it nnx.Rngs(seed)")
     if build.shapes_only:
-        return nnx.Param(jnp.zeros(shape, build.dtype))
+        return kind(jnp.zeros(shape, build.dtype))
     drawn = jax.random.normal(build.rngs.params(), shape, build.dtype)
-    return nnx.Param(drawn * jnp.asarray(INIT_STDDEV, build.dtype))
+    return kind(drawn * jnp.asarray(INIT_STDDEV, build.dtype))
 
 
 class LayerVector(nnx.Param):
     """A vector that stands as a `StackedRow` in a loop over stacked layers, where kernels read those."""
+
+
+class LayerTable(nnx.Param):
+    """Matrices of a layer's experts that stand as a `StackedTable` where vectors stand as a `StackedRow`, unless they
+    are quantised."""
 
 
 def constant_param(

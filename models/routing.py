@@ -13,9 +13,11 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
 from jpaged.model_api import BuildContext, WeightSource
+from pallas_kernels.expert_mlps import DenseChoice, dense_choice, route, takes_logits
 
 from . import weights as convert
 from .linear import Linear, LiveRows
+from .shards import each_shard
 
 
 @dataclass(frozen=True)
@@ -109,15 +111,43 @@ class Router(nnx.Module):
         self.linear = Linear(embed, experts, build, partition=P(None, None))
         self.correction = nnx.Param(jnp.zeros(experts, jnp.float32)) if corrected else None
         self.routing = routing
+        self.impl = build.product_impl
 
     def __call__(
         self, x: Float[Array, "tokens embed"], live_rows: LiveRows = None
     ) -> tuple[Float[Array, "tokens per_token"], Int[Array, "tokens per_token"]]:
         """Return the shares of each token's experts, in the dtype of `x`, and their numbers."""
-        logits = self.linear(x.astype(jnp.float32), live_rows)
-        correction: Any = None if self.correction is None else self.correction[...]
-        shares, chosen = self.routing.choose(logits, correction)
+        shares, chosen = self.routing.choose(*self._scored(x, live_rows))
         return shares.astype(x.dtype), chosen
+
+    def dense(self, x: Float[Array, "tokens embed"], live_rows: LiveRows = None) -> DenseChoice:
+        """Return the shares of each token's experts in rows of all experts, rounded to the dtype of `x`."""
+        logits, correction = self._scored(x, live_rows)
+        experts, routing = logits.shape[1], self.routing
+        if self.impl not in ("tpu", "tpu_interpret") or not takes_logits(logits) or routing.groups > 1:
+            shares, chosen = routing.choose(logits, correction)
+            return dense_choice(shares.astype(x.dtype), chosen, experts)
+
+        def on_shard(logits: Array, correction: Array | None) -> Array:
+            return route(
+                logits,
+                correction,
+                per_token=routing.per_token,
+                scores=routing.scores,
+                sums_to_one=routing.sums_to_one,
+                scale=routing.scale,
+                added_to_sum=routing.added_to_sum,
+                least_sum=routing.least_sum,
+                dtype=x.dtype,
+                interpret=self.impl == "tpu_interpret",
+            ).share
+
+        return DenseChoice(each_shard(on_shard, P(), P())(logits, correction))
+
+    def _scored(self, x: Array, live_rows: LiveRows) -> tuple[Array, Array | None]:
+        """Return the logits of tokens, and what corrects the choice."""
+        correction: Any = None if self.correction is None else self.correction[...]
+        return self.linear(x.astype(jnp.float32), live_rows), correction
 
     def weights(
         self, path: tuple[str, ...], name: str, layer: int, correction: str | None = None

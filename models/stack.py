@@ -21,10 +21,11 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jpaged.model_api import Attend, BuildContext, LayerRef, WeightSource
-from pallas_kernels.stacked_row import StackedRow
+from pallas_kernels.held_matrix import is_held
+from pallas_kernels.stacked_row import StackedRow, StackedTable
 
 from .linear import LiveRows
-from .parameters import LayerVector
+from .parameters import LayerTable, LayerVector
 from .per_layer_weights import choose
 from .rope import RotaryTables
 
@@ -274,16 +275,22 @@ class LayerStack(nnx.Module):
 
             (last, cache), _ = jax.lax.scan(banked, (carried(hidden), cache), numbers)
             return _total(last), cache
-        kept = LayerVector if self.reads_rows else nnx.Nothing()
-        graph, *(vectors, params) = nnx.split(layers, kept, ...)
+        kept = (LayerVector, LayerTable) if self.reads_rows else (nnx.Nothing(), nnx.Nothing())
+        graph, *(vectors, tables, params) = nnx.split(layers, *kept, ...)
         vectors = jax.tree.map(lambda vector: vector[:, None], vectors)
+
+        def of_layer(stack: Any, number: Array) -> Any:
+            if is_held(stack):
+                return jax.tree.map(lambda part: jax.lax.dynamic_index_in_dim(part, number, keepdims=False), stack)
+            return StackedTable(stack, number)
 
         # A number that is carried costs a scalar's addition; one that is scanned over costs a slice, as much as any
         # operation on a TPU.
         def body(carry, params):
             hidden, cache, number = carry
             rows = jax.tree.map(lambda stack: StackedRow(stack, number), vectors)
-            hidden, cache = repeat(nnx.merge(graph, rows, params), hidden, cache, number)
+            experts = jax.tree.map(lambda stack: of_layer(stack, number), tables, is_leaf=is_held)
+            hidden, cache = repeat(nnx.merge(graph, rows, experts, params), hidden, cache, number)
             return (hidden, cache, number + 1), None
 
         def body_of_some(carry, number):

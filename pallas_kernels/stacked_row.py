@@ -47,3 +47,31 @@ def vector_of(vector: Array | StackedRow) -> Float[Array, " size"]:
 def stacked(vector: Array | StackedRow) -> StackedRow:
     """Return a vector as one of a stack, which has no others where it is none of any."""
     return vector if isinstance(vector, StackedRow) else StackedRow(vector[None, None], jnp.int32(0))
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=("stack", "number"), meta_fields=())
+@dataclass(frozen=True)
+class StackedTable:
+    """Stands where the matrices of a layer's experts would; `pallas_kernels.expert_mlps` takes one, others `read` it.
+
+    Attributes:
+        stack: the tables of all layers.
+        number: of the layer's table.
+    """
+
+    stack: Float[Array, "layers experts inputs outputs"]
+    number: Int[Array, ""]
+
+    def __getitem__(self, key: EllipsisType) -> StackedTable:
+        if key is not Ellipsis:
+            raise TypeError(f"a stacked table cannot be indexed with {key!r}: only products of experts understand it")
+        return self
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of the layer's table."""
+        return self.stack.shape[1:]
+
+    def read(self) -> Float[Array, "experts inputs outputs"]:
+        """Return a copy of the layer's table."""
+        return jax.lax.dynamic_index_in_dim(self.stack, self.number, keepdims=False)

@@ -91,9 +91,7 @@ def _call(
 ) -> tuple[Float[Array, "rows size"], ...]:
     """Return the norm of rows, or the sum of two arrays of rows, in the first one's memory, and its norm."""
     rows, size = given[0].shape
-    slab = math.gcd(rows, SLAB)
-    most = TILE_BYTES // (size * given[0].dtype.itemsize)
-    tile = next(n for n in range(max(most // slab, 1) * slab, 0, -slab) if rows % n == 0)
+    slab, tile = math.gcd(rows, SLAB), tile_of(rows, size, given[0].dtype.itemsize)
     blocks = [pl.BlockSpec((tile, size), lambda i, _: (i, 0))] * len(given)
     row = stacked(scale)
     return pl.pallas_call(
@@ -110,6 +108,12 @@ def _call(
         interpret=interpret,
         name=name,
     )(row.number[None], *given, row.stack)
+
+
+def tile_of(rows: int, size: int, itemsize: int) -> int:
+    """Return how many rows a turn of the grid takes."""
+    slab, most = math.gcd(rows, SLAB), TILE_BYTES // (size * itemsize)
+    return next(n for n in range(max(most // slab, 1) * slab, 0, -slab) if rows % n == 0)
 
 
 def _kernel(number, *refs, slab: int, eps: float, offset: float, adds: bool):

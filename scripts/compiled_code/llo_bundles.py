@@ -127,6 +127,20 @@ def multiplying_turn(bundles: list[Bundle]) -> Turn:
     return _innermost(bundles, lambda turn: turn.multiplies, "multiplies")
 
 
+def busiest_turn(bundles: list[Bundle]) -> Turn:
+    """Return one turn of the shortest loop with half of the matrix products or more, the way that multiplies most.
+
+    Raises:
+        ValueError: when there is no such loop.
+    """
+    most = max(sum(bundle.multiplies for bundle in bundles), 1)
+    turns = [(end - start, turn) for start, end, turn in _turns(bundles, _most_products) if 2 * turn.multiplies >= most]
+    if not turns:
+        raise ValueError("no loop with most of the matrix products")
+    _, turn = min(turns, key=lambda found: found[0])
+    return Turn(turn.cycles, turn.dma_bytes)
+
+
 def turn_without_copies(bundles: list[Bundle]) -> Turn:
     """Return one turn of the longest loop that multiplies matrices and starts no copy, the way that multiplies most.
 
@@ -134,7 +148,7 @@ def turn_without_copies(bundles: list[Bundle]) -> Turn:
         ValueError: when there is no such loop.
     """
     found = None
-    for start, end, turn in _turns(bundles, lambda path: (path.multiplies, -path.cycles)):
+    for start, end, turn in _turns(bundles, _most_products):
         copies = any(bundle.dma_bytes for bundle in bundles[start : end + 1])
         if turn.multiplies and not copies and (found is None or end - start > found[0]):
             found = end - start, turn
@@ -179,8 +193,32 @@ def last_copying_turn(bundles: list[Bundle]) -> Turn:
     return Turn(turns[-1].cycles, turns[-1].dma_bytes)
 
 
+def cycles_of_grid(bundles: list[Bundle], grid: int, inner: int) -> int:
+    """Return the cycles of a kernel whose outermost loop is a grid, with at most one loop within it.
+
+    Args:
+        grid, inner: turns of the two loops; a loop of one turn is none.
+
+    Raises:
+        ValueError: there are other loops than these.
+    """
+    loops = [(end + 1 + DELAY - start, path.cycles) for start, end, path in _turns(bundles)]
+    loops.sort(reverse=True)
+    if len(loops) != (grid > 1) + (inner > 1):
+        raise ValueError(f"{len(loops)} loops, where a grid of {grid} with {inner} turns each has another number")
+    within = (inner - 1) * loops[-1][1] if inner > 1 else 0
+    if grid == 1:
+        return len(bundles) + within
+    size, turn = loops[0]
+    return len(bundles) - size + grid * (turn + within)
+
+
 def _most_copies(path: _Path) -> tuple[int, int]:
     return path.dma_bytes, -path.cycles
+
+
+def _most_products(path: _Path) -> tuple[int, int]:
+    return path.multiplies, -path.cycles
 
 
 def _turns(

@@ -7,7 +7,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-FAMILIES = {"llama": "models.llama:Llama", "qwen3": "models.llama:Llama", "gemma3_text": "models.gemma:Gemma"}
+FAMILIES = {
+    "llama": "models.llama:Llama",
+    "qwen3": "models.llama:Llama",
+    "gemma3_text": "models.gemma:Gemma",
+    "qwen3_moe": "models.mixtral:Mixtral",
+    "qwen3_next": "models.qwen3_next:Qwen3Next",
+    "bamba": "models.bamba:Bamba",
+}
 """The module of each model type. The compilers' environments lack jpaged, so no entry point names it."""
 
 
@@ -33,6 +40,7 @@ def step_programs(
     tokens: int,
     context: int,
     quantization: str | None = None,
+    expert_parallel: bool = False,
 ) -> Any:
     """Return the `StepPrograms` of an engine.
 
@@ -51,7 +59,8 @@ def step_programs(
 
     module, _, name = FAMILIES[config.model_type].partition(":")
     family, number = getattr(import_module(module), name), jnp.dtype(dtype)
-    model = abstract_model(family, config, build_context(mesh, number, stacked=stacked, kernel_impl=kernel_impl))
+    build = build_context(mesh, number, expert_parallel=expert_parallel, stacked=stacked, kernel_impl=kernel_impl)
+    model = abstract_model(family, config, build)
     return StepPrograms(
         graphdef=nnx.split(model)[0],
         params=abstract_params(model, mesh, quantization=quantization),

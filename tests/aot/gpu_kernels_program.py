@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from triton_compiler import Compiler
 
 from pallas_kernels.block_copy.gpu import block_copy
 from pallas_kernels.gpu_launch import compiling_for
@@ -27,6 +26,7 @@ from pallas_kernels.quantised import E2M1_PAIRS, INT8, UINT4_PAIRS, QuantisedMat
 from pallas_kernels.quantised_matmul.gpu import multiply_held, multiply_held_groups
 from pallas_kernels.rotated_heads import HeadNorms
 from pallas_kernels.rotated_heads.gpu import rotated_heads
+from scripts.compiled_code.triton_compiler import Compiler
 
 BLOCKS, SEQS, PAGES, TOKENS = 20_000, 64, 512, 256
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from triton_compiler import Compiler
 
 from pallas_kernels.gpu_launch import compiling_for
 from pallas_kernels.latent_attention.gpu import latent_attention
 from pallas_kernels.layout import latent_view_shape
 from pallas_kernels.recurrent import gpu, recurrence
 from pallas_kernels.recurrent.layout import StatePlace, Units
+from scripts.compiled_code.triton_compiler import Compiler
 
 SEQS, PAGES, TOKENS, BLOCKS = 64, 512, 256, 2000
 STATES = {

@@ -63,6 +63,27 @@ def test_attention_compiles_within_the_memory_of_every_tpu(attention_programs, n
 def test_no_kernel_of_rows_takes_more_cycles_than_a_layer_is_counted_with(target):
     """`layer_ops.ROW_KERNELS` says so for every chip; v5e and v5p have the fewest and the most."""
     rows = run_case("tpu", "tpu-rows", "--targets", target)
-    assert len(rows) == 4 * 2
+    assert len(rows) == 5 * 2
     for row in rows:
         assert 0 < round(row["for 16 x 128 numbers"], 1) <= row["counted as"]
+
+
+@pytest.mark.parametrize(
+    ("target", "shape", "tokens"),
+    [
+        ("v5e", "qwen3-30b-a3b x8", 64),
+        pytest.param("v5p", "qwen3-30b-a3b x8", 1, marks=pytest.mark.nightly),
+        pytest.param("v5e", "qwen3-30b-a3b x8", 24, marks=pytest.mark.nightly),
+        pytest.param("v5e", "qwen3-30b-a3b x8", 640, marks=pytest.mark.nightly),
+        pytest.param("v6e", "qwen3-next-80b-a3b x8", 512, marks=pytest.mark.nightly),
+        pytest.param("tpu7x", "mixtral-8x7b x8", 1024, marks=pytest.mark.nightly),
+        pytest.param("tpu7x", "glm-4.5 x8", 512, marks=pytest.mark.nightly),
+        pytest.param("tpu7x", "deepseek-v3 x8", 352, marks=pytest.mark.nightly),
+    ],
+)
+def test_experts_are_multiplied_where_they_lie_and_fit_the_memory_of_every_tpu(target, shape, tokens):
+    """A tpu7x has the least VMEM, all of which 352 tokens of DeepSeek-V3's width take."""
+    options = ("--targets", target, "--shapes", shape, "--tokens", str(tokens), "--kernels", "jpaged")
+    (row,) = run_case("tpu", "tpu-experts", *options)
+    assert row["kernels"] == 1 and row["kernel cycles"] > 0
+    assert row["copied"] == 0 and row["temporaries"] < 1 << 20

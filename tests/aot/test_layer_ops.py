@@ -1,6 +1,6 @@
 """The counting of a layer's operations, on a loop small enough to count by hand."""
 
-from scripts.compiled_code.layer_ops import layer_ops
+from scripts.compiled_code.layer_ops import LAUNCH, estimated_cycles, layer_ops
 
 LOOP = """
 %body (carry: (s32[], f32[8], f32[8])) -> (s32[], f32[8], f32[8]) {
@@ -54,3 +54,39 @@ def test_a_kernel_in_the_place_of_operations_is_counted_by_its_numbers_and_one_o
     assert with_kernels["row kernels"] == kernels
     assert with_kernels["cycles"] == 23824 + kernels
     assert with_kernels["operations"] == 5 + 3
+
+
+def test_a_part_of_a_matrix_that_is_fetched_while_others_run_is_a_copy():
+    operations = """
+  %begun = ((f32[8]), f32[4], s32[]) slice-start(%table)
+  %fetched = f32[4] slice-done(%begun)
+  %joined = f32[8] custom-call(%fetched, %fetched), custom_call_target="ConcatBitcast"
+"""
+    counted = layer_ops(LOOP.replace("  %one = ", operations + "  %one = "))
+    assert counted == layer_ops(LOOP) | {"copies": 2}
+
+
+def test_products_of_experts_take_as_long_as_memory_takes_to_deliver_the_matrices_of_a_layer():
+    """64 experts' 128 x 256 and 128 x 128 numbers of two bytes each, at 512 bytes a cycle."""
+    operations = """
+  %gate_up = bf16[4,64,128,256]{3,2,1,0:T(8,128)(2,1)} get-tuple-element(%carry), index=1
+  %down = bf16[4,64,128,128]{3,2,1,0:T(8,128)(2,1)} get-tuple-element(%carry), index=3
+  %rows = bf16[64,128]{1,0} get-tuple-element(%carry), index=4
+  %expert_mlps.1 = bf16[64,128]{1,0} custom-call(%one, %rows, %gate_up, %down), custom_call_target="x"
+"""
+    text = LOOP.replace("  %next = ", operations + "  %next = ")
+    cycles = LAUNCH + 64 * 128 * (256 + 128) * 2 // 512
+    assert layer_ops(text)["products"] == 20000
+    assert layer_ops(text, 512)["products"] == 20000 + cycles
+    assert layer_ops(text, 512)["cycles"] == 23824 + cycles
+
+
+def test_operations_next_to_kernels_are_counted_in_a_program_without_loops():
+    program = """
+ENTRY %main.1 (x: f32[8]) -> f32[8] {
+  %x = f32[8] parameter(0)
+  %doubled = f32[8] multiply(%x, %x), backend_config={"estimated_cycles":"1824"}
+  ROOT %kernel = f32[8] custom-call(%doubled), custom_call_target="tpu_custom_call"
+}
+"""
+    assert estimated_cycles(program) == (1, 1824)

@@ -4,6 +4,8 @@ import pytest
 
 from scripts.compiled_code.llo_bundles import (
     Turn,
+    busiest_turn,
+    cycles_of_grid,
     inner_copying_turn,
     last_copying_turn,
     multiplying_turn,
@@ -120,6 +122,21 @@ def test_chunks_that_share_what_was_copied_are_counted_by_the_way_that_multiplie
         turn_without_copies(parse(dump(MULTIPLY)))
 
 
+def test_the_loop_with_most_products_is_counted_whatever_multiplies_before_it_in_a_grid():
+    loop = [
+        f"LB| {DMA.format(1, 9)}  ;;  {MULTIPLY}//Start region 1",
+        "%1 = sbr.rel (%p4_p0) target = $region4",
+        *DELAY,
+        *[f"LB| {MULTIPLY}//Start region 2", MULTIPLY, "%5 = sbr.rel (!%p2_p0) target = $region2", *DELAY],
+        "PF| %7 = sbr.rel (!%p1_p0) target = $region1//Start/End empty region 4",
+        *DELAY,
+    ]
+    assert busiest_turn(parse(dump(*loop))) == Turn(cycles=3 + 4, dma_bytes=0)
+    assert steady_turn(parse(dump(*loop))) == Turn(cycles=2 + 4 + 5, dma_bytes=32 * 9)
+    with pytest.raises(ValueError, match="most of the matrix products"):
+        busiest_turn(parse(dump(MULTIPLY)))
+
+
 def test_a_kernel_that_only_copies_has_no_such_loop():
     loop = [f"LB| {DMA.format(1, 4)}//Start region 7", "%5 = sbr.rel (!%p1_p0) target = $region7", *DELAY]
     with pytest.raises(ValueError, match="no loop"):
@@ -151,6 +168,17 @@ def test_of_loops_within_the_last_one_the_longest_that_copies_counts():
     assert inner_copying_turn(parse(dump(*loops))) == Turn(cycles=3 + 4, dma_bytes=32 * 3)
     with pytest.raises(ValueError, match="no loop that starts copies within another"):
         inner_copying_turn(parse(dump(*loops[:15])))
+
+
+def test_a_grids_cycles_are_those_of_all_its_turns_and_of_what_stands_around_it():
+    inner = [f"LB| {MULTIPLY}//Start region 2", "%5 = sbr.rel (!%p2_p0) target = $region2", *DELAY]
+    grid = [f"LB| {DMA.format(1, 1)}//Start region 1", *inner, "%6 = sbr.rel (!%p1_p0) target = $region1", *DELAY]
+    kernel = parse(dump("", *grid, "PF| "))
+    assert cycles_of_grid(kernel, 3, 5) == 1 + 3 * (1 + 5 * 6 + 5) + 1
+    assert cycles_of_grid(parse(dump("", *inner, "PF| ")), 1, 5) == 1 + 5 * 6 + 1
+    assert cycles_of_grid(parse(dump(MULTIPLY, "PF| ")), 1, 1) == 2
+    with pytest.raises(ValueError, match="2 loops"):
+        cycles_of_grid(kernel, 3, 1)
 
 
 def test_what_is_no_dump_is_refused():

@@ -1,0 +1,307 @@
+"""Implements expert_mlps as a Pallas Mosaic TPU kernel that reads the matrices of the chosen experts where they lie.
+
+Memory. Stacks of all layers' matrices stay in HBM. Of the current layer's experts that some token chose, one piece
+after the other comes to VMEM, into one of two buffers, while the piece before it is multiplied. A piece is an expert's
+gate and up [embed, 2 * width] and down [width, embed]: all of its width, or a part where that would not fit. Tokens,
+their shares and the sum, [tokens, embed] in float32, are in VMEM throughout.
+
+    experts with tokens     2    5    6        pieces of an expert: 2
+    pieces                |0 1| 0 1| 0 1|
+    multiplied             2.0 2.1 5.0 ...
+    on its way             2.1 5.0 5.1 ...
+
+Rows. Up to `ALL_ROWS` tokens, each expert multiplies them all: the matrix units take as long for fewer rows, and the
+shares of the other tokens are 0. Above, an expert takes its tokens in tiles of rows. Row r of a tile is the r-th token
+that chose the expert, which a product with a matrix of ones and zeros gathers exactly; its transpose adds the results
+to their tokens. For a few hundred tokens this takes less time than the matrices of narrow experts take to arrive; a
+wide expert's tokens are gathered for each of its pieces, which takes longer. A number that is not finite would spoil
+the sums of other tokens, as its product with 0 is none: such numbers are taken as 0, and their token's result becomes
+NaN at the end.
+
+The grid walks over chunks of at most `CHUNK` tokens, all of one size, and each reads its experts' matrices again.
+Nothing is donated.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float
+
+from pallas_kernels.expert_mlps.reference import DenseChoice
+from pallas_kernels.stacked_row import StackedTable
+
+LANES, SUBLANES = 128, 16
+ALL_ROWS = 128
+"""Most tokens that each expert multiplies, chosen or not: a matrix unit's rows."""
+CHUNK = 512
+"""Most tokens that share a reading of the matrices; gathering a row of more would cost more than multiplying it."""
+MOST_CHUNKS = 4
+"""In more, XLA's product, which copies a layer's matrices once, would move fewer bytes."""
+MOST_OF_SEVERAL = 4096
+"""Most numbers of a token, if there are several chunks: wider ones leave room for narrow pieces only, for each of which
+they are gathered again."""
+PIECE_BYTES = 9 * 2**20
+"""Most bytes of a piece."""
+VMEM_BYTES = 64 * 2**20
+"""The least VMEM, that of a tpu7x."""
+SPARE_BYTES = 4 * 2**20
+"""VMEM for the compiler's temporaries of a piece's products."""
+LARGEST = float(jnp.finfo(jnp.bfloat16).max)
+"""What is larger in float32 could be rounded to infinity."""
+_TO_TOKENS = (((0,), (0,)), ((), ()))
+"""Contracts the rows of a matrix of a tile's rows and tokens."""
+
+
+class Tiling(NamedTuple):
+    """Says how a launch walks through tokens and experts.
+
+    Attributes:
+        chunk: tokens of a turn of the grid.
+        width: columns of gate, and of up, in a piece.
+        pieces: of an expert.
+        vmem_bytes: of all buffers and the compiler's temporaries.
+    """
+
+    chunk: int
+    width: int
+    pieces: int
+    vmem_bytes: int
+
+
+def takes(x: jax.Array, gate_up: jax.Array, down: jax.Array, experts: int, column_shards: int = 1) -> bool:
+    """Tell whether MLPs are computed here: bfloat16, of whole registers, and few enough tokens.
+
+    Args:
+        experts: how many tokens choose from, on all devices.
+        column_shards: parts that the MLPs' columns will be split into.
+    """
+    (tokens, embed), mlp, parts = x.shape, down.shape[2] // column_shards, gate_up.shape[3] // down.shape[2]
+    is_bfloat16 = x.dtype == gate_up.dtype == down.dtype == jnp.bfloat16
+    return is_bfloat16 and tiling(tokens, embed, mlp, parts + 1, experts) is not None
+
+
+def tiling(tokens: int, embed: int, mlp: int, matrices: int, experts: int) -> Tiling | None:
+    """Return how a launch is tiled; None: it would not fill registers, fit VMEM, or read matrices seldom enough.
+
+    Args:
+        mlp: columns of gate, and of up, on a device.
+        matrices: of an expert, with gate and up counted as two.
+        experts: see `takes`.
+    """
+    chunk = _chunk(tokens, embed)
+    if chunk == 0 or embed % LANES or mlp % LANES:
+        return None
+    # A chunk's tokens and results, in two buffers each, its sum, and the compiler's temporaries as large as the sum, of
+    # which it makes two. For each expert its shares, in two buffers, its tokens' numbers, and a temporary.
+    kept = (2 * 2 + 2 * 2 + 3 * 4) * embed * chunk + 16 * experts * chunk + SPARE_BYTES
+    column = matrices * embed * 2
+    fitting = min(PIECE_BYTES, (VMEM_BYTES - kept) // 2) // column
+    width = next((width for width in range(mlp, 0, -LANES) if mlp % width == 0 and width <= fitting), 0)
+    return Tiling(chunk, width, mlp // width, kept + 2 * column * width) if width else None
+
+
+def _chunk(tokens: int, embed: int) -> int:
+    """Return how many tokens a turn of the grid takes: all of few, or the largest of equal parts; 0: there are no such
+    parts."""
+    if tokens <= ALL_ROWS:
+        return tokens
+    most = MOST_CHUNKS if embed <= MOST_OF_SEVERAL else 1
+    parts = (n for n in range(-(-tokens // CHUNK), most + 1) if tokens % (n * SUBLANES) == 0)
+    return next((tokens // n for n in parts), 0)
+
+
+def expert_mlps(
+    x: Float[Array, "tokens embed"],
+    choice: DenseChoice,
+    gate_up: StackedTable,
+    down: StackedTable,
+    activate: Callable[[Array], Array],
+    *,
+    gated: bool,
+    interpret: bool | pltpu.InterpretParams = False,
+) -> Float[Array, "tokens embed"]:
+    """See `pallas_kernels.expert_mlps.expert_mlps`.
+
+    Raises:
+        ValueError: the operands are not what `takes` says.
+    """
+    share = choice.share
+    of = len(share)
+    if not takes(x, gate_up.stack, down.stack, of):
+        shapes = x.shape, gate_up.shape, down.shape
+        raise ValueError(f"tokens and tables of {shapes} {x.dtype} are not multiplied here: see takes")
+    (tokens, embed), (experts, mlp, _) = x.shape, down.shape
+    parts = gate_up.shape[2] // mlp
+    tiles = tiling(tokens, embed, mlp, parts + 1, of)
+    assert tiles is not None
+    chunk, width = tiles.chunk, tiles.width
+    shares = share.reshape(of, tokens // chunk, chunk).swapaxes(0, 1)
+    counts = (shares != 0).sum(axis=2, dtype=jnp.int32)
+    return pl.pallas_call(
+        functools.partial(_kernel, activate=activate, gated=gated, rows=min(chunk, ALL_ROWS)),
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=3,
+            grid=(tokens // chunk,),
+            in_specs=[
+                pl.BlockSpec((chunk, embed), lambda i, *_: (i, 0)),
+                pl.BlockSpec((None, of, chunk), lambda i, *_: (i, 0, 0)),
+                pl.BlockSpec(memory_space=pltpu.HBM),
+                pl.BlockSpec(memory_space=pltpu.HBM),
+            ],
+            out_specs=pl.BlockSpec((chunk, embed), lambda i, *_: (i, 0)),
+            # In order: the two buffers of pieces; the sum; each expert's tokens by their number among them; how often
+            # a token met a number that is not finite; experts with tokens; a semaphore for each buffer and matrix.
+            scratch_shapes=[
+                pltpu.VMEM((2, embed, parts * width), x.dtype),
+                pltpu.VMEM((2, width, embed), x.dtype),
+                pltpu.VMEM((chunk, embed), jnp.float32),
+                pltpu.VMEM((of, chunk), jnp.float32),
+                pltpu.VMEM((chunk, LANES), jnp.float32),
+                pltpu.SMEM((experts,), jnp.int32),
+                pltpu.SemaphoreType.DMA((2, parts + 1)),
+            ],
+        ),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("arbitrary",),
+            vmem_limit_bytes=tiles.vmem_bytes,
+        ),
+        interpret=interpret,
+        name="expert_mlps",
+    )(gate_up.number[None], jnp.asarray(choice.first, jnp.int32)[None], counts, x, shares, gate_up.stack, down.stack)
+
+
+def _kernel(
+    number,
+    first,
+    counts,
+    x,
+    share,
+    gate_up,
+    down,
+    out,
+    columns,
+    lines,
+    total,
+    place,
+    broken,
+    live,
+    arrived,
+    *,
+    activate: Callable[[Array], Array],
+    gated: bool,
+    rows: int,
+):
+    """Sum the MLPs of a chunk's tokens.
+
+    Args:
+        number, first, counts: SMEM [1]; [1]; [chunks, all experts], tokens that chose each expert.
+        x, share: VMEM [tokens, embed]; float32 [all experts, tokens].
+        gate_up, down: HBM, of all layers, see `expert_mlps`.
+        out: VMEM [tokens, embed].
+        columns, lines: VMEM, two buffers of a piece's matrices: gate_up [2, embed, parts * width], down [2, width,
+            embed].
+        total, place, broken, live, arrived: scratch, see the launch.
+        rows: of an expert's tile; as many as there are tokens: each expert takes all.
+    """
+    tokens = x.shape[0]
+    (experts,), width, mlp = live.shape, lines.shape[1], down.shape[2]
+    pieces, parts, turn = mlp // width, columns.shape[2] // width, pl.program_id(0)
+    takes_all = rows == tokens
+
+    def note(expert, found):
+        @pl.when(counts[turn, first[0] + expert] > 0)
+        def _():
+            live[found] = expert
+
+        return found + (counts[turn, first[0] + expert] > 0).astype(jnp.int32)
+
+    def not_finite(lines):
+        """Return for each row 1 if a number is not finite in bfloat16, else 0, as a column."""
+        return jnp.max(jnp.where(jnp.abs(lines) <= LARGEST, 0.0, 1.0), axis=1, keepdims=True)
+
+    units = lax.fori_loop(0, experts, note, jnp.int32(0)) * pieces
+    total[...] = jnp.zeros_like(total)
+    if not takes_all:
+        # The number of a token among those of its expert is a sum over the tokens before it; -1: not its token.
+        is_chosen = share[...] != 0
+        before = lax.broadcasted_iota(jnp.int32, (tokens, tokens), 0) < lax.broadcasted_iota(
+            jnp.int32, (tokens, tokens), 1
+        )
+        ones = is_chosen.astype(jnp.float32).astype(x.dtype)
+        ranks = jnp.dot(ones, before.astype(jnp.float32).astype(x.dtype), preferred_element_type=jnp.float32)
+        place[...] = jnp.where(is_chosen, ranks, -1.0)
+        given = x[...].astype(jnp.float32)
+        out[...] = jnp.where(jnp.abs(given) <= LARGEST, given, 0).astype(out.dtype)
+        broken[...] = jnp.broadcast_to(not_finite(given), broken.shape)
+
+    def copies(unit):
+        expert, piece, slot = live[lax.div(unit, pieces)], lax.rem(unit, pieces), lax.rem(unit, 2)
+        of_expert, here = gate_up.at[number[0], expert], columns.at[slot]
+        if pieces == 1:
+            yield pltpu.make_async_copy(of_expert, here, arrived.at[slot, 0])
+            yield pltpu.make_async_copy(down.at[number[0], expert], lines.at[slot], arrived.at[slot, parts])
+            return
+        for part in range(parts):
+            source = pl.ds(pl.multiple_of(part * mlp + piece * width, LANES), width)
+            target = here.at[:, pl.ds(part * width, width)]
+            yield pltpu.make_async_copy(of_expert.at[:, source], target, arrived.at[slot, part])
+        source = pl.ds(pl.multiple_of(piece * width, LANES), width)
+        yield pltpu.make_async_copy(down.at[number[0], expert, source], lines.at[slot], arrived.at[slot, parts])
+
+    def start(unit):
+        @pl.when(unit < units)
+        def _():
+            for copy in copies(unit):
+                copy.start()
+
+    def mlps(given, slot):
+        both = jnp.dot(given, columns[slot], preferred_element_type=jnp.float32).astype(x.dtype)
+        gate = both[:, :width].astype(jnp.float32)
+        inner = activate(gate)
+        if gated:
+            inner = inner * both[:, width:].astype(jnp.float32)
+        return jnp.dot(inner.astype(x.dtype), lines[slot], preferred_element_type=jnp.float32)
+
+    def shares_of(expert, mine):
+        """Return the shares of a tile's rows as a column; `mine` tells which token each row is."""
+        return jnp.sum(jnp.where(mine, share[pl.ds(first[0] + expert, 1), :], 0), axis=1, keepdims=True)
+
+    start(0)
+
+    @pl.loop(0, units)
+    def _(unit):
+        expert, slot = live[lax.div(unit, pieces)], lax.rem(unit, 2)
+        start(unit + 1)
+        for copy in copies(unit):
+            copy.wait()
+        row = lax.broadcasted_iota(jnp.int32, (rows, tokens), 0)
+        if takes_all:
+            mine = row == lax.broadcasted_iota(jnp.int32, (rows, tokens), 1)
+            factor = shares_of(expert, mine)
+            total[...] += jnp.where(factor != 0, mlps(x[...], slot) * factor, 0)
+            return
+
+        @pl.loop(0, pl.cdiv(counts[turn, first[0] + expert], rows))
+        def _(tile):
+            mine = place[pl.ds(first[0] + expert, 1), :] == (row + tile * rows).astype(jnp.float32)
+            ones = mine.astype(jnp.float32).astype(x.dtype)
+            given = jnp.dot(ones, out[...], preferred_element_type=jnp.float32).astype(x.dtype)
+            result = mlps(given, slot) * shares_of(expert, mine)
+            whole = jnp.where(jnp.abs(result) <= LARGEST, result, 0).astype(x.dtype)
+            total[...] += lax.dot_general(ones, whole, _TO_TOKENS, preferred_element_type=jnp.float32)
+            flags = jnp.broadcast_to(not_finite(result), (rows, LANES)).astype(x.dtype)
+            broken[...] += lax.dot_general(ones, flags, _TO_TOKENS, preferred_element_type=jnp.float32)
+
+    if takes_all:
+        out[...] = total[...].astype(out.dtype)
+    else:
+        out[...] = jnp.where(broken[:, :1] == 0, total[...], jnp.nan).astype(out.dtype)

@@ -243,6 +243,15 @@ def test_a_pinned_prefix_that_is_too_long_for_the_new_engine_is_dropped_with_a_w
     assert_nothing_is_left(other)
 
 
+def test_a_save_after_the_last_one_was_deleted_says_so_and_copies_all(model, tmp_path, caplog):
+    llm = begin(model, 9)
+    llm.save_state(tmp_path / "state")
+    shutil.rmtree(tmp_path / "state")
+    llm.save_state(tmp_path / "state")
+    assert "000001 is not there" in caplog.text
+    LLM.restore_state(tmp_path / "state")
+
+
 def test_a_file_is_refused_as_the_folder_of_a_state(model, tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(NotADirectoryError, match="file' is a file: a state is saved to a folder"):

@@ -145,8 +145,10 @@ def read_about(path: Path) -> dict[str, Any]:
     """Return a save's description of itself, the content of its state.json.
 
     Raises:
-        StateRefused: the description is damaged, or the save is of another format.
+        StateRefused: there is no such save, its description is damaged, or it is of another format.
     """
+    if not path.is_dir():
+        raise StateRefused(f"{path} is not there")
     try:
         about = json.loads((path / ABOUT).read_bytes())
         checksum = about.pop("checksum")

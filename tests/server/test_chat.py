@@ -201,6 +201,31 @@ def test_a_named_tool_is_called_with_arguments_of_its_schema(with_tools, family)
     assert deltas[-1]["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.parametrize("family", ["hermes", "llama3", "mistral"])
+def test_a_call_that_a_stop_string_cuts_is_not_reported_as_complete(with_tools, family):
+    server = with_tools(tool_parser=family)
+    body = BODY | {"tools": TOOLS, "max_completion_tokens": 90, "ignore_eos": False, "stop": ["city"]}
+    body["tool_choice"] = {"type": "function", "function": {"name": "weather"}}
+    choice = server.answer(PATH, body)["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "city")
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"'}
+    assert server.chunks(PATH, body)[-1]["choices"][0]["finish_reason"] == "stop"
+    asked = {"input": "hi", "max_output_tokens": 90, "stop": ["city"], "store": False}
+    asked["tools"] = [{"type": "function", **TOOLS[0]["function"]}]
+    response = server.answer("/v1/responses", asked | {"tool_choice": "required"})
+    assert response["output"][0]["arguments"] == '{"' and response["output"][0]["status"] == "incomplete"
+
+
+@pytest.mark.parametrize("family", ["hermes", "mistral"])
+def test_a_call_that_is_cut_in_its_name_leaves_no_markup(with_tools, family):
+    server = with_tools(tool_parser=family)
+    body = BODY | {"tools": TOOLS, "tool_choice": "required", "ignore_eos": False}
+    for limit, reason in (({"max_completion_tokens": 18}, "length"), ({"stop": ["name"]}, "stop")):
+        choice = server.answer(PATH, body | {"max_completion_tokens": 90} | limit)["choices"][0]
+        assert choice["finish_reason"] == reason
+        assert choice["message"] == {"role": "assistant", "content": "", "refusal": None}
+
+
 def test_some_tool_is_called_where_one_is_required_and_one_only_if_asked(with_tools):
     server = with_tools(tool_parser="llama3")
     body = BODY | {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "ignore_eos": False}

@@ -178,6 +178,9 @@ TOOLS = [
 ]
 
 
+BAD = {"type": "object", "properties": {"a": {"type": "objekt"}}}
+
+
 @pytest.fixture
 def with_tools(serve, tiny_llm, monkeypatch):
     template = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}" + tiny_llm.tokenizer.chat_template
@@ -285,6 +288,7 @@ def test_tools_that_cannot_be_are_refused_by_name(with_tools):
         ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
         ({"tools": TOOLS, "structured_outputs": {"grammar": 'root ::= "a"'}}, "structured_outputs"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "parameters": BAD}}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
     ):
@@ -303,6 +307,9 @@ def test_a_shape_may_come_behind_a_thought(serve, tiny_llm):
 
 def test_shapes_behind_a_thought_are_refused_by_name(serve):
     server = serve(reasoning_parser="think")
+    bad = {"type": "json_schema", "json_schema": {"name": "a", "schema": BAD}}
+    error = server.refusal(PATH, BODY | {"response_format": bad})
+    assert error["param"] == "response_format.json_schema.schema" and "objekt" in error["message"]
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<think>"}]
     body = BODY | {"messages": messages, "add_generation_prompt": False, "continue_final_message": True}
     for shape in ({"choice": ["a"] * 10_001}, {"grammar": 'root ::= "a"'}, {"regex": "a", "choice": ["b"]}):

@@ -66,7 +66,9 @@ def run_batch(
             typer.echo(f"{error}; start this command again", err=True)
             raise typer.Exit(AGAIN) from error
     if asked and (refused := batch.refusals(answers_file, asked)):
-        typer.echo(f"{refused} requests were refused; see {answers_file}", err=True)
+        typer.echo(
+            f"{refused} {'request was' if refused == 1 else 'requests were'} refused; see {answers_file}", err=True
+        )
         raise typer.Exit(1)
 
 

@@ -85,8 +85,13 @@ def read_keys(file: Path) -> tuple[Key, ...]:
     """
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--api-keys-file {file} cannot be read: {type(error).__name__}") from error
+    except OSError as error:
+        raise ValueError(f"--api-keys-file {file} cannot be read: {error.strerror}") from error
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise ValueError(f"--api-keys-file {file} must be a JSON list of keys: {error.msg}, {where}") from error
+    except ValueError as error:
+        raise ValueError(f"--api-keys-file {file} must be JSON in UTF-8: {type(error).__name__}") from error
     if not isinstance(entries, list) or not entries:
         raise ValueError(f"--api-keys-file {file} must hold a list with at least 1 key")
     keys = tuple(_read_key(entry, f"--api-keys-file {file}, entry {i}") for i, entry in enumerate(entries))

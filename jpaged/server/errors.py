@@ -20,6 +20,11 @@ _ALTERNATIVE = re.compile(r"str|int|[a-z-]+\[.*|[A-Z]\w*")
 """Matches the names that pydantic gives to the alternatives of a union in an error's place."""
 _FIELD_ERRORS = ("unknown_field", "refused_field")
 """Types of the errors about a field of an object, whose place is the object's."""
+_SUBJECT = re.compile(r"(?:prompt \d+: )?(?:(\w+)(?:=|\[|:| has\b| have\b)|the (prompt) has\b)")
+"""Matches the parameter that a message is about."""
+_PARAMETER = re.compile(r"'[^']*'|\"[^\"]*\"|(?<!\w)(\w+)(?==)")
+"""Matches a parameter with its value, and quoted texts, in which there is none."""
+_TOO_LONG = re.compile(r"(?:prompt \d+: )?the prompt has \d+ (?:tokens|characters), .*\bmax_model_len=", re.DOTALL)
 CLIENT_GONE = 499
 """Status in the log of a request whose client disconnected. It is never sent."""
 
@@ -81,14 +86,20 @@ def refused(error: Exception, fields: Collection[str] = (), sent_as: Mapping[str
 
     Args:
         fields: names of the body's fields.
-        sent_as: the client's names of parameters that have others in the message.
+        sent_as: the client's names, or paths, of parameters that have others in the message.
     """
-    message, sent_as = str(error), sent_as or {}
-    for name, sent in sent_as.items():
-        message = re.sub(rf"(?<!\w){name}(?==)", sent, message)
-    named = re.match(r"(\w+)(?:=|\[)", message)
-    param = named.group(1) if named and named.group(1) in {*fields, *sent_as.values()} else None
-    return ApiError(message, param=param, code="invalid_value")
+    message, sent_as = with_short_values(str(error)), sent_as or {}
+    code = "context_length_exceeded" if _TOO_LONG.match(message) else "invalid_value"
+    subject, param = _SUBJECT.match(message), None
+    if subject is not None:
+        name = subject[1] or subject[2]
+        known = name in fields or name in sent_as.values()
+        param = sent_as.get(name, name if known else None)
+        if param not in (None, name):
+            start, end = subject.span(1)
+            message = f"{param}: {message}" if start < 0 else f"{message[:start]}{param}{message[end:]}"
+    message = _PARAMETER.sub(lambda found: sent_as.get(found[1], found[0]), message)
+    return ApiError(message, param=param, code=code)
 
 
 def engine_error(error: Exception) -> ApiError | None:

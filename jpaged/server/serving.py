@@ -24,7 +24,7 @@ from jpaged.server.protocol.fields import SamplingFields
 from jpaged.server.settings import ServerSettings
 from jpaged.server.tracing import Traces
 
-_FIELDS = {*SamplingFields.model_fields, "prompt"}
+_FIELDS = {*SamplingFields.model_fields, "prompt", "logprobs"}
 
 
 class Serving:
@@ -107,10 +107,14 @@ class Serving:
         model: str | None = None,
         priority: int | None = None,
         add_special_tokens: bool | None = None,
+        sent_as: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Run one prompt with the adapter that `model` names, and record metrics, log and trace.
 
         Closing the generator frees the request's memory.
+
+        Args:
+            sent_as: see `errors.refused`.
 
         Raises:
             ApiError: the engine refuses the prompt or a parameter, the queue is full, or a request with the same
@@ -138,7 +142,7 @@ class Serving:
                     yield output
         except ValueError as error:  # the engine refuses the prompt or a parameter
             seen.fail(error)
-            raise refused(error, _FIELDS) from error
+            raise refused(error, _FIELDS, sent_as) from error
         except Exception as error:
             seen.fail(error)
             raise
@@ -166,10 +170,11 @@ class Serving:
             render: Callable[..., Any] = self._newest if truncate else self.engine.chat_prompt
             made = await asyncio.to_thread(render, messages, **cut, **options)
         except ValueError as error:
-            raise refused(error, type(body).model_fields) from error
+            raise refused(error, type(body).model_fields, body.sent_as) from error
         turn.follow(made["prompt"])
         prompt: Mapping[str, Any] = made if body.cache_salt is None else {**made, "cache_salt": body.cache_salt}
-        return self.generate(prompt, self._turn_params(body, turn), caller, model=body.model, priority=body.priority)
+        params = self._turn_params(body, turn)
+        return self.generate(prompt, params, caller, model=body.model, priority=body.priority, sent_as=body.sent_as)
 
     def _newest(self, messages: list[dict[str, Any]], **options: Any) -> Any:
         """Return the prompt of a conversation's newest messages that fit, which begin with one of the user.

@@ -161,7 +161,10 @@ def _template(tokenizer: Any, options: ChatOptions) -> str:
     tools = None if options.tools is None else list(options.tools)
     template = options.chat_template or tokenizer.get_chat_template(None, tools)
     if tools and "tools" not in template:
-        raise ValueError(f"tools={tools!r}: the chat template has no place for them")
+        raise ValueError(
+            f"tools={tools!r}: the chat template has no place for them; give one that has, with chat_template= "
+            "(jpaged serve: --chat-template FILE)"
+        )
     return template
 
 

@@ -103,7 +103,7 @@ def parse_prompt(
     if isinstance(prompt, Conversation):
         given = images_in(prompt.messages)
         if given and images.refusal is not None:
-            raise ValueError(f"messages have {len(given)} images: {images.refusal}")
+            raise ValueError(f"messages have {len(given)} image{'s'[: len(given) > 1]}: {images.refusal}")
         mark = images.placeholder_text if given else ""
         said = {"prompt": templated(prompt.messages, tokenizer, prompt.options, mark)}
         if given:

@@ -42,4 +42,4 @@ def test_the_status_is_that_of_all_answers_though_nothing_was_left_to_ask(code, 
     answer = {"id": "batch_req_0", "custom_id": "a", "response": {"status_code": code}}
     (tmp_path / "out.jsonl").write_text(json.dumps(answer) + "\n")
     found, said = run(asked, tmp_path / "out.jsonl")
-    assert found == status and ("1 requests were refused" in said) == bool(status)
+    assert found == status and ("1 request was refused" in said) == bool(status)

@@ -178,6 +178,9 @@ TOOLS = [
 ]
 
 
+BAD = {"type": "object", "properties": {"a": {"type": "objekt"}}}
+
+
 @pytest.fixture
 def with_tools(serve, tiny_llm, monkeypatch):
     template = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}" + tiny_llm.tokenizer.chat_template
@@ -199,6 +202,31 @@ def test_a_named_tool_is_called_with_arguments_of_its_schema(with_tools, family)
     assert calls[0]["function"]["name"] == "weather" and calls[0]["type"] == "function"
     assert "".join(call["function"]["arguments"] for call in calls) == '{"city": "Rome"}'
     assert deltas[-1]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("family", ["hermes", "llama3", "mistral"])
+def test_a_call_that_a_stop_string_cuts_is_not_reported_as_complete(with_tools, family):
+    server = with_tools(tool_parser=family)
+    body = BODY | {"tools": TOOLS, "max_completion_tokens": 90, "ignore_eos": False, "stop": ["city"]}
+    body["tool_choice"] = {"type": "function", "function": {"name": "weather"}}
+    choice = server.answer(PATH, body)["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "city")
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"'}
+    assert server.chunks(PATH, body)[-1]["choices"][0]["finish_reason"] == "stop"
+    asked = {"input": "hi", "max_output_tokens": 90, "stop": ["city"], "store": False}
+    asked["tools"] = [{"type": "function", **TOOLS[0]["function"]}]
+    response = server.answer("/v1/responses", asked | {"tool_choice": "required"})
+    assert response["output"][0]["arguments"] == '{"' and response["output"][0]["status"] == "incomplete"
+
+
+@pytest.mark.parametrize("family", ["hermes", "mistral"])
+def test_a_call_that_is_cut_in_its_name_leaves_no_markup(with_tools, family):
+    server = with_tools(tool_parser=family)
+    body = BODY | {"tools": TOOLS, "tool_choice": "required", "ignore_eos": False}
+    for limit, reason in (({"max_completion_tokens": 18}, "length"), ({"stop": ["name"]}, "stop")):
+        choice = server.answer(PATH, body | {"max_completion_tokens": 90} | limit)["choices"][0]
+        assert choice["finish_reason"] == reason
+        assert choice["message"] == {"role": "assistant", "content": "", "refusal": None}
 
 
 def test_some_tool_is_called_where_one_is_required_and_one_only_if_asked(with_tools):
@@ -260,6 +288,7 @@ def test_tools_that_cannot_be_are_refused_by_name(with_tools):
         ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
         ({"tools": TOOLS, "structured_outputs": {"grammar": 'root ::= "a"'}}, "structured_outputs"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "parameters": BAD}}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
     ):
@@ -278,6 +307,9 @@ def test_a_shape_may_come_behind_a_thought(serve, tiny_llm):
 
 def test_shapes_behind_a_thought_are_refused_by_name(serve):
     server = serve(reasoning_parser="think")
+    bad = {"type": "json_schema", "json_schema": {"name": "a", "schema": BAD}}
+    error = server.refusal(PATH, BODY | {"response_format": bad})
+    assert error["param"] == "response_format.json_schema.schema" and "objekt" in error["message"]
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<think>"}]
     body = BODY | {"messages": messages, "add_generation_prompt": False, "continue_final_message": True}
     for shape in ({"choice": ["a"] * 10_001}, {"grammar": 'root ::= "a"'}, {"regex": "a", "choice": ["b"]}):

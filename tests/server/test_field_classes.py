@@ -93,6 +93,7 @@ def test_an_unknown_field_is_refused_by_its_path_and_with_the_nearest_name(serve
     error = server.refusal(CHAT, ASKED | {"tempature": 1})
     assert (error["param"], error["code"]) == ("tempature", "unknown_parameter")
     assert "did you mean temperature?" in error["message"]
+    assert "did you mean max_output_tokens?" in server.refusal(RESPONSES, RESPOND | {"max_tokens": 1})["message"]
     part = {"type": "text", "text": "a", "cache_controll": {}}
     error = server.refusal(CHAT, {"messages": [{"role": "user", "content": [part]}]})
     assert error["param"] == "messages.0.content.0.cache_controll" and "cache_control?" in error["message"]

@@ -388,3 +388,9 @@ def test_a_file_of_keys_is_read_and_never_told(tmp_path):
         with pytest.raises(ValueError, match="api-keys-file") as refused:
             read_keys(file)
         assert "secr" not in str(refused.value)
+    file.write_text('{"name": "a", "key": "secret"}\n{"name": "b", "key": "secret"}\n')
+    with pytest.raises(ValueError, match="must be a JSON list of keys: Extra data, line 2, column 1") as refused:
+        read_keys(file)
+    assert "secr" not in str(refused.value)
+    with pytest.raises(ValueError, match=r"none\.json cannot be read: No such file"):
+        read_keys(tmp_path / "none.json")

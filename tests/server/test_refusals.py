@@ -2,6 +2,7 @@
 
 import pytest
 
+from jpaged.server.errors import refused
 from jpaged.server.protocol.chat import ChatRequest
 from jpaged.server.protocol.fields import unhonoured
 from jpaged.server.protocol.prompts import CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -17,11 +18,11 @@ CALL = {"id": "c", "function": {"name": "f"}}
 
 @pytest.fixture
 def refuse(server):
-    def refused(path=COMPLETIONS, status=400, **body):
-        base = {"prompt": "a"} if path == COMPLETIONS else {"messages": MESSAGES}
+    def refuse(path=COMPLETIONS, status=400, **body):
+        base = {COMPLETIONS: {"prompt": "a"}, CHAT: {"messages": MESSAGES}}.get(path, {"input": "a"})
         return server.refusal(path, base | body, status)
 
-    return refused
+    return refuse
 
 
 def test_fields_are_refused_by_name(refuse):
@@ -228,3 +229,64 @@ def test_an_error_about_the_limit_on_tokens_names_the_field_that_was_sent(server
     ):
         error = server.refusal(path, body | {name: -1})
         assert error["param"] == name and error["message"].startswith(f"{name}=-1 must be at least 1"), error
+
+
+BAD = {"type": "objekt"}
+BAD_FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": BAD}}
+RESPONSES = "/v1/responses"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "said"),
+    [
+        (COMPLETIONS, {"logprobs": 100}, "logprobs", "logprobs=100 is above"),
+        (COMPLETIONS, {"logprobs": 100, "echo": True}, "logprobs", "logprobs=100 is above"),
+        (COMPLETIONS, {"prompt": [99999]}, "prompt", "prompt: token id 99999"),
+        (COMPLETIONS, {"prompt": ""}, "prompt", "the prompt has 0 tokens"),
+        (COMPLETIONS, {"prompt": "\ud800"}, "prompt", "prompt='\\ud800' is not Unicode text"),
+        (COMPLETIONS, {"structured_outputs": {"json": BAD}}, "structured_outputs.json", "structured_outputs.json={"),
+        (
+            COMPLETIONS,
+            {"response_format": {"type": "json_object", "schema": BAD}},
+            "response_format.schema",
+            "'objekt'",
+        ),
+        (COMPLETIONS, {"stop_token_ids": [99999]}, "stop_token_ids", "token id 99999"),
+        (COMPLETIONS, {"bad_words": ["json= x"], "structured_outputs": {"json": BAD}}, "structured_outputs.json", ""),
+        (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs=21 is above"),
+        (CHAT, {"response_format": BAD_FORMAT}, "response_format.json_schema.schema", "schema={'type': 'objekt'}"),
+        (CHAT, {"messages": [{"role": "user", "content": "\ud800"}]}, "messages", "is not Unicode text"),
+        (CHAT, {"messages": [{"role": "user", "content": [IMAGE_PART]}]}, "messages", "messages have 1 image: "),
+        (RESPONSES, {"input": "\ud800"}, "input", "is not Unicode text"),
+        (RESPONSES, {"text": {"format": {"type": "json_schema", "schema": BAD}}}, "text.format.schema", "'objekt'"),
+    ],
+)
+def test_what_the_engine_refuses_names_the_path_and_the_name_that_were_sent(refuse, path, body, param, said):
+    error = refuse(path, **body)
+    assert error["param"] == param and said in error["message"], error
+    assert error["code"] == "invalid_value"
+
+
+def test_a_prompt_that_is_too_long_has_the_code_that_clients_look_for(refuse):
+    long = "the cab " * 300
+    for path, body, param in (
+        (COMPLETIONS, {"prompt": [9] * 128}, "prompt"),
+        (COMPLETIONS, {"prompt": long}, "prompt"),
+        (COMPLETIONS, {"prompt": long * 100}, "prompt"),
+        (CHAT, {"messages": [{"role": "user", "content": long}]}, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": long * 100}]}, "messages"),
+        (RESPONSES, {"input": long}, "input"),
+    ):
+        error = refuse(path, **body)
+        assert (error["param"], error["code"]) == (param, "context_length_exceeded"), error
+        assert "max_model_len=128" in error["message"]
+
+
+def test_more_prompts_than_may_wait_are_refused_with_the_flag(serve):
+    error = serve(max_waiting=2).refusal(COMPLETIONS, {"prompt": ["a"] * 3})
+    assert "3 prompts; the server takes 1 to 2 (--max-waiting-requests)" in error["message"]
+
+
+def test_a_quoted_text_that_looks_like_a_parameter_is_left_as_it_is():
+    error = refused(ValueError("messages=['json=1', \"json=2\"] have min_tokens=3 and json=4"), (), {"json": "a.b"})
+    assert error.message == "messages=['json=1', \"json=2\"] have min_tokens=3 and a.b=4"

@@ -12,7 +12,7 @@ from tiny_chat_model import byte_level_tokenizer
 from jpaged import SamplingParams, StructuredOutputsParams
 from jpaged.server.errors import ApiError
 from jpaged.server.messages.chat_turn import ChatTurn
-from jpaged.server.messages.parts import CallArguments, CallStart, Content, PlainReader, Reasoning
+from jpaged.server.messages.parts import CallArguments, CallCut, CallStart, Content, PlainReader, Reasoning
 from jpaged.server.messages.thoughts import THINK
 from jpaged.server.messages.tool_calls import TOOL_FORMATS, ToolReader, format_of
 from jpaged.server.protocol.chat import ChatRequest
@@ -75,7 +75,24 @@ def test_text_without_a_call_stays_text(family, text, cuts):
 )
 @given(cuts=CUTS)
 def test_a_name_without_arguments_is_no_call(text, cuts):
-    assert read(ToolReader(TOOL_FORMATS["mistral_args"]), text, cuts) == [Content(text)]
+    is_cut = text in ("[TOOL_CALLS]f[ARGS", "[TOOL_CALLS]")
+    want = [CallCut()] if is_cut else [Content(text)]
+    assert read(ToolReader(TOOL_FORMATS["mistral_args"]), text, cuts) == want
+
+
+@pytest.mark.parametrize("family", TOOL_FORMATS)
+@given(cuts=CUTS)
+def test_an_output_that_is_cut_off_within_a_call_says_so_and_shows_no_markup(family, cuts):
+    """It is cut in the first call's arguments, after them, and where the second call has a name only."""
+    text, reader = WRITTEN[family], TOOL_FORMATS[family].reader
+    start = text.index('{"a"')
+    whole, second = start + len(ARGUMENTS[0]), text.rindex("g")
+    said = [] if family == "llama3" else [Content("well ")]
+    assert read(reader(), text[: start + 2], cuts) == [*said, (0, "f", '{"'), CallCut()]
+    assert read(reader(), text[:whole], cuts) == [*said, (0, "f", ARGUMENTS[0])]
+    assert read(reader(), text[: second + 1], cuts) == [*said, (0, "f", ARGUMENTS[0]), CallCut()]
+    if said:
+        assert read(reader(), text[: text.index("f")], cuts) == [*said, CallCut()]
 
 
 def test_mistrals_form_is_that_of_the_tokenizer():
@@ -93,6 +110,7 @@ def test_calls_that_are_cut_off_keep_what_there_is(cuts):
     assert read(ToolReader(TOOL_FORMATS["hermes"]), WRITTEN["hermes"][:50], cuts) == [
         Content("well "),
         (0, "f", ARGUMENTS[0][: 50 - WRITTEN["hermes"].index('{"a"')]),
+        CallCut(),
     ]
 
 
@@ -142,6 +160,13 @@ def written(family, *calls):
         return "".join(f"{form.begin}{name}{form.named}{json.dumps(values)}" for name, values in calls)
     texts = [f'{{"name": "{name}", "{form.arguments}": {json.dumps(values)}}}' for name, values in calls]
     return form.begin + form.opening + form.between.join(texts) + form.closing
+
+
+@pytest.mark.parametrize("family", TOOL_FORMATS)
+def test_a_function_without_parameters_has_no_arguments(allows, family):
+    for forced in (False, True):
+        assert allows(family, written(family, ("g", {})), forced=forced)
+        assert not allows(family, written(family, ("g", {"city": "Paris"})), forced=forced)
 
 
 @pytest.mark.parametrize("family", TOOL_FORMATS)

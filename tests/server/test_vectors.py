@@ -47,6 +47,7 @@ REFUSED = [
     ("/v1/embeddings", {"input": "a", "dimensions": 10_000}, "dimensions=10000 is above the model's"),
     ("/v1/embeddings", {"input": "a", "dimensions": 2**75}, "dimensions=37778931862957161709568 must be in [1, "),
     ("/v1/embeddings", {"input": "a", "prompt_name": "query"}, "none of the model's prompts"),
+    ("/v1/embeddings", {"input": ["a", [99999]]}, "prompt 1: input: token id 99999"),
     ("/v1/embeddings", {"input": "a", "model": "other"}, "other"),
     ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "data_1 has 2 prompts, data_2 3"),
     ("/v1/rerank", {"query": "a", "documents": []}, "documents has 0 prompts"),

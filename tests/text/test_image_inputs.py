@@ -191,7 +191,7 @@ def test_a_model_without_eyes_refuses_images_by_name():
     messages = [{"role": "user", "content": [{"type": "image_url", "image_url": data_url(picture(0))}]}]
     with pytest.raises(ValueError, match=r"a prompt has 'multi_modal_data': .*model='x' takes no images"):
         process(inputs, with_image(picture(0)))
-    with pytest.raises(ValueError, match="messages have 1 images: prompts are text only, as model='x'"):
+    with pytest.raises(ValueError, match="messages have 1 image: prompts are text only, as model='x'"):
         process(inputs, Conversation(messages))
 
 

@@ -117,8 +117,9 @@ class StateKeeper:
                 differing.append("adapters in the pool")
             requests = self._between_steps(lambda: self._take_up(files, differing))
         logger.info(
-            "%d requests go on from %s after %.2f s%s",
+            "%d %s on from %s after %.2f s%s",
             len(requests),
+            "request goes" if len(requests) == 1 else "requests go",
             files.path,
             time.perf_counter() - start,
             f"; all is computed again, as {', '.join(differing)} differ" if differing else "",

@@ -17,7 +17,7 @@ from jpaged.server.errors import ApiError
 from jpaged.server.logprobs import chat_logprobs, prompt_logprobs
 from jpaged.server.messages.chat_turn import ChatTurn
 from jpaged.server.messages.custom_tools import CustomInput
-from jpaged.server.messages.parts import CallArguments, CallStart, Content, Part, Reasoning
+from jpaged.server.messages.parts import CallArguments, CallCut, CallStart, Content, Part, Reasoning
 from jpaged.server.openapi import GENERATES
 from jpaged.server.protocol.chat import ChatRequest
 from jpaged.server.protocol.fields import check_model, unhonoured
@@ -156,6 +156,7 @@ class MessageFields:
         self._reasoning: list[str] = []
         self._calls: list[dict[str, Any]] = []
         self._input: CustomInput | None = None  # of the last call, if its tool is a custom one
+        self._is_cut = False  # whether the output ended within a call
 
     @property
     def thought_tokens(self) -> int | None:
@@ -190,6 +191,8 @@ class MessageFields:
             call = {"id": f"{self._id}_{part.index}", "type": kind, kind: called}
             self._calls.append({**call, kind: {**called}})
             delta.setdefault("tool_calls", []).append({"index": part.index, **call})
+        elif isinstance(part, CallCut):
+            self._is_cut = True
         elif isinstance(part, CallArguments):
             kind, text = ("function", "arguments") if self._input is None else ("custom", "input")
             new = part.text if self._input is None else self._input.push(part.text)
@@ -215,7 +218,7 @@ class MessageFields:
         return message
 
     def ending(self, ending: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields of the message's end: "tool_calls" if it has calls and was not cut off."""
-        if self._calls and ending["finish_reason"] == "stop":
+        """Return the fields of the message's end: "tool_calls" if it has calls and none was cut off."""
+        if self._calls and not self._is_cut and ending["finish_reason"] == "stop":
             return {**ending, "finish_reason": "tool_calls"}
         return ending

@@ -60,7 +60,7 @@ class _Completion:
         body, most = self._body, self._serving.settings.max_waiting
         if not 1 <= len(body.prompts) <= most:
             raise ApiError(
-                f"prompt has {len(body.prompts)} prompts; the server takes 1 to {most}",
+                f"prompt has {len(body.prompts)} prompts; the server takes 1 to {most} (--max-waiting-requests)",
                 param="prompt",
                 code="invalid_value",
             )
@@ -92,6 +92,7 @@ class _Completion:
                 self._caller,
                 model=body.model,
                 priority=body.priority,
+                sent_as=body.sent_as,
                 **special,
             )
             for prompt in self._prompts

@@ -44,7 +44,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
         try:
             made = await asyncio.to_thread(engine.chat_prompt, messages, max_tokens=most, **options)
         except ValueError as error:
-            raise refused(error, TokenizeRequest.model_fields) from error
+            raise refused(error, TokenizeRequest.model_fields, {"prompt": "messages", "content": "messages"}) from error
         ids = made["prompt_token_ids"]
         if body.add_special_tokens:
             ids = await asyncio.to_thread(_encode, engine, made["prompt"], True, most)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,8 @@ async def embed(body: EmbeddingRequest, request: Request) -> dict[str, Any]:
     except ValueError as error:
         raise refused(error, EmbeddingRequest.model_fields) from error
     work = serving.engine.embed(given, params, lora_request=serving.adapter_of(body.model))
-    outputs = await _answered(request, caller, work, EmbeddingRequest.model_fields)
+    sent_as = {"prompt": "input", "prompt_token_ids": "input"}
+    outputs = await _answered(request, caller, work, EmbeddingRequest.model_fields, sent_as)
     data = [
         {"object": "embedding", "index": i, "embedding": _encoded(output.outputs.embedding, body.encoding_format)}
         for i, output in enumerate(outputs)
@@ -98,7 +99,9 @@ def _begin(serving: Serving, request: Request, body: _Body, field: str, prompts:
     most = serving.settings.max_waiting
     if not 1 <= prompts <= most:
         raise ApiError(
-            f"{field} has {prompts} prompts; the server takes 1 to {most}", param=field, code="invalid_value"
+            f"{field} has {prompts} prompts; the server takes 1 to {most} (--max-waiting-requests)",
+            param=field,
+            code="invalid_value",
         )
     serving.queue.check_prompts(caller.key, prompts)
     return caller
@@ -118,8 +121,12 @@ async def _answered(
     caller: Caller,
     work: Coroutine[Any, Any, list[PoolingRequestOutput[Any]]],
     fields: Collection[str],
+    sent_as: Mapping[str, str] | None = None,
 ) -> list[PoolingRequestOutput[Any]]:
     """Wait for the results, while the client does.
+
+    Args:
+        fields, sent_as: see `errors.refused`.
 
     Raises:
         ApiError: the engine refuses a prompt, or cannot do this with its model.
@@ -127,7 +134,7 @@ async def _answered(
     try:
         outputs = await while_connected(request, caller, work)
     except ValueError as error:
-        raise refused(error, fields) from error
+        raise refused(error, fields, sent_as) from error
     caller.num_prompt_tokens += sum(len(output.prompt_token_ids) for output in outputs)
     caller.log["prompt_tokens"] = caller.num_prompt_tokens
     return outputs

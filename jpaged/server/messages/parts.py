@@ -41,7 +41,12 @@ class CallArguments:
     text: str
 
 
-Part = Content | Reasoning | CallStart | CallArguments
+@dataclass(frozen=True)
+class CallCut:
+    """The end of an output within a tool call, by a stop string or a limit: the call is not one to carry out."""
+
+
+Part = Content | Reasoning | CallStart | CallArguments | CallCut
 
 
 class Reader(Protocol):

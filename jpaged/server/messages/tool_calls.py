@@ -14,7 +14,16 @@ from enum import Enum
 from typing import Any
 
 from jpaged.json_schema import LENIENT, first_unfollowed, followable, followed_as_far_as_can_be
-from jpaged.server.messages.parts import CallArguments, CallStart, Content, Part, PlainReader, Reader, held_back
+from jpaged.server.messages.parts import (
+    CallArguments,
+    CallCut,
+    CallStart,
+    Content,
+    Part,
+    PlainReader,
+    Reader,
+    held_back,
+)
 from jpaged.server.messages.thoughts import ANY, SPACE, THINK, Thought, ThoughtFormat, json_of, shape_rule
 from jpaged.structured_outputs import StructuredOutputsParams
 
@@ -39,6 +48,8 @@ class _At(Enum):
 class ToolReader:
     """Reads one output. Text that begins like a call but is not one is content.
 
+    What an output that ends within a call has of the call's name is left out, and the last part is `CallCut`.
+
     Args:
         form: the row of the model's family.
     """
@@ -61,9 +72,9 @@ class ToolReader:
 
     def finish(self) -> list[Part]:
         rest, self._held = self._begun + self._held, ""
-        if self._at in (_At.TEXT, _At.HEAD) and rest.strip() and not (self._num_calls and self._at is _At.HEAD):
-            return [Content(rest)]
-        return []
+        if self._at is _At.ARGUMENTS or (self._at is _At.HEAD and (self._form.begin or self._num_calls)):
+            return [CallCut()]
+        return [Content(rest)] if self._at in (_At.TEXT, _At.HEAD) and rest.strip() else []
 
     def _step(self, parts: list[Part]) -> bool:
         """Take the next settled part; tell whether there may be another."""
@@ -429,12 +440,15 @@ class ToolFormat:
 def _arguments(function: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of a function's arguments, which is an object even if its parameters do not say so.
 
-    Keywords that cannot be followed are left to the model, unless the function is strict.
+    A function without parameters has no arguments. Keywords that cannot be followed are left to the model, unless the
+    function is strict.
 
     Raises:
         ValueError: the parameters have another type, or a keyword of a strict function cannot be followed.
     """
-    parameters = function.get("parameters") or {"properties": {}}
+    parameters = function.get("parameters")
+    if parameters is None:
+        parameters = {"properties": {}, "additionalProperties": False}
     schema = {"type": "object", **parameters}
     if schema["type"] not in ("object", ["object"]):
         raise ValueError(

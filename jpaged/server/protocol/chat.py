@@ -265,6 +265,8 @@ def _kind_of_choice(choice: Any) -> str:
     return "Allowed" if kind == "allowed_tools" else "Named"
 
 
+_PROMPT = ("prompt", "prompt_token_ids", "content")
+"""Names of what the messages become, and of what they have, in the engine's errors."""
 BY_CHOICE = Discriminator(_kind_of_choice)
 """Tells the forms of `tool_choice` apart, so that an error is about the form that was meant."""
 
@@ -313,16 +315,21 @@ class ChatRequest(SamplingFields):
         """Return the conversation for the chat template."""
         return [message.as_template_takes_it(f"messages.{i}") for i, message in enumerate(self.messages)]
 
-    _limit: str = PrivateAttr("max_completion_tokens")
+    _sent_as: Mapping[str, str] = PrivateAttr(default_factory=dict)
 
     @property
     def sent_as(self) -> Mapping[str, str]:
-        """Return the client's names of the parameters that have others in `SamplingParams`."""
-        return {} if self.max_completion_tokens is None else {"max_tokens": self._limit}
+        """Return the client's names, or paths, of the parameters that have others in the engine."""
+        names = {**super().sent_as, **dict.fromkeys(_PROMPT, "messages"), "logprobs": "top_logprobs"}
+        if self.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        if self.tools:
+            names["grammar"] = "tools"
+        return {**self._sent_as, **{name: self._sent_as.get(sent, sent) for name, sent in names.items()}}
 
-    def name_limit(self, name: str) -> None:
-        """Set the client's name of `max_completion_tokens`, for errors."""
-        self._limit = name
+    def name_fields(self, sent_as: Mapping[str, str]) -> None:
+        """Set the client's names, or paths, of fields that have others in its request, for errors."""
+        self._sent_as = dict(sent_as)
 
     @property
     def most_tokens(self) -> int | None:

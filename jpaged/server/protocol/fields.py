@@ -136,9 +136,11 @@ def _field_error(kind: str, name: str, reason: str) -> PydanticCustomError:
 
 
 def _nearest(kind: type[Body], name: str) -> str:
-    """Return the name of a field that an unknown one may stand for, or ""."""
+    """Return the name of a field that an unknown one may stand for, or "": rather one with all its words."""
     known = (*_names(kind), *kind.classes.without_effect, *kind.classes.not_honoured)
-    return next(iter(get_close_matches(name[:80], known, 1)), "")
+    words = set(name[:80].split("_"))
+    longer = [one for one in known if words < set(one.split("_"))]
+    return next(iter(get_close_matches(name[:80], longer, 1) or get_close_matches(name[:80], known, 1)), "")
 
 
 def _kind(item: Any) -> str:
@@ -345,8 +347,14 @@ class SamplingFields(Body):
 
     @property
     def sent_as(self) -> Mapping[str, str]:
-        """Return the client's names of the parameters that have others in `SamplingParams`."""
-        return {}
+        """Return the client's names, or paths, of the parameters that have others in `SamplingParams`."""
+        names = {"beam_width": "n"}
+        if self.structured_outputs is not None:
+            return names | {kind: f"structured_outputs.{kind}" for kind in ("json", "regex", "choice", "grammar")}
+        if self.response_format is None:
+            return names
+        path = "response_format.json_schema.schema" if self.response_format.json_schema else "response_format.schema"
+        return names | {"json": path, "grammar": path}  # a grammar is what a schema becomes after a thought
 
     def sampling_params(self, defaults: SamplingParams, **extra: Any) -> SamplingParams:
         """Return the engine's parameters.

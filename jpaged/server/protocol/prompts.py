@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
@@ -54,6 +55,12 @@ class CompletionRequest(SamplingFields):
     logprobs: int | None = Field(None, ge=0)
     max_tokens: int | None = Field(16, ge=0)
     add_special_tokens: bool = True
+
+    @property
+    def sent_as(self) -> Mapping[str, str]:
+        """Return the client's names of the parameters that have others in the engine."""
+        scored = {"prompt_logprobs": "logprobs"} if self.prompt_logprobs is None else {}
+        return {**super().sent_as, **scored, "prompt_token_ids": "prompt"}
 
     @property
     def prompts(self) -> list[str | list[int]]:

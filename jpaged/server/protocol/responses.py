@@ -285,6 +285,16 @@ class ResponseStreamOptions(Body):
     classes: ClassVar[FieldClasses] = field_classes.STREAM_OPTIONS
 
 
+_NAMES_IN_CHAT = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "response_format.schema": "text.format",
+    "response_format.json_schema.schema": "text.format.schema",
+}
+"""Paths of this request's fields by those of the chat request that it becomes."""
+
+
 class ResponsesRequest(Body):
     """A request for a response.
 
@@ -410,7 +420,7 @@ class ResponsesRequest(Body):
             chat = ChatRequest.model_validate(given)
         except ValidationError as error:
             raise invalid([{**each, "loc": self._place_in_request(each["loc"])} for each in error.errors()]) from error
-        chat.name_limit("max_output_tokens")
+        chat.name_fields(_NAMES_IN_CHAT)
         return chat
 
     def _place_in_request(self, loc: tuple[int | str, ...]) -> tuple[int | str, ...]:

@@ -12,7 +12,7 @@ from jpaged.server.caller import Caller
 from jpaged.server.errors import ApiError, described
 from jpaged.server.logprobs import chat_logprobs
 from jpaged.server.messages.custom_tools import CustomInput
-from jpaged.server.messages.parts import CallArguments, CallStart, Content, Part, Reasoning
+from jpaged.server.messages.parts import CallArguments, CallCut, CallStart, Content, Part, Reasoning
 from jpaged.server.protocol.fields import unhonoured
 from jpaged.server.protocol.responses import CalledTool, ResponsesRequest
 from jpaged.server.serving import Serving
@@ -211,6 +211,7 @@ class Items:
         self._include_reasoning = include_reasoning
         self._items: list[dict[str, Any]] = []
         self._open = False
+        self._is_cut = False  # whether the output ended within a call
         self._scores: list[dict[str, Any]] = []
 
     @property
@@ -231,7 +232,9 @@ class Items:
         """Add a part; yield its events."""
         if isinstance(part, Reasoning) and not self._include_reasoning:
             return
-        if isinstance(part, CallStart):
+        if isinstance(part, CallCut):
+            self._is_cut = True
+        elif isinstance(part, CallStart):
             yield from self._call(part)
         elif isinstance(part, CallArguments) and self._items[-1]["type"] == "custom_tool_call":
             new = self._input.push(part.text)
@@ -284,7 +287,7 @@ class Items:
             if item["type"] == "message":
                 part = {**place, "content_index": 0, "part": dict(item["content"][0])}
                 yield "response.content_part.done", part
-        item["status"] = status
+        item["status"] = "incomplete" if self._is_cut and item["type"].endswith("_call") else status
         yield "response.output_item.done", {"output_index": place["output_index"], "item": item}
 
     def _call(self, part: CallStart) -> Iterator[Event]:

@@ -169,6 +169,17 @@ def test_a_function_without_parameters_has_no_arguments(allows, family):
         assert not allows(family, written(family, ("g", {"city": "Paris"})), forced=forced)
 
 
+@pytest.mark.parametrize(
+    "more", [{}, {"required": []}, {"title": "g"}, {"additionalProperties": True}, {"minProperties": 1}]
+)
+def test_a_function_whose_properties_are_none_has_no_arguments_unless_it_says_so(allows, more):
+    form = TOOL_FORMATS["hermes"]
+    function = {"name": "g", "parameters": {"type": "object", "properties": {}, **more}}
+    grammar = form.grammar([function], lambda text: None, forced=True, parallel=False, thought="none")
+    takes_any = "additionalProperties" in more or "minProperties" in more
+    assert allows(grammar, written("hermes", ("g", {"city": "Paris"}))) == takes_any
+
+
 @pytest.mark.parametrize("family", TOOL_FORMATS)
 def test_arguments_follow_the_schema_of_their_function(allows, family):
     assert allows(family, written(family, ("f", {"a": 1})))

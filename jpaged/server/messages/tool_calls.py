@@ -437,19 +437,24 @@ class ToolFormat:
         return [token for text in self.special if (token := special(text)) is not None]
 
 
+_OF_NO_ARGUMENTS = {"type", "properties", "required", "title", "description", "$schema"}
+"""Keywords of the schemas that clients send for functions without arguments."""
+
+
 def _arguments(function: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of a function's arguments, which is an object even if its parameters do not say so.
 
-    A function without parameters has no arguments. Keywords that cannot be followed are left to the model, unless the
+    A function without parameters has no arguments, nor one with ``{"type": "object", "properties": {}}``, which clients
+    send for such. Keywords that cannot be followed are left to the model, unless the
     function is strict.
 
     Raises:
         ValueError: the parameters have another type, or a keyword of a strict function cannot be followed.
     """
     parameters = function.get("parameters")
-    if parameters is None:
-        parameters = {"properties": {}, "additionalProperties": False}
-    schema = {"type": "object", **parameters}
+    schema = {"type": "object", **({"properties": {}} if parameters is None else parameters)}
+    if schema.get("properties") == {} and not schema.get("required") and schema.keys() <= _OF_NO_ARGUMENTS:
+        schema["additionalProperties"] = False
     if schema["type"] not in ("object", ["object"]):
         raise ValueError(
             f"the parameters of {function['name']!r} have the type {schema['type']!r}: arguments are an object"

@@ -151,7 +151,7 @@ _KINDS: dict[type[Speculative], str] = {
     Assistant: "a Gemma 4 assistant, which Assistant reads",
     DFlash: "a DFlash drafter, which DFlash reads",
 }
-"""What the folder of a head holds, by the setting for it."""
+"""Each setting for heads -> the words for a folder that it reads."""
 
 
 def _check_kind(speculative: Head, head: DraftHead, num_layers: int) -> None:

@@ -55,7 +55,7 @@ VMEM_BYTES = 64 * 2**20
 SPARE_BYTES = 4 * 2**20
 """VMEM for the compiler's temporaries of a piece's products."""
 LARGEST = float(jnp.finfo(jnp.bfloat16).max)
-"""What is larger in float32 could be rounded to infinity."""
+"""A larger float32 could be rounded to infinity."""
 _TO_TOKENS = (((0,), (0,)), ((), ()))
 """Contracts the rows of a matrix of a tile's rows and tokens."""
 

@@ -20,7 +20,7 @@ from pallas_kernels.expert_mlps.reference import DenseChoice
 TILE = 128
 """Tokens of a turn of the grid, whose scores are transposed in whole registers."""
 MOST_TOKENS = 512
-"""Of a turn that takes all tokens, if they are no whole tiles."""
+"""The most tokens that a turn takes all at once, where they are no whole tiles."""
 MOST_EXPERTS = 1024
 
 

@@ -1,4 +1,4 @@
-"""What a layer of a Llama-3.1-8B and of a Qwen3-30B-A3B runs on each TPU, in the programs that libtpu compiles."""
+"""Tests of what a layer of Llama-3.1-8B and of Qwen3-30B-A3B runs on each TPU, in programs that libtpu compiles."""
 
 import pytest
 from environments import run_case

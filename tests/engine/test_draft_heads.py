@@ -36,7 +36,7 @@ PARAMS = {
     "edited": replace(SAMPLED, allowed_token_ids=[3, 4, 5, 6], repetition_penalty=1.2, min_tokens=9),
 }
 SHARE_OF_PEAK = 0.6
-"""Of the large pages that all sequences of a run take together: too few for all, and enough for the longest alone."""
+"""The share of the large pages that a run's sequences take together: too few for all, enough for the longest."""
 
 
 @pytest.fixture(autouse=True)

@@ -85,8 +85,8 @@ def test_matrices_that_no_group_divides_stay_plain_and_are_named(tmp_path):
     assert "lm_head" in said["ignore"]
     assert UP.removesuffix(".weight") not in said["ignore"]
     command = ["quantize", str(folder), "--out", str(tmp_path / "again"), "--group-size", "32"]
-    told = " ".join(CliRunner().invoke(app, command).output.split())
-    assert f"stays plain: {name}, whose inputs are no multiple of --group-size 32" in told
+    said_by_command = " ".join(CliRunner().invoke(app, command).output.split())
+    assert f"stays plain: {name}, whose inputs are no multiple of --group-size 32" in said_by_command
 
 
 def test_the_command_writes_a_folder_and_refuses_what_it_cannot(tmp_path):

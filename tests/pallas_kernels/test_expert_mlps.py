@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.pallas.mosaic.interpret import interpret_pallas_call
-from jax.experimental.pallas import tpu as pltpu
+from tpu_interpreter import run_recording_races
 
 from pallas_kernels.expert_mlps import DenseChoice, dense_choice, expert_mlps, route, takes, takes_logits, tpu
 from pallas_kernels.stacked_row import StackedTable
@@ -148,10 +147,9 @@ def test_a_piece_is_not_overwritten_while_it_is_multiplied():
     x, choice, gate_up, down = case(16)
     number = jnp.int32(LAYER)
     tables = StackedTable(gate_up, number), StackedTable(down, number)
-    out = tpu.expert_mlps(
-        x, dense(choice, gate_up), *tables, jax.nn.silu, gated=True, interpret=pltpu.InterpretParams(detect_races=True)
-    )
-    assert not interpret_pallas_call.races.races_found
+    multiply = partial(tpu.expert_mlps, activate=jax.nn.silu, gated=True)
+    out, races = run_recording_races(multiply, x, dense(choice, gate_up), *tables)
+    assert not races
     np.testing.assert_allclose(np.asarray(out, np.float64), exact(x, choice, gate_up, down), atol=0.05)
 
 

@@ -22,7 +22,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from pallas_kernels.cpu_features import best_kind, has, kind_for
+from pallas_kernels.cpu_features import best_kind, has, kind_for, kind_in_registers
 from pallas_kernels.cpu_objects import FORMAT, PROCESSORS, VARIABLE, Processor, all_of, call_key, runs_here
 from pallas_kernels.quantised import E2M1_FLOATS, E2M1_PAIRS, FLOAT8, FP4_PAIRS, INT8, IQ4_PAIRS, NF4_PAIRS, UINT4_PAIRS
 from pallas_kernels.sources import PACKAGE, closure, digest
@@ -47,7 +47,7 @@ def all_calls() -> Iterator[Call]:
         "bfloat16_matmul.cpu_float32": ("float32_target", "float32_grouped_target"),
         **{f"recurrent.cpu_{kind}": ("targets",) for kind in ("conv", "scan", "ssd", "delta")},
     }
-    if best_kind() in ("vnni512", "vnni256"):
+    if kind_in_registers(best_kind()) in ("vnni512", "vnni256"):
         plain["screened_argmax.cpu_kernel"] = ("screen_target", "exact_target")
     for module, functions in plain.items():
         yield from ((f"{module}:{function}", ()) for function in functions)
@@ -68,11 +68,13 @@ def _pair_kinds() -> list[str]:
 
 def _variants() -> Iterator[TileVariant]:
     """Yield the variants of tiled matrices, see `tiled_matmul`: codes of 8 bits and of 4, groups of any length."""
+    best = kind_in_registers(best_kind())
     for half in (False, True):
-        for grouped, shared, minimums in ((True, True, False), (True, False, False), (True, False, True)):
-            yield TileVariant(best_kind(), grouped, shared, False, minimums, 128, half)
-        yield from (TileVariant(best_kind(), False, False, False, minimums, 128, half) for minimums in (False, True))
-        kinds = dict.fromkeys(kind_for(best_kind(), group, packed=True) for group in (32, 64))
+        for kind in ("amx", best) if has("amx-tile", "amx-int8") else (best,):
+            for shared, minimums in ((True, False), (False, False), (False, True)):
+                yield TileVariant(kind, True, shared, False, minimums, 128, half)
+        yield from (TileVariant(best, False, False, False, minimums, 128, half) for minimums in (False, True))
+        kinds = dict.fromkeys(kind_for(best, group, packed=True) for group in (32, 64))
         for kind, grouped, minimums in product(kinds, (True, False), (False, True)):
             yield TileVariant(kind, grouped, False, True, minimums, 0, half)
 

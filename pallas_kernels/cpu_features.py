@@ -50,20 +50,20 @@ def has(*names: str) -> bool:
 
 
 @cache
-def has_bfloat16_tiles() -> bool:
-    """Tell whether there is AMX for bfloat16 and Linux lets this process use it; asks for it once.
+def has_amx() -> bool:
+    """Tell whether there is AMX for bfloat16 and int8 and Linux lets this process use it; asks for it once.
 
     Linux refuses, for instance, where a thread's stack for signals is too small for the tiles. Later threads have the
     permission too.
     """
-    if not has("amx-tile", "amx-bf16"):
+    if not has("amx-tile", "amx-bf16", "amx-int8"):
         return False
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return False
     return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
 
 
-Kind: TypeAlias = Literal["vnni512", "vnni256", "avx2", "avx2 widened", "avx2 nibbles", "neon", "plain"]
+Kind: TypeAlias = Literal["amx", "vnni512", "vnni256", "avx2", "avx2 widened", "avx2 nibbles", "neon", "plain"]
 """Kinds of integer products, see `pallas_kernels.cpu_dots`."""
 PairKind: TypeAlias = Literal["amx", "avx512bf16", "widened", "neon"]
 """Kinds of products of bfloat16, see `pallas_kernels.bfloat16_matmul.cpu_pairs`."""
@@ -73,8 +73,10 @@ MOST_OF_NIBBLES = 32
 
 def kinds_here() -> tuple[Kind, ...]:
     """Return the kinds of integer products that this machine has, best first."""
+    vnni512 = has("avx512vnni", "avx512bw")
     here: dict[Kind, bool] = {
-        "vnni512": has("avx512vnni", "avx512bw"),
+        "amx": vnni512 and has_amx(),
+        "vnni512": vnni512,
         "vnni256": has("avx512vnni", "avx512vl") or has("avxvnni"),
         "avx2": has("avx2"),
         "neon": has("dotprod"),
@@ -83,11 +85,14 @@ def kinds_here() -> tuple[Kind, ...]:
     return tuple(kind for kind, is_here in here.items() if is_here)
 
 
-def kind_for(kind: Kind, group: int, *, packed: bool) -> Kind:
+def kind_for(kind: Kind, group: int, *, packed: bool, grouped: bool = True) -> Kind:
     """Return the kind that multiplies codes in groups of `group` inputs on machines of a kind.
 
-    Eight products of pairs of 4 bits and 8 are at most 8 x 2 x 15 x 127, which 16 bits hold.
+    Eight products of pairs of 4 bits and 8 are at most 8 x 2 x 15 x 127, which 16 bits hold. AMX multiplies bytes, a
+    group of inputs at a time.
     """
+    if kind == "amx" and (packed or not grouped):
+        return "vnni512"
     return "avx2 nibbles" if kind == "avx2" and packed and group <= MOST_OF_NIBBLES else kind
 
 
@@ -96,10 +101,15 @@ def best_kind() -> Kind:
     return kinds_here()[0]
 
 
+def kind_in_registers(kind: Kind) -> Kind:
+    """Return the kind whose sums are in vector registers: AMX has others for few rows."""
+    return "vnni512" if kind == "amx" else kind
+
+
 def pair_kinds_here() -> tuple[PairKind, ...]:
     """Return the kinds of products of bfloat16 that this machine has, best first."""
     here: dict[PairKind, bool] = {
-        "amx": has_bfloat16_tiles(),
+        "amx": has_amx(),
         "avx512bf16": has("avx512bf16"),
         "neon": has("bf16", "neon"),
         "widened": True,

@@ -42,7 +42,8 @@ def target(function: str, *arguments: Any) -> Any:
 def _check(arguments: tuple[Any, ...]) -> None:
     """Raise ValueError where a call needs AMX and has no permission: a program may come from another process, and the
     permission with none."""
-    if "amx" in arguments and not cpu_features.has_bfloat16_tiles():
+    kinds = [getattr(argument, "kind", argument) for argument in arguments]
+    if "amx" in kinds and not cpu_features.has_amx():
         raise ValueError("kind='amx' needs a processor with AMX that Linux lets this process use")
 
 

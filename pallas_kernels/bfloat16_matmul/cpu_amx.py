@@ -25,7 +25,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from pallas_kernels.bfloat16_matmul.cpu_tiles import LANES
-from pallas_kernels.cpu_amx import CONFIG_BYTES, TILE_ROWS, TileCode, configure, release, write_sizes
+from pallas_kernels.cpu_amx import CONFIG_BYTES, ROW_BYTES, TILE_ROWS, TileCode, configure, release
 from pallas_kernels.cpu_panels import copy_numbers
 from pallas_kernels.cpu_tiles import stack_memory
 from pallas_kernels.ffi.loops import njit
@@ -184,9 +184,25 @@ def panels_product(products: Sequence[Any], configure: Any, release: Any) -> Any
 
 @cache
 def multiply_by_amx() -> Any:
-    """Return `panels_product` by AMX, to be called where `has_bfloat16_tiles`."""
+    """Return `panels_product` by AMX, to be called where `pallas_kernels.cpu_features.has_amx`."""
     products = [tile_product(row_tiles, panels) for row_tiles in (2, 1) for panels in (2, 1)]
     return panels_product(products, configure, release)
+
+
+@njit
+def write_sizes(to, rows):
+    """Write the sizes of tiles for up to 32 rows."""
+    upper, lower = min(rows, TILE_ROWS), max(0, rows - TILE_ROWS)
+    full, wide = TILE_ROWS, ROW_BYTES
+    below = wide if lower else 0
+    store(to, 1)
+    store(to + 8, 0)
+    store(to + 16, wide | wide << 16 | below << 32 | below << 48)
+    store(to + 24, wide | below << 16 | wide << 32 | wide << 48)
+    store(to + 32, 0)
+    store(to + 40, 0)
+    store(to + 48, upper | upper << 8 | lower << 16 | lower << 24 | upper << 32 | lower << 40 | full << 48 | full << 56)
+    store(to + 56, 0)
 
 
 @njit

@@ -27,7 +27,7 @@ from numba.extending import intrinsic
 
 from pallas_kernels import ffi
 from pallas_kernels.cpu_dots import FLOATS, KINDS, Emitter, vector
-from pallas_kernels.cpu_features import Kind, best_kind
+from pallas_kernels.cpu_features import Kind, best_kind, kind_in_registers
 from pallas_kernels.cpu_math import f32
 from pallas_kernels.cpu_tiles import dots, stack_memory
 from pallas_kernels.ffi import address, argument, data, dimension, result
@@ -216,7 +216,9 @@ def bounds(kind: Kind, rows: int, panels: int) -> Any:
 
 PANELS_OF_AN_ITEM = 24
 """Panels of an item of work: 384 rows of the table."""
-WIDE = best_kind() == "vnni512"
+KIND = kind_in_registers(best_kind())
+"""The instructions that multiply."""
+WIDE = KIND == "vnni512"
 PANELS = 3 if WIDE else 1
 """Panels that rows are multiplied with at once."""
 TOGETHER = GROUP if WIDE else 4
@@ -281,7 +283,7 @@ def _round(frame, begin, end):
 
 def _by_panels(panels):
     """Return the screening of a group of rows by so many panels, as a compiled function."""
-    several, one = bounds(best_kind(), TOGETHER, panels), bounds(best_kind(), 1, panels)
+    several, one = bounds(KIND, TOGETHER, panels), bounds(KIND, 1, panels)
 
     @njit
     def screen(digits, order, facts, rows, codes, panel_bytes, words, upper, coming, lists):

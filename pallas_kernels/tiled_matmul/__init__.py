@@ -115,7 +115,7 @@ def _described(
     if shared:
         groups = matrix.inputs // rounded_together(matrix.inputs)
     half = matrix.scales.dtype == jnp.float16
-    instructions = kind_for(kind or best_kind(), matrix.inputs // groups, packed=packed)
+    instructions = kind_for(kind or best_kind(), matrix.inputs // groups, packed=packed, grouped=groups > 1)
     variant = TileVariant(instructions, groups > 1, shared and groups > 1, packed, has_minimums, matrix.offset, half)
     return variant, (
         jax.ShapeDtypeStruct((len(x), matrix.outputs), jnp.float32),

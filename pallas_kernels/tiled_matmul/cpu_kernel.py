@@ -26,6 +26,7 @@ from pallas_kernels.cpu_tiles import stack_memory
 from pallas_kernels.ffi import address, argument, arguments, data, dimension, result
 from pallas_kernels.ffi.loops import njit, with_names
 from pallas_kernels.tiled import OUTPUTS
+from pallas_kernels.tiled_matmul.cpu_amx import TILE_ROWS, rows_by_amx
 from pallas_kernels.tiled_matmul.cpu_shorts import rows_by_widened_panels
 from pallas_kernels.tiled_matmul.cpu_tiles import FACTORS, FLOAT, TILE_BYTES, product, repeated
 from pallas_kernels.tiled_matmul.variant import TileVariant
@@ -174,11 +175,15 @@ def _rows_by_panels(variant: TileVariant, panels: int) -> Any:
     """Return the product of any number of rows and so many panels, as a compiled function."""
     most, together = variant.tiles[0][0], 1 if variant.widens else panels
     full, one = product(variant, most, together), product(variant, 1, together)
-    # Numba compiles both branches, so give it a no-op where the format has no widened path.
-    many, widens = (rows_by_widened_panels(variant, panels), True) if variant.widens else (_noop, False)
+    # Numba compiles both branches, so give it a no-op where many rows are multiplied as few are.
+    many, fewest = _noop, 0
+    if variant.widens:
+        many, fewest = rows_by_widened_panels(variant, panels), MOST_AS_THEY_ARE + 1
+    elif variant.kind == "amx":
+        many, fewest = rows_by_amx(variant, panels), TILE_ROWS
 
     def multiply(x, x_stride, f, f_stride, rows, w, w_panel, scales, least, s_panel, groups, quads, out, stride):
-        if widens and rows > MOST_AS_THEY_ARE:
+        if fewest and rows >= fewest:
             many(x, x_stride, f, f_stride, rows, w, w_panel, scales, least, s_panel, groups, quads, out, stride)
             return
         coming, end = w + panels * w_panel, w + 2 * panels * w_panel
@@ -254,7 +259,7 @@ def _rows_by_experts(variant: TileVariant) -> Any:
 
 @njit
 def _noop(x, x_stride, f, f_stride, rows, w, w_panel, scales, least, s_panel, groups, quads, out, stride):
-    """Stand where a variant widens nothing."""
+    """Stand where a variant has no other way for many rows."""
 
 
 def _round(frame, begin, end):

@@ -83,34 +83,13 @@ def emit_product(emit: Emitter, variant: TileVariant, rows: int, panels: int, *a
                     out[place] = dots.add(emit, out[place], tile, four)
         return out
 
-    def of_row(factor_row: ir.Value, group: ir.Value, place: int, kind: ir.Type) -> ir.Value:
-        """Return one of a row's `FACTORS` of a group."""
-        return emit.load(emit.at(factor_row, emit.times(group, FACTORS), place), kind)
-
     def scaled(sums: list[list[ir.Value]], totals: list[ir.Value] | None, group: ir.Value) -> list[ir.Value]:
         """Return a group's sums as floats, added to those of the groups before."""
         at = emit.times(group, 16 * variant.scale_bytes)
         of_panels = [emit.at(at, emit.times(scales_panel, panel)) for panel in range(panels)]
-        factors_of = [] if variant.shared else [_scales(emit, emit.at(scales, panel), variant) for panel in of_panels]
-        least = [_scales(emit, emit.at(minimums, panel), variant) for panel in of_panels] if variant.minimums else []
-        found = []
-        for row, factor_row in enumerate(factor_rows):
-            mine = emit.spread(of_row(factor_row, group, 0, _FLOAT), 16)
-            makes_up = emit.spread(of_row(factor_row, group, FLOAT, _INT), 16)
-            moment = emit.spread(of_row(factor_row, group, 2 * FLOAT, _FLOAT), 16)
-            for panel in range(panels):
-                place = row * panels + panel
-                whole = dots.totals(emit, sums[place])
-                if variant.makes_up and not dots.whole:
-                    whole = builder.add(whole, makes_up)
-                value = builder.sitofp(whole, FLOATS)
-                if not variant.shared:
-                    value = builder.fmul(value, factors_of[panel])
-                value = builder.fmul(value, mine) if totals is None else emit.fused(value, mine, totals[place])
-                if variant.minimums:
-                    value = emit.fused(least[panel], moment, value)
-                found.append(value)
-        return found
+        theirs = [emit.at(scales, panel) for panel in of_panels], [emit.at(minimums, panel) for panel in of_panels]
+        whole = [dots.totals(emit, one) for one in sums]
+        return scaled_group(emit, variant, whole, totals, factor_rows, group, *theirs, made_up=dots.whole)
 
     def all_quads(group: ir.Value, first: ir.Value, before: ir.Value) -> list[list[ir.Value]]:
         """Return the sums over a group, whose tiles begin at number `first`; where they can, they begin with what makes
@@ -129,7 +108,7 @@ def emit_product(emit: Emitter, variant: TileVariant, rows: int, panels: int, *a
         for factor_row in factor_rows:
             begins = emit.constant(dots.piece, 0)
             if variant.makes_up and dots.whole:
-                begins = emit.spread(of_row(factor_row, group, FLOAT, _INT), dots.piece.count)
+                begins = emit.spread(_of_row(emit, factor_row, group, FLOAT, _INT), dots.piece.count)
             start += [begins] * (dots.pieces * panels)
         return by_place(repeated(emit, quads, start, one_quad))
 
@@ -150,7 +129,7 @@ def emit_product(emit: Emitter, variant: TileVariant, rows: int, panels: int, *a
         results = scaled(all_quads(none, none, none), None, none)
     if variant.shared:
         of_panels = [
-            _scales(emit, emit.at(scales, emit.times(scales_panel, panel)), variant) for panel in range(panels)
+            scales_at(emit, emit.at(scales, emit.times(scales_panel, panel)), variant) for panel in range(panels)
         ]
         whole = [builder.fmul(value, of_panels[place % panels]) for place, value in enumerate(results)]
         goes_on = _has(builder, more, UNFINISHED)
@@ -173,7 +152,55 @@ def _codes(emit: Emitter, loaded: ir.Value, variant: TileVariant, half: int) -> 
     return builder.lshr(loaded, emit.constant(bytes_, 4))
 
 
-def _scales(emit: Emitter, address: ir.Value, variant: TileVariant) -> ir.Value:
+def scaled_group(
+    emit: Emitter,
+    variant: TileVariant,
+    sums: list[ir.Value],
+    totals: list[ir.Value] | None,
+    factor_rows: list[ir.Value],
+    group: ir.Value,
+    scales: list[ir.Value],
+    minimums: list[ir.Value],
+    *,
+    made_up: bool,
+) -> list[ir.Value]:
+    """Return a group's sums as floats, times both scales, added to those of the groups before.
+
+    Args:
+        sums: integers, of 16 outputs, a row's of all panels one after another.
+        totals: the floats of the groups before; None: there are none.
+        factor_rows: addresses of the rows' factors.
+        scales, minimums: addresses of the group's, of each panel.
+        made_up: whether the sums began with what makes up for the codes' offset.
+    """
+    builder, panels = emit.builder, len(scales)
+    factors_of = [] if variant.shared else [scales_at(emit, at, variant) for at in scales]
+    least = [scales_at(emit, at, variant) for at in minimums] if variant.minimums else []
+    found = []
+    for row, factor_row in enumerate(factor_rows):
+        mine = emit.spread(_of_row(emit, factor_row, group, 0, _FLOAT), 16)
+        makes_up = emit.spread(_of_row(emit, factor_row, group, FLOAT, _INT), 16)
+        moment = emit.spread(_of_row(emit, factor_row, group, 2 * FLOAT, _FLOAT), 16)
+        for panel in range(panels):
+            place = row * panels + panel
+            whole = builder.add(sums[place], makes_up) if variant.makes_up and not made_up else sums[place]
+            value = builder.sitofp(whole, FLOATS)
+            if not variant.shared:
+                value = builder.fmul(value, factors_of[panel])
+            value = builder.fmul(value, mine) if totals is None else emit.fused(value, mine, totals[place])
+            if variant.minimums:
+                value = emit.fused(least[panel], moment, value)
+            found.append(value)
+    return found
+
+
+def _of_row(emit: Emitter, factor_row: ir.Value, group: ir.Value, place: int, kind: ir.Type) -> ir.Value:
+    """Return one of a row's `FACTORS` of a group."""
+    return emit.load(emit.at(factor_row, emit.times(group, FACTORS), place), kind)
+
+
+def scales_at(emit: Emitter, address: ir.Value, variant: TileVariant) -> ir.Value:
+    """Return 16 scales or minimums as floats."""
     if not variant.half:
         return emit.load(address, FLOATS)
     return emit.builder.fpext(emit.load(address, vector(ir.HalfType(), 16)), FLOATS)

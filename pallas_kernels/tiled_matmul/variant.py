@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pallas_kernels.cpu_features import Kind
+from pallas_kernels.cpu_features import Kind, kind_in_registers
 from pallas_kernels.quantised import (
     E2M1_FLOATS,
     E2M1_PAIRS,
@@ -22,6 +22,9 @@ from pallas_kernels.tile_order import OUTPUTS
 
 if TYPE_CHECKING:
     from pallas_kernels.cpu_dots import Dots
+
+LINE_BYTES = 64
+"""Bytes of a cache line, and of a row of AMX's tiles."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,10 @@ class TileVariant:
 
     @property
     def dots(self) -> Dots:
-        """Return how the kind multiplies a tile; needs Numba."""
+        """Return how the kind multiplies a tile in registers; needs Numba."""
         from pallas_kernels.cpu_dots import KINDS
 
-        return KINDS[self.kind]
+        return KINDS[kind_in_registers(self.kind)]
 
     @property
     def number_bytes(self) -> int:
@@ -141,5 +144,6 @@ _TABLES = {
 
 
 def rounded_bytes(inputs: int, variant: TileVariant) -> int:
-    """Return the bytes that a row's rounded numbers take: whole vectors, and one more."""
-    return (-(-inputs // OUTPUTS) * OUTPUTS + OUTPUTS) * variant.number_bytes
+    """Return the bytes that a row's rounded numbers take: whole vectors, of AMX whole cache lines, and one more."""
+    whole = LINE_BYTES if variant.kind == "amx" else OUTPUTS
+    return (-(-inputs // whole) * whole + whole) * variant.number_bytes

@@ -36,9 +36,11 @@ build(Path(sys.argv[1]), sys.argv[2], here, CALLS)
 BUILD_AMX = """
 import sys
 from pathlib import Path
-from pallas_kernels.build_objects import PROCESSORS, build
+from pallas_kernels.build_objects import PROCESSORS, TileVariant, build
 
-build(Path(sys.argv[1]), "x86-64-amx", PROCESSORS["x86-64-amx"], [("bfloat16_matmul.cpu_kernel:target", ("amx",))])
+bytes_ = TileVariant("amx", True, True, False, False, 128, False)
+calls = [("bfloat16_matmul.cpu_kernel:target", ("amx",)), ("tiled_matmul.cpu_kernel:target", (bytes_,))]
+build(Path(sys.argv[1]), "x86-64-amx", PROCESSORS["x86-64-amx"], calls)
 """
 COMPUTE = """
 import sys
@@ -127,7 +129,7 @@ def test_every_function_that_registers_calls_is_compiled_ahead():
             if isinstance(node, ast.FunctionDef) and "ffi.known_again" in map(ast.unparse, node.decorator_list):
                 there.add(f"{module}:{node.name}")
     compiled = {function for function, _ in build_objects.all_calls()}
-    if build_objects.best_kind() not in ("vnni512", "vnni256"):
+    if not {"vnni512", "vnni256"}.intersection(cpu_features.kinds_here()):
         there -= {f"screened_argmax.cpu_kernel:{name}_target" for name in ("screen", "exact")}
     assert there and compiled == there
 
@@ -145,10 +147,12 @@ def test_loops_for_amx_are_compiled_where_there_is_none(tmp_path):
 
 
 def test_a_call_that_needs_amx_is_refused_without_the_permission(monkeypatch):
-    monkeypatch.setattr(cpu_features, "has_bfloat16_tiles", lambda: False)
+    monkeypatch.setattr(cpu_features, "has_amx", lambda: False)
     monkeypatch.setattr(cpu_objects, "registered", lambda key: "of a library")
-    with pytest.raises(ValueError, match="a processor with AMX that Linux lets this process use"):
-        custom_calls.register_again([("pallas_kernels.bfloat16_matmul.cpu_kernel", "target", ("amx",))])
+    bytes_ = build_objects.TileVariant("amx", True, True, False, False, 128, False)
+    for module, kind in (("bfloat16_matmul", "amx"), ("tiled_matmul", bytes_)):
+        with pytest.raises(ValueError, match="a processor with AMX that Linux lets this process use"):
+            custom_calls.register_again([(f"pallas_kernels.{module}.cpu_kernel", "target", (kind,))])
 
 
 @pytest.mark.nightly

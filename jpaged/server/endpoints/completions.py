@@ -92,7 +92,7 @@ class _Completion:
                 self._caller,
                 model=body.model,
                 priority=body.priority,
-                sent_as=body.sent_as,
+                refusal=body.refusal,
                 **special,
             )
             for prompt in self._prompts

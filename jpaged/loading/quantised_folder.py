@@ -132,6 +132,9 @@ def _write(opened: OpenedModel, folder: Path, method: str, bits: int, group: int
         shards.add({f"{owner}.{part}": array for part, array in _STORED[method](codes, bits).items()})
         quantised += 1
     fitting = max((size for size in _GROUPS if _fit(unfit.values(), size)), default=None)
+    if not quantised and not unfit:
+        model = f"model={opened.source.name!r} ({opened.family.__name__})"
+        raise ValueError(f"{model} has no matrix that can be written quantised: tables, routers and norms stay plain")
     if not quantised:
         remedy = f"; {fitting} takes all" if fitting else ""
         raise ValueError(f"group_size={group}: none of {len(unfit)} matrices fits{remedy}")

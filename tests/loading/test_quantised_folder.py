@@ -89,6 +89,16 @@ def test_matrices_that_no_group_divides_stay_plain_and_are_named(tmp_path):
     assert f"stays plain: {name}, whose inputs are no multiple of --group-size 32" in said_by_command
 
 
+def test_a_model_without_a_matrix_to_quantise_is_refused_with_the_reason(tmp_path):
+    config, tensors = float_llama()
+    tables = {name: array for name, array in tensors.items() if "layers" not in name}
+    folder = save(tmp_path / "tables", config, tables)
+    done = CliRunner().invoke(app, ["quantize", str(folder), "--out", str(tmp_path / "out"), "--group-size", "32"])
+    said = " ".join(done.output.split())
+    assert done.exit_code == 2 and "(Llama) has no matrix that can be written quantised" in said, said
+    assert "tables, routers and norms stay plain" in said and "fits" not in said
+
+
 def test_the_command_writes_a_folder_and_refuses_what_it_cannot(tmp_path):
     folder, _ = plain_folder(tmp_path, tied=True)
     out = tmp_path / "out"

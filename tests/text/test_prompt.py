@@ -82,8 +82,14 @@ def test_minus_one_asks_for_the_log_probabilities_of_the_whole_vocabulary(inputs
     request = inputs.process("abc", SamplingParams(logprobs=-1, prompt_logprobs=-1))
     assert request.params.logprobs == request.params.prompt_logprobs == 256 == request.num_top
     limited = InputProcessor(None, max_logprobs=255, **LIMITS)
-    with pytest.raises(ValueError, match="logprobs=256 is above the engine's max_logprobs=255"):
+    with pytest.raises(
+        ValueError, match=r"^logprobs=-1, all 256 tokens, is above the engine's max_logprobs=255; max_log"
+    ):
         limited.process([5], SamplingParams(logprobs=-1))
+    with pytest.raises(ValueError, match=r"^prompt_logprobs=-1, all 256 tokens, is above"):
+        limited.process([5], SamplingParams(prompt_logprobs=-1))
+    whole = InputProcessor(None, max_logprobs=256, **LIMITS)
+    assert whole.process([5], SamplingParams(logprobs=-1)).params.logprobs == 256
 
 
 def test_outputs_beyond_the_places_are_requests_of_their_own_that_go_on_with_the_numbers(inputs):

@@ -101,6 +101,6 @@ def _encode(engine: AsyncLLM, text: str | None, special: bool, most: int) -> lis
     try:
         return engine.tokenize(text or "", add_special_tokens=special, max_tokens=most)
     except (UnicodeEncodeError, TypeError) as error:  # a lone surrogate
-        raise ApiError("prompt is not Unicode text", param="prompt", code="invalid_value") from error
+        raise ApiError(f"prompt={text!r} is not Unicode text", param="prompt", code="invalid_value") from error
     except ValueError as error:
         raise ApiError(str(error), param="prompt", code="invalid_value") from error

@@ -286,7 +286,8 @@ class ChatRequest(SamplingFields):
     """A request for the next message of a conversation.
 
     Attributes:
-        top_logprobs: number of most likely tokens at each position; needs `logprobs`.
+        top_logprobs: number of most likely tokens at each position, -1 = the whole vocabulary (vLLM's); needs
+            `logprobs`.
         parallel_tool_calls: whether an answer may call several tools.
         reasoning_effort, verbosity: passed to the chat template; not honoured if it does not use them.
         service_tier: "auto" or "default", which are the same.
@@ -298,7 +299,7 @@ class ChatRequest(SamplingFields):
 
     messages: list[Message] = Field(min_length=1)
     logprobs: bool = False
-    top_logprobs: int | None = Field(None, ge=0)
+    top_logprobs: int | None = Field(None, ge=-1)
     max_completion_tokens: int | None = None
     modalities: list[Literal["text"]] | None = None
     parallel_tool_calls: bool = True

@@ -280,8 +280,9 @@ class ResponseFormat(Body):
             message = f"response_format.type={self.type!r} is not one of text, json_object, json_schema"
             raise ApiError(message, param="response_format.type", code="invalid_value")
         if self.json_schema is None or not isinstance(self.json_schema.schema_, dict):
+            schema = None if self.json_schema is None else self.json_schema.schema_
             raise ApiError(
-                "response_format.json_schema.schema must be a JSON schema",
+                f"response_format.json_schema.schema={schema!r} must be a JSON schema",
                 param="response_format.json_schema",
                 code="invalid_value",
             )

@@ -394,7 +394,7 @@ class ResponsesRequest(Body):
         if self.background and not self.is_stored:
             raise ApiError("background=true needs store=true", param="background", code="invalid_value")
         if self.top_logprobs is not None and not self.includes_logprobs:
-            message = "top_logprobs needs include=['message.output_text.logprobs']"
+            message = f"top_logprobs={self.top_logprobs} needs include=['message.output_text.logprobs']"
             raise ApiError(message, param="top_logprobs", code="invalid_value")
         same = {"model", "temperature", "top_p", "user", "safety_identifier", "top_k", "min_p", "seed"}
         same |= {"repetition_penalty", "stop", "min_tokens", "ignore_eos", "priority", "cache_salt", "service_tier"}

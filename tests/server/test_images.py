@@ -130,4 +130,4 @@ def test_of_a_cut_conversation_the_images_that_are_left_are_counted_from_the_end
         for one in said
     ]
     error = server_of.refusal("/v1/responses", {"model": "tiny", "input": parts, "truncation": "auto"})
-    assert error["param"] == "input.2.content.0.image_url", error
+    assert error["param"] == "input.2.content.0.image_url" and "image 1 of 1, " in error["message"], error

@@ -122,6 +122,15 @@ def test_mistrals_form_is_that_of_the_tokenizer():
     assert "between: <[5]>" in grammar and 'call_0: "f" <[6]> args_0' in grammar
 
 
+@pytest.mark.parametrize("family", ["hermes", "llama3", "mistral"])
+def test_a_model_without_a_tokenizer_has_no_special_token_of_calls(family):
+    """The conversation is refused later, for its chat template."""
+    body = ChatRequest.model_validate(
+        {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function", "function": {"name": "f"}}]}
+    )
+    assert ChatTurn(body, None, tool_parser=family).splits
+
+
 @given(cuts=CUTS)
 def test_calls_that_are_cut_off_keep_what_there_is(cuts):
     assert read(ToolReader(TOOL_FORMATS["hermes"]), WRITTEN["hermes"][:50], cuts) == [

@@ -113,6 +113,7 @@ class Pooler:
         options: RunOptions,
         names: Sequence[str] = (),
     ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
+        """Return a vector for each prompt of a list; `names` as in `_run`."""
         if self._head.answers is not None:
             raise ValueError(f"{self._name} scores pairs by the tokens of its answer: only generate() and score()")
         if self._head.modules:

@@ -323,3 +323,11 @@ def test_more_prompts_than_may_wait_are_refused_with_the_flag(serve):
 def test_a_quoted_text_that_looks_like_a_parameter_is_left_as_it_is():
     error = refused(ValueError("messages=['json=1', \"json=2\"] have min_tokens=3 and json=4"), (), {"json": "a.b"})
     assert error.message == "messages=['json=1', \"json=2\"] have min_tokens=3 and a.b=4"
+
+
+def test_a_pair_that_is_too_long_is_named_by_the_field_of_its_longer_text():
+    names = {"data_1": "query", "data_2": "documents"}
+    for limit in ("above the limit of 24 for a pair", "above max_model_len=24"):
+        error = refused(ValueError(f"data_2[1]: the prompt has 99 tokens, {limit}"), ("query", "documents"), names)
+        assert error.message == f"documents[1]: the prompt has 99 tokens, {limit}"
+        assert (error.param, error.code) == ("documents", "context_length_exceeded")

@@ -29,6 +29,7 @@ from jpaged.structured_outputs import StructuredOutputsParams
 
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _HEADS = ('{"name":"f","arguments":{', '{"name":"f","parameters":{')
+"""Heads whose ends complete the beginning of any head."""
 _NAME = r"\s*([\w.-]+)\s*"
 """A call's name that is not within a JSON object."""
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

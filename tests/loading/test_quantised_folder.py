@@ -100,6 +100,19 @@ def test_a_model_without_a_matrix_to_quantise_is_refused_with_the_reason(tmp_pat
     assert "fits" not in said and not (tmp_path / "out").exists()
 
 
+def test_matrices_that_a_folder_has_inputs_first_are_read_as_they_were_written(tmp_path, monkeypatch):
+    """As earlier versions wrote GPT-2's."""
+    plain = make_checkpoint("gpt2", tmp_path / "gpt2").state_dict()
+    names = {name for name in plain if name.endswith(("c_attn.weight", "attn.c_proj.weight"))}
+    monkeypatch.setattr("jpaged.loading.quantised_folder._matrices", lambda opened: names)
+    assert quantise_folder(tmp_path / "gpt2", tmp_path / "out", bits=8, group_size=32).quantised == len(names)
+    want, got = (load_model(tmp_path / name, dtype="float32").params for name in ("gpt2", "out"))
+    found = flat_values(got)
+    for path, array in flat_values(want).items():
+        assert not is_held(found[path]), path
+        np.testing.assert_allclose(np.asarray(found[path]), array, atol=0.01 * np.abs(array).max(), err_msg=str(path))
+
+
 def test_the_command_writes_a_folder_and_refuses_what_it_cannot(tmp_path):
     folder, _ = plain_folder(tmp_path, tied=True)
     out = tmp_path / "out"

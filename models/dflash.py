@@ -112,6 +112,7 @@ class DFlashHead(nnx.Module):
     Attributes:
         block: see `jpaged.model_api.DraftHead`.
         embed_factor: see `jpaged.model_api.ScalesEmbedding`.
+        head_bias: see `jpaged.model_api.HasHeadBias`.
 
     Raises:
         ValueError: the config asks for another layout, or lacks a field.
@@ -129,6 +130,7 @@ class DFlashHead(nnx.Module):
         self.after = tuple(own["target_layer_ids"])
         self.size, self.states, self.shards = size, len(self.after) * size, build.tensor_parallel
         self.embed_factor = 1.0
+        self.head_bias: nnx.Param | None = nnx.data(None)
         head_dim = getattr(config, "head_dim", None) or size // config.num_attention_heads
         heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, head_dim, build)
         kinds = kinds_from_types(config)
@@ -178,6 +180,8 @@ class DFlashHead(nnx.Module):
     def logits(self, hidden: Float[Array, "seqs embed"], live_rows: LiveRows = None) -> Float[Array, "seqs vocab"]:
         """Return logits of the tokens in the places of the hidden states."""
         logits = self.lm_head.logits(hidden, live_rows)
+        if self.head_bias is not None:
+            logits = logits + self.head_bias[...].astype(logits.dtype)
         return jnp.where(jnp.arange(logits.shape[1]) < self.vocab_size, logits, -jnp.inf)
 
     def weights(self) -> Iterator[WeightSource]:

@@ -74,7 +74,8 @@ class GPT2(DenseDecoder):
             else:
                 names = tuple(name.replace(".layers.", ".h.", 1) for name in source.sources)
                 # Adapters are placed by matrices that are stored outputs first.
-                yield replace(source, sources=names, convert=_of_inputs_first(source.convert), adaptable=False)
+                transposed = _of_inputs_first(source.convert)
+                yield replace(source, sources=names, convert=transposed, adaptable=False, inputs_first=True)
 
 
 def _of_inputs_first(of_outputs_first: Callable[..., HostArray]) -> Callable[..., HostArray]:

@@ -59,7 +59,7 @@ def throughput(
     from jpaged.bench.throughput import QUICK, run, run_quickly
 
     if quick:
-        small = {} if engine.settings()["max_num_seqs"] else {"max_num_seqs": QUICK.num_prompts}
+        small: dict[str, Any] = {} if engine.settings()["max_num_seqs"] else {"max_num_seqs": QUICK.num_prompts}
         llm = engine.build(model, **small)
         with llm.control.compilation_notes():
             typer.echo(str(run_quickly(llm)))

@@ -47,7 +47,7 @@ def chat(
     /help lists the commands of a conversation; /bye or the end of input ends it. Ctrl-C stops an answer.
     """
     params = sampling(max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    llm = engine.build(model, max_num_seqs=1)
+    llm = engine.build(model, reads_text=True, max_num_seqs=1)
     conversation = Conversation(llm, params, system)
     _note(f"{model}, {llm.max_model_len} tokens of context. /help lists commands, /bye leaves, Ctrl-C stops an answer.")
     with llm.control.compilation_notes():

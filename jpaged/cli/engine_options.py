@@ -32,11 +32,19 @@ class EngineOptions:
             given["enable_lora"] = True  # on the command line, modules ask for it
         return given
 
-    def build(self, model: str, **more: Any) -> Any:
-        """Build the engine; a refusal becomes an error of the command line."""
+    def build(self, model: str, *, reads_text: bool = False, **more: Any) -> Any:
+        """Build the engine; a refusal becomes an error of the command line.
+
+        Args:
+            reads_text: whether the command needs the model's tokenizer; a folder without one is refused before it is
+                loaded.
+        """
         from jpaged.llm import LLM
+        from jpaged.loading import check_tokenizer
 
         with bad_parameters():
+            if reads_text:
+                check_tokenizer(model)
             return LLM(model, **self.settings() | more)
 
 

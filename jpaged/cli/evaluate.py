@@ -21,7 +21,7 @@ def evaluate(ctx: typer.Context, model: Model = "smollm2-135m", *, engine: Engin
         raise typer.BadParameter("lm_eval not found: pip install 'jpaged[eval]'")
     if not any(one.split("=")[0] in ("--tasks", "-t") for one in ctx.args):
         raise typer.BadParameter("give --tasks, such as --tasks arc_easy; `lm_eval ls tasks` lists them")
-    llm = engine.build(model)
+    llm = engine.build(model, reads_text=True)
     from jpaged.integrations.lm_eval import evaluate as run
 
     run(llm, ctx.args)

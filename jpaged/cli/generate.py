@@ -78,7 +78,7 @@ def generate(
         stop=stop,
         ignore_eos=ignore_eos,
     )
-    llm = engine.build(model)
+    llm = engine.build(model, reads_text=True)
     if stream:
         print_text(texts[0], end="", bold=True)
         try:

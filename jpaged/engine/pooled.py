@@ -104,6 +104,16 @@ class Pooler:
         options: RunOptions,
     ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
         """Return a vector for each prompt."""
+        return self._embed(several(prompts), pooling_params, options)
+
+    def _embed(
+        self,
+        batch: Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None,
+        options: RunOptions,
+        names: Sequence[str] = (),
+    ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
+        """Return a vector for each prompt of a list; `names` as in `_run`."""
         if self._head.answers is not None:
             raise ValueError(f"{self._name} scores pairs by the tokens of its answer: only generate() and score()")
         if self._head.modules:
@@ -111,7 +121,6 @@ class Pooler:
                 f"{self._name} makes its vectors by {', '.join(self._head.modules)} (modules.json), which is "
                 "not read; known are Transformer, Pooling, Dense and Normalize"
             )
-        batch = several(prompts)
         each = one_each(PoolingParams() if pooling_params is None else pooling_params, len(batch), PoolingParams)
         width = int(self._served.model_config.get_text_config().hidden_size)
         if self._head.dense is not None:
@@ -121,7 +130,7 @@ class Pooler:
             if params.dimensions is not None and params.dimensions > width:
                 raise ValueError(f"prompt {i}: dimensions={params.dimensions} is above the model's {width}")
             texts.append(with_text_before(prompt, self._text_before(i, params)))
-        found = self._run(texts, [params.pooling or self._default_pooling() for params in each], options)
+        found = self._run(texts, [params.pooling or self._default_pooling() for params in each], options, names)
         return [
             one.output(EmbeddingOutput(self._shaped(one.vector, params).tolist()))
             for one, params in zip(found, each, strict=True)
@@ -153,15 +162,16 @@ class Pooler:
                 raise ValueError("score() of an AsyncLLM needs pairs of prompts; LLM.score() scores single ones")
             return self._likelihoods(self._owner, several(data_1), options)
         first, second = list(several(data_1)), list(several(data_2))
+        names = _names("data_1", len(first)), _names("data_2", len(second))
         if len(first) == 1:
-            first *= len(second)
+            first, names = first * len(second), (names[0] * len(second), names[1])
         if len(first) != len(second):
             raise ValueError(f"data_1 has {len(first)} prompts, data_2 {len(second)}: as many, or one, are compared")
         if isinstance(options.lora_request, Sequence) and not isinstance(options.lora_request, str):
             raise ValueError("lora_request of two lists of prompts must be one adapter for all")
         if self._head.classes is not None:
-            return self._cross_encode(first, second, options)
-        both = self.embed([*first, *second], PoolingParams(normalize=True), options)
+            return self._cross_encode(first, second, options, names)
+        both = self._embed([*first, *second], PoolingParams(normalize=True), options, [*names[0], *names[1]])
         return [
             PoolingRequestOutput(
                 b.request_id,
@@ -173,9 +183,17 @@ class Pooler:
         ]
 
     def _cross_encode(
-        self, first: Sequence[Prompt], second: Sequence[Prompt], options: RunOptions
+        self,
+        first: Sequence[Prompt],
+        second: Sequence[Prompt],
+        options: RunOptions,
+        names: tuple[Sequence[str], Sequence[str]],
     ) -> list[PoolingRequestOutput[ScoringOutput]]:
-        """Score pairs with a head of one class; both texts of a pair are joined into one prompt."""
+        """Score pairs with a head of one class; both texts of a pair are joined into one prompt.
+
+        Args:
+            names: how errors name the first and the second texts; of a pair they name the longer one.
+        """
         head = self._head.classes
         assert head is not None
         if len(head) != 1:
@@ -186,14 +204,17 @@ class Pooler:
             raise ValueError(
                 f"{self._name} asks for scores after {self._head.activation}; known are Sigmoid and Identity"
             )
-        batch = self._pairs(first, second, Tokenization.of(options.tokenization_kwargs))
-        found = self._run(batch, [self._head.class_pooling] * len(batch), options)
+        longer = [names[_size(two) >= _size(one)][i] for i, (one, two) in enumerate(zip(first, second, strict=True))]
+        batch = self._pairs(first, second, Tokenization.of(options.tokenization_kwargs), longer)
+        found = self._run(batch, [self._head.class_pooling] * len(batch), options, longer)
         if self._head.activation == "Identity":
             return [one.output(ScoringOutput(float(head(one.vector)[0]))) for one in found]
         return [one.output(ScoringOutput(self._classes(head(one.vector)).probs[0])) for one in found]
 
-    def _pairs(self, first: Sequence[Prompt], second: Sequence[Prompt], tokenization: Tokenization) -> list[Prompt]:
-        """Return one prompt for each pair."""
+    def _pairs(
+        self, first: Sequence[Prompt], second: Sequence[Prompt], tokenization: Tokenization, names: Sequence[str]
+    ) -> list[Prompt]:
+        """Return one prompt for each pair; errors have a pair's name of `names`."""
         model, tokenizer, inputs = self._served.model, self._served.tokenizer, self._served.input_processor
         answers = self._head.answers
         if answers is not None:
@@ -206,6 +227,7 @@ class Pooler:
                 add_generation_prompt=answers.add_generation_prompt,
                 variables=answers.variables,
                 most=inputs.max_model_len if self._most_tokens is None else self._most_tokens,
+                names=names,
             )
         return pair_prompts(
             first,
@@ -216,6 +238,7 @@ class Pooler:
             token_types=model.token_types if isinstance(model, PromptEncoder) else 1,
             most=self._most_tokens,
             bound=inputs.bound(None, tokenization),
+            names=names,
         )
 
     def _likelihoods(
@@ -240,8 +263,13 @@ class Pooler:
             found.append(PoolingRequestOutput(output.request_id, ScoringOutput(float(total)), ids))
         return found
 
-    def _run(self, batch: Sequence[Prompt], poolings: Sequence[Pooling], options: RunOptions) -> list[PooledPrompt]:
+    def _run(
+        self, batch: Sequence[Prompt], poolings: Sequence[Pooling], options: RunOptions, names: Sequence[str] = ()
+    ) -> list[PooledPrompt]:
         """Run a batch and return one vector for each prompt, pooled from the hidden states after the final norm.
+
+        Args:
+            names: how errors name the prompts; () = by their numbers.
 
         Raises:
             ValueError: a prompt is empty, too long, or could never fit the pool; or the engine has several replicas.
@@ -262,7 +290,7 @@ class Pooler:
                 parsed = parse_prompt(prompt, inputs.tokenizer, tokenization, inputs.images, bound=bound)
                 request = inputs.request(parsed, PREFILL_ONLY, lora=lora, prefill_only=True)
             except ValueError as error:
-                raise ValueError(f"prompt {i}: {error}") from error
+                raise ValueError(f"{names[i] if names else f'prompt {i}'}: {error}") from error
             request.pooling = pooling
             requests.append(request)
         self._run_requests(requests, options.use_tqdm)
@@ -321,6 +349,17 @@ class Pooler:
             weights = np.exp(logits - logits.max())
             probs = weights / weights.sum()
         return ClassificationOutput(probs.tolist(), logits.tolist())
+
+
+def _names(data: str, prompts: int) -> list[str]:
+    """Return how errors name the prompts of one side of `score`."""
+    return [data] if prompts == 1 else [f"{data}[{i}]" for i in range(prompts)]
+
+
+def _size(prompt: Prompt) -> int:
+    """Return the length of a prompt's text; 0 if it has none."""
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    return len(text) if isinstance(text, str) else 0
 
 
 def _aborted(prompt: int) -> RuntimeError:

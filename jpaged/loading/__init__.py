@@ -12,11 +12,12 @@ from jpaged.loading.orbax.checkpoint import save_checkpoint
 from jpaged.loading.parameters.weights import load_params
 from jpaged.loading.registry import model_class, model_types
 from jpaged.loading.source import Source, resolve_source
-from jpaged.loading.tokenizer import eos_token_ids, load_tokenizer
+from jpaged.loading.tokenizer import check_tokenizer, eos_token_ids, load_tokenizer
 
 __all__ = [
     "LoadedModel",
     "Source",
+    "check_tokenizer",
     "convert_checkpoint",
     "eos_token_ids",
     "load_draft_head",

@@ -23,6 +23,7 @@ from jpaged.model_api import (
     AttentionGroup,
     DraftHead,
     HasDraftHead,
+    HasHeadBias,
     HostArray,
     ScalesEmbedding,
     Tappable,
@@ -39,7 +40,7 @@ class LoadedHead:
         head: the head with shapes in place of arrays.
         graphdef: the head without its weights.
         params: its own weights, on the model's mesh, without the model's tables.
-        tables: those of `DraftHead.tables` that are the model's.
+        tables: those of `DraftHead.tables` that are the model's, and "head_bias" where they bring one.
         taps: see `DraftHead.taps`.
     """
 
@@ -102,6 +103,10 @@ def load_draft_head(
     tables = _tables_of_model(head, loaded, opened.reader, own_folder=folder is not None)
     if "embed_tokens" in tables and isinstance(head, ScalesEmbedding) and isinstance(loaded.model, ScalesEmbedding):
         head.embed_factor = loaded.model.embed_factor
+    bias = loaded.model.head_bias if isinstance(loaded.model, HasHeadBias) else None
+    if "lm_head" in tables and isinstance(head, HasHeadBias) and bias is not None:
+        head.head_bias = bias
+        tables = (*tables, "head_bias")
     graphdef, abstract = nnx.split(head)
     own = nnx.State({name: part for name, part in abstract.items() if name not in tables})
     reader = _HeadReader(opened.reader, targets_of(head, tables))

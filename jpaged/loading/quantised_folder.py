@@ -74,8 +74,9 @@ def quantise_folder(
 ) -> Written:
     """Write a model with plain weights, or a GGUF file, as a folder of quantised safetensors.
 
-    The head, embeddings, routers and norms stay plain, as do matrices whose inputs are no multiple of `group_size` or
-    whose outputs are none of 8; the result names these. compressed-tensors and GPTQ are symmetric, AWQ has zero points.
+    The head, embeddings, routers and norms stay plain, as do matrices that are stored inputs first (GPT-2's), and those
+    whose inputs are no multiple of `group_size` or whose outputs are none of 8; the result names these last ones.
+    compressed-tensors and GPTQ are symmetric, AWQ has zero points.
 
     Args:
         method: one of `WRITTEN`.
@@ -132,6 +133,12 @@ def _write(opened: OpenedModel, folder: Path, method: str, bits: int, group: int
         shards.add({f"{owner}.{part}": array for part, array in _STORED[method](codes, bits).items()})
         quantised += 1
     fitting = max((size for size in _GROUPS if _fit(unfit.values(), size)), default=None)
+    if not quantised and not unfit:
+        model = f"model={opened.source.name!r} ({opened.family.__name__})"
+        raise ValueError(
+            f"{model} has no matrix that can be written quantised: tables, routers, norms and matrices that are stored "
+            "inputs first stay plain"
+        )
     if not quantised:
         remedy = f"; {fitting} takes all" if fitting else ""
         raise ValueError(f"group_size={group}: none of {len(unfit)} matrices fits{remedy}")
@@ -159,7 +166,8 @@ def _matrices(opened: OpenedModel) -> set[str]:
     mesh = Mesh(np.array(jax.devices()[:1]), (TENSOR_AXIS,))
     build = build_context(mesh, np.float32, stacked=False, computes=False)
     targets = targets_of(abstract_model(opened.family, opened.config, build))
-    return {name for target in targets if target.source.contracted == -2 for name in target.source.sources}
+    sources = [target.source for target in targets if target.source.contracted == -2]
+    return {name for source in sources if not source.inputs_first for name in source.sources}
 
 
 def nearest_codes(matrix: np.ndarray, bits: int, group: int, dtype: np.dtype, *, symmetric: bool) -> Codes:

@@ -41,6 +41,20 @@ def has_tokenizer(source: Source) -> bool:
     return source.kind == "gguf" or any((source.path / name).exists() for name in _FILES)
 
 
+def check_tokenizer(model: str | Path) -> None:
+    """Check that a model's folder has a tokenizer, before the weights are read. A model elsewhere is not looked at.
+
+    Raises:
+        ValueError: it has none.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir() and not has_tokenizer(Source(str(model), "safetensors", folder)):
+        raise ValueError(
+            f"model={str(model)!r} has no tokenizer, which text needs: the folder holds none of {', '.join(_FILES)}; "
+            "LLM(tokenizer=) and jpaged serve --tokenizer take another model's"
+        )
+
+
 def load_tokenizer(source: Source, gguf: GGUFFile | None = None) -> AnyTokenizer:
     """Load the tokenizer of a source; `gguf` saves opening the file again.
 

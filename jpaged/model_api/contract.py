@@ -284,6 +284,15 @@ class ScalesEmbedding(Protocol):
 
 
 @runtime_checkable
+class HasHeadBias(Protocol):
+    """The attribute of a `CausalLM` whose vocabulary's head may have a bias (Phi-2), and of a `DraftHead` that adds
+    that bias to its logits where it shares the model's head."""
+
+    head_bias: Any
+    """The parameter [vocab]; None = there is none. That of a head is None until it shares the table of a model."""
+
+
+@runtime_checkable
 class HasHeadTable(Protocol):
     """A model whose logits may be the plain product of hidden states and a table."""
 

@@ -66,6 +66,8 @@ class WeightSource:
             plain array.
         adaptable: whether products with the parameter take low-rank adapters: the engine may put a
             `pallas_kernels.low_rank.AdaptedMatrix` in its place.
+        inputs_first: whether a checkpoint stores the matrix inputs first, as GPT-2's do: its codes have no place in the
+            formats of quantised folders, which store outputs first.
     """
 
     path: tuple[str, ...]
@@ -78,3 +80,4 @@ class WeightSource:
     tiled: bool = False
     bfloat16_tiles: Bfloat16Tiles | None = None
     adaptable: bool = False
+    inputs_first: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -13,18 +14,30 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
 from jpaged import EngineBusy, EngineStopped, short_values
-from jpaged.short_values import short_message, with_short_values
+from jpaged.short_values import short_message, shown, with_short_values
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _ALTERNATIVE = re.compile(r"str|int|[a-z-]+\[.*|[A-Z]\w*")
 """Matches the names that pydantic gives to the alternatives of a union in an error's place."""
+_TELLING = ("missing", "value_error")
+"""Types of the errors whose value is the object around a field, or which say themselves what is wrong with it."""
+_SOME_OF = reprlib.Repr()
+"""Writes a few items of a list or an object."""
 _FIELD_ERRORS = ("unknown_field", "refused_field")
 """Types of the errors about a field of an object, whose place is the object's."""
-_SUBJECT = re.compile(r"(?:prompt \d+: )?(?:(\w+)(?:=|\[|:| has\b| have\b)|the (prompt) has\b)")
+_SUBJECT = re.compile(
+    r"(?:prompt \d+: )?(?:(\w+)(?:=|\[|:| has\b| have\b)|the (prompt) has\b|\d+ (images) (?:were given|follow)\b)"
+)
 """Matches the parameter that a message is about."""
+_IMAGE = re.compile(r"image (\d+) of (\d+)\b|messages have \d+ images?:")
+"""Matches the image that a message is about: one of a prompt's, or all where the model takes none."""
 _PARAMETER = re.compile(r"'[^']*'|\"[^\"]*\"|(?<!\w)(\w+)(?==)")
 """Matches a parameter with its value, and quoted texts, in which there is none."""
-_TOO_LONG = re.compile(r"(?:prompt \d+: )?the prompt has \d+ (?:tokens|characters), .*\bmax_model_len=", re.DOTALL)
+_TOO_LONG = re.compile(
+    r"(?:prompt \d+: )?(?:data_[12](?:\[\d+\])?: )?the prompt has \d+ (?:tokens|characters), "
+    r".*(?:\bmax_model_len=|\blimit of \d+ for a pair)",
+    re.DOTALL,
+)
 CLIENT_GONE = 499
 """Status in the log of a request whose client disconnected. It is never sent."""
 
@@ -81,18 +94,27 @@ class ClientGone(Exception):
     """The client closed its connection, so that no answer is sent."""
 
 
-def refused(error: Exception, fields: Collection[str] = (), sent_as: Mapping[str, str] | None = None) -> ApiError:
+def refused(
+    error: Exception,
+    fields: Collection[str] = (),
+    sent_as: Mapping[str, str] | None = None,
+    images: Sequence[str] = (),
+) -> ApiError:
     """Return the error for a value that jpaged refuses; it names the field that the message begins with.
 
     Args:
         fields: names of the body's fields.
         sent_as: the client's names, or paths, of parameters that have others in the message.
+        images: paths of the request's images, of which the prompt may have the last ones only.
     """
     message, sent_as = with_short_values(str(error)), sent_as or {}
     code = "context_length_exceeded" if _TOO_LONG.match(message) else "invalid_value"
     subject, param = _SUBJECT.match(message), None
-    if subject is not None:
-        name = subject[1] or subject[2]
+    if images and (image := _IMAGE.match(message)):
+        param = images[int(image[1]) - int(image[2]) - 1 if image[1] else 0]
+        message = f"{param}: {message}"
+    elif subject is not None:
+        name = subject[1] or subject[2] or subject[3]
         known = name in fields or name in sent_as.values()
         param = sent_as.get(name, name if known else None)
         if param not in (None, name):
@@ -173,7 +195,15 @@ def invalid(errors: Sequence[Any]) -> ApiError:
         return ApiError(message, param=param, code="unknown_parameter")
     if error["type"] == "refused_field":
         return ApiError(f"{param} is not supported: {context['reason']}", param=param, code="unsupported_parameter")
-    return ApiError(f"{param}: {error['msg']}", param=param, code="invalid_value")
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] in _TELLING:
+        return ApiError(f"{param}: {message}", param=param, code="invalid_value")
+    return ApiError(f"{param}={_begun(error['input'])}: {message}", param=param, code="invalid_value")
+
+
+def _begun(value: Any) -> str:
+    """Return a value as an error quotes it, without looking at all of it."""
+    return shown(value[: short_values.MOST_QUOTED]) if isinstance(value, str) else _SOME_OF.repr(value)
 
 
 def _path(error: Mapping[str, Any]) -> list[str]:

@@ -43,11 +43,16 @@ def token_bytes(token: int, text: str, tokenizer: Any) -> bytes:
 def chat_logprobs(
     token_ids: Sequence[int], entries: Sequence[Mapping[int, Logprob]], num_top: int, tokenizer: Any = None
 ) -> dict[str, Any]:
-    """Return `choices[].logprobs` of a chat completion; for `tokenizer` see `token_bytes`."""
+    """Return `choices[].logprobs` of a chat completion with `num_top` tokens at each position, -1 = all.
+
+    Args:
+        tokenizer: see `token_bytes`.
+    """
     return {"content": [_chat_entry(*pair, num_top, tokenizer) for pair in zip(token_ids, entries, strict=True)]}
 
 
 def _chat_entry(token: int, entry: Mapping[int, Logprob], num_top: int, tokenizer: Any) -> dict[str, Any]:
+    num_top = len(entry) if num_top == -1 else num_top
     best = sorted((pair for pair in entry.items() if pair[1].rank <= num_top), key=lambda pair: pair[1].rank)
     top = [_chat_token(other, found, tokenizer) for other, found in best[:num_top]]
     return {**_chat_token(token, entry[token], tokenizer), "top_logprobs": top}
@@ -62,7 +67,7 @@ class CompletionLogprobs:
     """Makes `choices[].logprobs` of a completion; `text_offset` continues from one piece of a stream to the next.
 
     Args:
-        num_top: tokens at each position in `top_logprobs`; the chosen token is added if it is not among them.
+        num_top: tokens at each position in `top_logprobs`, -1 = all; the chosen token is added if it is not among them.
         tokenizer: see `token_bytes`.
         hidden: tokens that the output's text does not show.
         before: tokens before the first one, which may end within a character.
@@ -122,7 +127,8 @@ class CompletionLogprobs:
 
     def _top(self, token: int, entry: Mapping[int, Logprob]) -> dict[str, float]:
         ranked = sorted(entry.items(), key=lambda pair: pair[1].rank)
-        kept = [other for key, other in ranked if key == token or other.rank <= self._num_top]
+        most = len(entry) if self._num_top == -1 else self._num_top
+        kept = [other for key, other in ranked if key == token or other.rank <= most]
         top: dict[str, float] = {}
         for other in kept:  # two tokens may decode to the same text: keep the likelier
             top.setdefault(other.decoded_token or "", other.logprob)

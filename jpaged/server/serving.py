@@ -14,17 +14,14 @@ from fastapi import Request
 
 from jpaged import AsyncLLM, BeamSearchParams, RequestOutput, RequestOutputKind, SamplingParams
 from jpaged.server.caller import Caller, caller_of
-from jpaged.server.errors import ApiError, refused
+from jpaged.server.errors import ApiError
 from jpaged.server.fair_queue import FairQueue
 from jpaged.server.logs import PromptLog
 from jpaged.server.messages.chat_turn import ChatTurn
 from jpaged.server.metrics import RequestTimes, ServerMetrics
 from jpaged.server.protocol.chat import ChatRequest
-from jpaged.server.protocol.fields import SamplingFields
 from jpaged.server.settings import ServerSettings
 from jpaged.server.tracing import Traces
-
-_FIELDS = {*SamplingFields.model_fields, "prompt", "logprobs"}
 
 
 class Serving:
@@ -107,14 +104,14 @@ class Serving:
         model: str | None = None,
         priority: int | None = None,
         add_special_tokens: bool | None = None,
-        sent_as: Mapping[str, str] | None = None,
+        refusal: Callable[[Exception], ApiError],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Run one prompt with the adapter that `model` names, and record metrics, log and trace.
 
         Closing the generator frees the request's memory.
 
         Args:
-            sent_as: see `errors.refused`.
+            refusal: makes the error for a value that the engine refuses; see `SamplingFields.refusal`.
 
         Raises:
             ApiError: the engine refuses the prompt or a parameter, the queue is full, or a request with the same
@@ -142,7 +139,7 @@ class Serving:
                     yield output
         except ValueError as error:  # the engine refuses the prompt or a parameter
             seen.fail(error)
-            raise refused(error, _FIELDS, sent_as) from error
+            raise refusal(error) from error
         except Exception as error:
             seen.fail(error)
             raise
@@ -170,11 +167,11 @@ class Serving:
             render: Callable[..., Any] = self._newest if truncate else self.engine.chat_prompt
             made = await asyncio.to_thread(render, messages, **cut, **options)
         except ValueError as error:
-            raise refused(error, type(body).model_fields, body.sent_as) from error
+            raise body.refusal(error) from error
         turn.follow(made["prompt"])
         prompt: Mapping[str, Any] = made if body.cache_salt is None else {**made, "cache_salt": body.cache_salt}
         params = self._turn_params(body, turn)
-        return self.generate(prompt, params, caller, model=body.model, priority=body.priority, sent_as=body.sent_as)
+        return self.generate(prompt, params, caller, model=body.model, priority=body.priority, refusal=body.refusal)
 
     def _newest(self, messages: list[dict[str, Any]], **options: Any) -> Any:
         """Return the prompt of a conversation's newest messages that fit, which begin with one of the user.

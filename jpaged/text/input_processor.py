@@ -273,9 +273,21 @@ class InputProcessor:
 
     def _resolved(self, params: SamplingParams) -> SamplingParams:
         """Copy the parameters, as the caller may change them later, and replace each -1 by the number that it stands
-        for."""
-        names = [name for name in ("logprobs", "prompt_logprobs") if getattr(params, name) == -1]
-        whole: dict[str, Any] = dict.fromkeys(names, self.vocab_size)
+        for.
+
+        Raises:
+            ValueError: more log-probabilities are asked for than the engine gives.
+        """
+        most = self.vocab_size if self._max_logprobs == -1 else self._max_logprobs
+        whole: dict[str, Any] = {}
+        for name in ("logprobs", "prompt_logprobs"):
+            asked = getattr(params, name) or 0
+            if asked == -1:
+                whole[name] = self.vocab_size
+            if whole.get(name, asked) > most:
+                every = f", all {self.vocab_size} tokens," if asked == -1 else ""
+                limit = f"the engine's max_logprobs={most}; max_logprobs=-1 allows all"
+                raise ValueError(f"{name}={asked}{every} is above {limit}")
         return replace(params, **whole) if whole else copy.copy(params)
 
     def _truncated(self, token_ids: list[int], params: SamplingParams) -> list[int]:
@@ -335,10 +347,6 @@ class InputProcessor:
             raise ValueError(
                 f"prompt_logprobs={params.prompt_logprobs} needs data_parallel_size=1, not {self._data_parallel_size}"
             )
-        most = self.vocab_size if self._max_logprobs == -1 else self._max_logprobs
-        for name in ("logprobs", "prompt_logprobs"):
-            if (getattr(params, name) or 0) > most:
-                raise ValueError(f"{name}={getattr(params, name)} is above the engine's max_logprobs={most}")
         if params.stop_strings and self.tokenizer is None:
             raise ValueError(f"stop={params.stop_strings!r} needs a tokenizer, and the model has none")
 

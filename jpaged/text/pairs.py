@@ -22,6 +22,7 @@ def pair_prompts(
     token_types: int = 1,
     most: int | None = None,
     bound: TokenBound,
+    names: Sequence[str],
 ) -> list[Prompt]:
     """Return a prompt of token ids for each pair, joined as the tokenizer joins two texts.
 
@@ -32,10 +33,11 @@ def pair_prompts(
             raised by `vocab_size`, see `jpaged.model_api.PromptEncoder`.
         most: most tokens of a pair: the longer text is cut until the pair fits; None = pairs are not cut.
         bound: limit on the tokens of a pair that is not cut, so that a text far above it is not tokenized whole.
+        names: how errors name the pairs.
 
     Raises:
         ValueError: there is no tokenizer; a prompt is not text (only the tokenizer knows which tokens join two texts);
-            or a text alone has more tokens than a pair may have. The last two messages name the prompt.
+            or a text alone has more tokens than a pair may have. The last two messages name the pair or its text.
     """
     if tokenizer is None:
         raise ValueError("the model has no tokenizer, which joins the texts of a pair")
@@ -51,7 +53,7 @@ def pair_prompts(
             try:
                 one, other = (part_for_pair(tokenizer, text, bound) for text in both)
             except ValueError as error:
-                raise ValueError(f"prompt {i}: {error}") from error
+                raise ValueError(f"{names[i]}: {error}") from error
         pair = tokenizer(one, other, return_token_type_ids=token_types > 1, **options)
         ids = pair["input_ids"]
         if token_types > 1:
@@ -70,6 +72,7 @@ def judged_prompts(
     add_generation_prompt: bool = True,
     variables: Mapping[str, Any] | None = None,
     most: int,
+    names: Sequence[str],
 ) -> list[Prompt]:
     """Return a prompt of token ids for each pair, which asks whether the second text, a document, answers the first.
 
@@ -82,6 +85,7 @@ def judged_prompts(
         instruction: the system message; None = there is none, so that the template has its own.
         add_generation_prompt, variables: of the chat template.
         most: most tokens of a prompt, which is not cut: it ends with the question.
+        names: see `pair_prompts`.
 
     Raises:
         ValueError: as `pair_prompts`; or the prompt is to be cut, is too long, or has no template.
@@ -105,7 +109,7 @@ def judged_prompts(
             if len(ids) > most:
                 raise ValueError(f"the prompt has {len(ids)} tokens, above the limit of {most} for a pair")
         except ValueError as error:
-            raise ValueError(f"prompt {i}: {error}") from error
+            raise ValueError(f"{names[i]}: {error}") from error
         prompts.append({"prompt_token_ids": ids, **_salt(given)})
     return prompts
 

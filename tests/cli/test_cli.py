@@ -52,6 +52,20 @@ def test_how_weights_and_kv_lie_on_devices_is_an_option_of_every_command_that_ge
     assert result.exit_code == 2 and "built as asked" in result.output
 
 
+@pytest.mark.parametrize("command", [["generate", "Hello"], ["chat"]])
+def test_a_folder_without_a_tokenizer_is_refused_before_its_weights_are_read(command, tmp_path, monkeypatch):
+    def build(model, **settings):
+        raise ValueError("built")
+
+    monkeypatch.setattr("jpaged.llm.LLM", build)
+    (tmp_path / "config.json").write_text("{}")
+    result = CliRunner().invoke(app, [*command, "--model", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "has no tokenizer, which text needs" in " ".join(result.output.replace("\u2502", "").split())
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert "built" in CliRunner().invoke(app, [*command, "--model", str(tmp_path)]).output
+
+
 def test_help_is_told_without_jax():
     code = "import sys, jpaged.config, jpaged.cli.main; assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

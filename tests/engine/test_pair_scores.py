@@ -70,7 +70,7 @@ def test_a_pair_is_read_as_one_prompt_and_scored_by_the_head(llm, folder):
 
 
 def test_a_pair_that_is_too_long_or_no_text_is_refused(llm):
-    with pytest.raises(ValueError, match=r"prompt 1: the prompt has \d+ tokens, above max_model_len=80"):
+    with pytest.raises(ValueError, match=r"data_2\[1\]: the prompt has \d+ tokens, above max_model_len=80"):
         llm.score(["a", "b"], ["c", "d " * 60], use_tqdm=False)
     with pytest.raises(ValueError, match=r"data_1\[0\]=\[5, 6\] must be text"):
         llm.score([5, 6], "a", use_tqdm=False)
@@ -95,7 +95,7 @@ def test_a_pair_with_a_text_far_above_the_limit_is_refused_or_cut_without_tokeni
 
     monkeypatch.setattr(kind, "__call__", watched)
     for pair in (("a", text), (text, "a")):
-        with pytest.raises(ValueError, match=r"prompt 0: the prompt has 760000 characters, .* than max_model_len=80"):
+        with pytest.raises(ValueError, match=r"data_[12]: the prompt has 760000 characters, .* than max_model_len=80"):
             llm.score(*pair, use_tqdm=False)
     (short,) = llm.score("a", text, use_tqdm=False, tokenization_kwargs=cut)
     assert short.prompt_token_ids == joined[-9:]

@@ -5,6 +5,7 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
+from checkpoints import make_checkpoint
 from coded_checkpoints import float_llama, gptq_llama, save
 from typer.testing import CliRunner
 
@@ -87,6 +88,29 @@ def test_matrices_that_no_group_divides_stay_plain_and_are_named(tmp_path):
     command = ["quantize", str(folder), "--out", str(tmp_path / "again"), "--group-size", "32"]
     said_by_command = " ".join(CliRunner().invoke(app, command).output.split())
     assert f"stays plain: {name}, whose inputs are no multiple of --group-size 32" in said_by_command
+
+
+def test_a_model_without_a_matrix_to_quantise_is_refused_with_the_reason(tmp_path):
+    """GPT-2's matrices are stored inputs first: quantised like others they would be read as other numbers."""
+    make_checkpoint("gpt2", tmp_path / "gpt2")
+    run = ["quantize", str(tmp_path / "gpt2"), "--out", str(tmp_path / "out"), "--group-size", "32"]
+    done = CliRunner().invoke(app, run)
+    said = " ".join(done.output.split())
+    assert done.exit_code == 2 and "(GPT2) has no matrix that can be written quantised: tables, routers" in said, said
+    assert "fits" not in said and not (tmp_path / "out").exists()
+
+
+def test_matrices_that_a_folder_has_inputs_first_are_read_as_they_were_written(tmp_path, monkeypatch):
+    """As earlier versions wrote GPT-2's."""
+    plain = make_checkpoint("gpt2", tmp_path / "gpt2").state_dict()
+    names = {name for name in plain if name.endswith(("c_attn.weight", "attn.c_proj.weight"))}
+    monkeypatch.setattr("jpaged.loading.quantised_folder._matrices", lambda opened: names)
+    assert quantise_folder(tmp_path / "gpt2", tmp_path / "out", bits=8, group_size=32).quantised == len(names)
+    want, got = (load_model(tmp_path / name, dtype="float32").params for name in ("gpt2", "out"))
+    found = flat_values(got)
+    for path, array in flat_values(want).items():
+        assert not is_held(found[path]), path
+        np.testing.assert_allclose(np.asarray(found[path]), array, atol=0.01 * np.abs(array).max(), err_msg=str(path))
 
 
 def test_the_command_writes_a_folder_and_refuses_what_it_cannot(tmp_path):

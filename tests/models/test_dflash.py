@@ -41,6 +41,8 @@ FIVE = {"num_hidden_layers": 5}
     [
         ("llama", FIVE, 2, [0, 2], False),
         ("gemma3", {}, 1, [3, 7], False),
+        ("phi", {}, 1, [0, 1], False),
+        pytest.param("phi", {}, 1, [0, 1], True, marks=pytest.mark.nightly),
         pytest.param("llama", FIVE, 3, [4, 1, 2], True, marks=pytest.mark.nightly),
         pytest.param("gemma", {}, 1, [0, 1], False, marks=pytest.mark.nightly),
         pytest.param("gemma4", {}, 1, [0, 1], False, marks=pytest.mark.nightly),
@@ -49,16 +51,19 @@ FIVE = {"num_hidden_layers": 5}
 )
 def test_its_logits_are_those_of_transformers(family, changes, layers, after, own, tmp_path):
     """The model's own states go in, so that its rounding is not the drafter's. Gemma's embedding has a factor, which is
-    the drafter's too; Granite's model has one after the embedding, which is not."""
+    the drafter's too; Granite's model has one after the embedding, which is not. Phi's head has a bias, which the
+    drafter adds where the head is the model's."""
     model, folder = tmp_path / "model", tmp_path / "head"
     reference = make_model_and_drafter(model, folder, family=family, layers=layers, after=after, **changes)
     if own:
         table = {"lm_head.weight": reference.model.lm_head.weight.detach().clone()}
+        reference.model.lm_head.bias = None
         save_file(load_file(folder / "model.safetensors") | table, folder / "model.safetensors")
     loaded = load_model(model, dtype="float32")
     found = load_draft_head(loaded, folder, **OPTIONS)
     assert found.taps == tuple(layer + 1 for layer in after)
-    assert found.tables == (("embed_tokens",) if own else ("embed_tokens", "lm_head"))
+    shared = ("embed_tokens", "lm_head", "head_bias") if family == "phi" else ("embed_tokens", "lm_head")
+    assert found.tables == (("embed_tokens",) if own else shared)
     tables = {name: loaded.params.get(name, loaded.params["embed_tokens"]) for name in found.tables}
     head = nnx.merge(found.graphdef, nnx.State({**found.params, **tables}))
 

@@ -42,6 +42,23 @@ def test_an_answer_without_a_limit_goes_on_to_the_end_of_the_context(server):
     assert server.answer(PATH, body)["usage"]["total_tokens"] == 128
 
 
+def test_minus_one_asks_for_the_whole_vocabulary_as_in_vllm(serve, tiny_llm, monkeypatch):
+    server = serve()
+    wanted = {PATH: {"logprobs": True, "top_logprobs": -1}, "/v1/completions": {"logprobs": -1}}
+    chat, text = {"max_tokens": 2, "messages": [{"role": "user", "content": "a"}]}, {"max_tokens": 2, "prompt": "a"}
+    for (path, more), body, name in zip(wanted.items(), (chat, text), ("top_logprobs", "logprobs"), strict=True):
+        error = server.refusal(path, body | more)
+        all_of = f"{name}=-1, all {tiny_llm.vocab_size} tokens, is above the engine's max_logprobs=20"
+        assert error["param"] == name and all_of in error["message"], error
+        assert f"{name}=-2" in server.refusal(path, body | more | {name: -2})["message"]
+    monkeypatch.setattr(tiny_llm.input_processor, "_max_logprobs", -1)
+    for path, body in ((PATH, chat), ("/v1/completions", text)):
+        found = server.answer(path, body | wanted[path] | {"ignore_eos": True})["choices"][0]["logprobs"]
+        tops = [entry["top_logprobs"] for entry in found["content"]] if path == PATH else found["top_logprobs"]
+        distinct = len({tiny_llm.tokenizer.decode([token]) for token in range(tiny_llm.vocab_size)})
+        assert [len(top) for top in tops] == [tiny_llm.vocab_size if path == PATH else distinct] * 2
+
+
 def test_logprobs_have_openais_form(server):
     entries = server.answer(PATH, BODY | {"logprobs": True, "top_logprobs": 2, "temperature": 0})["choices"][0]
     content = entries["logprobs"]["content"]
@@ -219,14 +236,18 @@ def test_a_call_that_a_stop_string_cuts_is_not_reported_as_complete(with_tools, 
     assert response["output"][0]["arguments"] == '{"' and response["output"][0]["status"] == "incomplete"
 
 
-@pytest.mark.parametrize("family", ["hermes", "mistral"])
+@pytest.mark.parametrize("family", ["hermes", "llama3", "mistral"])
 def test_a_call_that_is_cut_in_its_name_leaves_no_markup(with_tools, family):
     server = with_tools(tool_parser=family)
     body = BODY | {"tools": TOOLS, "tool_choice": "required", "ignore_eos": False}
-    for limit, reason in (({"max_completion_tokens": 18}, "length"), ({"stop": ["name"]}, "stop")):
+    tokens = 5 if family == "llama3" else 18  # its calls have no mark before them
+    for limit, reason in (({"max_completion_tokens": tokens}, "length"), ({"stop": ["name"]}, "stop")):
         choice = server.answer(PATH, body | {"max_completion_tokens": 90} | limit)["choices"][0]
         assert choice["finish_reason"] == reason
         assert choice["message"] == {"role": "assistant", "content": "", "refusal": None}
+        chunks = server.chunks(PATH, body | {"max_completion_tokens": 90} | limit)
+        assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == ""
+        assert chunks[-1]["choices"][0]["finish_reason"] == reason
 
 
 def test_some_tool_is_called_where_one_is_required_and_one_only_if_asked(with_tools):

@@ -91,7 +91,43 @@ def test_images_that_cannot_be_read_or_lie_elsewhere_are_refused_and_nothing_is_
         ("file:///etc/passwd", "folders"),
         ("http://127.0.0.1:9/a.png", "hosts"),
     ):
-        assert why in server_of.refusal(CHAT, {"model": "tiny", "messages": messages(url)})["message"], url
+        error = server_of.refusal(CHAT, {"model": "tiny", "messages": messages(url)})
+        assert why in error["message"] and error["param"] == "messages.0.content.1.image_url", error
     error = server_of.refusal(CHAT, {"model": "tiny", "messages": messages(*[url_of(picture(0))] * 17)})
-    assert "16" in error["message"]
+    assert "16" in error["message"] and error["param"] == "messages"
     assert server_of.used_blocks() == 0
+
+
+def test_a_refused_image_is_named_by_its_path_in_whatever_request_it_was_sent(server_of):
+    good, bad = url_of(picture(0)), "data:image/png;base64,AAAA"
+    said = [*messages(good), {"role": "assistant", "content": "a cab"}, *messages(good, bad)]
+    for path in (CHAT, "/tokenize"):
+        error = server_of.refusal(path, {"model": "tiny", "messages": said})
+        assert error["param"] == "messages.2.content.2.image_url", error
+        assert error["message"].startswith("messages.2.content.2.image_url: image 3 of 3, "), error
+    call = {"type": "web_search_call", "id": "w"}
+    parts = [{"type": "input_image", "image_url": url} for url in (good, bad)]
+    for truncation in ("disabled", "auto"):
+        body = {"model": "tiny", "input": [call, {"role": "user", "content": parts}], "truncation": truncation}
+        error = server_of.refusal("/v1/responses", body)
+        assert error["param"] == "input.1.content.1.image_url", error
+
+
+def test_of_a_cut_conversation_the_images_that_are_left_are_counted_from_the_end(server_of):
+    filler = {"role": "user", "content": "the cab " * 400}
+    said = [*messages(url_of(picture(0))), filler, *messages("data:image/png;base64,AAAA")]
+    parts = [
+        {
+            "role": one["role"],
+            "content": [
+                {"type": "input_image", "image_url": part["image_url"]["url"]}
+                for part in one["content"]
+                if part["type"] == "image_url"
+            ],
+        }
+        if isinstance(one["content"], list)
+        else one
+        for one in said
+    ]
+    error = server_of.refusal("/v1/responses", {"model": "tiny", "input": parts, "truncation": "auto"})
+    assert error["param"] == "input.2.content.0.image_url" and "image 1 of 1, " in error["message"], error

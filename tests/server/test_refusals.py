@@ -73,6 +73,34 @@ def test_fields_are_refused_by_name(refuse):
         assert error["type"] == "invalid_request_error"
 
 
+def test_a_value_of_the_wrong_form_is_named_with_what_it_may_be(refuse):
+    for path, body, said in (
+        (CHAT, {"n": 0}, "n=0: Input should be greater than or equal to 1"),
+        (CHAT, {"n": 2**75}, f"n={2**75}: "),
+        (CHAT, {"temperature": "hot"}, "temperature='hot': Input should be a valid number"),
+        (
+            CHAT,
+            {"messages": [{"role": "wizard", "content": "a"}]},
+            "messages.0.role='wizard': Input should be 'system', ",
+        ),
+        (CHAT, {"user": "x" * 257}, "user='xxxx"),
+        (CHAT, {"user": "x" * 257}, "String should have at most 256 characters"),
+        (CHAT, {"tool_choice": "many"}, "tool_choice='many': Input should be 'none', 'auto' or 'required'"),
+        (
+            CHAT,
+            {"logit_bias": dict.fromkeys(map(str, range(2000)), 1.0)},
+            "logit_bias: it has 2000 entries, the limit is",
+        ),
+        (CHAT, {"tools": [{"type": "function"}]}, "tools.0: a tool of the type 'function' needs the field function"),
+        (CHAT, {"messages": [{"content": "a"}]}, "messages.0.role: Field required"),
+        (CHAT, {"seed": "\ud800"}, "seed='\\ud800': "),
+        ("/v1/responses", {"tools": [{"type": "web_search"}], "temperature": "hot"}, "temperature='hot': "),
+        ("/v1/responses", {"input": [{"type": "web_search_call"}, {"role": "wizard"}]}, "input.1.role='wizard': "),
+        ("/v1/embeddings", {"encoding_format": "hex"}, "encoding_format='hex': Input should be 'float' or 'base64'"),
+    ):
+        assert said in refuse(path, **body)["message"], (body, said)
+
+
 def test_a_message_is_refused_by_its_place(refuse):
     for message, param in (
         ({"role": "wizard", "content": "a"}, "messages.1.role"),
@@ -256,7 +284,12 @@ RESPONSES = "/v1/responses"
         (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs=21 is above"),
         (CHAT, {"response_format": BAD_FORMAT}, "response_format.json_schema.schema", "schema={'type': 'objekt'}"),
         (CHAT, {"messages": [{"role": "user", "content": "\ud800"}]}, "messages", "is not Unicode text"),
-        (CHAT, {"messages": [{"role": "user", "content": [IMAGE_PART]}]}, "messages", "messages have 1 image: "),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [TEXT_PART, IMAGE_PART]}]},
+            "messages.0.content.1.image_url",
+            "messages have 1 image: ",
+        ),
         (RESPONSES, {"input": "\ud800"}, "input", "is not Unicode text"),
         (RESPONSES, {"text": {"format": {"type": "json_schema", "schema": BAD}}}, "text.format.schema", "'objekt'"),
     ],
@@ -290,3 +323,11 @@ def test_more_prompts_than_may_wait_are_refused_with_the_flag(serve):
 def test_a_quoted_text_that_looks_like_a_parameter_is_left_as_it_is():
     error = refused(ValueError("messages=['json=1', \"json=2\"] have min_tokens=3 and json=4"), (), {"json": "a.b"})
     assert error.message == "messages=['json=1', \"json=2\"] have min_tokens=3 and a.b=4"
+
+
+def test_a_pair_that_is_too_long_is_named_by_the_field_of_its_longer_text():
+    names = {"data_1": "query", "data_2": "documents"}
+    for limit in ("above the limit of 24 for a pair", "above max_model_len=24"):
+        error = refused(ValueError(f"data_2[1]: the prompt has 99 tokens, {limit}"), ("query", "documents"), names)
+        assert error.message == f"documents[1]: the prompt has 99 tokens, {limit}"
+        assert (error.param, error.code) == ("documents", "context_length_exceeded")

@@ -91,8 +91,25 @@ def test_an_output_that_is_cut_off_within_a_call_says_so_and_shows_no_markup(fam
     assert read(reader(), text[: start + 2], cuts) == [*said, (0, "f", '{"'), CallCut()]
     assert read(reader(), text[:whole], cuts) == [*said, (0, "f", ARGUMENTS[0])]
     assert read(reader(), text[: second + 1], cuts) == [*said, (0, "f", ARGUMENTS[0]), CallCut()]
-    if said:
-        assert read(reader(), text[: text.index("f")], cuts) == [*said, CallCut()]
+    assert read(reader(), text[: text.index("f")], cuts) == [*said, CallCut()]
+
+
+@pytest.mark.parametrize("mark", ["", "<|python_tag|>", " <|python_tag|>\n"])
+@given(cuts=CUTS, data=st.data())
+def test_a_call_of_llama_that_is_cut_before_its_arguments_is_no_content(mark, cuts, data):
+    head = data.draw(st.sampled_from(['{"name": "f", "parameters": ', '{ "name" :"a\\\\\\" b.c",\n"arguments":']))
+    text = mark + head[: data.draw(st.integers(1, len(head)))]
+    assert read(TOOL_FORMATS["llama3"].reader(), text, cuts) == [CallCut()]
+    assert read(TOOL_FORMATS["llama3"].reader(shaped=True), text, cuts) == ([CallCut()] if mark else [Content(text)])
+
+
+@pytest.mark.parametrize("end", ["", "}"])
+@pytest.mark.parametrize("mark", ["", "<|python_tag|>"])
+@given(cuts=CUTS)
+def test_json_of_llama_that_cannot_become_a_call_is_content_also_where_it_is_cut(mark, end, cuts):
+    for begun in ('{"a": 1', '{"names": "f"', '{"name": 1', '{"name": "f", "age": 3', '{"name": "f", "parameters": [1'):
+        text = f"{mark}{begun}{end}"
+        assert read(TOOL_FORMATS["llama3"].reader(), text, cuts) == [Content(text)]
 
 
 def test_mistrals_form_is_that_of_the_tokenizer():
@@ -103,6 +120,15 @@ def test_mistrals_form_is_that_of_the_tokenizer():
     grammar = form.grammar([{"name": "f"}], {"[TOOL_CALLS]": 5, "[ARGS]": 6}.get, **options)
     assert "start:  <[5]> calls" in grammar and "calls: opening call (between call)* closing" in grammar
     assert "between: <[5]>" in grammar and 'call_0: "f" <[6]> args_0' in grammar
+
+
+@pytest.mark.parametrize("family", ["hermes", "llama3", "mistral"])
+def test_a_model_without_a_tokenizer_has_no_special_token_of_calls(family):
+    """The conversation is refused later, for its chat template."""
+    body = ChatRequest.model_validate(
+        {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function", "function": {"name": "f"}}]}
+    )
+    assert ChatTurn(body, None, tool_parser=family).splits
 
 
 @given(cuts=CUTS)

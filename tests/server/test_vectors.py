@@ -49,9 +49,29 @@ REFUSED = [
     ("/v1/embeddings", {"input": "a", "prompt_name": "query"}, "none of the model's prompts"),
     ("/v1/embeddings", {"input": ["a", [99999]]}, "prompt 1: input: token id 99999"),
     ("/v1/embeddings", {"input": "a", "model": "other"}, "other"),
-    ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "data_1 has 2 prompts, data_2 3"),
+    ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1 has 2 texts and text_2 3"),
     ("/v1/rerank", {"query": "a", "documents": []}, "documents has 0 prompts"),
 ]
+
+
+def test_a_text_that_is_too_long_is_named_by_the_field_that_holds_it(post):
+    long = "the cab " * 300
+    for path, body, param, subject in (
+        ("/v1/embeddings", {"input": ["a", long]}, "input", "input: prompt 1: the prompt has"),
+        ("/v1/score", {"text_1": "a", "text_2": long}, "text_2", "text_2: the prompt has"),
+        ("/v1/score", {"text_1": "a", "text_2": ["a", long]}, "text_2", "text_2[1]: the prompt has"),
+        ("/v1/score", {"text_1": ["a", long], "text_2": ["a", "b"]}, "text_1", "text_1[1]: the prompt has"),
+        (
+            "/v1/rerank",
+            {"query": "a", "documents": ["b", "c", long * 100]},
+            "documents",
+            "documents[2]: the prompt has",
+        ),
+        ("/v1/rerank", {"query": long, "documents": ["b", "c"]}, "query", "query: the prompt has"),
+    ):
+        error = post(path, **body).json()["error"]
+        assert (error["param"], error["code"]) == (param, "context_length_exceeded"), error
+        assert error["message"].startswith(subject) and "max_model_len=128" in error["message"], error
 
 
 def test_what_cannot_be_answered_is_refused(post):

@@ -21,7 +21,9 @@ def tokenizer(template, *tokens):
 
 
 def shown(made, first=("ab",), second=("cd e",), **options):
-    found = judged_prompts(first, second, made, DEFAULT, **{"most": 2000, **options})
+    found = judged_prompts(
+        first, second, made, DEFAULT, **{"most": 2000, "names": [f"data_2[{i}]" for i in range(len(first))], **options}
+    )
     return [made.decode(one["prompt_token_ids"]) for one in found]
 
 
@@ -61,12 +63,14 @@ def test_a_tokenizer_without_any_such_template_is_refused():
 
 def test_a_question_is_never_cut():
     made = tokenizer(BY_ROLE)
-    with pytest.raises(ValueError, match=r"prompt 1: the prompt has \d+ tokens, above the limit of 24 for a pair"):
+    with pytest.raises(ValueError, match=r"data_2\[1\]: the prompt has \d+ tokens, above the limit of 24 for a pair"):
         shown(made, ["a", "a"], ["b", "b 1 c " * 5], most=24)
     with pytest.raises(ValueError, match="max_length=9: a reranker's prompt is not cut"):
-        judged_prompts(["a"], ["b"], made, Tokenization(max_length=9), most=24)
+        judged_prompts(["a"], ["b"], made, Tokenization(max_length=9), most=24, names=["data_2"])
 
 
 def test_a_salt_of_the_first_text_is_kept():
-    (one,) = judged_prompts([{"prompt": "a", "cache_salt": "x"}], ["b"], tokenizer(BY_ROLE), DEFAULT, most=99)
+    (one,) = judged_prompts(
+        [{"prompt": "a", "cache_salt": "x"}], ["b"], tokenizer(BY_ROLE), DEFAULT, most=99, names=["data_2"]
+    )
     assert one["cache_salt"] == "x"

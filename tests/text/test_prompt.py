@@ -82,8 +82,14 @@ def test_minus_one_asks_for_the_log_probabilities_of_the_whole_vocabulary(inputs
     request = inputs.process("abc", SamplingParams(logprobs=-1, prompt_logprobs=-1))
     assert request.params.logprobs == request.params.prompt_logprobs == 256 == request.num_top
     limited = InputProcessor(None, max_logprobs=255, **LIMITS)
-    with pytest.raises(ValueError, match="logprobs=256 is above the engine's max_logprobs=255"):
+    with pytest.raises(
+        ValueError, match=r"^logprobs=-1, all 256 tokens, is above the engine's max_logprobs=255; max_log"
+    ):
         limited.process([5], SamplingParams(logprobs=-1))
+    with pytest.raises(ValueError, match=r"^prompt_logprobs=-1, all 256 tokens, is above"):
+        limited.process([5], SamplingParams(prompt_logprobs=-1))
+    whole = InputProcessor(None, max_logprobs=256, **LIMITS)
+    assert whole.process([5], SamplingParams(logprobs=-1)).params.logprobs == 256
 
 
 def test_outputs_beyond_the_places_are_requests_of_their_own_that_go_on_with_the_numbers(inputs):
@@ -119,12 +125,12 @@ def tokenizer():
 
 def test_texts_are_joined_by_the_tokenizer(tokenizer):
     (one, other) = pair_prompts(
-        ["the cab", {"prompt": "far"}], ["is far", "off"], tokenizer, DEFAULT, bound=TokenBound(64)
+        ["the cab", {"prompt": "far"}], ["is far", "off"], tokenizer, DEFAULT, bound=TokenBound(64), names=["a", "b"]
     )
     assert tokenizer.decode(one["prompt_token_ids"]) == "<s>the cab</s>is far</s>"
     assert tokenizer.decode(other["prompt_token_ids"]) == "<s>far</s>off</s>"
     (plain,) = pair_prompts(
-        ["the cab"], ["is far"], tokenizer, Tokenization(add_special_tokens=False), bound=TokenBound(64)
+        ["the cab"], ["is far"], tokenizer, Tokenization(add_special_tokens=False), bound=TokenBound(64), names=["a"]
     )
     assert tokenizer.decode(plain["prompt_token_ids"]) == "the cabis far"
 
@@ -132,8 +138,8 @@ def test_texts_are_joined_by_the_tokenizer(tokenizer):
 @pytest.mark.parametrize("prompt", [[5, 6], {"prompt_token_ids": [5]}, {"prompt": "a", "cache_salt": "b"}, None])
 def test_what_is_no_text_is_refused_by_its_place(tokenizer, prompt):
     with pytest.raises(ValueError, match=r"data_2\[1\]=.* must be text: this model reads both texts of a pair as one"):
-        pair_prompts(["a", "b"], ["c", prompt], tokenizer, DEFAULT, bound=TokenBound(64))
+        pair_prompts(["a", "b"], ["c", prompt], tokenizer, DEFAULT, bound=TokenBound(64), names=["a", "b"])
     with pytest.raises(ValueError, match=r"data_1\[0\]=.* is not Unicode text"):
-        pair_prompts(["\ud800"], ["c"], tokenizer, DEFAULT, bound=TokenBound(64))
+        pair_prompts(["\ud800"], ["c"], tokenizer, DEFAULT, bound=TokenBound(64), names=["a", "b"])
     with pytest.raises(ValueError, match="the model has no tokenizer, which joins the texts of a pair"):
-        pair_prompts(["a"], ["b"], None, DEFAULT, bound=TokenBound(64))
+        pair_prompts(["a"], ["b"], None, DEFAULT, bound=TokenBound(64), names=["a", "b"])

@@ -121,7 +121,8 @@ def stored_formats(
 
     Layers whose parameters are not stacked have each its own format: files such as Q4_K_M have more bits in some. A
     parameter stays float if one of its tensors is plain or has codes that no format holds, if it is a table with sorted
-    inputs, or if it joins tensors that sort their inputs differently; it then does so in all layers.
+    inputs, if a folder stores it inputs first, or if it joins tensors that sort their inputs differently; it then does
+    so in all layers.
     """
     there = set(reader.names())
     found: dict[StatePath, set[Encoding]] = {}
@@ -136,7 +137,9 @@ def stored_formats(
         # A missing tensor is reported when it is read.
         of_target = [list(reader.encodings(name)) for name in source.sources if name in there]
         encodings.update(one for several in of_target for one in several)
-        if not all(of_target) or not _fit_together(of_target, target):
+        # Groups of a folder's matrix run along its last axis, of one that is stored inputs first along the outputs.
+        is_turned = source.inputs_first and not isinstance(reader, GGUFWeights)
+        if is_turned or not all(of_target) or not _fit_together(of_target, target):
             plain.add(source.path)
     formats: dict[StatePath, WeightFormat] = {}
     left: dict[tuple[str, ...], set[str]] = {}

@@ -65,11 +65,14 @@ class _Chat:
     def _check(self) -> None:
         body = self._body
         if body.top_logprobs is not None and not body.logprobs:
-            raise ApiError("top_logprobs needs logprobs=true", param="top_logprobs", code="invalid_value")
+            message = f"top_logprobs={body.top_logprobs} needs logprobs=true"
+            raise ApiError(message, param="top_logprobs", code="invalid_value")
         if body.stream and body.prompt_logprobs is not None:
-            raise ApiError("prompt_logprobs needs stream=false", param="prompt_logprobs", code="invalid_value")
+            message = f"prompt_logprobs={body.prompt_logprobs} needs stream=false"
+            raise ApiError(message, param="prompt_logprobs", code="invalid_value")
         if body.use_beam_search and body.logprobs:
-            raise ApiError("logprobs has no meaning with use_beam_search=true", param="logprobs")
+            message = "logprobs=true has no meaning with use_beam_search=true"
+            raise ApiError(message, param="logprobs", code="invalid_value")
 
     # ------------------------------------------------------------------ whole
 

@@ -71,7 +71,8 @@ class _Completion:
         if body.max_tokens == 0 and (body.stream or not body.echo):
             raise ApiError("max_tokens=0 needs echo=true and stream=false", param="max_tokens", code="invalid_value")
         if body.stream and body.prompt_logprobs is not None:
-            raise ApiError("prompt_logprobs needs stream=false", param="prompt_logprobs", code="invalid_value")
+            message = f"prompt_logprobs={body.prompt_logprobs} needs stream=false"
+            raise ApiError(message, param="prompt_logprobs", code="invalid_value")
         if body.echo and self._serving.engine.tokenizer is None:
             raise ApiError("echo=true needs a tokenizer, and the model has none", param="echo", code="invalid_value")
         plain = (("echo", body.echo), ("best_of", body.best_of), ("add_special_tokens", not body.add_special_tokens))
@@ -92,7 +93,7 @@ class _Completion:
                 self._caller,
                 model=body.model,
                 priority=body.priority,
-                sent_as=body.sent_as,
+                refusal=body.refusal,
                 **special,
             )
             for prompt in self._prompts

@@ -64,7 +64,8 @@ async def read(
     for name in request.query_params.keys() - {"stream", "starting_after"}:
         raise ApiError(f"{name} is not supported", param=name, code="unsupported_parameter")
     if starting_after >= 0 and not stream_events:
-        raise ApiError("starting_after needs stream=true", param="starting_after", code="invalid_value")
+        message = f"starting_after={starting_after} needs stream=true"
+        raise ApiError(message, param="starting_after", code="invalid_value")
     job = _store(request).find(caller, response_id)
     if starting_after >= 0 and job.begins_anew:
         message = f"starting_after={starting_after}: the events before the server's restart are unknown"

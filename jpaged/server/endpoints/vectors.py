@@ -52,7 +52,7 @@ async def score(body: ScoreRequest, request: Request) -> dict[str, Any]:
     """Return a score for each pair of texts."""
     serving, (first, second) = serving_of(request), body.sides
     caller = _begin(serving, request, body, "text_2", max(len(first), len(second)))
-    outputs = await _scores(serving, request, caller, body.model, first, second)
+    outputs = await _scores(serving, request, caller, body, first, second, {"data_1": "text_1", "data_2": "text_2"})
     return {
         "id": f"score-{caller.answer_id}",
         "object": "list",
@@ -69,7 +69,8 @@ async def rerank(body: RerankRequest, request: Request) -> dict[str, Any]:
     """Return the documents that fit a query best, the best first."""
     serving, texts = serving_of(request), body.documents
     caller = _begin(serving, request, body, "documents", len(texts))
-    outputs = await _scores(serving, request, caller, body.model, [body.query], texts)
+    names = {"data_1": "query", "data_2": "documents"}
+    outputs = await _scores(serving, request, caller, body, [body.query], texts, names)
     order = sorted(range(len(texts)), key=lambda i: (-outputs[i].outputs.score, i))
     results = [
         {
@@ -108,12 +109,18 @@ def _begin(serving: Serving, request: Request, body: _Body, field: str, prompts:
 
 
 async def _scores(
-    serving: Serving, request: Request, caller: Caller, model: str | None, first: Sequence[str], second: Sequence[str]
+    serving: Serving,
+    request: Request,
+    caller: Caller,
+    body: ScoreRequest | RerankRequest,
+    first: Sequence[str],
+    second: Sequence[str],
+    sent_as: Mapping[str, str],
 ) -> list[PoolingRequestOutput[Any]]:
     salt = _salt(caller)
     sides = [[{"prompt": text, **salt} for text in side] for side in (first, second)]
-    work = serving.engine.score(*sides, lora_request=serving.adapter_of(model))
-    return await _answered(request, caller, work, ("text_1", "text_2"))
+    work = serving.engine.score(*sides, lora_request=serving.adapter_of(body.model))
+    return await _answered(request, caller, work, type(body).model_fields, sent_as)
 
 
 async def _answered(

@@ -172,8 +172,8 @@ class ChatTurn:
         return {"structured_outputs": StructuredOutputsParams(grammar=grammar)}
 
     def _special(self, text: str) -> int | None:
-        token = _token_of(self._tokenizer, text)
-        return token if token in self._tokenizer.all_special_ids else None
+        token = None if self._tokenizer is None else _token_of(self._tokenizer, text)
+        return token if token is not None and token in self._tokenizer.all_special_ids else None
 
     @property
     def splits(self) -> bool:

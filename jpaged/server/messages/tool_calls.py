@@ -28,6 +28,8 @@ from jpaged.server.messages.thoughts import ANY, SPACE, THINK, Thought, ThoughtF
 from jpaged.structured_outputs import StructuredOutputsParams
 
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_HEADS = ('{"name":"f","arguments":{', '{"name":"f","parameters":{')
+"""Heads whose ends complete the beginning of any head."""
 _NAME = r"\s*([\w.-]+)\s*"
 """A call's name that is not within a JSON object."""
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -52,10 +54,13 @@ class ToolReader:
 
     Args:
         form: the row of the model's family.
+        shaped: whether an output without calls has a shape; of a family without a mark, an output that ends before it
+            is known to be a call is then content.
     """
 
-    def __init__(self, form: ToolFormat) -> None:
+    def __init__(self, form: ToolFormat, *, shaped: bool = False) -> None:
         self._form = form
+        self._shaped = shaped
         self._at = _At.TEXT
         self._held = ""
         self._begun = ""  # becomes content if no call follows
@@ -71,10 +76,19 @@ class ToolReader:
         return parts
 
     def finish(self) -> list[Part]:
+        is_cut = self._at is _At.ARGUMENTS or (self._at is _At.HEAD and self._is_call())
         rest, self._held = self._begun + self._held, ""
-        if self._at is _At.ARGUMENTS or (self._at is _At.HEAD and (self._form.begin or self._num_calls)):
+        if is_cut:
             return [CallCut()]
         return [Content(rest)] if self._at in (_At.TEXT, _At.HEAD) and rest.strip() else []
+
+    def _is_call(self) -> bool:
+        """Tell whether an output that ends in a head ends within a call, and not in other JSON."""
+        if self._form.begin or self._num_calls:
+            return True
+        if self._shaped and not self._begun.strip():
+            return False
+        return any(_HEAD.match(self._held + head[i:]) for head in _HEADS for i in range(len(head)))
 
     def _step(self, parts: list[Part]) -> bool:
         """Take the next settled part; tell whether there may be another."""
@@ -262,7 +276,7 @@ class ToolFormat:
         named: the mark between a call's name and its arguments; "": a call is a JSON object of both.
         special: marks that are special tokens in the family's tokenizers, which the text must show.
         variant_of: the family whose calls these are if `named` is a special token of the tokenizer; "": the row's own.
-        parser: makes the reader of an output.
+        parser: makes the reader of an output, from the format and `shaped`; see `ToolReader`.
     """
 
     begin: str
@@ -273,7 +287,7 @@ class ToolFormat:
     named: str = ""
     special: tuple[str, ...] = ()
     variant_of: str = ""
-    parser: Callable[[ToolFormat], Reader] = ToolReader
+    parser: Callable[..., Reader] = ToolReader
 
     def reader(self, *, shaped: bool = False) -> Reader:
         """Return a reader of one output.
@@ -281,7 +295,7 @@ class ToolFormat:
         Args:
             shaped: whether an output without calls has a shape; see `CallsOrShapeReader`.
         """
-        reader = self.parser(self)
+        reader = self.parser(self, shaped=shaped)
         return CallsOrShapeReader(self.begin, reader) if shaped and self.begin else reader
 
     def grammar(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
 
 from jpaged.json_schema import first_unfollowed
-from jpaged.server.errors import ApiError
+from jpaged.server.errors import ApiError, refused
 from jpaged.server.protocol import field_classes
 from jpaged.server.protocol.field_classes import FieldClasses
 from jpaged.server.protocol.fields import Body, SamplingFields, only_fields
@@ -127,6 +127,17 @@ class Message(Body):
         else:
             shown["content"] = self.content
         return shown
+
+
+def image_paths(messages: Iterable[Message]) -> list[str]:
+    """Return the paths of a conversation's images."""
+    return [
+        f"messages.{i}.content.{k}.image_url"
+        for i, message in enumerate(messages)
+        if isinstance(message.content, list)
+        for k, part in enumerate(message.content)
+        if part.type == "image_url"
+    ]
 
 
 class Function(Body):
@@ -265,7 +276,7 @@ def _kind_of_choice(choice: Any) -> str:
     return "Allowed" if kind == "allowed_tools" else "Named"
 
 
-_PROMPT = ("prompt", "prompt_token_ids", "content")
+_PROMPT = ("prompt", "prompt_token_ids", "content", "images")
 """Names of what the messages become, and of what they have, in the engine's errors."""
 BY_CHOICE = Discriminator(_kind_of_choice)
 """Tells the forms of `tool_choice` apart, so that an error is about the form that was meant."""
@@ -275,7 +286,8 @@ class ChatRequest(SamplingFields):
     """A request for the next message of a conversation.
 
     Attributes:
-        top_logprobs: number of most likely tokens at each position; needs `logprobs`.
+        top_logprobs: number of most likely tokens at each position, -1 = the whole vocabulary (vLLM's); needs
+            `logprobs`.
         parallel_tool_calls: whether an answer may call several tools.
         reasoning_effort, verbosity: passed to the chat template; not honoured if it does not use them.
         service_tier: "auto" or "default", which are the same.
@@ -287,7 +299,7 @@ class ChatRequest(SamplingFields):
 
     messages: list[Message] = Field(min_length=1)
     logprobs: bool = False
-    top_logprobs: int | None = Field(None, ge=0)
+    top_logprobs: int | None = Field(None, ge=-1)
     max_completion_tokens: int | None = None
     modalities: list[Literal["text"]] | None = None
     parallel_tool_calls: bool = True
@@ -316,6 +328,7 @@ class ChatRequest(SamplingFields):
         return [message.as_template_takes_it(f"messages.{i}") for i, message in enumerate(self.messages)]
 
     _sent_as: Mapping[str, str] = PrivateAttr(default_factory=dict)
+    _images: list[str] | None = PrivateAttr(None)
 
     @property
     def sent_as(self) -> Mapping[str, str]:
@@ -327,9 +340,14 @@ class ChatRequest(SamplingFields):
             names["grammar"] = "tools"
         return {**self._sent_as, **{name: self._sent_as.get(sent, sent) for name, sent in names.items()}}
 
-    def name_fields(self, sent_as: Mapping[str, str]) -> None:
-        """Set the client's names, or paths, of fields that have others in its request, for errors."""
-        self._sent_as = dict(sent_as)
+    def name_fields(self, sent_as: Mapping[str, str], images: Sequence[str]) -> None:
+        """Set the client's names, or paths, of fields and images that have others in its request, for errors."""
+        self._sent_as, self._images = dict(sent_as), list(images)
+
+    def refusal(self, error: Exception) -> ApiError:
+        """Return the error for a value that jpaged refuses, by the names that the client sent."""
+        images = image_paths(self.messages) if self._images is None else self._images
+        return refused(error, type(self).model_fields, self.sent_as, images)
 
     @property
     def most_tokens(self) -> int | None:

@@ -118,7 +118,7 @@ def _placed(error: ValidationError, places: Mapping[str, Sequence[int]]) -> Vali
         InitErrorDetails(
             type=PydanticCustomError(each["type"], each["msg"], each.get("ctx")),
             loc=moved(each["loc"]),
-            input=None,
+            input=each["input"],
         )
         for each in error.errors()
     ]
@@ -280,8 +280,9 @@ class ResponseFormat(Body):
             message = f"response_format.type={self.type!r} is not one of text, json_object, json_schema"
             raise ApiError(message, param="response_format.type", code="invalid_value")
         if self.json_schema is None or not isinstance(self.json_schema.schema_, dict):
+            schema = None if self.json_schema is None else self.json_schema.schema_
             raise ApiError(
-                "response_format.json_schema.schema must be a JSON schema",
+                f"response_format.json_schema.schema={schema!r} must be a JSON schema",
                 param="response_format.json_schema",
                 code="invalid_value",
             )
@@ -356,6 +357,10 @@ class SamplingFields(Body):
         path = "response_format.json_schema.schema" if self.response_format.json_schema else "response_format.schema"
         return names | {"json": path, "grammar": path}  # a grammar is what a schema becomes after a thought
 
+    def refusal(self, error: Exception) -> ApiError:
+        """Return the error for a value that jpaged refuses, by the names that the client sent."""
+        return refused(error, type(self).model_fields, self.sent_as)
+
     def sampling_params(self, defaults: SamplingParams, **extra: Any) -> SamplingParams:
         """Return the engine's parameters.
 
@@ -380,7 +385,7 @@ class SamplingFields(Body):
                 given["structured_outputs"] = shape
             return replace(defaults, **(given | extra))
         except (ValueError, TypeError) as error:
-            raise refused(ValueError(str(error)), type(self).model_fields, self.sent_as) from error
+            raise self.refusal(error) from error
 
     def beam_params(self, most_tokens: int) -> BeamSearchParams:
         """Return the parameters of a beam search of `n` beams.
@@ -401,7 +406,7 @@ class SamplingFields(Body):
         try:
             return BeamSearchParams(**given)
         except ValueError as error:
-            raise refused(error, type(self).model_fields, self.sent_as) from error
+            raise self.refusal(error) from error
 
     def _check(self) -> None:
         """Refuse fields that need another one."""

@@ -39,6 +39,7 @@ class CompletionRequest(SamplingFields):
     Attributes:
         echo: whether outputs begin with the prompt; with `logprobs` its tokens are scored too, and with
             ``max_tokens=0`` nothing is generated.
+        logprobs: number of most likely tokens at each position, -1 = the whole vocabulary (vLLM's).
         best_of: number of generated outputs, of which the `n` with the best mean log-probability are returned.
         add_special_tokens: whether the tokenizer adds its initial special tokens (vLLM's).
     """
@@ -52,7 +53,7 @@ class CompletionRequest(SamplingFields):
     prompt: Annotated[Prompts, BeforeValidator(few_prompts)]
     best_of: int | None = Field(None, ge=1, le=128)
     echo: bool = False
-    logprobs: int | None = Field(None, ge=0)
+    logprobs: int | None = Field(None, ge=-1)
     max_tokens: int | None = Field(16, ge=0)
     add_special_tokens: bool = True
 

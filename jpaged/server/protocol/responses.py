@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import Field, Tag, ValidationError, model_validator
+from pydantic import Field, PrivateAttr, Tag, ValidationError, model_validator
 
 from jpaged.server.errors import ApiError, invalid
 from jpaged.server.protocol import field_classes
@@ -351,6 +351,7 @@ class ResponsesRequest(Body):
     ignore_eos: bool | None = None
     priority: int | None = None
     cache_salt: str | None = Field(None, min_length=1)
+    _num_earlier: int = PrivateAttr(0)
 
     @property
     def is_stored(self) -> bool:
@@ -373,6 +374,7 @@ class ResponsesRequest(Body):
         made = self.model_copy(update={"input": [*history, *items]})
         own = [self.place("input", i) for i in range(len(items))]
         made._places = self._places | {"input": [0] * len(history) + own}
+        made._num_earlier = len(history)
         return made
 
     @property
@@ -392,7 +394,7 @@ class ResponsesRequest(Body):
         if self.background and not self.is_stored:
             raise ApiError("background=true needs store=true", param="background", code="invalid_value")
         if self.top_logprobs is not None and not self.includes_logprobs:
-            message = "top_logprobs needs include=['message.output_text.logprobs']"
+            message = f"top_logprobs={self.top_logprobs} needs include=['message.output_text.logprobs']"
             raise ApiError(message, param="top_logprobs", code="invalid_value")
         same = {"model", "temperature", "top_p", "user", "safety_identifier", "top_k", "min_p", "seed"}
         same |= {"repetition_penalty", "stop", "min_tokens", "ignore_eos", "priority", "cache_salt", "service_tier"}
@@ -420,8 +422,18 @@ class ResponsesRequest(Body):
             chat = ChatRequest.model_validate(given)
         except ValidationError as error:
             raise invalid([{**each, "loc": self._place_in_request(each["loc"])} for each in error.errors()]) from error
-        chat.name_fields(_NAMES_IN_CHAT)
+        chat.name_fields(_NAMES_IN_CHAT, self._image_paths())
         return chat
+
+    def _image_paths(self) -> list[str]:
+        """Return the paths of the input's images; one of an earlier response is named by that response's field."""
+        return [
+            "previous_response_id" if i < self._num_earlier else f"input.{self.place('input', i)}.content.{k}.image_url"
+            for i, item in enumerate(self.items)
+            if isinstance(item.content, list)
+            for k, part in enumerate(item.content)
+            if part.type == "input_image"
+        ]
 
     def _place_in_request(self, loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
         """Return the place in this request of an error in the chat request."""

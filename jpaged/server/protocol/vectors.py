@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from jpaged.server.errors import ApiError
 from jpaged.server.protocol.fields import Body
 from jpaged.server.protocol.prompts import Prompts, each_prompt, few_prompts
 
@@ -44,8 +45,15 @@ class ScoreRequest(Body):
 
     @property
     def sides(self) -> tuple[list[str], list[str]]:
-        """Return both sides as lists."""
+        """Return both sides as lists.
+
+        Raises:
+            ApiError: they are of different lengths, and the first has not one text.
+        """
         first, second = ([side] if isinstance(side, str) else side for side in (self.text_1, self.text_2))
+        if len(first) not in (1, len(second)):
+            message = f"text_1 has {len(first)} texts and text_2 {len(second)}: as many, or one, are compared"
+            raise ApiError(message, param="text_1", code="invalid_value")
         return first, second
 
 

@@ -119,6 +119,20 @@ _SAME: Mapping[str, tuple[Any, ...]] = {
 }
 """Values of such settings, next to None, that ask for the behaviour that jpaged has anyway."""
 
+_PROMPTS_IN_LOG = "the log has a line for each request, with its prompt and output only with --log-prompts"
+
+_FLAGS: Mapping[str, str] = {
+    "allowed_origins": "give --cors-origin for each origin",
+    "disable_log_requests": _PROMPTS_IN_LOG,
+    "disable_uvicorn_access_log": "--log-level warning leaves the lines of requests out",
+    "enable_auto_tool_choice": "--tool-parser is enough: the model chooses unless tool_choice says otherwise",
+    "enable_log_requests": _PROMPTS_IN_LOG,
+    "enforce_eager": "--no-warmup compiles each shape at its first use",
+    "tool_call_parser": "give --tool-parser",
+    "uvicorn_log_level": "give --log-level",
+}
+"""Flags of `vllm serve` that ours lacks and that are no settings of an engine, or mean another thing on a server."""
+
 _ATTRIBUTES: Mapping[str, str] = {
     "apply_model": "the weights are LLM.params, the model's description LLM.model_config",
     "collective_rpc": "one process drives all its devices, so there are no workers to call",
@@ -190,6 +204,23 @@ def missing_attribute(owner: str, name: str) -> str:
     """Say why a public class has no such attribute and, where vLLM's has it, what to use instead."""
     instead = f": {_ATTRIBUTES[name]}" if name in _ATTRIBUTES else ""
     return f"{owner!r} object has no attribute {name!r}{instead}"
+
+
+def missing_flag(flag: str, config: type[Any]) -> str | None:
+    """Say what to use in place of a flag of vLLM's command line, or of a setting that has no flag; None = unknown.
+
+    Args:
+        flag: as typed, such as ``--tool-call-parser``.
+        config: `EngineConfig`.
+    """
+    name = flag.lstrip("-").removeprefix("no-").replace("-", "_")
+    if (reason := _FLAGS.get(name) or _INSTEAD.get(name)) is not None:
+        return reason
+    if name in _ALWAYS:
+        return _ALWAYS[name][1]
+    if name in settings_of(config) or name in aliases(config):
+        return f"{name} is a setting of LLM and AsyncLLM that this command has no flag for"
+    return None
 
 
 def _choose_preemption(settings: dict[str, Any]) -> None:

@@ -43,6 +43,12 @@ def instead() -> str:
     return _table(("setting of vLLM", "what to use here"), rows)
 
 
+def flags() -> str:
+    """Return the flags of `vllm serve` that ours lacks besides those of settings, with what to use."""
+    rows = [(f"`--{name.replace('_', '-')}`", text) for name, text in sorted(vllm_compat._FLAGS.items())]
+    return _table(("flag of vLLM", "what to use here"), rows)
+
+
 def attributes() -> str:
     """Return the methods and attributes of vLLM's LLM that ours lacks."""
     rows = [(f"`LLM.{name}`", text) for name, text in sorted(vllm_compat._ATTRIBUTES.items())]
@@ -68,7 +74,7 @@ def refused() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    table.__name__: table for table in (taken, instead, attributes, sampling, refused)
+    table.__name__: table for table in (taken, instead, flags, attributes, sampling, refused)
 }
 
 

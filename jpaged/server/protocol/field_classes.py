@@ -88,7 +88,10 @@ VERBOSITY = "the model's chat template has no control of its verbosity"
 LARK_INPUT = "an input's grammar in Lark cannot stand within a call's JSON; a regex can"
 _NAMED = {"request_id": "the header X-Request-Id names a request"}
 _VLLM = {
-    **{f"guided_{kind}": f'give structured_outputs={{"{kind}": ...}}' for kind in ("json", "regex", "choice", "grammar")},
+    **{
+        f"guided_{kind}": f'give structured_outputs={{"{kind}": ...}}'
+        for kind in ("json", "regex", "choice", "grammar")
+    },
     "guided_decoding_backend": "llguidance follows all shapes",
     "logits_processors": "logit_bias, allowed_token_ids, bad_words and structured_outputs change what can be drawn",
 }

@@ -101,6 +101,10 @@ def test_beams_take_the_neutral_values_of_vllms_parameters_and_refuse_others():
 
 def test_optional_parameters_that_are_none_have_their_defaults():
     assert SamplingParams.from_optional(temperature=0.5, top_k=None, n=None) == SamplingParams(temperature=0.5)
+    assert SamplingParams.from_optional(logit_bias={"7": 1.5, 8: 2.0}).logit_bias == {7: 1.5, 8: 2.0}
+    with pytest.raises(ValueError, match="'x' must be an integer"):
+        SamplingParams.from_optional(logit_bias={"x": 1.5})
+    assert SamplingParams(seed=-1) == SamplingParams()
 
 
 @pytest.mark.parametrize("name", ["whitespace_pattern", "structural_tag", "disable_fallback"])

@@ -128,10 +128,13 @@ _FLAGS: Mapping[str, str] = {
     "enable_auto_tool_choice": "--tool-parser is enough: the model chooses unless tool_choice says otherwise",
     "enable_log_requests": _PROMPTS_IN_LOG,
     "enforce_eager": "--no-warmup compiles each shape at its first use",
+    "i": "run-batch takes IN and OUT without flags",
+    "input_file": "run-batch takes IN and OUT without flags",
     "tool_call_parser": "give --tool-parser",
     "uvicorn_log_level": "give --log-level",
 }
-"""Flags of `vllm serve` that ours lacks and that are no settings of an engine, or mean another thing on a server."""
+"""Flags of `vllm serve` and `vllm run-batch` that ours lack and that are no settings of an engine, or mean another
+thing on a server."""
 
 _ATTRIBUTES: Mapping[str, str] = {
     "apply_model": "the weights are LLM.params, the model's description LLM.model_config",
@@ -338,6 +341,19 @@ _SHAPE_PARAMETERS: Mapping[str, str] = {
     "whitespace_pattern": "disable_any_whitespace=True allows none",
 }
 
+_HEAD = "classify() and score() apply what the checkpoint asks for, and classify()'s outputs have the logits"
+
+_POOLING_PARAMETERS: Mapping[str, str] = {
+    "activation": _HEAD,
+    "extra_kwargs": "there are no extensions that would read them",
+    "returned_token_ids": "there are no rewards of single tokens",
+    "softmax": _HEAD,
+    "step_tag_id": "there are no rewards of single tokens",
+    "task": "call embed(), classify() or score()",
+    "truncate_prompt_tokens": "give embed() tokenization_kwargs={'truncation': True, 'max_length': ...}",
+    "use_activation": f"embed() has normalize; {_HEAD}",
+}
+
 _IMPORTS: Mapping[str, str] = {
     "AsyncEngineArgs": "give the settings to AsyncLLM(...)",
     "AsyncLLMEngine": "use AsyncLLM",
@@ -376,6 +392,17 @@ def refuse_shape_parameters(names: Iterable[str]) -> None:
         if name in _SHAPE_PARAMETERS:
             reason = _SHAPE_PARAMETERS[name]
             raise TypeError(f"{name} is a parameter of vLLM that StructuredOutputsParams has not: {reason}")
+
+
+def refuse_pooling_parameters(names: Iterable[str]) -> None:
+    """Refuse parameters of vLLM's PoolingParams that ours does not have.
+
+    Raises:
+        TypeError: one of the names is such a parameter; the message says what to use here.
+    """
+    for name in names:
+        if name in _POOLING_PARAMETERS:
+            raise TypeError(f"{name} is a parameter of vLLM that PoolingParams has not: {_POOLING_PARAMETERS[name]}")
 
 
 def refuse_import(module: str, name: str) -> None:

@@ -44,8 +44,11 @@ def instead() -> str:
 
 
 def flags() -> str:
-    """Return the flags of `vllm serve` that ours lacks besides those of settings, with what to use."""
-    rows = [(f"`--{name.replace('_', '-')}`", text) for name, text in sorted(vllm_compat._FLAGS.items())]
+    """Return the flags of vLLM's commands that ours lack besides those of settings, with what to use."""
+    rows = [
+        (f"`{'--' if len(name) > 1 else '-'}{name.replace('_', '-')}`", text)
+        for name, text in sorted(vllm_compat._FLAGS.items())
+    ]
     return _table(("flag of vLLM", "what to use here"), rows)
 
 
@@ -66,6 +69,7 @@ def refused() -> str:
     kinds = {
         "SamplingParams({})": vllm_compat._PARAMETERS,
         "StructuredOutputsParams({})": vllm_compat._SHAPE_PARAMETERS,
+        "PoolingParams({})": vllm_compat._POOLING_PARAMETERS,
         "prompt {}": vllm_compat._PROMPT_KEYS,
         "import {}": vllm_compat._IMPORTS,
     }

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 import jpaged
-from jpaged import BeamSearchParams, SamplingParams, StructuredOutputsParams
+from jpaged import BeamSearchParams, PoolingParams, SamplingParams, StructuredOutputsParams
 
 
 def test_parameters_can_be_cloned_and_pickled():
@@ -111,6 +111,14 @@ def test_optional_parameters_that_are_none_have_their_defaults():
 def test_shapes_refuse_vllms_other_parameters_with_what_to_use(name):
     with pytest.raises(TypeError, match=f"{name} is a parameter of vLLM that StructuredOutputsParams has not: "):
         StructuredOutputsParams(json_object=True, **{name: "a"})
+
+
+@pytest.mark.parametrize("name", ["truncate_prompt_tokens", "task", "softmax"])
+def test_poolings_refuse_vllms_other_parameters_with_what_to_use(name):
+    with pytest.raises(TypeError, match=f"{name} is a parameter of vLLM that PoolingParams has not: "):
+        PoolingParams(pooling="mean", **{name: 1})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'poling'"):
+        PoolingParams(poling="mean")
 
 
 def test_only_json_has_white_space_to_be_left_out():

@@ -75,9 +75,9 @@ def _parsed(make_context: Callable[[], Any]) -> Any:
 
 def _message(error: Any) -> str:
     """Return what an error of parsing says; of a flag that only vLLM has, what to use instead."""
-    flag = getattr(error, "option_name", None)
-    instead = missing_flag(flag, EngineConfig) if flag else None
-    return f"No such option: {flag}: {instead}" if instead else error.format_message()
+    is_unknown = type(error).__name__ == "NoSuchOption"
+    instead = missing_flag(error.option_name, EngineConfig) if is_unknown else None
+    return f"No such option: {error.option_name}: {instead}" if instead else error.format_message()
 
 
 class Group(TyperGroup):

@@ -102,6 +102,7 @@ def test_h_is_help(command):
         (["serve", "m", "--watermark", "0.1"], "watermark is a setting of LLM and AsyncLLM"),
         (["serve", "m", "--gpu-memory-utilization", "2"], "--memory-utilization 2.0 is outside"),
         (["serve", "m", "--swap-space", "1"], "--swap-space 1.0 needs --preemption-mode"),
+        (["compile", "m", "--device"], "'--device' requires an argument"),
         (["run-batch", "-i", "in.jsonl", "-o", "out.jsonl"], "-i: run-batch takes IN and OUT without flags"),
         (["serv"], "Did you mean 'serve'?"),
         (["bench", "serv"], "Did you mean 'serve'?"),

@@ -329,6 +329,11 @@ class AsyncLLM:
         return self._llm.config
 
     @property
+    def model_config(self) -> Any:
+        """Return the model's description, as `LLM.model_config`."""
+        return self._llm.model_config
+
+    @property
     def adapters(self) -> tuple[str, ...]:
         """Return the names of the low-rank adapters that the engine has read."""
         return self.input_processor.adapters.names

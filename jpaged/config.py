@@ -273,7 +273,11 @@ class EngineConfig:
     swap_space_bytes: int | None = setting(None, optional(whole(1)))
     """Host memory for swapped blocks, for each device; at most the pool. None takes the pool's size, at most 4 GiB."""
 
-    swap_space: float | None = setting(None, optional(real(0.0, above=True)))
+    swap_space: float | None = setting(
+        None,
+        optional(real(0.0, above=True)),
+        flag=Flag(commands="requests", help="GiB of host memory for swapped requests. Default: the pool, at most 4."),
+    )
     """vLLM's form of swap_space_bytes, in GiB; capped at the pool's size. Without a preemption_mode it
     implies "auto"."""
 
@@ -303,7 +307,11 @@ class EngineConfig:
     )
     """Order of service: "fcfs" by arrival, "priority" the lowest `priority` value first."""
 
-    long_prefill_token_threshold: int = setting(0, whole(0))
+    long_prefill_token_threshold: int = setting(
+        0,
+        whole(0),
+        flag=Flag(commands="serve", least=0, help="Most tokens of one prompt in one step; 0 = the token budget."),
+    )
     """Most tokens of one prompt in one step. 0 allows the whole token budget."""
 
     enable_prefix_caching: bool = setting(
@@ -449,7 +457,9 @@ class EngineConfig:
     )
     """PEFT folders to read at the start, by the names that requests use. They need enable_lora."""
 
-    deterministic: bool = setting(False, switch)
+    deterministic: bool = setting(
+        False, switch, flag=Flag(commands="batch", help="Give the same results to the last bit in any batch; slower.")
+    )
     """Whether a sequence's log-probabilities are the same to the last bit however it is batched, chunked, preempted or
     served from the cache. It is slower: programs of one shape compute every token. Engines agree when they agree on
     max_num_seqs, max_model_len, block_size, dtype, device kind and count."""

@@ -74,6 +74,10 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     score: float | None = None
 
+    def finished(self) -> bool:
+        """Tell whether the sequence has ended, as vLLM's method of this name does."""
+        return self.finish_reason is not None
+
 
 @dataclass(frozen=True)
 class BeamSearchSequence:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Self
 
 from jpaged.short_tracebacks import short_init
 from jpaged.short_values import shown
 from jpaged.validation import boolean, integer, one_of
+from jpaged.vllm_compat import refuse_pooling_parameters
 
 Pooling = Literal["last", "mean", "cls", "max", "mean_sqrt_len"]
 POOLINGS: tuple[Pooling, ...] = ("last", "mean", "cls", "max", "mean_sqrt_len")
@@ -37,6 +38,10 @@ class PoolingParams:
     normalize: bool | None = None
     dimensions: int | None = None
     prompt_name: str | None = None
+
+    def __new__(cls, **given: Any) -> Self:
+        refuse_pooling_parameters(given)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if self.pooling is not None:

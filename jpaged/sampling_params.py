@@ -94,7 +94,8 @@ class SamplingParams:
         max_tokens: most tokens to generate; None = up to the engine's max_model_len.
         min_tokens: end-of-sequence and stop_token_ids cannot be drawn before this many tokens, and a stop string that
             ends in the text of the first min_tokens tokens does not end the sequence: it stays in the text.
-        seed: seed of the sequence's random stream; None = a seed from the engine's stream, different for each request.
+        seed: seed of the sequence's random stream; None, or -1 as in vLLM, = a seed from the engine's stream, different
+            for each request.
         stop: text that ends the sequence; it is cut from the text. If several occur, the one that ends first counts,
             and of those that end together the first in the list. At most 64, and 4,096 characters in all.
         stop_token_ids: tokens that end the sequence; they stay in token_ids.
@@ -158,6 +159,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name, low, high, open_low in _NUMBERS:
             self._store(name, number(name, getattr(self, name), low=low, high=high, open_low=open_low))
+        if type(self.seed) is not bool and self.seed == -1:
+            self._store("seed", None)
         for name, least, most in _INTEGERS:
             if getattr(self, name) is not None or name not in _OPTIONAL:
                 self._store(name, integer(name, getattr(self, name), low=least, high=most))
@@ -210,7 +213,13 @@ class SamplingParams:
 
     @classmethod
     def from_optional(cls, **given: Any) -> Self:
-        """Return parameters in which None stands for the default, as vLLM's method of this name does."""
+        """Return parameters in which None stands for the default, as vLLM's method of this name does.
+
+        Tokens of `logit_bias` may be text, as in JSON.
+        """
+        if isinstance(bias := given.get("logit_bias"), Mapping):
+            number = {token: int(token) for token in bias if isinstance(token, str) and token.isdecimal()}
+            given["logit_bias"] = {number.get(token, token): value for token, value in bias.items()}
         return cls(**{name: value for name, value in given.items() if value is not None})
 
     def clone(self) -> SamplingParams:

@@ -119,6 +119,23 @@ _SAME: Mapping[str, tuple[Any, ...]] = {
 }
 """Values of such settings, next to None, that ask for the behaviour that jpaged has anyway."""
 
+_PROMPTS_IN_LOG = "the log has a line for each request, with its prompt and output only with --log-prompts"
+
+_FLAGS: Mapping[str, str] = {
+    "allowed_origins": "give --cors-origin for each origin",
+    "disable_log_requests": _PROMPTS_IN_LOG,
+    "disable_uvicorn_access_log": "--log-level warning leaves the lines of requests out",
+    "enable_auto_tool_choice": "--tool-parser is enough: the model chooses unless tool_choice says otherwise",
+    "enable_log_requests": _PROMPTS_IN_LOG,
+    "enforce_eager": "--no-warmup compiles each shape at its first use",
+    "i": "run-batch takes IN and OUT without flags",
+    "input_file": "run-batch takes IN and OUT without flags",
+    "tool_call_parser": "give --tool-parser",
+    "uvicorn_log_level": "give --log-level",
+}
+"""Flags of `vllm serve` and `vllm run-batch` that ours lack and that are no settings of an engine, or mean another
+thing on a server."""
+
 _ATTRIBUTES: Mapping[str, str] = {
     "apply_model": "the weights are LLM.params, the model's description LLM.model_config",
     "collective_rpc": "one process drives all its devices, so there are no workers to call",
@@ -190,6 +207,23 @@ def missing_attribute(owner: str, name: str) -> str:
     """Say why a public class has no such attribute and, where vLLM's has it, what to use instead."""
     instead = f": {_ATTRIBUTES[name]}" if name in _ATTRIBUTES else ""
     return f"{owner!r} object has no attribute {name!r}{instead}"
+
+
+def missing_flag(flag: str, config: type[Any]) -> str | None:
+    """Say what to use in place of a flag of vLLM's command line, or of a setting that has no flag; None = unknown.
+
+    Args:
+        flag: as typed, such as ``--tool-call-parser``.
+        config: `EngineConfig`.
+    """
+    name = flag.lstrip("-").removeprefix("no-").replace("-", "_")
+    if (reason := _FLAGS.get(name) or _INSTEAD.get(name)) is not None:
+        return reason
+    if name in _ALWAYS:
+        return _ALWAYS[name][1]
+    if name in settings_of(config) or name in aliases(config):
+        return f"{name} is a setting of LLM and AsyncLLM that this command has no flag for"
+    return None
 
 
 def _choose_preemption(settings: dict[str, Any]) -> None:
@@ -307,6 +341,19 @@ _SHAPE_PARAMETERS: Mapping[str, str] = {
     "whitespace_pattern": "disable_any_whitespace=True allows none",
 }
 
+_HEAD = "classify() and score() apply what the checkpoint asks for, and classify()'s outputs have the logits"
+
+_POOLING_PARAMETERS: Mapping[str, str] = {
+    "activation": _HEAD,
+    "extra_kwargs": "there are no extensions that would read them",
+    "returned_token_ids": "there are no rewards of single tokens",
+    "softmax": _HEAD,
+    "step_tag_id": "there are no rewards of single tokens",
+    "task": "call embed(), classify() or score()",
+    "truncate_prompt_tokens": "give embed() tokenization_kwargs={'truncation': True, 'max_length': ...}",
+    "use_activation": f"embed() has normalize; {_HEAD}",
+}
+
 _IMPORTS: Mapping[str, str] = {
     "AsyncEngineArgs": "give the settings to AsyncLLM(...)",
     "AsyncLLMEngine": "use AsyncLLM",
@@ -345,6 +392,17 @@ def refuse_shape_parameters(names: Iterable[str]) -> None:
         if name in _SHAPE_PARAMETERS:
             reason = _SHAPE_PARAMETERS[name]
             raise TypeError(f"{name} is a parameter of vLLM that StructuredOutputsParams has not: {reason}")
+
+
+def refuse_pooling_parameters(names: Iterable[str]) -> None:
+    """Refuse parameters of vLLM's PoolingParams that ours does not have.
+
+    Raises:
+        TypeError: one of the names is such a parameter; the message says what to use here.
+    """
+    for name in names:
+        if name in _POOLING_PARAMETERS:
+            raise TypeError(f"{name} is a parameter of vLLM that PoolingParams has not: {_POOLING_PARAMETERS[name]}")
 
 
 def refuse_import(module: str, name: str) -> None:

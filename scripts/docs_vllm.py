@@ -43,6 +43,15 @@ def instead() -> str:
     return _table(("setting of vLLM", "what to use here"), rows)
 
 
+def flags() -> str:
+    """Return the flags of vLLM's commands that ours lack besides those of settings, with what to use."""
+    rows = [
+        (f"`{'--' if len(name) > 1 else '-'}{name.replace('_', '-')}`", text)
+        for name, text in sorted(vllm_compat._FLAGS.items())
+    ]
+    return _table(("flag of vLLM", "what to use here"), rows)
+
+
 def attributes() -> str:
     """Return the methods and attributes of vLLM's LLM that ours lacks."""
     rows = [(f"`LLM.{name}`", text) for name, text in sorted(vllm_compat._ATTRIBUTES.items())]
@@ -60,6 +69,7 @@ def refused() -> str:
     kinds = {
         "SamplingParams({})": vllm_compat._PARAMETERS,
         "StructuredOutputsParams({})": vllm_compat._SHAPE_PARAMETERS,
+        "PoolingParams({})": vllm_compat._POOLING_PARAMETERS,
         "prompt {}": vllm_compat._PROMPT_KEYS,
         "import {}": vllm_compat._IMPORTS,
     }
@@ -68,7 +78,7 @@ def refused() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    table.__name__: table for table in (taken, instead, attributes, sampling, refused)
+    table.__name__: table for table in (taken, instead, flags, attributes, sampling, refused)
 }
 
 

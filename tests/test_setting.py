@@ -20,6 +20,7 @@ class Tiny:
     depth: int = setting(3, whole(1), flag=Flag(commands="serve", least=1, help="How deep."))
     quiet: bool = setting(False, switch, flag=Flag(commands="model", help="Say less."))
     inner: float = setting(0.5, real(0.0, 1.0))
+    share: float = setting(0.5, real(0.0, 1.0), flag=Flag(commands="serve", help="How much."), vllm="gpu_share")
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def shown(monkeypatch):
 
 
 def test_a_new_field_with_a_flag_is_an_option_of_the_commands_that_it_names(shown):
-    assert shown("serve", "--depth", "7", "--quiet") == ({"depth": 7, "quiet": True}, "")
+    assert shown("serve", "--depth", "7", "--quiet") == ({"depth": 7, "quiet": True, "share": 0.5}, "")
     assert shown("batch") == ({"quiet": False}, "")
     assert "No such option" in shown("batch", "--depth", "7")[1]
     assert "How deep." in shown("serve", "--help")[1]
@@ -50,7 +51,11 @@ def test_a_new_field_with_a_flag_is_an_option_of_the_commands_that_it_names(show
 
 def test_a_command_may_name_the_settings_it_takes_and_have_other_defaults(shown):
     assert shown(("depth",)) == ({"depth": 3}, "")
-    assert shown("serve", depth=9)[0] == {"depth": 9, "quiet": False}
+    assert shown("serve", depth=9)[0] == {"depth": 9, "quiet": False, "share": 0.5}
+
+
+def test_a_flag_has_vllms_name_of_its_setting_too(shown):
+    assert [shown(("share",), flag, "0.25")[0] for flag in ("--share", "--gpu-share")] == [{"share": 0.25}] * 2
 
 
 def test_a_flag_below_its_least_value_is_refused(shown):

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 import jpaged
-from jpaged import BeamSearchParams, SamplingParams, StructuredOutputsParams
+from jpaged import BeamSearchParams, PoolingParams, SamplingParams, StructuredOutputsParams
 
 
 def test_parameters_can_be_cloned_and_pickled():
@@ -101,12 +101,24 @@ def test_beams_take_the_neutral_values_of_vllms_parameters_and_refuse_others():
 
 def test_optional_parameters_that_are_none_have_their_defaults():
     assert SamplingParams.from_optional(temperature=0.5, top_k=None, n=None) == SamplingParams(temperature=0.5)
+    assert SamplingParams.from_optional(logit_bias={"7": 1.5, 8: 2.0}).logit_bias == {7: 1.5, 8: 2.0}
+    with pytest.raises(ValueError, match="'x' must be an integer"):
+        SamplingParams.from_optional(logit_bias={"x": 1.5})
+    assert SamplingParams(seed=-1) == SamplingParams()
 
 
 @pytest.mark.parametrize("name", ["whitespace_pattern", "structural_tag", "disable_fallback"])
 def test_shapes_refuse_vllms_other_parameters_with_what_to_use(name):
     with pytest.raises(TypeError, match=f"{name} is a parameter of vLLM that StructuredOutputsParams has not: "):
         StructuredOutputsParams(json_object=True, **{name: "a"})
+
+
+@pytest.mark.parametrize("name", ["truncate_prompt_tokens", "task", "softmax"])
+def test_poolings_refuse_vllms_other_parameters_with_what_to_use(name):
+    with pytest.raises(TypeError, match=f"{name} is a parameter of vLLM that PoolingParams has not: "):
+        PoolingParams(pooling="mean", **{name: 1})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'poling'"):
+        PoolingParams(poling="mean")
 
 
 def test_only_json_has_white_space_to_be_left_out():

@@ -69,7 +69,7 @@ def with_engine_options(
     chosen = {name: every[name] for name in of} if isinstance(of, tuple) else every
     flags = {name: (one, one.flags if isinstance(of, tuple) else one.flags_of(of)) for name, one in chosen.items()}
     options = [
-        _option(flag, name, hints[name], defaults.get(name, _default(known[name], one)))
+        _option(flag, name, one.vllm, hints[name], defaults.get(name, _default(known[name], one)))
         for name, (one, own) in flags.items()
         for flag in own
     ]
@@ -99,11 +99,12 @@ def _default(field: Field[Any], setting: Setting) -> Any:
     return None if setting.from_flags is not None or field.default is MISSING else field.default
 
 
-def _option(flag: Flag, setting: str, type_: Any, default: Any) -> inspect.Parameter:
-    """Return the parameter from which Typer makes a flag."""
+def _option(flag: Flag, setting: str, vllm: str | None, type_: Any, default: Any) -> inspect.Parameter:
+    """Return the parameter from which Typer makes a flag, with vLLM's name of the setting too, if it has another."""
     name = flag.name or setting
     # A setting that is off by default has one flag, which switches it on; Typer gives the others their --no- form.
-    spelled = [f"--{name.replace('_', '-')}"] if default is False else []
+    names = [name, *([vllm] if vllm else [])] if default is False or vllm else []
+    spelled = [f"--{one.replace('_', '-')}" for one in names]
     option = typer.Option(*spelled, help=flag.help, min=flag.least)
     taken = _plain(type_) if flag.type is None else flag.type
     annotation: Any = Annotated[taken, option]

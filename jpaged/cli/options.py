@@ -13,7 +13,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from jpaged.config import EngineConfig
 from jpaged.short_values import with_short_values
+from jpaged.vllm_compat import missing_flag
 
 _FLAG_NAMES = {
     "tls_certificate": "ssl_certfile",
@@ -68,7 +70,14 @@ def _parsed(make_context: Callable[[], Any]) -> Any:
     except _USAGE_ERROR as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # it prints the help
             raise
-        raise UserError(f"{with_short_values(error.format_message())}\nSee --help.") from error
+        raise UserError(f"{with_short_values(_message(error))}\nSee --help.") from error
+
+
+def _message(error: Any) -> str:
+    """Return what an error of parsing says; of a flag that only vLLM has, what to use instead."""
+    is_unknown = type(error).__name__ == "NoSuchOption"
+    instead = missing_flag(error.option_name, EngineConfig) if is_unknown else None
+    return f"No such option: {error.option_name}: {instead}" if instead else error.format_message()
 
 
 class Group(TyperGroup):

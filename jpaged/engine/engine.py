@@ -120,7 +120,8 @@ class Engine:
         """Raise RuntimeError, naming the caller, if the devices' memory was released."""
         if self.is_released:
             raise RuntimeError(
-                f"{caller} needs the memory that release_memory() gave back: call restore_memory() first"
+                f"{caller} needs the memory that release_memory() gave back: call restore_memory() first; after "
+                "sleep(), wake_up()"
             )
 
     @property

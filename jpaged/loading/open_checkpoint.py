@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,9 +34,6 @@ from jpaged.loading.weight_formats.methods import check_method, method_of, open_
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -89,12 +86,11 @@ def open_model(
     fields = _fields(source.path, source.path / "config.json")
     described_whole = _describes_more(fields)
     if described_whole and not language_model_only and fields["model_type"] not in model_types():
-        logger.warning(
-            "%s: no family takes the pictures of model_type %r; only its language model (%s) is loaded",
-            source.path,
-            fields["model_type"],
-            config.model_type,
+        text = (
+            f"{source.path}: no family takes the pictures of model_type {fields['model_type']!r}; only its language "
+            f"model ({config.model_type}) is loaded"
         )
+        warnings.warn(text, UserWarning, stacklevel=2)  # the user may have no log
     if not (described_whole or is_multimodal(weights.names())):
         return OpenedModel(source, config, family, as_stored(without_head(weights, config), config))
     text = LanguageModelReader(weights, other_parts=hasattr(config, "vision_config"))

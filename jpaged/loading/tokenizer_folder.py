@@ -199,6 +199,7 @@ def read_tokenizer(folder: Path) -> OwnTokenizer | None:
         truncation_side=described.get("truncation_side", "right"),
         class_name=named,
         name_or_path=str(folder),
+        model_input_names=described.get("model_input_names"),
     )
 
 

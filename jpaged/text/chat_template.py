@@ -149,6 +149,10 @@ def templated(messages: Messages, tokenizer: Any, options: ChatOptions, image: s
             **(options.chat_template_kwargs or {}),
         )
     except Exception as error:  # a template is a program of the model's
+        from jinja2.exceptions import TemplateSyntaxError  # the tokenizer imports Jinja at the first rendering
+
+        if isinstance(error, TemplateSyntaxError):
+            raise ValueError(f"the chat template is damaged, in line {error.lineno}: {error}") from error
         raise ValueError(f"messages={messages!r} do not fit the chat template: {error}") from error
 
 

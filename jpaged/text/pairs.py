@@ -29,8 +29,9 @@ def pair_prompts(
     Args:
         first, second: the first and the second texts, the same number of each.
         tokenizer: a transformers tokenizer; None where the model has none.
-        vocab_size, token_types: if the model has more than one token type, the ids of the second text's tokens are
-            raised by `vocab_size`, see `jpaged.model_api.PromptEncoder`.
+        vocab_size, token_types: if the model has more than one token type, and the tokenizer's `model_input_names` do
+            not leave them out, the ids of the second text's tokens are raised by `vocab_size`, see
+            `jpaged.model_api.PromptEncoder`.
         most: most tokens of a pair: the longer text is cut until the pair fits; None = pairs are not cut.
         bound: limit on the tokens of a pair that is not cut, so that a text far above it is not tokenized whole.
         names: how errors name the pairs.
@@ -41,6 +42,8 @@ def pair_prompts(
     """
     if tokenizer is None:
         raise ValueError("the model has no tokenizer, which joins the texts of a pair")
+    taken = getattr(tokenizer, "model_input_names", None)
+    typed = token_types > 1 and (taken is None or "token_type_ids" in taken)
     special = tokenization.add_special_tokens
     options: dict[str, Any] = {} if special is None else {"add_special_tokens": special}
     if most is not None and tokenization.max_length is None:
@@ -54,9 +57,9 @@ def pair_prompts(
                 one, other = (part_for_pair(tokenizer, text, bound) for text in both)
             except ValueError as error:
                 raise ValueError(f"{names[i]}: {error}") from error
-        pair = tokenizer(one, other, return_token_type_ids=token_types > 1, **options)
+        pair = tokenizer(one, other, return_token_type_ids=typed, **options)
         ids = pair["input_ids"]
-        if token_types > 1:
+        if typed:
             ids = [token + kind * vocab_size for token, kind in zip(ids, pair["token_type_ids"], strict=True)]
         prompts.append({"prompt_token_ids": ids, **_salt(given)})
     return prompts

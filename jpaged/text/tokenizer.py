@@ -38,6 +38,8 @@ class Tokenizer:
         truncation_side: the end at which texts are cut.
         class_name: the transformers class that reads the same files.
         name_or_path: the file or folder that it was read from.
+        model_input_names: what a model takes, where the files say it; without "token_type_ids" it is not told which
+            text of a pair a token belongs to. None = they do not say it.
 
     Attributes:
         chat_template: as given; may be changed.
@@ -55,6 +57,7 @@ class Tokenizer:
         truncation_side: Literal["left", "right"] = "right",
         class_name: str = "TokenizersBackend",
         name_or_path: str = "",
+        model_input_names: Sequence[str] | None = None,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
@@ -69,6 +72,7 @@ class Tokenizer:
         self.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = clean_up
         self.class_name = class_name
         self.name_or_path = name_or_path
+        self.model_input_names = model_input_names
         special = [*special_tokens.values(), *extra_special_tokens]
         self.all_special_tokens = list(dict.fromkeys(map(_text, special)))
         self._truncation_side = truncation_side

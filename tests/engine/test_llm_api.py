@@ -89,6 +89,7 @@ def test_outputs_come_in_the_order_of_the_prompts(llm):
     assert [output.prompt_token_ids for output in outputs] == PROMPTS
     assert [len(output.outputs[0].token_ids) for output in outputs] == lengths
     assert all(output.finished and output.error is None for output in outputs)
+    assert all(completion.finished() for output in outputs for completion in output.outputs)
 
 
 def test_every_form_of_a_prompt_means_the_same(llm):

@@ -129,6 +129,13 @@ def test_fields_of_the_config_count_as_for_transformers(tmp_path, fields):
     assert own.chat_template == reference.chat_template
 
 
+def test_what_a_model_takes_is_known_where_the_config_says_it(tmp_path):
+    names = ["input_ids", "attention_mask"]
+    for fields, said in (({"model_input_names": names}, names), ({}, None)):
+        folder = saved(general(), tmp_path / str(len(fields)), "mistral", **fields)
+        assert read_tokenizer(folder).model_input_names == said
+
+
 def test_a_special_tokens_map_counts_where_the_config_has_no_added_tokens(tmp_path):
     folder = saved(general(), tmp_path, added_tokens_decoder=None)
     fields = {"bos_token": {"content": "<pad>", "lstrip": False, "normalized": False}, "cls_token": "<cls>"}

@@ -30,12 +30,12 @@ FAMILIES = [
 
 
 @pytest.mark.parametrize(("family", "changes"), FAMILIES)
-def test_its_logits_are_those_of_the_published_layout(family, changes, tmp_path, caplog):
+def test_its_logits_are_those_of_the_published_layout(family, changes, tmp_path, recwarn):
     """The model's own hidden states go in, so that its rounding is not the head's."""
     reference = make_checkpoint_with_head(family, tmp_path, **changes)
     loaded = load_model(tmp_path, dtype="float32")
     found = _load(loaded)
-    assert "were not used" not in caplog.text
+    assert not any("were not used" in str(each.message) for each in recwarn)
     assert found.tables == (() if changes.get("own_tables") else found.head.tables)
     tables = {name: loaded.params[name] for name in found.tables}
     head = nnx.merge(found.graphdef, nnx.State({**found.params, **tables}))

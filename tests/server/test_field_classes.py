@@ -82,6 +82,17 @@ def test_controls_that_the_template_has_are_applied(serve, tiny_llm, monkeypatch
     assert "not_honoured" not in answer and answer["usage"]["prompt_tokens"] > plain
 
 
+def test_fields_of_vllm_are_refused_with_what_to_send_and_a_request_id_is_named(server):
+    for path, body in ((CHAT, ASKED), (TEXT, {"prompt": "hello", "max_tokens": 4})):
+        for kind, value in (("json", {"type": "integer"}), ("regex", "a+"), ("choice", ["a"]), ("grammar", "g")):
+            error = server.refusal(path, body | {f"guided_{kind}": value})
+            assert error["param"] == f"guided_{kind}"
+            assert f'give structured_outputs={{"{kind}": ...}}' in error["message"]
+        assert "X-Request-Id" in server.answer(path, body | {"request_id": "a"})["not_honoured"]["request_id"]
+    error = server.refusal(CHAT, ASKED | {"chat_template": "{{ 1 }}"})
+    assert error["param"] == "chat_template" and "--chat-template" in error["message"]
+
+
 def test_a_tool_choice_without_a_tool_that_is_left_is_refused(with_tools):
     server = with_tools(tool_parser="hermes")
     assert server.refusal(CHAT, ASKED | {"tools": [WEB], "tool_choice": "required"})["param"] == "tool_choice"

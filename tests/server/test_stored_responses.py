@@ -35,7 +35,8 @@ def test_a_response_is_read_again_until_it_is_deleted(server):
     response = ask(server, metadata={"a": "b"})
     assert get(server, response).json() == response and response["store"] and response["metadata"] == {"a": "b"}
     (item,) = server.http.get(f"{PATH}/{response['id']}/input_items").json()["data"]
-    assert (item["role"], item["content"]) == ("user", "hello")
+    parts = [{"type": "input_text", "text": "hello"}]
+    assert (item["type"], item["role"], item["content"]) == ("message", "user", parts)
     told = events(server, response)
     assert told[-1]["response"] == response and [one["sequence_number"] for one in told] == list(range(len(told)))
     assert events(server, response, starting_after=len(told) - 3) == told[-2:]

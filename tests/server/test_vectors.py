@@ -1,10 +1,16 @@
-"""`/v1/embeddings`, `/v1/score` and `/v1/rerank` answer with what `LLM.embed` and `LLM.score` give."""
+"""`/v1/embeddings`, `/classify`, `/v1/score` and `/v1/rerank` answer with what `LLM.embed` and its kin give."""
 
 import base64
 
 import httpx
 import numpy as np
 import pytest
+import torch
+from live_server import LiveServer
+from transformers import LlamaConfig, LlamaForSequenceClassification
+
+from jpaged import LLM, AsyncLLM
+from jpaged.server.settings import ServerSettings
 
 TEXTS = ["where is the cab", "no", "it was a day of rain and of little else"]
 
@@ -42,6 +48,31 @@ def test_scores_and_ranks_are_those_of_score(post, expected):
     assert ranked[0]["relevance_score"] >= ranked[1]["relevance_score"]
 
 
+def test_documents_may_be_objects_and_coheres_second_path_is_the_same(post):
+    ranked = post("/v1/rerank", query=TEXTS[0], documents=TEXTS).json()["results"]
+    objects = [{"text": text} for text in TEXTS]
+    for path in ("/v2/rerank", "/rerank"):
+        assert post(path, query=TEXTS[0], documents=[*objects[:2], TEXTS[2]]).json()["results"] == ranked
+
+
+def test_classes_are_those_of_classify_with_the_name_of_the_likeliest(tmp_path):
+    folder = tmp_path / "classes"
+    config = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 64)
+    torch.manual_seed(0)
+    names = {0: "good", 1: "bad", 2: "late"}
+    of_layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+    LlamaForSequenceClassification(LlamaConfig(**config, **of_layers, id2label=names)).save_pretrained(folder)
+    prompts = [[5, 6, 7], [8]]
+    with LLM(folder, max_model_len=32, enforce_eager=True, dtype="float32") as llm:
+        want = [output.outputs.probs for output in llm.classify(prompts, use_tqdm=False)]
+        server = LiveServer(AsyncLLM.from_llm(llm), ServerSettings(model="classes", port=0))
+        answer = httpx.post(f"{server.url}/classify", json={"input": prompts}, timeout=120).json()
+        server.stop()
+    np.testing.assert_allclose([row["probs"] for row in answer["data"]], want, atol=1e-6)
+    assert [row["label"] for row in answer["data"]] == [names[int(np.argmax(probs))] for probs in want]
+    assert all(row["num_classes"] == 3 for row in answer["data"]) and answer["usage"]["prompt_tokens"] == 4
+
+
 REFUSED = [
     ("/v1/embeddings", {"input": []}, "input has 0 prompts"),
     ("/v1/embeddings", {"input": "a", "dimensions": 10_000}, "dimensions=10000 is above the model's"),
@@ -51,6 +82,8 @@ REFUSED = [
     ("/v1/embeddings", {"input": "a", "model": "other"}, "other"),
     ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1 has 2 texts and text_2 3"),
     ("/v1/rerank", {"query": "a", "documents": []}, "documents has 0 prompts"),
+    ("/v1/rerank", {"query": "a", "documents": [{"title": "b"}]}, "documents.0"),
+    ("/classify", {"input": "a"}, "has no head for classes"),
 ]
 
 

@@ -116,6 +116,11 @@ def test_wrong_options_are_refused_by_name(options, message):
         ChatOptions(**options)
 
 
+def test_a_template_that_is_no_jinja_is_blamed_itself_with_its_line(text):
+    with pytest.raises(ValueError, match=r"^the chat template is damaged, in line 2: Expected an expression"):
+        text([{"role": "user", "content": "a"}], chat_template="{{ 1 }}\n{% for %}")
+
+
 def test_a_model_without_a_template_says_what_to_give(tokenizer):
     bare = tiny_chat_model.tokenizer()
     bare.chat_template = None

@@ -2,9 +2,12 @@
 
 import pytest
 import tiny_chat_model
+from tokenizers import Tokenizer, models
 
-from jpaged.text.pairs import judged_prompts
+from jpaged.text.long_text import TokenBound
+from jpaged.text.pairs import judged_prompts, pair_prompts
 from jpaged.text.prompt import DEFAULT, Tokenization
+from jpaged.text.tokenizer import Tokenizer as OwnTokenizer
 
 BY_ROLE = (
     "{% for m in messages %}<s>{{ m.role }}={{ m.content }}{% endfor %}{{ '!' if add_generation_prompt }}{{ more }}"
@@ -74,3 +77,14 @@ def test_a_salt_of_the_first_text_is_kept():
         [{"prompt": "a", "cache_salt": "x"}], ["b"], tokenizer(BY_ROLE), DEFAULT, most=99, names=["data_2"]
     )
     assert one["cache_salt"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("names", "apart"), [(["input_ids", "token_type_ids"], True), (["input_ids"], False), (None, True)]
+)
+def test_the_second_text_is_told_apart_unless_the_tokenizers_files_leave_types_out(names, apart):
+    backend = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "b": 2}, unk_token="[UNK]"))
+    made = OwnTokenizer(backend, special_tokens={"unk_token": "[UNK]"}, model_input_names=names)
+    bound = TokenBound(9)
+    (pair,) = pair_prompts(["a"], ["b"], made, DEFAULT, vocab_size=100, token_types=2, bound=bound)
+    assert pair["prompt_token_ids"] == [1, 102 if apart else 2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import warnings
 from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -29,8 +29,6 @@ from jpaged.loading.weight_formats.on_load import quantise
 from jpaged.loading.weight_formats.stored_codes import CodedNames, CodedReader, read_codes
 from jpaged.loading.weight_formats.weight_format import WeightFormats
 from jpaged.model_api import TENSOR_AXIS, BuildContext, CausalLM, DraftHead, HostArray
-
-logger = logging.getLogger(__name__)
 
 
 def abstract_params(
@@ -157,8 +155,8 @@ _OF_HEAD = "eh_proj.weight"
 
 
 def warn_of_unused(reader: TensorReader, targets: Iterable[Target]) -> None:
-    """Log the tensors that no target used, except those that repeat the config or, if tied, the embedding, and those of
-    a head that drafts, which is loaded where it does."""
+    """Warn of the tensors that no target used, except those that repeat the config or, if tied, the embedding, and
+    those of a head that drafts, which is loaded where it does."""
     used = {name for target in targets for name in target.source.sources}
     repeated = ("rotary_emb.inv_freq", "lm_head.weight")
     further = tuple(name.removesuffix(_OF_HEAD) for name in reader.names() if name.endswith(_OF_HEAD))
@@ -166,4 +164,5 @@ def warn_of_unused(reader: TensorReader, targets: Iterable[Target]) -> None:
     unused = [name for name in reader.names() if name not in used and name not in ignored]
     if unused:
         first = ", ".join(unused[:5])
-        logger.warning("%s: %d tensors were not used, first: %s", reader.location, len(unused), first)
+        text = f"{reader.location}: {len(unused)} tensors were not used, first: {first}"
+        warnings.warn(text, UserWarning, stacklevel=2)  # the user may have no log

@@ -99,6 +99,15 @@ async def input_items(response_id: str, request: Request) -> dict[str, Any]:
     for name in request.query_params:
         raise ApiError(f"{name} is not supported: all items are listed", param=name, code="unsupported_parameter")
     job = _store(request).find(serving_of(request).begin(request), response_id)
-    data = [{"id": f"item_{i}"} | item for i, item in enumerate(job.input)]
+    data = [{"id": f"item_{i}"} | _item(item) for i, item in enumerate(job.input)]
     ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
     return {"object": "list", "data": data, "has_more": False, **ends}
+
+
+def _item(given: dict[str, Any]) -> dict[str, Any]:
+    """Return an item of input as OpenAI lists it: of a type, and a message's text as a part."""
+    item: dict[str, Any] = {"type": "message"} | given
+    if item["type"] == "message" and isinstance(item.get("content"), str):
+        kind = "output_text" if item.get("role") == "assistant" else "input_text"
+        item["content"] = [{"type": kind, "text": item["content"]}]
+    return item

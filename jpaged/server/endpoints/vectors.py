@@ -1,4 +1,4 @@
-"""`/v1/embeddings`, `/v1/score` and `/v1/rerank`."""
+"""`/v1/embeddings`, `/classify`, `/v1/score` and `/v1/rerank`."""
 
 from __future__ import annotations
 
@@ -17,33 +17,56 @@ from jpaged.server.endpoints.common import serving_of
 from jpaged.server.errors import ApiError, refused
 from jpaged.server.openapi import GENERATES
 from jpaged.server.protocol.fields import check_model
-from jpaged.server.protocol.vectors import EmbeddingRequest, RerankRequest, ScoreRequest
+from jpaged.server.protocol.vectors import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
 from jpaged.server.serving import Serving
 from jpaged.server.streaming import while_connected
 
 router = APIRouter()
-_Body = EmbeddingRequest | ScoreRequest | RerankRequest
+_Body = EmbeddingRequest | ClassifyRequest | ScoreRequest | RerankRequest
+_SENT_AS = {"prompt": "input", "prompt_token_ids": "input"}
 
 
 @router.post("/v1/embeddings", responses=GENERATES)
 async def embed(body: EmbeddingRequest, request: Request) -> dict[str, Any]:
     """Return a vector for each prompt."""
-    serving, prompts = serving_of(request), body.prompts
-    caller = _begin(serving, request, body, "input", len(prompts))
-    salt = _salt(caller)
-    given = [{"prompt" if isinstance(one, str) else "prompt_token_ids": one, **salt} for one in prompts]
+    serving = serving_of(request)
+    caller, given = _prompts(serving, request, body)
     try:
         params = PoolingParams(dimensions=body.dimensions, prompt_name=body.prompt_name)
     except ValueError as error:
         raise refused(error, EmbeddingRequest.model_fields) from error
     work = serving.engine.embed(given, params, lora_request=serving.adapter_of(body.model))
-    sent_as = {"prompt": "input", "prompt_token_ids": "input"}
-    outputs = await _answered(request, caller, work, EmbeddingRequest.model_fields, sent_as)
+    outputs = await _answered(request, caller, work, EmbeddingRequest.model_fields, _SENT_AS)
     data = [
         {"object": "embedding", "index": i, "embedding": _encoded(output.outputs.embedding, body.encoding_format)}
         for i, output in enumerate(outputs)
     ]
     return {"object": "list", "data": data, "model": body.model or serving.settings.model, "usage": _usage(outputs)}
+
+
+@router.post("/classify", responses=GENERATES)
+async def classify(body: ClassifyRequest, request: Request) -> dict[str, Any]:
+    """Return the probabilities of the model's classes for each prompt, with the name of the likeliest."""
+    serving = serving_of(request)
+    caller, given = _prompts(serving, request, body)
+    work = serving.engine.classify(given, lora_request=serving.adapter_of(body.model))
+    outputs = await _answered(request, caller, work, ClassifyRequest.model_fields, _SENT_AS)
+    names = {
+        int(number): name for number, name in (getattr(serving.engine.model_config, "id2label", None) or {}).items()
+    }
+    data = []
+    for i, output in enumerate(outputs):
+        probs = output.outputs.probs
+        likeliest = max(range(len(probs)), key=probs.__getitem__)
+        data.append({"index": i, "label": names.get(likeliest), "probs": probs, "num_classes": len(probs)})
+    return {
+        "id": f"classify-{caller.answer_id}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": body.model or serving.settings.model,
+        "data": data,
+        "usage": _usage(outputs),
+    }
 
 
 @router.post("/v1/score", responses=GENERATES)
@@ -65,9 +88,10 @@ async def score(body: ScoreRequest, request: Request) -> dict[str, Any]:
 
 @router.post("/v1/rerank", responses=GENERATES)
 @router.post("/rerank", include_in_schema=False)
+@router.post("/v2/rerank", include_in_schema=False)
 async def rerank(body: RerankRequest, request: Request) -> dict[str, Any]:
     """Return the documents that fit a query best, the best first."""
-    serving, texts = serving_of(request), body.documents
+    serving, texts = serving_of(request), body.texts
     caller = _begin(serving, request, body, "documents", len(texts))
     names = {"data_1": "query", "data_2": "documents"}
     outputs = await _scores(serving, request, caller, body, [body.query], texts, names)
@@ -86,6 +110,15 @@ async def rerank(body: RerankRequest, request: Request) -> dict[str, Any]:
         "results": results,
         "usage": _usage(outputs),
     }
+
+
+def _prompts(
+    serving: Serving, request: Request, body: EmbeddingRequest | ClassifyRequest
+) -> tuple[Caller, list[dict[str, Any]]]:
+    """Return the caller and its prompts, as the engine takes them."""
+    caller = _begin(serving, request, body, "input", len(body.prompts))
+    salt = _salt(caller)
+    return caller, [{"prompt" if isinstance(one, str) else "prompt_token_ids": one, **salt} for one in body.prompts]
 
 
 def _begin(serving: Serving, request: Request, body: _Body, field: str, prompts: int) -> Caller:

@@ -86,12 +86,28 @@ _FUNCTION = {
 EFFORT = "the model's chat template has no control of its effort"
 VERBOSITY = "the model's chat template has no control of its verbosity"
 LARK_INPUT = "an input's grammar in Lark cannot stand within a call's JSON; a regex can"
+_NAMED = {"request_id": "the header X-Request-Id names a request"}
+_VLLM = {
+    **{
+        f"guided_{kind}": f'give structured_outputs={{"{kind}": ...}}'
+        for kind in ("json", "regex", "choice", "grammar")
+    },
+    "guided_decoding_backend": "llguidance follows all shapes",
+    "logits_processors": "logit_bias, allowed_token_ids, bad_words and structured_outputs change what can be drawn",
+}
+"""Fields of vLLM's bodies, of which some were taken out of it."""
 
 NOTHING = FieldClasses()
-SAMPLING = FieldClasses(without_effect=_CACHE)
+SAMPLING = FieldClasses(without_effect=_CACHE, not_honoured=_NAMED, refused=_VLLM)
 STREAM_OPTIONS = FieldClasses(not_honoured={"include_obfuscation": "chunks are as long as their text"})
 COMPLETION = FieldClasses(
-    without_effect=_CACHE, refused={"suffix": "the model continues a text and fills no gaps; an empty one is accepted"}
+    without_effect=_CACHE,
+    not_honoured=_NAMED,
+    refused={
+        **_VLLM,
+        "prompt_embeds": "prompts are text or tokens",
+        "suffix": "the model continues a text and fills no gaps; an empty one is accepted",
+    },
 )
 CONTENT_PART = FieldClasses(without_effect=_SHOWN)
 TOOL_CALL = FieldClasses(without_effect={**_SHOWN, "provider_specific_fields": _UNUSED})
@@ -107,9 +123,12 @@ MESSAGE = FieldClasses(
 TOOL = FieldClasses(without_effect=_SHOWN, not_honoured=_FUNCTION)
 CHAT = FieldClasses(
     without_effect={**_CACHE, "metadata": _UNUSED},
-    not_honoured={"store": "chats are not stored", "web_search_options": "the server cannot search"},
+    not_honoured={**_NAMED, "store": "chats are not stored", "web_search_options": "the server cannot search"},
     refused={
+        **_VLLM,
         "audio": "answers are text",
+        "chat_template": "it is the model's, or the file of --chat-template",
+        "documents": "give them in chat_template_kwargs",
         "function_call": "use tool_choice",
         "functions": "use tools",
         "prediction": "speculation is a setting of the server",

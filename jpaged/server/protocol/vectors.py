@@ -1,4 +1,4 @@
-"""The bodies of `/v1/embeddings`, `/v1/score` and `/v1/rerank`."""
+"""The bodies of `/v1/embeddings`, `/classify`, `/v1/score` and `/v1/rerank`."""
 
 from __future__ import annotations
 
@@ -35,6 +35,19 @@ class EmbeddingRequest(Body):
         return each_prompt(self.input)
 
 
+class ClassifyRequest(Body):
+    """A request for the probabilities of a model's classes for one or several prompts (vLLM's)."""
+
+    model: str | None = None
+    input: Annotated[Prompts, BeforeValidator(few_prompts)]
+    user: str | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Return the prompts as a list, also a single one."""
+        return each_prompt(self.input)
+
+
 class ScoreRequest(Body):
     """A request for the scores of pairs of texts (vLLM's): one text and several, or as many of both."""
 
@@ -57,17 +70,29 @@ class ScoreRequest(Body):
         return first, second
 
 
+class Document(Body):
+    """A document as an object (Jina's)."""
+
+    text: str
+
+
 class RerankRequest(Body):
     """A request for the documents that fit a query best, the best first (Jina's and Cohere's).
 
     Attributes:
+        documents: texts, or objects that hold one.
         top_n: how many documents to return; None = all.
         return_documents: whether the texts come back too.
     """
 
     model: str | None = None
     query: str
-    documents: Texts
+    documents: Annotated[list[str | Document], BeforeValidator(few_prompts)]
     top_n: int | None = Field(None, ge=1)
     return_documents: bool = True
     user: str | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """Return the documents' texts."""
+        return [one if isinstance(one, str) else one.text for one in self.documents]

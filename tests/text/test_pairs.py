@@ -86,5 +86,5 @@ def test_the_second_text_is_told_apart_unless_the_tokenizers_files_leave_types_o
     backend = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "b": 2}, unk_token="[UNK]"))
     made = OwnTokenizer(backend, special_tokens={"unk_token": "[UNK]"}, model_input_names=names)
     bound = TokenBound(9)
-    (pair,) = pair_prompts(["a"], ["b"], made, DEFAULT, vocab_size=100, token_types=2, bound=bound)
+    (pair,) = pair_prompts(["a"], ["b"], made, DEFAULT, vocab_size=100, token_types=2, bound=bound, names=["data_2"])
     assert pair["prompt_token_ids"] == [1, 102 if apart else 2]

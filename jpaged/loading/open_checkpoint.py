@@ -86,11 +86,11 @@ def open_model(
     fields = _fields(source.path, source.path / "config.json")
     described_whole = _describes_more(fields)
     if described_whole and not language_model_only and fields["model_type"] not in model_types():
-        text = (
+        notice = (
             f"{source.path}: no family takes the pictures of model_type {fields['model_type']!r}; only its language "
             f"model ({config.model_type}) is loaded"
         )
-        warnings.warn(text, UserWarning, stacklevel=2)  # the user may have no log
+        warnings.warn(notice, UserWarning, stacklevel=2)  # the user may have no log
     if not (described_whole or is_multimodal(weights.names())):
         return OpenedModel(source, config, family, as_stored(without_head(weights, config), config))
     text = LanguageModelReader(weights, other_parts=hasattr(config, "vision_config"))

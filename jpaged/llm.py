@@ -109,8 +109,9 @@ class LLM:
         traces nor compiles them.
 
         Args:
+            model, settings: as for `LLM`.
             folder: created if missing, and written anew if it holds such programs.
-            settings: as for `LLM`.
+            use_tqdm: whether to show a progress bar.
 
         Returns:
             Number of programs, and bytes of their files.
@@ -442,6 +443,9 @@ class LLM:
         """Compile every shape that the engine can need and return their number.
 
         Later compilations count as recompiles. With ``enforce_eager=True`` nothing is compiled ahead.
+
+        Args:
+            use_tqdm: whether to show a progress bar.
         """
         return self.control.run(self.control.prepare_warmup(use_tqdm=use_tqdm))
 
@@ -649,7 +653,12 @@ class LLM:
         Before that it takes back released memory, as `restore_memory` does. Each `request_id` is one of
         `restored_requests`. After an interruption it can be called again.
 
-        Args and raises: `params`, see `restore_memory`.
+        Args:
+            use_tqdm: whether to show a progress bar.
+            params: see `restore_memory`.
+
+        Raises:
+            ValueError: as `restore_memory`.
         """
         if params is not None or self.is_sleeping:
             self.restore_memory(params)

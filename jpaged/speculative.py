@@ -165,7 +165,7 @@ class Assistant(_OfFolder):
     """
 
     def __init__(self, model: str | Path, tokens: int = 3) -> None:
-        super().__init__(model, integer("tokens", tokens, low=1, high=256))  # a bfloat16 counts so far
+        super().__init__(model, integer("tokens", tokens, low=1, high=256))  # bfloat16, in which the head counts them
 
 
 @dataclass(frozen=True)

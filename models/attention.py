@@ -61,13 +61,24 @@ class Heads:
         rotates_neighbours: bool = False,
         rotated: int | None = None,
     ) -> Heads:
-        """Lay the config's heads over the context's shards.
+        """Lay heads over the context's shards.
 
         Raises:
             ValueError: the query heads do not divide over the KV heads.
         """
         layout = head_layout(num_heads, num_kv_heads, build.tensor_parallel)
         return cls(num_heads, num_kv_heads, head_dim, layout, rotates_neighbours, rotated)
+
+    @classmethod
+    def of_config(cls, config: Any, build: BuildContext) -> Heads:
+        """Lay the heads of a config of the usual fields over the context's shards: ``num_attention_heads``,
+        ``num_key_value_heads`` and ``head_dim``. Without a ``head_dim`` the query heads share ``hidden_size``.
+
+        Raises:
+            ValueError: see `of`.
+        """
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return cls.of(config.num_attention_heads, config.num_key_value_heads, head_dim, build)
 
 
 @dataclass(frozen=True)

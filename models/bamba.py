@@ -103,8 +103,7 @@ class Bamba(Decoder):
         granite, size, eps = config.model_type == "granitemoehybrid", config.hidden_size, config.rms_norm_eps
         self._norm_name = "norm" if granite else "final_layernorm"
         self._has_experts = granite and config.num_local_experts > 0
-        head_dim = getattr(config, "head_dim", None) or size // config.num_attention_heads
-        heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, head_dim, build)
+        heads = Heads.of_config(config, build)
         sizes = Mamba2Sizes.of_hybrid(config, build)
         kinds = kinds_from_types(config, local="linear_attention")
         activation = check_activation(config.hidden_act, "hidden_act")
@@ -112,7 +111,7 @@ class Bamba(Decoder):
         def mixer(kind: LayerKind, build: BuildContext) -> Attention | Mamba2:
             if kind.group == "state":
                 return Mamba2(sizes, build)
-            scale = config.attention_multiplier if granite else head_dim**-0.5
+            scale = config.attention_multiplier if granite else heads.head_dim**-0.5
             bias = config.attention_bias
             return Attention(size, heads, build, scale=scale, qkv_bias=bias, out_bias=bias)
 
@@ -132,10 +131,10 @@ class Bamba(Decoder):
                 residual_scale=config.residual_multiplier if granite else 1.0,
             )
 
-        attention = layer_groups(kinds, heads.layout.kv_heads, head_dim, q_per_kv=heads.layout.q_per_kv)
+        attention = layer_groups(kinds, heads.layout.kv_heads, heads.head_dim, q_per_kv=heads.layout.q_per_kv)
         rotary: Rotary | None = None
         if not granite or config.position_embedding_type == "rope":
-            rotary = rotary_from_config(config, head_dim, partial=not granite)
+            rotary = rotary_from_config(config, heads.head_dim, partial=not granite)
         super().__init__(
             config,
             build,

@@ -29,7 +29,7 @@ from jpaged.model_api import (
 from . import weights as convert
 from .attention import both_ways
 from .layers import LayerNorm, RMSNorm, scaled
-from .linear import Embedding, LiveRows
+from .linear import Embedding, LiveRows, within_vocabulary
 from .parameters import constant_param
 from .rope import Rotary
 from .stack import LayerKind, LayerStack, MakeLayer, Read, Shared
@@ -192,9 +192,7 @@ class Decoder(nnx.Module):
             logits = self.logit_scale * logits
         if self.logit_soft_cap is not None:
             logits = self.logit_soft_cap * jnp.tanh(logits / self.logit_soft_cap)
-        if logits.shape[1] > self.vocab_size:
-            logits = jnp.where(jnp.arange(logits.shape[1]) < self.vocab_size, logits, -jnp.inf)
-        return logits
+        return within_vocabulary(logits, self.vocab_size)
 
     def head_table(self) -> Float[Array, "vocab embed"] | None:
         """See `jpaged.model_api.HasHeadTable`."""

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
@@ -33,7 +32,7 @@ from . import weights as convert
 from .attention import Attention, Heads
 from .groups import kinds_from_types, layer_groups
 from .layers import GatedMLP, RMSNorm, check_activation, scaled
-from .linear import Embedding, Linear, LiveRows
+from .linear import Embedding, Linear, LiveRows, within_vocabulary
 from .rope import rotary_from_config
 from .stack import LayerKind, LayerStack, Shared
 
@@ -55,8 +54,8 @@ _OTHER_FIELDS: dict[str, Any] = {
 """Such fields of the config itself."""
 
 
-def denoises_blocks(config: Any) -> bool:
-    """Tell whether a config is that of such a drafter, of this layout or a later one."""
+def is_dflash_drafter(config: Any) -> bool:
+    """Tell whether a config is a DFlash drafter's, of this layout or a later one."""
     return any("DFlash" in name for name in getattr(config, "architectures", None) or ())
 
 
@@ -131,13 +130,12 @@ class DFlashHead(nnx.Module):
         self.size, self.states, self.shards = size, len(self.after) * size, build.tensor_parallel
         self.embed_factor = 1.0
         self.head_bias: nnx.Param | None = nnx.data(None)
-        head_dim = getattr(config, "head_dim", None) or size // config.num_attention_heads
-        heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, head_dim, build)
+        heads = Heads.of_config(config, build)
         kinds = kinds_from_types(config)
         if any(kind.group != "full" for kind in kinds):
             raise ValueError(f"layer_types={config.layer_types}: only full attention is supported of a DFlash drafter")
-        self.layer_groups = layer_groups(kinds, heads.layout.kv_heads, head_dim, q_per_kv=heads.layout.q_per_kv)
-        self.rotary = rotary_from_config(config, head_dim, longest=build.longest)
+        self.layer_groups = layer_groups(kinds, heads.layout.kv_heads, heads.head_dim, q_per_kv=heads.layout.q_per_kv)
+        self.rotary = rotary_from_config(config, heads.head_dim, longest=build.longest)
 
         def make(kind: LayerKind, build: BuildContext) -> DFlashLayer:
             return DFlashLayer(config, heads, build)
@@ -182,7 +180,7 @@ class DFlashHead(nnx.Module):
         logits = self.lm_head.logits(hidden, live_rows)
         if self.head_bias is not None:
             logits = logits + self.head_bias[...].astype(logits.dtype)
-        return jnp.where(jnp.arange(logits.shape[1]) < self.vocab_size, logits, -jnp.inf)
+        return within_vocabulary(logits, self.vocab_size)
 
     def weights(self) -> Iterator[WeightSource]:
         """Yield the sources of all parameters; those of the tables where the folder may have them."""

@@ -2,7 +2,8 @@
 
 It has a folder of its own. The states that enter some of the model's layers are joined to one of the model's width, by
 ``fc``; one layer reads it next to the token that comes after, and its result takes the state's place for further
-drafts. Its vocabulary is a part of the model's. Entries are counted and the first token is hidden as in `models.mtp`.
+drafts. Its vocabulary is a part of the model's. `token_before` says how entries are counted, and why no query sees the
+first one.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from jpaged.model_api import (
 from . import weights as convert
 from .attention import Attention, Heads
 from .layers import GatedMLP, RMSNorm, check_activation
-from .linear import Embedding, Linear, LiveRows
-from .mtp import memory_of_head, take_previous, without_first
+from .linear import Embedding, Linear, LiveRows, within_vocabulary
 from .rope import rotary_from_config
 from .stack import Shared
+from .token_before import memory_of_head, take_previous, without_first
 
 _OTHER_LAYOUTS = {"norm_before_residual": False, "norm_output": False, "attention_bias": False, "mlp_bias": False}
 """Fields that change the layer, with the value that published EAGLE-3 heads have where they say nothing."""
 
 
-def reads_states(config: Any) -> bool:
-    """Tell whether a config is that of such a head."""
+def is_eagle3_head(config: Any) -> bool:
+    """Tell whether a config is an EAGLE-3 head's."""
     return any("Eagle3" in name for name in getattr(config, "architectures", None) or ())
 
 
@@ -67,12 +68,11 @@ class Eagle3Head(nnx.Module):
                 raise ValueError(f"{name}={getattr(config, name)} is not supported of an EAGLE-3 head; only {only}")
         size, eps, self.vocab_size = config.hidden_size, config.rms_norm_eps, config.vocab_size
         self.draft_vocab_size = getattr(config, "draft_vocab_size", None) or config.vocab_size
-        head_dim = getattr(config, "head_dim", None) or size // config.num_attention_heads
-        heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, head_dim, build)
+        heads = Heads.of_config(config, build)
         layout = heads.layout
-        memory = AttentionGroup("full", (0,), layout.kv_heads, head_dim, q_per_kv=layout.q_per_kv)
+        memory = AttentionGroup("full", (0,), layout.kv_heads, heads.head_dim, q_per_kv=layout.q_per_kv)
         self.layer_groups = memory_of_head(memory, size, build)
-        self.rotary = rotary_from_config(config, head_dim, longest=build.longest)
+        self.rotary = rotary_from_config(config, heads.head_dim, longest=build.longest)
         self.given_taps = tuple(getattr(config, "eagle_aux_hidden_state_layer_ids", None) or ())
         target = getattr(config, "target_hidden_size", None) or size
         self.states = len(self.given_taps or (0, 0, 0)) * target
@@ -82,7 +82,7 @@ class Eagle3Head(nnx.Module):
         self.embed_tokens = Embedding(padded(self.vocab_size, self.shards), size, build, partition=by_rows)
         self.fc = Linear(self.states, size, build, partition=P(None, None))
         self.input_norm, self.hidden_norm = RMSNorm(size, eps, build), RMSNorm(size, eps, build)
-        self.attention = Attention(size, heads, build, scale=head_dim**-0.5, inputs=2 * size)
+        self.attention = Attention(size, heads, build, scale=heads.head_dim**-0.5, inputs=2 * size)
         self.post_norm = RMSNorm(size, eps, build)
         activation = check_activation(config.hidden_act, "hidden_act")
         self.mlp = GatedMLP(size, config.intermediate_size, activation, build, bias=False)
@@ -125,7 +125,7 @@ class Eagle3Head(nnx.Module):
         if self.draft_ids is not None:
             ids = self.draft_ids[...]
             return jnp.where(ids >= 0, jnp.take(logits, jnp.maximum(ids, 0), axis=1), -jnp.inf)
-        return jnp.where(jnp.arange(logits.shape[1]) < self.vocab_size, logits, -jnp.inf)
+        return within_vocabulary(logits, self.vocab_size)
 
     def weights(self) -> Iterator[WeightSource]:
         """Yield the sources of all parameters."""

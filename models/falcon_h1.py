@@ -148,8 +148,7 @@ class FalconH1(Decoder):
                 "supported: the projections in and out of a Mamba-2 have biases together"
             )
         size, eps = config.hidden_size, config.rms_norm_eps
-        head_dim = getattr(config, "head_dim", None) or size // config.num_attention_heads
-        heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, head_dim, build)
+        heads = Heads.of_config(config, build)
         z, x, b, c, step = map(float, config.ssm_multipliers)
         sizes = Mamba2Sizes.of_hybrid(
             config,
@@ -165,7 +164,7 @@ class FalconH1(Decoder):
             names = LayerNames(mixer="", post_norm="pre_ff_layernorm", mlp="feed_forward")
             return PreNormLayer(size, eps, mixer, mlp, build, names=names)
 
-        attention = layer_groups(kinds, heads.layout.kv_heads, head_dim, q_per_kv=heads.layout.q_per_kv)
+        attention = layer_groups(kinds, heads.layout.kv_heads, heads.head_dim, q_per_kv=heads.layout.q_per_kv)
         states = state_groups((LayerKind("state"),) * len(kinds), sizes.state_parts(build))
         super().__init__(
             config,
@@ -173,7 +172,7 @@ class FalconH1(Decoder):
             kinds,
             make,
             groups=(*attention, *states),
-            rotary={group.name: rotary_from_config(config, head_dim) for group in attention},
+            rotary={group.name: rotary_from_config(config, heads.head_dim) for group in attention},
             norm=RMSNorm(size, eps, build),
             logit_scale=float(config.lm_head_multiplier),
         )

@@ -172,7 +172,7 @@ class Gemma(Decoder):
             raise ValueError("use_bidirectional_attention=True is not supported: attention is causal")
         if third and config.attn_logit_softcapping is not None:
             raise ValueError(f"attn_logit_softcapping={config.attn_logit_softcapping} is not supported for Gemma 3")
-        heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, config.head_dim, build)
+        heads = Heads.of_config(config, build)
         kinds = kinds_from_types(config)
         groups = layer_groups(
             kinds, heads.layout.kv_heads, config.head_dim, config.sliding_window, q_per_kv=heads.layout.q_per_kv

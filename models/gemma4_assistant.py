@@ -34,10 +34,10 @@ from . import weights as convert
 from .gemma4_layer import Gemma4Layer, heads_of_groups
 from .groups import kinds_from_types, type_of_group
 from .layers import RMSNorm
-from .linear import Embedding, Linear, LiveRows
-from .mtp import PREVIOUS, take_previous
+from .linear import Embedding, Linear, LiveRows, within_vocabulary
 from .rope import rotary_from_config
 from .stack import LayerKind, LayerStack, Shared
+from .token_before import PREVIOUS, take_previous
 
 
 def is_assistant(config: Any) -> bool:
@@ -152,13 +152,12 @@ class Gemma4AssistantHead(nnx.Module):
         All tokens are scored, also where few can be drafted: the table is small, and its rows lie on several devices.
         """
         logits = self.lm_head.logits(hidden, live_rows)
-        can = jnp.arange(logits.shape[1]) < self.vocab_size
         if self.centroids is not None and self.cluster_ids is not None:
             _, best = jax.lax.top_k(self.centroids(hidden, live_rows), self.clusters_seen)
             seqs = jnp.arange(len(hidden))[:, None]
             among = jnp.zeros((len(hidden), self.num_centroids), bool).at[seqs, best].set(True)
-            can = can & jnp.take(among, self.cluster_ids[...], axis=1)
-        return jnp.where(can, logits, -jnp.inf)
+            logits = jnp.where(jnp.take(among, self.cluster_ids[...], axis=1), logits, -jnp.inf)
+        return within_vocabulary(logits, self.vocab_size)
 
     def weights(self) -> Iterator[WeightSource]:
         """Yield the sources of all parameters but the model's table."""

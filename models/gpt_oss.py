@@ -156,7 +156,7 @@ class GptOss(Decoder):
 
     def __init__(self, config: Any, build: BuildContext):
         check_model_type(config, ("gpt_oss",))
-        heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, config.head_dim, build)
+        heads = Heads.of_config(config, build)
         kinds = kinds_from_types(config)
         groups = layer_groups(
             kinds, heads.layout.kv_heads, config.head_dim, config.sliding_window, q_per_kv=heads.layout.q_per_kv

@@ -89,8 +89,7 @@ class Jamba(Decoder):
         check_silu(config.hidden_act)
         size, eps = config.hidden_size, config.rms_norm_eps
         activation = check_activation(config.hidden_act, "hidden_act")
-        head_dim = getattr(config, "head_dim", None) or size // config.num_attention_heads
-        heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, head_dim, build)
+        heads = Heads.of_config(config, build)
         sizes = Mamba1Sizes(
             embed=size,
             inner=config.mamba_expand * size,
@@ -110,7 +109,7 @@ class Jamba(Decoder):
         def mixer(kind: LayerKind, build: BuildContext) -> Attention | Mamba1:
             if kind.group == "state":
                 return Mamba1(sizes, build)
-            return Attention(size, heads, build, scale=head_dim**-0.5)
+            return Attention(size, heads, build, scale=heads.head_dim**-0.5)
 
         def mlp(kind: LayerKind, build: BuildContext) -> GatedMLP | SparseMLP:
             if kind.variant == "experts":
@@ -124,7 +123,7 @@ class Jamba(Decoder):
             assert kind.group is not None
             return PreNormLayer(size, eps, mixer(kind, build), mlp(kind, build), build, names=_NAMES[kind.group])
 
-        attention = layer_groups(kinds, heads.layout.kv_heads, head_dim, q_per_kv=heads.layout.q_per_kv)
+        attention = layer_groups(kinds, heads.layout.kv_heads, heads.head_dim, q_per_kv=heads.layout.q_per_kv)
         super().__init__(
             config,
             build,

@@ -127,8 +127,7 @@ class LFM2(Decoder):
     def __init__(self, config: Any, build: BuildContext):
         check_model_type(config, ("lfm2", "lfm2_moe"))
         size, eps, width = config.hidden_size, config.norm_eps, config.conv_L_cache
-        head_dim = getattr(config, "head_dim", None) or size // config.num_attention_heads
-        heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, head_dim, build)
+        heads = Heads.of_config(config, build)
         kinds = kinds_from_types(config, local="conv")
         self._has_experts = config.model_type == "lfm2_moe"
         if self._has_experts:
@@ -138,8 +137,8 @@ class LFM2(Decoder):
         def mixer(kind: LayerKind, build: BuildContext) -> Attention | ShortConv:
             if kind.group == "state":
                 return ShortConv(size, width, build, bias=config.conv_bias)
-            norm = partial(RMSNorm, head_dim, eps, build)
-            return LFM2Attention(size, heads, build, scale=head_dim**-0.5, qk_norm=norm)
+            norm = partial(RMSNorm, heads.head_dim, eps, build)
+            return LFM2Attention(size, heads, build, scale=heads.head_dim**-0.5, qk_norm=norm)
 
         def make(kind: LayerKind, build: BuildContext) -> PreNormLayer:
             mlp: LFM2MLP | SparseMLP
@@ -150,13 +149,13 @@ class LFM2(Decoder):
             assert kind.group is not None
             return PreNormLayer(size, eps, mixer(kind, build), mlp, build, names=_NAMES[kind.group])
 
-        attention = layer_groups(kinds, heads.layout.kv_heads, head_dim, q_per_kv=heads.layout.q_per_kv)
+        attention = layer_groups(kinds, heads.layout.kv_heads, heads.head_dim, q_per_kv=heads.layout.q_per_kv)
         super().__init__(
             config,
             build,
             kinds,
             make,
             groups=(*attention, *state_groups(kinds, ShortConv.state_parts(size, width, build))),
-            rotary={group.name: rotary_from_config(config, head_dim) for group in attention},
+            rotary={group.name: rotary_from_config(config, heads.head_dim) for group in attention},
             norm=RMSNorm(size, eps, build),
         )

@@ -249,6 +249,13 @@ class Embedding(nnx.Module):
         yield WeightSource(weight, names, convert, self.partition, None, contracted, 0, tiled, floats)
 
 
+def within_vocabulary(logits: Float[Array, "seqs rows"], vocab_size: int) -> Float[Array, "seqs rows"]:
+    """Return logits with -inf in the places of a table's padding, which are those from `vocab_size` on."""
+    if logits.shape[1] == vocab_size:
+        return logits
+    return jnp.where(jnp.arange(logits.shape[1]) < vocab_size, logits, -jnp.inf)
+
+
 def _whole_impl(build: BuildContext) -> Impl:
     """Return the version that multiplies with matrices that are cut for the devices: XLA cannot cut a Triton launch."""
     return "xla" if build.product_impl == "gpu" and build.tensor_parallel > 1 else build.product_impl

@@ -20,8 +20,8 @@ from jpaged.model_api import Attend, BuildContext, LayerRef, WeightSource
 from .attention import Attention, Heads
 from .config_reader import ConfigReader, Fields, dense, windows_after
 from .decoder import Decoder, check_model_type
-from .dflash import DFlashHead, denoises_blocks
-from .eagle3 import Eagle3Head, reads_states
+from .dflash import DFlashHead, is_dflash_drafter
+from .eagle3 import Eagle3Head, is_eagle3_head
 from .groups import kinds_from_types, layer_groups, share_kv
 from .layers import GatedMLP, RMSNorm, check_activation
 from .rope import rotary_from_config
@@ -179,12 +179,11 @@ class Llama(Decoder):
 
     def __init__(self, config: Any, build: BuildContext):
         check_model_type(config, _MODEL_TYPES)
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, head_dim, build)
+        heads = Heads.of_config(config, build)
         kinds = _kinds(config)
         window = getattr(config, "sliding_window", None)
-        groups = layer_groups(kinds, heads.layout.kv_heads, head_dim, window, q_per_kv=heads.layout.q_per_kv)
-        rotary = rotary_from_config(config, head_dim, longest=build.longest)
+        groups = layer_groups(kinds, heads.layout.kv_heads, heads.head_dim, window, q_per_kv=heads.layout.q_per_kv)
+        rotary = rotary_from_config(config, heads.head_dim, longest=build.longest)
 
         def make(kind: LayerKind, build: BuildContext) -> LlamaLayer:
             return LlamaLayer(config, kind, heads, build)
@@ -204,9 +203,9 @@ class Llama(Decoder):
     @staticmethod
     def draft_head(config: Any, build: BuildContext) -> Eagle3Head | DFlashHead:
         """See `jpaged.model_api.HasDraftHead`; the config is that of an EAGLE-3 head or a DFlash drafter."""
-        if denoises_blocks(config):
+        if is_dflash_drafter(config):
             return DFlashHead(config, build)
-        if not reads_states(config):
+        if not is_eagle3_head(config):
             raise ValueError(
                 "Llama has no head that predicts further tokens; EAGLE-3 and DFlash have folders of their own"
             )

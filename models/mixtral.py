@@ -93,8 +93,7 @@ class Mixtral(Decoder):
         check_model_type(config, ("mixtral", "qwen3_moe"))
         qwen, size, eps = config.model_type == "qwen3_moe", config.hidden_size, config.rms_norm_eps
         activation = check_activation(config.hidden_act, "hidden_act")
-        head_dim = getattr(config, "head_dim", None) or size // config.num_attention_heads
-        heads = Heads.of(config.num_attention_heads, config.num_key_value_heads, head_dim, build)
+        heads = Heads.of_config(config, build)
         group = "full" if config.sliding_window is None else "window"
         kinds = tuple(
             LayerKind(group, "experts" if _is_sparse(config, layer) else "dense")
@@ -117,10 +116,10 @@ class Mixtral(Decoder):
                 size,
                 heads,
                 build,
-                scale=head_dim**-0.5,
+                scale=heads.head_dim**-0.5,
                 qkv_bias=biased,
                 out_bias=biased,
-                qk_norm=partial(RMSNorm, head_dim, eps, build) if qwen else None,
+                qk_norm=partial(RMSNorm, heads.head_dim, eps, build) if qwen else None,
             )
             return PreNormLayer(size, eps, attention, make_mlp(kind, build), build)
 
@@ -130,8 +129,8 @@ class Mixtral(Decoder):
             kinds,
             make,
             groups=layer_groups(
-                kinds, heads.layout.kv_heads, head_dim, config.sliding_window, q_per_kv=heads.layout.q_per_kv
+                kinds, heads.layout.kv_heads, heads.head_dim, config.sliding_window, q_per_kv=heads.layout.q_per_kv
             ),
-            rotary={group: rotary_from_config(config, head_dim)},
+            rotary={group: rotary_from_config(config, heads.head_dim)},
             norm=RMSNorm(size, eps, build),
         )

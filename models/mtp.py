@@ -1,34 +1,20 @@
 """The head that predicts the token after the next (multi-token prediction; DeepSeek-V3, 2024, section 2.2).
 
 At position ``p`` it reads the token there and the model's hidden state of the token before, and its result predicts
-token ``p + 1``. So what it keeps of a position depends on tokens up to there only, as the model's own KV does, and is
-found in the prefix cache, swapped and forked with it. Published code counts from the hidden states instead, whose first
-one is joined with the second token: the head has no entry of the first token, whose position here no query may see.
+token ``p + 1`` (`token_before` says what that asks of the pool).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
-from jpaged.model_api import (
-    Attend,
-    AttendToLatents,
-    AttentionGroup,
-    BuildContext,
-    LatentGroup,
-    LayerRef,
-    PreviousTokenGroup,
-    TakePreviousToken,
-    WeightSource,
-    padded,
-)
+from jpaged.model_api import Attend, AttentionGroup, BuildContext, WeightSource, padded
 
 from . import weights as convert
 from .decoder import Decoder
@@ -36,14 +22,7 @@ from .layers import RMSNorm
 from .linear import Linear, LiveRows
 from .rope import Rotary
 from .stack import LayerKind, MakeLayer
-
-PREVIOUS = "previous"
-"""The layer group that keeps the hidden state of a sequence's newest token."""
-_MARK, _AGAINST = 16.0, -1e4
-"""The first token's key has the one where others have 0, and queries have the other there; both fit in float16. Their
-product, scaled, is so far below other scores that its exponential is 0 in float32."""
-
-LayerMemory = AttentionGroup | LatentGroup
+from .token_before import LayerMemory, memory_of_head, take_previous, without_first
 
 
 @dataclass(frozen=True)
@@ -160,56 +139,6 @@ class PredictionHead(Decoder):
         yield from self.layers.layer(0).weights(names.layer, 0)
         assert self.norm is not None
         yield from self.norm.weights(("norm",), names.norm)
-
-
-def memory_of_head(memory: LayerMemory, width: int, build: BuildContext) -> tuple[LayerMemory, PreviousTokenGroup]:
-    """Return the layer groups of a head of one layer that keeps `memory` and, of the newest token, a vector; see
-    `without_first` for what is added to a key."""
-    if isinstance(memory, LatentGroup):
-        memory = replace(memory, rotary=memory.rotary + 1)
-    else:
-        memory = replace(memory, head_dim=memory.head_dim + 1)
-    return memory, PreviousTokenGroup(PREVIOUS, (0,), width, np.dtype(build.dtype).name)
-
-
-def take_previous(
-    cache: Any, attend: Attend, vectors: Float[Array, "tokens embed"]
-) -> tuple[Any, Float[Array, "tokens embed"]]:
-    """Return for each token what `vectors` is for the token before it, 0 for a sequence's first one; the newest token's
-    is kept for the next step."""
-    take: TakePreviousToken = attend  # type: ignore[assignment]  # one callback serves layers of every kind
-    return take(cache, LayerRef(PREVIOUS, 0), vectors)
-
-
-def without_first(attend: Attend, positions: Int[Array, " tokens"]) -> Attend:
-    """Return `attend` for queries that do not see their sequence's first token.
-
-    Keys are one number wider: it is `_MARK` in the first token's, whose others are 0, and 0 in all others; queries have
-    `_AGAINST` there. So no kernel has a mask for it, and a key that is kept in few bits hides as well.
-    """
-    first = (positions == 0)[:, None]
-
-    def marked(keys: Array) -> Array:
-        hidden = first.reshape(-1, *(1,) * (keys.ndim - 1))
-        mark = _MARK * jnp.broadcast_to(hidden, (*keys.shape[:-1], 1)).astype(keys.dtype)
-        return jnp.concatenate([jnp.where(hidden, 0, keys), mark], axis=-1)
-
-    def against(q: Array) -> Array:
-        return jnp.pad(q, (*((0, 0),) * (q.ndim - 1), (0, 1)), constant_values=_AGAINST)
-
-    def seeing_the_rest(
-        cache: Any, layer: LayerRef, q: Array, k: Array, v: Array | None = None, *, scale: float, **options: Any
-    ) -> tuple[Any, Array]:
-        if v is None:  # latents, whose rows are keys and values at once
-            to_latents: AttendToLatents = attend  # type: ignore[assignment]  # as above
-            return to_latents(cache, layer, against(q), marked(k), scale=scale)
-        if options.get("soft_cap") is not None:
-            raise ValueError("a head that drafts takes no soft cap of scores, which would show it its first token")
-        values = jnp.pad(jnp.where(first[:, None], 0, v), ((0, 0), (0, 0), (0, 1)))
-        cache, mixed = attend(cache, layer, against(q), marked(k), values, scale=scale, **options)
-        return cache, mixed[..., :-1]
-
-    return seeing_the_rest  # type: ignore[return-value]
 
 
 def check_one_head(config: Any) -> None:

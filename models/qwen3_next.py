@@ -151,7 +151,7 @@ _CONFIGS = {
 
 
 def _heads(config: Any, build: BuildContext) -> Heads:
-    return Heads.of(config.num_attention_heads, config.num_key_value_heads, config.head_dim, build)
+    return Heads.of_config(config, build)
 
 
 def _delta_sizes(config: Any, build: BuildContext) -> DeltaSizes:

@@ -6,7 +6,8 @@ multiplies pairs of 16 bits: rows are held so, and many rows have tiles widened 
 inputs). Codes of 4 bits in short groups need no more than 16 bits for their sums (`cpu_features.kind_for`).
 
 Integers leave no choice of order, so all kinds give the same sums. `KINDS` says which instructions;
-`cpu_features.best_kind` which of them this machine has.
+`cpu_features.best_kind` which of them this machine has. Kind ``amx`` is not among them, as its sums are in no vector
+register: `tiled_matmul.cpu_amx` has its product of many rows, and few rows are multiplied by ``vnni512``.
 """
 
 from __future__ import annotations

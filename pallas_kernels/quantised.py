@@ -6,7 +6,7 @@ one scale and one minimum; a group may be the whole axis.
 A `Codec` says how codes lie in memory and what number each stands for: it is the jnp half of a held format.
 `pallas_kernels.quantised_matmul.gpu_kernel` decodes the codecs of `TRITON_CODECS` in registers, and
 `pallas_kernels.tiled` lays those of `DECODED_CODECS` out for a CPU's loops, whose integer instructions multiply those
-of `TILED_CODECS`. A codec in none of these sets is decoded by XLA, everywhere.
+of `INTEGER_CODECS`. A codec in none of these sets is decoded by XLA, everywhere.
 """
 
 from __future__ import annotations
@@ -107,8 +107,9 @@ NF4_PAIRS, FP4_PAIRS, IQ4_PAIRS = (
 """Two places in a table a byte."""
 
 TRITON_CODECS = frozenset({INT8, FLOAT8, UINT4_PAIRS, E2M1_PAIRS})
-TILED_CODECS = frozenset({INT8, UINT4_PAIRS})
-DECODED_CODECS = TILED_CODECS | {FLOAT8, E2M1_PAIRS, E2M1_FLOATS, NF4_PAIRS, FP4_PAIRS, IQ4_PAIRS}
+INTEGER_CODECS = frozenset({INT8, UINT4_PAIRS})
+"""Codecs whose tiles a CPU's integer instructions multiply (`pallas_kernels.tiled_matmul.cpu_kernel`)."""
+DECODED_CODECS = INTEGER_CODECS | {FLOAT8, E2M1_PAIRS, E2M1_FLOATS, NF4_PAIRS, FP4_PAIRS, IQ4_PAIRS}
 """Codecs that a CPU's loops decode to float32 (`pallas_kernels.tiled_matmul.cpu_exact`)."""
 
 

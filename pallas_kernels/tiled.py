@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.quantised import DECODED_CODECS, E2M1_PAIRS, INT8, TILED_CODECS, Codec, QuantisedMatrix
+from pallas_kernels.quantised import DECODED_CODECS, E2M1_PAIRS, INT8, INTEGER_CODECS, Codec, QuantisedMatrix
 from pallas_kernels.tile_order import OUTPUTS, columns_at_once, fill_tiles
 
 INPUTS = 4
@@ -125,7 +125,7 @@ def has_tiles(codec: Codec, group: int, inputs: int, scales: np.dtype) -> bool:
     """Tell whether a matrix can be tiled: its groups are whole tiles, and a CPU's loops decode its codes and scales.
 
     Args:
-        group: see `takes`.
+        group: values that share a scale; `inputs` of them if all do.
         scales: dtype of the scales.
     """
     wanted = (np.dtype(np.uint8),) if codec == E2M1_PAIRS else (np.dtype(np.float32), np.dtype(np.float16))
@@ -134,15 +134,15 @@ def has_tiles(codec: Codec, group: int, inputs: int, scales: np.dtype) -> bool:
     return group % (2 * INPUTS) == 0 if codec.paired else group % INPUTS == 0 or group == inputs
 
 
-def takes(codec: Codec, group: int, inputs: int) -> bool:
-    """Tell whether integer instructions multiply a matrix: its codes are int8 or pairs of numbers, and its groups whole
-    tiles.
+def has_integer_products(codec: Codec, group: int, inputs: int) -> bool:
+    """Tell whether integer instructions multiply rounded rows with a tiled matrix: its codes are int8 or pairs of
+    unsigned numbers, and a group is whole tiles, of up to `MOST_OF_A_GROUP` inputs, or the whole axis.
 
     Args:
-        group: values that share a scale; `inputs` of them if all do.
+        group: see `has_tiles`.
     """
     unit = 2 * INPUTS if codec.paired else INPUTS
-    if codec not in TILED_CODECS:
+    if codec not in INTEGER_CODECS:
         return False
     if group == inputs:
         return not codec.paired or inputs % unit == 0

@@ -6,7 +6,6 @@ import itertools
 import json
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,12 +42,6 @@ def questions() -> list[tuple[str, str]]:
     """Return the (question, answer) pairs of GSM8K (MIT licence) that are shipped."""
     lines = (resources.files("jpaged.bench") / "data" / "gsm8k.jsonl").read_text(encoding="utf-8")
     return [(row["question"], row["answer"]) for row in map(json.loads, lines.splitlines())]
-
-
-def translations(path: Path) -> list[tuple[str, str]]:
-    """Return the (English, German) pairs of a file of JSON lines, such as WMT16's test set."""
-    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return [(f"Translate into German: {row['en']}", row["de"]) for row in rows]
 
 
 def real_prompts(tokenizer: Any, lengths: list[int]) -> list[list[int]]:

@@ -191,7 +191,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         part.lead(runner)
     speculation = None
     if config.speculative is not None:
-        speculation = make_speculation(config.speculative, platform(mesh), drafting.share)
+        speculation = make_speculation(config.speculative, platform(mesh), drafting)
     tier = None if disk is None else disk.tier  # several replicas have no disk tier
     schedulers = [
         make_scheduler(config, spec, max_model_len, speculation, tier) for _ in range(config.data_parallel_size)

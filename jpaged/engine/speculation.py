@@ -20,7 +20,6 @@ _COSTS = {"cpu": StepCosts(token=0.02, verifying=0.15, tile=0.2)}
 AVX-512: a step that verifies 1 draft costs 1.14, 3 drafts 1.2, 5 or 7 drafts 1.4, 10 drafts 1.66, 15 drafts 1.69."""
 _OTHER_COSTS = StepCosts(token=0.01, verifying=0.15)
 
-
 DRAFT_PREFIX = "draft."
 """Prefix of the names of a draft model's layer groups in the pool."""
 
@@ -31,28 +30,15 @@ def check_speculation(speculative: Speculative, several_processes: bool) -> None
         raise ValueError(f"speculative={speculative} needs one process, not several hosts")
 
 
-def step_costs(device: str) -> StepCosts:
-    """Return what steps cost on a platform, ``cpu``, ``gpu`` or ``tpu``."""
-    return _COSTS.get(device, _OTHER_COSTS)
-
-
-def make_speculation(speculative: Speculative, device: str, draft_share: float) -> Speculation:
-    """Return the `Speculation` that makes a scheduler's drafts on a platform.
+def step_costs(device: str, draft_share: float = 0.0, *, at_once: bool = False) -> StepCosts:
+    """Return what steps and drafts cost on a platform, ``cpu``, ``gpu`` or ``tpu``.
 
     Args:
-        draft_share: cost of one pass that drafts on the device, as a share of a step of one token.
+        draft_share: cost of one pass that drafts on the device, as a share of a step of one token; 0 = the host drafts.
+        at_once: whether one pass makes all drafts of a step; otherwise it makes one draft of each sequence.
     """
-    costs = step_costs(device)
-    if isinstance(speculative, NGram):
-        return NGramSpeculation(speculative, costs)
-    costs = _with_drafts(costs, draft_share)
-    if isinstance(speculative, DFlash):  # one pass makes all drafts
-        costs = replace(costs, draft=0.0, block=costs.draft)
-    return DeviceSpeculation(speculative.tokens, costs)
-
-
-def _with_drafts(costs: StepCosts, share: float) -> StepCosts:
-    return replace(costs, draft=share)
+    costs = _COSTS.get(device, _OTHER_COSTS)
+    return replace(costs, block=draft_share) if at_once else replace(costs, draft=draft_share)
 
 
 @dataclass(frozen=True)
@@ -68,6 +54,19 @@ class DraftSource:
     program: DraftProgram | None = None
     groups: tuple[LayerGroup, ...] = ()
     share: float = 0.0
+
+
+def make_speculation(speculative: Speculative, device: str, source: DraftSource) -> Speculation:
+    """Return the `Speculation` that makes a scheduler's drafts on a platform.
+
+    Args:
+        source: see `draft_source`.
+    """
+    makes_blocks = source.program is not None and source.program.block is not None
+    costs = step_costs(device, source.share, at_once=makes_blocks)
+    if isinstance(speculative, NGram):
+        return NGramSpeculation(speculative, costs)
+    return DeviceSpeculation(speculative.tokens, costs)
 
 
 def draft_source(config: EngineConfig, loaded: LoadedModel) -> DraftSource:
@@ -123,15 +122,16 @@ def _head(speculative: Head, config: EngineConfig, loaded: LoadedModel) -> Draft
         raise ValueError(
             f"speculative={speculative}: heads read text only; language_model_only=True loads the model without images"
         )
-    inside = isinstance(speculative, MTP)
+    folder = None if isinstance(speculative, MTP) else speculative.model
+    of_model = folder is None  # the head lies in the model's own checkpoint, and is read as the model is
     try:
         found = load_draft_head(
             loaded,
-            None if isinstance(speculative, MTP) else speculative.model,
-            revision=config.revision if inside else None,
+            folder,
+            revision=config.revision if of_model else None,
             download_dir=config.download_dir,
-            language_model_only=config.language_model_only and inside,
-            quantization=config.quantization if inside else None,
+            language_model_only=config.language_model_only and of_model,
+            quantization=config.quantization if of_model else None,
             compact_tiles=Bfloat16Tiles.FLOAT32_PRODUCT,
             check=lambda head: _check_kind(speculative, head, loaded.config.get_text_config().num_hidden_layers),
         )

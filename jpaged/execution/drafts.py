@@ -41,6 +41,11 @@ class DraftProgram:
     taps: tuple[int, ...] = ()
     block: DraftBlock | None = None
 
+    @property
+    def has_groups(self) -> bool:
+        """Tell whether the pool keeps something for it, so that it must compute every token that the model computes."""
+        return self.prefix != ""
+
 
 class Drafter:
     """Makes the drafts that a step has none of yet.

@@ -383,7 +383,7 @@ class TargetAndDraft:
     Attributes:
         model: weights and programs of the model.
         drafter: weights and programs of the drafter; None = no drafter.
-        drafter_follows: whether it has its own KV, and so must compute all tokens that the model computes.
+        drafter_follows: see `DraftProgram.has_groups`.
         drafter_reads_hidden: whether it then reads the model's hidden states.
     """
 
@@ -416,7 +416,7 @@ class TargetAndDraft:
                 self._head = _HeadWeights(draft.params, draft.tables)
                 weights = self._head.with_tables_of(self.model)
             self.drafter = ModelPrograms(draft.graphdef, weights, spec, mesh, *callbacks, prefix=draft.prefix)
-        self.drafter_follows = draft is not None and draft.prefix != ""
+        self.drafter_follows = draft is not None and draft.has_groups
         self._drafter_has_weights = draft is not None and draft.params is not None and self._head is None
 
     def follow(

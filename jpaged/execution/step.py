@@ -134,7 +134,7 @@ def _runner(
         tokens = jnp.where(rows >= 0, last_tokens[jnp.maximum(rows, 0)], batch.tokens)
         longest = 1 if decode_only else None
         operate = layer_operations(spec, mesh, batch, max_query_len=longest, impl=kernel_impl, prefix=prefix)
-        if not prefix:
+        if not prefix:  # the pool keeps adapters of the engine's model only
             params = with_adapters(spec, mesh, batch, params)
         model = nnx.merge(graphdef, params)
         if prefix:  # a draft model may not know the token that stands for an image

@@ -10,8 +10,7 @@ its own reads each row once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 
 from jaxtyping import Array, Float, Int
 
@@ -19,7 +18,8 @@ from pallas_kernels.gpu_launch import has_matrix_units
 from pallas_kernels.kv_codes import check_kernel
 from pallas_kernels.kv_write import Runs, write_rows
 from pallas_kernels.layout import check_latent_view, latent_tiles, pack_latents
-from pallas_kernels.paged_attention import Plan, cpu, reference, tpu, xla
+from pallas_kernels.paged_attention import Plan, attend, check_plan
+from pallas_kernels.paged_attention.reference import AttentionCall
 from pallas_kernels.platform import Impl, resolve_impl
 
 __all__ = ["latent_attention", "latent_write"]
@@ -62,8 +62,7 @@ def latent_attention(
         raise ValueError(f"rank={rank} must be from 1 to the queries' width {width}")
     chosen = resolve_impl(impl)
     check_kernel(view, chosen)
-    if plan is not None and chosen not in ("tpu", "tpu_interpret"):
-        raise ValueError(f"impl={chosen!r} takes no plan: plan_attention makes none for it")
+    check_plan(plan, chosen)
     if chosen == "gpu" and not has_matrix_units():
         chosen = "xla"
     if chosen == "gpu" and not gpu_takes(width, rank):
@@ -74,17 +73,8 @@ def latent_attention(
         from pallas_kernels.latent_attention import gpu  # imports triton, which only a GPU's environment has
 
         return gpu.latent_attention(q, *batch, rank=rank, scale=scale, max_query_len=max_query_len)
-    run: Callable[..., Array]
-    if chosen == "reference":
-        run = reference.paged_attention
-    elif chosen == "cpu" and cpu.takes(view):
-        run = cpu.paged_attention
-    elif chosen in ("xla", "cpu"):
-        run = xla.paged_attention
-    else:
-        run = partial(tpu.paged_attention, plan=plan, interpret=chosen == "tpu_interpret")
-    out = run(q[:, None], *batch, scale=scale, max_query_len=max_query_len, value_dim=rank)
-    return out[:, 0]
+    call = AttentionCall(q[:, None], *batch, scale, max_query_len=max_query_len, value_dim=rank)
+    return attend(call, chosen, plan)[:, 0]
 
 
 def latent_write(

@@ -1,14 +1,11 @@
 """Attends from a ragged batch to KV memory scattered in blocks (PagedAttention, SOSP'23, 4.1 and 5.1).
 
 `paged_attention` picks `reference` (plain jnp), `xla` (fast on any backend), `cpu` (Numba), `tpu` (Pallas Mosaic) or
-`gpu` (Triton).
-Each module holds a function of that name with the same arguments.
+`gpu` (Triton). Each module holds a function of that name, which takes an `AttentionCall`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from jaxtyping import Array, Float, Int
@@ -17,7 +14,7 @@ from pallas_kernels.gpu_launch import multiplies
 from pallas_kernels.kv_codes import check_kernel
 from pallas_kernels.layout import check_view, padded_head_dim
 from pallas_kernels.paged_attention import cpu, gpu_shapes, reference, tpu, xla
-from pallas_kernels.paged_attention.reference import Reach
+from pallas_kernels.paged_attention.reference import AttentionCall, Reach
 from pallas_kernels.paged_attention.tpu_plan import Plan, Tuning, make_plan
 from pallas_kernels.platform import Impl, resolve_impl
 
@@ -74,33 +71,51 @@ def paged_attention(
     check_view(view, q.shape[1], q.shape[3])
     chosen = resolve_impl(impl)
     check_kernel(view, chosen)
-    args = (q, view, layer, block_tables, query_starts, kv_lens)
-    if plan is not None and chosen not in ("tpu", "tpu_interpret"):
-        raise ValueError(f"impl={chosen!r} takes no plan: plan_attention makes none for it")
-    run: Callable[..., Array]
-    if chosen == "reference":
-        run = reference.paged_attention
-    elif chosen == "cpu" and cpu.takes(view):
-        run = cpu.paged_attention
-    elif chosen in ("xla", "cpu") or (chosen == "gpu" and not _gpu_takes(q, view)):
-        run = xla.paged_attention
-    elif chosen == "gpu":
-        from pallas_kernels.paged_attention import gpu  # imports triton, which only a GPU's environment has
-
-        run = gpu.paged_attention
-    else:
-        run = partial(tpu.paged_attention, plan=plan, interpret=chosen == "tpu_interpret")
-    more: dict[str, Any] = {} if last_keys is None else {"last_keys": last_keys}
-    return run(
-        *args,
-        **more,
-        scale=scale,
-        soft_cap=soft_cap,
-        sliding_window=sliding_window,
-        chunk_size=chunk_size,
-        sinks=sinks,
-        max_query_len=max_query_len,
+    call = AttentionCall(
+        q,
+        view,
+        layer,
+        block_tables,
+        query_starts,
+        kv_lens,
+        scale,
+        soft_cap,
+        sliding_window,
+        chunk_size,
+        sinks,
+        last_keys,
+        max_query_len,
     )
+    if chosen != "gpu":
+        return attend(call, chosen, plan)
+    check_plan(plan, chosen)
+    if not _gpu_takes(q, view):
+        return xla.paged_attention(call)
+    from pallas_kernels.paged_attention import gpu  # imports triton, which only a GPU's environment has
+
+    return gpu.paged_attention(call)
+
+
+def attend(call: AttentionCall, impl: Impl, plan: Plan | None) -> Float[Array, "tokens kv_heads q_per_kv value_dim"]:
+    """Attend by one of the versions but `gpu`, which also take rows that are key and value at once.
+
+    Raises:
+        ValueError: see `paged_attention`.
+    """
+    check_plan(plan, impl)
+    if impl == "reference":
+        return reference.paged_attention(call)
+    if impl in ("tpu", "tpu_interpret"):
+        return tpu.paged_attention(call, plan, interpret=impl == "tpu_interpret")
+    if impl == "cpu" and cpu.takes(call.view):
+        return cpu.paged_attention(call)
+    return xla.paged_attention(call)
+
+
+def check_plan(plan: Plan | None, impl: Impl) -> None:
+    """Raise ValueError if there is a plan for a version that takes none."""
+    if plan is not None and impl not in ("tpu", "tpu_interpret"):
+        raise ValueError(f"impl={impl!r} takes no plan: plan_attention makes none for it")
 
 
 def _gpu_takes(q: Array, view: Array) -> bool:

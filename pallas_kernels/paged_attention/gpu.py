@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from pallas_kernels.gpu_launch import Launch, Launcher, has_float8, has_matrix_units, like, triton_call
 from pallas_kernels.kv_codes import tokens_of
@@ -19,30 +19,19 @@ from pallas_kernels.paged_attention import gpu_shapes as shapes
 from pallas_kernels.paged_attention.gpu_decode import attend_to_units, join_units
 from pallas_kernels.paged_attention.gpu_prefill import attend_to_tiles
 from pallas_kernels.paged_attention.gpu_shapes import measured_tiles
+from pallas_kernels.paged_attention.reference import AttentionCall
 
 
 def paged_attention(
-    q: Float[Array, "tokens kv_heads q_per_kv head_dim"],
-    view: Float[Array, "blocks layers kv_heads tiles block_size 128"],
-    layer: int | Int[Array, ""],
-    block_tables: Int[Array, "seqs pages"],
-    query_starts: Int[Array, " seqs+1"],
-    kv_lens: Int[Array, " seqs"],
-    *,
-    scale: float,
-    soft_cap: float | None = None,
-    sliding_window: int | None = None,
-    chunk_size: int | None = None,
-    sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
-    last_keys: Int[Array, " tokens"] | None = None,
-    max_query_len: int | None = None,
-    launch: Launcher = triton_call,
+    call: AttentionCall, *, launch: Launcher = triton_call
 ) -> Float[Array, "tokens kv_heads q_per_kv head_dim"]:
-    """See `pallas_kernels.paged_attention.paged_attention`.
+    """See `pallas_kernels.paged_attention.paged_attention`; rows that are key and value at once are not taken.
 
     Raises:
         ValueError: when heads are wider than `gpu_shapes.MAX_WIDTH`.
     """
+    q, view, block_tables, kv_lens, sinks = call.q, call.view, call.block_tables, call.kv_lens, call.sinks
+    assert call.value_dim is None, "`pallas_kernels.latent_attention.gpu` takes latents"
     tokens, kv_heads, group, head_dim = q.shape
     width = padded_head_dim(head_dim)
     if width > shapes.MAX_WIDTH:
@@ -60,22 +49,22 @@ def paged_attention(
         "BLOCK_ROWS": view.shape[4],
         "WIDTH": width,
         "FLOAT8": view.dtype == jnp.uint8 and has_float8(),
-        "SCALE": float(scale),
-        "SOFT_CAP": soft_cap,
-        "WINDOW": sliding_window,
-        "CHUNK": chunk_size,
+        "SCALE": float(call.scale),
+        "SOFT_CAP": call.soft_cap,
+        "WINDOW": call.sliding_window,
+        "CHUNK": call.chunk_size,
     }
-    at = jnp.asarray(layer, jnp.int32)[None]
-    arrays = (q, view, at, *(x.astype(jnp.int32) for x in (block_tables, query_starts, kv_lens)))
+    at = jnp.asarray(call.layer, jnp.int32)[None]
+    arrays = (q, view, at, *(x.astype(jnp.int32) for x in (block_tables, call.query_starts, kv_lens)))
     # A sink of -inf takes no share.
     shares = jnp.full((kv_heads, group), -jnp.inf, jnp.float32) if sinks is None else sinks.astype(jnp.float32)
     out = _decode(arrays, shares, constants, launch)
-    longest = min(tokens, max_query_len or tokens)
+    longest = min(tokens, call.max_query_len or tokens)
     if longest == 1:
         return out
     # A kernel that reads no last keys still has the argument, so it gets another array.
-    last = arrays[-1] if last_keys is None else last_keys.astype(jnp.int32)
-    constants["BEHIND"] = last_keys is not None
+    last = arrays[-1] if call.last_keys is None else call.last_keys.astype(jnp.int32)
+    constants["BEHIND"] = call.last_keys is not None
     return _prefill(out, arrays, (shares, last), constants, longest, launch)
 
 

@@ -41,25 +41,39 @@ class Reach(NamedTuple):
         return first
 
 
-def paged_attention(
-    q: Float[Array, "tokens kv_heads q_per_kv head_dim"],
-    view: Float[Array, "blocks layers kv_heads tiles block_size 128"],
-    layer: int | Int[Array, ""],
-    block_tables: Int[Array, "seqs pages"],
-    query_starts: Int[Array, " seqs+1"],
-    kv_lens: Int[Array, " seqs"],
-    *,
-    scale: float,
-    soft_cap: float | None = None,
-    sliding_window: int | None = None,
-    chunk_size: int | None = None,
-    sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
-    last_keys: Int[Array, " tokens"] | None = None,
-    max_query_len: int | None = None,
-    value_dim: int | None = None,
-) -> Float[Array, "tokens kv_heads q_per_kv value_dim"]:
-    """See `pallas_kernels.paged_attention.paged_attention`, and `pallas_kernels.latent_attention` for `value_dim`."""
-    del max_query_len
+class AttentionCall(NamedTuple):
+    """Holds the arguments of `pallas_kernels.paged_attention.paged_attention`, as each platform's version takes them.
+
+    Attributes:
+        value_dim: the first numbers of a row that are its value, where a row is key and value at once (see
+            `pallas_kernels.latent_attention`); None: K and V lie as `pallas_kernels.layout` says.
+    """
+
+    q: Float[Array, "tokens kv_heads q_per_kv head_dim"]
+    view: Float[Array, "blocks layers kv_heads tiles block_size 128"]
+    layer: int | Int[Array, ""]
+    block_tables: Int[Array, "seqs pages"]
+    query_starts: Int[Array, " seqs+1"]
+    kv_lens: Int[Array, " seqs"]
+    scale: float
+    soft_cap: float | None = None
+    sliding_window: int | None = None
+    chunk_size: int | None = None
+    sinks: Float[Array, "kv_heads q_per_kv"] | None = None
+    last_keys: Int[Array, " tokens"] | None = None
+    max_query_len: int | None = None
+    value_dim: int | None = None
+
+    @property
+    def reach(self) -> Reach:
+        """Return what limits the keys that a query sees."""
+        return Reach(self.sliding_window, self.chunk_size)
+
+
+def paged_attention(call: AttentionCall) -> Float[Array, "tokens kv_heads q_per_kv value_dim"]:
+    """See `pallas_kernels.paged_attention.paged_attention`."""
+    q, view, query_starts, kv_lens = call.q, call.view, call.query_starts, call.kv_lens
+    block_tables, soft_cap, sinks, value_dim = call.block_tables, call.soft_cap, call.sinks, call.value_dim
     tokens, _, _, head_dim = q.shape
     seqs, pages = block_tables.shape
     blocks, _, kv_heads, tiles, _, lanes = view.shape
@@ -68,16 +82,16 @@ def paged_attention(
     token = jnp.arange(tokens)
     seq = jnp.clip(jnp.searchsorted(query_starts[1:], token, side="right"), 0, seqs - 1)
     query_pos = kv_lens[seq] - query_starts[seq + 1] + token
-    last = query_pos if last_keys is None else last_keys
+    last = query_pos if call.last_keys is None else call.last_keys
     key_pos = jnp.arange(pages * block_size)
 
     table = block_tables[seq]
     known = (table >= 0) & (table < blocks)
     seen = jnp.repeat(known, block_size, axis=1) & (key_pos <= last[:, None])
     seen &= (token < query_starts[-1])[:, None]
-    seen &= key_pos >= Reach(sliding_window, chunk_size).first_key(query_pos)[:, None]
+    seen &= key_pos >= call.reach.first_key(query_pos)[:, None]
 
-    rows = decode(view[jnp.where(known, table, 0), layer])
+    rows = decode(view[jnp.where(known, table, 0), call.layer])
     rows = jnp.moveaxis(rows, 4, 2).reshape(tokens, pages * block_size, kv_heads, tiles, lanes)
     rows = jnp.where(seen[:, :, None, None, None], rows, 0)  # unseen memory may hold NaN
     if value_dim is None:
@@ -86,7 +100,7 @@ def paged_attention(
         flat = rows.reshape(*rows.shape[:-2], -1)
         k, v = flat[..., :head_dim], flat[..., :value_dim]
 
-    scores = scale * jnp.einsum("thgd,tkhd->thgk", q.astype(jnp.float32), k, precision="highest")
+    scores = call.scale * jnp.einsum("thgd,tkhd->thgk", q.astype(jnp.float32), k, precision="highest")
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
     mask = seen[:, None, None, :]

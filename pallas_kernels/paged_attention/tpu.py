@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.kv_codes import tokens_of
 from pallas_kernels.layout import LANES, KVTiles
-from pallas_kernels.paged_attention.reference import Reach
+from pallas_kernels.paged_attention.reference import AttentionCall
 from pallas_kernels.paged_attention.tpu_kernel import attend_to_unit
 from pallas_kernels.paged_attention.tpu_plan import MIB, Plan, Tuning, copies_of, make_plan
 from pallas_kernels.paged_attention.tpu_ring import CURSOR, deepest_ring, windows_for
@@ -39,25 +39,9 @@ SPARE_VMEM = 12 * MIB
 
 
 def paged_attention(
-    q: Float[Array, "tokens kv_heads q_per_kv head_dim"],
-    view: Float[Array, "blocks layers kv_heads tiles block_size 128"],
-    layer: int | Int[Array, ""],
-    block_tables: Int[Array, "seqs pages"],
-    query_starts: Int[Array, " seqs+1"],
-    kv_lens: Int[Array, " seqs"],
-    *,
-    scale: float,
-    soft_cap: float | None = None,
-    sliding_window: int | None = None,
-    chunk_size: int | None = None,
-    sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
-    last_keys: Int[Array, " tokens"] | None = None,
-    max_query_len: int | None = None,
-    value_dim: int | None = None,
-    plan: Plan | None = None,
-    interpret: bool | pltpu.InterpretParams = False,
+    call: AttentionCall, plan: Plan | None = None, *, interpret: bool | pltpu.InterpretParams = False
 ) -> Float[Array, "tokens kv_heads q_per_kv value_dim"]:
-    """See `pallas_kernels.paged_attention.paged_attention`, and `pallas_kernels.latent_attention` for `value_dim`.
+    """See `pallas_kernels.paged_attention.paged_attention`.
 
     Args:
         plan: the batch's plan from `make_plan`, if the step has made it already; None = make it here.
@@ -65,50 +49,50 @@ def paged_attention(
     Raises:
         ValueError: see `make_plan`; or the plan was made without the `last_keys` that are given.
     """
+    q, view, value_dim = call.q, call.view, call.value_dim
     tokens, _, group, head_dim = q.shape
-    reach = Reach(sliding_window, chunk_size)
     if plan is None:
         plan = make_plan(
-            block_tables,
-            query_starts,
-            kv_lens,
+            call.block_tables,
+            call.query_starts,
+            call.kv_lens,
             view,
             tokens=tokens,
             q_per_kv=group,
-            reach=reach,
-            max_query_len=max_query_len,
-            last_keys=last_keys,
+            reach=call.reach,
+            max_query_len=call.max_query_len,
+            last_keys=call.last_keys,
         )
-    elif last_keys is not None and plan.last_keys is None and max_query_len != 1:
+    elif call.last_keys is not None and plan.last_keys is None and call.max_query_len != 1:
         raise ValueError("last_keys are given, but the plan was made without: give them to plan_attention too")
     blocks, layers, _, tiles, _, _ = view.shape
     in_bf16 = q.dtype == jnp.bfloat16 and view.dtype != jnp.float32
     held = KVTiles.of(tiles, value_dim)  # a packed row is multiplied whole, as key and as value
     lanes = len(held.keys) * LANES
     queries = q if lanes == head_dim else jnp.pad(q, ((0, 0),) * 3 + ((0, lanes - head_dim),))
-    call = _Call(
-        jnp.asarray(layer, jnp.int32)[None],
+    shared = _Shared(
+        jnp.asarray(call.layer, jnp.int32)[None],
         view.reshape(blocks * layers, *view.shape[2:]),
         plan,
-        None if sinks is None else jnp.maximum(sinks.astype(jnp.float32) * LOG2E, MASKED),
+        None if call.sinks is None else jnp.maximum(call.sinks.astype(jnp.float32) * LOG2E, MASKED),
         held,
         interpret,
         {
-            "scale": scale,
-            "soft_cap": soft_cap,
-            "reach": reach,
+            "scale": call.scale,
+            "soft_cap": call.soft_cap,
+            "reach": call.reach,
             "held": held,
             "compute_dtype": jnp.dtype(jnp.bfloat16 if in_bf16 else jnp.float32),
             "layers": layers,
         },
-        block_tables.shape[1],
+        call.block_tables.shape[1],
     )
     start_of_v = LANES - held.lanes  # a packed row's product carries K's lanes too
     width = slice(start_of_v, start_of_v + (value_dim or head_dim))
-    decode = functools.partial(_launch, call, queries, plan.decodes, ONE_ROW, None, "paged_attention_decode")
+    decode = functools.partial(_launch, shared, queries, plan.decodes, ONE_ROW, None, "paged_attention_decode")
     if plan.prompts is None:
         return decode()[..., width]
-    read = _launch(call, queries, plan.prompts, plan.tile, plan.last_keys, "paged_attention_prompts")
+    read = _launch(shared, queries, plan.prompts, plan.tile, plan.last_keys, "paged_attention_prompts")
     if plan.side_by_side:
         out = decode(read)[:tokens]
         return out.reshape(*queries.shape[:3], -1)[..., width]
@@ -117,7 +101,7 @@ def paged_attention(
     return jnp.where(of_decode, decode(), jnp.where(of_prompt, read, 0))[..., width]
 
 
-class _Call(NamedTuple):
+class _Shared(NamedTuple):
     """Holds the inputs that both launches of a call share.
 
     Attributes:
@@ -139,7 +123,7 @@ class _Call(NamedTuple):
 
 
 def _launch(
-    call: _Call,
+    shared: _Shared,
     q: Float[Array, "tokens kv_heads q_per_kv lanes"],
     work: Int[Array, "fields units"],
     tile: Tile,
@@ -154,17 +138,17 @@ def _launch(
         [rows of whole tiles, kv_heads * q_per_kv * value_lanes]; rows of no unit are those of `into`, whose memory is
         reused where it is not read again, or zeros.
     """
-    view, plan = call.view, call.plan
+    view, plan = shared.view, shared.plan
     tokens, kv_heads, group, lanes = q.shape
     units, (_, _, tiles, block_rows, _) = work.shape[1], view.shape
     block_size, copies = tokens_of(view), copies_of(view.dtype)
     rows = group * tile.chunk * copies
     heads = max(n for n in range(1, min(kv_heads, MAX_HEADS) + 1) if kv_heads % n == 0)
     row_bytes = heads * tiles * LANES * view.dtype.itemsize
-    span_pages, step_pages = pages_of_step(row_bytes, block_size, call.pages, plan.tuning)
+    span_pages, step_pages = pages_of_step(row_bytes, block_size, shared.pages, plan.tuning)
     whole_tables = plan.tables.ndim == 1
-    depth = _ring_depth(step_pages * block_size * row_bytes, plan.tuning, None if whole_tables else call.pages)
-    value_lanes = len(call.held.values) * LANES
+    depth = _ring_depth(step_pages * block_size * row_bytes, plan.tuning, None if whole_tables else shared.pages)
+    value_lanes = len(shared.held.values) * LANES
     zero_dead_units = plan.prompts is None
 
     queries = in_chunks(q, tile)
@@ -188,8 +172,8 @@ def _launch(
     in_specs, inputs = ([], []) if whole_tables else ([in_hbm], [plan.tables])
     in_specs += [pl.BlockSpec((tile.chunks, heads, rows, lanes), tile_of_unit), in_hbm]
     inputs += [queries, view]
-    if call.sinks is not None:
-        of_rows = jnp.tile(jnp.repeat(call.sinks, tile.chunk, axis=1), (1, copies))
+    if shared.sinks is not None:
+        of_rows = jnp.tile(jnp.repeat(shared.sinks, tile.chunk, axis=1), (1, copies))
         in_specs.append(pl.BlockSpec((heads, rows, LANES), lambda h, *_: (h, 0, 0)))
         inputs.append(jnp.broadcast_to(of_rows[..., None], (kv_heads, rows, LANES)))
     if last_keys is not None:
@@ -208,7 +192,7 @@ def _launch(
     if into is not None:
         in_specs.append(out_spec)
         inputs.append(into)
-    prefetched = [call.layer, work, *([plan.tables] if whole_tables else [])]
+    prefetched = [shared.layer, work, *([plan.tables] if whole_tables else [])]
     # In order: the ring of KV; each chunk's maxima, sums and weighted values; the penalty of keys without a block; the
     # ring's cursor; and a semaphore for each buffer of the ring.
     scratch = [
@@ -232,11 +216,11 @@ def _launch(
             attend_to_unit,
             chunk=tile.chunk,
             span_pages=span_pages,
-            has_sinks=call.sinks is not None,
+            has_sinks=shared.sinks is not None,
             has_last_keys=last_keys is not None,
             side_by_side=plan.side_by_side,
             zero_dead_units=zero_dead_units,
-            **call.options,
+            **shared.options,
         ),
         out_shape=jax.ShapeDtypeStruct(out_shape, q.dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -254,7 +238,7 @@ def _launch(
             vmem_limit_bytes=ring_bytes + state_bytes + moved_bytes + SPARE_VMEM,
         ),
         input_output_aliases={} if into is None else {len(prefetched) + len(inputs) - 1: 0},
-        interpret=call.interpret,
+        interpret=shared.interpret,
         name=name,
     )(*prefetched, *inputs)
     if plan.side_by_side:

@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.kv_codes import decode, tokens_of
 from pallas_kernels.layout import LANES, KVTiles
-from pallas_kernels.paged_attention.reference import Reach
+from pallas_kernels.paged_attention.reference import AttentionCall, Reach
 
 _UNIT, _UNITS = 64, 32
 _TILE, _SPAN = 64, 128
@@ -41,39 +41,23 @@ class Problem(NamedTuple):
     held: KVTiles
 
 
-def paged_attention(
-    q: Float[Array, "tokens kv_heads q_per_kv head_dim"],
-    view: Float[Array, "blocks layers kv_heads tiles block_size 128"],
-    layer: int | Int[Array, ""],
-    block_tables: Int[Array, "seqs pages"],
-    query_starts: Int[Array, " seqs+1"],
-    kv_lens: Int[Array, " seqs"],
-    *,
-    scale: float,
-    soft_cap: float | None = None,
-    sliding_window: int | None = None,
-    chunk_size: int | None = None,
-    sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
-    last_keys: Int[Array, " tokens"] | None = None,
-    max_query_len: int | None = None,
-    value_dim: int | None = None,
-) -> Float[Array, "tokens kv_heads q_per_kv value_dim"]:
-    """See `pallas_kernels.paged_attention.paged_attention`, and `pallas_kernels.latent_attention` for `value_dim`."""
+def paged_attention(call: AttentionCall) -> Float[Array, "tokens kv_heads q_per_kv value_dim"]:
+    """See `pallas_kernels.paged_attention.paged_attention`."""
+    q, view, query_starts, kv_lens, value_dim = call.q, call.view, call.query_starts, call.kv_lens, call.value_dim
     tokens, _, _, head_dim = q.shape
     held = KVTiles.of(view.shape[3], value_dim)
-    queries = jnp.pad(q.astype(jnp.float32) * scale, ((0, 0), (0, 0), (0, 0), (0, held.key_width - head_dim)))
-    reach = Reach(sliding_window, chunk_size)
-    layer = jnp.asarray(layer, jnp.int32)
-    problem = Problem(queries, view, layer, block_tables, kv_lens, soft_cap, reach, sinks, held)
+    queries = jnp.pad(q.astype(jnp.float32) * call.scale, ((0, 0), (0, 0), (0, 0), (0, held.key_width - head_dim)))
+    layer = jnp.asarray(call.layer, jnp.int32)
+    problem = Problem(queries, view, layer, call.block_tables, kv_lens, call.soft_cap, call.reach, call.sinks, held)
     lengths = jnp.diff(query_starts)
     last = jnp.clip(query_starts[1:] - 1, 0, tokens - 1)
     token = jnp.arange(tokens)
     seq = jnp.minimum((token[:, None] >= query_starts[1:]).sum(axis=1), len(kv_lens) - 1)
     decoded = _decode(problem, last, jnp.where(lengths == 1, kv_lens, 0))[seq]
-    if max_query_len == 1:
+    if call.max_query_len == 1:
         out = decoded
     else:
-        prefilled = prefill(problem, query_starts, jnp.where(lengths > 1, lengths, 0), last_keys)
+        prefilled = prefill(problem, query_starts, jnp.where(lengths > 1, lengths, 0), call.last_keys)
         out = jnp.where((lengths[seq] == 1)[:, None, None, None], decoded, prefilled)
     out = jnp.where((token < query_starts[-1])[:, None, None, None], out, 0)
     return out[..., : value_dim or head_dim].astype(q.dtype)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pallas_kernels import ffi
 from pallas_kernels.cpu_math import FAST, exp, f32
 from pallas_kernels.ffi.loops import njit
-from pallas_kernels.recurrent.cpu_walk import four_operands, register, walks
+from pallas_kernels.recurrent.cpu_walk import four_operands, register
 
 
 @njit
@@ -67,20 +67,7 @@ def _activate(y):
         y[i] *= (f32(1.0) if y[i] >= f32(0.0) else e) / (f32(1.0) + e)
 
 
-_walk_decodes, _walk_units = walks(_token, _piece)
-
-
-@ffi.cfunc(ffi.RUN, error_model="numpy")
-def _decodes(frame, begin, end):
-    _walk_decodes(frame, begin, end, four_operands(frame))
-
-
-@ffi.cfunc(ffi.RUN, error_model="numpy")
-def _units(frame, begin, end):
-    _walk_units(frame, begin, end, four_operands(frame))
-
-
 @ffi.known_again
 def targets() -> tuple[str, str]:
     """Return the names of the custom calls, see `pallas_kernels.recurrent.cpu_walk.register`."""
-    return register("conv", _decodes, _units)
+    return register("conv", four_operands, _token, _piece)

@@ -21,7 +21,7 @@ from pallas_kernels.recurrent.cpu_products import (
     scale,
     stride_of,
 )
-from pallas_kernels.recurrent.cpu_walk import five_operands, register, walks
+from pallas_kernels.recurrent.cpu_walk import five_operands, register
 from pallas_kernels.recurrent.layout import UNIT
 
 
@@ -105,20 +105,7 @@ def _piece(state, at, start, length, operands, out, scratch):
     )
 
 
-_walk_decodes, _walk_units = walks(_token, _piece)
-
-
-@ffi.cfunc(ffi.RUN, error_model="numpy")
-def _decodes(frame, begin, end):
-    _walk_decodes(frame, begin, end, five_operands(frame))
-
-
-@ffi.cfunc(ffi.RUN, error_model="numpy")
-def _units(frame, begin, end):
-    _walk_units(frame, begin, end, five_operands(frame))
-
-
 @ffi.known_again
 def targets() -> tuple[str, str]:
     """Return the names of the custom calls, see `pallas_kernels.recurrent.cpu_walk.register`."""
-    return register("delta", _decodes, _units)
+    return register("delta", five_operands, _token, _piece)

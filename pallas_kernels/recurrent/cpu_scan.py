@@ -21,7 +21,7 @@ from pallas_kernels.cpu_tiles import FLOAT, LANES, MANY_REGISTERS, VECTOR, Vecto
 from pallas_kernels.ffi.loops import njit
 from pallas_kernels.ffi.primitives import emit_prefetch
 from pallas_kernels.recurrent.cpu_products import row_at, stride_of
-from pallas_kernels.recurrent.cpu_walk import register, six_operands, walks
+from pallas_kernels.recurrent.cpu_walk import register, six_operands
 
 STATES = 16 if MANY_REGISTERS else 4
 """States of a channel that registers hold at once, next to the temporaries of a turn."""
@@ -196,20 +196,7 @@ def _others(state, first, at, start, stop, operands, out, width):
             out[token, at + i] = y
 
 
-_walk_decodes, _walk_units = walks(_token, _piece)
-
-
-@ffi.cfunc(ffi.RUN, error_model="numpy")
-def _decodes(frame, begin, end):
-    _walk_decodes(frame, begin, end, six_operands(frame))
-
-
-@ffi.cfunc(ffi.RUN, error_model="numpy")
-def _units(frame, begin, end):
-    _walk_units(frame, begin, end, six_operands(frame))
-
-
 @ffi.known_again
 def targets() -> tuple[str, str]:
     """Return the names of the custom calls, see `pallas_kernels.recurrent.cpu_walk.register`."""
-    return register("scan", _decodes, _units)
+    return register("scan", six_operands, _token, _piece)

@@ -22,7 +22,7 @@ from pallas_kernels.recurrent.cpu_products import (
     scale,
     stride_of,
 )
-from pallas_kernels.recurrent.cpu_walk import register, six_operands, walks
+from pallas_kernels.recurrent.cpu_walk import register, six_operands
 from pallas_kernels.recurrent.layout import UNIT
 
 
@@ -103,20 +103,7 @@ def _piece(state, at, start, length, operands, out, scratch):
         )
 
 
-_walk_decodes, _walk_units = walks(_token, _piece)
-
-
-@ffi.cfunc(ffi.RUN, error_model="numpy")
-def _decodes(frame, begin, end):
-    _walk_decodes(frame, begin, end, six_operands(frame))
-
-
-@ffi.cfunc(ffi.RUN, error_model="numpy")
-def _units(frame, begin, end):
-    _walk_units(frame, begin, end, six_operands(frame))
-
-
 @ffi.known_again
 def targets() -> tuple[str, str]:
     """Return the names of the custom calls, see `pallas_kernels.recurrent.cpu_walk.register`."""
-    return register("ssd", _decodes, _units)
+    return register("ssd", six_operands, _token, _piece)

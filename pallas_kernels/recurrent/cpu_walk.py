@@ -29,13 +29,9 @@ from pallas_kernels.recurrent.layout import NEW
 _OPERANDS = 7
 """Arguments before a kernel's own."""
 
-# `walks` closes over the functions that it calls instead of taking them as arguments, because Numba does not cache
-# compiled code that takes functions. The custom calls are defined in each kernel's module, because a later process does
-# not find the cached code of a closure.
 
-
-def register(kernel: str, decodes: Any, units: Any) -> tuple[str, str]:
-    """Return the names of the custom calls for a kernel's decodes and for its other units.
+def register(kernel: str, operands_of: Any, token: Any, piece: Any) -> tuple[str, str]:
+    """Define the custom calls of a kernel, for its decodes and for its other units, and return their names.
 
     Arguments: the view; numbers int32 ``[layer, first row of the part, first unit, end of the units, rows, stride and
     width of a tile, whether tokens go one by one, whether all units are decodes]``, where rows of a tile are `stride`
@@ -43,7 +39,19 @@ def register(kernel: str, decodes: Any, units: Any) -> tuple[str, str]:
     constants as the kernel's module says; the output of earlier calls, if any. Results: the view, aliased to the first
     argument, and the output, aliased to the last argument if that is given. Output rows after the last unit are
     cleared, by the decodes' call if all units are decodes.
+
+    Args:
+        operands_of: returns the operands and constants of a call, one of the functions `four_operands` to
+            `six_operands`.
+        token: updates a tile by a token, ``f(state, at, token, operands, out, rows)``. `state` has the tile's rows,
+            of which only the first columns count; `at` is the tile's first number in a layer's state; `operands` are
+            all tokens' operands and the constants, each ``[tokens or rows, columns]``; `out` has all tokens' outputs;
+            `rows` is three rows as wide as the tile. Each number must be computed in one order, whatever its tile
+            and the other work are, so that its bits do not depend on them.
+        piece: updates a tile by a unit, ``f(state, at, start, length, operands, out, scratch)``.
     """
+    # The loops close over the functions that they call, so that LLVM inlines them: it could not by their addresses.
+    decodes, units = _over_decodes(operands_of, token), _over_units(operands_of, token, piece)
     ffi.register(f"jpaged_{kernel}_decodes", decodes, items_of=((3, 0), (6, 0)))
     ffi.register(f"jpaged_{kernel}_units", units, items_of=((6, 0),))
     return f"jpaged_{kernel}_decodes", f"jpaged_{kernel}_units"
@@ -116,20 +124,12 @@ def _zero(state, width):
         fill(state[row, :width], f32(0.0))
 
 
-def walks(token: Any, piece: Any) -> tuple[Any, Any]:
-    """Return the loops over decodes and over other units, ``f(frame, first item, end of the items, operands)``.
+def _over_decodes(operands_of: Any, token: Any) -> Any:
+    """Return the loop over the tiles of states that one token each updates, see `register`."""
 
-    Args:
-        token: updates a tile by a token, ``f(state, at, token, operands, out, rows)``. `state` has the tile's rows,
-            of which only the first columns count; `at` is the tile's first number in a layer's state; `operands` are
-            all tokens' operands and the constants, each ``[tokens or rows, columns]``; `out` has all tokens' outputs;
-            `rows` is three rows as wide as the tile. Each number must be computed in one order, whatever its tile
-            and the other work are, so that its bits do not depend on them.
-        piece: updates a tile by a unit, ``f(state, at, start, length, operands, out, scratch)``.
-    """
-
-    @njit
-    def decodes(frame, begin, end, operands):
+    @ffi.cfunc(ffi.RUN, error_model="numpy")
+    def decodes(frame, begin, end):
+        operands = operands_of(frame)
         numbers, read, write, tiles = _ints(frame, 1), _ints(frame, 4), _ints(frame, 5), _ints(frame, 6)
         out, width = _matrix(result(frame, 1)), numbers[6]
         memory = allocate((3 * width + numbers[4] * numbers[5]) * FLOAT)
@@ -149,8 +149,15 @@ def walks(token: Any, piece: Any) -> tuple[Any, Any]:
             token(state, at, unit, operands, out, rows)
         free(memory)
 
-    @njit
-    def units(frame, begin, end, operands):
+    return decodes
+
+
+def _over_units(operands_of: Any, token: Any, piece: Any) -> Any:
+    """Return the loop over tile positions, each of which walks over all units but decodes, see `register`."""
+
+    @ffi.cfunc(ffi.RUN, error_model="numpy")
+    def units(frame, begin, end):
+        operands = operands_of(frame)
         numbers, start, length = _ints(frame, 1), _ints(frame, 2), _ints(frame, 3)
         read, write, tiles = _ints(frame, 4), _ints(frame, 5), _ints(frame, 6)
         out, width = _matrix(result(frame, 1)), numbers[6]
@@ -178,4 +185,4 @@ def walks(token: Any, piece: Any) -> tuple[Any, Any]:
             _clear(out, start[last] + length[last] if last >= 0 else 0, tiles, item)
         free(memory)
 
-    return decodes, units
+    return units

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.cpu_features import Kind, best_kind, kind_for, kinds_here
 from pallas_kernels.custom_calls import target
-from pallas_kernels.tiled import INPUTS, TiledMatrix, takes
+from pallas_kernels.tiled import INPUTS, TiledMatrix, has_integer_products
 from pallas_kernels.tiled_matmul.variant import ExactVariant, TileVariant, rounded_bytes
 
 __all__ = ["rounded_together", "tiled_matmul", "tiled_matmul_grouped"]
@@ -89,7 +89,8 @@ def tiled_matmul_grouped(
 
 def rounds(matrix: TiledMatrix) -> bool:
     """Tell whether products round rows to 8 bits: they may, and there are integer instructions for the codes."""
-    return matrix.rounds_rows and takes(matrix.codec, matrix.inputs // matrix.scales.shape[-2], matrix.inputs)
+    group = matrix.inputs // matrix.scales.shape[-2]
+    return matrix.rounds_rows and has_integer_products(matrix.codec, group, matrix.inputs)
 
 
 def _check(x: Array, matrix: TiledMatrix, kind: Kind | None) -> None:

@@ -30,9 +30,10 @@ from pallas_kernels.kv_write import gpu as gpu_write
 from pallas_kernels.kv_write import kv_write
 from pallas_kernels.layout import view_shape
 from pallas_kernels.matmul import gpu_grouped
-from pallas_kernels.paged_attention import gpu as paged_attention
+from pallas_kernels.paged_attention import gpu as attention_gpu
 from pallas_kernels.paged_attention import gpu_shapes
 from pallas_kernels.paged_attention import reference as attention_reference
+from pallas_kernels.paged_attention.reference import AttentionCall
 
 gpu_shapes.MIN_UNIT = 64  # so that short contexts have several units
 gpu_shapes.JOINED = 4
@@ -105,7 +106,7 @@ def attention_errors(
         batch = make_batch(case, *ragged(case, np.random.default_rng(len(name))), seed=len(name))
         batch = in_bytes(case, batch, held_in) if held_in else batch
         arrays = map(jnp.asarray, batch.arrays)
-        got = paged_attention.paged_attention(*arrays, launch=interpret, **case.options)
+        got = attention_gpu.paged_attention(AttentionCall(*arrays, **case.options), launch=interpret)
         assert got.dtype == batch.q.dtype
         yield prefix + name, float(np.abs(np.asarray(got, np.float64) - dense_attention(case, batch)).max())
 
@@ -119,7 +120,8 @@ def errors_with_images() -> Iterator[tuple[str, float]]:
         batch = make_batch(case, [60, 1, 33], [130, 70, 0])
         last = last_keys_of_images(case, batch, [[3, 40, 41, 60], [], [0, 30]])
         arrays = map(jnp.asarray, batch.arrays)
-        got = paged_attention.paged_attention(*arrays, launch=interpret, **case.options, last_keys=jnp.asarray(last))
+        call = AttentionCall(*arrays, **case.options, last_keys=jnp.asarray(last))
+        got = attention_gpu.paged_attention(call, launch=interpret)
         yield name, float(np.abs(np.asarray(got, np.float64) - dense_attention(case, batch, last)).max())
 
 
@@ -129,8 +131,8 @@ def id_out_of_range_error() -> float:
     batch = make_batch(case, [1, 9], [47, 60])
     batch.block_tables[0, 1] = case.blocks
     batch.block_tables[1, 2] = -1
-    got = paged_attention.paged_attention(*map(jnp.asarray, batch.arrays), launch=interpret, **case.options)
-    want = attention_reference.paged_attention(*map(jnp.asarray, batch.arrays), **case.options)
+    call = AttentionCall(*map(jnp.asarray, batch.arrays), **case.options)
+    got, want = attention_gpu.paged_attention(call, launch=interpret), attention_reference.paged_attention(call)
     return float(np.abs(np.asarray(got, np.float64) - np.asarray(want, np.float64)).max())
 
 

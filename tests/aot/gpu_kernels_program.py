@@ -22,6 +22,7 @@ from pallas_kernels.kv_write.gpu import kv_write
 from pallas_kernels.layout import view_shape
 from pallas_kernels.matmul.gpu_grouped import matmul_grouped
 from pallas_kernels.paged_attention.gpu import paged_attention
+from pallas_kernels.paged_attention.reference import AttentionCall
 from pallas_kernels.quantised import E2M1_PAIRS, INT8, UINT4_PAIRS, QuantisedMatrix
 from pallas_kernels.quantised_matmul.gpu import multiply_held, multiply_held_groups
 from pallas_kernels.rotated_heads import HeadNorms
@@ -95,7 +96,10 @@ def compile_all(capability: int, shape: Shape) -> dict[str, dict[str, int]]:
     view = array(*view_shape(BLOCKS, layers, kv_heads, head_dim, block_size, held), dtype=held)
     q = array(TOKENS, kv_heads, group, head_dim, dtype=dtype)
     kv = array(TOKENS, kv_heads, head_dim, dtype=dtype)
-    attend = partial(paged_attention, scale=head_dim**-0.5, launch=compiler, **limits)
+
+    def attend(*arrays, **last):
+        return paged_attention(AttentionCall(*arrays, head_dim**-0.5, **limits, **last), launch=compiler)
+
     with compiling_for(capability):
         last = {"last_keys": array(TOKENS)} if images else {}
         jax.eval_shape(attend, q, view, array(), array(SEQS, PAGES), array(SEQS + 1), array(SEQS), **last)

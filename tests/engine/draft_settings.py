@@ -19,5 +19,4 @@ SETTINGS = {
 
 def make_drafts_free(patch: pytest.MonkeyPatch) -> None:
     """Let drafts cost nothing, so that all that can be made are."""
-    patch.setattr(engine_speculation, "_COSTS", {"cpu": StepCosts(token=0.0, verifying=0.0)})
-    patch.setattr(engine_speculation, "_with_drafts", lambda costs, share: costs)
+    patch.setattr(engine_speculation, "step_costs", lambda *_, **__: StepCosts(token=0.0, verifying=0.0))

@@ -7,10 +7,10 @@ import json
 import sys
 
 import numpy as np
+import pytest
+from draft_settings import make_drafts_free
 
-import jpaged.engine.speculation as engine_speculation
 from jpaged import LLM, MTP, Assistant, DFlash, Eagle3, Layers, NGram, SamplingParams
-from jpaged.scheduling.speculation import StepCosts
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_model_len": 64, "max_num_seqs": 8, "max_num_batched_tokens": 64}
 RNG = np.random.default_rng(7)
@@ -28,8 +28,7 @@ HEADS = {"eagle3": Eagle3, "assistant": Assistant, "dflash": DFlash}
 
 def main(folder: str, *ways: str) -> dict[str, dict]:
     """Drafts cost nothing here, so that all that can be made are."""
-    engine_speculation._COSTS = {"cpu": StepCosts(token=0.0, verifying=0.0)}
-    engine_speculation._with_drafts = lambda costs, share: costs
+    make_drafts_free(pytest.MonkeyPatch())
     params = SamplingParams(temperature=1.2, seed=3, max_tokens=24, ignore_eos=True, allowed_token_ids=FEW.tolist())
     found = {}
     for way in ways:

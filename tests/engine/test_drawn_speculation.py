@@ -8,15 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 from checkpoints import make_checkpoint
+from draft_settings import make_drafts_free
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_speculation import PARAMS, PROMPTS, SETTINGS, facts
 from thorough import examples
 from tiny_chat_model import byte_level_tokenizer, make_chat_model
 
-import jpaged.engine.speculation as engine_speculation
 from jpaged import LLM, Layers, NGram
-from jpaged.scheduling.speculation import StepCosts
 
 pytestmark = pytest.mark.nightly
 
@@ -43,8 +42,7 @@ def model(request, tmp_path_factory):
     plain = LLM(str(folder), **of_all)
     small = {"kv_cache_memory_bytes": PAGES[request.param] * plain.memory_report().page_bytes}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_speculation, "_COSTS", {"cpu": StepCosts(token=0.0, verifying=0.0)})
-        patch.setattr(engine_speculation, "_with_drafts", lambda costs, share: costs)
+        make_drafts_free(patch)
         drafting = {
             (way, pool): LLM(str(folder), speculative=how, preemption_mode="swap", **of_all | sizes)
             for way, how in WAYS.items()

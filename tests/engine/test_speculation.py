@@ -8,14 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from checkpoints import make_checkpoint
+from draft_settings import make_drafts_free
 from few_shapes import run_in_few_shapes
 from near import Near
 from tiny_chat_model import VOCAB_SIZE, byte_level_tokenizer, make_chat_model
 
-import jpaged.engine.speculation as engine_speculation
 from jpaged import LLM, AsyncLLM, DraftModel, Layers, NGram, SamplingParams, StructuredOutputsParams
 from jpaged.sampling_params import BeamSearchParams
-from jpaged.scheduling.speculation import StepCosts
 
 SETTINGS = {"dtype": "float32", "max_model_len": 160, "block_size": 8, "max_num_seqs": 24}
 RNG = np.random.default_rng(7)
@@ -82,8 +81,7 @@ def engines(folder):
             if pages is not None:
                 settings["kv_cache_memory_bytes"] = pages * engine().memory_report().page_bytes
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(engine_speculation, "_COSTS", {"cpu": StepCosts(token=0.0, verifying=0.0)})
-                patch.setattr(engine_speculation, "_with_drafts", lambda costs, share: costs)
+                make_drafts_free(patch)
                 made[key] = LLM(folder, **{"max_num_batched_tokens": 64} | SETTINGS | settings)
         return made[key]
 

@@ -15,6 +15,7 @@ from pallas_kernels import latent_attention as package
 from pallas_kernels.latent_attention import latent_attention
 from pallas_kernels.layout import latent_view_shape
 from pallas_kernels.paged_attention import Tuning, tpu, tpu_plan
+from pallas_kernels.paged_attention.reference import AttentionCall
 
 IMPLS = ["reference", "xla", "cpu", "tpu_interpret"]
 
@@ -80,7 +81,10 @@ def test_decodes_alone_give_what_they_give_among_prompts(impl):
 def test_the_tpu_kernel_has_no_race():
     case = CASES["DeepSeek's widths"]
     (q, view, *rest), rows = make_batch(case, [3, 1, 9], [150, 100, 0])
-    run = partial(tpu.paged_attention, value_dim=case.rank, scale=SCALE)
+
+    def run(*arrays, interpret):
+        return tpu.paged_attention(AttentionCall(*arrays, SCALE, value_dim=case.rank), interpret=interpret)
+
     got, races = run_recording_races(run, jnp.asarray(q)[:, None], view, LAYER, *map(jnp.asarray, rest))
     assert not races
     assert_close(case, got[:, 0], dense(case, (q, view, *rest), rows))

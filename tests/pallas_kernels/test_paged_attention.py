@@ -14,6 +14,7 @@ from thorough import by_name, rarely
 from tpu_interpreter import run_recording_races
 
 from pallas_kernels.paged_attention import Tuning, cpu, paged_attention, plan_attention, tpu, tpu_plan, tpu_ring
+from pallas_kernels.paged_attention.reference import AttentionCall
 
 IMPLS = ["xla", "cpu", "tpu_interpret"]
 CASES = {
@@ -70,6 +71,10 @@ def tune(monkeypatch, **sizes):
 @cache
 def compiled(impl, case, tuning="chunks that fill registers"):
     return jax.jit(partial(paged_attention, impl=impl, **case.options))
+
+
+def on_tpu(*arrays, interpret, **options):
+    return tpu.paged_attention(AttentionCall(*arrays, **options), interpret=interpret)
 
 
 def assert_close(got, want, dtype):
@@ -178,7 +183,7 @@ def test_the_tpu_kernel_has_no_race_where_tokens_see_images():
     batch = make_batch(case, [40, 1, 7], [250, 30, 0])
     last = last_keys_of_images(case, batch, [[3, 20, 21, 40], [], [0, 7]])
     arrays = (*map(jnp.asarray, batch.arrays),)
-    got, races = run_recording_races(tpu.paged_attention, *arrays, **case.options, last_keys=jnp.asarray(last))
+    got, races = run_recording_races(on_tpu, *arrays, **case.options, last_keys=jnp.asarray(last))
     assert not races
     assert_close(got, dense_attention(case, batch, last), case.dtype)
 
@@ -216,7 +221,7 @@ def test_rows_of_tiles_without_a_prompt_are_those_of_decodes_or_zero(lengths, co
     """Tiles of 16 rows; codes have two rows a query."""
     case = Case(q_per_kv=2 if codes else 3, tokens=107, seqs=len(lengths), block_size=32, pages=4, codes=codes)
     batch = make_batch(case, lengths, [37 * n % 50 for n in range(len(lengths))])
-    got, races = run_recording_races(tpu.paged_attention, *map(jnp.asarray, batch.arrays), **case.options)
+    got, races = run_recording_races(on_tpu, *map(jnp.asarray, batch.arrays), **case.options)
     assert not races
     assert_close(got, dense_attention(case, batch), case.dtype)
     assert not np.asarray(got, np.float32)[sum(lengths) :].any()
@@ -231,9 +236,9 @@ def test_block_tables_beyond_scalar_memory_change_no_bit(monkeypatch, name):
     tables = batch.block_tables.copy()
     tables[0, 8] = NOWHERE
     arrays = (*map(jnp.asarray, (*batch.arrays[:3], tables, *batch.arrays[4:])),)
-    want, _ = run_recording_races(tpu.paged_attention, *arrays, **case.options)
+    want, _ = run_recording_races(on_tpu, *arrays, **case.options)
     monkeypatch.setattr(tpu_plan, "fit_whole", lambda *_: False)
-    got, races = run_recording_races(tpu.paged_attention, *arrays, **case.options)
+    got, races = run_recording_races(on_tpu, *arrays, **case.options)
     assert not races
     assert np.asarray(got).tobytes() == np.asarray(want).tobytes()
 
@@ -276,7 +281,7 @@ def test_a_missing_block_is_masked_as_in_the_reference(impl, name):
 
 def test_sinks_leave_the_choice_of_kernel_alone(monkeypatch):
     taken = []
-    monkeypatch.setattr(cpu, "paged_attention", lambda *args, **options: taken.append(options["sinks"]))
+    monkeypatch.setattr(cpu, "paged_attention", lambda call: taken.append(call.sinks))
     case = CASES["decode only, sinks"]
     paged_attention(*make_batch(case, [1], [3]).arrays, **case.options, impl="cpu")
     np.testing.assert_array_equal(taken, [case.sink_logits])
@@ -418,7 +423,7 @@ RACE_CASES = {
 @pytest.mark.parametrize(("case", "queries", "contexts"), by_name(RACE_CASES, "ragged, several steps", "nothing"))
 def test_the_tpu_kernel_has_no_race(case, queries, contexts):
     batch = make_batch(case, queries, contexts)
-    got, races = run_recording_races(tpu.paged_attention, *map(jnp.asarray, batch.arrays), **case.options)
+    got, races = run_recording_races(on_tpu, *map(jnp.asarray, batch.arrays), **case.options)
     assert not races
     assert_close(got, dense_attention(case, batch), case.dtype)
 
@@ -449,7 +454,7 @@ def test_steps_of_several_spans_that_need_no_mask(monkeypatch, case):
     """Steps of 512 keys in spans of 256; 1280 keys are two such steps, and half a one."""
     tune(monkeypatch, step_keys=512)
     batch = make_batch(case, [1, 1, 1, 1], [1279, 1279, 1023, 1200])
-    got, races = run_recording_races(tpu.paged_attention, *map(jnp.asarray, batch.arrays), **case.options)
+    got, races = run_recording_races(on_tpu, *map(jnp.asarray, batch.arrays), **case.options)
     assert not races
     assert_close(got, dense_attention(case, batch), case.dtype)
 
@@ -458,7 +463,7 @@ def test_the_tpu_kernel_takes_heads_in_chunks(monkeypatch):
     monkeypatch.setattr(tpu, "MAX_HEADS", 2)
     case = Case(kv_heads=6, head_dim=64)
     batch = make_batch(case, [4, 1], [150, 20])
-    got, races = run_recording_races(tpu.paged_attention, *map(jnp.asarray, batch.arrays), **case.options)
+    got, races = run_recording_races(on_tpu, *map(jnp.asarray, batch.arrays), **case.options)
     assert not races
     assert_close(got, dense_attention(case, batch), case.dtype)
 
@@ -467,7 +472,7 @@ def test_the_tpu_kernel_refuses_blocks_that_split_a_memory_tile():
     case = Case(block_size=8, dtype="bfloat16")
     batch = make_batch(case, [1], [3])
     with pytest.raises(ValueError, match="block_size=8"):
-        tpu.paged_attention(*map(jnp.asarray, batch.arrays), **case.options, interpret=True)
+        paged_attention(*map(jnp.asarray, batch.arrays), **case.options, impl="tpu_interpret")
 
 
 @pytest.mark.parametrize("impl", ["reference", *IMPLS])
@@ -482,7 +487,7 @@ def test_the_tpu_kernel_refuses_block_tables_of_which_a_few_are_beyond_scalar_me
     q, view, layer, _, starts, kv_lens = map(jnp.asarray, batch.arrays)
     tables = jnp.zeros((4, tpu_ring.TABLE_BYTES // 16 + 1), jnp.int32)
     with pytest.raises(ValueError, match=f"block tables of 49153 pages.* more than {tpu_ring.TABLE_BYTES}"):
-        tpu.paged_attention(q, view, layer, tables, starts, kv_lens, scale=1.0)
+        paged_attention(q, view, layer, tables, starts, kv_lens, scale=1.0, impl="tpu")
 
 
 @pytest.mark.parametrize("name", [rarely("llama heads"), "decode only"])

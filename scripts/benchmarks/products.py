@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from pallas_kernels.bfloat16_matmul import bfloat16_matmul
+from pallas_kernels.cpu_features import best_kind, kind_in_registers
 from pallas_kernels.matmul import matmul, matmul_table
 from pallas_kernels.panelled_floats import panelled_floats
 from pallas_kernels.products import multiply
@@ -27,6 +28,8 @@ SHAPES = {(576, 3072): 16, (1536, 576): 16, (576, 49152): 2}
 """Inputs and outputs of a matrix, and how many there are."""
 TURNS, GROUP = 9, 32
 FORMS = ("panels", "table", "argmax", "compact", "bfloat16", "int8", "int4")
+WITHOUT_AMX = "int8 without AMX"
+"""A form that is int8 again where the processor has no AMX."""
 
 
 def products(
@@ -39,13 +42,14 @@ def products(
 
     A figure is the best of several turns over so many matrices that float32's are not in the caches; --matrices 3 keeps
     int8 out too. "panels" is float32 in panels, "table" transposed float32, "compact" bfloat16 weights multiplied in
-    float32, "argmax" the place of the largest product by a screen. --processor-time counts the CPU time of all threads.
+    float32, "argmax" the place of the largest product by a screen. "int8 without AMX", which must be asked for, is int8
+    by the instructions that processors without AMX have. --processor-time counts the CPU time of all threads.
 
     Raises:
         ValueError: unknown form.
     """
-    if unknown := set(forms) - set(FORMS):
-        raise ValueError(f"forms={sorted(unknown)} are none of {', '.join(FORMS)}")
+    if unknown := set(forms) - {*FORMS, WITHOUT_AMX}:
+        raise ValueError(f"forms={sorted(unknown)} are none of {', '.join((*FORMS, WITHOUT_AMX))}")
     clock = time.process_time if processor_time else time.perf_counter
     rng, found = np.random.default_rng(0), []
     for (inputs, outputs), number in SHAPES.items():
@@ -100,6 +104,7 @@ def _forms(
         "compact": (pairs, lambda: tiled_floats(stored(), -2, product="float32")),
         "bfloat16": (pairs, lambda: tiled_floats(stored(), -2)),
         "int8": (_over_all(tiled_matmul), integers),
+        WITHOUT_AMX: (_over_all(partial(tiled_matmul, kind=kind_in_registers(best_kind()))), integers),
         "int4": (_over_all(tiled_matmul), halves_of_bytes),
     }
     plain = [jnp.asarray(normal()) for _ in range(number)]

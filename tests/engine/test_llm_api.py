@@ -241,7 +241,7 @@ WRONG = [
     ("max_tokens", True),
     ("min_tokens", -1),
     ("min_tokens", 17),
-    ("seed", -1),
+    ("seed", -2),
     ("seed", 2**63),
     ("stop", ""),
     ("stop", ["a", 3]),

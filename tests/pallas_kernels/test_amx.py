@@ -6,9 +6,12 @@ import amx_emulator
 import pytest
 from amx_emulator import run
 
+from pallas_kernels import cpu_features
+
 pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="AMX is x86-64's"),
     pytest.mark.skipif(bool(amx_emulator.LACKING), reason=f"this machine lacks {', '.join(amx_emulator.LACKING)}"),
+    pytest.mark.skipif(amx_emulator.HAS_AMX and not cpu_features.has_amx(), reason="Linux refuses AMX, which is there"),
 ]
 
 BYTES = """

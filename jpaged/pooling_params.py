@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from jpaged.short_tracebacks import short_init
 from jpaged.short_values import shown
 from jpaged.validation import boolean, integer, one_of
-from jpaged.vllm_compat import refuse_pooling_parameters
+from jpaged.vllm_compat import refuse_parameters
 
 Pooling = Literal["last", "mean", "cls", "max", "mean_sqrt_len"]
 POOLINGS: tuple[Pooling, ...] = ("last", "mean", "cls", "max", "mean_sqrt_len")
@@ -40,7 +40,7 @@ class PoolingParams:
     prompt_name: str | None = None
 
     def __new__(cls, **given: Any) -> Self:
-        refuse_pooling_parameters(given)
+        refuse_parameters("PoolingParams", given)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:

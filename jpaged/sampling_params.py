@@ -150,7 +150,7 @@ class SamplingParams:
     def __new__(cls, **given: Any) -> Self:
         if not given:  # also where parameters are copied
             return super().__new__(cls)
-        refuse_parameters(given)
+        refuse_parameters("SamplingParams", given)
         for name in given.keys() - cls.__dataclass_fields__.keys():
             known = did_you_mean(name, cls.__dataclass_fields__)
             raise TypeError(f"{cls.__name__} got an unexpected keyword argument {shortened(name)!r}{known}")

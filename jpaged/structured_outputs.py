@@ -11,7 +11,7 @@ from typing import Any, Self
 from jpaged.short_tracebacks import short_init
 from jpaged.short_values import shown
 from jpaged.validation import boolean, texts
-from jpaged.vllm_compat import refuse_shape_parameters
+from jpaged.vllm_compat import refuse_parameters
 
 MOST_CHOICES = 10_000
 """Most texts of `choice`, and most values of the `enum`s of a schema."""
@@ -56,7 +56,7 @@ class StructuredOutputsParams:
     disable_any_whitespace: bool = False
 
     def __new__(cls, **given: Any) -> Self:
-        refuse_shape_parameters(given)
+        refuse_parameters("StructuredOutputsParams", given)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:

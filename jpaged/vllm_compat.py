@@ -321,7 +321,7 @@ _BEAMS = "call beam_search() with BeamSearchParams"
 _LOGITS = "logit_bias, allowed_token_ids, bad_words and structured_outputs change what can be drawn"
 _STRUCTURED = "give structured_outputs=StructuredOutputsParams(...), with the same arguments"
 
-_PARAMETERS: Mapping[str, str] = {
+_SAMPLING_PARAMETERS: Mapping[str, str] = {
     "best_of": "give n, and choose among the outputs by cumulative_logprob",
     "early_stopping": _BEAMS,
     "extra_args": "there are no extensions that would read them",
@@ -354,6 +354,13 @@ _POOLING_PARAMETERS: Mapping[str, str] = {
     "use_activation": f"embed() has normalize; {_HEAD}",
 }
 
+PARAMETERS: Mapping[str, Mapping[str, str]] = {
+    "SamplingParams": _SAMPLING_PARAMETERS,
+    "StructuredOutputsParams": _SHAPE_PARAMETERS,
+    "PoolingParams": _POOLING_PARAMETERS,
+}
+"""Parameters of vLLM's classes that ours lack, by the class."""
+
 _IMPORTS: Mapping[str, str] = {
     "AsyncEngineArgs": "give the settings to AsyncLLM(...)",
     "AsyncLLMEngine": "use AsyncLLM",
@@ -371,38 +378,18 @@ _PROMPT_KEYS: Mapping[str, str] = {
 }
 
 
-def refuse_parameters(names: Iterable[str]) -> None:
-    """Refuse parameters of vLLM's SamplingParams that ours does not have.
+def refuse_parameters(owner: str, names: Iterable[str]) -> None:
+    """Refuse parameters of one of vLLM's classes that ours of the same name does not have.
+
+    Args:
+        owner: one of `PARAMETERS`.
 
     Raises:
         TypeError: one of the names is such a parameter; the message says what to use here.
     """
     for name in names:
-        if name in _PARAMETERS:
-            raise TypeError(f"{name} is a parameter of vLLM that SamplingParams has not: {_PARAMETERS[name]}")
-
-
-def refuse_shape_parameters(names: Iterable[str]) -> None:
-    """Refuse parameters of vLLM's StructuredOutputsParams that ours does not have.
-
-    Raises:
-        TypeError: one of the names is such a parameter; the message says what to use here.
-    """
-    for name in names:
-        if name in _SHAPE_PARAMETERS:
-            reason = _SHAPE_PARAMETERS[name]
-            raise TypeError(f"{name} is a parameter of vLLM that StructuredOutputsParams has not: {reason}")
-
-
-def refuse_pooling_parameters(names: Iterable[str]) -> None:
-    """Refuse parameters of vLLM's PoolingParams that ours does not have.
-
-    Raises:
-        TypeError: one of the names is such a parameter; the message says what to use here.
-    """
-    for name in names:
-        if name in _POOLING_PARAMETERS:
-            raise TypeError(f"{name} is a parameter of vLLM that PoolingParams has not: {_POOLING_PARAMETERS[name]}")
+        if name in PARAMETERS[owner]:
+            raise TypeError(f"{name} is a parameter of vLLM that {owner} has not: {PARAMETERS[owner][name]}")
 
 
 def refuse_import(module: str, name: str) -> None:

@@ -67,9 +67,7 @@ def sampling() -> str:
 def refused() -> str:
     """Return the parameters, keys of prompts and imports that are refused, with what to use."""
     kinds = {
-        "SamplingParams({})": vllm_compat._PARAMETERS,
-        "StructuredOutputsParams({})": vllm_compat._SHAPE_PARAMETERS,
-        "PoolingParams({})": vllm_compat._POOLING_PARAMETERS,
+        **{f"{owner}({{}})": table for owner, table in vllm_compat.PARAMETERS.items()},
         "prompt {}": vllm_compat._PROMPT_KEYS,
         "import {}": vllm_compat._IMPORTS,
     }

@@ -38,8 +38,8 @@ class Tokenizer:
         truncation_side: the end at which texts are cut.
         class_name: the transformers class that reads the same files.
         name_or_path: the file or folder that it was read from.
-        model_input_names: what a model takes, where the files say it; without "token_type_ids" it is not told which
-            text of a pair a token belongs to. None = they do not say it.
+        model_input_names: what a model takes, where the files say it; without "token_type_ids" it takes no number
+            of the text of a pair that a token belongs to. None = they do not say it.
 
     Attributes:
         chat_template: as given; may be changed.

@@ -52,16 +52,16 @@ def logits_of(folder, **options):
 def test_text_is_computed_as_the_whole_model_computes_it(multimodal, recwarn):
     folder, expected = multimodal
     np.testing.assert_allclose(logits_of(folder), expected, atol=1e-4, rtol=0)
-    told = [each for each in recwarn if "were not used" in str(each.message)]
-    assert not told, "tensors of other parts are none that were forgotten"
+    unused = [each for each in recwarn if "were not used" in str(each.message)]
+    assert not unused, "tensors of other parts are none that were forgotten"
 
 
 @pytest.mark.parametrize("name", BY_THEIR_TEXT)
 def test_without_a_family_for_its_pictures_the_text_is_loaded_with_a_warning(name, tmp_path):
     expected = saved(*BY_THEIR_TEXT[name], tmp_path)
-    with pytest.warns(UserWarning) as told:
+    with pytest.warns(UserWarning) as warned:
         np.testing.assert_allclose(logits_of(tmp_path, language_model_only=False), expected, atol=1e-4, rtol=0)
-    (text,) = [str(each.message) for each in told if str(each.message).startswith(str(tmp_path))]
+    (text,) = [str(each.message) for each in warned if str(each.message).startswith(str(tmp_path))]
     assert "only its language model" in text
 
 

@@ -62,8 +62,8 @@ def test_a_part_that_is_null_is_as_one_that_is_absent(config, change):
 
 def test_layers_beyond_the_configs_are_reported(config, change):
     change(num_hidden_layers=2)
-    told = f"{config.parent}: 9 tensors were not used, first: model.layers.2.input_layernorm.weight"
-    with pytest.warns(UserWarning, match=f"^{re.escape(told)}"):
+    notice = f"{config.parent}: 9 tensors were not used, first: model.layers.2.input_layernorm.weight"
+    with pytest.warns(UserWarning, match=f"^{re.escape(notice)}"):
         load_model(config.parent)
 
 

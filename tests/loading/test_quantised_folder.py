@@ -101,7 +101,7 @@ def test_a_model_without_a_matrix_to_quantise_is_refused_with_the_reason(tmp_pat
 
 
 def test_matrices_that_a_folder_has_inputs_first_are_read_as_they_were_written(tmp_path, monkeypatch):
-    """As earlier versions wrote GPT-2's."""
+    """Earlier versions wrote GPT-2's matrices so."""
     plain = make_checkpoint("gpt2", tmp_path / "gpt2").state_dict()
     names = {name for name in plain if name.endswith(("c_attn.weight", "attn.c_proj.weight"))}
     monkeypatch.setattr("jpaged.loading.quantised_folder._matrices", lambda opened: names)

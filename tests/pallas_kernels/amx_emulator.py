@@ -14,7 +14,7 @@ SOURCE = Path(__file__).with_suffix(".c")
 PROCESSOR = cpu_objects.PROCESSORS["x86-64-amx"]
 HAS_AMX = "amx_tile" in cpu_objects.flags_here()
 LACKING = sorted({flag for flag in PROCESSOR.flags if not flag.startswith("amx")} - cpu_objects.flags_here())
-"""What this machine lacks besides AMX to run such loops, as Linux names it."""
+"""The flags that this machine lacks, except AMX's, to run such loops."""
 COUNTED = ("sizes", "releases", "zeros", "loads", "stores", "bfloat16 products", "int8 products")
 
 

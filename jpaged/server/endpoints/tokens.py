@@ -11,7 +11,7 @@ from jpaged import AsyncLLM
 from jpaged.server.endpoints.common import serving_of
 from jpaged.server.errors import ApiError, refused
 from jpaged.server.openapi import errors
-from jpaged.server.protocol.chat import image_paths
+from jpaged.server.protocol.chat import SENT_AS_MESSAGES, image_paths
 from jpaged.server.protocol.fields import check_model
 from jpaged.server.protocol.prompts import DetokenizeRequest, TokenizeRequest
 from jpaged.server.serving import Serving
@@ -19,8 +19,6 @@ from jpaged.server.serving import Serving
 router, info_router = APIRouter(), APIRouter()
 MOST_TOKENS = 2**17
 """Limit on the tokens of a text at `/tokenize`, or eight times `max_model_len`, where that is more."""
-_SENT_AS = dict.fromkeys(("prompt", "content", "images"), "messages")
-"""Names of what the messages become, and of what they have, in the engine's errors."""
 
 
 @router.post("/tokenize", responses=errors(404))
@@ -47,7 +45,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
         try:
             made = await asyncio.to_thread(engine.chat_prompt, messages, max_tokens=most, **options)
         except ValueError as error:
-            raise refused(error, TokenizeRequest.model_fields, _SENT_AS, image_paths(body.messages)) from error
+            raise refused(error, TokenizeRequest.model_fields, SENT_AS_MESSAGES, image_paths(body.messages)) from error
         ids = made["prompt_token_ids"]
         if body.add_special_tokens:
             ids = await asyncio.to_thread(_encode, engine, made["prompt"], True, most)

@@ -276,8 +276,8 @@ def _kind_of_choice(choice: Any) -> str:
     return "Allowed" if kind == "allowed_tools" else "Named"
 
 
-_PROMPT = ("prompt", "prompt_token_ids", "content", "images")
-"""Names of what the messages become, and of what they have, in the engine's errors."""
+SENT_AS_MESSAGES = dict.fromkeys(("prompt", "prompt_token_ids", "content", "images"), "messages")
+"""Names of what the messages become, and of what they have, in the engine's errors, each for the client's name."""
 BY_CHOICE = Discriminator(_kind_of_choice)
 """Tells the forms of `tool_choice` apart, so that an error is about the form that was meant."""
 
@@ -333,7 +333,7 @@ class ChatRequest(SamplingFields):
     @property
     def sent_as(self) -> Mapping[str, str]:
         """Return the client's names, or paths, of the parameters that have others in the engine."""
-        names = {**super().sent_as, **dict.fromkeys(_PROMPT, "messages"), "logprobs": "top_logprobs"}
+        names = {**super().sent_as, **SENT_AS_MESSAGES, "logprobs": "top_logprobs"}
         if self.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
         if self.tools:

@@ -1,7 +1,8 @@
 """Drawn loads make the device calls that they made before, argument by argument, in engines of the same shapes.
 
-The device computes nothing (`scripted_device.py`). A change that means to change calls or shapes writes device_calls.json
-anew: `calls_of_loads.py` says how.
+The device computes nothing (`scripted_device.py`). A change that means to change calls or shapes writes
+device_calls.json
+anew, see `calls_of_loads.py`.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ def for_whole_prompts(config: SizedConfig, asked: EngineConfig, model: PromptEnc
             )
     if asked.data_parallel_size > 1:
         raise ValueError(
-            f"data_parallel_size={asked.data_parallel_size} does not go with {asked.model}, which encodes each prompt in "
-            "one step and keeps no KV: take 1"
+            f"data_parallel_size={asked.data_parallel_size} does not go with {asked.model}, which encodes each prompt "
+            "in one step and keeps no KV: take 1"
         )
     most = model.longest_prompt
     longest = most if asked.max_model_len is None else asked.max_model_len

@@ -106,22 +106,17 @@ class PooledStates:
         self._fetch = fetch
 
     @cached_property
-    def _arrays(self) -> tuple[np.ndarray | None, np.ndarray | None]:
+    def _arrays(self) -> tuple[Any, Any]:
         return self._fetch(self._wanted)
 
     def wait(self, replica: int) -> list[tuple[Request, int, int, np.ndarray]]:
         """Return each chunk's request, first position, the position after its last, and sum or maximum; blocks until
         the device is done."""
-        sums, largest = (
-            None if array is None else of_replica(array, replica, len(self._steps)) for array in self._arrays
-        )
+        by_mode: list[Any] = [
+            array if array is None else of_replica(array, replica, len(self._steps)) for array in self._arrays
+        ]
         return [
-            (
-                request,
-                chunk.start,
-                chunk.start + chunk.length,
-                np.array((largest if request.pooling == "max" else sums)[number]),
-            )
+            (request, chunk.start, chunk.start + chunk.length, np.array(by_mode[request.pooling == "max"][number]))
             for number, (request, chunk) in enumerate(self._steps[replica].pooled)
         ]
 

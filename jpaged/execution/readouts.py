@@ -31,7 +31,7 @@ class Device(Protocol):
     fetch: Callable[[Any], Any]
 
     def score(
-        self, rows: Int[np.ndarray, "*replicas rows"], targets: Int[np.ndarray, "*replicas rows"], top: int
+        self, rows: Int[np.ndarray, "*replicas rows"], targets: Int[np.ndarray, "*replicas rows"], top: int, /
     ) -> Any:
         """See `Worker.score`."""
 

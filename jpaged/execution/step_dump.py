@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from jpaged.execution.batch import StepBatch
+from jpaged.execution.batch import BY_TOKEN, StepBatch
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.compile.buckets import Bucket
 from jpaged.execution.sampling.sampler import SamplingArrays
@@ -146,9 +146,7 @@ class DumpedStep(NamedTuple):
         """Raise ValueError unless the parts fit together: a kernel reads beyond its arrays where they do not."""
         batch, bucket, pool = self.inputs.batch, self.inputs.bucket, self.facts["pool"]
         shapes = {
-            "tokens": (bucket.tokens,),
-            "source_rows": (bucket.tokens,),
-            "positions": (bucket.tokens,),
+            **dict.fromkeys(BY_TOKEN, (bucket.tokens,)),
             "query_starts": (bucket.seqs + 1,),
             "kv_lens": (bucket.seqs,),
         }

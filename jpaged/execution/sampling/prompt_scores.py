@@ -117,7 +117,8 @@ class PromptScoring:
         calls = -(-max(len(each.scores) for each in rows) // ROWS)
         outputs = []
         for call in zip(*(slices(each, calls) for each in rows), strict=True):
-            outputs.append(device.score(*stack(self._mesh, call), top))
+            of_all, targets = stack(self._mesh, call)
+            outputs.append(device.score(of_all, targets, top))
         return PromptScores(rows, outputs, device.fetch)
 
 

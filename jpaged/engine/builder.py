@@ -204,7 +204,6 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         max_num_seqs=config.max_num_seqs,
         eos_token_ids=loaded.eos_token_ids,
         max_logprobs=config.max_logprobs,
-        data_parallel_size=config.data_parallel_size,
         seed=config.seed,
         images=_image_inputs(config, loaded, no_images),
         prompt_vocab_size=_prompt_vocab_size(loaded.model),

@@ -272,15 +272,13 @@ class Pooler:
             names: how errors name the prompts; () = by their numbers.
 
         Raises:
-            ValueError: a prompt is empty, too long, or could never fit the pool; or the engine has several replicas.
+            ValueError: a prompt is empty, too long, or could never fit the pool.
             RuntimeError: a prompt was aborted, for example by ``update_params(running="abort")`` in a signal's handler.
         """
         tokenization = Tokenization.of(options.tokenization_kwargs)
         loras = one_lora_each(options.lora_request, len(batch))
         boolean("use_tqdm", options.use_tqdm)
-        inputs, replicas = self._served.input_processor, self._served.config.data_parallel_size
-        if replicas > 1:
-            raise ValueError(f"embed(), classify() and score() need data_parallel_size=1, not {replicas}")
+        inputs = self._served.input_processor
         requests = []
         for i, (prompt, pooling, lora) in enumerate(zip(batch, poolings, loras, strict=True)):
             try:

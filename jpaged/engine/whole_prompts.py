@@ -29,7 +29,10 @@ def for_whole_prompts(config: SizedConfig, asked: EngineConfig, model: PromptEnc
                 "KV: leave it out"
             )
     if asked.data_parallel_size > 1:
-        raise ValueError(f"embed(), classify() and score() need data_parallel_size=1, not {asked.data_parallel_size}")
+        raise ValueError(
+            f"data_parallel_size={asked.data_parallel_size} does not go with {asked.model}, which encodes each prompt "
+            "in one step and keeps no KV: take 1"
+        )
     most = model.longest_prompt
     longest = most if asked.max_model_len is None else asked.max_model_len
     if longest > most:

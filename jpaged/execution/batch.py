@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,6 +68,31 @@ class StepBatch(NamedTuple):
     caches: tuple[Any, ...]
     sample_at: Int[HostOrDevice, " max_seqs"]
     reads_all: Bool[HostOrDevice, " 1"] | None = None
+
+
+BY_TOKEN = ("tokens", "source_rows", "positions")
+"""Arrays of a `StepBatch` with an entry for each token; those of layer groups are `LayerCache.by_token`."""
+
+
+def single_tokens(
+    by_token: Mapping[str, Any], count: Any, caches: tuple[Any, ...], sample_at: Any, *, xp: Any = np
+) -> StepBatch:
+    """Return a batch whose tokens are each a separate sequence.
+
+    Args:
+        by_token: the arrays of `BY_TOKEN`.
+        count: how many of the tokens are no padding, the first ones.
+        xp: what the arrays are computed by, NumPy or ``jax.numpy``.
+    """
+    size = by_token["positions"].shape[0]
+    live = xp.arange(size, dtype=xp.int32) < count
+    return StepBatch(
+        **by_token,
+        query_starts=xp.minimum(xp.arange(size + 1, dtype=xp.int32), count).astype(xp.int32),
+        kv_lens=xp.where(live, by_token["positions"] + 1, 0).astype(xp.int32),
+        caches=caches,
+        sample_at=sample_at,
+    )
 
 
 class BatchBuilder:

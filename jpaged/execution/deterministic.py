@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-from jpaged.execution.batch import StepBatch
+from jpaged.execution.batch import BY_TOKEN, StepBatch, single_tokens
 from jpaged.execution.caches.base import LayerCache
 from jpaged.execution.compile.buckets import Bucket
 
@@ -107,32 +107,24 @@ def _one_by_one(
     if stop > len(batch.tokens) or rows.stop < min(stop, num_tokens):
         # Later rows belong to another launch, or to none: a row of padding stands for them.
         here = np.append(rows, np.full(ROWS - len(rows), num_tokens))
-    live = np.arange(ROWS) < len(rows)
-    return StepBatch(
-        tokens=batch.tokens[here],
-        source_rows=batch.source_rows[here],
-        positions=batch.positions[here],
-        query_starts=np.minimum(np.arange(ROWS + 1), len(rows)).astype(np.int32),
-        kv_lens=np.where(live, batch.positions[here] + 1, 0).astype(np.int32),
-        caches=tuple(
-            cache.one_by_one(arrays, here, seq[here]) for cache, arrays in zip(caches, batch.caches, strict=True)
-        ),
-        sample_at=batch.sample_at,
-    )
+    arrays = (cache.one_by_one(own, here, seq[here]) for cache, own in zip(caches, batch.caches, strict=True))
+    return single_tokens(_by_token(batch, here), len(rows), tuple(arrays), batch.sample_at)
 
 
 def _together(batch: StepBatch, rows: range, seq: int, caches: Sequence[LayerCache]) -> StepBatch:
     """Return the arrays of an image's tokens."""
     here = slice(rows.start, rows.stop)
     return StepBatch(
-        tokens=batch.tokens[here],
-        source_rows=batch.source_rows[here],
-        positions=batch.positions[here],
+        **_by_token(batch, here),
         query_starts=np.array([0, len(rows)], np.int32),
         kv_lens=batch.positions[rows.stop - 1 : rows.stop] + 1,
         caches=tuple(cache.together(arrays, here, seq) for cache, arrays in zip(caches, batch.caches, strict=True)),
         sample_at=batch.sample_at,
     )
+
+
+def _by_token(batch: StepBatch, rows: slice | np.ndarray) -> dict[str, np.ndarray]:
+    return {name: getattr(batch, name)[rows] for name in BY_TOKEN}
 
 
 def _whole_images(batch: StepBatch, caches: Sequence[LayerCache]) -> list[range]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from jpaged.execution.mesh import HostOrDevice
+from jpaged.execution.batch import StepBatch
+from jpaged.execution.mesh import HostOrDevice, each_replica, own_sharding, stack
+from jpaged.execution.readouts import Device, ForwardPass, first_rows, of_replica
 from jpaged.scheduling.request import Request
-from jpaged.scheduling.step import Chunk, ScheduledStep
+from jpaged.scheduling.step import ScheduledStep
 
 
 class HiddenStates:
@@ -75,50 +77,83 @@ def make_pool_hidden(mesh: Mesh) -> jax.stages.Wrapped:
         pooled = jax.ops.segment_max if largest else jax.ops.segment_sum
         return pooled(hidden.astype(jnp.float32), jnp.asarray(owners), num_segments=size + 1)[:size]
 
-    return jax.jit(pool, static_argnames=("size", "largest"), out_shardings=NamedSharding(mesh, PartitionSpec()))
+    def pools(hidden: Array, owners: Array, *, size: int, largest: bool) -> Array:
+        return each_replica(partial(pool, size=size, largest=largest), mesh, ("own", "own"), "own")(hidden, owners)
+
+    return jax.jit(pools, static_argnames=("size", "largest"), out_shardings=own_sharding(mesh))
 
 
-def owners_of_rows(
-    step: ScheduledStep, query_starts: Int[np.ndarray, " seqs+1"], size: int, width: int
-) -> Int[np.ndarray, " width"]:
-    """Return which of `step.pooled` each of the step's `width` rows belongs to; `size` where it belongs to none.
+class PooledStates:
+    """Holds the pooled hidden states of all replicas' steps on their way from the device, `fetch`ed as `Worker` says.
+
+    Args:
+        steps: one of each replica.
+        sums: sums of each chunk's rows; None if no request asks for one.
+        largest: the largest of each of their columns; None likewise.
+    """
+
+    field = "pooled"
+
+    def __init__(
+        self,
+        steps: Sequence[ScheduledStep],
+        sums: jax.Array | None,
+        largest: jax.Array | None,
+        fetch: Callable[[Any], Any],
+    ) -> None:
+        self._steps = steps
+        self._wanted = sums, largest
+        self._fetch = fetch
+
+    @cached_property
+    def _arrays(self) -> tuple[Any, Any]:
+        return self._fetch(self._wanted)
+
+    def wait(self, replica: int) -> list[tuple[Request, int, int, np.ndarray]]:
+        """Return each chunk's request, first position, the position after its last, and sum or maximum; blocks until
+        the device is done."""
+        by_mode: list[Any] = [
+            array if array is None else of_replica(array, replica, len(self._steps)) for array in self._arrays
+        ]
+        return [
+            (request, chunk.start, chunk.start + chunk.length, np.array(by_mode[request.pooling == "max"][number]))
+            for number, (request, chunk) in enumerate(self._steps[replica].pooled)
+        ]
+
+
+class PromptPooling:
+    """Sums the hidden states of requests that ask for one vector of their prompt.
+
+    Args:
+        size: most chunks of a step.
+    """
+
+    def __init__(self, mesh: Mesh, size: int) -> None:
+        self._mesh = mesh
+        self._size = size
+
+    def start(self, device: Device, forward: ForwardPass) -> PooledStates | None:
+        """Sum the rows of each chunk that is part of a vector."""
+        modes = {request.pooling for step in forward.steps for request, _ in step.pooled}
+        if not modes:
+            return None
+        each = zip(forward.steps, forward.batches, strict=True)
+        owners = stack(self._mesh, [owners_of_rows(step, batch, self._size) for step, batch in each])
+        sums = device.pool_hidden(owners, self._size, False) if modes != {"max"} else None
+        largest = device.pool_hidden(owners, self._size, True) if "max" in modes else None
+        return PooledStates(forward.steps, sums, largest, device.fetch)
+
+
+def owners_of_rows(step: ScheduledStep, batch: StepBatch, size: int) -> Int[np.ndarray, " tokens"]:
+    """Return which of `step.pooled` each row of the step's batch belongs to; `size` where it belongs to none.
 
     Of a request that asks for its first or last token there is one row.
     """
-    first_row = {chunk.seq.seq_id: int(query_starts[i]) for i, chunk in enumerate(step.chunks)}
-    owners = np.full(width, size, np.int32)
+    first_row = first_rows(step, batch)
+    owners = np.full(len(batch.tokens), size, np.int32)
     for number, (request, chunk) in enumerate(step.pooled):
         start = first_row[chunk.seq.seq_id]
         stop = start + chunk.length
         first = stop - 1 if request.pooling == "last" else start
         owners[first : start + 1 if request.pooling == "cls" else stop] = number
     return owners
-
-
-@dataclass(frozen=True)
-class PooledStates:
-    """Holds pooled hidden states on their way from the device, `fetch`ed as `Worker` says.
-
-    Attributes:
-        sums: sums of each chunk's rows; None if no request asks for one.
-        largest: the largest of each of their columns; None likewise.
-    """
-
-    chunks: Sequence[tuple[Request, Chunk]]
-    sums: jax.Array | None
-    largest: jax.Array | None
-    fetch: Callable[[Any], Any]
-
-    def wait(self) -> list[tuple[Request, int, int, np.ndarray]]:
-        """Return each chunk's request, first position, the position after its last, and sum or maximum; blocks until
-        the device is done."""
-        sums, largest = self.fetch((self.sums, self.largest))
-        return [
-            (
-                request,
-                chunk.start,
-                chunk.start + chunk.length,
-                np.array((largest if request.pooling == "max" else sums)[number]),
-            )
-            for number, (request, chunk) in enumerate(self.chunks)
-        ]

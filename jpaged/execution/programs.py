@@ -266,19 +266,23 @@ class ModelPrograms:
 
     def score(
         self,
-        hidden: Float[Array, "tokens embed"],
-        rows: Int[HostOrDevice, " rows"],
-        targets: Int[HostOrDevice, " rows"],
+        hidden: Float[Array, "*replicas tokens embed"],
+        rows: Int[HostOrDevice, "*replicas rows"],
+        targets: Int[HostOrDevice, "*replicas rows"],
         top: int,
     ) -> ScoreOutput:
         """Return the log-probabilities of `targets` after a step's tokens `rows`; see `make_score`."""
-        return self._score(("score", hidden.shape[0], top), self._weights, hidden, rows, targets, top=top)
+        return self._score(("score", hidden.shape[-2], top), self._weights, hidden, rows, targets, top=top)
 
     def pool_hidden(
-        self, hidden: Float[Array, "tokens embed"], owners: Int[HostOrDevice, " tokens"], size: int, largest: bool
-    ) -> Float[Array, "size embed"]:
+        self,
+        hidden: Float[Array, "*replicas tokens embed"],
+        owners: Int[HostOrDevice, "*replicas tokens"],
+        size: int,
+        largest: bool,
+    ) -> Float[Array, "*replicas size embed"]:
         """Return sums of a step's hidden states, or the largest of each column; see `make_pool_hidden`."""
-        shape = "pool hidden", hidden.shape[0], size, largest
+        shape = "pool hidden", hidden.shape[-2], size, largest
         return self._pool_hidden(shape, hidden, owners, size=size, largest=largest)
 
     # ------------------------------------------------------------------ compiling ahead

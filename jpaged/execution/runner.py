@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,91 +19,16 @@ from jpaged.execution.deterministic import padded_bucket
 from jpaged.execution.drafts import Drafter, DraftProgram
 from jpaged.execution.encode import Prepared, calls, feature_rows
 from jpaged.execution.mesh import is_local, num_replicas, stack
-from jpaged.execution.pooling import PooledStates, owners_of_rows
-from jpaged.execution.sampling.prompt_scores import PromptScores, score_rows, slices
-from jpaged.execution.sampling.sample_step import StepOutput
+from jpaged.execution.pooling import PromptPooling
+from jpaged.execution.readouts import ForwardPass, InFlight, Readout
+from jpaged.execution.sampling.draws import Draws
+from jpaged.execution.sampling.prompt_scores import PromptScoring
 from jpaged.execution.sampling.sampler import SamplingArrays
-from jpaged.execution.sampling.sampling_batch import all_plain, of_one_shape, sampling_arrays, top_size
 from jpaged.execution.shapes import Shapes, StepSettings, compiled_in_threads
-from jpaged.execution.step_dump import Recording, StepMemory, StepRecorder
+from jpaged.execution.step_dump import StepMemory, StepRecorder
 from jpaged.execution.transfer.disk import BlockThread
 from jpaged.execution.worker import Worker
-from jpaged.scheduling.request import Request
-from jpaged.scheduling.step import AdapterLoad, Encode, PromptScore, ScheduledStep
-from jpaged.scheduling.top_tokens import TokenRanking, TopTokens
-
-
-class Draw:
-    """The sampler's results for all replicas, on their way from the device.
-
-    Args:
-        fetch: see `Worker`.
-        ranked: whether a request needs the most likely tokens.
-    """
-
-    def __init__(self, output: StepOutput, fetch: Callable[[Any], Any], *, ranked: bool) -> None:
-        self._wanted = tuple(output) if ranked else (output.tokens, output.logprobs)
-        self._fetch = fetch
-
-    @cached_property
-    def arrays(self) -> tuple[np.ndarray, ...]:
-        """Return the arrays on the host, the first two fields of `StepOutput` or all; blocks until the device is
-        done."""
-        return self._fetch(self._wanted)
-
-
-class NoDraw:
-    """Stands for the draws of steps whose requests read no token of them: nothing is computed, all tokens are 0."""
-
-    def __init__(self, steps: Sequence[ScheduledStep]) -> None:
-        shape = len(steps), max(len(step.samples) for step in steps)
-        zeros = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
-        self.arrays: tuple[np.ndarray, ...] = zeros if len(steps) > 1 else tuple(array[0] for array in zeros)
-
-
-class StepResults(NamedTuple):
-    """The results of a step, on the host.
-
-    Attributes:
-        sampled: tokens, log-probabilities and, if a request needs them, the most likely tokens, one per scheduled
-            sample.
-        scores: scored prompt tokens with their log-probabilities and rankings.
-        pooled: of each chunk its request, first position, the position after its last, and the sum of hidden states.
-    """
-
-    sampled: tuple[list[int], list[float], TopTokens | None]
-    scores: list[tuple[PromptScore, float, TokenRanking]]
-    pooled: list[tuple[Request, int, int, np.ndarray]]
-
-
-@dataclass(frozen=True)
-class InFlight:
-    """Holds a dispatched step whose results may not exist yet.
-
-    Attributes:
-        replica: whose step it is; None where there is one.
-        scores: scores of prompt tokens, if a request needs them.
-        pooled: sums of hidden states, if a request needs a vector of its prompt.
-    """
-
-    step: ScheduledStep
-    draw: Draw | NoDraw
-    replica: int | None = None
-    scores: PromptScores | None = None
-    pooled: PooledStates | None = None
-
-    def read_back(self) -> StepResults:
-        """Return all that the step computed; blocks until the device is done."""
-        scores = [] if self.scores is None else self.scores.wait()
-        pooled = [] if self.pooled is None else self.pooled.wait()
-        return StepResults(self.wait(), scores, pooled)
-
-    def wait(self) -> tuple[list[int], list[float], TopTokens | None]:
-        """Return the sampled (tokens, logprobs, most likely tokens if a request needs them), one per scheduled sample;
-        blocks until the device is done."""
-        arrays = self.draw.arrays if self.replica is None else [x[self.replica] for x in self.draw.arrays]
-        tokens, logprobs, *top = (x[: len(self.step.samples)] for x in arrays)
-        return tokens.tolist(), logprobs.tolist(), TopTokens(*top) if self.step.num_top else None
+from jpaged.scheduling.step import AdapterLoad, Encode, ScheduledStep
 
 
 class EncoderCalls:
@@ -212,6 +136,18 @@ class Runner:
             examples=tuple(examples),
         )
         self._images = EncoderCalls(self.worker, self.shapes.numbers_together)
+        # A draw is the last of a pass: it lets go of the hidden states.
+        self._readouts: list[Readout] = [
+            PromptScoring(mesh),
+            PromptPooling(mesh, settings.max_num_seqs),
+            Draws(
+                mesh,
+                self.buckets,
+                settings.vocab_size,
+                deterministic=settings.deterministic,
+                is_ready=lambda args, top: not self.takes_larger or self.worker.model.has_sample(args, top),
+            ),
+        ]
         self._drafter = Drafter(
             self._builders[0].build,
             self.shapes.draft_bucket,
@@ -230,7 +166,13 @@ class Runner:
         return in_flight
 
     def dispatch_all(self, steps: Sequence[ScheduledStep]) -> list[InFlight | None]:
-        """Start one step of each replica; see `dispatch`."""
+        """Start one step of each replica, in three calls; see `dispatch`."""
+        self.work_on_pool(steps)
+        forward = self.forward(steps)
+        return [None] * len(steps) if forward is None else self.read(forward)
+
+    def work_on_pool(self, steps: Sequence[ScheduledStep]) -> None:
+        """Start what changes the pool before the steps' tokens are computed."""
         first = steps[0]
         if first.to_disk:  # replicas have no disk
             self.worker.write_to_disk(first.to_disk)
@@ -244,30 +186,40 @@ class Runner:
             self._images.encode([step.encodes for step in steps])
         for load in first.loads:  # replicas take no adapters
             self._load(load)
+
+    def forward(self, steps: Sequence[ScheduledStep]) -> ForwardPass | None:
+        """Start the model over the steps' tokens; None when there are none."""
         if not any(step.chunks for step in steps):
-            return [None] * len(steps)
-        if first.undrafted:  # replicas have no drafts
-            first = self._drafter.fill(first)
-            steps = [first]
-        if self.settings.deterministic:
-            bucket = padded_bucket(first.num_tokens, self.settings.max_num_seqs, images=self.settings.images)
-            bucket = replace(bucket, adapters=self.settings.adapters)
-        else:
-            sizes = [(step.num_tokens, len(step.chunks)) for step in steps]
-            reads = any(step.reads for step in steps)
-            bucket = self._ready(self.buckets.common(sizes, images=reads, adapters=bool(first.adapted)))
+            return None
+        if steps[0].undrafted:  # replicas have no drafts
+            steps = [self._drafter.fill(steps[0])]
+        bucket = self._bucket_of(steps)
         batches = [builder.build(step, bucket) for builder, step in zip(self._builders, steps, strict=True)]
         recording = None
         if self.recorder is not None:  # replicas have none
-            recording = self.recorder.record(self._memory_of(first), first, batches[0], bucket)
-        self.worker.compute(stack(self.mesh, batches), bucket, len(first.samples))
-        scores = self._score_prompts(first, batches[0]) if first.scored else None  # nor do they score prompts
-        pooled = self._pool_prompts(first, batches[0]) if first.pooled else None  # nor do they embed them
-        reads_draws = recording is not None or any(step.reads_draws for step in steps)
-        draw = self._draw(steps, recording) if reads_draws else NoDraw(steps)
-        if len(steps) == 1:
-            return [InFlight(first, draw, scores=scores, pooled=pooled)]
-        return [InFlight(step, draw, replica) if step.chunks else None for replica, step in enumerate(steps)]
+            recording = self.recorder.record(self._memory_of(steps[0]), steps[0], batches[0], bucket)
+        self.worker.compute(stack(self.mesh, batches), bucket, len(steps[0].samples))
+        return ForwardPass(steps, batches, recording)
+
+    def read(self, forward: ForwardPass) -> list[InFlight | None]:
+        """Start what computes the results of a forward pass; nothing may have been computed since."""
+        readings = [readout.start(self.worker, forward) for readout in self._readouts]
+        wanted = [reading for reading in readings if reading is not None]
+        return [InFlight(step, wanted, r) if step.chunks else None for r, step in enumerate(forward.steps)]
+
+    def _bucket_of(self, steps: Sequence[ScheduledStep]) -> Bucket:
+        """Return the bucket that a step of each replica runs in."""
+        if self.settings.deterministic:
+            (step,) = steps
+            bucket = padded_bucket(step.num_tokens, self.settings.max_num_seqs, images=self.settings.images)
+            return replace(bucket, adapters=self.settings.adapters)
+        sizes = [(step.num_tokens, len(step.chunks)) for step in steps]
+        reads, adapted = (any(getattr(step, name) for step in steps) for name in ("reads", "adapted"))
+        bucket = self.buckets.common(sizes, images=reads, adapters=adapted)
+        model = self.worker.model
+        if not self.takes_larger or model.has_step(bucket):
+            return bucket
+        return next((larger for larger in self.buckets.holding(bucket) if model.has_step(larger)), bucket)
 
     def _memory_of(self, step: ScheduledStep) -> StepMemory:
         """Return what a recorder reads of the device before a step."""
@@ -309,51 +261,6 @@ class Runner:
             mine[list(of_replica)] = True
         if unused.any():
             self.worker.give_back(unused)
-
-    def _score_prompts(self, step: ScheduledStep, batch: StepBatch) -> PromptScores:
-        top = top_size(max(request.params.prompt_logprobs or 0 for request, _ in step.scored))
-        rows = score_rows(step, np.asarray(batch.query_starts))
-        outputs = [self.worker.score(part, targets, top) for part, targets in slices(rows)]
-        return PromptScores(rows.scores, outputs, self.worker.fetch)
-
-    def _pool_prompts(self, step: ScheduledStep, batch: StepBatch) -> PooledStates:
-        most = self.settings.max_num_seqs
-        owners = owners_of_rows(step, np.asarray(batch.query_starts), most, len(batch.tokens))
-        modes = [request.pooling for request, _ in step.pooled]
-        sums = self.worker.pool_hidden(owners, most, False) if set(modes) != {"max"} else None
-        largest = self.worker.pool_hidden(owners, most, True) if "max" in modes else None
-        return PooledStates(step.pooled, sums, largest, self.worker.fetch)
-
-    def _draw(self, steps: Sequence[ScheduledStep], recording: Recording | None) -> Draw:
-        num_top = max(step.num_top for step in steps)
-        sizes = self.buckets.samples_holding(max(len(step.samples) for step in steps))
-        args, top = self._sampling(steps, sizes[0], num_top)
-        if self.takes_larger and not self.worker.model.has_sample(args, top):
-            for rows in sizes:
-                larger, ranked = self._sampling(steps, rows, num_top)[0], top_size(num_top)
-                found = next((which for which in (top, ranked) if self.worker.model.has_sample(larger, which)), None)
-                if found is not None:
-                    args, top = larger, found
-                    break
-        output = self.worker.draw(args, top)
-        if recording is not None:
-            assert self.recorder is not None
-            self.recorder.finish(recording, args, top, output)
-        return Draw(output, self.worker.fetch, ranked=num_top > 0)
-
-    def _sampling(self, steps: Sequence[ScheduledStep], rows: int, num_top: int) -> tuple[SamplingArrays, int]:
-        """Return the sampler's arguments for a number of rows, and how many of the most likely tokens it returns."""
-        each = [sampling_arrays(step.samples, rows, self.settings.vocab_size) for step in steps]
-        # The plain variant may add up in another order.
-        plain = all(map(all_plain, each)) and not self.settings.deterministic
-        return stack(self.mesh, of_one_shape(each)), 0 if plain else top_size(num_top)
-
-    def _ready(self, bucket: Bucket) -> Bucket:
-        """Return a step's bucket or, where that is not compiled and `takes_larger`, the next larger one that is."""
-        model = self.worker.model
-        if not self.takes_larger or model.has_step(bucket):
-            return bucket
-        return next((larger for larger in self.buckets.holding(bucket) if model.has_step(larger)), bucket)
 
     def _draft(self, batch: StepBatch, bucket: Bucket, args: SamplingArrays, top: int) -> list[int]:
         return self.worker.fetch(self.worker.draft(batch, bucket, args, top)).tolist()

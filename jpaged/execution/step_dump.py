@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +21,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from jpaged.execution.batch import StepBatch
+from jpaged.execution.batch import BY_TOKEN, StepBatch
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.compile.buckets import Bucket
 from jpaged.execution.sampling.sampler import SamplingArrays
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from jpaged.execution.sampling.sample_step import StepOutput
 
 logger = logging.getLogger(__name__)
+
+OnDraw = Callable[[SamplingArrays, int, "StepOutput"], None]
+"""Takes the arguments and results of a step's draw."""
 
 FORMAT = 1
 MAGIC = b"jpaged step dump"
@@ -142,9 +146,7 @@ class DumpedStep(NamedTuple):
         """Raise ValueError unless the parts fit together: a kernel reads beyond its arrays where they do not."""
         batch, bucket, pool = self.inputs.batch, self.inputs.bucket, self.facts["pool"]
         shapes = {
-            "tokens": (bucket.tokens,),
-            "source_rows": (bucket.tokens,),
-            "positions": (bucket.tokens,),
+            **dict.fromkeys(BY_TOKEN, (bucket.tokens,)),
             "query_starts": (bucket.seqs + 1,),
             "kv_lens": (bucket.seqs,),
         }
@@ -216,8 +218,9 @@ class StepRecorder:
         self._count = 0
         self._failed = False
 
-    def record(self, memory: StepMemory, step: ScheduledStep, batch: StepBatch, bucket: Bucket) -> Recording | None:
-        """Copy the inputs of a step that is about to run; None where it is not to be written."""
+    def record(self, memory: StepMemory, step: ScheduledStep, batch: StepBatch, bucket: Bucket) -> OnDraw | None:
+        """Copy the inputs of a step that is about to run; return what writes its file, once its tokens were drawn. None
+        where it is not to be written."""
         number, self._count = self._count, self._count + 1
         if self._failed or (self._numbers is not None and number not in self._numbers):
             return None
@@ -225,9 +228,10 @@ class StepRecorder:
             self._facts = memory.updates, dict(self._find_facts()) | {"pool": pool_facts(memory.spec)}
         inputs = Inputs(batch, bucket, len(step.samples), memory.last_tokens(), memory.blocks, memory.contents())
         rows = [(sample.request.request_id, sample.chunk.start + sample.chunk.length) for sample in step.samples]
-        return Recording(self._folder / f"step-{number:06d}.jpaged", self._facts[1], rows, inputs)
+        begun = Recording(self._folder / f"step-{number:06d}.jpaged", self._facts[1], rows, inputs)
+        return partial(self._finish, begun)
 
-    def finish(self, begun: Recording, sampling: SamplingArrays, top: int, output: StepOutput) -> None:
+    def _finish(self, begun: Recording, sampling: SamplingArrays, top: int, output: StepOutput) -> None:
         """Wait for the tokens of a step that `record` began, and write its file."""
         drawn = Draws.of(output, len(begun.rows))
         try:

@@ -280,14 +280,16 @@ class Worker:
             self._sampled = rows if self._sampled is None else jnp.where(launch.here[:, None], rows, self._sampled)
 
     @device_call
-    def score(self, rows: Int[np.ndarray, " rows"], targets: Int[np.ndarray, " rows"], top: int) -> ScoreOutput:
+    def score(
+        self, rows: Int[np.ndarray, "*replicas rows"], targets: Int[np.ndarray, "*replicas rows"], top: int
+    ) -> ScoreOutput:
         """Return the log-probabilities of `targets` after tokens `rows` of the last `compute`."""
         return self.model.score(self._hidden.whole(), self._hidden.rows_of(rows), targets, top)
 
     @device_call
-    def pool_hidden(self, owners: Int[np.ndarray, " tokens"], size: int, largest: bool) -> jax.Array:
-        """Return sums of the last `compute`'s hidden states, [size, embed], or the largest of each column; `owners`
-        says which row a token is in."""
+    def pool_hidden(self, owners: Int[np.ndarray, "*replicas tokens"], size: int, largest: bool) -> jax.Array:
+        """Return sums of the last `compute`'s hidden states, [*replicas, size, embed], or the largest of each column;
+        `owners` says which row a token is in."""
         return self.model.pool_hidden(self._hidden.whole(), self._hidden.by_row(owners, size), size, largest)
 
     @device_call

@@ -91,7 +91,6 @@ class InputProcessor:
         max_num_seqs: most sequences that run at once.
         eos_token_ids: tokens that end a sequence unless it ignores them.
         max_logprobs: most that a request's `logprobs` may ask for; -1 = the whole vocabulary.
-        data_parallel_size: replicas of the engine.
         seed: draws the seeds of requests that bring none.
         images: prepares images; None = none are taken.
         adapters: finds low-rank adapters; None = there are none.
@@ -107,7 +106,6 @@ class InputProcessor:
         max_num_seqs: int,
         eos_token_ids: Collection[int] = (),
         max_logprobs: int = 20,
-        data_parallel_size: int = 1,
         seed: int = 0,
         images: ImageInputs | None = None,
         prompt_vocab_size: int | None = None,
@@ -124,7 +122,6 @@ class InputProcessor:
         self.max_num_seqs = max_num_seqs
         self.eos_ids = frozenset(eos_token_ids)
         self._max_logprobs = max_logprobs
-        self._data_parallel_size = data_parallel_size
         self._hooks = TokenHooks(tokenizer, vocab_size, self.eos_ids)
         self._ids = RequestIds(seed)
 
@@ -343,10 +340,6 @@ class InputProcessor:
     def _check_params(self, params: SamplingParams) -> None:
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             check_token_ids(name, getattr(params, name) or (), self.vocab_size)
-        if params.prompt_logprobs is not None and self._data_parallel_size > 1:
-            raise ValueError(
-                f"prompt_logprobs={params.prompt_logprobs} needs data_parallel_size=1, not {self._data_parallel_size}"
-            )
         if params.stop_strings and self.tokenizer is None:
             raise ValueError(f"stop={params.stop_strings!r} needs a tokenizer, and the model has none")
 

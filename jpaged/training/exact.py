@@ -17,7 +17,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
-from jpaged.execution.batch import StepBatch
+from jpaged.execution.batch import single_tokens
 from jpaged.execution.caches.attention import AttentionBatch, TokenSlots
 from jpaged.execution.caches.base import LayerCache, group_specs
 from jpaged.execution.caches.pool import PoolSpec
@@ -135,18 +135,16 @@ def _hidden_states(
         here = jax.lax.dynamic_slice_in_dim(order, number * ROWS, ROWS)
         left = jnp.minimum(count - number * ROWS, ROWS)
         rows = _Rows(here // length, jnp.where(row < left, flat_places[here], 0), row < left)
-        arrays = StepBatch(
-            tokens=jnp.where(rows.live, flat_tokens[here], 0),
-            source_rows=jnp.full(ROWS, -1, jnp.int32),
-            positions=rows.position,
-            query_starts=jnp.minimum(jnp.arange(ROWS + 1, dtype=jnp.int32), left),
-            kv_lens=jnp.where(rows.live, rows.position + 1, 0),
-            caches=tuple(
-                _arrays(cache, spec.layout.groups[group_slice][0], table, rows)
-                for cache, group_slice, table in zip(spec.caches, spec.slices, tables, strict=True)
-            ),
-            sample_at=no_rows,
+        by_token = {
+            "tokens": jnp.where(rows.live, flat_tokens[here], 0),
+            "source_rows": jnp.full(ROWS, -1, jnp.int32),
+            "positions": rows.position,
+        }
+        caches = (
+            _arrays(cache, spec.layout.groups[group_slice][0], table, rows)
+            for cache, group_slice, table in zip(spec.caches, spec.slices, tables, strict=True)
         )
+        arrays = single_tokens(by_token, left, tuple(caches), no_rows, xp=jnp)
         pool, _, hidden = step(params, pool, jax.lax.optimization_barrier(arrays), no_rows, decode_only=True)
         return pool, hidden
 

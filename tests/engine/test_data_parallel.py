@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from checkpoints import make_checkpoint
 
@@ -61,9 +62,21 @@ def test_a_pinned_prefix_lies_in_the_pool_of_every_replica(found):
     assert pinned["again"] == "prefix N is not pinned, or no longer"
 
 
+@pytest.mark.parametrize("batch", ["read", "read alone"])
+def test_scores_of_prompts_and_vectors_are_those_of_one_replica(found, batch):
+    """In "read alone" one replica has a prompt whose tokens are scored, and the other one none."""
+    one, two = found[batch]
+    assert any(one["scores"]) and [[t for t, _ in token] for each in two["scores"] for token in each] == [
+        [t for t, _ in token] for each in one["scores"] for token in each
+    ]
+    ours = [p for each in two["scores"] for token in each for _, p in token]
+    theirs = [p for each in one["scores"] for token in each for _, p in token]
+    np.testing.assert_allclose(ours, theirs, atol=2e-5)
+    np.testing.assert_allclose(two["vectors"], one["vectors"], atol=2e-5)
+
+
 def test_what_replicas_cannot_do_is_refused(found):
     assert found["refused"] == [
-        "prompt 0: prompt_logprobs=1 needs data_parallel_size=1, not 2",
         "replica=2 is not one of the 2 replicas",
     ]
 

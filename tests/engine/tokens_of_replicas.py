@@ -8,7 +8,7 @@ import sys
 
 from greedy_reference import random_prompts
 
-from jpaged import LLM, AsyncLLM, BeamSearchParams, SamplingParams
+from jpaged import LLM, AsyncLLM, BeamSearchParams, PoolingParams, SamplingParams
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_model_len": 64, "max_num_seqs": 4, "max_num_batched_tokens": 64}
 PROMPTS = [{"prompt_token_ids": ids} for ids in random_prompts(lengths=(1, 5, 9, 16, 23, 30))]
@@ -44,18 +44,24 @@ def answers(llm: LLM) -> dict:
     }
 
 
+def read(llm: LLM, prompts: list) -> dict:
+    """What is read of the prompts' own hidden states: scores of their tokens, beside requests without, and vectors."""
+    asked = [SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=i % 3 or None) for i in range(len(prompts))]
+    scored = [output.prompt_logprobs or [] for output in llm.generate(prompts, asked, use_tqdm=False)]
+    modes = [PoolingParams(pooling=("mean", "max", "last")[i % 3]) for i in range(len(prompts))]
+    return {
+        "scores": [[sorted((t, p.logprob) for t, p in (token or {}).items()) for token in each] for each in scored],
+        "vectors": [output.outputs.embedding for output in llm.embed(prompts, False, modes)],
+    }
+
+
 def refusals(llm: LLM) -> list[str]:
     """What two replicas cannot do."""
-    found = []
-    for attempt in (
-        lambda: llm.generate(PROMPTS[0], SamplingParams(prompt_logprobs=1), use_tqdm=False),
-        lambda: llm.memory_report(replica=2),
-    ):
-        try:
-            attempt()
-        except ValueError as error:
-            found.append(str(error))
-    return found
+    try:
+        llm.memory_report(replica=2)
+    except ValueError as error:
+        return [str(error)]
+    return []
 
 
 def pinned(llm: LLM) -> dict:
@@ -109,6 +115,8 @@ def main(folder: str) -> None:
                 "again": [output.outputs[0].token_ids for output in again],
                 "busiest": [max(g.used for g in two.memory_report(peak=True, replica=i).groups) for i in range(2)],
                 "left": [[replica.memory.num_used_blocks, replica.load] for replica in engine.replicas],
+                "read": [read(one, PROMPTS), read(two, PROMPTS)],
+                "read alone": [read(one, PROMPTS[4:5] * 2), read(two, PROMPTS[4:5] * 2)],
                 "refused": refusals(two),
                 "pinned": pinned(two),
                 "emptied": two.reset_prefix_cache(),

@@ -41,13 +41,13 @@ def generate(runner, *, ahead: bool, temperature: float = 0.0, num_pages: int = 
     in_flight, fed_back = None, 0
     while scheduler.has_work or in_flight is not None:
         if not ahead and in_flight is not None:
-            scheduler.update(in_flight.step, *in_flight.wait())
+            scheduler.update(in_flight.step, *in_flight.read_back().sampled)
             in_flight = None
         step = scheduler.schedule()
         fed_back += sum(chunk.source_row >= 0 for chunk in step.chunks)
         dispatched = runner.dispatch(step) if step.chunks else None
         if in_flight is not None:
-            scheduler.update(in_flight.step, *in_flight.wait())
+            scheduler.update(in_flight.step, *in_flight.read_back().sampled)
         in_flight = dispatched
     assert (fed_back > 0) == ahead
     assert memory.num_used_blocks == 0
@@ -115,7 +115,7 @@ def test_warm_up_compiles_every_shape_once_and_touches_no_block(caplog):
     assert (view == want.reshape(-1, 1, 1, 1, 1, 1)).all()
 
     for _ in range(3):
-        runner.dispatch(one_token_step()).wait()
+        runner.dispatch(one_token_step()).read_back()
     runner.dispatch(copies(BlockCopy(0, 3, 20)))
     assert runner.worker.num_recompiles == 0 and runner.worker.num_compiled == runner.num_warmup
 
@@ -127,19 +127,19 @@ def test_warm_up_compiles_every_shape_once_and_touches_no_block(caplog):
 
 
 def test_results_are_one_a_sample_and_log_probabilities_are_finite(shared):
-    tokens, logprobs, top = shared.dispatch(one_token_step()).wait()
+    tokens, logprobs, top = shared.dispatch(one_token_step()).read_back().sampled
     assert len(tokens) == len(logprobs) == 1 and top is None
     assert 0 <= tokens[0] < VOCAB and -20 < logprobs[0] <= 0
 
 
 def test_new_weights_take_effect_and_old_ones_come_back(shared):
     old = shared.worker.model.params
-    before = shared.dispatch(one_token_step()).wait()
+    before = shared.dispatch(one_token_step()).read_back().sampled
     shared.worker.model.update_params(jax.tree.map(lambda leaf: leaf * 0, old))
-    tokens, logprobs, _ = shared.dispatch(one_token_step()).wait()
+    tokens, logprobs, _ = shared.dispatch(one_token_step()).read_back().sampled
     assert tokens == [0] and logprobs == pytest.approx([-np.log(VOCAB)], abs=1e-5)
     shared.worker.model.update_params(old)
-    assert shared.dispatch(one_token_step()).wait() == before
+    assert shared.dispatch(one_token_step()).read_back().sampled == before
 
 
 def test_weights_of_another_shape_dtype_or_structure_are_refused_and_the_old_stay(shared):

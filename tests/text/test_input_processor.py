@@ -70,7 +70,6 @@ def test_only_stop_strings_make_the_engine_look_at_text(inputs):
         ([256], SamplingParams(), "prompt_token_ids: token id 256 is outside"),
         ([5], SamplingParams(stop_token_ids=[999]), "stop_token_ids: token id 999 is outside"),
         ([5], SamplingParams(logprobs=21), "logprobs=21 is above the engine's max_logprobs=20"),
-        ([5], SamplingParams(prompt_logprobs=1), "prompt_logprobs=1 needs data_parallel_size=1, not 2"),
         ([5], SamplingParams(stop="x"), r"stop=\('x',\) needs a tokenizer, and the model has none"),
         ([5], SamplingParams(bad_words=["x"]), r"bad_words=\('x',\) needs a tokenizer"),
         ("abc", SamplingParams(), "the model has no tokenizer: give prompt_token_ids"),
@@ -83,6 +82,6 @@ def test_only_stop_strings_make_the_engine_look_at_text(inputs):
     ],
 )
 def test_what_no_engine_of_these_limits_could_do_is_refused(prompt, params, message):
-    bare = InputProcessor(None, data_parallel_size=2, **LIMITS)
+    bare = InputProcessor(None, **LIMITS)
     with pytest.raises(ValueError, match=message):
         bare.process(prompt, params)

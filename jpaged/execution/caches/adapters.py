@@ -55,6 +55,7 @@ class AdapterCache(LayerCache):
 
     group: AdapterGroup
     Batch: ClassVar[type[tuple[Any, ...]]] = AdapterBatch
+    by_token: ClassVar[tuple[str, ...] | None] = ("slot",)
     skips_unread_rows: ClassVar[bool] = True
 
     @property
@@ -107,12 +108,6 @@ class AdapterCache(LayerCache):
         rows = np.full(step.padded_tokens, -1, np.int32)
         rows[: len(step.seq_of_token)] = slot_of_seq[step.seq_of_token]
         return AdapterBatch(table, rows, present)
-
-    def one_by_one(self, arrays: Any, rows: slice | np.ndarray, seqs: Int[np.ndarray, " rows"]) -> Any:
-        return arrays if arrays.slot is None else arrays._replace(slot=arrays.slot[rows])
-
-    def together(self, arrays: Any, rows: slice, seq: int) -> Any:
-        return self.one_by_one(arrays, rows, np.zeros(0, np.int32))
 
     def operate(self, call: LayerCall, pool: Pool, index: Any, *operands: Any, **options: Any) -> tuple[Pool, Any]:
         raise NotImplementedError("no layer reads adapters by itself")

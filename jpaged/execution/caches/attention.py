@@ -44,17 +44,15 @@ class TokenSlots(LayerCache):
     """Serves layers that keep something of each token in a slot of its block."""
 
     Batch: ClassVar[type[tuple[Any, ...]]] = AttentionBatch
+    by_token: ClassVar[tuple[str, ...] | None] = ("slots", "last_keys")
+    by_seq: ClassVar[tuple[str, ...]] = ("table",)
 
     def batch(self, step: HostStep, tables: Sequence[np.ndarray], plans: Sequence[GroupLayout]) -> Any:
         (table,), (plan,) = tables, plans
         return AttentionBatch(table, write_slots(step, table, plan, step.positions))
 
     def one_by_one(self, arrays: Any, rows: slice | Int[np.ndarray, " rows"], seqs: Int[np.ndarray, " rows"]) -> Any:
-        return AttentionBatch(arrays.table[seqs], arrays.slots[rows])
-
-    def together(self, arrays: Any, rows: slice, seq: int) -> Any:
-        last = None if arrays.last_keys is None else arrays.last_keys[rows]
-        return AttentionBatch(arrays.table[seq : seq + 1], arrays.slots[rows], last)
+        return super().one_by_one(arrays, rows, seqs)._replace(last_keys=None)  # a token alone sees none after it
 
     def last_seen(self, arrays: Any) -> Int[np.ndarray, " tokens"] | None:
         return arrays.last_keys

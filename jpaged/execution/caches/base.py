@@ -152,6 +152,10 @@ class LayerCache(ABC):
     group: LayerGroup
     format: BlockSettings
     Batch: ClassVar[type[tuple[Any, ...]]]
+    by_token: ClassVar[tuple[str, ...] | None] = None
+    """Arrays of a `Batch` with an entry for each token; None = a step's tokens cannot be computed one by one."""
+    by_seq: ClassVar[tuple[str, ...]] = ()
+    """Arrays of a `Batch` with an entry for each sequence."""
     skips_unread_rows: ClassVar[bool] = False
     """True if `operate` takes `last_keys` of -1, see `jpaged.model_api.Attend`, or if results are not per token."""
 
@@ -217,9 +221,14 @@ class LayerCache(ABC):
         Raises:
             ValueError: layers of this kind cannot be computed so.
         """
-        raise ValueError(
-            f"deterministic=True: layer group {self.group.name!r} ({self.group.kind}) cannot be computed token by token"
-        )
+        if self.by_token is None:
+            raise ValueError(
+                f"deterministic=True: layer group {self.group.name!r} ({self.group.kind}) cannot be computed token by "
+                "token"
+            )
+        entries = dict.fromkeys(self.by_token, rows) | dict.fromkeys(self.by_seq, seqs)
+        found = {name: getattr(arrays, name) for name in entries}
+        return arrays._replace(**{name: array[entries[name]] for name, array in found.items() if array is not None})
 
     def together(self, arrays: Any, rows: slice, seq: int) -> Any:
         """Return the arrays of a step of only the tokens in `rows`, those of an image that see each other.
@@ -231,10 +240,7 @@ class LayerCache(ABC):
         Raises:
             ValueError: layers of this kind cannot be computed so.
         """
-        raise ValueError(
-            f"deterministic=True: layer group {self.group.name!r} ({self.group.kind}) cannot compute an image's tokens "
-            "together"
-        )
+        return LayerCache.one_by_one(self, arrays, rows, np.array([seq]))
 
     def last_seen(self, arrays: Any) -> Int[np.ndarray, " tokens"] | None:
         """Return the position of the last token that each token of a step sees; None = its own."""

@@ -49,6 +49,8 @@ class CrossAttentionCache(EncodedCache):
 
     group: CrossAttentionGroup
     Batch: ClassVar[type[tuple[Any, ...]]] = CrossAttentionBatch
+    by_token: ClassVar[tuple[str, ...] | None] = ("seen",)
+    by_seq: ClassVar[tuple[str, ...]] = ("table",)
 
     @property
     def layer_shape(self) -> tuple[int, ...]:
@@ -84,11 +86,6 @@ class CrossAttentionCache(EncodedCache):
             table[step.seq_of_token[image.row], : len(blocks)] = blocks
             seen[image.rows] = image.read.image.seen(np.arange(image.read.start, image.read.stop))
         return CrossAttentionBatch(table, seen)
-
-    def one_by_one(self, arrays: Any, rows: slice | Int[np.ndarray, " rows"], seqs: Int[np.ndarray, " rows"]) -> Any:
-        if arrays.table is None:
-            return arrays
-        return CrossAttentionBatch(arrays.table[seqs], arrays.seen[rows])
 
     def operate(
         self,

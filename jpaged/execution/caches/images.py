@@ -79,6 +79,7 @@ class ImageCache(EncodedCache):
 
     group: ImageGroup
     Batch: ClassVar[type[tuple[Any, ...]]] = ImageBatch
+    by_token: ClassVar[tuple[str, ...] | None] = ("rows",)
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -112,12 +113,6 @@ class ImageCache(EncodedCache):
             blocks = blocks_of_image(read.blocks, plan)
             rows[image.rows] = blocks[feature // size] * size + feature % size
         return ImageBatch(rows)
-
-    def one_by_one(self, arrays: Any, rows: slice | Int[np.ndarray, " rows"], seqs: Int[np.ndarray, " rows"]) -> Any:
-        return ImageBatch(None if arrays.rows is None else arrays.rows[rows])
-
-    def together(self, arrays: Any, rows: slice, seq: int) -> Any:
-        return self.one_by_one(arrays, rows, np.array([seq]))
 
     def operate(
         self,

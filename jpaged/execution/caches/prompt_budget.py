@@ -17,7 +17,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jpaged.execution.caches.attention import AttentionPlan, FullAttentionCache, Place, attend, write_slots
-from jpaged.execution.caches.base import HostStep, LayerCache, LayerCall, Pool
+from jpaged.execution.caches.base import HostStep, LayerCall, Pool
 from jpaged.execution.mesh import HostOrDevice
 from jpaged.memory.layout import GroupLayout, GroupSpec
 from jpaged.memory.policies import PromptBudget
@@ -50,7 +50,7 @@ class PromptBudgetCache(FullAttentionCache):
     group: PromptBudgetGroup
     Batch = PromptBudgetBatch
     skips_unread_rows = False  # a prompt's last queries choose what is kept, whether or not their results are read
-    one_by_one = LayerCache.one_by_one  # a prompt's last queries choose together
+    by_token = None  # a prompt's last queries choose together
 
     @property
     def budgets(self) -> tuple[int, ...]:

@@ -149,7 +149,7 @@ def serve(runner: Runner, scheduler: Scheduler, requests: Iterable[Request]) -> 
         dispatched = runner.dispatch(step)
         scheduler.dispatched(step)
         if in_flight is not None:
-            scheduler.update(in_flight.step, *in_flight.wait())
+            scheduler.update(in_flight.step, *in_flight.read_back().sampled)
         in_flight = dispatched
         scheduler.memory.check_invariants()
 

@@ -201,7 +201,7 @@ def serve(runner: Runner, requests, num_pages: int = ROOMY, **options):
         dispatched = runner.dispatch(step)
         scheduler.dispatched(step)
         if in_flight is not None:
-            scheduler.update(in_flight.step, *in_flight.wait())
+            scheduler.update(in_flight.step, *in_flight.read_back().sampled)
         in_flight = dispatched
         memory.check_invariants()
     assert memory.num_used_blocks == 0

@@ -1,0 +1,112 @@
+"""Draws the next tokens of a forward pass of all replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+
+from jpaged.execution.compile.buckets import Buckets
+from jpaged.execution.mesh import stack
+from jpaged.execution.readouts import Device, ForwardPass, Sampled, of_replica
+from jpaged.execution.sampling.sample_step import StepOutput
+from jpaged.execution.sampling.sampler import SamplingArrays
+from jpaged.execution.sampling.sampling_batch import all_plain, of_one_shape, sampling_arrays, top_size
+from jpaged.scheduling.step import ScheduledStep
+from jpaged.scheduling.top_tokens import TopTokens
+
+
+class Draw:
+    """The sampler's results for all replicas, on their way from the device.
+
+    Args:
+        steps: one of each replica.
+        fetch: see `Worker`.
+        ranked: whether a request needs the most likely tokens.
+    """
+
+    field = "sampled"
+
+    def __init__(
+        self, steps: Sequence[ScheduledStep], output: StepOutput, fetch: Callable[[Any], Any], *, ranked: bool
+    ) -> None:
+        self._steps = steps
+        self._wanted = tuple(output) if ranked else (output.tokens, output.logprobs)
+        self._fetch = fetch
+
+    @cached_property
+    def _arrays(self) -> tuple[np.ndarray, ...]:
+        return self._fetch(self._wanted)
+
+    def wait(self, replica: int) -> Sampled:
+        step = self._steps[replica]
+        arrays = (of_replica(array, replica, len(self._steps)) for array in self._arrays)
+        tokens, logprobs, *top = (array[: len(step.samples)] for array in arrays)
+        return tokens.tolist(), logprobs.tolist(), TopTokens(*top) if step.num_top else None
+
+
+class NoDraw:
+    """Stands for the draws of steps whose requests read no token of them: nothing is computed, all tokens are 0."""
+
+    field = "sampled"
+
+    def __init__(self, steps: Sequence[ScheduledStep]) -> None:
+        self._steps = steps
+
+    def wait(self, replica: int) -> Sampled:
+        number = len(self._steps[replica].samples)
+        return [0] * number, [0.0] * number, None
+
+
+class Draws:
+    """Makes the draws of each forward pass, with as many rows as are sampled.
+
+    Args:
+        deterministic: whether the sampler is always the one that ranks.
+        is_ready: tells whether a draw by these arguments need not wait for a compiler.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        buckets: Buckets,
+        vocab_size: int,
+        *,
+        deterministic: bool,
+        is_ready: Callable[[SamplingArrays, int], bool],
+    ) -> None:
+        self._mesh = mesh
+        self._buckets = buckets
+        self._vocab_size = vocab_size
+        self._deterministic = deterministic
+        self._is_ready = is_ready
+
+    def start(self, device: Device, forward: ForwardPass) -> Draw | NoDraw:
+        """Draw after each sample of the pass; where the fitting shape is not ready, in a larger one that is."""
+        steps = forward.steps
+        if forward.on_draw is None and not any(step.reads_draws for step in steps):
+            return NoDraw(steps)
+        num_top = max(step.num_top for step in steps)
+        sizes = self._buckets.samples_holding(max(len(step.samples) for step in steps))
+        args, top = self._arrays(steps, sizes[0], num_top)
+        if not self._is_ready(args, top):
+            for rows in sizes:
+                larger, ranked = self._arrays(steps, rows, num_top)[0], top_size(num_top)
+                found = next((which for which in (top, ranked) if self._is_ready(larger, which)), None)
+                if found is not None:
+                    args, top = larger, found
+                    break
+        output = device.draw(args, top)
+        if forward.on_draw is not None:
+            forward.on_draw(args, top, output)
+        return Draw(steps, output, device.fetch, ranked=num_top > 0)
+
+    def _arrays(self, steps: Sequence[ScheduledStep], rows: int, num_top: int) -> tuple[SamplingArrays, int]:
+        """Return the sampler's arguments for a number of rows, and how many of the most likely tokens it returns."""
+        each = [sampling_arrays(step.samples, rows, self._vocab_size) for step in steps]
+        # The plain variant may add up in another order.
+        plain = all(map(all_plain, each)) and not self._deterministic
+        return stack(self._mesh, of_one_shape(each)), 0 if plain else top_size(num_top)

@@ -21,7 +21,8 @@ def script():
 def test_names_are_found_in_sources_without_importing_them(script, tmp_path):
     for file, text in {
         "PKG-INFO": "Name: vllm\nVersion: 9.9.9\n",
-        "README.md": "```python\nfrom vllm import LLM\nllm = LLM(setting=1)\nllm.newest()\nllm.generate(extra=1)\n```\n",
+        "README.md": "```python\nfrom vllm import LLM\nllm = LLM(setting=1)\nllm.newest()\n"
+        "llm.generate(extra=1)\n```\n",
         "docs/a.md": "1. Do:\n   ```python\n   from vllm.lora.request import (\n       LoRARequest,\n   )\n"
         "   f(a=)\n   ```\n",
         "examples/a.py": "import vllm.envs as envs\nfrom vllm import LLM, EngineArgs\n"

@@ -4,6 +4,7 @@ Public names load lazily, so that ``import jpaged`` starts no backend.
 """
 
 import logging
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from jpaged.speculative import MTP, Assistant, DFlash, DraftModel, Eagle3, Layers, NGram
 
 __version__ = "0.2.0"  # the only place: the build reads it from here
+__version_tuple__ = tuple(int(part) for part in __version__.split(".")[:3])
 
 _HOMES = {
     "LLM": "jpaged.llm",
@@ -98,9 +100,23 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    if not name.startswith("_"):
-        import_module("jpaged.vllm_compat").refuse_import(__name__, name)
-    raise AttributeError(f"module 'jpaged' has no attribute {name!r}")
+    if name.startswith("_"):
+        raise AttributeError(f"module 'jpaged' has no attribute {name!r}")
+    return import_module("jpaged.vllm_refusals").name_in(__name__, name)
+
+
+class _Finder:
+    """Finds modules under vLLM's names, after all others have looked for a file; see `jpaged.vllm_refusals`."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> Any:
+        if not name.startswith("jpaged.") or name == "jpaged.vllm_refusals":
+            return None
+        return import_module("jpaged.vllm_refusals").find_module(name)
+
+
+if not any(getattr(each, "__module__", None) == __name__ for each in sys.meta_path):  # as when it is reloaded
+    sys.meta_path.append(_Finder)
 
 
 def __dir__() -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, aclosing
 from contextvars import copy_context
@@ -48,9 +48,11 @@ from jpaged.text.output_processor import OutputBuilder
 from jpaged.text.prompt import DEFAULT, Conversation, Prompt, Tokenization, chat_prompt
 from jpaged.text.token_reader import TokenReader
 from jpaged.validation import integer, number
+from jpaged.vllm_refusals import with_vllms_arguments, with_vllms_attributes
 
 if TYPE_CHECKING:
     from jpaged.engine.engine import Engine
+    from jpaged.engine_args import EngineArgs
     from jpaged.training import TrainableModel
 
 T = TypeVar("T")
@@ -58,6 +60,7 @@ _GRAMMAR_THREADS = 2
 """Number of threads for requests with structured_outputs; slow grammars then leave all others to plain requests."""
 
 
+@with_vllms_attributes
 class AsyncLLM:
     """An `LLM` whose engine runs in its own thread, for any number of asyncio clients.
 
@@ -93,6 +96,12 @@ class AsyncLLM:
         self._start(llm, max_waiting_requests)
         return self
 
+    @classmethod
+    @with_vllms_arguments("AsyncLLM.from_engine_args")
+    def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
+        """Make an AsyncLLM with the settings of an `EngineArgs`, as vLLM's method of this name does."""
+        return cls(engine_args.model, **engine_args.settings())
+
     def _start(self, llm: LLM, max_waiting_requests: int) -> None:
         self._llm = llm
         self._max_waiting = max_waiting_requests
@@ -116,6 +125,7 @@ class AsyncLLM:
     def __reduce__(self) -> NoReturn:
         refuse_pickling(self)
 
+    @with_vllms_arguments("AsyncLLM.generate")
     async def generate(
         self,
         prompt: Prompt,
@@ -314,12 +324,16 @@ class AsyncLLM:
         finally:
             self._thread.release(stream)
 
-    async def abort(self, request_id: str) -> None:
-        """End a request; its memory is free when this returns, and its iterator ends with finish_reason "abort".
+    @with_vllms_arguments("AsyncLLM.abort")
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End one or several requests.
+
+        Their memory is free when this returns, and their iterators end with finish_reason "abort".
 
         A request that is not running is left alone.
         """
-        await asyncio.wrap_future(self._thread.abort(request_id))
+        names = [request_id] if isinstance(request_id, str) else request_id
+        await asyncio.gather(*(asyncio.wrap_future(self._thread.abort(name)) for name in names))
 
     # ------------------------------------------------------------------ the model and its weights
 
@@ -430,6 +444,7 @@ class AsyncLLM:
         """Tell whether the devices' memory was released."""
         return self.control.is_released
 
+    @with_vllms_arguments("AsyncLLM.sleep")
     async def sleep(self, level: int = 1) -> None:
         """Do what `LLM.sleep` does, with clients treated as by `release_memory`."""
         await self._run(self.control.prepare_sleep(level))
@@ -438,7 +453,12 @@ class AsyncLLM:
         """Do what `LLM.wake_up` does."""
         await self._run(self.control.prepare_wake(tags))
 
-    # ------------------------------------------------------------------ pinned prefixes
+    # ------------------------------------------------------------------ cached and pinned prefixes
+
+    @with_vllms_arguments("AsyncLLM.reset_prefix_cache")
+    async def reset_prefix_cache(self) -> bool:
+        """Do what `LLM.reset_prefix_cache` does."""
+        return await self._run(self.control.prepare_cache_reset())
 
     async def pin_prefix(self, prompt: Prompt, cache_salt: str | None = None) -> PinnedPrefix:
         """Do what `LLM.pin_prefix` does, best before clients come: while requests run it raises.
@@ -560,6 +580,7 @@ class AsyncLLM:
         """Run a commit in the engine's thread between two steps; its exceptions are raised only here."""
         return await asyncio.wrap_future(self._thread.ask(commit))
 
+    @with_vllms_arguments("AsyncLLM.shutdown")
     async def shutdown(self) -> None:
         """Abort all requests and end the engine's thread; running iterators raise EngineStopped.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +21,7 @@ from jpaged.pyramid_kv import PyramidKV
 from jpaged.setting import Flag, choice, instance, optional, real, setting, settings_of, switch, text, whole
 from jpaged.short_values import short_values, shown
 from jpaged.speculative import WAYS, Speculative, read_speculative
+from jpaged.vllm_refusals import name_in
 
 if TYPE_CHECKING:
     from jpaged.model_api import LayerGroup
@@ -265,6 +267,7 @@ class EngineConfig:
         "recompute",
         choice(PREEMPTION_MODES),
         flag=Flag(commands="batch", help="How preempted requests come back: recompute, swap or auto."),
+        none_is_default=True,
     )
     """How a preempted request comes back: "recompute" computes its tokens again, "swap" keeps its blocks in host
     memory, "auto" swaps requests of several sequences and recomputes others. A request is recomputed where the
@@ -578,3 +581,9 @@ def _check_lora(settings: Mapping[str, Any]) -> None:
         raise ValueError(f"enable_lora=True needs data_parallel_size=1, not {settings['data_parallel_size']}")
     if settings["kv_budget"] is not None:
         raise ValueError(f"enable_lora=True does not go with kv_budget={settings['kv_budget']}")
+
+
+__path__: list[str] = []  # vLLM has modules within this one, and Python looks for them in packages only
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+    __getattr__ = partial(name_in, __name__)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NotRequired, TypedDict
+from functools import partial
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+
+from jpaged.vllm_refusals import name_in
 
 
 class TextPrompt(TypedDict):
@@ -38,3 +41,8 @@ class TokensPrompt(TypedDict):
 
 PromptType = str | TextPrompt | TokensPrompt | Mapping[str, Any] | Sequence[int]
 """The forms of a prompt that `LLM.generate` accepts."""
+
+__path__: list[str] = []  # vLLM has modules within this one, and Python looks for them in packages only
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+    __getattr__ = partial(name_in, __name__)

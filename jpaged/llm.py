@@ -35,16 +35,19 @@ from jpaged.pooling_params import PoolingParams
 from jpaged.sampling_params import BeamSearchParams, SamplingParams
 from jpaged.short_tracebacks import is_refusal, short_traceback
 from jpaged.text.adapters import LoRA
-from jpaged.text.batch import conversations, one_each, one_lora_each, priorities, several
+from jpaged.text.batch import conversations, one_each, one_lora_each, priorities, several, with_tokens
 from jpaged.text.chat_template import ChatArguments, ChatOptions, ContentFormat, Messages
 from jpaged.text.prompt import Conversation, Prompt, Tokenization, chat_prompt
-from jpaged.vllm_compat import engine_settings, missing_attribute
+from jpaged.vllm_compat import engine_settings
+from jpaged.vllm_refusals import with_vllms_arguments, with_vllms_attributes
 
 if TYPE_CHECKING:
     from jpaged.engine.engine import Engine
+    from jpaged.engine_args import EngineArgs
     from jpaged.training import TrainableModel
 
 
+@with_vllms_attributes
 class LLM:
     """A language model with paged KV memory.
 
@@ -152,20 +155,27 @@ class LLM:
             raise
         return llm
 
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+        """Make an LLM with the settings of an `EngineArgs`, as vLLM's method of this name does."""
+        return cls(engine_args.model, **engine_args.settings())
+
     def __reduce__(self) -> NoReturn:
         refuse_pickling(self)
 
     # ------------------------------------------------------------------ generation
 
     @short_traceback
+    @with_vllms_arguments("LLM.generate")
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         lora_request: LoRA | Sequence[LoRA | None] | None = None,
         priority: int | Sequence[int] | None = None,
         *,
+        prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         on_error: OnError = "raise",
     ) -> list[RequestOutput]:
@@ -182,6 +192,8 @@ class LLM:
             lora_request: the low-rank adapter, one for all or one each; None = the model without an adapter. It is a
                 `LoRARequest`, or the name of an adapter of the setting lora_modules. Needs enable_lora=True.
             priority: one for all, or one each; lower is served first. Needs ``scheduling_policy="priority"``.
+            prompt_token_ids: the prompts' tokens, of one prompt or of each; `prompts` are then texts that are only
+                echoed, or absent.
             tokenization_kwargs: ``{"add_special_tokens": False}`` leaves out the tokens that the tokenizer adds to a
                 text; ``{"truncation": True, "max_length": n}`` uses the last n tokens of each prompt.
             on_error: "raise" refuses the whole batch for one bad prompt before anything runs; "return" runs the
@@ -191,7 +203,7 @@ class LLM:
             ValueError: a prompt is empty, too long for max_model_len, or could never fit the pool; or a priority
                 is given although requests are served in order of arrival.
         """
-        batch = several(prompts)
+        batch = several(prompts) if prompt_token_ids is None else with_tokens(prompts, prompt_token_ids)
         params = one_each(self._defaults(sampling_params), len(batch), SamplingParams)
         tokenization = Tokenization.of(tokenization_kwargs)
         loras = one_lora_each(lora_request, len(batch))
@@ -200,6 +212,7 @@ class LLM:
         )
 
     @short_traceback
+    @with_vllms_arguments("LLM.beam_search")
     def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -256,6 +269,7 @@ class LLM:
         return self._kept(stream(self._owner.engine, self.input_processor, self.output_processor, checked))
 
     @short_traceback
+    @with_vllms_arguments("LLM.chat")
     def chat(
         self,
         messages: Messages | Sequence[Messages],
@@ -269,6 +283,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         *,
+        priority: int | Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         on_error: OnError = "raise",
     ) -> list[RequestOutput]:
@@ -279,8 +294,8 @@ class LLM:
                 a list of parts ``{"type": "text", "text": ...}``, joined by newlines unless the template takes parts.
                 Parts may be images too: ``{"type": "image_url", "image_url": {"url": ...}}``, or of type "image_pil" or
                 "image" with a PIL image under that name.
-            sampling_params, use_tqdm, lora_request, tokenization_kwargs, on_error: as `generate`; a conversation
-                counts as a prompt, to which the tokenizer adds nothing by default.
+            sampling_params, use_tqdm, lora_request, priority, tokenization_kwargs, on_error: as `generate`; a
+                conversation counts as a prompt, to which the tokenizer adds nothing by default.
             chat_template, chat_template_content_format, add_generation_prompt, continue_final_message: see
                 `jpaged.text.chat_template.ChatOptions`.
             tools, chat_template_kwargs: see `ChatOptions` too.
@@ -301,7 +316,8 @@ class LLM:
         params = one_each(self._defaults(sampling_params), len(batch), SamplingParams)
         tokenization = Tokenization.of(tokenization_kwargs)
         loras = one_lora_each(lora_request, len(batch))
-        return self._run(Batch(batch, params, tokenization=tokenization, loras=loras), use_tqdm, on_error)
+        levels = priorities(priority, len(batch))
+        return self._run(Batch(batch, params, levels, tokenization, loras), use_tqdm, on_error)
 
     @short_traceback
     def chat_prompt(self, messages: Messages, **options: Unpack[ChatArguments]) -> dict[str, Any]:
@@ -336,6 +352,7 @@ class LLM:
     # ------------------------------------------------------------------ vectors, classes and scores
 
     @short_traceback
+    @with_vllms_arguments("LLM.embed")
     def embed(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -359,6 +376,7 @@ class LLM:
         return self.pooler.embed(prompts, pooling_params, options)
 
     @short_traceback
+    @with_vllms_arguments("LLM.classify")
     def classify(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -379,6 +397,7 @@ class LLM:
         return self.pooler.classify(prompts, options)
 
     @short_traceback
+    @with_vllms_arguments("LLM.score")
     def score(
         self,
         data_1: Prompt | Sequence[Prompt],
@@ -547,6 +566,7 @@ class LLM:
         return self.control.is_released
 
     @short_traceback
+    @with_vllms_arguments("LLM.sleep")
     def sleep(self, level: int = 1) -> None:
         """Do what vLLM's `sleep` does: ``release_memory("host")`` at level 1, ``release_memory(True)`` at level 2.
 
@@ -570,6 +590,8 @@ class LLM:
 
     # ------------------------------------------------------------------ cached and pinned prefixes
 
+    @short_traceback
+    @with_vllms_arguments("LLM.reset_prefix_cache")
     def reset_prefix_cache(self) -> bool:
         """Forget all cached KV, and release the memory of a CPU's pool.
 
@@ -745,6 +767,3 @@ class LLM:
     def take_back(self, engine: Engine) -> None:
         """Take the engine back from the `AsyncLLM` that had it."""
         self._owner.take_back()
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(missing_attribute("LLM", name), name=name, obj=self)

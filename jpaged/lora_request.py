@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Self
 
 from jpaged.validation import integer
+from jpaged.vllm_refusals import refuse_parameters, with_vllms_attributes
 
 
+@with_vllms_attributes
 @dataclass(frozen=True)
 class LoRARequest:
     """A low-rank adapter (LoRA; Hu et al., 2021) in a PEFT folder.
@@ -24,9 +27,28 @@ class LoRARequest:
     lora_int_id: int = 1
     lora_path: str = ""
 
+    def __new__(cls, *_: Any, **given: Any) -> Self:
+        refuse_parameters("LoRARequest", given)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         if not (isinstance(self.lora_name, str) and self.lora_name):
             raise ValueError(f"lora_name={self.lora_name!r} must be a non-empty string")
         integer("lora_int_id", self.lora_int_id, low=1)
         if not isinstance(self.lora_path, str):
             raise ValueError(f"lora_path={self.lora_path!r} must be a string")
+
+    @property
+    def name(self) -> str:
+        """Return `lora_name`."""
+        return self.lora_name
+
+    @property
+    def path(self) -> str:
+        """Return `lora_path`."""
+        return self.lora_path
+
+    @property
+    def adapter_id(self) -> int:
+        """Return `lora_int_id`."""
+        return self.lora_int_id

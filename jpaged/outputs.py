@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+
+from jpaged.vllm_refusals import name_in, with_vllms_attributes
 
 FinishReason = Literal["stop", "length", "abort"]
 
 
+@with_vllms_attributes
 @dataclass(frozen=True)
 class RequestMetrics:
     """Times of a request in seconds on `time.monotonic`'s clock.
@@ -30,6 +34,31 @@ class RequestMetrics:
     num_swaps: int = 0
     preempted: tuple[tuple[float, float | None], ...] = ()
 
+    @property
+    def queued_ts(self) -> float:
+        """Return `arrival_time`, under vLLM's name of the moment when the request was queued."""
+        return self.arrival_time
+
+    @property
+    def scheduled_ts(self) -> float:
+        """Return `first_scheduled_time`; 0 before, as in vLLM."""
+        return self.first_scheduled_time or 0.0
+
+    @property
+    def first_token_ts(self) -> float:
+        """Return `first_token_time`; 0 before, as in vLLM."""
+        return self.first_token_time or 0.0
+
+    @property
+    def last_token_ts(self) -> float:
+        """Return `finished_time`, when the last token reached the host; 0 before the end."""
+        return self.finished_time or 0.0
+
+    @property
+    def first_token_latency(self) -> float:
+        """Return the seconds from the arrival to the first token; 0 before it."""
+        return self.first_token_time - self.arrival_time if self.first_token_time is not None else 0.0
+
 
 @dataclass(frozen=True)
 class Logprob:
@@ -46,6 +75,7 @@ class Logprob:
     decoded_token: str | None = None
 
 
+@with_vllms_attributes
 @dataclass(frozen=True)
 class CompletionOutput:
     """One generated sequence.
@@ -79,6 +109,7 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
+@with_vllms_attributes
 @dataclass(frozen=True)
 class BeamSearchSequence:
     """One output of a beam search with the prompt before it, under vLLM's names.
@@ -97,6 +128,7 @@ class BeamSearchSequence:
     stop_reason: str | int | None = None
 
 
+@with_vllms_attributes
 @dataclass(frozen=True)
 class RequestOutput:
     """A request's prompt and everything generated for it.
@@ -184,6 +216,7 @@ class PinnedPrefix:
     num_tokens: int
 
 
+@with_vllms_attributes
 @dataclass(frozen=True)
 class EmbeddingOutput:
     """One vector of a prompt.
@@ -200,6 +233,7 @@ class EmbeddingOutput:
         return len(self.embedding)
 
 
+@with_vllms_attributes
 @dataclass(frozen=True)
 class ClassificationOutput:
     """The probabilities of a model's classes for a prompt.
@@ -219,6 +253,7 @@ class ClassificationOutput:
         return len(self.probs)
 
 
+@with_vllms_attributes
 @dataclass(frozen=True)
 class ScoringOutput:
     """The log-probability or class probability of a prompt, or the similarity of two.
@@ -233,6 +268,7 @@ class ScoringOutput:
 T = TypeVar("T", EmbeddingOutput, ClassificationOutput, ScoringOutput)
 
 
+@with_vllms_attributes
 @dataclass(frozen=True)
 class PoolingRequestOutput(Generic[T]):
     """A prompt with its vector, classes or score.
@@ -250,3 +286,7 @@ class PoolingRequestOutput(Generic[T]):
     prompt_token_ids: list[int]
     num_cached_tokens: int = 0
     finished: bool = True
+
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+    __getattr__ = partial(name_in, __name__)

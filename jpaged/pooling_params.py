@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from jpaged.short_tracebacks import short_init
 from jpaged.short_values import shown
 from jpaged.validation import boolean, integer, one_of
-from jpaged.vllm_compat import refuse_parameters
+from jpaged.vllm_refusals import refuse_parameters, with_vllms_attributes
 
 Pooling = Literal["last", "mean", "cls", "max", "mean_sqrt_len"]
 POOLINGS: tuple[Pooling, ...] = ("last", "mean", "cls", "max", "mean_sqrt_len")
 
 
+@with_vllms_attributes
 @short_init
 @dataclass(frozen=True, kw_only=True)
 class PoolingParams:
@@ -42,6 +43,10 @@ class PoolingParams:
     def __new__(cls, **given: Any) -> Self:
         refuse_parameters("PoolingParams", given)
         return super().__new__(cls)
+
+    def clone(self) -> PoolingParams:
+        """Return a copy that shares nothing with this one."""
+        return replace(self)
 
     def __post_init__(self) -> None:
         if self.pooling is not None:

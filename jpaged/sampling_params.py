@@ -6,13 +6,14 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from jpaged.short_tracebacks import short_init
 from jpaged.short_values import shortened, shown
 from jpaged.structured_outputs import StructuredOutputsParams
 from jpaged.validation import boolean, did_you_mean, integer, number, several, texts
-from jpaged.vllm_compat import refuse_import, refuse_parameters
+from jpaged.vllm_refusals import name_in, refuse_parameters, with_vllms_attributes
 
 _NUMBERS = (  # name, least, most, whether the least is out of range
     ("temperature", 0.0, 1e30, False),
@@ -67,6 +68,7 @@ class RequestOutputKind(Enum):
     """Everything, in a single output at the end."""
 
 
+@with_vllms_attributes
 @short_init
 @dataclass(kw_only=True)
 class SamplingParams:
@@ -91,7 +93,8 @@ class SamplingParams:
         allowed_token_ids: the only tokens that can be drawn; None = all.
         bad_words: texts whose tokens, with and without a leading space, the output cannot hold; at most 1,024, and
             65,536 characters in all.
-        max_tokens: most tokens to generate; None = up to the engine's max_model_len.
+        max_tokens: most tokens to generate; None, or more than max_model_len leaves after the prompt, = as many as it
+            leaves.
         min_tokens: end-of-sequence and stop_token_ids cannot be drawn before this many tokens, and a stop string that
             ends in the text of the first min_tokens tokens does not end the sequence: it stays in the text.
         seed: seed of the sequence's random stream; None, or -1 as in vLLM, = a seed from the engine's stream, different
@@ -247,6 +250,7 @@ def _check_size(name: str, given: Sequence[str], most: int, most_characters: int
         raise ValueError(f"{name} has {characters} characters in all, the limit is {most_characters}")
 
 
+@with_vllms_attributes
 @short_init
 @dataclass(frozen=True)
 class BeamSearchParams:
@@ -276,6 +280,10 @@ class BeamSearchParams:
     temperature: float = 0.0
     include_stop_str_in_output: bool = False
 
+    def __new__(cls, *_: Any, **given: Any) -> Self:
+        refuse_parameters("BeamSearchParams", given)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         if self.temperature != 0:
             raise ValueError(f"temperature={shown(self.temperature)} must be 0: beams are not drawn but ranked")
@@ -298,7 +306,4 @@ class BeamSearchParams:
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-
-    def __getattr__(name: str) -> Any:
-        refuse_import(__name__, name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    __getattr__ = partial(name_in, __name__)

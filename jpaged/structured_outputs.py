@@ -11,7 +11,7 @@ from typing import Any, Self
 from jpaged.short_tracebacks import short_init
 from jpaged.short_values import shown
 from jpaged.validation import boolean, texts
-from jpaged.vllm_compat import refuse_parameters
+from jpaged.vllm_refusals import refuse_parameters, with_vllms_attributes
 
 MOST_CHOICES = 10_000
 """Most texts of `choice`, and most values of the `enum`s of a schema."""
@@ -26,6 +26,7 @@ def is_gbnf(grammar: str) -> bool:
     return _GBNF_RULE.search(grammar) is not None
 
 
+@with_vllms_attributes
 @short_init
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:

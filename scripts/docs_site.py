@@ -15,7 +15,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # MkDocs imports a hook by its path
 
-import docs_vllm
 from docs_markdown import map_links
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,7 +55,7 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
 def site_page(name: str, markdown: str, repo_url: str = "") -> str:
     """Return a page with its tables and quotations filled in and its links repaired."""
     source = _SOURCES.get(name) or f"docs/{name}"
-    markdown = _QUOTED.sub(lambda found: quoted(found["path"], found["name"]), docs_vllm.fill(markdown))
+    markdown = _QUOTED.sub(lambda found: quoted(found["path"], found["name"]), markdown)
     return map_links(markdown, lambda link: _site_link(link, source, name, repo_url))
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from jpaged import LLM, SamplingParams
 from jpaged.config import EngineConfig
-from jpaged.vllm_compat import engine_settings, missing_attribute
+from jpaged.vllm_compat import engine_settings
+from jpaged.vllm_refusals import missing_attribute
 
 
 def test_settings_of_our_own_pass_through():
@@ -43,6 +44,10 @@ def test_two_names_of_one_setting_exclude_each_other(order):
         ("tokenizer_mode", "auto"),
         ("speculative_config", None),
         ("max_num_seqs", None),
+        ("preemption_mode", None),
+        ("enable_eplb", False),
+        ("async_scheduling", True),
+        ("nnodes", 1),
     ],
 )
 def test_a_value_that_asks_for_what_is_done_anyway_is_taken(name, value):
@@ -56,6 +61,9 @@ def test_a_value_that_asks_for_what_is_done_anyway_is_taken(name, value):
         ("trust_remote_code", True, "must be False: no code of a model's repository is run"),
         ("trust_remote_code", 0, "must be False"),
         ("lora_dtype", "bfloat16", "the model's dtype"),
+        ("async_scheduling", False, "before it reads the results"),
+        ("hf_token", False, "HF_TOKEN in the environment"),
+        ("enable_eplb", True, "enable_expert_parallel"),
         ("num_gpu_blocks_override", 100, "kv_cache_memory_bytes"),
         ("load_format", "pt", "the format is known from the files"),
         ("hf_overrides", {}, "config.json"),

@@ -55,8 +55,8 @@ def test_names_that_cannot_be_imported_say_what_to_use():
         from jpaged import GuidedDecodingParams
     with pytest.raises(ImportError, match="use StructuredOutputsParams, with the same arguments"):
         from jpaged.sampling_params import GuidedDecodingParams  # noqa: F401
-    with pytest.raises(ImportError, match=r"give the settings to LLM\(...\)"):
-        from jpaged import EngineArgs  # noqa: F401
+    with pytest.raises(ImportError, match="use LLM, or AsyncLLM to add and abort requests"):
+        from jpaged import LLMEngine  # noqa: F401
     with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
         from jpaged import Nothing  # noqa: F401
     assert not hasattr(jpaged, "nothing")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from jpaged.config import EngineConfig
 from jpaged.short_values import with_short_values
 from jpaged.vllm_compat import missing_flag
+from jpaged.vllm_names import COMMANDS
 
 _FLAG_NAMES = {
     "tls_certificate": "ssl_certfile",
@@ -63,44 +64,64 @@ class UserError(_CLICK_EXCEPTION):
     exit_code = 2
 
 
-def _parsed(make_context: Callable[[], Any]) -> Any:
-    """Return the context of a command line; an error of parsing becomes one message."""
+def _parsed(parse: Callable[[], Any], args: Sequence[str]) -> Any:
+    """Return what `parse` makes of a command line; an error becomes one message."""
+    given = list(args)  # parsing takes them away
     try:
-        return make_context()
+        return parse()
     except _USAGE_ERROR as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # it prints the help
             raise
-        raise UserError(f"{with_short_values(_message(error))}\nSee --help.") from error
+        raise UserError(f"{with_short_values(_message(error, given))}\nSee --help.") from error
 
 
-def _message(error: Any) -> str:
-    """Return what an error of parsing says; of a flag that only vLLM has, what to use instead."""
-    is_unknown = type(error).__name__ == "NoSuchOption"
-    instead = missing_flag(error.option_name, EngineConfig) if is_unknown else None
-    return f"No such option: {error.option_name}: {instead}" if instead else error.format_message()
+def _message(error: Any, args: Sequence[str]) -> str:
+    """Return what an error of parsing says; of a flag or command that only vLLM has, what to use instead."""
+    message = error.format_message()
+    if type(error).__name__ == "NoSuchOption":
+        # A flag of several letters after one dash, as -tp, is named by its first.
+        short = (arg for arg in args if arg.startswith(error.option_name) and not error.option_name.startswith("--"))
+        flag = next(short, error.option_name)
+        instead = missing_flag(flag, EngineConfig)
+        return f"No such option: {flag}: {instead}" if instead else message
+    instead = COMMANDS.get(args[0]) if args and message.startswith("No such command") else None
+    return f"{message} {instead}" if instead else message
 
 
 class Group(TyperGroup):
     """Commands, of which an unknown one is refused in one message."""
 
-    def make_context(self, *args: Any, **options: Any) -> Any:
-        return _parsed(partial(super().make_context, *args, **options))
+    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **options: Any) -> Any:
+        return _parsed(partial(super().make_context, info_name, args, *rest, **options), args)
 
-    def resolve_command(self, *args: Any) -> Any:
-        return _parsed(partial(super().resolve_command, *args))
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        return _parsed(partial(super().resolve_command, ctx, args), args)
 
 
 class Command(TyperCommand):
     """A command whose errors name its flags: ``--max-loras 2`` where the engine's error says ``max_loras=2``."""
 
-    def make_context(self, *args: Any, **options: Any) -> Any:
-        return _parsed(partial(super().make_context, *args, **options))
+    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **options: Any) -> Any:
+        known = {name for param in self.params for name in (*param.opts, *param.secondary_opts)}
+        args = [_dashed(arg, known) for arg in args]
+        return _parsed(partial(super().make_context, info_name, args, *rest, **options), args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
             raise UserError(with_short_values(_with_flags(error.message, self.params))) from error
+
+
+def _dashed(arg: str, known: Collection[str]) -> str:
+    """Return a flag with dashes where it is written with underscores, as vLLM takes it.
+
+    >>> _dashed("--max_model_len=a_b", {"--max-model-len"})
+    '--max-model-len=a_b'
+    """
+    name, equals, value = arg.partition("=")
+    dashed = name.replace("_", "-")
+    return dashed + equals + value if name.startswith("--") and name not in known and dashed in known else arg
 
 
 def _with_flags(message: str, params: Iterable[Any]) -> str:

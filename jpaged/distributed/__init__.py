@@ -5,8 +5,15 @@
 what they say, `connection` how it travels and how a dead process is noticed, `watch` how a run ends that has lost one.
 """
 
+from functools import partial
+from typing import TYPE_CHECKING
+
 from jpaged.distributed.follower import Follower
 from jpaged.distributed.join import join
 from jpaged.distributed.leader import Leader
+from jpaged.vllm_refusals import name_in
 
 __all__ = ["Follower", "Leader", "join"]
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+    __getattr__ = partial(name_in, __name__)

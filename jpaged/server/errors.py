@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 
 from jpaged import EngineBusy, EngineStopped, short_values
 from jpaged.short_values import short_message, shown, with_short_values
+from jpaged.vllm_names import ROUTES
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _ALTERNATIVE = re.compile(r"str|int|[a-z-]+\[.*|[A-Z]\w*")
@@ -158,6 +159,8 @@ def add_handlers(app: Starlette) -> None:
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = str(error.detail)
+        if error.status_code == 404 and (instead := ROUTES.get(request.url.path)):
+            message = f"{message}: {request.url.path} is a path of vLLM's server that this one lacks: {instead}"
         return ApiError(message, status=error.status_code, headers=error.headers).response()
 
     for kind in (ApiError, EngineBusy, EngineStopped, TimeoutError):

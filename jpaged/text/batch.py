@@ -9,6 +9,7 @@ from typing import TypeVar, cast
 from jpaged.lora_request import LoRARequest
 from jpaged.pooling_params import PoolingParams
 from jpaged.sampling_params import BeamSearchParams, SamplingParams
+from jpaged.short_values import shown
 from jpaged.text.adapters import LoRA
 from jpaged.text.chat_template import ChatOptions, Messages
 from jpaged.text.prompt import Conversation, Prompt
@@ -17,7 +18,7 @@ from jpaged.validation import MOST, integer
 Params = TypeVar("Params", SamplingParams, BeamSearchParams, PoolingParams)
 
 
-def several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+def several(prompts: Prompt | Sequence[Prompt] | None) -> Sequence[Prompt]:
     """Return a batch of prompts; a single prompt (text, mapping or token ids) becomes a batch of one.
 
     Raises:
@@ -25,11 +26,29 @@ def several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if isinstance(prompts, bytes) or not hasattr(prompts, "__getitem__"):
+    if prompts is None or isinstance(prompts, bytes) or not hasattr(prompts, "__getitem__"):
         raise TypeError(f"prompts={prompts!r} must be text, a mapping, token ids or a list of them")
     if len(prompts) and isinstance(prompts[0], Integral):
         return [cast(Prompt, prompts)]
     return cast(Sequence[Prompt], prompts)
+
+
+def with_tokens(
+    prompts: Prompt | Sequence[Prompt | None] | None, token_ids: Sequence[int] | Sequence[Sequence[int]]
+) -> Sequence[Prompt]:
+    """Return prompts of token ids, one for each list, with their texts if `prompts` has some.
+
+    Raises:
+        ValueError: there are not as many prompts as lists of tokens, or one of them is not a text.
+    """
+    lists = several(cast("Prompt | Sequence[Prompt]", token_ids))
+    texts = [prompts] * len(lists) if prompts is None else [prompts] if isinstance(prompts, str) else list(prompts)
+    if len(texts) != len(lists):
+        raise ValueError(f"{len(texts)} prompts for {len(lists)} prompt_token_ids")
+    for text in texts:
+        if not isinstance(text, str | None):
+            raise ValueError(f"prompts={shown(text)} must be texts where prompt_token_ids are given")
+    return [{"prompt_token_ids": ids, "prompt": text} for ids, text in zip(lists, texts, strict=True)]
 
 
 def conversations(messages: Messages | Sequence[Messages], options: ChatOptions) -> list[Conversation]:

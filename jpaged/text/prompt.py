@@ -12,7 +12,7 @@ from jpaged.text.chat_template import ChatOptions, Messages, images_in, template
 from jpaged.text.images import ImageInputs, images_of
 from jpaged.text.long_text import TokenBound, beginning, encode_bounded
 from jpaged.validation import boolean, check_unicode, integer
-from jpaged.vllm_compat import check_prompt_keys
+from jpaged.vllm_refusals import check_prompt_keys
 
 Prompt = str | Mapping[str, Any] | Sequence[int]
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt")

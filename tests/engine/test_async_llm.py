@@ -15,6 +15,7 @@ from few_shapes import run_in_few_shapes
 from tiny_chat_model import make_chat_model
 
 from jpaged import LLM, AsyncLLM, EngineBusy, EngineStopped, SamplingParams, StructuredOutputsParams
+from jpaged.engine_args import EngineArgs
 from jpaged.text.token_reader import TokenReader
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_num_seqs": 4, "max_model_len": 128, "max_num_batched_tokens": 64}
@@ -567,4 +568,46 @@ def test_slow_grammars_leave_the_threads_of_plain_requests_alone(llm, monkeypatc
         return [output async for output in engine.generate(TEXT, params, request_id)][-1]
 
     monkeypatch.setattr(llm.input_processor, "process", slow)
+    run(main())
+
+
+# ---------------------------------------------------------------- vLLM's forms of the same
+
+
+def test_the_prefix_cache_is_reset_between_requests_and_not_among_them(llm):
+    async def main():
+        async with serving(llm) as engine:
+            prompt = TEXT + " and the dog is near the old red house"
+            await outputs_of(engine, "a", prompt)
+            again = await outputs_of(engine, "b", prompt)
+            assert await engine.reset_prefix_cache()
+            fresh = await outputs_of(engine, "c", prompt)
+            assert again[-1].num_cached_tokens > 0 and fresh[-1].num_cached_tokens == 0
+            async with aclosing(engine.generate(prompt, LONG, "d")) as outputs:
+                await anext(outputs)
+                assert not await engine.reset_prefix_cache(reset_running_requests=False)
+            with pytest.raises(TypeError, match="requests end first"):
+                await engine.reset_prefix_cache(reset_running_requests=True)
+
+    run(main())
+
+
+def test_several_requests_are_aborted_together(llm):
+    async def main():
+        async with serving(llm) as engine:
+            tasks = [asyncio.ensure_future(outputs_of(engine, name, params=LONG)) for name in ("a", "b", "c")]
+            await asyncio.sleep(0)
+            await engine.abort(["a", "b"])
+            ended = [outputs[-1].outputs[0].finish_reason for outputs in await asyncio.gather(*tasks)]
+            assert ended == ["abort", "abort", "length"]
+
+    run(main())
+
+
+def test_an_engine_is_made_of_engine_args(folder):
+    async def main():
+        args = EngineArgs(folder, enforce_eager=True, enable_log_requests=False, **SETTINGS)
+        async with AsyncLLM.from_engine_args(args, start_engine_loop=True) as engine:
+            assert engine.config.max_model_len == 128
+
     run(main())

@@ -1,5 +1,5 @@
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import jax
@@ -11,6 +11,7 @@ from tiny_chat_model import END_PROMPT, VOCAB_SIZE, make_chat_model
 
 from jpaged import LLM, SamplingParams
 from jpaged.config import EngineConfig
+from jpaged.engine_args import EngineArgs
 from jpaged.short_values import with_short_values
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_num_seqs": 4, "max_model_len": 128}
@@ -527,3 +528,62 @@ def test_weights_of_another_structure_are_refused(llm):
     del tree["embed_tokens"]
     with pytest.raises(ValueError, match=r"new\['embed_tokens'\]\['weight'\]\.value is missing, which the engine's"):
         llm.update_params(tree)
+
+
+# ---------------------------------------------------------------- vLLM's forms of the same
+
+
+@pytest.mark.parametrize("prompts", [None, [None, None], ["one", "two"]])
+def test_prompts_may_be_token_ids_alone(llm, prompts):
+    ids = [PROMPTS[0], PROMPTS[1]]
+    want = [output.outputs[0].token_ids for output in llm.generate(ids, GREEDY)]
+    found = llm.generate(prompts, GREEDY, prompt_token_ids=ids)
+    assert [output.outputs[0].token_ids for output in found] == want
+    assert [output.prompt for output in found] == (prompts or [None, None])
+    (one,) = llm.generate(prompt_token_ids=ids[0], sampling_params=GREEDY)
+    assert one.outputs[0].token_ids == want[0] and one.prompt_token_ids == list(ids[0])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "ids", "words"),
+    [
+        (["a"], [[1], [2]], "1 prompts for 2 prompt_token_ids"),
+        ("a", [[1], [2]], "1 prompts for 2 prompt_token_ids"),
+        ([{"prompt": "a"}], [[1]], "must be texts where prompt_token_ids are given"),
+        (None, [[]], "the prompt has 0 tokens"),
+    ],
+)
+def test_token_ids_that_do_not_fit_the_prompts_are_refused(llm, prompts, ids, words):
+    with pytest.raises(ValueError, match=words):
+        llm.generate(prompts, GREEDY, prompt_token_ids=ids)
+    with pytest.raises(TypeError, match="prompts=None must be text"):
+        llm.generate(sampling_params=GREEDY)
+
+
+def test_arguments_of_vllm_that_ask_for_nothing_are_taken(llm):
+    plain = llm.generate(TEXT, GREEDY)[0].outputs[0].token_ids
+    assert llm.generate(TEXT, GREEDY, mm_processor_kwargs=None)[0].outputs[0].token_ids == plain
+    assert llm.reset_prefix_cache(reset_running_requests=False, reset_connector=False)
+    with pytest.raises(TypeError, match=r"mode='wait' is an argument of vLLM that LLM\.sleep has not: requests wait"):
+        llm.sleep(1, mode="wait")
+
+
+def test_a_request_knows_when_its_first_token_came(llm):
+    times = llm.generate(TEXT, GREEDY)[0].metrics
+    assert 0 < times.queued_ts <= times.scheduled_ts <= times.first_token_ts <= times.last_token_ts
+    assert times.first_token_latency == times.first_token_ts - times.arrival_time
+
+
+def test_conversations_have_priorities(model):
+    chats = [[{"role": "user", "content": TEXT}]] * 2
+    with LLM(model.folder, scheduling_policy="priority", **SETTINGS) as llm:
+        assert len(llm.chat(chats, GREEDY, priority=[1, 0])) == 2
+        with pytest.raises(ValueError, match="1 priorities for 2 prompts"):
+            llm.chat(chats, GREEDY, priority=[1])
+
+
+def test_an_llm_is_made_of_engine_args(model):
+    args = EngineArgs(model.folder, gpu_memory_utilization=0.5, enforce_eager=True, **SETTINGS)
+    with LLM.from_engine_args(args) as llm:
+        assert (llm.config.memory_utilization, llm.config.max_model_len) == (0.5, 128)
+        assert llm.config == LLM(**asdict(args)).config

@@ -2,6 +2,7 @@
 
 import pytest
 
+from jpaged.server.access import Key
 from jpaged.server.errors import refused
 from jpaged.server.protocol.chat import ChatRequest
 from jpaged.server.protocol.fields import unhonoured
@@ -331,3 +332,53 @@ def test_a_pair_that_is_too_long_is_named_by_the_field_of_its_longer_text():
         error = refused(ValueError(f"data_2[1]: the prompt has 99 tokens, {limit}"), ("query", "documents"), names)
         assert error.message == f"documents[1]: the prompt has 99 tokens, {limit}"
         assert (error.param, error.code) == ("documents", "context_length_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        (COMPLETIONS, "max_tokens"),
+        (CHAT, "max_tokens"),
+        (CHAT, "max_completion_tokens"),
+        ("/v1/responses", "max_output_tokens"),
+    ],
+)
+def test_a_limit_above_what_the_context_leaves_is_cut_to_it(server, tiny_llm, path, field):
+    asked = {COMPLETIONS: {"prompt": "hello"}, CHAT: {"messages": MESSAGES}}.get(path, {"input": "hello"})
+    wanted = {"temperature": 0, field: 10**6, "ignore_eos": True}
+    answer = server.answer(path, asked | wanted)
+    assert answer["usage"]["total_tokens"] == tiny_llm.config.max_model_len
+    assert answer["status"] == "incomplete" if "status" in answer else answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_prompt_that_fills_the_context_is_refused(refuse, tiny_llm):
+    most = tiny_llm.config.max_model_len
+    assert refuse(prompt=[9] * most, max_tokens=1)["code"] == "context_length_exceeded"
+
+
+def test_paths_of_vllms_server_say_what_to_use(server):
+    for path, words in (
+        ("/sleep", "the methods of AsyncLLM"),
+        ("/pooling", "/v1/embeddings"),
+        ("/v1/messages", "/v1/chat"),
+    ):
+        message = server.refusal(path, {}, 404)["message"]
+        assert message.startswith(f"Not Found: {path} is a path of vLLM's server") and words in message
+    assert server.refusal("/nonsense", {}, 404)["message"] == "Not Found"
+
+
+def test_the_prefix_cache_is_reset_for_admins_only(serve):
+    server = serve(keys=(Key.of("one", "alice"), Key.of("root", "admin", admin=True)))
+    path, root = "/reset_prefix_cache", {"Authorization": "Bearer root"}
+    assert server.http.post(path).status_code == 401
+    assert server.http.post(path, headers={"Authorization": "Bearer one"}).status_code == 403
+    body = {"prompt": list(range(9, 60)), "max_tokens": 1}
+
+    def cached():
+        answer = server.http.post(COMPLETIONS, json=body, headers=root).json()
+        return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert (cached(), cached() > 0) == (0, True)
+    assert server.http.post(path, headers=root).json() == {"success": True}
+    assert cached() == 0
+    assert server.http.post(path + "?reset_running_requests=true", headers=root).status_code == 400

@@ -1,4 +1,4 @@
-"""The state of the server: `/health`, `/version`, `/v1/models`, `/v1/load` and `/metrics`."""
+"""The state of the server: `/health`, `/version`, `/v1/models`, `/v1/load`, `/metrics` and `/reset_prefix_cache`."""
 
 from __future__ import annotations
 
@@ -89,6 +89,18 @@ async def load(request: Request) -> dict[str, Any]:
 async def metrics(request: Request) -> Response:
     """Return all metrics in Prometheus' text format."""
     return Response(serving_of(request).metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.post("/reset_prefix_cache")
+@admin_only
+async def reset_prefix_cache(
+    request: Request, reset_running_requests: bool = False, reset_external: bool = False
+) -> dict[str, bool]:
+    """Forget all cached KV, unless requests run; `success` says whether it was done."""
+    for name, given in (("reset_running_requests", reset_running_requests), ("reset_external", reset_external)):
+        if given:
+            raise ApiError(f"{name}=true is not supported: requests end first", param=name, code="invalid_value")
+    return {"success": await serving_of(request).engine.reset_prefix_cache()}
 
 
 def _model(serving: Serving, name: str) -> dict[str, Any]:

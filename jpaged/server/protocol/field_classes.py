@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from jpaged.vllm_names import FIELDS
+
 Reasons = Mapping[str, str]
 """Names of fields, or of kinds of items, with the reason for the caller."""
 
@@ -87,25 +89,14 @@ EFFORT = "the model's chat template has no control of its effort"
 VERBOSITY = "the model's chat template has no control of its verbosity"
 LARK_INPUT = "an input's grammar in Lark cannot stand within a call's JSON; a regex can"
 _NAMED = {"request_id": "the header X-Request-Id names a request"}
-_VLLM = {
-    **{
-        f"guided_{kind}": f'give structured_outputs={{"{kind}": ...}}'
-        for kind in ("json", "regex", "choice", "grammar")
-    },
-    "guided_decoding_backend": "llguidance follows all shapes",
-    "logits_processors": "logit_bias, allowed_token_ids, bad_words and structured_outputs change what can be drawn",
-}
-"""Fields of vLLM's bodies, of which some were taken out of it."""
-
 NOTHING = FieldClasses()
-SAMPLING = FieldClasses(without_effect=_CACHE, not_honoured=_NAMED, refused=_VLLM)
+SAMPLING = FieldClasses(without_effect=_CACHE, not_honoured=_NAMED)
 STREAM_OPTIONS = FieldClasses(not_honoured={"include_obfuscation": "chunks are as long as their text"})
 COMPLETION = FieldClasses(
     without_effect=_CACHE,
     not_honoured=_NAMED,
     refused={
-        **_VLLM,
-        "prompt_embeds": "prompts are text or tokens",
+        **FIELDS["completion"],
         "suffix": "the model continues a text and fills no gaps; an empty one is accepted",
     },
 )
@@ -125,7 +116,7 @@ CHAT = FieldClasses(
     without_effect={**_CACHE, "metadata": _UNUSED},
     not_honoured={**_NAMED, "store": "chats are not stored", "web_search_options": "the server cannot search"},
     refused={
-        **_VLLM,
+        **FIELDS["chat"],
         "audio": "answers are text",
         "chat_template": "it is the model's, or the file of --chat-template",
         "documents": "give them in chat_template_kwargs",
@@ -152,6 +143,7 @@ REASONING = FieldClasses(
 RESPONSES = FieldClasses(
     without_effect=_CACHE,
     refused={
+        **FIELDS["response"],
         "conversation": "use previous_response_id, or send the conversation as input",
         "prompt": "there are no stored prompts",
         "context_management": "use truncation='auto'",
@@ -177,6 +169,8 @@ RESPONSES = FieldClasses(
         },
     },
 )
+VECTORS = FieldClasses(refused=FIELDS["vectors"])
+TOKENIZE = FieldClasses(refused=FIELDS["tokenize"])
 TABLE = {
     "chat and completion": SAMPLING,
     "completion": COMPLETION,
@@ -190,5 +184,7 @@ TABLE = {
     "item of input": INPUT_ITEM,
     "part of an item": INPUT_PART,
     "reasoning": REASONING,
+    "vectors, classes and scores": VECTORS,
+    "tokenize": TOKENIZE,
 }
 """Every row, by the object that a caller sends."""

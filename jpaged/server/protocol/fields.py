@@ -76,12 +76,12 @@ class Body(BaseModel):
         given = {name: value for name, value in cls._prepared(data).items() if value is not None}
         names = _names(cls)
         for name in [name for name in given if name not in names]:
-            if name in classes.refused:
+            if name in classes.refused and given[name] is not False:
                 raise _field_error("refused_field", name, classes.refused[name])
             if name in classes.not_honoured:
                 if given[name] is not False:
                     unhonoured[name] = classes.not_honoured[name]
-            elif name not in classes.without_effect:
+            elif name not in {**classes.without_effect, **classes.refused}:
                 raise _field_error("unknown_field", name, _nearest(cls, name))
             del given[name]
         for name, kinds in classes.items.items():

@@ -72,6 +72,8 @@ class CompletionRequest(SamplingFields):
 class TokenizeRequest(Body):
     """A request for the tokens of a text or of a conversation."""
 
+    classes: ClassVar[FieldClasses] = field_classes.TOKENIZE
+
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = Field(None, min_length=1)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
 from jpaged.server.errors import ApiError
+from jpaged.server.protocol.field_classes import VECTORS, FieldClasses
 from jpaged.server.protocol.fields import Body
 from jpaged.server.protocol.prompts import Prompts, each_prompt, few_prompts
 
@@ -21,6 +22,8 @@ class EmbeddingRequest(Body):
         dimensions: number of leading numbers that are kept.
         prompt_name: which of the model's prompts stands before a text, see `jpaged.PoolingParams`.
     """
+
+    classes: ClassVar[FieldClasses] = VECTORS
 
     model: str | None = None
     input: Annotated[Prompts, BeforeValidator(few_prompts)]
@@ -38,6 +41,8 @@ class EmbeddingRequest(Body):
 class ClassifyRequest(Body):
     """A request for the probabilities of a model's classes for one or several prompts (vLLM's)."""
 
+    classes: ClassVar[FieldClasses] = VECTORS
+
     model: str | None = None
     input: Annotated[Prompts, BeforeValidator(few_prompts)]
     user: str | None = None
@@ -50,6 +55,8 @@ class ClassifyRequest(Body):
 
 class ScoreRequest(Body):
     """A request for the scores of pairs of texts (vLLM's): one text and several, or as many of both."""
+
+    classes: ClassVar[FieldClasses] = VECTORS
 
     model: str | None = None
     text_1: str | Texts
@@ -84,6 +91,8 @@ class RerankRequest(Body):
         top_n: how many documents to return; None = all.
         return_documents: whether the texts come back too.
     """
+
+    classes: ClassVar[FieldClasses] = VECTORS
 
     model: str | None = None
     query: str

@@ -138,7 +138,7 @@ axes.step(range(len(used)), used, where="post", linewidth=2, label="blocks in us
 reserved = len(openings) * MAX_MODEL_LEN / 16
 axes.axhline(reserved, linestyle="--", color="grey", label=f"reserved for {MAX_MODEL_LEN} tokens each")
 axes.set(xlabel="tokens of all three", ylabel="blocks", ylim=(0, 1.3 * reserved), title="The memory of three stories")
-axes.legend(loc="upper right")
+axes.legend(loc="center")
 plt.show()
 
 # %% [markdown]

@@ -19,6 +19,8 @@ from typing import NamedTuple
 import pytest
 from commands import ROOT, parse_jpaged
 
+from jpaged.execution.caches.registry import KINDS
+
 PAGES = ["ARCHITECTURE.md", *sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs/architecture").glob("*.md"))]
 PRODUCT = [path for room in ("jpaged", "models", "pallas_kernels") for path in sorted((ROOT / room).rglob("*.py"))]
 CODE = [*PRODUCT, *sorted((ROOT / "scripts").rglob("*.py")), *sorted((ROOT / "tests").rglob("*.py"))]
@@ -310,6 +312,35 @@ def test_every_contract_is_among_the_walls():
     for word in ("layers above", "circles", "neither jax", "no policy", "not text", "public names", "arrays only"):
         assert word in walls
     assert len(CONTRACTS) == 8, "a contract is new or gone: say so in ARCHITECTURE.md, and here"
+
+
+def test_every_package_of_kernels_is_on_its_page():
+    page = text_of("docs/architecture/08-kernels.md")
+    packages = [path.parent.name for path in (ROOT / "pallas_kernels").glob("*/__init__.py")]
+    assert len(packages) > 10 and [name for name in packages if f"`pallas_kernels/{name}`" not in page] == []
+
+
+def test_every_reader_of_a_quantisation_is_on_its_page():
+    page, folder = text_of("docs/architecture/06-weights-and-formats.md"), "jpaged/loading/weight_formats"
+    named = {name.rpartition("/")[2] for name in files_named(page) if folder in name}
+    helpers = {"__init__.py", "coded_folder.py", "on_load.py", "settings.py"}
+    assert {path.name for path in (ROOT / folder).glob("*.py")} - helpers == named
+
+
+def test_kinds_of_layers_are_known_by_class_only_where_the_interface_says_so():
+    """See the head of `jpaged.execution.caches.base`: adapters, encoded images and, in training, states."""
+    caches = ROOT / "jpaged" / "execution" / "caches"
+    kinds = {kind.__name__ for kind in KINDS.values()} | {"EncodedCache"}
+    found = defaultdict(set)
+    for path in PRODUCT:
+        if caches not in path.parents and "isinstance" in path.read_text():
+            calls = [
+                part for part in ast.walk(tree(path)) if isinstance(part, ast.Call) and called(part) == "isinstance"
+            ]
+            for name in kinds.intersection(re.findall(r"\w+", " ".join(map(ast.unparse, calls)))):
+                found[name].add(path.relative_to(ROOT).parts[1])
+    assert found.pop("StateCache") == {"training"}
+    assert found.keys() == {"AdapterCache", "EncodedCache", "CrossAttentionCache"}
 
 
 # ------------------------------------------------------------------ seams

@@ -10,6 +10,7 @@ import asyncio
 import importlib.util
 import re
 import resource
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -182,7 +183,11 @@ def installing(monkeypatch, tmp_path):
 
 def test_an_installed_package_is_not_installed_again(sync, monkeypatch):
     monkeypatch.setattr("subprocess.run", lambda *given, **more: pytest.fail("it is installed"))
-    exec(read_first_install(sync), {})
+    with warnings.catch_warnings(record=True) as seen:
+        exec(read_first_install(sync), {})
+        warnings.warn("IProgress not found. Please update jupyter", stacklevel=1)  # tqdm's
+        warnings.warn('install "ipywidgets" for Jupyter support', stacklevel=1)  # rich's, at a download
+    assert seen == []
 
 
 def test_one_variable_says_where_to_install_from(sync, installing, tmp_path):

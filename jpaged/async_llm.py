@@ -106,7 +106,7 @@ class AsyncLLM:
         self._llm = llm
         self._max_waiting = max_waiting_requests
         self._lender: LLM | None = llm
-        self._grammar_threads = ThreadPoolExecutor(_GRAMMAR_THREADS, "jpaged-grammars")
+        self._grammar_threads = ThreadPoolExecutor(_GRAMMAR_THREADS, thread_name_prefix="jpaged-grammars")
         self.tokenizer = llm.tokenizer
         self.input_processor = llm.input_processor
         self.output_processor = llm.output_processor

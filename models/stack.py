@@ -3,7 +3,7 @@
 Scanning keeps the program's size independent of depth; the paged cache is part of the scan's carry, so that it is
 updated in place. Layers that are not stacked are looped over too, with a `PerLayerWeights` for each matrix: XLA:CPU
 would copy each layer's weights out of a stack at every step. So would XLA:GPU, but it has to ask the host which branch
-of a `PerLayerWeights` to take: there the layers follow one another, see `BuildContext.unrolled`.
+of a `PerLayerWeights` to take: there, with Triton's attention, the layers follow one another (`BuildContext.unrolled`).
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Watch:
                 return
             logger.critical("%s; this process ends in %.0f seconds at most", message, GRACE_SECONDS)
             timer = threading.Timer(GRACE_SECONDS, self._leave)
-            timer.daemon = True
+            timer.name, timer.daemon = "jpaged-leave", True
             timer.start()
             self._loss.set_exception(ProcessLost(message))
 

@@ -324,7 +324,7 @@ NICENESS = 10
 
 def compiled_in_threads(shapes: Iterable[Shape]) -> Iterator[str]:
     """Compile shapes, one an iteration, and yield their names: they are traced here, and compiled in threads."""
-    with ThreadPoolExecutor(2) as threads:
+    with ThreadPoolExecutor(2, thread_name_prefix="jpaged-warmup") as threads:
         pending = deque[tuple[str, Future[None]]]()
         for shape in shapes:
             pending.append((shape.name, threads.submit(shape.trace())))

@@ -89,7 +89,7 @@ def _request(target: _Target, name: str, sources: ImageSources, deadline: float)
         connected = _connect(target, name, sources, left)
         # The timeout of a socket is one read's: a host that sends a byte now and then would hold us for ever.
         timer = Timer(max(deadline - monotonic(), 0.001), _shut, [connected])
-        timer.daemon = True
+        timer.name, timer.daemon = "jpaged-late", True
         timer.start()
         try:
             if isinstance(connected, ssl.SSLSocket):

@@ -114,7 +114,7 @@ def open_remote(url: str, download_dir: str | Path | None = None, *, weights: bo
     small = _Small(base, files, folder)
     listed = None if base.startswith("http") else _listing(base, files)
     names = _SMALL if listed is None else [name for name in listed if _LISTED.fullmatch(name) and name != INDEX]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="jpaged-listing") as pool:
         found = dict(zip(names, pool.map(small.fetch, names), strict=True))
         if not found.get("config.json"):
             raise ValueError(f"{without_secrets(base)}/config.json is not there: the URL is of no model's folder")

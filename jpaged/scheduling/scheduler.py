@@ -188,7 +188,8 @@ class Scheduler:
     def _free_rows(self) -> int:
         """Return how many rows of the sampler drafts may take.
 
-        None where requests wait for more than a slot: they take rows, tokens and memory too.
+        0 while a request is swapped out, or one waits although a slot is free: they lack tokens or memory, which drafts
+        would take too. Requests that lack a slot only do not keep drafts from the rows that no sequence can have.
         """
         free = len(self.allocation.free_slots)
         if self.swapped or (self.waiting and free):

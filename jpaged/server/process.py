@@ -141,7 +141,7 @@ def _exit_now() -> None:
     If a device has failed or a step never ends, the exit handlers of Python and XLA may wait forever. So may a flush to
     a pipe without a reader.
     """
-    flushing = threading.Thread(target=_flush, daemon=True)
+    flushing = threading.Thread(target=_flush, name="jpaged-flush", daemon=True)
     flushing.start()
     flushing.join(1.0)
     os._exit(FAILED)
@@ -156,7 +156,7 @@ def _flush() -> None:
 def _exit_after(seconds: float) -> threading.Timer:
     """End the process with status `FAILED` after some seconds, unless it ends before or the timer is cancelled."""
     last = threading.Timer(seconds, _exit_now)
-    last.daemon = True
+    last.name, last.daemon = "jpaged-exit", True
     last.start()
     return last
 

@@ -56,8 +56,9 @@ def paged_attention(
         soft_cap: scores become ``soft_cap * tanh(scores / soft_cap)``.
         sliding_window: tokens a query sees, itself included; None = all before it.
         chunk_size: a query sees only keys of its own chunk, those with an equal ``position // chunk_size``.
-        last_keys: position of the last key that each query sees: its own, or a later one that is cached; None = its
-            own. A sequence of one query sees all cached keys and ignores this.
+        last_keys: position of the last key that each query sees: its own, or a later one that is cached; -1 where the
+            result is not read and may be anything; None = its own. The only query of a sequence is its last token, so
+            that position and -1 are all it can have: some versions skip it at -1, others do not look.
         sinks: a logit of each query head that takes its share of the softmax and gives nothing (GPT-OSS).
         max_query_len: static promise on the longest query run; 1 = decode only.
         plan: result of `plan_attention` for the same arguments, shared by several layers; None = make one per call.

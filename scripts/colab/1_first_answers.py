@@ -29,17 +29,22 @@ import sys
 import warnings
 from pathlib import Path
 
-warnings.filterwarnings("ignore", "IProgress not found")  # without ipywidgets, tqdm's bars are text
-REPOSITORY = ""  # scripts/colab/sync.py writes the address of pyproject.toml here
+# Where jpaged comes from: the address of its repository, the folder of a checkout, or a wheel. A checkout that this
+# notebook is in is found; elsewhere write one of them here, or into the environment variable JPAGED_SOURCE.
+SOURCE = ""  # scripts/colab/sync.py writes the address of pyproject.toml here
 
+warnings.filterwarnings("ignore", ".*(IProgress not found|ipywidgets)")  # without ipywidgets, bars are text
+around = [str(folder) for folder in (Path.cwd(), *Path.cwd().parents) if (folder / "scripts/colab/sync.py").is_file()]
+SOURCE = os.environ.get("JPAGED_SOURCE") or next(iter(around), SOURCE)
 if importlib.util.find_spec("jpaged") is None:
+    if "://" not in SOURCE and not (SOURCE and Path(SOURCE).exists()):
+        raise RuntimeError(
+            f"SOURCE={SOURCE!r}: write an address, a checkout's folder or a wheel there, or JPAGED_SOURCE"
+        )
     on_tpu = "TPU_ACCELERATOR_TYPE" in os.environ or Path("/dev/accel0").exists()
     device = "tpu" if on_tpu else "cuda12" if shutil.which("nvidia-smi") else "cpu"
-    wheel = os.environ.get("JPAGED_WHEEL")  # a wheel built from a checkout, instead of the repository
-    if not wheel and not REPOSITORY:
-        raise RuntimeError("jpaged is not installed: set the environment variable JPAGED_WHEEL to a wheel of it")
-    source = Path(wheel).resolve().as_uri() if wheel else f"git+{REPOSITORY}"
-    package = f"jpaged[{device},notebooks] @ {source}"
+    where = f"git+{SOURCE}" if "://" in SOURCE else Path(SOURCE).resolve().as_uri()
+    package = f"jpaged[{device},notebooks] @ {where}"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
 
 # %% [markdown]
@@ -98,20 +103,21 @@ for question, output in zip(questions, outputs, strict=True):
 #
 # ## The memory, while it works
 #
-# `llm.stream` yields pieces of text as they come, and between two pieces we may look at the pool. Each cell is a block
-# of 16 tokens. The strong ones belong to the answer that is being written. Pale ones are *cached*: no request owns
-# them, but they still hold the questions from above, in case somebody asks again.
+# `llm.stream` yields pieces of text as they come, and between two pieces we may look at the pool. Three stories are
+# written at once; the map is of the moment at which they hold most. Each cell is a block of 16 tokens. The strong ones
+# belong to the stories. Pale ones are *cached*: no request owns them, but they still hold the questions from above, in
+# case somebody asks again.
 
 # %%
-stream = llm.stream("Once upon a time, in a harbour town,", SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS))
-pieces, used = [], []
-busiest = llm.memory_map()
-for delta in stream:
-    pieces.append(delta.text)
-    busiest = llm.memory_map()
-    used.append(busiest.groups[0].used)
-print("".join(pieces))
-display(HTML(busiest.to_html()))
+openings = ["Once upon a time, in a harbour town,", "The last train had left, and", "Nobody knew why the clock"]
+stories, maps = list(openings), []
+for delta in llm.stream(openings, SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)):
+    stories[delta.prompt_index] += delta.text
+    maps.append(llm.memory_map())
+used = [one.groups[0].used for one in maps]
+fullest = maps[used.index(max(used))]
+print(*stories, sep="\n\n")
+display(HTML(fullest.to_html()))
 
 # %% [markdown]
 # When the stream ends, its blocks are free again, that is: cached.
@@ -120,18 +126,19 @@ display(HTML(busiest.to_html()))
 display(HTML(llm.memory_map().to_html()))
 
 # %% [markdown]
-# Memory is taken block by block, not for the longest answer there might be. Older engines reserved the dashed line at
-# once, for each request, and most of it stayed empty. That is the whole point of PagedAttention ([Kwon et al.,
-# 2023](https://arxiv.org/abs/2309.06180)).
+# Memory is taken block by block, not for the longest answers there might be. Older engines reserved the dashed line at
+# once: more blocks than this pool has, and most of them would have stayed empty. That is the whole point of
+# PagedAttention ([Kwon et al., 2023](https://arxiv.org/abs/2309.06180)).
 
 # %%
 import matplotlib.pyplot as plt
 
 figure, axes = plt.subplots(figsize=(8, 3))
 axes.step(range(len(used)), used, where="post", linewidth=2, label="blocks in use")
-axes.axhline(MAX_MODEL_LEN / 16, linestyle="--", color="grey", label=f"reserved for {MAX_MODEL_LEN} tokens")
-axes.set(xlabel="tokens of the answer", ylabel="blocks", ylim=(0, None), title="One answer's memory")
-axes.legend()
+reserved = len(openings) * MAX_MODEL_LEN / 16
+axes.axhline(reserved, linestyle="--", color="grey", label=f"reserved for {MAX_MODEL_LEN} tokens each")
+axes.set(xlabel="tokens of all three", ylabel="blocks", ylim=(0, 1.3 * reserved), title="The memory of three stories")
+axes.legend(loc="center")
 plt.show()
 
 # %% [markdown]

@@ -29,17 +29,22 @@ import sys
 import warnings
 from pathlib import Path
 
-warnings.filterwarnings("ignore", "IProgress not found")  # without ipywidgets, tqdm's bars are text
-REPOSITORY = ""  # scripts/colab/sync.py writes the address of pyproject.toml here
+# Where jpaged comes from: the address of its repository, the folder of a checkout, or a wheel. A checkout that this
+# notebook is in is found; elsewhere write one of them here, or into the environment variable JPAGED_SOURCE.
+SOURCE = ""  # scripts/colab/sync.py writes the address of pyproject.toml here
 
+warnings.filterwarnings("ignore", ".*(IProgress not found|ipywidgets)")  # without ipywidgets, bars are text
+around = [str(folder) for folder in (Path.cwd(), *Path.cwd().parents) if (folder / "scripts/colab/sync.py").is_file()]
+SOURCE = os.environ.get("JPAGED_SOURCE") or next(iter(around), SOURCE)
 if importlib.util.find_spec("jpaged") is None:
+    if "://" not in SOURCE and not (SOURCE and Path(SOURCE).exists()):
+        raise RuntimeError(
+            f"SOURCE={SOURCE!r}: write an address, a checkout's folder or a wheel there, or JPAGED_SOURCE"
+        )
     on_tpu = "TPU_ACCELERATOR_TYPE" in os.environ or Path("/dev/accel0").exists()
     device = "tpu" if on_tpu else "cuda12" if shutil.which("nvidia-smi") else "cpu"
-    wheel = os.environ.get("JPAGED_WHEEL")  # a wheel built from a checkout, instead of the repository
-    if not wheel and not REPOSITORY:
-        raise RuntimeError("jpaged is not installed: set the environment variable JPAGED_WHEEL to a wheel of it")
-    source = Path(wheel).resolve().as_uri() if wheel else f"git+{REPOSITORY}"
-    package = f"jpaged[{device},notebooks] @ {source}"
+    where = f"git+{SOURCE}" if "://" in SOURCE else Path(SOURCE).resolve().as_uri()
+    package = f"jpaged[{device},notebooks] @ {where}"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
 
 # %%
@@ -121,7 +126,8 @@ llm = LLM(
     max_num_batched_tokens=128,
     kv_cache_memory_bytes=16 << 20,
 )
-for group in llm.memory_report().groups:
+groups = llm.memory_report().groups
+for group in groups:
     print(f"{group.name}: blocks of {group.block_bytes:,} bytes")
 print(f"one large page: {llm.memory_report().page_bytes:,} bytes")
 
@@ -198,11 +204,21 @@ assert waste["layer groups"] < waste["one page size"], "a window's blocks are gi
 
 # %% [markdown]
 # Here is the pool at that moment. Each cell is a large page, in the colour of the group that has taken it; the
-# stripes inside are that group's blocks. The local layers do most of the computing and hold the smaller part of the
-# memory.
+# stripes inside are that group's blocks. Pale pages hold what has left the windows: no request owns them, they are
+# cached, and free for a request that needs a page. The ten local layers hold about one and a half times what the two
+# global ones hold, so a local layer holds a third of what a global one does:
 
 # %%
 display(HTML(fullest.to_html()))
+layers = {"window": 10, "full": 2}
+each = {}
+for drawn, group in zip(fullest.groups, groups, strict=True):
+    mib = drawn.used * group.block_bytes / 2**20
+    each[group.name] = mib / layers[group.name]
+    print(
+        f"{layers[group.name]} {group.name} layers: {drawn.used} blocks, {mib:.2f} MiB, {each[group.name]:.2f} a layer"
+    )
+assert each["window"] < each["full"], "a local layer holds less than a global one"
 
 # %% [markdown]
 # ## What it buys

@@ -26,17 +26,22 @@ import sys
 import warnings
 from pathlib import Path
 
-warnings.filterwarnings("ignore", "IProgress not found")  # without ipywidgets, tqdm's bars are text
-REPOSITORY = ""  # scripts/colab/sync.py writes the address of pyproject.toml here
+# Where jpaged comes from: the address of its repository, the folder of a checkout, or a wheel. A checkout that this
+# notebook is in is found; elsewhere write one of them here, or into the environment variable JPAGED_SOURCE.
+SOURCE = ""  # scripts/colab/sync.py writes the address of pyproject.toml here
 
+warnings.filterwarnings("ignore", ".*(IProgress not found|ipywidgets)")  # without ipywidgets, bars are text
+around = [str(folder) for folder in (Path.cwd(), *Path.cwd().parents) if (folder / "scripts/colab/sync.py").is_file()]
+SOURCE = os.environ.get("JPAGED_SOURCE") or next(iter(around), SOURCE)
 if importlib.util.find_spec("jpaged") is None:
+    if "://" not in SOURCE and not (SOURCE and Path(SOURCE).exists()):
+        raise RuntimeError(
+            f"SOURCE={SOURCE!r}: write an address, a checkout's folder or a wheel there, or JPAGED_SOURCE"
+        )
     on_tpu = "TPU_ACCELERATOR_TYPE" in os.environ or Path("/dev/accel0").exists()
     device = "tpu" if on_tpu else "cuda12" if shutil.which("nvidia-smi") else "cpu"
-    wheel = os.environ.get("JPAGED_WHEEL")  # a wheel built from a checkout, instead of the repository
-    if not wheel and not REPOSITORY:
-        raise RuntimeError("jpaged is not installed: set the environment variable JPAGED_WHEEL to a wheel of it")
-    source = Path(wheel).resolve().as_uri() if wheel else f"git+{REPOSITORY}"
-    package = f"jpaged[{device},notebooks] @ {source}"
+    where = f"git+{SOURCE}" if "://" in SOURCE else Path(SOURCE).resolve().as_uri()
+    package = f"jpaged[{device},notebooks] @ {where}"
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
 
 # %%
@@ -61,16 +66,16 @@ RATE = 2e-5
 # %% [markdown]
 # ## The task
 #
-# A prompt shows two sums with their answers and asks for a third. The right number is worth 1; a wrong one is worth
+# A prompt shows a sum with its answer and asks for another. The right number is worth 1; a wrong one is worth
 # less, the farther off it is; what is no number is worth nothing.
 
 # %%
-PROMPT_TOKENS, ANSWER_TOKENS = 20, 4
+PROMPT_TOKENS, ANSWER_TOKENS = 10, 3
 
 
 def ask(a: int, b: int) -> str:
     """Return the prompt for one sum."""
-    return f"1+1=2\n3+4=7\n{a}+{b}="
+    return f"3+4=7\n{a}+{b}="
 
 
 def worth(answer: str, wanted: int) -> float:

@@ -21,7 +21,7 @@ BADGE = (
     "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]"
     "(https://colab.research.google.com/github/{place}/blob/main/scripts/colab/{name}.ipynb)"
 )
-UNSET = 'REPOSITORY = ""  # scripts/colab/sync.py writes the address of pyproject.toml here'
+UNSET = 'SOURCE = ""  # scripts/colab/sync.py writes the address of pyproject.toml here'
 
 
 def repository(root: Path = ROOT) -> str:
@@ -52,7 +52,7 @@ def notebook(script: Path, address: str) -> str:
         title, _, rest = made.cells[0].source.partition("\n\n")
         badge = BADGE.format(place=address.removeprefix(GITHUB), name=script.stem)
         made.cells[0].source = "\n\n".join([title, badge, rest])
-        made.cells[1].source = made.cells[1].source.replace(UNSET, f'REPOSITORY = "{address}"')
+        made.cells[1].source = made.cells[1].source.replace(UNSET, f'SOURCE = "{address}"')
     return nbformat.writes(made) + "\n"
 
 

@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 from commands import ROOT, flags, parse_jpaged, script_of
-from docs_markdown import command_lines
+from docs_markdown import code_blocks, command_lines
 
 from scripts.benchmarks.registry import BENCHMARKS
 from scripts.compiled_code.registry import COMPILED
@@ -79,6 +79,19 @@ def test_extras_that_are_installed_exist():
         for extra in group.split(",")
     }
     assert {"cpu", "serve", "tpu"} <= named <= set(EXTRAS)
+
+
+def test_the_readme_names_what_a_newcomer_runs():
+    page = (ROOT / "README.md").read_text()
+    for command in (
+        "bash scripts/demo.sh",
+        "bash scripts/test.sh",
+        "`jpaged chat`",
+        "jpaged serve smollm2-135m",
+    ):
+        assert command in page, command
+    (client,) = [block.code for block in code_blocks(page) if "OpenAI" in block.code]
+    assert "temperature=0)" in client, "else an answer is another one each time"
 
 
 def test_tests_that_are_run_exist():

@@ -147,6 +147,19 @@ def test_queries_see_keys_behind_their_own_up_to_their_last(impl, window):
     assert_close(got, want, case.dtype)
 
 
+@pytest.mark.parametrize("impl", ["reference", "xla", "cpu", "tpu_interpret"])
+def test_queries_without_a_last_key_change_no_other_result_whether_single_or_of_a_prompt(impl):
+    """What such a query gets is not read: the versions differ there, so only the others are compared."""
+    case = Case(tokens=24, seqs=5, pages=8, q_per_kv=2)
+    batch = make_batch(case, [1, 1, 13, 1, 8], [30, 3, 20, 0, 0])
+    last = last_keys_of_images(case, batch, [[]] * 5)
+    unread = np.array([1, 2, 9, 14, 16])
+    last[unread] = -1
+    read = np.setdiff1d(np.arange(24), unread)
+    got = np.asarray(compiled(impl, case)(*batch.arrays, last_keys=last))
+    assert_close(got[read], dense_attention(case, batch)[read], case.dtype)
+
+
 IMAGE_CASES = {
     "llama heads": Case(q_per_kv=4, tokens=48),
     "a window shorter than an image, odd group": Case(q_per_kv=3, tokens=48, sliding_window=5),

@@ -10,6 +10,7 @@ import asyncio
 import importlib.util
 import re
 import resource
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -43,8 +44,8 @@ ADDRESS = "https://github.com/some-one/paged"
 
 @pytest.fixture(autouse=True)
 def checkout(monkeypatch):
-    """Return what the notebook on a first run would clone."""
-    monkeypatch.setenv("JPAGED_CHECKOUT", str(FOLDER.parents[1]))
+    """Say where the notebooks' jpaged is, as their folder is none of the repository."""
+    monkeypatch.setenv("JPAGED_SOURCE", str(FOLDER.parents[1]))
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +138,7 @@ def test_a_notebook_has_a_badge_and_an_address_if_one_is_configured(name, sync):
     placed = nbformat.reads(sync.notebook(FOLDER / f"{name}.py", ADDRESS), as_version=4)
     first, install = (cell.source for cell in placed.cells[:2])
     assert f"/github/some-one/paged/blob/main/scripts/colab/{name}.ipynb" in first
-    assert f'REPOSITORY = "{ADDRESS}"' in install and "JPAGED_WHEEL" in install
+    assert f'SOURCE = "{ADDRESS}"' in install and "JPAGED_SOURCE" in install
     bare = nbformat.reads(sync.notebook(FOLDER / f"{name}.py", ""), as_version=4)
     assert "colab.research" not in bare.cells[0].source and "github.com" not in str(bare)
     assert bare.cells[1].source == read_first_install(sync)
@@ -159,33 +160,73 @@ def test_the_address_is_that_of_pyproject(sync, tmp_path):
         named('urls = { Repository = "https://example.com/x" }')
 
 
-def test_an_installed_package_is_not_installed_again_and_a_wheel_goes_before_the_repository(
-    sync, monkeypatch, tmp_path
-):
-    bare = read_first_install(sync)
-    source = nbformat.reads(sync.notebook(SCRIPTS[0], ADDRESS), as_version=4).cells[1].source
-    calls = []
-    monkeypatch.setattr("subprocess.run", lambda command, **given: calls.append(command))
-    exec(source, {})
-    assert calls == []
+@pytest.fixture
+def installing(monkeypatch, tmp_path):
+    """Return a function that runs an installing cell without jpaged, and returns the package that pip is to install."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.delenv("TPU_ACCELERATOR_TYPE", raising=False)
-    monkeypatch.delenv("JPAGED_WHEEL", raising=False)
-    exec(source, {})
-    with pytest.raises(RuntimeError, match="JPAGED_WHEEL"):
-        exec(bare, {})
+    monkeypatch.delenv("JPAGED_SOURCE")
+    monkeypatch.chdir(tmp_path)
+
+    def install(source: str, **variables: str) -> str:
+        commands = []
+        monkeypatch.setattr("subprocess.run", lambda command, **given: commands.append(command))
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        exec(source, {})
+        ((*_, package),) = commands
+        return package
+
+    return install
+
+
+def test_an_installed_package_is_not_installed_again(sync, monkeypatch):
+    monkeypatch.setattr("subprocess.run", lambda *given, **more: pytest.fail("it is installed"))
+    with warnings.catch_warnings(record=True) as seen:
+        exec(read_first_install(sync), {})
+        warnings.warn("IProgress not found. Please update jupyter", stacklevel=1)  # tqdm's
+        warnings.warn('install "ipywidgets" for Jupyter support', stacklevel=1)  # rich's, at a download
+    assert seen == []
+
+
+def test_one_variable_says_where_to_install_from(sync, installing, tmp_path):
+    """It may be written into the cell, be in the environment, come from pyproject.toml or be where the notebook is."""
+    bare = read_first_install(sync)
+    for wrong in ("", str(tmp_path / "gone.whl")):
+        with pytest.raises(RuntimeError, match=rf"SOURCE='{wrong}': write an address, a checkout's folder or a wheel"):
+            installing(bare.replace('SOURCE = ""', f'SOURCE = "{wrong}"'))
+    placed = nbformat.reads(sync.notebook(SCRIPTS[0], ADDRESS), as_version=4).cells[1].source
+    assert installing(placed) == f"jpaged[cpu,notebooks] @ git+{ADDRESS}"
     wheel = tmp_path / "jpaged-0-py3-none-any.whl"
-    monkeypatch.setenv("JPAGED_WHEEL", str(wheel))
+    wheel.touch()
+    for given in (wheel, tmp_path):
+        assert installing(placed, JPAGED_SOURCE=str(given)) == f"jpaged[cpu,notebooks] @ {given.as_uri()}"
+        written = bare.replace('SOURCE = ""', f'SOURCE = "{given}"')
+        assert installing(written, JPAGED_SOURCE="") == f"jpaged[cpu,notebooks] @ {given.as_uri()}"
+
+
+def test_a_checkout_around_the_notebook_is_found_and_goes_before_the_address(sync, installing, monkeypatch):
+    placed = nbformat.reads(sync.notebook(SCRIPTS[0], ADDRESS), as_version=4).cells[1].source
+    monkeypatch.chdir(FOLDER)
+    assert installing(placed) == f"jpaged[cpu,notebooks] @ {FOLDER.parents[1].as_uri()}"
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
-    exec(source, {})
-    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5litepod-1")
-    exec(bare, {})
-    assert [command[-1] for command in calls] == [
-        f"jpaged[cpu,notebooks] @ git+{ADDRESS}",
-        f"jpaged[cuda12,notebooks] @ {wheel.as_uri()}",
-        f"jpaged[tpu,notebooks] @ {wheel.as_uri()}",
+    assert installing(placed).startswith("jpaged[cuda12,notebooks]")
+    assert installing(placed, TPU_ACCELERATOR_TYPE="v5litepod-1").startswith("jpaged[tpu,notebooks]")
+
+
+def test_notebooks_read_no_other_variable():
+    asked = {name for script in SCRIPTS for name in re.findall(r"environ\S*?[\[(]\"(\w+)\"", script.read_text())}
+    assert asked == {"JPAGED_SOURCE"}
+
+
+def used_blocks(notebook: nbformat.NotebookNode) -> list[list[int]]:
+    """Return of each drawing of the pool the used blocks of each group."""
+    shown = [
+        output.get("data", {}).get("text/html", "") for cell in notebook.cells for output in cell.get("outputs", [])
     ]
+    maps = [html for html in shown if "jpaged-memory-map" in html]
+    return [[int(used) for used in re.findall(r"</span> [^<]*</td><td>(\d+)<", html)] for html in maps]
 
 
 OFTEN = ("1_first_answers",)
@@ -202,9 +243,12 @@ def test_a_notebook_runs_and_draws(name, tmp_path):
         assert "Alone, each with its own copy" in printed(done) and pictures(done) == 5
     if name == "3_jenga":
         assert pictures(done) == 4  # what is held, the waste, the pool, what it buys
+        assert all(used > 0 for used in used_blocks(done)[0])
     if name == "6_first_run":
         assert "trial on a CPU" in printed(done) and "FAILED" not in printed(done) and "WRONG" not in printed(done)
     if name == "1_first_answers":
+        (at_work,), (afterwards,) = used_blocks(done)
+        assert at_work >= 3 and afterwards == 0, "the first map is of the stories, the second of the time after them"
         assert "(stopped)" in printed(done) and "Paris" in printed(done).rpartition("(stopped)")[2]
 
 

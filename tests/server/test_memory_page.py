@@ -140,6 +140,8 @@ def test_every_control_of_the_page_has_a_name_and_tables_have_headings():
     for control in re.findall(r"<input[^>]*>", page):
         assert re.search(r"<label>[^<]*" + re.escape(control), page), control
     assert page.count("<th ") == page.count('<th scope="col"')
+    scrolled = re.findall(r'<div class="scroll" tabindex="0" role="region" aria-label(?:ledby)?="[^"]+"><table', page)
+    assert len(scrolled) == page.count("<table") == 3, "the keyboard scrolls every table too"
 
 
 def test_a_rate_that_no_page_could_follow_is_refused():

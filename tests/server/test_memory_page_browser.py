@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 
 import pytest
 import wanted
@@ -278,3 +280,50 @@ def test_a_narrow_screen_scrolls_tables_alone_and_its_cells_can_be_tapped(browse
         box = page.locator("#map").bounding_box()
         page.touchscreen.tap(box["x"] + side / 2, box["y"] + side / 2)
         assert page.inner_text("#page-title").startswith("Page 0:") and page.is_visible("#tip")
+
+
+LEFT_COLUMNS = """() => [...document.querySelectorAll("#plots canvas")].map((canvas) =>
+  [...canvas.getContext("2d").getImageData(0, 0, 1, canvas.height).data].some((value) => value))"""
+"""Tells of each plot whether anything is painted at its left edge, where a label that does not fit would be cut."""
+
+
+@pytest.mark.parametrize("rate", [30, 30_000, 3_000_000])
+def test_the_numbers_of_an_axis_fit_whatever_they_are(browser, rate):
+    engine = busy_engine()
+    with serving(engine, free_port()) as url, page_of(browser, url) as page:
+        live(page)
+        for _ in range(4):
+            engine.step(seconds=rate / 1000)
+            engine.output_tokens += rate
+            engine.prompt_tokens += rate
+            page.wait_for_timeout(300)
+        shown = page.inner_text("#plots")
+        assert re.search(rf"\b\d{{{len(str(rate))},}}(\.\d)? /s output", shown), shown
+        assert page.evaluate(LEFT_COLUMNS) == [False] * 5
+
+
+EDGES = """div => [div.scrollLeft, div.scrollWidth - div.clientWidth - div.scrollLeft]"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_table_that_scrolls_has_a_shadow_where_more_of_it_is(browser, scheme):
+    image = pytest.importorskip("PIL.Image")
+    engine = busy_engine()
+    with serving(engine, free_port()) as url, page_of(browser, url, color_scheme=scheme) as page:
+        live(page)
+        tables = page.locator(".scroll").first
+
+        def shadows() -> tuple[bool, bool]:
+            """Tell whether the left and the right edge have another colour than the middle, between the rows."""
+            shot = image.open(BytesIO(tables.screenshot(animations="disabled"))).convert("RGB")
+            y = 2
+            middle, left, right = (shot.getpixel((x, y)) for x in (shot.width // 2, 0, shot.width - 1))
+            return left != middle, right != middle
+
+        assert shadows() == (False, False), "all of it is there on a wide screen"
+        page.set_viewport_size({"width": 390, "height": 800})
+        assert tables.evaluate(EDGES)[1] > 0 and shadows() == (False, True)
+        tables.evaluate("div => { div.scrollLeft = 20 }")
+        assert shadows() == (True, True)
+        tables.evaluate("div => { div.scrollLeft = div.scrollWidth }")
+        assert shadows() == (True, False)

@@ -1,5 +1,7 @@
 """One row adds a form of tool calls or of thoughts; one router adds a path, with the access that its marks say."""
 
+import json
+
 import pytest
 from fastapi import APIRouter
 from llguidance import LLMatcher, LLTokenizer
@@ -18,6 +20,8 @@ from jpaged.server.settings import ServerSettings
 
 HELLO = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
+WEATHER = {"type": "function", "function": {"name": "f", "parameters": CITY}}
 
 
 def allows(grammar, text):
@@ -41,6 +45,45 @@ def test_a_form_of_tool_calls_is_one_row(monkeypatch):
     assert allows(turn.parameters()["structured_outputs"].grammar, text)
     reader = turn.reader()
     assert [*reader.push(text), *reader.finish()] == [CallStart(0, "f"), CallArguments(0, "{}")]
+
+
+class WordCalls(ToolFormat):
+    """Calls as ``<<f city=Paris>>``: arguments are words, not JSON."""
+
+    def call_rules(self, number, function, special):
+        names = " | ".join(f'"{name}"' for name in function["parameters"]["properties"])
+        return [f'call_{number}: "{function["name"]}" (" " name_{number} "=" /\\w+/)*', f"name_{number}: {names}"]
+
+
+class WordReader:
+    """Reads outputs of `WordCalls`, whole."""
+
+    def __init__(self, form, *, shaped=False):
+        self.form, self.text = form, ""
+
+    def push(self, text):
+        self.text += text
+        return []
+
+    def finish(self):
+        said, found, call = self.text.partition(self.form.begin)
+        if not found:
+            return [Content(said)]
+        name, *words = call.removesuffix(self.form.closing).split()
+        return [CallStart(0, name), CallArguments(0, json.dumps(dict(word.split("=") for word in words)))]
+
+
+def test_a_form_of_tool_calls_without_json_is_a_subclass_and_its_reader(monkeypatch):
+    monkeypatch.setitem(TOOL_FORMATS, "words", WordCalls("<<", "", ">><<", ">>", parser=WordReader))
+    body = ChatRequest(messages=HELLO, tools=[WEATHER], tool_choice="required")
+    turn = ChatTurn(body, byte_level_tokenizer(), tool_parser="words")
+    turn.follow("hi")
+    grammar = turn.parameters()["structured_outputs"].grammar
+    assert allows(grammar, "<<f city=Paris>>") and allows(grammar, "<<f>>")
+    assert not allows(grammar, "<<f town=Paris>>") and not allows(grammar, '<<{"name": "f", "arguments": {}}>>')
+    reader = turn.reader()
+    parts = [*reader.push("<<f city="), *reader.push("Paris>>"), *reader.finish()]
+    assert parts == [CallStart(0, "f"), CallArguments(0, '{"city": "Paris"}')]
 
 
 @pytest.mark.parametrize(("begin", "end"), [("[THINK]", "[/THINK]"), ("(*", "*)")])

@@ -2,8 +2,10 @@
 
 A kind of layer is one file with one `LayerCache`, and a line in `jpaged.execution.caches.registry`. Its host half says
 how many bytes a block takes, which blocks a sequence still needs (a `Policy` of `jpaged.memory`) and which arrays a
-step brings; its device half is the operation that the model calls. Batch, step, pool, swapping, planning and engine
-know no other kind than this interface.
+step brings; its device half is the operation that the model calls. Everything else of the engine goes through this
+interface, for a layer whose blocks are in the tables of sequences. By their class are known: adapters and encoded
+images, whose blocks no table holds and which are filled apart from the step; and, in training, the kinds that a launch
+of one token a sequence can be made of (`jpaged.training.exact`).
 """
 
 from __future__ import annotations

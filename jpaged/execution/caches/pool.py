@@ -144,7 +144,7 @@ class DonatedPool:
     """
 
     def __init__(self, spec: PoolSpec, mesh: Mesh) -> None:
-        thread = ThreadPoolExecutor(1)
+        thread = ThreadPoolExecutor(1, thread_name_prefix="jpaged-pool")
         self._made = thread.submit(make_pool, spec, mesh)
         thread.shutdown(wait=not is_local(mesh))
         self._array: jax.Array | None = None

@@ -535,11 +535,13 @@ function niceTop(value) {
   return [1, 2, 5, 10].map((step) => step * unit).find((step) => step >= value);
 }
 
+let gutter = 46; // room for the axes' numbers, the same for all plots; it grows with the longest
+
 function drawPlot(plot) {
   const { canvas, series, lines } = plot;
   const scale = devicePixelRatio || 1;
   const [width, height] = [canvas.clientWidth, 72];
-  const [left, bottom] = [46, 14]; // room for the axes' numbers
+  const bottom = 14; // room for the times
   [canvas.width, canvas.height] = [Math.round(width * scale), Math.round(height * scale)];
   const pen = canvas.getContext("2d");
   pen.scale(scale, scale);
@@ -547,13 +549,16 @@ function drawPlot(plot) {
   const top = plot.top || niceTop(Math.max(plot.whole ? 1 : 0.001, ...known));
   const y = (value) => height - bottom - 1 - (value / top) * (height - bottom - 8);
   pen.font = "10.5px system-ui, sans-serif";
+  const label = (value) => `${short(value)}${plot.unit && ` ${plot.unit}`}`;
+  gutter = Math.max(gutter, Math.ceil(pen.measureText(label(top)).width) + 6);
+  const left = gutter;
   pen.fillStyle = colour("--soft");
   pen.strokeStyle = colour("--line");
   pen.lineWidth = 1;
   pen.textAlign = "right";
   for (const value of [0, top]) {
     pen.textBaseline = value ? "top" : "bottom";
-    pen.fillText(`${short(value)}${plot.unit && ` ${plot.unit}`}`, left - 5, value ? 2 : height - bottom + 2);
+    pen.fillText(label(value), left - 5, value ? 2 : height - bottom + 2);
     pen.beginPath();
     pen.moveTo(left, Math.round(y(value)) + 0.5);
     pen.lineTo(width, Math.round(y(value)) + 0.5);

@@ -1,7 +1,8 @@
 """Tool calls of model families: marks, reader and grammar, one row of a table a family.
 
-A row of `TOOL_FORMATS` is all that a new family needs; its name becomes a value of ``--tool-parser``. The grammar makes
-a model write calls that fit the functions' schemas, and the reader finds them in the text.
+A row of `TOOL_FORMATS` is all that a family needs whose arguments are JSON; others need a subclass of `ToolFormat`
+too. The row's name becomes a value of ``--tool-parser``. The grammar makes a model write calls that fit the functions'
+schemas, and the reader finds them in the text.
 """
 
 from __future__ import annotations
@@ -338,11 +339,18 @@ class ToolFormat:
             rules.append(f"{name}: {self._mark(special) if again else _loose(getattr(self, name))}")
         rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(functions))))
         for i, function in enumerate(functions):
-            lenient = {} if function.get("strict") else LENIENT
-            schema = {**_arguments(function), "x-guidance": {**_JSON_STYLE, **lenient}}
-            rules += [f"call_{i}: {self._call(function['name'], f'args_{i}', special)}"]
-            rules += [f"args_{i}: %json {json.dumps(schema)}"]
+            rules += self.call_rules(i, function, special)
         return "\n".join(rules)
+
+    def call_rules(self, number: int, function: Mapping[str, Any], special: Special) -> list[str]:
+        """Return the rules of a call of a function, the first of them ``call_<number>``.
+
+        A format whose arguments are no JSON overrides it, and has a `parser` that makes JSON of them.
+        """
+        lenient = {} if function.get("strict") else LENIENT
+        schema = {**_arguments(function), "x-guidance": {**_JSON_STYLE, **lenient}}
+        call = self._call(function["name"], f"args_{number}", special)
+        return [f"call_{number}: {call}", f"args_{number}: %json {json.dumps(schema)}"]
 
     def _forced(self, special: Special, thought: Thought, marks: ThoughtFormat) -> list[str]:
         """Return the rules of an answer that must be calls."""

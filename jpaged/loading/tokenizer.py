@@ -11,7 +11,7 @@ from jpaged.loading import demo_model
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.tokenizer import eos_ids_from_gguf, tokenizer_from_gguf
 from jpaged.loading.hugging_face import read_json, transformers
-from jpaged.loading.source import Source, from_hub, resolve_source
+from jpaged.loading.source import Source, from_hub, is_hub_id, resolve_source
 from jpaged.loading.tokenizer_folder import read_tokenizer
 from jpaged.loading.vocabulary_files import FILES, tokenizer_of_files
 from jpaged.text.tokenizer import Tokenizer
@@ -153,7 +153,7 @@ def _without_code(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def find_tokenizer(name: str, download_dir: str | Path | None = None) -> AnyTokenizer:
-    """Load a tokenizer by itself, from an alias, a ``.gguf`` file, a folder or a hub id; weights are not fetched.
+    """Load a tokenizer by itself, from an alias, a GGUF file, a folder or a hub id; weights are not fetched.
 
     Raises:
         ValueError: nothing of that name has a tokenizer; names it.
@@ -161,7 +161,7 @@ def find_tokenizer(name: str, download_dir: str | Path | None = None) -> AnyToke
     path = Path(name).expanduser()
     if path.is_dir():
         source = Source(name, "safetensors", path)
-    elif _is_hub_id(name) and not path.exists():
+    elif is_hub_id(name) and not path.exists():
         source = Source(name, "safetensors", from_hub("tokenizer", name, _HUB_FILES, download_dir=download_dir))
     else:
         try:
@@ -171,10 +171,6 @@ def find_tokenizer(name: str, download_dir: str | Path | None = None) -> AnyToke
     if not has_tokenizer(source):
         raise ValueError(f"tokenizer={name!r} has none: {source.path} holds none of {', '.join(_FILES)}")
     return load_tokenizer(source)
-
-
-def _is_hub_id(name: str) -> bool:
-    return name.count("/") == 1 and not name.startswith((".", "~", "/")) and not name.endswith(".gguf")
 
 
 def eos_token_ids(source: Source, gguf: GGUFFile | None = None) -> tuple[int, ...]:

@@ -141,6 +141,7 @@ def test_a_key_with_a_value_of_another_type_is_named(tmp_path, tensors, key, val
         ("llama.block_count", 1 << 30, "llama.block_count=1073741824 must be a positive whole number of at most"),
         ("llama.rope.scaling.type", "other", "rope.scaling.type='other' is not supported"),
         ("general.architecture", "other", "GGUF architecture 'other' is not supported"),
+        ("general.architecture", "clip", "holds a model's eyes alone (mmproj): name the file of its language model"),
     ],
 )
 def test_a_value_that_does_not_fit_the_others_is_named(tmp_path, tensors, key, value, message):

@@ -6,7 +6,8 @@ A vocabulary comes from a GGUF file's metadata or from a folder without tokenize
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Container, Mapping, Sequence
 from typing import Literal
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -144,6 +145,36 @@ def keep_whole(tokenizer: Tokenizer, pieces: Sequence[str]) -> None:
     tokenizer.pre_tokenizer = cut if before is None else pre_tokenizers.Sequence([before, cut])
     if isinstance(tokenizer.model, models.BPE):
         tokenizer.model.ignore_merges = True
+
+
+def merges_of_tokens(
+    merges: Sequence[tuple[str, str]], vocabulary: Container[str], place: object
+) -> list[tuple[str, str]]:
+    """Return the merges of two tokens to a token, with a warning that names the first of the others.
+
+    The library knows tokens only. llama.cpp joins any pair; one that makes no token then becomes its letters again, as
+    if it had not been joined, unless it is a step to a token.
+
+    Args:
+        place: file and key, for messages.
+
+    Raises:
+        ValueError: a token is made of a part that is none; names both.
+    """
+    found, lost = [], []
+    for left, right in merges:
+        parts = left in vocabulary and right in vocabulary
+        made = left + right in vocabulary
+        if made and not parts and left and right:
+            none = left if left not in vocabulary else right
+            raise ValueError(
+                f"{place} has {f'{left} {right}'[:80]!r}, which makes a token of {none[:80]!r}, which is none"
+            )
+        (found if parts and made else lost).append((left, right))
+    if lost:
+        first = " ".join(lost[0])[:80]
+        warnings.warn(f"{place}: {len(lost)} merges make no token and are passed over, first: {first!r}", stacklevel=2)
+    return found
 
 
 def merges_by_score(scores: Mapping[str, float]) -> list[tuple[str, str]]:

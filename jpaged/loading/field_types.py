@@ -55,6 +55,7 @@ REAL = Type(_is_real, "a finite number")
 ABOVE_ZERO = Type(lambda value: _is_real(value) and value > 0, "a positive number")
 FLAG = Type(lambda value: isinstance(value, bool), "true or false")
 TEXT = Type(lambda value: isinstance(value, str), "a text")
+TABLE = Type(lambda value: isinstance(value, Mapping), "a table")
 
 
 def check_field(place: object, name: str, value: Any, type_: Type) -> None:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakKeyDictionary
 
 from jpaged.loading import demo_model
+from jpaged.loading.field_types import check_field
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.tokenizer import eos_ids_from_gguf, tokenizer_from_gguf
-from jpaged.loading.hugging_face import read_json, transformers
+from jpaged.loading.hugging_face import read_json, read_text, transformers
 from jpaged.loading.source import Source, from_hub, is_hub_id, resolve_source
-from jpaged.loading.tokenizer_folder import read_tokenizer
+from jpaged.loading.tokenizer_folder import (
+    TEMPLATE,
+    chat_template_of,
+    read_backend,
+    read_settings,
+    read_tokenizer,
+    templates_by_name,
+)
 from jpaged.loading.vocabulary_files import FILES, tokenizer_of_files
-from jpaged.text.tokenizer import Tokenizer
+from jpaged.text.tokenizer import NamedErrors, Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,7 +31,8 @@ if TYPE_CHECKING:
 AnyTokenizer: TypeAlias = "Tokenizer | PreTrainedTokenizerBase"
 """jpaged's own tokenizer, or transformers' where only that reads the files; both have the methods that jpaged uses."""
 
-_FILES = ("tokenizer.json", "tokenizer_config.json", *FILES, "vocab.json", "vocab.txt")
+_FILE = "tokenizer.json"
+_FILES = (_FILE, "tokenizer_config.json", *FILES, "vocab.json", "vocab.txt")
 _PROCESSORS_TEMPLATE = "chat_template.json"
 _HUB_FILES = [
     "config.json",
@@ -71,14 +81,16 @@ def load_tokenizer(source: Source, gguf: GGUFFile | None = None) -> AnyTokenizer
         if source.name == demo_model.ALIAS:
             built.chat_template = {"default": built.get_chat_template(), "tool_use": demo_model.TOOL_TEMPLATE}
         return built
-    if (source.path / "tokenizer.json").exists():
+    if (source.path / _FILE).exists():
         tokenizer = read_tokenizer(source.path) or _by_transformers(source.path)
     else:
         tokenizer = tokenizer_of_files(source.path) or _by_transformers(source.path)
     # A multimodal model's template may lie where transformers lets its processor alone look, which then prefers it.
-    own = read_json(source.path / _PROCESSORS_TEMPLATE).get("chat_template")
+    file = source.path / _PROCESSORS_TEMPLATE
+    own = read_json(file).get("chat_template")
+    check_field(file, "chat_template", own, TEMPLATE.or_null())
     if own is not None:
-        tokenizer.chat_template = own
+        tokenizer.chat_template = templates_by_name(own)
     return tokenizer
 
 
@@ -112,9 +124,14 @@ def _by_transformers(folder: Path) -> PreTrainedTokenizerBase:
     Raises:
         ValueError: transformers cannot read the folder; says why.
     """
+    chat_template_of(folder, read_settings(folder).get("chat_template"))  # names what is wrong with the files
     try:
-        return transformers().AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, ImportError) as error:
+        with NamedErrors(_FILE):
+            return transformers().AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # whatever the class of the folder's tokenizer raises
+        file = folder / _FILE
+        if file.exists():
+            read_backend(file, read_text(file))  # names the field that is wrong
         if not _has_code(folder):
             raise ValueError(f"no tokenizer can be loaded from {folder}: {_reason(folder, error)}") from error
     return _without_code(folder)
@@ -129,10 +146,8 @@ def _reason(folder: Path, error: Exception) -> str:
 
 def _has_code(folder: Path) -> bool:
     """Tell whether a folder names Python code for its tokenizer (``auto_map``)."""
-    return any(
-        "AutoTokenizer" in (read_json(folder / name).get("auto_map") or {})
-        for name in ("tokenizer_config.json", "config.json")
-    )
+    named = (read_json(folder / name).get("auto_map") for name in ("tokenizer_config.json", "config.json"))
+    return any("AutoTokenizer" in one for one in named if isinstance(one, Mapping))
 
 
 def _without_code(folder: Path) -> PreTrainedTokenizerBase:
@@ -141,14 +156,15 @@ def _without_code(folder: Path) -> PreTrainedTokenizerBase:
     Raises:
         ValueError: there is no such file, or transformers cannot read it.
     """
-    if not (folder / "tokenizer.json").exists():
+    if not (folder / _FILE).exists():
         raise ValueError(
             f"{folder}: its tokenizer is Python code (auto_map), which is never run, and it has no tokenizer.json: "
             "tokenizer= takes another model's"
         )
     try:
-        return transformers().PreTrainedTokenizerFast.from_pretrained(folder)
-    except (OSError, ValueError, TypeError) as error:
+        with NamedErrors(_FILE):
+            return transformers().PreTrainedTokenizerFast.from_pretrained(folder)
+    except Exception as error:
         raise ValueError(f"no tokenizer can be loaded from {folder}: {error}") from error
 
 

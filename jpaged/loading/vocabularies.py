@@ -12,6 +12,8 @@ from typing import Literal
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from jpaged.text.tokenizer import NamedErrors
+
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 """Types of SentencePiece's pieces, which are also the values of ``tokenizer.ggml.token_type``. Normal ones are joined,
 control and unknown ones are special tokens, and user-defined ones are matched whole; others represent a byte."""
@@ -116,6 +118,14 @@ def unigram(
     return _spaced(Tokenizer(model), prefix, one_space, charsmap)
 
 
+def check_charsmap(charsmap: bytes, place: object) -> None:
+    """Raise ValueError, naming a file and its key, unless the library reads SentencePiece's compiled normalisation; of
+    a damaged one it panics at some texts."""
+    if charsmap:
+        with NamedErrors(place):
+            normalizers.Precompiled(charsmap).normalize_str("\uff21\u00e9 \ufb01")
+
+
 def _spaced(tokenizer: Tokenizer, prefix: Prefix, one_space: bool, charsmap: bytes) -> Tokenizer:
     """Give a tokenizer of SentencePiece's pieces its normaliser and decoder; returns it."""
     steps: list[normalizers.Normalizer] = []
@@ -167,9 +177,8 @@ def merges_of_tokens(
         made = left + right in vocabulary
         if made and not parts and left and right:
             none = left if left not in vocabulary else right
-            raise ValueError(
-                f"{place} has {f'{left} {right}'[:80]!r}, which makes a token of {none[:80]!r}, which is none"
-            )
+            merge = f"{left} {right}"[:80]
+            raise ValueError(f"{place} has {merge!r}, which makes a token of {none[:80]!r}, which is none")
         (found if parts and made else lost).append((left, right))
     if lost:
         first = " ".join(lost[0])[:80]

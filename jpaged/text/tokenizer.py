@@ -46,6 +46,12 @@ class NamedErrors:
             raise ValueError(f"{self._place}: {error}") from error
 
 
+def errors_of(tokenizer: Any) -> NamedErrors:
+    """Return the context in which transformers' tokenizer is used, whose errors are the library's."""
+    name = getattr(tokenizer, "name_or_path", "")
+    return NamedErrors(f"the tokenizer of {name}" if name else "the tokenizer")
+
+
 class Tokenizer:
     """A `tokenizers.Tokenizer` with the roles of its special tokens and a chat template.
 
@@ -99,7 +105,7 @@ class Tokenizer:
         special = [*special_tokens.values(), *extra_special_tokens]
         self.all_special_tokens = list(dict.fromkeys(map(_text, special)))
         self._truncation_side = truncation_side
-        self._errors = NamedErrors(f"the tokenizer of {name_or_path}" if name_or_path else "the tokenizer")
+        self._errors = errors_of(self)
 
     # ------------------------------------------------------------------ tokens
 

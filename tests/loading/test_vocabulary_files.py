@@ -211,7 +211,7 @@ def test_damaged_ranks_are_refused(tmp_path, lines, message):
 
 def test_a_tekken_without_a_pattern_is_refused(tmp_path):
     (tmp_path / "tekken.json").write_text(json.dumps({"config": {}, "vocab": []}))
-    with pytest.raises(ValueError, match=r"tekken\.json: KeyError: 'pattern'"):
+    with pytest.raises(ValueError, match=r"tekken\.json: config: pattern=None must be a text"):
         load(tmp_path)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 from jpaged.loading.gguf.metadata import check_tokenizer
 from jpaged.loading.gguf.reader import GGUFFile
@@ -20,6 +20,7 @@ from jpaged.loading.vocabularies import (
     around_texts,
     by_regex,
     byte_level_bpe,
+    check_charsmap,
     merges_of_tokens,
     sentencepiece_bpe,
     spaced_bpe,
@@ -264,9 +265,7 @@ def _unigram(file: GGUFFile, tokens: list[str]) -> Tokenizer:
     if unknown is None:
         raise ValueError(f"{file.path}: GGUF metadata has no tokenizer.ggml.unknown_token_id, which Unigram needs")
     charsmap = bytes(file.metadata.get("tokenizer.ggml.precompiled_charsmap", b""))
-    if charsmap:
-        with NamedErrors(f"{file.path}: tokenizer.ggml.precompiled_charsmap", Exception):
-            normalizers.Precompiled(charsmap).normalize_str("\uff21\u00e9 \ufb01")
+    check_charsmap(charsmap, f"{file.path}: tokenizer.ggml.precompiled_charsmap")
     return unigram(
         tokens,
         _required(file, "scores"),

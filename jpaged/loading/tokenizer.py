@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakKeyDictionary
 
 from jpaged.loading import demo_model
-from jpaged.loading.field_types import check_field
+from jpaged.loading.field_types import INTEGER, check_field, either, list_of
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.tokenizer import eos_ids_from_gguf, tokenizer_from_gguf
 from jpaged.loading.hugging_face import read_json, read_text, transformers
@@ -23,7 +23,8 @@ from jpaged.loading.tokenizer_folder import (
     templates_by_name,
 )
 from jpaged.loading.vocabulary_files import FILES, tokenizer_of_files
-from jpaged.text.tokenizer import NamedErrors, Tokenizer
+from jpaged.text.tokenizer import Tokenizer
+from jpaged.text.tokenizer_errors import NamedErrors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,6 +34,7 @@ AnyTokenizer: TypeAlias = "Tokenizer | PreTrainedTokenizerBase"
 
 _FILE = "tokenizer.json"
 _FILES = (_FILE, "tokenizer_config.json", *FILES, "vocab.json", "vocab.txt")
+_END_IDS = either(INTEGER, list_of(INTEGER, "a list of integers"))
 _PROCESSORS_TEMPLATE = "chat_template.json"
 _HUB_FILES = [
     "config.json",
@@ -196,9 +198,23 @@ def eos_token_ids(source: Source, gguf: GGUFFile | None = None) -> tuple[int, ..
     """
     if source.kind == "gguf":
         return eos_ids_from_gguf(gguf or GGUFFile(source.path, source.remote_file))
-    config = read_json(source.path / "config.json")
-    for described in (read_json(source.path / "generation_config.json"), config, config.get("text_config") or {}):
+    for name in ("generation_config.json", "config.json"):
+        if (ids := end_ids(source.path / name)) is not None:
+            return ids
+    return ()
+
+
+def end_ids(file: Path) -> tuple[int, ...] | None:
+    """Return the ``eos_token_id`` of a file, or else of its ``text_config``; None if it names none.
+
+    Raises:
+        ValueError: it is neither an id nor several; names the file.
+    """
+    fields = read_json(file)
+    inner = fields.get("text_config")
+    for described in (fields, inner if isinstance(inner, Mapping) else {}):
         ids = described.get("eos_token_id")
         if ids is not None:
+            check_field(file, "eos_token_id", ids, _END_IDS)
             return tuple(ids) if isinstance(ids, list) else (ids,)
-    return ()
+    return None

@@ -30,8 +30,9 @@ from jpaged.loading.field_types import (
     table_of,
 )
 from jpaged.loading.hugging_face import read_json, read_text
-from jpaged.text.tokenizer import NO_LIMIT, ROLES, NamedErrors
+from jpaged.text.tokenizer import NO_LIMIT, ROLES
 from jpaged.text.tokenizer import Tokenizer as OwnTokenizer
+from jpaged.text.tokenizer_errors import NamedErrors
 
 GENERAL = "TokenizersBackend"
 """transformers' class that takes a tokenizer.json as it is."""

@@ -12,7 +12,7 @@ from typing import Literal
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from jpaged.text.tokenizer import NamedErrors
+from jpaged.text.tokenizer_errors import NamedErrors
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 """Types of SentencePiece's pieces, which are also the values of ``tokenizer.ggml.token_type``. Normal ones are joined,

@@ -33,8 +33,9 @@ from jpaged.loading.vocabularies import (
     sentencepiece_bpe,
     unigram,
 )
-from jpaged.text.tokenizer import NO_LIMIT, NamedErrors
+from jpaged.text.tokenizer import NO_LIMIT
 from jpaged.text.tokenizer import Tokenizer as OwnTokenizer
+from jpaged.text.tokenizer_errors import NamedErrors
 
 FILES = ("tekken.json", "tokenizer.model", "spiece.model", "tiktoken.model", "qwen.tiktoken")
 """The vocabularies that are read, the first one of a folder."""

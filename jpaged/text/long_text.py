@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from jpaged.text.tokenizer import errors_of
+from jpaged.text.tokenizer_errors import errors_of
 
 SLACK = 256
 """Tokens that a window has above the limit where its text is refused: where it cuts a word, its last tokens may be more

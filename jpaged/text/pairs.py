@@ -9,7 +9,7 @@ from typing import Any
 from jpaged.text.chat_template import ChatOptions, ContentFormat, templated
 from jpaged.text.long_text import TokenBound, beginning, encode_bounded, part_for_pair
 from jpaged.text.prompt import Prompt, Tokenization
-from jpaged.text.tokenizer import errors_of
+from jpaged.text.tokenizer_errors import errors_of
 from jpaged.validation import check_unicode
 
 

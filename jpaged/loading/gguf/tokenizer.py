@@ -27,8 +27,9 @@ from jpaged.loading.vocabularies import (
     unigram,
     word_pieces,
 )
-from jpaged.text.tokenizer import NO_LIMIT, NamedErrors
+from jpaged.text.tokenizer import NO_LIMIT
 from jpaged.text.tokenizer import Tokenizer as OwnTokenizer
+from jpaged.text.tokenizer_errors import NamedErrors
 
 _ENDS = ("<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|return|>", "<|call|>")
 """Tokens that end a turn or a message of Llama 3, Gemma and GPT-OSS; llama.cpp too recognises them by their text."""

@@ -218,10 +218,15 @@ def _ranked(name: str) -> Type:
     return list_of(holds, f"a list of tables with a whole number as rank and a text as {name}")
 
 
+_MOST_RESERVED = 1 << 20
+"""The largest number of special tokens: more are damage, and would be a list of as many names."""
+_RESERVED = Type(
+    lambda value: WHOLE.holds(value) and value <= _MOST_RESERVED, f"a whole number of at most {_MOST_RESERVED}"
+)
 _TEKKEN = {"config": TABLE, "special_tokens": _ranked("token_str").or_null(), "vocab": _ranked("token_bytes")}
 _TEKKEN_CONFIG = {
     "pattern": TEXT,
-    "default_num_special_tokens": WHOLE.or_null(),
+    "default_num_special_tokens": _RESERVED.or_null(),
     "default_vocab_size": POSITIVE.or_null(),
 }
 
@@ -300,6 +305,8 @@ class _Ranks:
         named = {int(number): one["content"] for number, one in config.get("added_tokens_decoder", {}).items()}
         special = named or {len(ranks) + number: token for number, token in enumerate(self.special)}
         end = max([len(ranks) + self.reserved, *(number + 1 for number in special)])
+        if end > len(ranks) + _MOST_RESERVED:
+            raise ValueError(f"{file.parent}: added_tokens_decoder.{end - 1} is far beyond the {len(ranks)} ranks")
         special = {n: special.get(n, f"<|reserved_token_{n}|>") for n in range(len(ranks), end)}
         tokenizer = _of_bytes(ranks, self.pattern, special, nfc=self.nfc)
         known = set(special.values())

@@ -171,7 +171,8 @@ def merges_of_tokens(
     Raises:
         ValueError: a token is made of a part that is none; names both.
     """
-    found, lost = [], []
+    found: list[tuple[str, str]] = []
+    lost: list[tuple[str, str]] = []
     for left, right in merges:
         parts = left in vocabulary and right in vocabulary
         made = left + right in vocabulary

@@ -11,7 +11,7 @@ from typing import Any
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.hugging_face import read_json
 from jpaged.loading.source import Source
-from jpaged.loading.tokenizer import eos_token_ids
+from jpaged.loading.tokenizer import end_ids, eos_token_ids
 from jpaged.sampling_params import SamplingParams
 
 GENERATION_CONFIG = "generation_config.json"
@@ -60,8 +60,8 @@ def read_generation_config(
             raise ValueError(
                 f"generation_config={chosen!r} is not 'auto', 'vllm' or a folder with a {GENERATION_CONFIG}"
             )
-        own = read_json(file).get("eos_token_id")
-        ends = ends if own is None else tuple(own) if isinstance(own, list) else (own,)
+        own = end_ids(file)
+        ends = ends if own is None else own
     else:
         file = source.path / GENERATION_CONFIG
     nobodys = chosen == "vllm" or (chosen == "auto" and source.kind == "gguf")
@@ -100,8 +100,10 @@ def file_fields(eos_token_ids: tuple[int, ...], sampling: Mapping[str, Any]) -> 
 def _sampling(file: Path) -> dict[str, Any]:
     fields = read_json(file)
     advised = {ours: fields[theirs] for theirs, ours in _NAMES.items() if fields.get(theirs) is not None}
-    try:
-        SamplingParams(**advised)
-    except ValueError as error:
-        raise ValueError(f"{file} advises what cannot be: {error}; generation_config='vllm' ignores it") from error
+    for theirs, ours in _NAMES.items():
+        try:
+            SamplingParams(**{ours: advised[ours]} if ours in advised else {})
+        except ValueError as error:
+            said = f"{file} advises what cannot be: {theirs}: {error}; generation_config='vllm' ignores it"
+            raise ValueError(said) from error
     return advised

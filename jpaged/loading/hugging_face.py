@@ -36,17 +36,32 @@ def transformers() -> ModuleType:
     return transformers
 
 
+def read_text(file: Path) -> str:
+    """Return the text of a file.
+
+    Raises:
+        ValueError: it is no file, cannot be read, or is not UTF-8; names it.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8: {error}") from error
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from error
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """Return the fields of a file, or none where there is no file.
 
     Raises:
-        ValueError: the file holds no JSON object; names it.
+        ValueError: the file cannot be read, or holds no JSON object; names it.
     """
     if not file.exists():
         return {}
+    text = read_text(file)
     try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise ValueError(f"{file} holds {type(fields).__name__}, not a JSON object")

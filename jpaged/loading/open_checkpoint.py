@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import ml_dtypes
 import numpy as np
 
 from jpaged.loading.encoder_tensors import EncoderReader
 from jpaged.loading.gguf.config import config_from_gguf
-from jpaged.loading.gguf.reader import GGUFFile
+from jpaged.loading.gguf.reader import GGUFFile, holds_gguf, is_called_gguf
 from jpaged.loading.gguf.weights import GGUFWeights
 from jpaged.loading.hugging_face import transformers
 from jpaged.loading.model_config import FILE, AnyConfig, own_config, parse_fields
@@ -25,10 +26,10 @@ from jpaged.loading.orbax.checkpoint import OrbaxWeights
 from jpaged.loading.pooling_head import without_head
 from jpaged.loading.registry import model_class, model_types
 from jpaged.loading.remote_file import is_url, without_secrets
-from jpaged.loading.remote_folder import is_gguf, open_remote
+from jpaged.loading.remote_folder import open_remote
 from jpaged.loading.renamed_tensors import LanguageModelReader, as_stored, is_multimodal, separate_experts
 from jpaged.loading.safetensors_reader import SafetensorsWeights
-from jpaged.loading.source import CHECKPOINT_MARKER, Source, check_name, resolve_source, unreachable
+from jpaged.loading.source import CHECKPOINT_MARKER, Source, check_name, is_hub_id, resolve_source, unreachable
 from jpaged.loading.tensor_reader import StoredAs, TensorReader
 from jpaged.loading.weight_formats.methods import check_method, method_of, open_coded, quantization_of
 
@@ -219,18 +220,19 @@ def describe_model(
     """
     check_name(name)
     if is_url(name):
-        if is_gguf(str(name)):
-            raise ValueError(f"model={without_secrets(str(name))!r}: plans are made of .gguf files on disk")
-        remote = open_remote(str(name), download_dir, weights=False)
+        called = is_called_gguf(urlsplit(str(name)).path)
+        if called or (remote := open_remote(str(name), download_dir, weights=False)).is_gguf:
+            raise ValueError(f"model={without_secrets(str(name))!r}: plans are made of GGUF files on disk")
         return _of_config(remote.folder / FILE, language_model_only)
     path = Path(name).expanduser()
-    if revision is not None and (path.exists() or path.suffix == ".json"):
+    is_config = path.suffix.lower() == ".json" and not (path.is_file() and holds_gguf(path))
+    if revision is not None and (path.exists() or is_config):
         raise ValueError(f"revision={revision!r} needs a hub id, and model={str(name)!r} is none")
-    if path.suffix == ".json":
+    if is_config:
         return _of_config(path, language_model_only)
     if path.is_dir() and (path / "config.json").exists() and not _has_weights(path):
         return _of_config(path / "config.json", language_model_only)
-    if not path.exists() and _is_hub_id(str(name)):
+    if not path.exists() and is_hub_id(str(name)):
         return _of_config(_config_of_hub(str(name), revision, download_dir), language_model_only)
     opened = open_model(name, revision=revision, download_dir=download_dir, language_model_only=language_model_only)
     stored = StoredAs(opened.reader.stored_dtype, opened.reader.quantised)
@@ -251,10 +253,6 @@ def _of_config(file: Path, language_model_only: bool) -> Described:
     dtype = getattr(config, "dtype", None)
     held = {"float32": np.float32, "float16": np.float16}.get(str(dtype).removeprefix("torch."), ml_dtypes.bfloat16)
     return Described(config, family, StoredAs(np.dtype(held), method_of(config) is not None))
-
-
-def _is_hub_id(name: str) -> bool:
-    return name.count("/") == 1 and not name.startswith((".", "~", "/")) and not name.endswith(".gguf")
 
 
 def _config_of_hub(repo_id: str, revision: str | None, download_dir: str | Path | None) -> Path:

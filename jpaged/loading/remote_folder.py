@@ -20,6 +20,7 @@ from platformdirs import user_cache_path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 
+from jpaged.loading.gguf.reader import MAGIC, is_called_gguf
 from jpaged.loading.remote_file import RemoteBlocks, RemoteFile, file_system, status_of, with_retries, without_secrets
 from jpaged.loading.safetensors_reader import shards_of_index
 
@@ -63,12 +64,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Remote:
-    """The weights of a model at a URL. `folder` has its small files, `files` are those with tensors."""
+    """The weights of a model at a URL. `folder` has its small files, `files` are those with tensors; `is_gguf` tells
+    whether it is a GGUF file in place of a folder."""
 
     url: str
     folder: Path
     files: tuple[RemoteFile, ...]
     blocks: RemoteBlocks
+    is_gguf: bool = False
 
     @contextmanager
     def progress(self) -> Iterator[None]:
@@ -86,18 +89,14 @@ class Remote:
                 self.blocks.close()
 
 
-def is_gguf(url: str) -> bool:
-    """Tell whether a URL is of a .gguf file."""
-    return urlsplit(url).path.endswith(".gguf")
-
-
 def open_remote(url: str, download_dir: str | Path | None = None, *, weights: bool = True) -> Remote:
     """Fetch the small files of a model at a URL and find its weights.
 
     Small files stay in the user's cache folder, and are fetched again if the server says that they have changed.
 
     Args:
-        url: of a folder with config.json and safetensors, or of a .gguf file.
+        url: of a folder with config.json and safetensors, or of a GGUF file, which is known by its name or, where there
+            is no folder, by its first bytes.
         download_dir: where small files are kept; None = the user's cache folder.
         weights: whether the files with tensors are looked for.
 
@@ -106,9 +105,11 @@ def open_remote(url: str, download_dir: str | Path | None = None, *, weights: bo
     """
     files, blocks = file_system(url), RemoteBlocks()
     folder = _cache_of(url, download_dir)
-    if is_gguf(url):
-        return Remote(url, folder, (RemoteFile(url, files, blocks),), blocks)
+    if is_called_gguf(urlsplit(url).path):
+        return Remote(url, folder, (RemoteFile(url, files, blocks),), blocks, is_gguf=True)
     if urlsplit(url).query:
+        if (file := _gguf_at(url, files, blocks)) is not None:
+            return Remote(url, folder, (file,), blocks, is_gguf=True)
         raise ValueError(f"model={without_secrets(url)!r} is a folder: its URL takes no query")
     base = url.rstrip("/")
     small = _Small(base, files, folder)
@@ -117,6 +118,8 @@ def open_remote(url: str, download_dir: str | Path | None = None, *, weights: bo
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="jpaged-listing") as pool:
         found = dict(zip(names, pool.map(small.fetch, names), strict=True))
         if not found.get("config.json"):
+            if (file := _gguf_at(url, files, blocks)) is not None:
+                return Remote(url, folder, (file,), blocks, is_gguf=True)
             raise ValueError(f"{without_secrets(base)}/config.json is not there: the URL is of no model's folder")
         shards = _shards(base, files, small, listed) if weights else []
         opened = tuple(pool.map(lambda name: RemoteFile(f"{base}/{name}", files, blocks), shards))
@@ -126,6 +129,15 @@ def open_remote(url: str, download_dir: str | Path | None = None, *, weights: bo
     small.fetch_modules()
     small.save()
     return Remote(url, folder, opened, blocks)
+
+
+def _gguf_at(url: str, files: Any, blocks: RemoteBlocks) -> RemoteFile | None:
+    """Return the file at a URL if it is a GGUF file by its first bytes."""
+    try:
+        file = RemoteFile(url, files, blocks)
+        return file if file.size > len(MAGIC) and file.fetch(0, len(MAGIC)) == MAGIC else None
+    except ValueError:  # there is none
+        return None
 
 
 def _cache_of(url: str, download_dir: str | Path | None) -> Path:

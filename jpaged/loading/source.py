@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jpaged.loading import demo_model
+from jpaged.loading.gguf.reader import holds_gguf, is_called_gguf
 from jpaged.loading.remote_file import RemoteFile, is_url
-from jpaged.loading.remote_folder import Remote, is_gguf, open_remote
+from jpaged.loading.remote_folder import Remote, open_remote
 from jpaged.short_values import shown
 from jpaged.validation import did_you_mean
 
@@ -18,7 +19,7 @@ CHECKPOINT_MARKER = "jpaged.json"
 
 _ACCEPTED = (
     f"accepted are: {demo_model.ALIAS!r} (the demo model), a folder with config.json and *.safetensors, "
-    "a .gguf file, a folder written by `jpaged convert` or save_checkpoint, a hub id such as 'org/model', or the "
+    "a GGUF file, a folder written by `jpaged convert` or save_checkpoint, a hub id such as 'org/model', or the "
     "https://, s3:// or gs:// URL of such a folder or file"
 )
 _NOT_OURS = ["*/*.safetensors", "*/*.model", "onnx/*", "original/*", "metal/*"]
@@ -34,7 +35,7 @@ class Source:
     """Names a model on disk: its kind and its file (gguf) or folder (the others). `name` is what the user wrote.
 
     `remote` has the weights of a model at a URL: `path` is then the folder with its small files, or the name that a
-    .gguf file would have in it.
+    GGUF file would have in it.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Source:
 
     @property
     def remote_file(self) -> RemoteFile | None:
-        """The .gguf file at a URL; None if it is on disk."""
+        """The GGUF file at a URL; None if it is on disk."""
         return self.remote.files[0] if self.remote is not None and self.kind == "gguf" else None
 
     def reading(self) -> AbstractContextManager[None]:
@@ -80,7 +81,7 @@ def resolve_source(name: str | Path, *, revision: str | None = None, download_di
         raise ValueError(f"revision={revision!r} needs a hub id, and model={str(name)!r} is none")
     if is_url(name):
         remote = open_remote(str(name), download_dir)
-        if is_gguf(str(name)):
+        if remote.is_gguf:
             return Source(str(name), "gguf", remote.folder / remote.files[0].name, remote)
         return Source(str(name), "safetensors", remote.folder, remote)
     if str(name) == demo_model.ALIAS:
@@ -88,15 +89,24 @@ def resolve_source(name: str | Path, *, revision: str | None = None, download_di
     if path.is_dir():
         return Source(str(name), _folder_kind(path), path)
     if path.is_file():
-        if path.suffix != ".gguf":
-            raise ValueError(f"model={str(name)!r} is a file that does not end in .gguf; {_ACCEPTED}")
+        try:
+            found = holds_gguf(path)
+        except OSError as error:
+            raise ValueError(f"model={str(name)!r} cannot be read ({error.strerror}); {_ACCEPTED}") from error
+        if not found:
+            raise ValueError(f"model={str(name)!r} is a file that is no GGUF file; {_ACCEPTED}")
         return Source(str(name), "gguf", path)
-    if path.is_absolute() or str(name).startswith((".", "~")) or path.suffix == ".gguf":
+    if path.is_absolute() or str(name).startswith((".", "~")) or is_called_gguf(path.name):
         raise ValueError(f"model={str(name)!r} does not exist{_siblings(path)}; {_ACCEPTED}")
     folder = from_hub("model", str(name), _HUB_FILES, revision, download_dir, ignore=[*_NOT_OURS, _OTHER_NAMES])
     if not any(folder.glob("*.safetensors")):
         folder = from_hub("model", str(name), _HUB_FILES, revision, download_dir, ignore=_NOT_OURS)
     return Source(str(name), _folder_kind(folder), folder)
+
+
+def is_hub_id(name: str) -> bool:
+    """Tell whether a name may be a hub id, as it looks like no path."""
+    return name.count("/") == 1 and not name.startswith((".", "~", "/")) and not is_called_gguf(name)
 
 
 def _folder_kind(folder: Path) -> Literal["safetensors", "orbax"]:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakKeyDictionary
 
 from jpaged.loading import demo_model
+from jpaged.loading.field_types import INTEGER, check_field, either, list_of
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.tokenizer import eos_ids_from_gguf, tokenizer_from_gguf
-from jpaged.loading.hugging_face import read_json, transformers
-from jpaged.loading.source import Source, from_hub, resolve_source
-from jpaged.loading.tokenizer_folder import read_tokenizer
+from jpaged.loading.hugging_face import read_json, read_text, transformers
+from jpaged.loading.source import Source, from_hub, is_hub_id, resolve_source
+from jpaged.loading.tokenizer_folder import (
+    TEMPLATE,
+    chat_template_of,
+    read_backend,
+    read_settings,
+    read_tokenizer,
+    templates_by_name,
+)
 from jpaged.loading.vocabulary_files import FILES, tokenizer_of_files
 from jpaged.text.tokenizer import Tokenizer
+from jpaged.text.tokenizer_errors import NamedErrors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,7 +32,9 @@ if TYPE_CHECKING:
 AnyTokenizer: TypeAlias = "Tokenizer | PreTrainedTokenizerBase"
 """jpaged's own tokenizer, or transformers' where only that reads the files; both have the methods that jpaged uses."""
 
-_FILES = ("tokenizer.json", "tokenizer_config.json", *FILES, "vocab.json", "vocab.txt")
+_FILE = "tokenizer.json"
+_FILES = (_FILE, "tokenizer_config.json", *FILES, "vocab.json", "vocab.txt")
+_END_IDS = either(INTEGER, list_of(INTEGER, "a list of integers"))
 _PROCESSORS_TEMPLATE = "chat_template.json"
 _HUB_FILES = [
     "config.json",
@@ -71,14 +83,16 @@ def load_tokenizer(source: Source, gguf: GGUFFile | None = None) -> AnyTokenizer
         if source.name == demo_model.ALIAS:
             built.chat_template = {"default": built.get_chat_template(), "tool_use": demo_model.TOOL_TEMPLATE}
         return built
-    if (source.path / "tokenizer.json").exists():
+    if (source.path / _FILE).exists():
         tokenizer = read_tokenizer(source.path) or _by_transformers(source.path)
     else:
         tokenizer = tokenizer_of_files(source.path) or _by_transformers(source.path)
     # A multimodal model's template may lie where transformers lets its processor alone look, which then prefers it.
-    own = read_json(source.path / _PROCESSORS_TEMPLATE).get("chat_template")
+    file = source.path / _PROCESSORS_TEMPLATE
+    own = read_json(file).get("chat_template")
+    check_field(file, "chat_template", own, TEMPLATE.or_null())
     if own is not None:
-        tokenizer.chat_template = own
+        tokenizer.chat_template = templates_by_name(own)
     return tokenizer
 
 
@@ -112,9 +126,14 @@ def _by_transformers(folder: Path) -> PreTrainedTokenizerBase:
     Raises:
         ValueError: transformers cannot read the folder; says why.
     """
+    chat_template_of(folder, read_settings(folder).get("chat_template"))  # names what is wrong with the files
     try:
-        return transformers().AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, ImportError) as error:
+        with NamedErrors(_FILE):
+            return transformers().AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # whatever the class of the folder's tokenizer raises
+        file = folder / _FILE
+        if file.exists():
+            read_backend(file, read_text(file))  # names the field that is wrong
         if not _has_code(folder):
             raise ValueError(f"no tokenizer can be loaded from {folder}: {_reason(folder, error)}") from error
     return _without_code(folder)
@@ -129,10 +148,8 @@ def _reason(folder: Path, error: Exception) -> str:
 
 def _has_code(folder: Path) -> bool:
     """Tell whether a folder names Python code for its tokenizer (``auto_map``)."""
-    return any(
-        "AutoTokenizer" in (read_json(folder / name).get("auto_map") or {})
-        for name in ("tokenizer_config.json", "config.json")
-    )
+    named = (read_json(folder / name).get("auto_map") for name in ("tokenizer_config.json", "config.json"))
+    return any("AutoTokenizer" in one for one in named if isinstance(one, Mapping))
 
 
 def _without_code(folder: Path) -> PreTrainedTokenizerBase:
@@ -141,19 +158,20 @@ def _without_code(folder: Path) -> PreTrainedTokenizerBase:
     Raises:
         ValueError: there is no such file, or transformers cannot read it.
     """
-    if not (folder / "tokenizer.json").exists():
+    if not (folder / _FILE).exists():
         raise ValueError(
             f"{folder}: its tokenizer is Python code (auto_map), which is never run, and it has no tokenizer.json: "
             "tokenizer= takes another model's"
         )
     try:
-        return transformers().PreTrainedTokenizerFast.from_pretrained(folder)
-    except (OSError, ValueError, TypeError) as error:
+        with NamedErrors(_FILE):
+            return transformers().PreTrainedTokenizerFast.from_pretrained(folder)
+    except Exception as error:
         raise ValueError(f"no tokenizer can be loaded from {folder}: {error}") from error
 
 
 def find_tokenizer(name: str, download_dir: str | Path | None = None) -> AnyTokenizer:
-    """Load a tokenizer by itself, from an alias, a ``.gguf`` file, a folder or a hub id; weights are not fetched.
+    """Load a tokenizer by itself, from an alias, a GGUF file, a folder or a hub id; weights are not fetched.
 
     Raises:
         ValueError: nothing of that name has a tokenizer; names it.
@@ -161,7 +179,7 @@ def find_tokenizer(name: str, download_dir: str | Path | None = None) -> AnyToke
     path = Path(name).expanduser()
     if path.is_dir():
         source = Source(name, "safetensors", path)
-    elif _is_hub_id(name) and not path.exists():
+    elif is_hub_id(name) and not path.exists():
         source = Source(name, "safetensors", from_hub("tokenizer", name, _HUB_FILES, download_dir=download_dir))
     else:
         try:
@@ -173,10 +191,6 @@ def find_tokenizer(name: str, download_dir: str | Path | None = None) -> AnyToke
     return load_tokenizer(source)
 
 
-def _is_hub_id(name: str) -> bool:
-    return name.count("/") == 1 and not name.startswith((".", "~", "/")) and not name.endswith(".gguf")
-
-
 def eos_token_ids(source: Source, gguf: GGUFFile | None = None) -> tuple[int, ...]:
     """Return the ids that end a generation, the tokenizer's own first; empty if the source names none.
 
@@ -184,9 +198,23 @@ def eos_token_ids(source: Source, gguf: GGUFFile | None = None) -> tuple[int, ..
     """
     if source.kind == "gguf":
         return eos_ids_from_gguf(gguf or GGUFFile(source.path, source.remote_file))
-    config = read_json(source.path / "config.json")
-    for described in (read_json(source.path / "generation_config.json"), config, config.get("text_config") or {}):
+    for name in ("generation_config.json", "config.json"):
+        if (ids := end_ids(source.path / name)) is not None:
+            return ids
+    return ()
+
+
+def end_ids(file: Path) -> tuple[int, ...] | None:
+    """Return the ``eos_token_id`` of a file, or else of its ``text_config``; None if it names none.
+
+    Raises:
+        ValueError: it is neither an id nor several; names the file.
+    """
+    fields = read_json(file)
+    inner = fields.get("text_config")
+    for described in (fields, inner if isinstance(inner, Mapping) else {}):
         ids = described.get("eos_token_id")
         if ids is not None:
+            check_field(file, "eos_token_id", ids, _END_IDS)
             return tuple(ids) if isinstance(ids, list) else (ids,)
-    return ()
+    return None

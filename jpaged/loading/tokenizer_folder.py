@@ -17,18 +17,97 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from jpaged.loading.hugging_face import read_json
+from jpaged.loading.field_types import (
+    FLAG,
+    TABLE,
+    TEXT,
+    WHOLE,
+    Type,
+    check_field,
+    check_fields,
+    either,
+    list_of,
+    table_of,
+)
+from jpaged.loading.hugging_face import read_json, read_text
 from jpaged.text.tokenizer import NO_LIMIT, ROLES
 from jpaged.text.tokenizer import Tokenizer as OwnTokenizer
+from jpaged.text.tokenizer_errors import NamedErrors
 
 GENERAL = "TokenizersBackend"
 """transformers' class that takes a tokenizer.json as it is."""
 _GENERAL_NAMES = (GENERAL, "PreTrainedTokenizer")
 _FILE = "tokenizer.json"
+_SETTINGS = "tokenizer_config.json"
 _UNREAD = ("auto_map", "fast_tokenizer_files", "fix_mistral_regex", "split_special_tokens")
 """Fields of tokenizer_config.json that only transformers follows."""
 
 Fields = Mapping[str, Any]
+
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+def _is_described_token(value: Any) -> bool:
+    if not isinstance(value, Mapping) or not isinstance(value.get("content"), str):
+        return False
+    return all(FLAG.holds(value.get(name, False)) for name in _FLAGS)
+
+
+_DESCRIBED = Type(_is_described_token, "a table with a text as content, and flags")
+_TOKEN = either(TEXT, _DESCRIBED)
+_TOKENS = either(list_of(_TOKEN, "a list of tokens"), table_of(_TOKEN, "a table of tokens"))
+_LENGTH = Type(
+    lambda value: WHOLE.holds(value) or (isinstance(value, float) and value >= 0 and value.is_integer()),
+    "a whole number",
+)
+_NAMED_TEMPLATE = Type(
+    lambda value: isinstance(value, Mapping) and TEXT.holds(value.get("name")) and TEXT.holds(value.get("template")), ""
+)
+TEMPLATE = either(
+    TEXT,
+    list_of(_NAMED_TEMPLATE, "a list of tables with a text as name and template"),
+    table_of(TEXT, "a table of texts"),
+)
+"""What a chat template may be in JSON: one, or several by name."""
+_TYPES: Mapping[str, Type] = {
+    **dict.fromkeys(ROLES, _TOKEN),
+    **dict.fromkeys(("extra_special_tokens", "additional_special_tokens"), _TOKENS),
+    **dict.fromkeys(("add_bos_token", "add_eos_token", "add_prefix_space", "legacy"), FLAG),
+    "clean_up_tokenization_spaces": FLAG,
+    "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": FLAG,
+    **dict.fromkeys(("model_max_length", "max_len"), _LENGTH),
+    "truncation_side": Type(lambda value: value in ("left", "right"), "'left' or 'right'"),
+    "tokenizer_class": TEXT,
+    "model_input_names": list_of(TEXT, "a list of texts"),
+    "chat_template": TEMPLATE,
+    "added_tokens_decoder": TABLE,
+    "auto_map": either(TABLE, Type(lambda value: isinstance(value, list), "a list")),
+    "fast_tokenizer_files": list_of(TEXT, "a list of texts"),
+    **dict.fromkeys(("fix_mistral_regex", "split_special_tokens"), FLAG),
+}
+"""Fields of tokenizer_config.json and special_tokens_map.json that are read; each may be null."""
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Return the fields of tokenizer_config.json, without those that are null but for roles; check those of
+    special_tokens_map.json and added_tokens.json too.
+
+    Raises:
+        ValueError: a file holds no JSON object, or a field has a value of a wrong type; names both.
+    """
+    for name in (_SETTINGS, "special_tokens_map.json"):
+        fields = read_json(folder / name)
+        check_fields(folder / name, fields, {field: type_.or_null() for field, type_ in _TYPES.items()})
+        for field, value in fields.items():
+            if field.endswith("_token") and isinstance(value, Mapping):
+                check_field(folder / name, field, value, _DESCRIBED)
+        for number, token in (fields.get("added_tokens_decoder") or {}).items():
+            if not number.isdecimal():
+                raise ValueError(f"{folder / name}: added_tokens_decoder has {number[:80]!r}, which is no token's id")
+            check_field(folder / name, f"added_tokens_decoder.{number}", token, _DESCRIBED)
+    for token, number in read_json(folder / "added_tokens.json").items():
+        check_field(folder / "added_tokens.json", token[:80], number, WHOLE)
+    return {name: value for name, value in read_json(folder / _SETTINGS).items() if value is not None or name in ROLES}
 
 
 @dataclass(frozen=True)
@@ -151,18 +230,15 @@ def read_tokenizer(folder: Path) -> OwnTokenizer | None:
         ValueError: a file holds no JSON object, or the tokenizer.json is damaged; names it.
     """
     file = folder / _FILE
-    config = read_json(folder / "tokenizer_config.json")
+    config = read_settings(folder)
     if not file.exists() or any(config.get(name) for name in _UNREAD):
         return None
     model = read_json(folder / "config.json")
-    text = file.read_text(encoding="utf-8")
+    text = read_text(file)
     named = _class_name(config, model, text)
     if named is None or not (named == GENERAL or named in _FAMILIES):
         return None
-    try:
-        backend = Tokenizer.from_str(text)
-    except Exception as error:  # the library raises no class of its own
-        raise ValueError(f"no tokenizer can be loaded from {folder}: {file.name}: {error}") from error
+    backend = read_backend(file, text)
     described = dict(config)
     if "added_tokens_decoder" not in config:  # files written before it existed
         described |= read_json(folder / "special_tokens_map.json")
@@ -183,7 +259,8 @@ def read_tokenizer(folder: Path) -> OwnTokenizer | None:
     with_role = {token.content for token in roles.values()}
     for token in added:
         token.special = token.special or token.content in with_role
-    backend.add_tokens(added)
+    with NamedErrors(f"{folder / _SETTINGS}: added_tokens_decoder"):
+        backend.add_tokens(added)
     if backend.post_processor is None:
         backend.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
     cleans = bool(described.get("clean_up_tokenization_spaces", False))
@@ -194,13 +271,52 @@ def read_tokenizer(folder: Path) -> OwnTokenizer | None:
         special_tokens=roles,
         extra_special_tokens=extra,
         chat_template=chat_template_of(folder, described.get("chat_template")),
-        model_max_length=NO_LIMIT if limit is None else limit,
+        model_max_length=NO_LIMIT if limit is None else int(limit),
         clean_up=cleans and (cleans_bpe or not isinstance(backend.model, models.BPE)),
         truncation_side=described.get("truncation_side", "right"),
         class_name=named,
         name_or_path=str(folder),
         model_input_names=described.get("model_input_names"),
     )
+
+
+_NO_PARTS = ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")
+_EMPTY: Fields = {
+    "version": "1.0",
+    "added_tokens": [],
+    "model": {"type": "BPE", "vocab": {}, "merges": []},
+    **dict.fromkeys(_NO_PARTS),
+}
+"""A tokenizer.json that the library reads."""
+_USES: Mapping[str, Callable[[Tokenizer], Any]] = {
+    "normalizer": lambda backend: backend.normalizer.normalize_str("ab \u00e9 \ufb01"),
+    "pre_tokenizer": lambda backend: backend.pre_tokenizer.pre_tokenize_str("ab \u00e9 \ufb01"),
+    "post_processor": lambda backend: backend.encode(""),
+    "decoder": lambda backend: backend.decoder.decode(["a", "b"]),
+}
+
+
+def read_backend(file: Path, text: str) -> Tokenizer:
+    """Return the library's tokenizer of a tokenizer.json.
+
+    Raises:
+        ValueError: the library does not read it; names the file and its field, which the library does not say.
+    """
+    place = f"no tokenizer can be loaded from {file.parent}: {file.name}"
+    try:
+        with NamedErrors(place):
+            backend = Tokenizer.from_str(text)
+    except ValueError:
+        for name, value in read_json(file).items():
+            with NamedErrors(f"{place}: {name}"):
+                Tokenizer.from_str(json.dumps({**_EMPTY, name: value}))
+        raise
+    # A step that is damaged may panic only where it is used.
+    for name, use in _USES.items():
+        if getattr(backend, name) is not None:
+            with NamedErrors(f"{place}: {name}"):
+                use(backend)
+    return backend
 
 
 def _class_name(config: Fields, model: Fields, text: str) -> str | None:
@@ -224,7 +340,7 @@ def _added(token: Any) -> AddedToken:
     """Return a token as the files describe it: its text, or a mapping with its text and how it is matched."""
     if not isinstance(token, Mapping):
         return AddedToken(str(token), special=True)
-    return AddedToken(**{name: value for name, value in token.items() if name != "__type"})
+    return AddedToken(**{name: value for name, value in token.items() if name in ("content", *_FLAGS)})
 
 
 def _special_tokens(described: Fields) -> tuple[dict[str, AddedToken], list[AddedToken]]:
@@ -291,11 +407,23 @@ def _effective(decodes: bool, fields: dict[str, Any]) -> dict[str, Any]:
     return {"type": "ByteLevel"} if decodes else {k: v for k, v in fields.items() if k != "trim_offsets"}
 
 
+def templates_by_name(said: Any) -> str | dict[str, str] | None:
+    """Return a chat template of `TEMPLATE`'s type, several by name."""
+    return {one["name"]: one["template"] for one in said} if isinstance(said, list) else said
+
+
 def chat_template_of(folder: Path, said: Any) -> str | dict[str, str] | None:
-    """Return the chat template, or several by name: those in files of their own count before the config's."""
+    """Return the chat template, or several by name: those in files of their own count before the config's.
+
+    Raises:
+        ValueError: a file is empty or cannot be read; names it.
+    """
     files = {"default": folder / "chat_template.jinja"}
     files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-    found = {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.exists()}
+    found = {name: read_text(file) for name, file in files.items() if file.exists()}
+    for name, template in found.items():
+        if not template.strip():
+            raise ValueError(f"{files[name]} is empty: a conversation would be no text")
     if not found:
-        return {one["name"]: one["template"] for one in said} if isinstance(said, list | tuple) else said
+        return templates_by_name(said)
     return found["default"] if found.keys() == {"default"} else found

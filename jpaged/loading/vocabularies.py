@@ -6,10 +6,13 @@ A vocabulary comes from a GGUF file's metadata or from a folder without tokenize
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Container, Mapping, Sequence
 from typing import Literal
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from jpaged.text.tokenizer_errors import NamedErrors
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 """Types of SentencePiece's pieces, which are also the values of ``tokenizer.ggml.token_type``. Normal ones are joined,
@@ -115,6 +118,14 @@ def unigram(
     return _spaced(Tokenizer(model), prefix, one_space, charsmap)
 
 
+def check_charsmap(charsmap: bytes, place: object) -> None:
+    """Raise ValueError, naming a file and its key, unless the library reads SentencePiece's compiled normalisation; of
+    a damaged one it panics at some texts."""
+    if charsmap:
+        with NamedErrors(place):
+            normalizers.Precompiled(charsmap).normalize_str("\uff21\u00e9 \ufb01")
+
+
 def _spaced(tokenizer: Tokenizer, prefix: Prefix, one_space: bool, charsmap: bytes) -> Tokenizer:
     """Give a tokenizer of SentencePiece's pieces its normaliser and decoder; returns it."""
     steps: list[normalizers.Normalizer] = []
@@ -144,6 +155,36 @@ def keep_whole(tokenizer: Tokenizer, pieces: Sequence[str]) -> None:
     tokenizer.pre_tokenizer = cut if before is None else pre_tokenizers.Sequence([before, cut])
     if isinstance(tokenizer.model, models.BPE):
         tokenizer.model.ignore_merges = True
+
+
+def merges_of_tokens(
+    merges: Sequence[tuple[str, str]], vocabulary: Container[str], place: object
+) -> list[tuple[str, str]]:
+    """Return the merges of two tokens to a token, with a warning that names the first of the others.
+
+    The library knows tokens only. llama.cpp joins any pair; one that makes no token then becomes its letters again, as
+    if it had not been joined, unless it is a step to a token.
+
+    Args:
+        place: file and key, for messages.
+
+    Raises:
+        ValueError: a token is made of a part that is none; names both.
+    """
+    found: list[tuple[str, str]] = []
+    lost: list[tuple[str, str]] = []
+    for left, right in merges:
+        parts = left in vocabulary and right in vocabulary
+        made = left + right in vocabulary
+        if made and not parts and left and right:
+            none = left if left not in vocabulary else right
+            merge = f"{left} {right}"[:80]
+            raise ValueError(f"{place} has {merge!r}, which makes a token of {none[:80]!r}, which is none")
+        (found if parts and made else lost).append((left, right))
+    if lost:
+        first = " ".join(lost[0])[:80]
+        warnings.warn(f"{place}: {len(lost)} merges make no token and are passed over, first: {first!r}", stacklevel=2)
+    return found
 
 
 def merges_by_score(scores: Mapping[str, float]) -> list[tuple[str, str]]:

@@ -7,16 +7,17 @@ tokenizer_config.json, as in folders with a tokenizer.json. The libraries of the
 from __future__ import annotations
 
 import base64
-import binascii
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Regex, Tokenizer
 
+from jpaged.loading.field_types import POSITIVE, TABLE, TEXT, WHOLE, Type, check_fields, list_of
 from jpaged.loading.hugging_face import read_json
-from jpaged.loading.tokenizer_folder import chat_template_of
+from jpaged.loading.tokenizer_folder import chat_template_of, read_settings
 from jpaged.loading.vocabularies import (
     CONTROL,
     UNKNOWN,
@@ -26,6 +27,7 @@ from jpaged.loading.vocabularies import (
     around_texts,
     by_regex,
     byte_level_bpe,
+    check_charsmap,
     keep_whole,
     merges_by_score,
     sentencepiece_bpe,
@@ -33,6 +35,7 @@ from jpaged.loading.vocabularies import (
 )
 from jpaged.text.tokenizer import NO_LIMIT
 from jpaged.text.tokenizer import Tokenizer as OwnTokenizer
+from jpaged.text.tokenizer_errors import NamedErrors
 
 FILES = ("tekken.json", "tokenizer.model", "spiece.model", "tiktoken.model", "qwen.tiktoken")
 """The vocabularies that are read, the first one of a folder."""
@@ -69,14 +72,12 @@ def tokenizer_of_files(folder: Path) -> OwnTokenizer | None:
     file = next((folder / name for name in FILES if (folder / name).exists()), None)
     if file is None:
         return None
-    config = read_json(folder / "tokenizer_config.json")
+    config = read_settings(folder)
     build = _builder(file, config)
     if build is None:
         return None
-    try:
-        return _with_settings(build(file, config), folder, config)
-    except (KeyError, TypeError, IndexError, binascii.Error) as error:
-        raise ValueError(f"no tokenizer can be loaded from {file}: {type(error).__name__}: {error}") from error
+    with NamedErrors(f"no tokenizer can be loaded from {file}"):
+        return _with_settings(build(file, config), file, config)
 
 
 def _builder(file: Path, config: Mapping[str, Any]) -> Callable[[Path, Mapping[str, Any]], _Built] | None:
@@ -91,9 +92,9 @@ def _builder(file: Path, config: Mapping[str, Any]) -> Callable[[Path, Mapping[s
     return _sentencepiece if kind in (*_PLAIN, *_SPACED) else None
 
 
-def _with_settings(built: _Built, folder: Path, config: Mapping[str, Any]) -> OwnTokenizer:
+def _with_settings(built: _Built, file: Path, config: Mapping[str, Any]) -> OwnTokenizer:
     """Return the tokenizer with its special tokens, what goes around a text, and the chat template."""
-    tokenizer = built.tokenizer
+    tokenizer, folder = built.tokenizer, file.parent
     listed = read_json(folder / "special_tokens_map.json") | dict(config)
     roles = {role: _text(listed[role]) if role in listed else built.roles.get(role) for role in _ROLES}
     _add(tokenizer, _added(built, folder, config), folder)
@@ -116,6 +117,7 @@ def _with_settings(built: _Built, folder: Path, config: Mapping[str, Any]) -> Ow
         chat_template=chat_template_of(folder, config.get("chat_template")),
         model_max_length=NO_LIMIT if length is None else int(length),
         clean_up=bool(config.get("clean_up_tokenization_spaces", False)),
+        name_or_path=str(file),
     )
 
 
@@ -175,10 +177,16 @@ def _sentencepiece(file: Path, config: Mapping[str, Any]) -> _Built:
     renamed = {number: name for number, name in names.items() if name not in stored}  # unused pieces with a purpose
     pieces = [renamed.get(number, one.piece) for number, one in enumerate(proto.pieces)]
     scores, types = [one.score for one in proto.pieces], [one.type for one in proto.pieces]
+    if UNKNOWN not in types:
+        raise ValueError(f"{file}: none of its {len(types)} pieces has the type of the unknown one")
+    if not all(map(math.isfinite, scores)):
+        number = next(n for n, score in enumerate(scores) if not math.isfinite(score))
+        raise ValueError(f"{file}: piece {number} ({pieces[number][:80]!r}) has the score {scores[number]}")
     trained, rules = proto.trainer_spec, proto.normalizer_spec
     prefix: Prefix = None
     if _said(config, "add_prefix_space", rules.add_dummy_prefix):
         prefix = "always" if _said(config, "legacy", True) else "first"
+    check_charsmap(rules.precompiled_charsmap, f"{file}: normalizer_spec.precompiled_charsmap")
     options = {"prefix": prefix, "one_space": rules.remove_extra_whitespaces, "charsmap": rules.precompiled_charsmap}
     if trained.model_type == trained.ModelType.Value("UNIGRAM"):
         tokenizer = unigram(pieces, scores, unknown=types.index(UNKNOWN), **options)
@@ -203,16 +211,45 @@ _TEKKEN_SPECIAL += ["[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SY
 """Special tokens of the first files, which do not list them."""
 
 
+def _ranked(name: str) -> Type:
+    holds = Type(
+        lambda value: isinstance(value, Mapping) and WHOLE.holds(value.get("rank")) and TEXT.holds(value.get(name)), ""
+    )
+    return list_of(holds, f"a list of tables with a whole number as rank and a text as {name}")
+
+
+_MOST_RESERVED = 1 << 20
+"""The largest number of special tokens: more are damage, and would be a list of as many names."""
+_RESERVED = Type(
+    lambda value: WHOLE.holds(value) and value <= _MOST_RESERVED, f"a whole number of at most {_MOST_RESERVED}"
+)
+_TEKKEN = {"config": TABLE, "special_tokens": _ranked("token_str").or_null(), "vocab": _ranked("token_bytes")}
+_TEKKEN_CONFIG = {
+    "pattern": TEXT,
+    "default_num_special_tokens": _RESERVED.or_null(),
+    "default_vocab_size": POSITIVE.or_null(),
+}
+
+
 def _tekken(file: Path, config: Mapping[str, Any]) -> _Built:
     described = read_json(file)
-    settings = described["config"]
-    listed = described.get("special_tokens")
+    check_fields(file, {name: described.get(name) for name in _TEKKEN}, _TEKKEN)
+    settings, listed = described["config"], described.get("special_tokens")
+    check_fields(f"{file}: config", {name: settings.get(name) for name in _TEKKEN_CONFIG}, _TEKKEN_CONFIG)
+    with NamedErrors(f"{file}: config: pattern={settings['pattern'][:80]!r}"):
+        Regex(settings["pattern"])
     names = _TEKKEN_SPECIAL if listed is None else [one["token_str"] for one in sorted(listed, key=_rank)]
-    count = settings.get("default_num_special_tokens", len(names))
+    count = settings.get("default_num_special_tokens")
+    count = len(names) if count is None else count
     special = dict(enumerate([*names, *(f"<SPECIAL_{number}>" for number in range(len(names), count))]))
     size = settings.get("default_vocab_size")
+    if size is not None and size < count:
+        raise ValueError(f"{file}: config: default_vocab_size={size} is below the {count} special tokens")
     ordered = sorted(described["vocab"], key=_rank)[: None if size is None else size - count]
-    ranks = [base64.b64decode(one["token_bytes"], validate=True) for one in ordered]
+    try:
+        ranks = [base64.b64decode(one["token_bytes"], validate=True) for one in ordered]
+    except ValueError as error:
+        raise ValueError(f"{file}: vocab has token_bytes that are not base64: {error}") from error
     tokenizer = _of_bytes(ranks, settings["pattern"], special, first=count)
     kinds = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     known = set(special.values())
@@ -268,6 +305,8 @@ class _Ranks:
         named = {int(number): one["content"] for number, one in config.get("added_tokens_decoder", {}).items()}
         special = named or {len(ranks) + number: token for number, token in enumerate(self.special)}
         end = max([len(ranks) + self.reserved, *(number + 1 for number in special)])
+        if end > len(ranks) + _MOST_RESERVED:
+            raise ValueError(f"{file.parent}: added_tokens_decoder.{end - 1} is far beyond the {len(ranks)} ranks")
         special = {n: special.get(n, f"<|reserved_token_{n}|>") for n in range(len(ranks), end)}
         tokenizer = _of_bytes(ranks, self.pattern, special, nfc=self.nfc)
         known = set(special.values())

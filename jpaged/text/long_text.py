@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from jpaged.text.tokenizer_errors import errors_of
+
 SLACK = 256
 """Tokens that a window has above the limit where its text is refused: where it cuts a word, its last tokens may be more
 than those of the whole word. WordPiece makes one token of any word above 100 characters."""
@@ -54,11 +56,12 @@ def encode_bounded(tokenizer: Any, text: str, special: bool, bound: TokenBound |
         ValueError: it has certainly more tokens than `bound.most`, or no place to cut it for `bound.last`. A text that
             is a little too long is returned whole.
     """
-    if bound is None:
-        return tokenizer.encode(text, add_special_tokens=special)
-    if bound.last is not None:
-        return _end(tokenizer, text, special, bound.last)[1]
-    return tokenizer.encode(not_too_long(tokenizer, text, special, bound), add_special_tokens=special)
+    with errors_of(tokenizer):
+        if bound is None:
+            return tokenizer.encode(text, add_special_tokens=special)
+        if bound.last is not None:
+            return _end(tokenizer, text, special, bound.last)[1]
+        return tokenizer.encode(not_too_long(tokenizer, text, special, bound), add_special_tokens=special)
 
 
 def part_for_pair(tokenizer: Any, text: str, bound: TokenBound) -> str:

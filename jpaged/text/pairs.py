@@ -9,6 +9,7 @@ from typing import Any
 from jpaged.text.chat_template import ChatOptions, ContentFormat, templated
 from jpaged.text.long_text import TokenBound, beginning, encode_bounded, part_for_pair
 from jpaged.text.prompt import Prompt, Tokenization
+from jpaged.text.tokenizer_errors import errors_of
 from jpaged.validation import check_unicode
 
 
@@ -57,7 +58,8 @@ def pair_prompts(
                 one, other = (part_for_pair(tokenizer, text, bound) for text in both)
             except ValueError as error:
                 raise ValueError(f"{names[i]}: {error}") from error
-        pair = tokenizer(one, other, return_token_type_ids=typed, **options)
+        with errors_of(tokenizer):
+            pair = tokenizer(one, other, return_token_type_ids=typed, **options)
         ids = pair["input_ids"]
         if typed:
             ids = [token + kind * vocab_size for token, kind in zip(ids, pair["token_type_ids"], strict=True)]

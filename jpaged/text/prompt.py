@@ -11,6 +11,7 @@ from jpaged.scheduling.inputs import PromptImage
 from jpaged.text.chat_template import ChatOptions, Messages, images_in, templated
 from jpaged.text.images import ImageInputs, images_of
 from jpaged.text.long_text import TokenBound, beginning, encode_bounded
+from jpaged.text.tokenizer_errors import errors_of
 from jpaged.validation import boolean, check_unicode, integer
 from jpaged.vllm_refusals import check_prompt_keys
 
@@ -190,7 +191,8 @@ def cut_text(prompt: Prompt, tokenizer: Any, most: int, tokenization: Tokenizati
     check_unicode("prompt", text)
     special = tokenization.add_special_tokens is not False
     begin = beginning(tokenizer, text, special, most)
-    ids = tokenizer(begin, add_special_tokens=special, truncation=True, max_length=most)["input_ids"]
+    with errors_of(tokenizer):
+        ids = tokenizer(begin, add_special_tokens=special, truncation=True, max_length=most)["input_ids"]
     return {**(prompt if isinstance(prompt, Mapping) else {}), "prompt": text, "prompt_token_ids": ids}
 
 

@@ -12,6 +12,8 @@ from typing import Any, Literal
 import tokenizers
 from tokenizers import AddedToken, Encoding
 
+from jpaged.text.tokenizer_errors import errors_of
+
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Roles of special tokens that all tokenizers know; a model may have others, such as "image_token"."""
 NO_LIMIT = int(1e30)
@@ -76,6 +78,7 @@ class Tokenizer:
         special = [*special_tokens.values(), *extra_special_tokens]
         self.all_special_tokens = list(dict.fromkeys(map(_text, special)))
         self._truncation_side = truncation_side
+        self._errors = errors_of(self)
 
     # ------------------------------------------------------------------ tokens
 
@@ -152,9 +155,10 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text, by default with the tokens that texts begin or end with."""
-        if len(text) < _LONG:
-            return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        return self.backend_tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        with self._errors:
+            if len(text) < _LONG:
+                return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            return self.backend_tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def __call__(
         self,
@@ -196,10 +200,11 @@ class Tokenizer:
 
     def _encoding(self, text: str, text_pair: str | None, special: bool) -> Encoding:
         """Encode texts with all that the library tells of them; of long ones it lets other threads run meanwhile."""
-        if len(text) + len(text_pair or "") < _LONG:
-            return self.backend_tokenizer.encode(text, text_pair, add_special_tokens=special)
-        texts = text if text_pair is None else (text, text_pair)
-        return self.backend_tokenizer.encode_batch([texts], add_special_tokens=special)[0]
+        with self._errors:
+            if len(text) + len(text_pair or "") < _LONG:
+                return self.backend_tokenizer.encode(text, text_pair, add_special_tokens=special)
+            texts = text if text_pair is None else (text, text_pair)
+            return self.backend_tokenizer.encode_batch([texts], add_special_tokens=special)[0]
 
     def _cut(self, text: str, text_pair: str | None, special: bool, most: int) -> Encoding:
         """Encode texts and cut them to `most` tokens.
@@ -216,7 +221,8 @@ class Tokenizer:
         first.truncate(kept[0], direction=self._truncation_side)
         if second is not None:
             second.truncate(kept[1], direction=self._truncation_side)
-        return backend.post_process(first, second, add_special_tokens=special)
+        with self._errors:
+            return backend.post_process(first, second, add_special_tokens=special)
 
     # ------------------------------------------------------------------ ids to text
 
@@ -233,7 +239,8 @@ class Tokenizer:
         if unknown := forms.keys() - {"spaces_between_special_tokens"}:
             raise TypeError(f"decode() takes no {', '.join(sorted(unknown))}")
         ids = [token_ids] if isinstance(token_ids, int) else [int(token) for token in token_ids]
-        text = self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        with self._errors:
+            text = self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return self.clean_up_tokenization(text) if self.clean_up_tokenization_spaces else text
 
     @staticmethod

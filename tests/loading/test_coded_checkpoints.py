@@ -12,18 +12,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from coded_checkpoints import BLOCK, awq_llama, fp8_llama, gptq_llama, packed_llama
+from coded_checkpoints import BLOCK, awq_llama, fp8_llama, gptq_llama, gptq_of, packed_llama
 from dense_model import run_dense
 from flax import nnx
+from safetensors.numpy import save_file
 from thorough import rarely
 
 from jpaged.loading import convert_checkpoint, load_model
 from jpaged.loading.open_checkpoint import open_model
 from jpaged.loading.parameters.targets import flat_values
 from jpaged.loading.parameters.weights import abstract_params
+from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.weight_formats.compressed_tensors import CompressedTensors
 from jpaged.loading.weight_formats.gptq import GPTQ
-from jpaged.loading.weight_formats.methods import NamedCodes, method_of
+from jpaged.loading.weight_formats.methods import NamedCodes, method_of, open_coded
 from pallas_kernels.held_matrix import PermutedMatrix, is_held
 from pallas_kernels.quantised import FLOAT8, INT8
 
@@ -101,6 +103,32 @@ def test_gptq_computes_what_its_values_do(tmp_path, settings):
         assert isinstance(matrix, PermutedMatrix) == sorted_, name
         codes = (matrix.matrix if sorted_ else matrix).codes
         assert codes.nbytes == np.prod(matrix.shape) * settings.get("bits", 4) / 8, name
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("stored", "said"), [("gptq_v2", "gptq"), ("gptq_v2", None), ("gptq", "gptq_v2")])
+def test_zero_points_of_symmetric_gptq_are_the_middle_in_either_form_whatever_the_config_calls_it(
+    tmp_path, bits, stored, said
+):
+    """GPTQModel 5 stores 8 for 8 under ``checkpoint_format`` "gptq", whose zero points are stored minus one."""
+    matrix, values = one_matrix(tmp_path, bits, stored, {"checkpoint_format": said})
+    np.testing.assert_array_equal(matrix.read("a.weight"), values)
+
+
+def one_matrix(folder, bits, version, fields, **changed):
+    """A reader of one matrix in symmetric GPTQ whose config has these fields, and the matrix's values."""
+    rng = np.random.default_rng(0)
+    parts, values = gptq_of((32, 64), rng, bits=bits, group=32, symmetric=True, act_order=True, version=version)
+    tensors = {f"a.{part}": np.ascontiguousarray(array) for part, array in (parts | changed).items()}
+    save_file(tensors, folder / "model.safetensors")
+    method = GPTQ({"bits": bits, "group_size": 32, "sym": True, "desc_act": True} | fields)
+    return open_coded(SafetensorsWeights(folder), method), values
+
+
+def change_settings(folder, **fields):
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] |= fields
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 @pytest.mark.parametrize("settings", [{}, {"bits": 8, "act_order": False}], ids=str)
@@ -268,10 +296,11 @@ def test_a_bad_file_of_awq_or_packed_codes_is_named_with_its_tensor(tmp_path, wr
         open_model(folder)
 
 
-def test_zero_points_that_are_not_in_the_middle_are_refused_where_the_config_says_so(tmp_path):
-    folder, _ = gptq_llama(tmp_path, symmetric=True, change=with_(f"{DOWN}.qzeros", np.zeros((5, 24), np.int32)))
-    with pytest.raises(ValueError, match=r"down_proj\.qzeros has a zero point of 1, but sym=true says 8"):
-        load_model(folder, dtype="float32")
+@pytest.mark.parametrize(("word", "zero"), [(0, 1), (0x77777778, 9), (0x66666666, 7)])
+def test_zero_points_that_are_not_in_the_middle_are_refused_where_the_config_says_so(tmp_path, word, zero):
+    matrix, _ = one_matrix(tmp_path, 4, "gptq", {}, qzeros=np.full((2, 4), word, np.int32))
+    with pytest.raises(ValueError, match=rf"a\.qzeros has a zero point of {zero}, but sym=true says 8"):
+        matrix.read("a.weight")
 
 
 @pytest.mark.parametrize(
@@ -289,9 +318,7 @@ def test_zero_points_that_are_not_in_the_middle_are_refused_where_the_config_say
 )
 def test_settings_that_are_not_read_are_named(tmp_path, fields, message):
     folder, _ = gptq_llama(tmp_path)
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] |= fields
-    (folder / "config.json").write_text(json.dumps(config))
+    change_settings(folder, **fields)
     with pytest.raises(ValueError, match=re.escape(message)):
         load_model(folder)
 

@@ -78,6 +78,44 @@ def test_a_damaged_file_is_named(folder):
         read(folder)
 
 
+NUMBERS = ("hot", True, [1], {"a": 1}, float("nan"), float("inf"), -7.5, [], "0.5")
+WHOLE = ("5", True, [1], {"a": 1}, 3.5, float("nan"), -7, [], 2**70)
+ENDS = ("x", True, 1.5, {"a": 1}, float("nan"), ["x"], [1, None], [[1]], [True], [2, 0.5], "2")
+WRONG = dict.fromkeys(("repetition_penalty", "temperature", "top_p", "min_p"), NUMBERS) | dict.fromkeys(
+    ("top_k", "max_new_tokens"), WHOLE
+)
+
+
+@pytest.mark.parametrize(("field", "wrong"), [*WRONG.items(), ("eos_token_id", ENDS)])
+def test_a_field_of_a_wrong_type_or_value_is_named_with_its_file(folder, field, wrong):
+    for value in wrong:
+        named = write(folder, {field: value})
+        for chosen in ("auto", named):
+            with pytest.raises(ValueError, match=rf"{folder}/generation_config\.json.*{field}"):
+                read(folder, chosen)
+        if field != "eos_token_id":
+            assert read(folder, "vllm").sampling == {}
+    write(folder, {field: None})
+    assert (read(folder).eos_token_ids, read(folder).sampling) == ((7,), {})
+
+
+@pytest.mark.parametrize("wrong", ENDS)
+def test_ends_of_a_wrong_type_in_the_config_are_named_with_it(folder, wrong):
+    for fields in ({"eos_token_id": wrong}, {"text_config": {"eos_token_id": wrong}}):
+        (folder / "config.json").write_text(json.dumps(fields))
+        with pytest.raises(ValueError, match=r"/config\.json: eos_token_id=.* must be an integer, or a list"):
+            read(folder)
+
+
+@pytest.mark.parametrize("text", [b"", b"  ", b"[1]", b"7", b"null", b"{", b"\xff\xfe{}", b"[" * 99999, None])
+def test_a_file_that_is_no_table_is_named(folder, text):
+    file = folder / "generation_config.json"
+    file.mkdir() if text is None else file.write_bytes(text)
+    for chosen in ("auto", str(folder)):
+        with pytest.raises(ValueError, match=rf"{file} "):
+            read(folder, chosen)
+
+
 def test_what_is_written_reads_back_the_same(folder):
     fields = {"eos_token_id": [5, 6], "temperature": 0.6, "max_new_tokens": 50}
     write(folder, fields)

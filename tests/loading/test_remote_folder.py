@@ -99,7 +99,16 @@ def test_a_file_for_which_a_drafter_is_refused_is_fetched(server):
 def test_a_gguf_file_at_a_url_is_that_on_disk(server, monkeypatch):
     path = write_quantised_llama(server.folder / "model.gguf", GGMLQuantizationType.Q8_0)
     monkeypatch.setattr("jpaged.loading.gguf.reader._BEGINNING", 64)
-    equal(load_model(f"{server.url}/model.gguf?signature=1"), load_model(path))
+    expected = load_model(path)
+    equal(load_model(f"{server.url}/model.gguf?signature=1"), expected)
+    for name in ("model.GGUF", "blobs/sha256-0"):
+        other = path.parent / name
+        other.parent.mkdir(exist_ok=True)
+        path = path.rename(other)
+        for url in (f"{server.url}/{name}", f"{server.url}/{name}?signature=1"):
+            assert set(open_model(url).reader.names()) == set(expected.tensor_shapes)
+            with pytest.raises(ValueError, match="plans are made of GGUF files on disk"):
+                describe_model(url)
 
 
 def test_a_model_in_another_file_system_is_listed(written):

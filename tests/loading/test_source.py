@@ -1,11 +1,18 @@
+import contextlib
+
 import huggingface_hub
 import pytest
+from gguf import GGMLQuantizationType
+from gguf_files import write_quantised_llama
 from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 
 from jpaged import LLM
-from jpaged.loading.open_checkpoint import describe_model
+from jpaged.loading import convert_checkpoint, load_model
+from jpaged.loading.open_checkpoint import describe_model, open_model
+from jpaged.loading.quantised_folder import quantise_folder
 from jpaged.loading.source import resolve_source
+from jpaged.loading.tokenizer import find_tokenizer
 
 
 def test_the_alias_is_the_demo_model():
@@ -13,9 +20,49 @@ def test_the_alias_is_the_demo_model():
     assert (source.name, source.kind, source.path.suffix) == ("smollm2-135m", "gguf", ".gguf")
 
 
-def test_a_gguf_file_is_recognised(tmp_path):
-    (tmp_path / "some.gguf").touch()
-    assert resolve_source(tmp_path / "some.gguf").kind == "gguf"
+NAMES = ("m.gguf", "m.GGUF", "m.Gguf", "m.bin", "m.json", "m.safetensors", "m", f"sha256-{'0' * 64}", "m.gguf.bak")
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory):
+    return write_quantised_llama(tmp_path_factory.mktemp("gguf") / "m.gguf", GGMLQuantizationType.Q8_0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gguf_file_is_known_by_its_content_whatever_its_name(tmp_path, gguf, name):
+    path = tmp_path / name
+    path.symlink_to(gguf)
+    assert resolve_source(path).kind == "gguf"
+    assert open_model(path).config.model_type == "llama"
+    assert describe_model(path).gguf == path
+    assert find_tokenizer(str(path)).encode("ab") == [10]
+    with contextlib.chdir(tmp_path):
+        assert resolve_source(name).kind == "gguf"
+
+
+def test_a_blob_without_a_suffix_is_loaded_converted_and_quantised(tmp_path, gguf):
+    path = tmp_path / f"sha256-{'0' * 64}"
+    path.symlink_to(gguf)
+    assert load_model(path).tokenizer.encode("ab") == [10]
+    convert_checkpoint(path, tmp_path / "orbax")
+    quantise_folder(path, tmp_path / "codes", group_size=32)
+    assert {resolve_source(tmp_path / name).kind for name in ("orbax", "codes")} == {"orbax", "safetensors"}
+
+
+def test_a_file_that_is_called_gguf_says_what_is_wrong_with_it(tmp_path):
+    for name in ("m.gguf", "m.GGUF"):
+        (tmp_path / name).write_bytes(b"PK".ljust(64))
+        with pytest.raises(ValueError, match=rf"{name} is not a GGUF file: it starts with b'PK"):
+            open_model(tmp_path / name)
+
+
+@pytest.mark.parametrize("content", [b"", b"GGU", b"gguf" * 9, b"PK".ljust(64), b"\x08".ljust(8, b"\0") + b"{}" * 9])
+@pytest.mark.parametrize("name", ["m.bin", "m.safetensors", "m"])
+def test_a_file_of_another_content_is_no_model(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    for entry in (resolve_source, describe_model, load_model):
+        with pytest.raises(ValueError, match=rf"{name}' is a file that is no GGUF file; accepted are: .*a GGUF file"):
+            entry(tmp_path / name)
 
 
 def test_folders_are_told_apart_by_the_marker(tmp_path):
@@ -25,17 +72,11 @@ def test_folders_are_told_apart_by_the_marker(tmp_path):
     assert resolve_source(tmp_path).kind == "orbax"
 
 
-@pytest.mark.parametrize("name", ["/no/such/folder", "./none", "none.gguf", "~/none"])
+@pytest.mark.parametrize("name", ["/no/such/folder", "./none", "none.gguf", "a/b.GGUF", "~/none"])
 def test_a_path_that_does_not_exist_is_named_without_asking_the_hub(name, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: pytest.fail("asked the hub"))
     with pytest.raises(ValueError, match=f"model='{name}' does not exist; accepted are: 'smollm2-135m'"):
         resolve_source(name)
-
-
-def test_other_files_are_named(tmp_path):
-    (tmp_path / "model.bin").touch()
-    with pytest.raises(ValueError, match=r"model\.bin' is a file that does not end in \.gguf; accepted"):
-        resolve_source(tmp_path / "model.bin")
 
 
 def test_a_folder_without_a_config_is_named(tmp_path):

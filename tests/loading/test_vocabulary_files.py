@@ -3,6 +3,8 @@
 import base64
 import io
 import json
+import random
+import re
 import sys
 
 import pytest
@@ -211,8 +213,14 @@ def test_damaged_ranks_are_refused(tmp_path, lines, message):
 
 def test_a_tekken_without_a_pattern_is_refused(tmp_path):
     (tmp_path / "tekken.json").write_text(json.dumps({"config": {}, "vocab": []}))
-    with pytest.raises(ValueError, match=r"tekken\.json: KeyError: 'pattern'"):
+    with pytest.raises(ValueError, match=r"tekken\.json: config: pattern=None must be a text"):
         load(tmp_path)
+
+
+def test_an_id_that_is_far_beyond_the_ranks_is_refused(tmp_path):
+    (tmp_path / "qwen.tiktoken").write_bytes(b"YQ== 0")
+    with pytest.raises(ValueError, match=r"added_tokens_decoder\.1099511627776 is far beyond the 1 ranks"):
+        load(tmp_path, {"added_tokens_decoder": {str(2**40): {"content": "<x>"}}})
 
 
 def test_a_special_token_that_is_elsewhere_is_refused(learned, tmp_path):
@@ -313,6 +321,102 @@ def test_without_protobuf_the_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "google.protobuf.message", None)
     with pytest.raises(ValueError, match=r"tokenizer\.model: .* is read with protobuf: pip install protobuf"):
         load(tmp_path)
+
+
+# ------------------------------------------------------------------ damage
+
+
+def outcome(folder, file, *keys):
+    """Load a vocabulary and use it; return what is wrong with how that ends, None = nothing."""
+    try:
+        made = load(folder)
+        made.decode(made.encode("the <tool>\u00e9 \ufb01 t"))
+    except ValueError as error:
+        said = str(error)
+        return None if str(file) in said and all(key in said for key in keys) else f"names no file and key: {said}"
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [
+        *(
+            (path, path[0])
+            for path in (("config",), ("vocab",), ("special_tokens",), ("vocab", 1), ("special_tokens", 1))
+        ),
+        *((("config", name), name) for name in ("pattern", "default_num_special_tokens", "default_vocab_size")),
+        *((("vocab", 1, name), name) for name in ("rank", "token_bytes")),
+        *((("special_tokens", 1, name), name) for name in ("rank", "token_str")),
+    ],
+    ids=str,
+)
+def test_each_field_of_a_tekken_is_read_or_named(tmp_path, path, key):
+    write_tekken(tmp_path, [bytes([byte]) for byte in range(256)], ["<unk>", "<s>", "</s>"])
+    file = tmp_path / "tekken.json"
+    whole = file.read_text()
+    assert outcome(tmp_path, file) is None
+    bad = []
+    for other in (7, -1, 2**40, 0.5, None, True, "(", "*", "", [], [7], [None], {}, {"a": 1}, float("nan")):
+        at = described = json.loads(whole)
+        for part in path[:-1]:
+            at = at[part]
+        at[path[-1]] = other
+        file.write_text(json.dumps(described))
+        if (said := outcome(tmp_path, file, *(() if type(other) is int else (key,)))) is not None:
+            bad.append(f"{path}={other!r}: {said}")
+    assert not bad, "\n".join(bad)
+
+
+@pytest.mark.parametrize("kind", ["BPE", "UNIGRAM"])
+def test_a_model_of_sentencepiece_with_damaged_bytes_is_read_or_named(tmp_path, kind):
+    file = tmp_path / "tokenizer.model"
+    write_pieces(file, kind, MERGED, precompiled_charsmap=bytes([8, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]))
+    whole, draw = file.read_bytes(), random.Random(0)
+    bad = []
+    for _ in range(150):
+        at = draw.choice((draw.randrange(60), draw.randrange(len(whole)), len(whole) - 1 - draw.randrange(60)))
+        changed = whole[:at] + draw.choice((b"", bytes([draw.randrange(256)]) + whole[at + 1 :]))
+        file.write_bytes(changed)
+        if (said := outcome(tmp_path, file)) is not None:
+            bad.append(f"at {at}: {said}")
+    assert not bad, "\n".join(bad[:20])
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        (lambda proto: proto.pieces.__delitem__(0), "none of its 266 pieces has the type of the unknown one"),
+        (lambda proto: proto.ClearField("pieces"), "none of its 0 pieces"),
+        (lambda proto: setattr(proto.pieces[-2], "score", float("nan")), "piece 265 ('e') has the score nan"),
+        (lambda proto: setattr(proto.normalizer_spec, "precompiled_charsmap", b"x"), "precompiled_charsmap"),
+        (
+            lambda proto: setattr(proto.normalizer_spec, "precompiled_charsmap", b"\x08\0\0\0" + b"\xff" * 8),
+            "precompiled_charsmap",
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", ["BPE", "UNIGRAM"])
+def test_a_field_of_a_model_of_sentencepiece_that_cannot_be_is_named(tmp_path, kind, change, key):
+    from transformers.convert_slow_tokenizer import import_protobuf
+
+    file = tmp_path / "tokenizer.model"
+    write_pieces(file, kind, MERGED)
+    proto = import_protobuf().ModelProto()
+    proto.ParseFromString(file.read_bytes())
+    change(proto)
+    file.write_bytes(proto.SerializeToString())
+    with pytest.raises(ValueError, match=rf"{re.escape(str(file))}.*{re.escape(key)}"):
+        load(tmp_path)
+
+
+@given(lines=st.lists(st.binary(max_size=9) | st.sampled_from([b"YQ== 0", b"Yg== 1", b"YQ== 1", b" 0", b"YQ==  2"])))
+@pytest.mark.parametrize("name", ["qwen.tiktoken", "tokenizer.model"])
+def test_any_lines_of_ranks_are_read_or_named(tmp_path_factory, name, lines):
+    folder = tmp_path_factory.mktemp("ranks")
+    (folder / name).write_bytes(b"\n".join(lines))
+    assert outcome(folder, folder / name) is None
 
 
 CASES = {

@@ -159,6 +159,45 @@ def test_mlx_says_its_settings_in_either_field(tmp_path):
     assert describe_model(folder / "config.json").stored.quantised
 
 
+@pytest.mark.parametrize(
+    ("tensors", "settings"),
+    [
+        ("model.", "language_model.model."),
+        ("language_model.model.", "model."),
+        ("model.language_model.", "language_model.model."),
+        ("model.language_model.", ""),
+    ],
+)
+def test_mlx_finds_modules_that_begin_otherwise_than_their_settings(tmp_path, tensors, settings):
+    of_module = {f"{settings}layers.0.mlp.down_proj": {"group_size": 64, "bits": 8}, f"{settings}lm_head": False}
+    folder, values = mlx_with_tensors_of(tmp_path, tensors, of_module)
+    opened, expected = open_model(folder), open_model(values).reader
+    for name in expected.names():
+        np.testing.assert_allclose(opened.reader.read(name), expected.read(name), atol=2e-7, err_msg=name)
+    planned = [method_of(opened.config).encoding_by_name(f"model.layers.{n}.mlp.down_proj.weight") for n in (0, 1)]
+    assert [one.name for one in planned] == ["MLX in 8 bits", "MLX in 4 bits"]
+
+
+def test_mlx_names_settings_of_no_module_where_a_matrix_does_not_fit(tmp_path):
+    of_module = {"layers.0.mlp.down_projs": {"group_size": 64, "bits": 8}}
+    folder, _ = mlx_with_tensors_of(tmp_path, "model.", of_module)
+    message = r"mlp\.down_proj\.scales has shape .*settings of layers\.0\.mlp\.down_projs, which is no module"
+    with pytest.raises(ValueError, match=message):
+        open_model(folder)
+
+
+def mlx_with_tensors_of(folder, prefix, of_module):
+    """Write a model of which one matrix has 8 bits, with tensors that begin so and these settings by module."""
+
+    def renamed(tensors):
+        for name in [name for name in tensors if name.startswith("model.")]:
+            tensors[prefix + name.removeprefix("model.")] = tensors.pop(name)
+
+    own, values = write_format(folder, "MLX with other bits for some", change=renamed)
+    change_config(own, quantization_config={"group_size": 64, "bits": 4} | of_module)
+    return own, values
+
+
 @pytest.mark.parametrize("name", ["ModelOpt's NVFP4", "ModelOpt's FP8"])
 def test_older_exports_of_modelopt_say_so_in_a_file_of_their_own(tmp_path, name):
     folder, values = write_format(tmp_path, name)

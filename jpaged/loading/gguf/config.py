@@ -40,6 +40,8 @@ def config_from_gguf(file: GGUFFile) -> AnyConfig:
 def _fields(file: GGUFFile) -> Fields:
     arch = file.metadata.get("general.architecture")
     if arch not in ARCHITECTURES:
+        if arch == "clip":
+            raise ValueError(f"{file.path} holds a model's eyes alone (mmproj): name the file of its language model")
         supported = ", ".join(ARCHITECTURES)
         raise ValueError(f"{file.path}: GGUF architecture {arch!r} is not supported; supported: {supported}")
     if arch not in _MAY_HAVE_EXPERTS and field(file, "expert_count", 0):

@@ -7,6 +7,7 @@ some values; `Stored.undo` reverses these changes.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -42,6 +43,8 @@ class Stored:
 
 _COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that repeat settings of the config."""
+_ONE_EXPERT = re.compile(r"(ffn_\w+)\.(\d+)")
+"""Stem of one expert's matrix in files written before April 2024; later ones have those of a layer in one tensor."""
 
 
 def stored_tensors(file: GGUFFile) -> dict[str, Stored]:
@@ -88,6 +91,28 @@ def unknown_tensors(file: GGUFFile) -> list[str]:
     return [name for name in stored_tensors(file) if name in file.tensors]
 
 
+def name_in_file(name: str, file: GGUFFile) -> str:
+    """Return the name in the file of a checkpoint's tensor that is missing, for messages; its own where none is known.
+
+    A file that has other experts' matrices apart would have this one apart, too.
+    """
+    names = names_of(file)
+    owner, _, kind = name.rpartition(".")
+    known = {one: stem for stem, one in names.outer.items()}
+    if owner in known:
+        return f"{known[owner]}.{kind}"
+    block, _, rest = owner.removeprefix(f"{names.prefix}.").partition(".")
+    for stem, one in names.layer.items():
+        if one in (rest, f"{rest}.{kind}"):
+            return f"blk.{block}.{stem}" if stem.endswith(f".{kind}") else f"blk.{block}.{stem}.{kind}"
+    for stem, pattern in names.experts.items():
+        if found := re.fullmatch(re.escape(pattern).replace(r"\{\}", r"(\d+)"), rest):
+            apart = f"blk.{block}.{stem.removesuffix('_exps')}"
+            is_apart = any(_ONE_EXPERT.fullmatch(_split(other)[1]) for other in file.tensors)
+            return f"{apart}.{found[1]}.{kind}" if is_apart else f"blk.{block}.{stem}.{kind}"
+    return name
+
+
 def _part(number: int, parts: int, joined: np.ndarray) -> np.ndarray:
     """Return one of as many parts of a tensor's rows."""
     return np.split(joined, parts)[number]
@@ -112,6 +137,8 @@ def _made_of(name: str, names: Names, file: GGUFFile) -> dict[str, Stored]:
             f"{prefix}.{names.experts[stem].format(expert)}{ending}": Stored((name,), expert=expert)
             for expert in range(file.tensors[name].shape[0])
         }
+    if (one := _ONE_EXPERT.fullmatch(stem)) and f"{one[1]}_exps" in names.experts:
+        return {f"{prefix}.{names.experts[f'{one[1]}_exps'].format(int(one[2]))}{ending}": Stored((name,))}
     if whole in names.joined.values():
         return {}
     if stem in names.split:

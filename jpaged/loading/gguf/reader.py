@@ -43,7 +43,27 @@ _PLAIN: dict[GGMLQuantizationType, np.dtype] = {
 
 _BEGINNING = 16 << 20
 """Bytes of a file at a URL that are fetched first, and hold most headers."""
-_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.[^.]*)?")
+MAGIC = b"GGUF"
+"""The bytes that a file begins with."""
+
+
+def holds_gguf(path: Path) -> bool:
+    """Tell whether a file on disk is a GGUF file, whatever its name; so is one that is only called so, which
+    `GGUFFile` refuses.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    if is_called_gguf(path.name):
+        return True
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def is_called_gguf(name: str) -> bool:
+    """Tell whether a name is that of a GGUF file."""
+    return name.lower().endswith(".gguf")
 
 
 @dataclass(frozen=True)
@@ -152,7 +172,7 @@ class _CutShort(ValueError):
 
 def _parse_header(path: Path | RemoteFile, size: int, data: memoryview) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
     magic, version, count, keys = struct.unpack_from("<4sIQQ", data, 0)
-    if magic != b"GGUF":
+    if magic != MAGIC:
         raise ValueError(f"{path} is not a GGUF file: it starts with {magic!r}")
     if version not in (2, 3):
         raise ValueError(f"{path} has GGUF version {version}; versions 2 and 3 (little-endian) are read")
@@ -195,7 +215,8 @@ def _tensors_of_parts(path: Path, metadata: dict[str, Any], count: int, first: s
     named = _PART.fullmatch(path.name)
     if named is None or (int(named[2]), int(named[3])) != (number, count):
         raise ValueError(f"{path} is part {number} of {count}: its name must end in -{number:05}-of-{count:05}.gguf")
-    paths = [path.with_name(f"{named[1]}-{part:05}-of-{count:05}.gguf") for part in range(1, count + 1)]
+    suffix = named[4] or ""
+    paths = [path.with_name(f"{named[1]}-{part:05}-of-{count:05}{suffix}") for part in range(1, count + 1)]
     if number > 1:
         raise ValueError(f"{path} is part {number} of {count}: name the first, {paths[0]}")
     found: dict[str, TensorInfo] = {}

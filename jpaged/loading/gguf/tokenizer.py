@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,12 +20,16 @@ from jpaged.loading.vocabularies import (
     around_texts,
     by_regex,
     byte_level_bpe,
+    check_charsmap,
+    merges_of_tokens,
     sentencepiece_bpe,
     spaced_bpe,
     unigram,
     word_pieces,
 )
+from jpaged.text.tokenizer import NO_LIMIT
 from jpaged.text.tokenizer import Tokenizer as OwnTokenizer
+from jpaged.text.tokenizer_errors import NamedErrors
 
 _ENDS = ("<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|return|>", "<|call|>")
 """Tokens that end a turn or a message of Llama 3, Gemma and GPT-OSS; llama.cpp too recognises them by their text."""
@@ -157,7 +161,8 @@ def tokenizer_from_gguf(file: GGUFFile) -> OwnTokenizer:
     named = {role: _special(file, tokens, name) for role, name in roles.items()}
     specials = {role: tokens[number] for role, number in named.items() if number is not None}
     pre = _pre(file) if kind == "gpt2" else None
-    tokenizer = model.build(file, tokens)
+    with NamedErrors(f"{file.path}: tokenizer.ggml.tokens make no tokenizer of tokenizer.ggml.model={kind!r}"):
+        tokenizer = model.build(file, tokens)
     # Gemma's runs of spaces are tokens in their normalised form. With a prefix, a space would be added to them.
     in_normalised = kind == "gemma4" or (kind == "llama" and not metadata.get("tokenizer.ggml.add_space_prefix", True))
     _match_whole(tokenizer, tokens, metadata.get("tokenizer.ggml.token_type", []), in_normalised)
@@ -165,18 +170,21 @@ def tokenizer_from_gguf(file: GGUFFile) -> OwnTokenizer:
     if kind == "gemma4":  # as llama.cpp does: some files wrongly say that there is no beginning
         around["bos"] = _special(file, tokens, "bos")
     ids = {role: None if number is None else (tokens[number], number) for role, number in around.items()}
-    tokenizer.post_processor = around_texts(ids, second_type=int(kind == "bert"))
+    with NamedErrors(f"{file.path}: tokenizer.ggml.bos_token_id and others", ValueError):
+        tokenizer.post_processor = around_texts(ids, second_type=int(kind == "bert"))
     return OwnTokenizer(
         tokenizer,
         special_tokens=specials,
         chat_template=_template(metadata.get("tokenizer.chat_template"), around["bos"], tokens),
-        model_max_length=metadata[f"{metadata['general.architecture']}.context_length"],
+        model_max_length=metadata.get(f"{metadata.get('general.architecture')}.context_length", NO_LIMIT),
+        name_or_path=str(file.path),
     )
 
 
 def eos_ids_from_gguf(file: GGUFFile) -> tuple[int, ...]:
     """Return the ids that end a generation: the file's ends of sequence, turn and message, and the tokens in `_ENDS`,
     which many files do not name as ends."""
+    check_tokenizer(file)
     names = ("eos", "eot", "eom")
     named = (file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in names)
     tokens: list[str] = file.metadata.get("tokenizer.ggml.tokens", [])
@@ -248,7 +256,8 @@ def _prefix(file: GGUFFile) -> Prefix:
 def _bpe_of_letters(file: GGUFFile, tokens: list[str]) -> Tokenizer:
     """Return Gemma 4's tokenizer: SentencePiece's pieces, joined in the order of the merges that the file has."""
     unknown = _special(file, tokens, "unknown")
-    return spaced_bpe(tokens, _merges(file), unknown=None if unknown is None else tokens[unknown], prefix=None)
+    merges = _merges(file, set(tokens))
+    return spaced_bpe(tokens, merges, unknown=None if unknown is None else tokens[unknown], prefix=None)
 
 
 def _unigram(file: GGUFFile, tokens: list[str]) -> Tokenizer:
@@ -256,13 +265,15 @@ def _unigram(file: GGUFFile, tokens: list[str]) -> Tokenizer:
     unknown = _special(file, tokens, "unknown")
     if unknown is None:
         raise ValueError(f"{file.path}: GGUF metadata has no tokenizer.ggml.unknown_token_id, which Unigram needs")
+    charsmap = bytes(file.metadata.get("tokenizer.ggml.precompiled_charsmap", b""))
+    check_charsmap(charsmap, f"{file.path}: tokenizer.ggml.precompiled_charsmap")
     return unigram(
         tokens,
         _required(file, "scores"),
         unknown=unknown,
         prefix=_prefix(file),
         one_space=file.metadata.get("tokenizer.ggml.remove_extra_whitespaces", False),
-        charsmap=bytes(file.metadata.get("tokenizer.ggml.precompiled_charsmap", b"")),
+        charsmap=charsmap,
     )
 
 
@@ -295,15 +306,19 @@ def _bracketed(piece: str) -> bool:
     return piece.startswith("[") and piece.endswith("]")
 
 
-def _merges(file: GGUFFile) -> list[tuple[str, str]]:
-    pairs = (merge.split(" ", 1) for merge in _required(file, "merges"))
-    return [(left, right) for left, right in pairs]
+def _merges(file: GGUFFile, vocabulary: Container[str]) -> list[tuple[str, str]]:
+    pairs = []
+    for merge in _required(file, "merges"):
+        cut = merge.index(" ", 1)  # the first part is never empty, and may be a space
+        pairs.append((merge[:cut], merge[cut + 1 :]))
+    return merges_of_tokens(pairs, vocabulary, f"{file.path}: tokenizer.ggml.merges")
 
 
 def _bpe(file: GGUFFile, tokens: list[str]) -> Tokenizer:
     pre = _pre(file)
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    return byte_level_bpe(vocabulary, _merges(file), pre.cut(), keeps_whole=pre.keeps_whole, nfc=pre.nfc)
+    merges = _merges(file, vocabulary)
+    return byte_level_bpe(vocabulary, merges, pre.cut(), keeps_whole=pre.keeps_whole, nfc=pre.nfc)
 
 
 def _match_whole(tokenizer: Tokenizer, tokens: list[str], types: list[int], in_normalised: bool) -> None:

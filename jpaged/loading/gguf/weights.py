@@ -11,7 +11,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, PoolingType
 
 from jpaged.loading.gguf.blocks import CODED, split_rows
-from jpaged.loading.gguf.names import Stored, stored_tensors
+from jpaged.loading.gguf.names import Stored, name_in_file, stored_tensors
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.rows import GGUFExperts, GGUFRows
 from jpaged.loading.weight_formats.stored_codes import Encoding, OneByte, SpreadCodes, in_format
@@ -57,7 +57,9 @@ class GGUFWeights:
         return self._stored.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        stored = self._stored[name]
+        stored = self._stored.get(name)
+        if stored is None:
+            raise KeyError(f"{name_in_file(name, self._file)} ({name})")
         if stored.undo is not None:
             return self.read(name).shape
         shape = self._file.tensors[stored.names[0]].shape

@@ -126,7 +126,8 @@ def _convert(target: Target, reader: TensorReader, keeps_blocks: bool, fits_scal
         try:
             reader.shape(name)
         except KeyError as error:
-            raise ValueError(f"{reader.location} has no tensor {name}, needed for parameter {target.name}") from error
+            said = f"tensor {error.args[0]}, needed for parameter {target.name}"  # by its name in the file
+            raise ValueError(f"{reader.location} has no {said}") from error
     if target.form is None:
         return _read(target, reader)
     if keeps_blocks:

@@ -6,8 +6,8 @@ A matrix ``{name}.weight`` [outputs, inputs] lies as
   bits;
 - ``{name}.scales`` [groups, outputs];
 - ``{name}.qzeros``, int32 [groups, outputs * bits / 32]: zero points, packed likewise along the outputs. The format
-  ``gptq`` (v1) stores each minus one, modulo ``2 ** bits``; ``gptq_v2`` stores it
-  unchanged;
+  ``gptq`` (v1) stores each minus one, modulo ``2 ** bits``; ``gptq_v2`` stores it unchanged. GPTQModel 5 stores it
+  unchanged and may call that ``gptq``; with ``sym``, where each is ``2 ** (bits - 1)``, the stored numbers decide;
 - ``{name}.g_idx``, int32 [inputs]: each input's group. With act-order (``desc_act``) groups are no neighbours.
 
 A value is ``(code - zero) * scale``. It is held as ``code * scale + minimum``, with ``minimum = -zero * scale``, which
@@ -146,11 +146,12 @@ class GPTQMatrices:
         encoding, groups = self.encoding(name), self._groups(name)
         assert encoding.format is not None
         codes = unpack_words(self._weights.read_codes(owner + _CODES), method.bits, axis=0).T
-        zeros = unpack_words(self._weights.read_codes(owner + _ZEROS), method.bits, axis=1)[:, :outputs].T
-        if method.zeros_minus_one:
-            zeros = (zeros + 1) & (2**method.bits - 1)
+        stored = unpack_words(self._weights.read_codes(owner + _ZEROS), method.bits, axis=1)[:, :outputs].T
+        zeros = (stored + 1) & (2**method.bits - 1) if method.zeros_minus_one else stored
         scales = self._weights.read_codes(owner + _SCALES).astype(np.float32).T
         middle = 1 << (method.bits - 1)
+        if method.symmetric and any((stored == one).all() for one in (middle - 1, middle)):
+            zeros = np.full_like(stored, middle)
         if method.symmetric and (zeros != middle).any():
             raise ValueError(
                 f"{self._weights.file_of(owner + _ZEROS)}: {owner + _ZEROS} has a zero point of "

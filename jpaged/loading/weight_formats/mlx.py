@@ -6,7 +6,8 @@ A matrix ``{name}.weight`` [outputs, inputs], the embedding's too, lies as
 - ``scales`` and ``biases`` [outputs, inputs / group_size]: a value is ``code * scale + bias``.
 
 config.json says ``group_size`` and ``bits`` in ``quantization``, in ``quantization_config``, or in both. There, a
-module's name may map to other settings, or to false where its weights are plain.
+module's name may map to other settings, or to false where its weights are plain. The name may begin otherwise than the
+tensors': text models taken out of multimodal ones, and the reverse, keep the table as it was.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from pallas_kernels.quantised import INT8, UINT4_PAIRS
 _WEIGHT, _SCALES, _BIASES = ".weight", ".scales", ".biases"
 _BITS = (4, 8)
 _TABLES = ("embed_tokens.weight", "lm_head.weight")
+_WRAPPERS = ("model", "language_model", "text_model")
+"""Parts that a name begins with, in any order and number, of the same module of a text model."""
 
 
 class MLX:
@@ -41,12 +44,15 @@ class MLX:
     def __init__(self, fields: Mapping[str, Any]):
         self._whole = fields
         self._own = {name: said for name, said in fields.items() if isinstance(said, Mapping) or said is False}
+        self._by_inner = {_inner(name): said for name, said in self._own.items()}
         for said in [fields, *(one for one in self._own.values() if isinstance(one, Mapping))]:
             _check({**fields, **said})
 
     def encoding_of(self, module: str) -> Encoding | None:
         """Return how a module's matrix is stored; None = plain."""
-        own = self._own.get(module, {})
+        own = self._own.get(module)
+        if own is None:
+            own = self._by_inner.get(_inner(module), {})
         if own is False:
             return None
         said = {**self._whole, **own}
@@ -60,20 +66,35 @@ class MLX:
 
     def matrices(self, weights: SafetensorsWeights) -> MatricesByName:
         found: dict[str, StoredMatrix] = {}
+        modules = {_inner(name.rpartition(".")[0]) for name in weights.names()}
+        lost = [name for name in self._own if _inner(name) not in modules]
+        note = f" (quantization has settings of {lost[0]}, which is no module of the checkpoint)" if lost else ""
         for owner in owners(weights, _SCALES, [_WEIGHT, _BIASES]):
             encoding = self.encoding_of(owner)
             if encoding is None:
                 raise ValueError(f"{weights.file_of(owner + _SCALES)} has {owner + _SCALES}, but {owner} is plain")
-            found[owner + _WEIGHT] = AffineMatrix(weights, owner, encoding)
+            found[owner + _WEIGHT] = AffineMatrix(weights, owner, encoding, note)
         if not found:
             raise ValueError(f"{weights.location} is said to be of MLX, but no tensor's name ends in {_SCALES}")
         return MatricesByName(found)
 
 
-class AffineMatrix:
-    """Reads a matrix; see `StoredMatrix`."""
+def _inner(name: str) -> str:
+    """Return a module's name without the parts that say whose text model it is in."""
+    parts = name.split(".")
+    while parts[0] in _WRAPPERS and len(parts) > 1:
+        parts.pop(0)
+    return ".".join(parts)
 
-    def __init__(self, weights: SafetensorsWeights, owner: str, encoding: Encoding):
+
+class AffineMatrix:
+    """Reads a matrix; see `StoredMatrix`.
+
+    Args:
+        note: what may be wrong with the settings where they do not fit, for messages.
+    """
+
+    def __init__(self, weights: SafetensorsWeights, owner: str, encoding: Encoding, note: str = ""):
         assert encoding.format is not None
         self._weights, self.encoding = weights, encoding
         self.parts = (owner + _WEIGHT, owner + _SCALES, owner + _BIASES)
@@ -83,7 +104,7 @@ class AffineMatrix:
         self.shape = outputs, words * (32 // self._bits)
         groups = -(-self.shape[1] // encoding.format.group)
         for part in self.parts[1:]:
-            settings = f"bits={self._bits}, group_size={encoding.format.group}"
+            settings = f"bits={self._bits}, group_size={encoding.format.group}{note}"
             check_part(weights, part, (outputs, groups), FLOATS, settings)
 
     def read(self) -> StoredCodes:

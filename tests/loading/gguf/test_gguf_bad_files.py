@@ -2,6 +2,7 @@
 
 import re
 import struct
+import warnings
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from jpaged.loading import load_model
 from jpaged.loading.gguf.blocks import CODED
 from jpaged.loading.gguf.config import config_from_gguf
 from jpaged.loading.gguf.reader import GGUFFile
-from jpaged.loading.gguf.tokenizer import tokenizer_from_gguf
+from jpaged.loading.gguf.tokenizer import eos_ids_from_gguf, tokenizer_from_gguf
 from jpaged.loading.gguf.weights import GGUFWeights
 
 # ------------------------------------------------------------------ the header
@@ -141,6 +142,7 @@ def test_a_key_with_a_value_of_another_type_is_named(tmp_path, tensors, key, val
         ("llama.block_count", 1 << 30, "llama.block_count=1073741824 must be a positive whole number of at most"),
         ("llama.rope.scaling.type", "other", "rope.scaling.type='other' is not supported"),
         ("general.architecture", "other", "GGUF architecture 'other' is not supported"),
+        ("general.architecture", "clip", "holds a model's eyes alone (mmproj): name the file of its language model"),
     ],
 )
 def test_a_value_that_does_not_fit_the_others_is_named(tmp_path, tensors, key, value, message):
@@ -150,6 +152,87 @@ def test_a_value_that_does_not_fit_the_others_is_named(tmp_path, tensors, key, v
     with pytest.raises(ValueError, match=f"{re.escape(str(path))}.*{re.escape(message)}"):
         file = GGUFFile(path)
         config_from_gguf(file), tokenizer_from_gguf(file)
+
+
+# ------------------------------------------------------------------ tokenizers
+
+PIECES = ["<unk>", "<s>", "</s>", "\N{LOWER ONE EIGHTH BLOCK}", *"abc", "ab", "\N{LOWER ONE EIGHTH BLOCK}a"]
+OF_PIECES = {
+    "tokenizer.ggml.tokens": PIECES,
+    "tokenizer.ggml.scores": [0.0, 0.0, 0.0, *(-float(n) for n in range(1, 7))],
+    "tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 1, 1, 1, 1],
+    "tokenizer.ggml.unknown_token_id": 0,
+    "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.eos_token_id": 2,
+    "tokenizer.chat_template": "{{ messages }}",
+}
+KINDS = {
+    "gpt2": TOKENIZER,
+    "llama": OF_PIECES,
+    "gemma4": {**OF_PIECES, "tokenizer.ggml.merges": ["a b"]},
+    "t5": {**OF_PIECES, "tokenizer.ggml.precompiled_charsmap": [8, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]},
+    "bert": {**OF_PIECES, "tokenizer.ggml.cls_token_id": 1, "tokenizer.ggml.seperator_token_id": 2},
+}
+LISTS = ([], ["a"], ["a", "a"], [""], ["a b", " ", "  "], [7], [0.5], [True], [[1]], [0] * 12, [255] * 12, [10**9])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_key_of_each_kind_of_tokenizer_is_read_or_named(tmp_path, kind):
+    whole = {"tokenizer.ggml.model": kind, "general.architecture": "llama", "llama.context_length": 64} | KINDS[kind]
+    assert encoded(tmp_path, whole) is None
+    bad = []
+    for key in whole:
+        for value in (None, -1, 0, 8, 2**31, 0.5, float("nan"), True, "", "a", "gpt2", "bert", *LISTS):
+            said = encoded(tmp_path, whole | {key: value})
+            if said is not None:
+                bad.append(f"{key}={value!r}: {said}")
+    assert not bad, "\n".join(bad)
+
+
+def encoded(folder, keys):
+    """Read a tokenizer with these keys and use it; return what is wrong with how that ends, None = nothing."""
+    file = GGUFFile.__new__(GGUFFile)  # what a file says, without writing hundreds of them
+    file.path, file.tensors = folder / "m.gguf", {}
+    file.metadata = {key: value for key, value in keys.items() if value is not None}
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            made = tokenizer_from_gguf(file)
+            eos_ids_from_gguf(file)
+            made.decode(made.encode("ab c \uff21\u00e91 \ufb01 <s>x"))
+            made("ab", "c", return_offsets_mapping=True)
+    except ValueError as error:
+        said = str(error)
+        return (
+            None if str(file.path) in said and ("tokenizer" in said or "context" in said) else f"names no key: {said}"
+        )
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gemma4"])
+def test_merges_that_make_no_token_are_passed_over_with_a_warning(tmp_path, tensors, kind):
+    keys = TOKENIZER | {"tokenizer.ggml.model": kind}
+    merges = ["c d", "a b", "cd e", "x y", "a ", "  a", "e f"]
+    read = {}
+    for name, own in (("plain", ["a b"]), ("more", merges)):
+        path = write_gguf(tmp_path / f"{name}.gguf", "llama", tensors, keys | {"tokenizer.ggml.merges": own})
+        with warnings.catch_warnings(record=True) as said:
+            read[name] = tokenizer_from_gguf(GGUFFile(path))
+        assert len(said) == (name == "more")
+    first = f"{path}: tokenizer.ggml.merges: 6 merges make no token and are passed over, first: 'c d'"
+    assert str(said[0].message) == first
+    for text in ("ab", "cde", "abcdef", "aab", "efg"):
+        assert read["more"].encode(text) == read["plain"].encode(text)
+
+
+def test_a_token_that_is_made_of_a_part_that_is_none_is_refused(tmp_path, tensors):
+    """llama.cpp makes "abc" of "ab", which the library cannot."""
+    keys = {"tokenizer.ggml.tokens": [*"abcdefgh", "<s>", "</s>", "abc"], "tokenizer.ggml.merges": ["a b", "ab c"]}
+    path = write_gguf(tmp_path / "m.gguf", "llama", tensors, VOCABULARY | keys)
+    message = f"{path}: tokenizer.ggml.merges has 'ab c', which makes a token of 'ab', which is none"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        tokenizer_from_gguf(GGUFFile(path))
 
 
 # ------------------------------------------------------------------ tensors

@@ -48,6 +48,17 @@ def test_parts_that_do_not_fit_are_named(tmp_path, settings, message):
         GGUFFile(parts_of(tmp_path, **settings))
 
 
+@pytest.mark.parametrize("suffix", [".GGUF", ".bin", ""])
+def test_parts_may_have_another_suffix(tmp_path, suffix):
+    parts_of(tmp_path)
+    for path in list(tmp_path.glob("*.gguf")):
+        path.rename(path.with_suffix(suffix))
+    first = tmp_path / f"m-00001-of-00002{suffix}"
+    assert list(GGUFFile(first).tensors) == list(TENSORS)
+    with pytest.raises(ValueError, match=re.escape(f"name the first, {first}")):
+        GGUFFile(tmp_path / f"m-00002-of-00002{suffix}")
+
+
 def test_a_part_of_another_name_says_its_name(tmp_path):
     renamed = parts_of(tmp_path).rename(tmp_path / "model.gguf")
     with pytest.raises(ValueError, match=r"model\.gguf is part 1 of 2: its name must end in -00001-of-00002\.gguf"):

@@ -1,15 +1,23 @@
+import re
+
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from dense_model import run_dense
+from flax import nnx
 from gguf import GGMLQuantizationType as Encoding
 from gguf import quants
-from gguf_files import write_gguf
+from gguf_files import VOCABULARY, write_gguf
 
+from jpaged.loading import load_model
 from jpaged.loading.demo_model import fetch_demo_model
 from jpaged.loading.gguf.config import config_from_gguf
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.weights import GGUFWeights
 from jpaged.loading.model_config import as_transformers
+from jpaged.loading.parameters.targets import flat_values
+from pallas_kernels.held_matrix import is_held
 
 RNG = np.random.default_rng(0)
 
@@ -119,3 +127,83 @@ def test_the_demo_models_tensors_equal_those_transformers_reads():
     assert set(reader.names()) == set(expected)
     for name, tensor in expected.items():
         np.testing.assert_array_equal(reader.read(name), tensor.numpy(), err_msg=name)
+
+
+# ------------------------------------------------------------------ an expert a tensor, as files of early 2024 have it
+
+EXPERTS = 4
+PARTS = {"gate": (96, 64), "up": (96, 64), "down": (64, 96)}
+
+
+def write_mixtral(path, encodings, *, apart, without=()):
+    """Write a tiny Mixtral; `encodings` are those of the experts' matrices in turn, `apart` gives each a tensor."""
+    rng, ones = np.random.default_rng(1), np.ones(64, np.float32)
+    tensors = {"token_embd.weight": rng.standard_normal((32, 64), np.float32), "output_norm.weight": ones}
+    for block in ("blk.0", "blk.1"):
+        of_block = {"attn_q": 64, "attn_k": 32, "attn_v": 32, "attn_output": 64, "ffn_gate_inp": EXPERTS}
+        for part, rows in of_block.items():
+            tensors[f"{block}.{part}.weight"] = rng.standard_normal((rows, 64), np.float32) * 0.2
+        tensors |= {f"{block}.{norm}.weight": ones for norm in ("attn_norm", "ffn_norm")}
+        for part, shape in PARTS.items():
+            values = rng.standard_normal((EXPERTS, *shape), np.float32) * 0.2
+            stored = [quants.quantize(one, kind) for one, kind in zip(values, encodings, strict=True)]
+            if not apart:
+                tensors[f"{block}.ffn_{part}_exps.weight"] = np.stack(stored), encodings[0]
+                continue
+            for number in reversed(range(EXPERTS)):
+                tensors[f"{block}.ffn_{part}.{number}.weight"] = stored[number], encodings[number]
+    keys = VOCABULARY | {"llama.expert_count": EXPERTS, "llama.expert_used_count": 2}
+    return write_gguf(path, "llama", {k: v for k, v in tensors.items() if k not in without}, keys)
+
+
+def loaded_twice(tmp_path, encodings, **options):
+    return [
+        load_model(write_mixtral(tmp_path / f"{apart}.gguf", encodings, apart=apart), dtype="float32", **options)
+        for apart in (True, False)
+    ]
+
+
+def logits(loaded):
+    return run_dense(nnx.merge(loaded.graphdef, loaded.params), np.random.default_rng(0).integers(0, 32, 20))
+
+
+@pytest.mark.parametrize("encoding", [Encoding.F32, Encoding.Q8_0, Encoding.Q4_1], ids=lambda encoding: encoding.name)
+def test_experts_with_a_tensor_each_are_those_in_one_tensor(tmp_path, encoding, recwarn):
+    quantization = None if encoding == Encoding.F32 else "gguf"
+    apart, merged = loaded_twice(tmp_path, [encoding] * EXPERTS, quantization=quantization)
+    assert jax.tree.structure(apart.params) == jax.tree.structure(merged.params)
+    for one, other in zip(jax.tree.leaves(apart.params), jax.tree.leaves(merged.params), strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(logits(apart), logits(merged))
+    assert not [warning for warning in recwarn if "were not used" in str(warning.message)]
+
+
+def test_experts_of_one_layer_may_differ_in_their_encodings(tmp_path):
+    """The first quantisers counted each expert's tensor as a layer, and gave some more bits."""
+    encodings = [Encoding.Q4_1, Encoding.Q8_0, Encoding.Q4_1, Encoding.Q8_0]
+    path = write_mixtral(tmp_path / "m.gguf", encodings, apart=True)
+    reader = GGUFWeights(GGUFFile(path))
+    names = [f"model.layers.1.mlp.experts.{number}.up_proj.weight" for number in range(EXPERTS)]
+    assert [reader.encodings(name)[0].name for name in names] == [encoding.name for encoding in encodings]
+    kept = flat_values(load_model(path, dtype="float32", quantization="gguf", stacked=False).params)
+    floats = flat_values(load_model(path, dtype="float32", stacked=False).params)
+    experts = [place for place, value in kept.items() if is_held(value) and "experts" in map(str, place)]
+    assert len(experts) == 4, kept.keys()
+    for place in experts:
+        np.testing.assert_array_equal(kept[place].dequantised(np.float32), floats[place])
+
+
+@pytest.mark.parametrize(
+    ("apart", "missing"),
+    [
+        (True, "blk.1.ffn_down.2.weight"),
+        (False, "blk.1.ffn_down_exps.weight"),
+        (True, "blk.0.ffn_gate_inp.weight"),
+        (True, "blk.0.attn_norm.weight"),
+        (False, "output_norm.weight"),
+    ],
+)
+def test_a_tensor_that_is_missing_has_its_name_in_the_file(tmp_path, apart, missing):
+    path = write_mixtral(tmp_path / "m.gguf", [Encoding.F32] * EXPERTS, apart=apart, without=(missing,))
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))} has no tensor {re.escape(missing)} \(model\."):
+        load_model(path, dtype="float32")

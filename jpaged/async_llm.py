@@ -274,8 +274,8 @@ class AsyncLLM:
         whole = kind is RequestOutputKind.FINAL_ONLY
         stream = self._thread.reserve(request_id)
         try:
-            fixed = {"tokenization": tokenization, "lora": lora, "prefill_only": prompt_only}
-            make = partial(self.input_processor.process, streamed=not whole, **fixed)
+            process = self.input_processor.process
+            make = partial(process, streamed=not whole, tokenization=tokenization, lora=lora, prefill_only=prompt_only)
             if isinstance(params, SamplingParams) and params.structured_outputs is not None:
                 inside = partial(copy_context().run, make, prompt, params, level)
                 request = await asyncio.get_running_loop().run_in_executor(self._grammar_threads, inside)

@@ -113,7 +113,7 @@ def follow_decimals(node: dict[str, Any]) -> None:
     It does not take 12.2 where 12.25 is the most, nor 0.5 where the step is 0.25.
     """
     for options in (_bounds_by_decimals(node, 1), _bounds_by_decimals(node, -1), _steps_by_decimals(node)):
-        if len(options) < 2:
+        if len(options) < 2 or not isinstance(node.get("allOf", []), list):
             continue
         for keyword in options[0]:
             del node[keyword]
@@ -128,8 +128,8 @@ def _bounds_by_decimals(node: Mapping[str, Any], sign: int) -> list[dict[str, fl
     """Return the bounds on one side, and those which each number of fewer decimals of that bound adds."""
     plain, exclusive = next(keywords for side, *keywords in _SIDES if side == -sign)
     given = {key: node[key] for key in (plain, exclusive) if key in node}
-    bounds = [Decimal(str(bound)) for bound in given.values() if is_number(bound) and math.isfinite(bound)]
-    bound = min((each * sign for each in bounds), default=Decimal(0))
+    bounds = [each for each in given.values() if is_number(each) and (isinstance(each, int) or math.isfinite(each))]
+    bound = min((Decimal(each if isinstance(each, int) else str(each)) * sign for each in bounds), default=Decimal(0))
     if bound <= 0 or _is_of_integers(node):
         return []
     decimals = -int(bound.as_tuple().exponent)
@@ -155,7 +155,7 @@ def _steps_by_decimals(node: dict[str, Any]) -> list[dict[str, float]]:
         return []
     floats = [each for step in steps.items() if (each := _float_read_as(*step)) is not None]
     if len(floats) < len(steps):
-        return []  # `unfollowed_step` finds it
+        return []  # the step stays, for `unfollowed_step` or without the numbers of fewer decimals
     node["multipleOf"] = floats[0] if floats else step
     return [{"multipleOf": each} for each in floats]
 

@@ -183,9 +183,10 @@ def _unfitting(
             return str(other) == error
         return False
 
-    for name in ("chat_template_kwargs", "tools"):
-        if getattr(options, name) and not fails(messages, replace(options, **{name: None})):
-            return f"{name} do"
+    if options.chat_template_kwargs and not fails(messages, replace(options, chat_template_kwargs=None)):
+        return "chat_template_kwargs do"
+    if options.tools and not fails(messages, replace(options, tools=None)):
+        return "tools do"
     last = bisect_left(range(1, len(messages) + 1), True, key=lambda count: fails(messages[:count]))
     if last == len(messages) or not fails(messages[: last + 1]):
         return f"the {len(messages)} messages do"

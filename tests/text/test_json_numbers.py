@@ -132,8 +132,20 @@ def test_other_types_and_other_unions_stay_with_a_step():
     )
 
 
+def test_both_bounds_of_a_side_hold():
+    for bounds in ({"maximum": 12.25, "exclusiveMaximum": 10}, {"maximum": 12.25, "exclusiveMaximum": 10.55}):
+        grammar = compiled({"type": "number", **bounds})
+        assert follows(grammar, "9.5") and not follows(grammar, "12") and not follows(grammar, "12.2")
+
+
 def test_a_schema_that_was_rewritten_means_the_same_once_more():
     schema = {"type": "number", "multipleOf": 0.07, "maximum": 12.25, "exclusiveMinimum": -(2**60)}
     again = followable(followable(schema))
     for text, fit in (("0.7", True), ("0.14", True), ("12.18", True), ("12.2", False), ("0.1", False), ("-7", True)):
         assert takes(schema, text) is takes(again, text) is fit, text
+
+
+@pytest.mark.parametrize("odd", [{"allOf": 5}, {"allOf": None}, {"minimum": 10**400}, {"maximum": -(10**400)}])
+def test_what_is_no_schema_is_left_to_be_refused(odd):
+    for more in ({"multipleOf": 0.25}, {"maximum": 12.25}, {"minimum": -12.25, "multipleOf": "a"}):
+        assert followable({"type": "number", **more, **odd}) and followed_as_far_as_can_be({**more, **odd})

@@ -135,6 +135,7 @@ class AsyncLLM:
         lora_request: LoRA | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         priority: int | None = None,
+        prompt_only: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Generate for one prompt and yield an output whenever there are new tokens; the last one is `finished`.
 
@@ -147,6 +148,8 @@ class AsyncLLM:
         Args:
             request_id: the caller's name for the request; it is free again when the request has ended.
             lora_request, tokenization_kwargs, priority: as in `LLM.generate`.
+            prompt_only: whether the prompt alone counts, for its log-probabilities: one token is drawn, of no meaning,
+                and the prompt may have max_model_len tokens.
 
         Raises:
             ValueError: the prompt or a parameter is bad, as in `LLM.generate`, or request_id is running.
@@ -157,7 +160,8 @@ class AsyncLLM:
         tokenization = Tokenization.of(tokenization_kwargs)
         chosen = self.get_default_sampling_params() if sampling_params is None else sampling_params
         (params,) = one_each(chosen, 1, SamplingParams)
-        async with aclosing(self._outputs(prompt, params, request_id, priority, lora, tokenization)) as outputs:
+        running = self._outputs(prompt, params, request_id, priority, lora, tokenization, prompt_only)
+        async with aclosing(running) as outputs:
             async for output in outputs:
                 yield output
 
@@ -273,13 +277,15 @@ class AsyncLLM:
         priority: int | None,
         lora: LoRA | None,
         tokenization: Tokenization = DEFAULT,
+        prompt_only: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
         (level,) = priorities(priority, 1)
         kind = params.output_kind if isinstance(params, SamplingParams) else RequestOutputKind.FINAL_ONLY
         whole = kind is RequestOutputKind.FINAL_ONLY
         stream = self._thread.reserve(request_id)
         try:
-            make = partial(self.input_processor.process, streamed=not whole, tokenization=tokenization, lora=lora)
+            process = self.input_processor.process
+            make = partial(process, streamed=not whole, tokenization=tokenization, lora=lora, prefill_only=prompt_only)
             if isinstance(params, SamplingParams) and params.structured_outputs is not None:
                 inside = partial(copy_context().run, make, prompt, params, level)
                 request = await asyncio.get_running_loop().run_in_executor(self._grammar_threads, inside)

@@ -1,16 +1,21 @@
 """Rewrites JSON schemas for llguidance, which knows a part of their keywords.
 
 Formats that it does not know are annotations, as the standard allows. Parts that nest deeper than its reader of JSON
-takes become definitions. A schema that need not be followed strictly loses
-the keywords that cannot be followed; those of a strict one are refused by name.
+takes become definitions; references to definitions that nothing satisfies become schemas that nothing does. Where an
+object may have other names than listed ones, no text has ``\\u`` in it. A schema that need not be followed strictly
+loses the keywords that cannot be followed; those of a strict one are refused by name.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
+
+from jpaged.json_numbers import follow_decimals, narrow_bounds, unfollowed_step
+from jpaged.json_patterns import rust_pattern
 
 VALUES = frozenset(("enum", "const", "default", "example", "examples"))
 """Keywords of a schema that hold values, not schemas."""
@@ -33,11 +38,6 @@ _DECIMAL = "^(?!^[-+.]*$)"
 """The beginning of pydantic's pattern of a Decimal: the text has more than signs and a point."""
 _DECIMAL_DIGITS = re.compile(r"\(\?=\[\\d\.\]\{1,\d+\}0\*\$\)")
 """Its bound on all digits, which those on the digits before and after the point imply."""
-MOST_NUMBERS = dict.fromkeys(("minimum", "exclusiveMinimum"), -(10**18)) | dict.fromkeys(
-    ("maximum", "exclusiveMaximum"), 10**18
-)
-"""Bounds of numbers that lie further out become these. llguidance takes no bounds of 2**62 and more, such as those of
-64-bit integers; a text within narrower bounds fits the schema too."""
 NO_LENGTH = 2**31
 """No text of a model is as long, so a limit of it has no effect; the compiler's numbers end near it."""
 _LENGTHS = frozenset(("maxLength", "maxItems", "maxProperties"))
@@ -47,6 +47,13 @@ _MOVED_EVERY = 25
 """Levels after which a part of a deeper schema becomes a definition."""
 LENIENT = {"lenient": True}
 """llguidance's option that leaves out keywords which are not followed and not known here."""
+_NO_CODES = {"json_allowed_escapes": 'nrbtf\\"'}
+"""llguidance's option for texts without ``\\u``, in which no name can be written as another one. They then have no
+control characters but those with a short escape, as ``\\n``."""
+_CODE = re.compile(r"\\u00[01]|\x7f")
+"""Such a character, as Python writes it in JSON."""
+_NOTHING: dict[str, Any] = {"enum": []}
+"""A schema that nothing satisfies."""
 
 
 def followable(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,6 +73,8 @@ def followed_as_far_as_can_be(schema: Mapping[str, Any]) -> dict[str, Any]:
             node.setdefault("anyOf", branches)
         if _is_unfollowed_pattern(node.get("pattern")):
             del node["pattern"]
+        if unfollowed_step(node) is not None:
+            del node["multipleOf"]
         named = node.get("patternProperties")
         if isinstance(named, Mapping) and any(map(_is_unfollowed_pattern, named)):
             node["patternProperties"] = {key: value for key, value in named.items() if not _is_unfollowed_pattern(key)}
@@ -84,6 +93,8 @@ def first_unfollowed(schema: Mapping[str, Any]) -> str | None:
         found.extend(sorted(_NOT_FOLLOWED & node.keys())[:1])
         patterns = [node.get("pattern"), *(node["patternProperties"] if _has_names(node) else ())]
         found.extend(f"pattern {_short(pattern)}" for pattern in patterns if _is_unfollowed_pattern(pattern))
+        if (step := unfollowed_step(node)) is not None:
+            found.append(f"multipleOf {step}")
 
     _rewritten(schema, look)
     return found[0] if found else None
@@ -103,10 +114,7 @@ def _plain(node: dict[str, Any]) -> None:
         del node["format"]
     if isinstance(node.get("oneOf"), list) and "discriminator" in node and "anyOf" not in node:
         node["anyOf"] = node.pop("oneOf")  # a discriminator names one branch, so no value fits two
-    for keyword, most in MOST_NUMBERS.items():
-        bound = node.get(keyword)
-        if isinstance(bound, int | float) and not isinstance(bound, bool) and (bound - most) * most > 0:
-            node[keyword] = most
+    narrow_bounds(node)
     for keyword in _LENGTHS & node.keys():
         if type(node[keyword]) is int and node[keyword] >= NO_LENGTH:
             del node[keyword]
@@ -114,6 +122,14 @@ def _plain(node: dict[str, Any]) -> None:
     if isinstance(pattern, str) and pattern.startswith(_DECIMAL) and isinstance(node.get("allOf", []), list):
         node["pattern"] = "^" + _DECIMAL_DIGITS.sub("", pattern.removeprefix(_DECIMAL))
         node["allOf"] = [*node.get("allOf", []), {"pattern": "[0-9]"}]
+    if isinstance(node.get("pattern"), str):
+        node["pattern"] = rust_pattern(node["pattern"])
+    if isinstance(node.get("patternProperties"), Mapping):
+        named: dict[str, Any] = {}
+        for key, value in node["patternProperties"].items():
+            same = rust_pattern(key)
+            named[same] = {"allOf": [named[same], value]} if same in named else value
+        node["patternProperties"] = named
 
 
 def _is_unfollowed_pattern(pattern: Any) -> bool:
@@ -141,7 +157,119 @@ def _rewritten(schema: Mapping[str, Any], change: Callable[[dict[str, Any]], Non
             elif isinstance(value, list):
                 node[key] = [dict(each) if isinstance(each, Mapping) else each for each in value]
                 waiting += [(each, False) for each in node[key] if isinstance(each, dict)]
-    return _flat(root)
+    parts = [part for part, *_ in _parts(root)]
+    for part in parts:
+        follow_decimals(part)
+    _close_references(root)
+    flat = _flat(root)
+    if any(map(_has_other_names, parts)) and not any(map(_needs_codes, parts)):
+        given = flat.get("x-guidance")
+        flat["x-guidance"] = {**_NO_CODES, **(given if isinstance(given, Mapping) else {})}
+    return flat
+
+
+def names_apart(*schemas: Mapping[str, Any]) -> dict[str, Any]:
+    """Return llguidance's options, of those that rewritten schemas have, for a schema that they are put into."""
+    options = [schema.get("x-guidance") for schema in schemas]
+    return _NO_CODES if any(isinstance(each, Mapping) and each.items() >= _NO_CODES.items() for each in options) else {}
+
+
+def _has_other_names(part: Mapping[str, Any]) -> bool:
+    """Tell whether a schema's object may have other names than listed ones.
+
+    llguidance takes ``{"\\u0061": ...}`` for another name than ``a``.
+    """
+    return part.get("additionalProperties") is not False and any(
+        part.get(keyword) for keyword in ("properties", "required", "patternProperties")
+    )
+
+
+def _needs_codes(part: Mapping[str, Any]) -> bool:
+    """Tell whether a text of the schema may have to have a control character without a short escape."""
+    return any(_CODE.search(json.dumps(part[keyword])) for keyword in ("enum", "const") if keyword in part)
+
+
+def _close_references(root: dict[str, Any]) -> None:
+    """Make references to what nothing satisfies schemas that nothing does: llguidance refuses the whole for such."""
+    parts = [part for part, *_ in _parts(root)]
+    if any(isinstance(part.get(key), str) for part in parts[1:] for key in ("$id", "id", "$anchor")):
+        return  # references may be relative to these
+    aims = {id(part): pointed_at(root, part["$ref"]) for part in parts if isinstance(part.get("$ref"), str)}
+    closed = _unsatisfied(aims)
+    for part in parts:
+        if id(part) in aims and ((aim := aims[id(part)]) is False or id(aim) in closed):
+            part.clear()
+            part |= _NOTHING
+
+
+def _unsatisfied(aims: Mapping[int, Any]) -> set[int]:
+    """Return the definitions, by their Python ids, that no value of finite length satisfies.
+
+    A definition is satisfied if it is with those that were found to be before; one that needs itself never is.
+
+    Args:
+        aims: the target of each schema with a reference, by its id.
+    """
+    definitions = {id(aim): aim for aim in aims.values() if isinstance(aim, dict)}
+    waiting = {
+        at: {id(aims[id(part)]) for part, *_ in _parts(each) if id(part) in aims}
+        for at, each in reversed(definitions.items())  # references mostly point further down
+    }
+    closed: set[int] = set()
+    while waiting:
+        before = len(waiting)
+        for at, needed in list(waiting.items()):
+            if waiting.keys().isdisjoint(needed):
+                if not _may_be_satisfied(definitions[at], aims, lambda aim: aim in closed or aim in waiting):
+                    closed.add(at)
+                del waiting[at]
+        if len(waiting) < before:
+            continue
+        for at in list(waiting):  # circles, and choices among definitions
+            if _may_be_satisfied(definitions[at], aims, lambda aim: aim in closed or aim in waiting):
+                del waiting[at]
+        if len(waiting) == before:
+            break
+    return closed | waiting.keys()
+
+
+def _may_be_satisfied(definition: dict[str, Any], aims: Mapping[int, Any], is_closed: Callable[[int], bool]) -> bool:
+    """Tell whether llguidance finds values of a definition, of whose references some are closed and the others open."""
+    if _levels(definition) > MOST_NESTED:
+        return True
+    needed: set[Any] = set()
+    for part, *_ in _parts(definition):
+        if isinstance(names := part.get("required"), list):
+            needed.update(name for name in names if isinstance(name, str))
+        if "minProperties" in part and isinstance(names := part.get("properties"), Mapping):
+            needed.update(names)
+
+    def standing(value: Any, has_names: bool = False) -> Any:
+        if isinstance(value, list):
+            return [standing(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        if not has_names and id(value) in aims:
+            aim = aims[id(value)]
+            if aim is False or is_closed(id(aim)):
+                return _NOTHING
+        kept = {}
+        for key, each in value.items():
+            if has_names or key not in ("$ref", "$defs", "definitions", *VALUES):
+                if key == "properties" and not has_names and isinstance(each, Mapping):
+                    each = {name: schema for name, schema in each.items() if name in needed}
+                kept[key] = standing(each, not has_names and key in NAMES)
+            elif key in ("enum", "const"):
+                kept[key] = each
+        return kept
+
+    from llguidance import LLMatcher
+
+    schema = standing(definition)
+    if schema.keys() <= {"type", "title", "description"}:
+        return True
+    error = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+    return not error.startswith("Unsatisfiable schema")
 
 
 def _flat(root: dict[str, Any]) -> dict[str, Any]:

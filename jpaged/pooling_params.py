@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from jpaged.short_tracebacks import short_init
 from jpaged.short_values import shown
-from jpaged.validation import boolean, integer, one_of
+from jpaged.validation import boolean, integer, one_of, whole
 from jpaged.vllm_refusals import refuse_parameters, with_vllms_attributes
 
 Pooling = Literal["last", "mean", "cls", "max", "mean_sqrt_len"]
@@ -54,6 +54,6 @@ class PoolingParams:
         if self.normalize is not None:
             boolean("normalize", self.normalize)
         if self.dimensions is not None:
-            integer("dimensions", self.dimensions, low=1)
+            object.__setattr__(self, "dimensions", integer("dimensions", whole(self.dimensions), low=1))
         if self.prompt_name is not None and not isinstance(self.prompt_name, str):
             raise ValueError(f"prompt_name={shown(self.prompt_name)} must be a string")

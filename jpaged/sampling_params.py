@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from jpaged.short_tracebacks import short_init
 from jpaged.short_values import shortened, shown
 from jpaged.structured_outputs import StructuredOutputsParams
-from jpaged.validation import boolean, did_you_mean, integer, number, several, texts
+from jpaged.validation import boolean, did_you_mean, integer, number, several, texts, whole
 from jpaged.vllm_refusals import name_in, refuse_parameters, with_vllms_attributes
 
 _NUMBERS = (  # name, least, most, whether the least is out of range
@@ -166,7 +166,7 @@ class SamplingParams:
             self._store("seed", None)
         for name, least, most in _INTEGERS:
             if getattr(self, name) is not None or name not in _OPTIONAL:
-                self._store(name, integer(name, getattr(self, name), low=least, high=most))
+                self._store(name, integer(name, whole(getattr(self, name)), low=least, high=most))
         self._store_tokens()
         if self.truncate_prompt_tokens == 0:
             raise ValueError("truncate_prompt_tokens=0 must be at least 1, or -1 for what max_model_len has room for")
@@ -196,7 +196,7 @@ class SamplingParams:
         for name in ("stop_token_ids", "allowed_token_ids"):
             tokens = getattr(self, name)
             if tokens is not None or name == "stop_token_ids":
-                self._store(name, tuple(integer(name, token, low=0) for token in several(name, tokens)))
+                self._store(name, tuple(integer(name, whole(token), low=0) for token in several(name, tokens)))
         if self.allowed_token_ids == ():
             raise ValueError("allowed_token_ids=() leaves no token to draw; None allows all")
         if isinstance(self.bad_words, str):
@@ -207,7 +207,7 @@ class SamplingParams:
             if not isinstance(self.logit_bias, Mapping):
                 raise ValueError(f"logit_bias={shown(self.logit_bias)} must map token ids to numbers")
             biases = {
-                integer("token id in logit_bias", token, low=0): number(
+                integer("token id in logit_bias", whole(token), low=0): number(
                     f"logit_bias[{token}]", bias, low=-100.0, high=100.0
                 )
                 for token, bias in self.logit_bias.items()
@@ -291,7 +291,7 @@ class BeamSearchParams:
             asked = f"include_stop_str_in_output={shown(self.include_stop_str_in_output)}"
             raise ValueError(f"{asked} must be False: beams have no stop strings")
         for name in ("beam_width", "max_tokens"):
-            object.__setattr__(self, name, integer(name, getattr(self, name), low=1))
+            object.__setattr__(self, name, integer(name, whole(getattr(self, name)), low=1))
         penalty = number("length_penalty", self.length_penalty, low=-50.0, high=50.0)
         object.__setattr__(self, "length_penalty", penalty)
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":

@@ -58,6 +58,14 @@ def integer(name: str, value: Any, *, low: int, high: int | None = None) -> int:
     return plain
 
 
+def whole(value: Any) -> Any:
+    """Return a float of a request that is an integer, as 5.0, as an int; other values unchanged.
+
+    JSON does not tell the two apart, and some clients write all numbers as floats.
+    """
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def number(name: str, value: Any, *, low: float, high: float = math.inf, open_low: bool = False) -> float:
     """Return `value` as a float; accepts NumPy numbers, rejects bool and what is not finite.
 

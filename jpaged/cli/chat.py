@@ -23,6 +23,7 @@ HELP = """\
 /set [NAME VALUE]   show the parameters of answers, or change one: /set temperature 0.7
 /save FILE          write the conversation as JSON
 /bye                leave; Ctrl-D does so too
+//TEXT              say /TEXT, a line that begins with a slash
 Ctrl-C stops an answer and keeps its text. Escape, then Enter begins a new line."""
 
 COMMANDS = ("/help", "/clear", "/system", "/set", "/save", "/bye")
@@ -64,7 +65,9 @@ def _talk(conversation: Conversation, read: Callable[[], str]) -> None:
         except KeyboardInterrupt:
             _note("/bye or Ctrl-D leaves")
             continue
-        if line.startswith("/"):
+        if line.startswith("//"):
+            _answer(conversation, line[1:])
+        elif line.startswith("/"):
             if not _command(conversation, line):
                 break
         elif line.strip():
@@ -82,6 +85,7 @@ class Conversation:
     Attributes:
         messages: the turns so far, as a chat template takes them; thoughts are left out, as templates expect.
         num_dropped: messages that the last question did not fit with.
+        cut_off: the limit that the last answer met, for people; "" if it ended by itself.
     """
 
     def __init__(self, llm: Any, params: Any, system: str | None = None) -> None:
@@ -89,6 +93,7 @@ class Conversation:
         self.system = system
         self.messages: list[dict[str, str]] = []
         self.num_dropped = 0
+        self.cut_off = ""
         self._llm = llm
 
     @property
@@ -111,12 +116,13 @@ class Conversation:
         before = list(self.messages)
         self.messages.append({"role": "user", "content": question})
         said: list[str] = []
+        self.cut_off = ""
         try:
             prompt = self._prompt()
             reader = THINK.reader(PlainReader(), inside=THINK.after(prompt["prompt"]) == "runs")
             deltas = self._llm.stream(prompt, self.params)
             try:
-                for part in _parts(deltas, reader):
+                for part in self._parts(deltas, reader):
                     if isinstance(part, Content):
                         said.append(part.text)
                     if isinstance(part, Content | Reasoning):
@@ -132,6 +138,18 @@ class Conversation:
                 self.messages.append({"role": "assistant", "content": "".join(said)})
             elif self.messages[-1:] == [{"role": "user", "content": question}]:  # templates want turns to alternate
                 self.messages.pop()
+
+    def _parts(self, deltas: Any, reader: Any) -> Iterator[Any]:
+        num_tokens = 0
+        for delta in deltas:
+            num_tokens += len(delta.token_ids)
+            if delta.finish_reason == "length":
+                most = self.params.max_tokens
+                full = f"the context of {self._llm.max_model_len} tokens is full"
+                by_most = f"max_tokens is {most}: /set max_tokens {2 * num_tokens} allows more"
+                self.cut_off = by_most if most is not None and num_tokens >= most else full
+            yield from reader.push(delta.text)
+        yield from reader.finish()
 
     def _prompt(self) -> Any:
         """Return the prompt of the next answer; drop the oldest turns until it leaves room for one."""
@@ -176,12 +194,6 @@ def _parsed(value: str) -> Any:
         return value
 
 
-def _parts(deltas: Any, reader: Any) -> Iterator[Any]:
-    for delta in deltas:
-        yield from reader.push(delta.text)
-    yield from reader.finish()
-
-
 def _answer(conversation: Conversation, question: str) -> None:
     """Print the answer to a question; Ctrl-C ends it."""
     pieces = conversation.ask(question)
@@ -196,6 +208,8 @@ def _answer(conversation: Conversation, question: str) -> None:
             print_text(text, end="", **({"dim": True} if thought else {}))
             sys.stdout.flush()
         print_text("")
+        if conversation.cut_off:
+            _note(f"[cut off] {conversation.cut_off}")
     except KeyboardInterrupt:
         pieces.close()
         print_text("")
@@ -228,7 +242,7 @@ def _command(conversation: Conversation, line: str) -> bool:
         elif name == "/save":
             _note(_save(conversation, rest))
         else:
-            _note(f"{name} is no command{did_you_mean(name, COMMANDS)} /help lists them")
+            _note(f"{name} is no command{did_you_mean(name, COMMANDS)} /help lists them, // says a line with a slash")
     except (ValueError, TypeError, OSError) as error:
         _note(str(error))
     return True
@@ -250,13 +264,23 @@ def _note(text: str) -> None:
     typer.secho(text, dim=True, err=True)
 
 
+def _plain_line() -> str:
+    """Read a line; ask for it only if a person may see that, and not where the answers go."""
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        typer.echo("> ", nl=False, err=True)
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.rstrip("\r\n")
+
+
 def _line_reader() -> Callable[[], str]:
     """Return a call that reads a line: with editing and history on a terminal, else from standard input.
 
     The history lasts as long as the conversation: what people ask is not written to a disk.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        return lambda: input("> ")
+        return _plain_line
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.history import InMemoryHistory

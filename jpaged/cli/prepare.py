@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,7 +46,9 @@ def quantize(
     from jpaged.loading.quantised_folder import quantise_folder
 
     with bad_parameters():
-        written = quantise_folder(model, out, method=method, bits=bits, group_size=group_size)
+        written = quantise_folder(
+            model, out, method=method, bits=bits, group_size=group_size, warn=partial(typer.echo, err=True)
+        )
     typer.echo(f"wrote {out}: {written.quantised} matrices in {bits} bits")
     if written.plain:
         remedy = f"; --group-size {written.fitting} takes all" if written.fitting else ""

@@ -9,6 +9,8 @@ A folder is written tensor by tensor, in shards, to a temporary name, and gets i
 from __future__ import annotations
 
 import json
+import logging
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterable
@@ -28,6 +30,7 @@ from jpaged.loading.weight_formats.stored_codes import pack_words
 from jpaged.model_api import TENSOR_AXIS
 from jpaged.validation import one_of
 
+_warn = logging.getLogger(__name__).warning
 WRITTEN = ("compressed-tensors", "awq", "gptq")
 _GROUPS = (32, 64, 128)
 _COPIED = ("*.json", "*.jinja", "*.txt", "*.model")
@@ -70,7 +73,13 @@ class Written(NamedTuple):
 
 
 def quantise_folder(
-    name: str | Path, out: str | Path, *, method: str = "compressed-tensors", bits: int = 4, group_size: int = 128
+    name: str | Path,
+    out: str | Path,
+    *,
+    method: str = "compressed-tensors",
+    bits: int = 4,
+    group_size: int = 128,
+    warn: Callable[[str], None] = _warn,
 ) -> Written:
     """Write a model with plain weights, or a GGUF file, as a folder of quantised safetensors.
 
@@ -82,6 +91,7 @@ def quantise_folder(
         method: one of `WRITTEN`.
         bits: 4, or 8 except for AWQ.
         group_size: neighbouring inputs that share a scale: 32, 64 or 128.
+        warn: is called, before anything is written, if the result will be larger than the model.
 
     Raises:
         ValueError: a setting is not written, no matrix fits, or the model is quantised already, or has other parts
@@ -101,18 +111,26 @@ def quantise_folder(
         raise ValueError(f"model={str(name)!r} is no plain checkpoint: name the one that it was made of")
     if hasattr(opened.config, "vision_config"):
         raise ValueError(f"model={str(name)!r} has parts that are no text, which are not written quantised")
+    matrices = _matrices(opened)
+    before, after = _sizes(opened, matrices, method, bits, group_size)
+    if after > before:
+        warn(
+            f"warning: the result is larger than {opened.source.name}, {after / 1e6:.1f} MB of tensors against "
+            f"{before / 1e6:.1f}, as all but the quantised matrices is written as floats; fewer bits, or the plain "
+            "checkpoint that the model was made of, help"
+        )
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     temporary.mkdir(parents=True)
     try:
-        written = _write(opened, temporary, method, bits, group_size)
+        written = _write(opened, matrices, temporary, method, bits, group_size)
         temporary.rename(target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return written
 
 
-def _write(opened: OpenedModel, folder: Path, method: str, bits: int, group: int) -> Written:
-    reader, matrices = opened.reader, _matrices(opened)
+def _write(opened: OpenedModel, matrices: set[str], folder: Path, method: str, bits: int, group: int) -> Written:
+    reader = opened.reader
     shards, plain, unfit = _Shards(folder), [], {}
     quantised = 0
     for name in reader.names():
@@ -155,6 +173,23 @@ def _write(opened: OpenedModel, folder: Path, method: str, bits: int, group: int
     for file in folder.glob("*.safetensors"):  # the library makes files that only their owner reads
         shutil.copymode(folder / "config.json", file)
     return Written(quantised, list(unfit), fitting)
+
+
+def _sizes(opened: OpenedModel, matrices: set[str], method: str, bits: int, group: int) -> tuple[int, int]:
+    """Return the bytes of a model's tensors before and after, without reading them."""
+    reader = opened.reader
+    before = after = 0
+    for name in reader.names():
+        shape = reader.shape(name)
+        size = math.prod(shape) * reader.dtype(name).itemsize
+        before += size
+        if name not in matrices or not _fit([shape], group):
+            after += size
+            continue
+        (outputs, inputs), groups = shape, math.prod(shape) // group
+        zeros, order = groups * bits // 8 * (method != "compressed-tensors"), 4 * inputs * (method == "gptq")
+        after += outputs * inputs * bits // 8 + 2 * groups + zeros + order + 16 * (method == "compressed-tensors")
+    return (before if opened.gguf is None else opened.gguf.num_bytes), after
 
 
 def _fit(shapes: Iterable[tuple[int, ...]], group: int) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from jpaged.outputs import Logprob
 
-_HALF = "\ufffd"
+HALF = "\ufffd"
 """Part of the decoded text of a token that begins or ends within a character."""
 _MOST_BYTES = 4
 """Most bytes of a character in UTF-8."""
@@ -27,7 +27,7 @@ def token_bytes(token: int, text: str, tokenizer: Any) -> bytes:
         text: the token decoded alone, which has replacement characters for parts of characters.
         tokenizer: a transformers tokenizer; None: the bytes are those of `text`.
     """
-    if _HALF not in text or tokenizer is None:
+    if HALF not in text or tokenizer is None:
         return text.encode()
     piece = tokenizer.convert_ids_to_tokens(token)
     if not isinstance(piece, str):
@@ -111,19 +111,21 @@ class CompletionLogprobs:
             found["tokens"].append(text)
             found["token_logprobs"].append(None if entry is None else entry[token].logprob)
             found["top_logprobs"].append(None if entry is None else self._top(token, entry))
+            place = len(found["text_offset"])
             found["text_offset"].append(self._offset)
-            if echo and number < 2 and self._offset == 0 and _HALF not in text:
+            if echo and number < 2 and self._offset == 0 and HALF not in text:
                 text = _shown(text, echo)
             if number < num_prompt or token not in self._hidden:
-                self._offset += self._num_characters(token_bytes(token, text, self._tokenizer))
+                more = token_bytes(token, text, self._tokenizer)
+                half, _ = self._decoder.getstate()
+                characters = self._decoder.decode(more)
+                left = half and characters.startswith(HALF) and not (half + more).startswith(HALF.encode())
+                if characters and self._in_character:  # the prompt began it
+                    self._in_character, characters = False, characters.removeprefix(HALF)
+                elif left:  # half a character stands before this token's
+                    found["text_offset"][place] += 1
+                self._offset += len(characters)
         return found
-
-    def _num_characters(self, more: bytes) -> int:
-        """Return the number of characters that the next bytes complete, apart from one that the prompt began."""
-        text = self._decoder.decode(more)
-        if text and self._in_character:
-            self._in_character, text = False, text.removeprefix(_HALF)
-        return len(text)
 
     def _top(self, token: int, entry: Mapping[int, Logprob]) -> dict[str, float]:
         ranked = sorted(entry.items(), key=lambda pair: pair[1].rank)

@@ -104,6 +104,7 @@ class Serving:
         model: str | None = None,
         priority: int | None = None,
         add_special_tokens: bool | None = None,
+        prompt_only: bool = False,
         refusal: Callable[[Exception], ApiError],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Run one prompt with the adapter that `model` names, and record metrics, log and trace.
@@ -111,6 +112,7 @@ class Serving:
         Closing the generator frees the request's memory.
 
         Args:
+            prompt_only: see `AsyncLLM.generate`.
             refusal: makes the error for a value that the engine refuses; see `SamplingFields.refusal`.
 
         Raises:
@@ -130,7 +132,9 @@ class Serving:
         try:
             async with (
                 self.queue.place(caller.key),
-                aclosing(self._outputs(name, prompt, params, adapter, priority, add_special_tokens)) as outputs,
+                aclosing(
+                    self._outputs(name, prompt, params, adapter, priority, add_special_tokens, prompt_only)
+                ) as outputs,
             ):
                 async for output in outputs:
                     self._count(output, params, caller, seen)
@@ -239,6 +243,7 @@ class Serving:
         adapter: str | None,
         priority: int | None,
         add_special_tokens: bool | None,
+        prompt_only: bool,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the engine's outputs for one prompt, or those of a restored request."""
         if self._closed:
@@ -253,7 +258,13 @@ class Serving:
         else:
             assert isinstance(params, SamplingParams)
             outputs = self.engine.generate(
-                prompt, params, name, lora_request=adapter, priority=priority, tokenization_kwargs=tokenization
+                prompt,
+                params,
+                name,
+                lora_request=adapter,
+                priority=priority,
+                tokenization_kwargs=tokenization,
+                **({"prompt_only": True} if prompt_only else {}),
             )
         async with aclosing(outputs):
             async for output in outputs:

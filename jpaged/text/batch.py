@@ -13,7 +13,7 @@ from jpaged.short_values import shown
 from jpaged.text.adapters import LoRA
 from jpaged.text.chat_template import ChatOptions, Messages
 from jpaged.text.prompt import Conversation, Prompt
-from jpaged.validation import MOST, integer
+from jpaged.validation import MOST, integer, whole
 
 Params = TypeVar("Params", SamplingParams, BeamSearchParams, PoolingParams)
 
@@ -86,7 +86,7 @@ def priorities(priority: int | Sequence[int] | None, count: int) -> Sequence[int
     each = priority if isinstance(priority, Sequence) and not isinstance(priority, str) else [priority] * count
     if len(each) != count:
         raise ValueError(f"{len(each)} priorities for {count} prompts")
-    return [integer("priority", value, low=-MOST) for value in each]
+    return [integer("priority", whole(value), low=-MOST) for value in each]
 
 
 def one_lora_each(lora_request: LoRA | Sequence[LoRA | None] | None, count: int) -> Sequence[LoRA | None]:

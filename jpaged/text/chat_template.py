@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict
 
-from jpaged.text.template_forms import forms_of, has_calls, with_calls_in
+from jpaged.text.template_forms import TemplateForms, forms_of, has_calls, with_calls_in
 from jpaged.validation import boolean, one_of
 
 Messages = Sequence[Mapping[str, Any]]
@@ -120,11 +121,40 @@ def templated(messages: Messages, tokenizer: Any, options: ChatOptions, image: s
         raise ValueError(f"messages={messages!r} must be a list of {{'role': ..., 'content': ...}}")
     if not messages:
         raise ValueError(f"messages={messages!r} has no message; at least 1 is needed")
-    parts = [_check(message, image) for message in messages]
-    said = options.chat_template_content_format
     forms = forms_of(tokenizer, template)
+    for message in messages:
+        _check(message, image)
+
+    def rendered(messages: Messages, options: ChatOptions) -> str:
+        return tokenizer.apply_chat_template(
+            _as_the_template_takes_them(messages, tokenizer, forms, options.chat_template_content_format, image),
+            tokenize=False,
+            chat_template=template,
+            add_generation_prompt=options.add_generation_prompt,
+            continue_final_message=options.continue_final_message,
+            tools=None if options.tools is None else list(options.tools),
+            **(options.chat_template_kwargs or {}),
+        )
+
+    try:
+        return rendered(messages, options)
+    except Exception as error:  # a template is a program of the model's
+        from jinja2.exceptions import TemplateSyntaxError  # the tokenizer imports Jinja at the first rendering
+
+        if isinstance(error, TemplateSyntaxError):
+            raise ValueError(f"the chat template is damaged, in line {error.lineno}: {error}") from error
+        if str(error).startswith("continue_final_message=True"):
+            raise ValueError(str(error)) from error
+        what = _unfitting(messages, replace(options, continue_final_message=False), str(error), rendered)
+        raise ValueError(f"{what} not fit the chat template: {error}") from error
+
+
+def _as_the_template_takes_them(
+    messages: Messages, tokenizer: Any, forms: TemplateForms, said: ContentFormat, image: str
+) -> Messages:
     form = forms.content if said == "auto" else said
     if form == "string":
+        parts = [_check(message, image) for message in messages]
         messages = [
             {**message, "content": "\n".join(texts)} if texts else message
             for message, texts in zip(messages, parts, strict=True)
@@ -138,22 +168,37 @@ def templated(messages: Messages, tokenizer: Any, options: ChatOptions, image: s
         messages = with_calls_in(messages, forms.calls(tokenizer))
         if form == "openai":  # calls may have become a text
             messages = [_in_parts(message) for message in messages]
-    try:
-        return tokenizer.apply_chat_template(
-            [_with_a_text(message) for message in messages],
-            tokenize=False,
-            chat_template=template,
-            add_generation_prompt=options.add_generation_prompt,
-            continue_final_message=options.continue_final_message,
-            tools=None if options.tools is None else list(options.tools),
-            **(options.chat_template_kwargs or {}),
-        )
-    except Exception as error:  # a template is a program of the model's
-        from jinja2.exceptions import TemplateSyntaxError  # the tokenizer imports Jinja at the first rendering
+    return [_with_a_text(message) for message in messages]
 
-        if isinstance(error, TemplateSyntaxError):
-            raise ValueError(f"the chat template is damaged, in line {error.lineno}: {error}") from error
-        raise ValueError(f"messages={messages!r} do not fit the chat template: {error}") from error
+
+def _unfitting(
+    messages: Messages, options: ChatOptions, error: str, rendered: Callable[[Messages, ChatOptions], str]
+) -> str:
+    """Return what a template refuses, by leaving parts of the conversation out until it does not say `error`."""
+
+    def fails(messages: Messages, options: ChatOptions = options) -> bool:
+        try:
+            rendered(messages, options)
+        except Exception as other:
+            return str(other) == error
+        return False
+
+    if options.chat_template_kwargs and not fails(messages, replace(options, chat_template_kwargs=None)):
+        return "chat_template_kwargs do"
+    if options.tools and not fails(messages, replace(options, tools=None)):
+        return "tools do"
+    last = bisect_left(range(1, len(messages) + 1), True, key=lambda count: fails(messages[:count]))
+    if last == len(messages) or not fails(messages[: last + 1]):
+        return f"the {len(messages)} messages do"
+    message = messages[last]
+    place = f"messages[{last}], of the role {message['role']!r}, does"
+    for name in message.keys() - {"role"}:
+        others = {key: value for key, value in message.items() if key != name} | (
+            {"content": ""} if name == "content" else {}
+        )
+        if not fails([*messages[:last], others]):
+            return f"{name} of {place}"
+    return place
 
 
 def _template(tokenizer: Any, options: ChatOptions) -> str:

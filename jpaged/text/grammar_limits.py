@@ -6,11 +6,11 @@ import json
 import math
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from decimal import Decimal
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from jpaged.json_schema import MOST_NUMBERS, NAMES, NO_LENGTH, VALUES, pointed_at
+from jpaged.json_numbers import decimal_of, first_out_of_reach, is_held, reach, unfollowed_step
+from jpaged.json_schema import NAMES, NO_LENGTH, VALUES, pointed_at
 from jpaged.structured_outputs import MOST_CHOICES, StructuredOutputsParams
 
 MOST_LEVELS = 6000
@@ -118,28 +118,27 @@ def _check_multiples(name: str, nodes: Sequence[Mapping[str, Any]]) -> None:
 def _check_numbers(name: str, nodes: Sequence[Mapping[str, Any]], narrowed: bool) -> None:
     """Check lengths, bounds, and the integers that a text may have to be.
 
-    llguidance writes larger integers as floats; those near -2**63 end the process. It takes no bounds of 2**62.
+    llguidance writes integers that no float is as others; bounds near -2**63 end the process.
     """
     for node in nodes:
         for keyword in ("minLength", "minItems", "minProperties"):
             if type(length := node.get(keyword)) is int and length >= NO_LENGTH:
                 raise ValueError(f"{name} has {keyword}={_shown(length)}, the limit is 2**31 - 1")
-        for keyword, most in MOST_NUMBERS.items():
-            bound = node.get(keyword)
-            if not isinstance(bound, int | float) or isinstance(bound, bool):
-                continue
-            if abs(bound) > abs(most) and not (narrowed and bound * most > 0):
-                raise ValueError(f"{name} has {keyword}={_shown(bound)}, the limits are -10**18 and 10**18")
+        if (bound := first_out_of_reach(node, narrowed=narrowed)) is not None:
+            least, most = reach(node)
+            raise ValueError(f"{name} has {bound}={_shown(node[bound])}, the limits are {least} and {most}")
+        if (step := unfollowed_step(node)) is not None:
+            raise ValueError(f"{name} has multipleOf={step} of numbers, which cannot be followed: round it")
         for keyword in ("const", "enum"):
             waiting = [node.get(keyword)]
             while waiting:
                 value = waiting.pop()
                 if isinstance(value, Mapping | list):
                     waiting += value.values() if isinstance(value, Mapping) else value
-                elif isinstance(value, int) and not -9 * 10**18 <= value < 2**64:
+                elif isinstance(value, int) and not is_held(value):
                     raise ValueError(
-                        f"{name} has the integer {_shown(value)} in {keyword}, the limits are -9 * 10**18 and "
-                        "2**64 - 1: write it as a text"
+                        f"{name} has the integer {_shown(value)} in {keyword}, which is no float64 below 2**63: "
+                        "write it as a text"
                     )
 
 
@@ -161,7 +160,8 @@ def _digits(number: float) -> int:
     """
     if isinstance(number, int):
         return number if number.bit_length() > _MOST_BITS else int(str(number).rstrip("0"))
-    return int("".join(map(str, Decimal(str(number)).normalize().as_tuple().digits)))
+    coefficient, _ = decimal_of(number)
+    return int(str(coefficient).rstrip("0"))
 
 
 def _check(name: str, things: str, number: int, most: int) -> None:

@@ -12,7 +12,7 @@ from jpaged.text.chat_template import ChatOptions, Messages, images_in, template
 from jpaged.text.images import ImageInputs, images_of
 from jpaged.text.long_text import TokenBound, beginning, encode_bounded
 from jpaged.text.tokenizer_errors import errors_of
-from jpaged.validation import boolean, check_unicode, integer
+from jpaged.validation import boolean, check_unicode, integer, whole
 from jpaged.vllm_refusals import check_prompt_keys
 
 Prompt = str | Mapping[str, Any] | Sequence[int]
@@ -71,7 +71,7 @@ class Tokenization:
         truncation, max_length = given.get("truncation", False), given.get("max_length")
         if truncation != (max_length is not None):
             raise ValueError(f"tokenization_kwargs has truncation={truncation} with max_length={max_length}")
-        length = None if max_length is None else integer("max_length", max_length, low=1)
+        length = None if max_length is None else integer("max_length", whole(max_length), low=1)
         return cls(given.get("add_special_tokens"), length)
 
 
@@ -142,17 +142,17 @@ def parse_prompt(
         chosen = tokenization.add_special_tokens
         special = add_special_tokens if chosen is None else chosen
         if pictures:
-            whole = None if bound is None else replace(bound, last=None)  # a prompt with images is not cut
+            uncut = None if bound is None else replace(bound, last=None)  # a prompt with images is not cut
 
             def encode(text: str) -> list[int]:
-                return encode_bounded(tokenizer, text, special, whole)
+                return encode_bounded(tokenizer, text, special, uncut)
 
             ids, placed = images.of_text(cast(str, text), pictures, encode, salt, prepare=prepare)
         else:
             ids = encode_bounded(tokenizer, cast(str, text), special, bound)
     try:
         ids = list(ids)
-        plain = [index(token) for token in ids]
+        plain = [index(token) for token in (map(whole, ids) if float in set(map(type, ids)) else ids)]
     except TypeError as error:
         raise ValueError(f"prompt_token_ids={ids!r} must be integers") from error
     if any(isinstance(token, bool) for token in ids):

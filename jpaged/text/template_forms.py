@@ -197,22 +197,26 @@ def _call(call: Any, form: CallForm) -> Any:
     known = {"type": "function", **call}
     if form.short_ids and isinstance(call.get("id"), str):
         known["id"] = _short(call["id"])
-    if "arguments" in function:
-        known["function"] = {**function, "arguments": _arguments(function["arguments"], form)}
+    known["function"] = {**function, "arguments": _arguments(function.get("arguments"), form)}
     return known
 
 
 def _arguments(arguments: Any, form: CallForm) -> Any:
+    if _is_nothing(arguments):
+        return "{}" if form.as_text else {}
     if not isinstance(arguments, str):
         return json.dumps(arguments, ensure_ascii=False) if form.as_text else arguments
-    if not arguments.strip():
-        return "{}" if form.as_text else {}
     if form.as_text:
         return arguments
     meant = _mapping(arguments)
     if meant is not None:
         return meant
     return arguments if form.takes_cut_off else {"arguments": arguments}
+
+
+def _is_nothing(arguments: Any) -> bool:
+    """Tell whether a call has no arguments: it says so, or says nothing."""
+    return arguments is None or (isinstance(arguments, str) and not arguments.strip())
 
 
 def _mapping(text: str) -> dict[str, Any] | None:
@@ -229,9 +233,10 @@ def _in_words(message: dict[str, Any]) -> dict[str, Any]:
     for call in message.pop("tool_calls"):
         function = call.get("function") if isinstance(call, Mapping) else None
         said: Any = call if not isinstance(function, Mapping) else dict(function)
-        if isinstance(said, dict) and isinstance(said.get("arguments"), str):
-            meant = _mapping(said["arguments"] or "{}")
-            said["arguments"] = said["arguments"] if meant is None else meant
+        if isinstance(function, Mapping):
+            given = said.get("arguments")
+            meant = _mapping(given) if isinstance(given, str) else None
+            said["arguments"] = {} if _is_nothing(given) else given if meant is None else meant
         calls.append(f"<tool_call>\n{json.dumps(said, ensure_ascii=False)}\n</tool_call>")
     content = message.get("content")
     if isinstance(content, list) and content:

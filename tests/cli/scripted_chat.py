@@ -30,14 +30,18 @@ class Scripted:
     def stream(self, prompt: dict[str, object], params: object):
         if len(prompt["prompt_token_ids"]) > self.max_model_len:
             raise ValueError(f"prompt 0: the prompt has {len(prompt['prompt_token_ids'])} tokens")
-        return self._deltas(ANSWERS.get(str(prompt["prompt"]), str(prompt["prompt"])))
+        room = self.max_model_len - len(prompt["prompt_token_ids"])
+        most = min(getattr(params, "max_tokens", None) or room, max(room, 1))
+        return self._deltas(ANSWERS.get(str(prompt["prompt"]), str(prompt["prompt"])), most)
 
-    def _deltas(self, answer: str):
-        for i, word in enumerate(answer.split(" ")):
+    def _deltas(self, answer: str, most: int):
+        words = answer.split(" ")
+        for i, word in enumerate(words[:most]):
             if i == 5 and len(answer) > 1000:
                 sys.stdout.flush()
                 time.sleep(60)  # until Ctrl-C
-            yield SimpleNamespace(text=word if i == 0 else f" {word}")
+            ending = "stop" if i + 1 == len(words) else "length" if i + 1 == most else None
+            yield SimpleNamespace(text=word if i == 0 else f" {word}", token_ids=[i], finish_reason=ending)
 
 
 if __name__ == "__main__":

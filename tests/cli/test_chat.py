@@ -73,20 +73,43 @@ def piped(monkeypatch, text):
 def test_a_pipe_reads_the_answers_alone(monkeypatch):
     result = piped(monkeypatch, "Name a river.\n\n/set top_k 3\ntwo\n/bye\nthree\n")
     assert result.exit_code == 0
-    assert [line for line in result.stdout.replace("> ", "").splitlines() if line] == ["The **Elbe**.", "two"]
+    assert result.stdout == "The **Elbe**.\ntwo\n" and ">" not in result.stderr
     assert "/bye leaves" in result.stderr and "top_k 3" in result.stderr
 
 
 def test_a_conversation_goes_on_after_a_message_that_is_refused(monkeypatch):
     result = piped(monkeypatch, "one\n" + "x " * 40 + "\ntwo\n")
     assert result.exit_code == 0 and "refused: the prompt has 41 tokens" in result.stderr
-    assert result.stdout.replace("> ", "").splitlines() == ["one", "two"]
+    assert result.stdout.splitlines() == ["one", "two"]
+
+
+def test_two_slashes_say_a_line_that_begins_with_one(monkeypatch):
+    result = piped(monkeypatch, "//etc/hosts\n///\n//\n // so\n")
+    assert result.stdout.splitlines() == ["/etc/hosts", "//", "/", " // so"] and "no command" not in result.stderr
+
+
+def test_the_last_line_of_a_pipe_needs_no_line_end(monkeypatch):
+    assert piped(monkeypatch, "one\r\ntwo").stdout.splitlines() == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "question", "answer", "mark"),
+    [
+        ("/set max_tokens 3\n", "a b c d e", "a b c", "[cut off] max_tokens is 3: /set max_tokens 6 allows more"),
+        ("/set max_tokens 5\n", "a b c d e", "a b c d e", ""),
+        ("", "w " * 19 + "w", "w " * 10 + "w", "[cut off] the context of 32 tokens is full"),
+    ],
+)
+def test_an_answer_that_met_a_limit_is_marked(monkeypatch, settings, question, answer, mark):
+    result = piped(monkeypatch, f"{settings}{question}\n")
+    assert result.stdout == f"{answer}\n"
+    assert mark in result.stderr and ("cut off" in result.stderr) is bool(mark)
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("/sett top_k 3", "/sett is no command; did you mean /set? /help lists them"),
+        ("/sett top_k 3", "/sett is no command; did you mean /set? /help lists them, // says"),
         ("/set top_p 3", "top_p=3"),
         ("/set top_kk 3", "did you mean top_k?"),
         ("/set n 3", "n has no place in a chat"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -158,7 +159,9 @@ REFUSED = [
     ({"stop_token_ids": range(VOCAB_SIZE), "min_tokens": 4}, "min_tokens=4 with 211 stop_token_ids .* of 211 to draw"),
     ({"stop_token_ids": 5}, "stop_token_ids=5 must be a list"),
     ({"top_k": np.bool_(True)}, "top_k=.*True.* must be an integer"),
-    ({"top_k": 5.0}, "top_k=5.0 must be an integer"),
+    ({"top_k": 5.5}, "top_k=5.5 must be an integer"),
+    ({"max_tokens": math.inf}, "max_tokens=inf must be an integer"),
+    ({"stop_token_ids": [math.nan]}, "stop_token_ids=nan must be an integer"),
     ({"top_k": 2**63}, rf"top_k={2**63} must be in \[-1, {2**63 - 1}\]"),
     ({"max_tokens": 10**30}, rf"max_tokens={10**30} must be in \[1, {2**63 - 1}\]"),
     ({"temperature": 10**400}, "temperature=1.* must be a finite number"),

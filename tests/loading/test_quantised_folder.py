@@ -7,10 +7,14 @@ import numpy as np
 import pytest
 from checkpoints import make_checkpoint
 from coded_checkpoints import float_llama, gptq_llama, save
+from gguf import GGMLQuantizationType
+from gguf_files import write_quantised_llama
+from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from jpaged.cli.main import app
 from jpaged.loading import load_model
+from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.open_checkpoint import open_model
 from jpaged.loading.parameters.targets import flat_values
 from jpaged.loading.quantised_folder import WRITTEN, nearest_codes, quantise_folder
@@ -135,6 +139,30 @@ def test_the_command_writes_a_folder_and_refuses_what_it_cannot(tmp_path):
         assert done.exit_code == 2
         assert message in " ".join(done.output.split())
         assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("method", WRITTEN)
+@pytest.mark.parametrize(("encoding", "bits", "larger"), [("Q4_0", 4, True), ("F32", 4, False), ("Q8_0", 8, True)])
+def test_a_result_larger_than_its_source_is_said_before_it_is_made(tmp_path, method, encoding, bits, larger):
+    if (method, bits) == ("awq", 8):
+        return
+    source = write_quantised_llama(tmp_path / "m.gguf", GGMLQuantizationType[encoding])
+    out = tmp_path / "out"
+    said: list[str] = []
+    quantise_folder(source, out, method=method, bits=bits, group_size=32, warn=said.append)
+    written = sum(tensor.nbytes for tensor in load_file(out / "model.safetensors").values())
+    before = GGUFFile(source).num_bytes
+    assert (written > before) is larger
+    assert len(said) == larger
+    if larger:
+        assert f"{written / 1e6:.1f} MB of tensors against {before / 1e6:.1f}" in said[0]
+
+
+def test_the_command_warns_of_a_larger_result_before_it_begins(tmp_path, monkeypatch):
+    monkeypatch.setattr("jpaged.loading.quantised_folder.nearest_codes", lambda *given, **more: 1 / 0)
+    source = write_quantised_llama(tmp_path / "m.gguf", GGMLQuantizationType.Q4_0)
+    done = CliRunner().invoke(app, ["quantize", str(source), "--out", str(tmp_path / "out"), "--group-size", "32"])
+    assert isinstance(done.exception, ZeroDivisionError) and "warning: the result is larger than" in done.stderr
 
 
 def test_a_large_model_is_written_in_shards(tmp_path, monkeypatch):

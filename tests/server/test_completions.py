@@ -83,12 +83,53 @@ def test_an_echoed_prompt_has_the_text_of_its_first_token_and_every_offset_is_a_
         assert "".join(found["tokens"]) == choice["text"]
 
 
+@pytest.mark.parametrize("logprobs", [None, 2])
+def test_echo_alone_takes_a_prompt_of_the_whole_context_and_no_longer_one(server, logprobs):
+    most = server.engine.config.max_model_len
+    scored = {} if logprobs is None else {"logprobs": logprobs}
+    body = {"echo": True, "max_tokens": 0, **scored}
+    for count in (most - 1, most):
+        choice = server.complete(prompt=[9] * count, **body)["choices"][0]
+        assert choice["finish_reason"] == "length" and len(choice["text"]) > 0
+        assert logprobs is None or len(choice["logprobs"]["tokens"]) == count
+    assert f"max_model_len={most}" in server.refusal(PATH, {"prompt": [9] * (most + 1), **body})["message"]
+    assert "no room for output" in server.refusal(PATH, {"prompt": [9] * most, "max_tokens": 1})["message"]
+    assert server.used_blocks() == 0
+
+
+@pytest.mark.parametrize("drawn", ["second half", "letter", "first half"])
+@pytest.mark.parametrize("echo", [False, True])
+def test_a_prompt_that_ends_within_a_character_is_continued_alike_whole_and_streamed(server, monkeypatch, drawn, echo):
+    tokenizer = TOKENIZERS["byte level"]()
+    for holder in (server.engine, server.engine.output_processor):
+        monkeypatch.setattr(holder, "tokenizer", tokenizer)
+    letter, (first, second) = tokenizer.convert_tokens_to_ids("a"), tokenizer.encode("é", add_special_tokens=False)
+    token = {"second half": second, "letter": letter, "first half": first}[drawn]
+    body = {"prompt": [letter, first], "max_tokens": 3, "allowed_token_ids": [token], "temperature": 0, "echo": echo}
+    whole = server.complete(**body)["choices"][0]["text"]
+    chunks = [chunk["choices"][0]["text"] for chunk in server.chunks(PATH, body | {"model": "tiny"})]
+    added = {"second half": "é\ufffd\ufffd", "letter": "aaa", "first half": "\ufffd\ufffd\ufffd"}[drawn]
+    before = ("a" if drawn == "second half" else "a\ufffd") if echo else ""
+    assert whole == before + added and "".join(chunks) == whole
+    assert not echo or whole == tokenizer.decode([letter, first, token, token, token])
+
+
 def test_a_mark_that_the_tokenizer_put_before_a_text_has_no_place_in_it():
     found = CompletionLogprobs(0).piece([1, 2], [None, {2: Logprob(-1.0, 1, "ab")}], first="<s>", echo="abc")
     assert (found["tokens"], found["text_offset"]) == (["<s>", "ab"], [0, 0])
     words = [None, {2: Logprob(-1.0, 1, " the")}, {3: Logprob(-1.0, 1, " cab")}]
     found = CompletionLogprobs(0).piece([1, 2, 3, 3], [*words, words[2]], first="<s>", echo="the cab")
     assert found["text_offset"] == [0, 0, 3, 7]
+
+
+def test_half_a_character_that_is_left_counts_once_where_the_next_token_begins():
+    tokenizer = TOKENIZERS["byte level"]()
+    half, rest = tokenizer.encode("é", add_special_tokens=False)
+    letter = tokenizer.convert_tokens_to_ids("s")
+    for ids, want in (([half, letter], [0, 1]), ([half, half, letter], [0, 1, 2]), ([half, rest, letter], [0, 0, 1])):
+        entries = [{token: Logprob(-1.0, 1, tokenizer.decode([token]))} for token in ids]
+        assert CompletionLogprobs(0, tokenizer).piece(ids, entries)["text_offset"] == want
+        assert tokenizer.decode(ids)[want[-1] :] == "s"
 
 
 @pytest.mark.parametrize("kind", ["byte level", "sentencepiece"])

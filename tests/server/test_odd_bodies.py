@@ -2,16 +2,20 @@
 
 import asyncio
 import json
+import math
+import re
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from thorough import examples
 
 from jpaged import AsyncLLM
 from jpaged.server.app import create_app
 from jpaged.server.batch import BatchRequest, _ask
 from jpaged.server.protocol.chat import ChatRequest
+from jpaged.server.protocol.fields import Body
 from jpaged.server.protocol.prompts import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from jpaged.server.protocol.responses import ResponsesRequest
 from jpaged.server.settings import ServerSettings
@@ -96,3 +100,41 @@ def test_no_body_is_the_servers_fault(tiny_llm, family):
 
     asyncio.run(main(ask))
     assert tiny_llm.control.engine.memory.num_used_blocks == 0
+
+
+def kinds_of_bodies(kind=Body):
+    for each in kind.__subclasses__():
+        yield each
+        yield from kinds_of_bodies(each)
+
+
+def errors_of(kind, name, value):
+    try:
+        kind(**{name: value})
+    except ValidationError as error:
+        return [each for each in error.errors() if each["loc"][:1] == (name,)]
+    return []
+
+
+def test_every_integer_of_a_body_may_be_a_whole_float_and_nothing_else():
+    fields = 0
+    for kind in set(kinds_of_bodies()):
+        for name, field in kind.model_fields.items():
+            if "int" not in re.findall(r"\w+", str(field.annotation)) and field.annotation is not int:
+                continue
+            fields += 1
+            lists = "list" in str(field.annotation)
+            for value in ([1.0], [2, 3.0]) if lists else (1.0, 2.0):
+                assert not errors_of(kind, name, value), (kind, name)
+            for value in (5.5, math.inf, math.nan, "5", True):
+                found = errors_of(kind, name, [value] if lists and not (name == "prompt" or name == "input") else value)
+                said = {"prompt", "input"} & {name} and isinstance(value, str)
+                assert said or any("integer" in each["msg"] or "string" in each["msg"] for each in found), (
+                    kind,
+                    name,
+                    value,
+                )
+    assert fields >= 30
+    asked = CompletionRequest(prompt=[1.0, 2], max_tokens=5.0, stop_token_ids=[7.0])
+    assert str([asked.prompt, asked.max_tokens, asked.stop_token_ids]) == "[[1, 2], 5, [7]]"
+    assert str(CompletionRequest(prompt=[[1.0], "a"]).prompt) == "[[1], 'a']"

@@ -147,3 +147,11 @@ def test_no_thought_of_a_conversation_is_lost():
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prompt_that_is_too_long_gets_a_status(server, stream):
     assert "max_model_len=128" in server.refusal(PATH, BODY | {"input": "abc " * 200, "stream": stream})["message"]
+
+
+@pytest.mark.parametrize("given", [{}, {"arguments": None}, {"arguments": "{}"}])
+def test_a_call_of_an_earlier_turn_may_have_no_arguments(given):
+    call = {"type": "function_call", "call_id": "c", "name": "f", **given}
+    items = ResponsesRequest(input=[{"role": "user", "content": "hi"}, call]).input
+    items[1].check("input.1")
+    assert items[1].message("input.1")["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}

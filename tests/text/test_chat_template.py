@@ -155,3 +155,39 @@ def test_what_a_template_takes_is_remembered_no_longer_than_its_tokenizer(tokeni
     del own
     gc.collect()
     assert gone() is None
+
+
+STRICT = """{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}
+{{ raise_exception('Roles must alternate') }}{% endif %}{% if m.content is string and 'bad' in m.content %}
+{{ raise_exception('No such words') }}{% endif %}{{ m.content + '' }}{{ m.name.first.letter if m.name }}
+{% for c in m.tool_calls %}{{ c.function.arguments.items() | list }}{% endfor %}{% endfor %}
+{% if tools %}{{ tools[0].nothing.there }}{% endif %}{% if mood %}{{ mood + 1 }}{% endif %}"""
+TURNS = [{"role": role, "content": "so"} for role in ("user", "assistant", "user", "assistant", "user")]
+
+
+@pytest.mark.parametrize(
+    ("at", "change", "options", "said"),
+    [
+        (3, {"role": "user"}, {}, r"messages\[3\], of the role 'user', does not fit the chat template: Roles must alt"),
+        (2, {"content": "bad"}, {}, r"content of messages\[2\], of the role 'user', does not fit .*: No such words"),
+        (1, {"name": "Ann"}, {}, r"name of messages\[1\], of the role 'assistant', does not fit .*'first'"),
+        (4, {"content": None}, {}, r"content of messages\[4\], of the role 'user', does not fit"),
+        (0, {}, {"tools": [TOOL]}, "^tools do not fit the chat template: .*nothing"),
+        (0, {}, {"chat_template_kwargs": {"mood": "low"}}, "^chat_template_kwargs do not fit the chat template: .*str"),
+        (4, {"role": "assistant"}, {}, r"messages\[4\], of the role 'assistant', does not fit"),
+    ],
+)
+def test_an_error_of_a_template_names_the_message_and_the_field(text, at, change, options, said):
+    messages = [{**turn, **change} if i == at else turn for i, turn in enumerate(TURNS)]
+    with pytest.raises(ValueError, match=said) as error:
+        text(messages, chat_template=STRICT, **options)
+    assert len(str(error.value)) < 300, "the conversation is not part of it"
+
+
+def test_an_error_that_no_message_alone_causes_names_their_number(text):
+    lacking = "{% if messages | length < 9 %}{{ raise_exception('Too few') }}{% endif %}{{ messages[0].content }}"
+    with pytest.raises(ValueError, match=r"messages\[0\], of the role 'user', does not fit .*: Too few"):
+        text(HELLO, chat_template=lacking)
+    even = "{% if messages | length % 2 %}{{ raise_exception('Odd') }}{% endif %}{{ messages[0].content }}"
+    with pytest.raises(ValueError, match="not fit the chat template: Odd"):
+        text([*HELLO, *TURNS[1:], *TURNS[1:3]], chat_template=even)

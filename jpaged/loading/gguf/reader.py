@@ -104,6 +104,11 @@ class GGUFFile:
         if count > 1:
             self.tensors |= _tensors_of_parts(self.path, self.metadata, count, set(self.tensors))
 
+    @property
+    def num_bytes(self) -> int:
+        """Return how many bytes all tensors take."""
+        return sum(map(_stored_bytes, self.tensors.values()))
+
     def stored_rows(self, name: str) -> np.ndarray:
         """Return a view of a tensor as it lies in the file: [..., values], or uint8 [..., bytes of a row] when
         quantised.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from itertools import takewhile
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -14,7 +15,7 @@ from jpaged import BeamSearchParams, CompletionOutput, RequestOutput, SamplingPa
 from jpaged.server.caller import Caller
 from jpaged.server.endpoints.common import FINGERPRINT, StreamUsage, ending, serving_of, usage
 from jpaged.server.errors import ApiError
-from jpaged.server.logprobs import CompletionLogprobs, prompt_logprobs
+from jpaged.server.logprobs import HALF, CompletionLogprobs, prompt_logprobs
 from jpaged.server.openapi import GENERATES
 from jpaged.server.protocol.fields import check_model, unhonoured
 from jpaged.server.protocol.prompts import CompletionRequest
@@ -22,6 +23,8 @@ from jpaged.server.serving import Serving, collected, merged
 from jpaged.server.streaming import DONE, STREAMED, Events, stream, while_connected, whole
 
 router = APIRouter()
+_MOST_IN_CHARACTER = 16
+"""First tokens of an output that may complete the prompt's last character: more than it has bytes."""
 
 
 @router.post("/v1/completions", response_model=None, responses=STREAMED | GENERATES)
@@ -86,6 +89,7 @@ class _Completion:
         params = self._params()
         salt = {} if body.cache_salt is None else {"cache_salt": body.cache_salt}
         special = {} if body.add_special_tokens else {"add_special_tokens": False}
+        alone = {"prompt_only": True} if body.max_tokens == 0 else {}
         return [
             self._serving.generate(
                 {"prompt": prompt, **salt} if isinstance(prompt, str) else {"prompt_token_ids": prompt, **salt},
@@ -95,6 +99,7 @@ class _Completion:
                 priority=body.priority,
                 refusal=body.refusal,
                 **special,
+                **alone,
             )
             for prompt in self._prompts
         ]
@@ -136,7 +141,12 @@ class _Completion:
     def _choice(self, index: int, output: RequestOutput, one: CompletionOutput) -> dict[str, Any]:
         body, generated = self._body, self._body.max_tokens != 0
         text = one.text if generated else ""
-        choice: dict[str, Any] = {"index": index, "text": self._echo(output) + text, "logprobs": None, **ending(one)}
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": self._echo(output, one.token_ids) + text,
+            "logprobs": None,
+            **ending(one),
+        }
         if not generated:
             choice |= {"finish_reason": "length", "stop_reason": None}
         if body.logprobs is not None:
@@ -152,12 +162,19 @@ class _Completion:
             choice["token_ids"] = list(one.token_ids) if generated else []
         return choice
 
-    def _echo(self, output: RequestOutput) -> str:
+    def _echo(self, output: RequestOutput, token_ids: Sequence[int] = ()) -> str:
+        """Return the prompt's text, without a character in which it ends if the output's first tokens complete it."""
         if not self._body.echo:
             return ""
         if output.prompt is not None:
             return output.prompt
-        return self._serving.engine.tokenizer.decode(output.prompt_token_ids)
+        tokenizer, prompt = self._serving.engine.tokenizer, output.prompt_token_ids
+        text = tokenizer.decode(prompt)
+        if not text.endswith(HALF) or self._body.max_tokens == 0:
+            return text
+        both = tokenizer.decode([*prompt, *token_ids[:_MOST_IN_CHARACTER]])
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(text, both, strict=False))
+        return "".join(character for character, _ in same)
 
     def _scores(self, num_top: int, output: RequestOutput) -> CompletionLogprobs:
         tokenizer = self._serving.engine.tokenizer
@@ -184,6 +201,7 @@ class _Completion:
         )
         pieces: dict[int, CompletionLogprobs] = {}
         begun: set[int] = set()
+        halves: dict[int, tuple[str, list[int]]] = {}  # what of the echo is sent, and tokens that may complete its end
         scored: dict[int, Any] = {}
         event = Events(self._head)
         async with aclosing(merged(self._start())) as outputs:
@@ -197,10 +215,21 @@ class _Completion:
                     first = index not in begun
                     begun.add(index)
                     if first and body.echo:
-                        text = self._echo(output) + text
+                        echo = self._echo(output, tokens)
+                        if echo.endswith(HALF) and not text:
+                            echo = echo.rstrip(HALF)
+                            halves[index] = echo, []
+                        text = echo + text
                         if self._scores_prompt:
                             tokens = [*output.prompt_token_ids, *tokens]
                             entries = [*scored[prompt], *entries]
+                    if index in halves:
+                        sent, after = halves[index]
+                        after += one.token_ids
+                        if one.text or one.finish_reason:
+                            text = self._echo(output, after).removeprefix(sent) + one.text
+                            del halves[index]
+                            text = sent + text if first else text
                     if not (text or one.finish_reason or entries or body.return_token_ids):
                         continue
                     choice: dict[str, Any] = {"index": index, "text": text, "logprobs": None, **ending(one)}

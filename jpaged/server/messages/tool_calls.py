@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from jpaged.json_schema import LENIENT, first_unfollowed, followable, followed_as_far_as_can_be
+from jpaged.json_schema import LENIENT, first_unfollowed, followable, followed_as_far_as_can_be, names_apart
 from jpaged.server.messages.parts import (
     CallArguments,
     CallCut,
@@ -348,7 +348,8 @@ class ToolFormat:
         A format whose arguments are no JSON overrides it, and has a `parser` that makes JSON of them.
         """
         lenient = {} if function.get("strict") else LENIENT
-        schema = {**_arguments(function), "x-guidance": {**_JSON_STYLE, **lenient}}
+        schema = _arguments(function)
+        schema["x-guidance"] = {**_JSON_STYLE, **lenient, **names_apart(schema)}
         call = self._call(function["name"], f"args_{number}", special)
         return [f"call_{number}: {call}", f"args_{number}: %json {json.dumps(schema)}"]
 
@@ -384,12 +385,13 @@ class ToolFormat:
         It is one schema, since llguidance's lexer cannot tell the beginning of a call's text from that of other JSON.
         Each part has an ``$id``, against which its own ``$ref`` are resolved.
         """
+        arguments = [_arguments(function) for function in functions]
         calls = [
             {
                 "type": "object",
                 "properties": {
                     "name": {"const": function["name"]},
-                    self.arguments: {"$id": f"urn:jpaged:call-{i}", **_arguments(function)},
+                    self.arguments: {"$id": f"urn:jpaged:call-{i}", **arguments[i]},
                 },
                 "required": ["name", self.arguments],
                 "additionalProperties": False,
@@ -397,7 +399,11 @@ class ToolFormat:
             for i, function in enumerate(functions)
         ]
         before, rules = thought
-        either = {"anyOf": [*calls, {"$id": "urn:jpaged:shape", **followable(schema)}]}
+        shape = followable(schema)
+        either = {
+            "anyOf": [*calls, {"$id": "urn:jpaged:shape", **shape}],
+            "x-guidance": names_apart(*arguments, shape),
+        }
         start = f"start: {before} {self._mark(special)} answer"
         return "\n".join([start, *rules, f"answer: %json {json.dumps(either)}"])
 

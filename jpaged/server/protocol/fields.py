@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -25,6 +25,7 @@ from pydantic_core.core_schema import DictSchema
 from jpaged import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from jpaged.server.errors import ApiError, refused, shortened
 from jpaged.server.protocol.field_classes import NOTHING, SAMPLING, STREAM_OPTIONS, FieldClasses
+from jpaged.validation import whole
 
 _STOPPING = {"list"} | ({"dict"} if "fail_fast" in DictSchema.__annotations__ else set())
 """Kinds of values whose validation can end at the first error; objects can with pydantic 2.12 and later."""
@@ -90,6 +91,7 @@ class Body(BaseModel):
                 given[name] = [items[i] for i in places[name]]
                 first = {kind: i for i, item in reversed([*enumerate(items)]) if (kind := _kind(item)) in kinds}
                 unhonoured |= {f"{name}.{i}": f"{kind}: {kinds[kind]}" for kind, i in first.items() if kinds[kind]}
+        given |= {name: _as_integers(given[name]) for name in _of_integers(cls) & given.keys()}
         try:
             body = handler(given)
         except ValidationError as error:
@@ -128,6 +130,24 @@ def _placed(error: ValidationError, places: Mapping[str, Sequence[int]]) -> Vali
 @cache
 def _names(kind: type[Body]) -> frozenset[str]:
     return frozenset(field.alias or name for name, field in kind.model_fields.items())
+
+
+@cache
+def _of_integers(kind: type[Body]) -> frozenset[str]:
+    """Return the fields that are integers or have lists of them."""
+
+    def holds(annotation: Any) -> bool:
+        return annotation is int or any(map(holds, get_args(annotation)))
+
+    return frozenset(field.alias or name for name, field in kind.model_fields.items() if holds(field.annotation))
+
+
+def _as_integers(value: Any, levels: int = 2) -> Any:
+    """Return a value with its whole floats as ints, also those in as many levels of lists as prompts have."""
+    if levels and isinstance(value, list):
+        kinds = set(map(type, value))
+        return [_as_integers(each, levels - 1) for each in value] if kinds & {float, list} else value
+    return whole(value)
 
 
 def _field_error(kind: str, name: str, reason: str) -> PydanticCustomError:

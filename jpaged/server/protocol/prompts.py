@@ -19,7 +19,7 @@ Prompts = str | list[int] | list[str | list[int]]
 
 def few_prompts(value: Any) -> Any:
     """Check the number of prompts first; a single prompt of tokens is a list too, and cheap to look at."""
-    if isinstance(value, list) and len(value) > MOST_PROMPTS and type(value[0]) is not int:
+    if isinstance(value, list) and len(value) > MOST_PROMPTS and type(value[0]) not in (int, float):
         raise ValueError(f"it has {len(value)} prompts, the limit is {MOST_PROMPTS}")
     return value
 

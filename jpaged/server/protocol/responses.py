@@ -91,6 +91,8 @@ class InputItem(Body):
             data = {**data, "type": "function_call_output"}
         elif data.get("type") == "reasoning" and data.get("content"):
             data = {key: value for key, value in data.items() if key != "summary"}  # the model is shown one of them
+        if data.get("type") == "function_call" and data.get("arguments") is None:
+            data = {**data, "arguments": "{}"}
         space, name = data.get("namespace"), data.get("name")
         if isinstance(space, str) and isinstance(name, str) and data.get("type") == "function_call":
             data = {key: value for key, value in data.items() if key != "namespace"} | {"name": f"{space}.{name}"}

@@ -10,7 +10,7 @@ from jpaged.execution.caches.pool import PoolSpec, make_pool, plan_pool
 from jpaged.execution.compile.buckets import Bucket, Buckets
 from jpaged.execution.compile.cache import enable_compilation_cache
 from jpaged.execution.mesh import make_mesh, platform
-from jpaged.execution.readouts import InFlight, StepResults
+from jpaged.execution.readouts.base import InFlight, StepResults
 from jpaged.execution.runner import Runner
 from jpaged.execution.sampling.sample_step import StepOutput, make_sample_step
 from jpaged.execution.shapes import StepSettings

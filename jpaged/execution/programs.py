@@ -22,8 +22,8 @@ from jpaged.execution.encode import make_encode
 from jpaged.execution.mesh import HostOrDevice, is_local, own_sharding
 from jpaged.execution.params import check_like, float32_shapes, num_compact, plain_dict, to_float32
 from jpaged.execution.pooling import make_pool_hidden
+from jpaged.execution.readouts.prompt_scores import ScoreOutput, make_score
 from jpaged.execution.resharding import cuts_beside, reshard
-from jpaged.execution.sampling.prompt_scores import ScoreOutput, make_score
 from jpaged.execution.sampling.sample_step import ScreenedHead, StepOutput, make_sample_step
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.execution.step import make_follow, make_step

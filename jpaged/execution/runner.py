@@ -20,9 +20,9 @@ from jpaged.execution.drafts import Drafter, DraftProgram
 from jpaged.execution.encode import Prepared, calls, feature_rows
 from jpaged.execution.mesh import is_local, num_replicas, stack
 from jpaged.execution.pooling import PromptPooling
-from jpaged.execution.readouts import ForwardPass, InFlight, Readout
-from jpaged.execution.sampling.draws import Draws
-from jpaged.execution.sampling.prompt_scores import PromptScoring
+from jpaged.execution.readouts.base import ForwardPass, InFlight, Readout
+from jpaged.execution.readouts.draws import Draws
+from jpaged.execution.readouts.prompt_scores import PromptScoring
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.execution.shapes import Shapes, StepSettings, compiled_in_threads
 from jpaged.execution.step_dump import StepMemory, StepRecorder

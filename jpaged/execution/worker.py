@@ -24,7 +24,7 @@ from jpaged.execution.drafts import DraftProgram
 from jpaged.execution.mesh import num_replicas, platform, replicate, stack
 from jpaged.execution.pooling import HiddenStates
 from jpaged.execution.programs import ModelPrograms, TargetAndDraft
-from jpaged.execution.sampling.prompt_scores import ScoreOutput
+from jpaged.execution.readouts.prompt_scores import ScoreOutput
 from jpaged.execution.sampling.sample_step import StepOutput
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.execution.sampling.sampling_batch import PlacedMasks

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jpaged import LLM
-from jpaged.execution.sampling.prompt_scores import ScoreOutput
+from jpaged.execution.readouts.prompt_scores import ScoreOutput
 from jpaged.execution.sampling.sample_step import StepOutput
 from jpaged.execution.wire import encode
 

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from jpaged.execution.batch import StepBatch
 from jpaged.execution.mesh import HostOrDevice, each_replica, own_sharding, stack
-from jpaged.execution.readouts import Device, ForwardPass, first_rows, of_replica
+from jpaged.execution.readouts.base import Device, ForwardPass, first_rows, of_replica
 from jpaged.execution.sampling.sampler import rank
 from jpaged.execution.sampling.sampling_batch import top_size
 from jpaged.scheduling.step import PromptScore, ScheduledStep

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from jpaged.execution.compile.buckets import Buckets
 from jpaged.execution.mesh import stack
-from jpaged.execution.readouts import Device, ForwardPass, Sampled, of_replica
+from jpaged.execution.readouts.base import Device, ForwardPass, Sampled, of_replica
 from jpaged.execution.sampling.sample_step import StepOutput
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.execution.sampling.sampling_batch import all_plain, of_one_shape, sampling_arrays, top_size

@@ -1,0 +1,1 @@
+"""Reads forward passes: draws, scores of prompts and pooled hidden states, all in one way (`base`)."""

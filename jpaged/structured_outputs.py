@@ -39,8 +39,9 @@ class StructuredOutputsParams:
             most 1,048,576 characters.
         choice: a list of at most 10,000 texts; the output is one of them.
         grammar: a context-free grammar in Lark's syntax, as llguidance reads it, with regular expressions that mean
-            what `regex` does; or in llama.cpp's, GBNF, which has rules ``name ::= ...`` and begins with ``root``. At
-            most as many characters as `regex`.
+            what `regex` does; or in llama.cpp's, GBNF, which has rules ``name ::= ...`` and begins with ``root``. GBNF
+            takes the texts that llama.cpp takes (no longest match), and left recursion too, but no tokens (``<...>``)
+            and no more than 100,000 repeats of a symbol. At most as many characters as `regex`.
         json_object: True asks for any JSON object.
         disable_any_whitespace: True allows no white space between the parts of JSON.
 

@@ -182,7 +182,7 @@ def _source(params: StructuredOutputsParams) -> str:
 
 
 def _lark(grammar: str) -> str:
-    return ascii_classes_in_lark(lark_of(grammar) if is_gbnf(grammar) else grammar)
+    return lark_of(grammar) if is_gbnf(grammar) else ascii_classes_in_lark(grammar)
 
 
 STACK_BYTES = 64 << 20

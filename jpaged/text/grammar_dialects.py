@@ -7,37 +7,21 @@ from __future__ import annotations
 
 import re
 
-_NUMBERED = re.compile(r"\\(?:x(?P<x>[0-9A-Fa-f]{2})|u(?P<u>[0-9A-Fa-f]{4})|U(?P<U>[0-9A-Fa-f]{8})|.)", re.DOTALL)
-_SPECIAL = {"\n": r"\n", "\r": r"\r", "\t": r"\t", "-": r"\x2D", "^": r"\x5E", **{c: "\\" + c for c in '"\\[]'}}
+from jpaged.short_values import shortened
+from jpaged.text.gbnf import read_gbnf
+from jpaged.text.gbnf_lark import lark_from_gbnf
 
 
 def lark_of(grammar: str) -> str:
-    """Return a GBNF grammar, whose first rule is ``root``, in Lark's syntax; llguidance converts it.
+    """Return a GBNF grammar in the Lark that llguidance reads.
 
     Raises:
-        ValueError: it is not well-formed.
+        ValueError: it is not well-formed; the message names the rule and the place.
     """
-    from llguidance.gbnf_to_lark import gbnf_to_lark
-
     try:
-        return gbnf_to_lark(_NUMBERED.sub(_plain, grammar))
-    except Exception as error:  # the converter has no common exception class for its errors
-        raise ValueError(f"grammar={grammar!r} cannot be read as GBNF: {error}") from error
-
-
-def _plain(escape: re.Match[str]) -> str:
-    """Return the character that an escape stands for, where the converter writes it in a way that Lark does not
-    read."""
-    digits = escape["x"] or escape["u"] or escape["U"]
-    if digits is None:
-        return _SPECIAL[escape[0][1]] if escape[0] in (r"\-", r"\^") else escape[0]
-    try:
-        character = chr(int(digits, 16))
-    except (ValueError, OverflowError):
-        return escape[0]
-    if character in _SPECIAL:
-        return _SPECIAL[character]
-    return character if character.isprintable() and not 0xD800 <= ord(character) < 0xE000 else escape[0]
+        return lark_from_gbnf(read_gbnf(grammar))
+    except ValueError as error:
+        raise ValueError(f"grammar={shortened(repr(grammar))} cannot be read as GBNF: {error}") from error
 
 
 _CLASSES = {

@@ -114,6 +114,14 @@ def test_other_limits_hold_together_with_the_shape(llm, regex, limits, text):
     assert all(re.fullmatch(text, s.text) and s.finish_reason == "stop" for s in found), [s.text for s in found]
 
 
+def test_a_model_that_would_write_the_longer_word_of_a_gbnf_grammar_writes_it(llm):
+    grammar = 'root ::= ("list" | "listen") "ed"'
+    n, e = llm.tokenizer.convert_tokens_to_ids(["n", "e"])  # "e" before a token "ed", which would decide at once
+    for bias, text in ((100, "listened"), (-100, "listed")):
+        found = generate(llm, replace(drawn(grammar=grammar), logit_bias={n: bias, e: 100}))
+        assert {s.text for s in found} == {text} and all(s.finish_reason == "stop" for s in found)
+
+
 def test_a_shape_that_cannot_go_on_is_aborted_with_a_reason(llm):
     allowed = llm.tokenizer.convert_tokens_to_ids(["A"])
     for sequence in generate(llm, replace(drawn(regex="AAB"), allowed_token_ids=allowed)):

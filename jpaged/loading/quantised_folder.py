@@ -9,7 +9,6 @@ A folder is written tensor by tensor, in shards, to a temporary name, and gets i
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -26,6 +25,7 @@ from jpaged.loading.parameters.targets import abstract_model, targets_of
 from jpaged.loading.tokenizer import as_transformers, has_tokenizer, load_tokenizer
 from jpaged.loading.weight_formats.stored_codes import pack_words
 from jpaged.model_api import TENSOR_AXIS
+from jpaged.new_folder import new_folder
 from jpaged.validation import one_of
 
 WRITTEN = ("compressed-tensors", "awq", "gptq")
@@ -101,14 +101,8 @@ def quantise_folder(
         raise ValueError(f"model={str(name)!r} is no plain checkpoint: name the one that it was made of")
     if hasattr(opened.config, "vision_config"):
         raise ValueError(f"model={str(name)!r} has parts that are no text, which are not written quantised")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    temporary.mkdir(parents=True)
-    try:
-        written = _write(opened, temporary, method, bits, group_size)
-        temporary.rename(target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return written
+    with new_folder(target) as folder:
+        return _write(opened, folder, method, bits, group_size)
 
 
 def _write(opened: OpenedModel, folder: Path, method: str, bits: int, group: int) -> Written:

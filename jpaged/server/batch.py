@@ -90,10 +90,13 @@ def is_final(status: int) -> bool:
     return status < 500 and status != 429
 
 
-def answered(file: Path) -> set[str]:
+def answered(file: Path, *, tidy: bool = True) -> set[str]:
     """Return the custom_ids with a final answer in a file, and remove all other lines: see `is_final`.
 
     The incomplete last line of a killed run is removed too.
+
+    Args:
+        tidy: False leaves the file as it is.
 
     Raises:
         ValueError: a line is not an answer; the file is unchanged.
@@ -104,7 +107,7 @@ def answered(file: Path) -> set[str]:
     failed: set[int] = set()
     whole = 0
     line = b"\n"
-    with file.open("rb+") as lines:
+    with file.open("rb+" if tidy else "rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n") and _is_cut_off(line):
                 line = b"\n"
@@ -118,6 +121,8 @@ def answered(file: Path) -> set[str]:
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{file}, line {number} is not an answer; give another output file") from error
             whole += len(line)
+        if not tidy:
+            return done
         lines.truncate(whole)
         if not line.endswith(b"\n"):  # another program wrote it
             lines.seek(whole)

@@ -24,6 +24,7 @@ from jax.experimental import serialize_executable
 from jax.sharding import Mesh, NamedSharding
 
 from jpaged.execution.compile.recent import CompiledProgram
+from jpaged.new_folder import new_folder
 from pallas_kernels.custom_calls import register_again, registrations
 
 MANIFEST = "programs.json"
@@ -127,20 +128,13 @@ class ProgramStore:
             FileExistsError: the folder holds something else.
             OSError: the disk refuses.
         """
-        folder = free_folder(self.folder)
-        partial = folder.with_name(f".{folder.name}.{os.getpid()}")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        try:
+        with new_folder(free_folder(self.folder), put=_put) as folder:
             written = self._made | _calls()
             for name, data in written.items():
-                (partial / name).write_bytes(data)
+                (folder / name).write_bytes(data)
             files = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(written.items())}
             manifest = {"format": FORMAT, "facts": self._facts, "files": files}
-            (partial / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
-            _put(partial, folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
         return sum(map(len, self._made.values()))
 
 
@@ -149,7 +143,6 @@ def _put(new: Path, folder: Path) -> None:
     old = new.with_name(f"{new.name}.old")
     try:
         if folder.exists():
-            shutil.rmtree(old, ignore_errors=True)  # a process of this number was killed
             folder.rename(old)
         new.rename(folder)
     except BaseException:

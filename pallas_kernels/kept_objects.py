@@ -50,13 +50,25 @@ def registered(module: str, key: str) -> Names | None:
         module: the module of the function that registers the calls.
         key: see `cpu_objects.call_key`.
     """
+    content = read(module, key)
+    return None if content is None else load_content(content)
+
+
+def read(module: str, key: str) -> bytes | None:
+    """Return the content of the file of what a key stands for; None if it is not kept."""
     path = path_of(module, key)
-    if path is None:
-        return None
     try:
-        header, _, code = path.read_bytes().partition(b"\n")
+        return None if path is None else path.read_bytes()
+    except OSError:
+        return None
+
+
+def load_content(content: bytes) -> Names | None:
+    """Make the custom calls of a file known to XLA and return their names; None if it is damaged."""
+    try:
+        header, _, code = content.partition(b"\n")
         names, checksum = json.loads(header)
-    except (OSError, ValueError):
+    except ValueError:
         return None
     if checksum != sha256(code).hexdigest():  # a disk was full, or the machine went down
         return None

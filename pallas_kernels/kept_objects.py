@@ -39,6 +39,7 @@ _WAIT_SECONDS = 120.0
 
 logger = logging.getLogger(__name__)
 _loading = threading.Lock()
+_complained = threading.Event()
 _engines: list[Any] = []
 """Engines that own the memory of loaded code; they are kept, as XLA calls the code until the process ends."""
 
@@ -78,7 +79,8 @@ def load_content(content: bytes) -> Names | None:
 
 
 def keep(module: str, key: str, names: Names, code: bytes) -> None:
-    """Store an object with the C functions `names`; where that fails, each process compiles its own and logs so."""
+    """Store an object with the C functions `names`; where that fails, each process compiles its own and logs so
+    once."""
     path = path_of(module, key)
     if path is None:
         return
@@ -94,6 +96,9 @@ def keep(module: str, key: str, names: Names, code: bytes) -> None:
                     os.unlink(file.name)
                 raise
     except OSError as error:
+        if _complained.is_set():  # there are a dozen loops, and one cause
+            return
+        _complained.set()
         logger.warning("compiled loops cannot be kept: %s; %s chooses a folder", error, VARIABLE)
 
 

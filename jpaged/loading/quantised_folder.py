@@ -294,8 +294,12 @@ class _Shards:
             (self._folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
     def _flush(self) -> None:
+        from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
         self._names.append(list(self._held))
-        save_file(self._held, self._folder / f"{len(self._names)}.part", {"format": "pt"})
+        try:
+            save_file(self._held, self._folder / f"{len(self._names)}.part", {"format": "pt"})
+        except SafetensorError as error:  # as on a full disk
+            raise OSError(f"{self._folder} cannot be written: {error}") from error
         self._held, self._bytes = {}, 0

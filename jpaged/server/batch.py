@@ -174,11 +174,12 @@ async def run_batch(
         advance: called after each answer.
 
     Raises:
-        Unanswered: some requests have no final answer, and no line. No request is sent once the engine has stopped.
+        Unanswered: some requests have no final answer, and no line. No request is sent once the engine has stopped, or
+            the output cannot be written.
     """
     waiting: Iterator[BatchRequest] = iter(requests)
     refused = num_answered = in_flight = 0
-    stopped, why = False, ""
+    stopped, why, full = False, "", ""
     retrying = asyncio.Lock()
 
     async def ask(request: BatchRequest) -> _Reply:
@@ -201,17 +202,25 @@ async def run_batch(
                     reply = await ask(request)
         return reply
 
-    with output.open("a", encoding="utf-8") as lines:
+    with output.open("ab", buffering=0) as lines:  # a buffer would be written again when the file is closed
 
         async def work() -> None:
-            nonlocal refused, num_answered, stopped, why
+            nonlocal refused, num_answered, stopped, why, full
             for request in waiting:
                 reply = await ask_until_admitted(request)
                 if is_final(reply.status):
+                    if full:  # a line after an incomplete one would be lost
+                        return
+                    line = json.dumps(_answer(request, reply)).encode() + b"\n"
+                    try:
+                        full = "" if lines.write(line) == len(line) else "the disk is full"
+                    except OSError as error:
+                        full = str(error)
+                    if full:
+                        stopped, why = True, f"{output} cannot be written: {full}"
+                        return
                     refused += reply.status != 200
                     num_answered += 1
-                    lines.write(json.dumps(_answer(request, reply)) + "\n")
-                    lines.flush()
                     advance()
                 elif not stopped:
                     stopped = reply.status == 503

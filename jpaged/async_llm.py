@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
 
+from jpaged.claims import Claim, claim_folder, holds_folder
 from jpaged.config import SizedConfig
 from jpaged.engine.async_stream import RequestStream
 from jpaged.engine.control import Released
@@ -112,6 +113,7 @@ class AsyncLLM:
         self.output_processor = llm.output_processor
         self.input_processor.prepare()  # rather than while clients wait
         self._saver: PeriodicSaver | None = None
+        self._claim: Claim | None = None
         self._engine = llm.lend_engine()
         with ExitStack() as undo:
             undo.callback(llm.take_back, self._engine)
@@ -490,19 +492,23 @@ class AsyncLLM:
         """Save the state periodically until `shutdown`.
 
         Each save begins `seconds` after the end of the last one, if something has happened since. `last_save` and a
-        line in the log "jpaged.engine" say how long the engine paused.
+        line in the log "jpaged.engine" say how long the engine paused. No other process may save to the folder
+        meanwhile.
 
         Raises:
             ValueError: `seconds` is not positive.
             RuntimeError: `save_every` was called before.
+            OSError: another process saves to the folder, or it cannot be written.
         """
         seconds = number("seconds", seconds, low=0.0, open_low=True)
         if self._saver is not None:
             raise RuntimeError("save_every() was called before: the state is being saved every so many seconds already")
         self.control.check()
-        engine = self._engine
+        engine, folder = self._engine, Path(folder)
+        if not holds_folder(folder):
+            self._claim = claim_folder(folder)
         self._saver = PeriodicSaver(
-            partial(self.control.save_state, Path(folder)),
+            partial(self.control.save_state, folder),
             lambda: (engine.stats.num_steps, tuple(engine.requests.awaited)),
             seconds,
         )
@@ -511,6 +517,8 @@ class AsyncLLM:
         """End the saves of `save_every`, after the one being written; without `save_every` it does nothing."""
         if self._saver is not None:
             await asyncio.to_thread(self._saver.stop)
+        if self._claim is not None:
+            self._claim.release()
 
     @property
     def last_save(self) -> SavedState | None:

@@ -641,7 +641,7 @@ class LLM:
             RuntimeError: `pin_prefix` is computing a prefix, or `embed`, `classify` or `score` a vector; a handler of
                 another signal calls it in the middle of a step, or any handler in the middle of a save; or the devices
                 belong to several processes.
-            OSError: writing fails.
+            OSError: writing fails, or another process saves to the folder, as a server does to its `--state-dir`.
         """
         return self.control.save_state(folder)
 

@@ -9,9 +9,10 @@ nothing must register the same (`register_again`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any
 
 from pallas_kernels import cpu_features, cpu_objects, kept_objects
@@ -83,11 +84,21 @@ def registrations() -> list[Registration]:
     return [made for made in _registered if made[0].split(".")[0] == PACKAGE]
 
 
-def register_again(made: Iterable[Registration]) -> None:
+def kept_loops(made: Iterable[Registration]) -> dict[str, bytes]:
+    """Return the code of registrations that Numba compiled, by `cpu_objects.call_key`, for `register_again`; without
+    those that a library has, or that cannot be kept here."""
+    keys = ((module, cpu_objects.call_key(module, name, arguments)) for module, name, arguments in made)
+    found = {key: kept_objects.read(module, key) for module, key in keys}
+    return {key: content for key, content in found.items() if content is not None}
+
+
+def register_again(made: Iterable[Registration], loops: Mapping[str, bytes] = MappingProxyType({})) -> None:
     """Make custom calls known that a compiled program of another process calls: nothing is traced here.
 
     Args:
         made: what that process's `registrations` returned. It names code of this package that is run.
+        loops: what its `kept_loops` returned, of a machine with the same processor, versions and sources. A call that
+            is not there is compiled.
 
     Raises:
         ValueError: it names other code.
@@ -95,4 +106,11 @@ def register_again(made: Iterable[Registration]) -> None:
     for module, name, arguments in made:
         if module.split(".")[0] != PACKAGE:
             raise ValueError(f"{module}.{name} is not of {PACKAGE}: it registers no custom calls")
-        _target(module, name, arguments)
+        if found(module, name, arguments) is not None:
+            continue
+        content = loops.get(cpu_objects.call_key(module, name, arguments))
+        names = None if content is None else kept_objects.load_content(content)
+        if names is None:
+            _target(module, name, arguments)
+        else:
+            note(module, name, arguments, names)

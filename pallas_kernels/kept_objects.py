@@ -39,6 +39,7 @@ _WAIT_SECONDS = 120.0
 
 logger = logging.getLogger(__name__)
 _loading = threading.Lock()
+_complained = threading.Event()
 _engines: list[Any] = []
 """Engines that own the memory of loaded code; they are kept, as XLA calls the code until the process ends."""
 
@@ -50,13 +51,25 @@ def registered(module: str, key: str) -> Names | None:
         module: the module of the function that registers the calls.
         key: see `cpu_objects.call_key`.
     """
+    content = read(module, key)
+    return None if content is None else load_content(content)
+
+
+def read(module: str, key: str) -> bytes | None:
+    """Return the content of the file of what a key stands for; None if it is not kept."""
     path = path_of(module, key)
-    if path is None:
-        return None
     try:
-        header, _, code = path.read_bytes().partition(b"\n")
+        return None if path is None else path.read_bytes()
+    except OSError:
+        return None
+
+
+def load_content(content: bytes) -> Names | None:
+    """Make the custom calls of a file known to XLA and return their names; None if it is damaged."""
+    try:
+        header, _, code = content.partition(b"\n")
         names, checksum = json.loads(header)
-    except (OSError, ValueError):
+    except ValueError:
         return None
     if checksum != sha256(code).hexdigest():  # a disk was full, or the machine went down
         return None
@@ -66,7 +79,8 @@ def registered(module: str, key: str) -> Names | None:
 
 
 def keep(module: str, key: str, names: Names, code: bytes) -> None:
-    """Store an object with the C functions `names`; where that fails, each process compiles its own and logs so."""
+    """Store an object with the C functions `names`; where that fails, each process compiles its own and logs so
+    once."""
     path = path_of(module, key)
     if path is None:
         return
@@ -82,6 +96,9 @@ def keep(module: str, key: str, names: Names, code: bytes) -> None:
                     os.unlink(file.name)
                 raise
     except OSError as error:
+        if _complained.is_set():  # there are a dozen loops, and one cause
+            return
+        _complained.set()
         logger.warning("compiled loops cannot be kept: %s; %s chooses a folder", error, VARIABLE)
 
 

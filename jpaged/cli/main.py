@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -34,6 +35,10 @@ app = typer.Typer(
 )
 
 
+_given: set[str] = set()
+"""Warnings that this command has given, without the names in them."""
+
+
 def _print_version(asked: bool) -> None:
     """Print the version and exit, if the flag was given."""
     if asked:
@@ -48,13 +53,19 @@ def main(
     ] = False,
 ) -> None:
     """Serve large language models from JAX with paged KV memory."""
+    _given.clear()
     warnings.formatwarning = _one_line
 
 
 def _one_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Format a warning without the line of the package that gives it, which a user need not know."""
+    """Format a warning without the line of the package that gives it, which a user need not know; as nothing if only
+    the name in it is another one, as of each program that XLA's cache on a full disk does not take."""
+    cause = re.sub(r" for '[^']*'", "", str(message))
+    if cause in _given:
+        return ""
+    _given.add(cause)
     return f"warning: {message}\n"
 
 

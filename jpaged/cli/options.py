@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,6 +51,8 @@ def bad_parameters() -> Iterator[None]:
     """
     try:
         yield
+    except BrokenPipeError:  # nothing that was given
+        raise
     except (ValueError, OSError) as error:
         raise typer.BadParameter(re.sub(r"^prompt \d+: ", "", str(error))) from error
 
@@ -56,6 +60,10 @@ def bad_parameters() -> Iterator[None]:
 # The classes of click, or of the copy of it that newer versions of typer contain.
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 _CLICK_EXCEPTION: Any = typer.BadParameter.__mro__[2]
+
+
+CLOSED_PIPE = 141
+"""Exit status if the reader of the output has gone, as a shell gives it for SIGPIPE."""
 
 
 class UserError(_CLICK_EXCEPTION):
@@ -88,6 +96,12 @@ def _message(error: Any, args: Sequence[str]) -> str:
     return f"{message} {instead}" if instead else message
 
 
+def _drop_output() -> None:
+    """Send what is left of standard output nowhere: Python would write it again at its end, and fail again."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class Group(TyperGroup):
     """Commands, of which an unknown one is refused in one message."""
 
@@ -111,6 +125,14 @@ class Command(TyperCommand):
             return super().invoke(ctx)
         except typer.BadParameter as error:
             raise UserError(with_short_values(_with_flags(error.message, self.params))) from error
+        except BrokenPipeError as error:  # `| head` has seen enough
+            _drop_output()
+            raise typer.Exit(CLOSED_PIPE) from error
+        except OSError as error:  # a full disk, a folder that cannot be written
+            _drop_output()
+            failed = UserError(with_short_values(_with_flags(str(error), self.params)))
+            failed.exit_code = 1
+            raise failed from error
 
 
 def _dashed(arg: str, known: Collection[str]) -> str:
@@ -134,6 +156,8 @@ def _with_flags(message: str, params: Iterable[Any]) -> str:
     '--max-loras 2 needs --enable-lora'
     """
     options = {param.name: param for param in params}
+    if "download_dir" not in options:  # the message names a variable, too
+        message = message.replace("download_dir= or ", "")
 
     def flag(match: re.Match[str]) -> str:
         name, switch, value = match.groups()

@@ -18,6 +18,7 @@ SETTINGS = (
     "enable_expert_parallel",
     "max_num_batched_tokens",
     "memory_utilization",
+    "download_dir",
 )
 """Settings of the engine that change what is planned."""
 

@@ -40,6 +40,7 @@ def run_batch(
     check_serve_extra()
     import asyncio
 
+    from jpaged.claims import claim_file
     from jpaged.server import batch
     from jpaged.server.settings import ServerSettings
 
@@ -48,24 +49,29 @@ def run_batch(
         if answers_file.exists() and answers_file.samefile(requests_file):
             raise ValueError(f"OUT {answers_file} is the file of requests, IN {requests_file}: give another file")
         asked = batch.read_requests(requests_file)
-        done = batch.answered(answers_file)
         settings = ServerSettings(
             model=served_model_name or model,
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
         )
-    left = [request for request in asked if request.custom_id not in done]
-    typer.echo(f"{len(asked)} requests, {len(asked) - len(left)} answered before", err=True)
-    if left:
-        llm = engine.build(model)
-        concurrency = 2 * llm.config.max_num_seqs
-        settings = replace(settings, max_waiting=max(256, concurrency))
-        try:
-            asyncio.run(_answer(llm, settings, left, answers_file, concurrency))
-        except batch.Unanswered as error:
-            typer.echo(f"{error}; start this command again", err=True)
-            raise typer.Exit(AGAIN) from error
-    if asked and (refused := batch.refusals(answers_file, asked)):
+        claim = claim_file(answers_file)  # before it is read: another run appends to it
+    with claim:
+        with bad_parameters():
+            done = batch.answered(answers_file, tidy=False)
+        left = [request for request in asked if request.custom_id not in done]
+        typer.echo(f"{len(asked)} requests, {len(asked) - len(left)} answered before", err=True)
+        if left:
+            llm = engine.build(model)
+            batch.answered(answers_file)  # a run that cannot start leaves the file as it was
+            concurrency = 2 * llm.config.max_num_seqs
+            settings = replace(settings, max_waiting=max(256, concurrency))
+            try:
+                asyncio.run(_answer(llm, settings, left, answers_file, concurrency))
+            except batch.Unanswered as error:
+                typer.echo(f"{error}; start this command again", err=True)
+                raise typer.Exit(AGAIN) from error
+        refused = batch.refusals(answers_file, asked) if asked else 0
+    if refused:
         typer.echo(
             f"{refused} {'request was' if refused == 1 else 'requests were'} refused; see {answers_file}", err=True
         )

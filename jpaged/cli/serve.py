@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -104,6 +106,7 @@ def serve(
     from jpaged.loading.demo_model import ALIAS
     from jpaged.server.access import Key, read_keys
     from jpaged.server.heaps import limit_heaps
+    from jpaged.server.kept_state import claim_state
     from jpaged.server.logs import configure_logs
     from jpaged.server.process import check_address, run_server
     from jpaged.server.settings import ServerSettings
@@ -144,13 +147,15 @@ def serve(
             strict_fields=strict_fields,
         )
         check_address(settings)
-    limit_heaps()
-    template = None if chat_template is None else chat_template.read_text(encoding="utf-8")
-    llm = engine.build(model, background_compilation=warmup is None, chat_template=template)
-    _warn_of_template(llm, tool_parser)
-    if warmup:
-        llm.warmup()
-    raise typer.Exit(_run(llm, settings, run_server))
+        template = None if chat_template is None else chat_template.read_text(encoding="utf-8")
+        claim = None if state_dir is None else claim_state(state_dir)  # before anything is loaded or written
+    with nullcontext() if claim is None else claim:
+        limit_heaps()
+        llm = engine.build(model, background_compilation=warmup is None, chat_template=template)
+        _warn_of_template(llm, tool_parser)
+        if warmup:
+            llm.warmup()
+        raise typer.Exit(_run(llm, settings, partial(run_server, claim=claim)))
 
 
 def _warn_of_template(llm: Any, tool_parser: str | None) -> None:

@@ -15,7 +15,7 @@ from jpaged.distributed import Follower, Leader, join
 from jpaged.engine.disk_tier import open_disk
 from jpaged.engine.engine import Engine
 from jpaged.engine.memory_plan import plan_memory, resolve_max_model_len
-from jpaged.engine.program_folder import open_programs, with_compiled_pool
+from jpaged.engine.program_folder import check_model, open_programs, with_compiled_pool
 from jpaged.engine.sizes import check_compute_dtype, longest_sequence, pool_tokens, sized
 from jpaged.engine.speculation import check_speculation, draft_source, make_speculation
 from jpaged.engine.whole_prompts import for_whole_prompts
@@ -112,9 +112,10 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
     mesh = make_mesh(asked.tensor_parallel_size, asked.data_parallel_size)
     config = with_compiled_pool(sized(asked, platform(mesh), memory_limit(mesh)), mesh)
     check_compute_dtype(config.dtype, platform(mesh), mesh.size)
-    precompile_attention_loops(
-        mesh, dtype=config.dtype, kv_cache_dtype=config.kv_cache_dtype, block_size=config.block_size
-    )
+    if config.compiled_programs is None:  # a folder of programs has their loops
+        precompile_attention_loops(
+            mesh, dtype=config.dtype, kv_cache_dtype=config.kv_cache_dtype, block_size=config.block_size
+        )
     loaded = load_model(
         config.model,
         dtype=config.dtype,
@@ -132,6 +133,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         # `jpaged.training` computes with arrays, whose bits a deterministic engine repeats.
         compact_tiles=Bfloat16Tiles.FLOAT32_BITS if config.deterministic else Bfloat16Tiles.FLOAT32_PRODUCT,
         longest=partial(resolve_max_model_len, config.max_model_len),
+        check=partial(check_model, config),
     )
     encodes = isinstance(loaded.model, PromptEncoder)
     if isinstance(loaded.model, PromptEncoder):

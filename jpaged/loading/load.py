@@ -47,6 +47,7 @@ def load_model(
     chat_template: str | None = None,
     classifier_from_token: tuple[str, ...] | None = None,
     longest: Callable[[AnyConfig], int] | None = None,
+    check: Callable[[type, AnyConfig, np.dtype], None] | None = None,
 ) -> LoadedModel:
     """Load a model by alias, path or hub id; see `resolve_source`.
 
@@ -65,6 +66,7 @@ def load_model(
             half of the memory; these cannot be differentiated. None: keeps none.
         longest: returns the most tokens of a sequence, given the config of a model that generates; None = as many as
             the config says.
+        check: called with the family, config and dtype before weights are read; may raise ValueError.
 
     Raises:
         ValueError: a name, dtype, size, config, quantization or checkpoint that cannot be used; names the value.
@@ -77,6 +79,8 @@ def load_model(
     other = None if tokenizer is None else find_tokenizer(tokenizer, download_dir)
     opened = open_model(name, revision=revision, download_dir=download_dir, language_model_only=language_model_only)
     held = chosen_dtype(opened.reader, device.platform, capability_of(device)) if dtype == "auto" else dtype
+    if check is not None:
+        check(opened.family, opened.config, np.dtype(jnp.dtype(held)))
     if other is None and has_tokenizer(opened.source):
         other = load_tokenizer(opened.source, opened.gguf)
     if chat_template is not None:

@@ -29,7 +29,15 @@ from jpaged.loading.remote_file import is_url, without_secrets
 from jpaged.loading.remote_folder import open_remote
 from jpaged.loading.renamed_tensors import LanguageModelReader, as_stored, is_multimodal, separate_experts
 from jpaged.loading.safetensors_reader import SafetensorsWeights
-from jpaged.loading.source import CHECKPOINT_MARKER, Source, check_name, is_hub_id, resolve_source, unreachable
+from jpaged.loading.source import (
+    CHECKPOINT_MARKER,
+    Source,
+    asking_the_hub,
+    check_name,
+    is_hub_id,
+    resolve_source,
+    unreachable,
+)
 from jpaged.loading.tensor_reader import StoredAs, TensorReader
 from jpaged.loading.weight_formats.methods import check_method, method_of, open_coded, quantization_of
 
@@ -260,7 +268,8 @@ def _config_of_hub(repo_id: str, revision: str | None, download_dir: str | Path 
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(hf_hub_download(repo_id, "config.json", revision=revision, cache_dir=download_dir))
+        with asking_the_hub():
+            return Path(hf_hub_download(repo_id, "config.json", revision=revision, cache_dir=download_dir))
     except LocalEntryNotFoundError as error:
         raise ValueError(f"model={repo_id!r}: {unreachable(error)}; a config.json on disk is accepted too") from error
     except (HFValidationError, HfHubHTTPError, OSError) as error:

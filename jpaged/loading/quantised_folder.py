@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -28,6 +27,7 @@ from jpaged.loading.parameters.targets import abstract_model, targets_of
 from jpaged.loading.tokenizer import as_transformers, has_tokenizer, load_tokenizer
 from jpaged.loading.weight_formats.stored_codes import pack_words
 from jpaged.model_api import TENSOR_AXIS
+from jpaged.new_folder import new_folder
 from jpaged.validation import one_of
 
 _warn = logging.getLogger(__name__).warning
@@ -119,14 +119,8 @@ def quantise_folder(
             f"{before / 1e6:.1f}, as all but the quantised matrices is written as floats; fewer bits, or the plain "
             "checkpoint that the model was made of, help"
         )
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    temporary.mkdir(parents=True)
-    try:
-        written = _write(opened, matrices, temporary, method, bits, group_size)
-        temporary.rename(target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return written
+    with new_folder(target) as folder:
+        return _write(opened, matrices, folder, method, bits, group_size)
 
 
 def _write(opened: OpenedModel, matrices: set[str], folder: Path, method: str, bits: int, group: int) -> Written:
@@ -335,8 +329,12 @@ class _Shards:
             (self._folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
     def _flush(self) -> None:
+        from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
         self._names.append(list(self._held))
-        save_file(self._held, self._folder / f"{len(self._names)}.part", {"format": "pt"})
+        try:
+            save_file(self._held, self._folder / f"{len(self._names)}.part", {"format": "pt"})
+        except SafetensorError as error:  # as on a full disk
+            raise OSError(f"{self._folder} cannot be written: {error}") from error
         self._held, self._bytes = {}, 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,9 @@ _ACCEPTED = (
     "a GGUF file, a folder written by `jpaged convert` or save_checkpoint, a hub id such as 'org/model', or the "
     "https://, s3:// or gs:// URL of such a folder or file"
 )
+_PLACE = "download_dir= or the variable HF_HOME chooses where downloads are kept"
+_OFFLINE = ("offline", "outgoing traffic", "check your connection")
+"""What the hub's client says where it may only look in its cache."""
 _NOT_OURS = ["*/*.safetensors", "*/*.model", "onnx/*", "original/*", "metal/*"]
 """Files in subfolders, which hold other copies of the weights; the hub's patterns match across folders."""
 _OTHER_NAMES = "consolidated*.safetensors"
@@ -141,19 +145,49 @@ def from_hub(
     asked: dict[str, Any] = {"revision": revision, "cache_dir": download_dir, "ignore_patterns": ignore}
     chosen = {name: value for name, value in asked.items() if value is not None}
     try:
-        return Path(snapshot_download(repo_id, allow_patterns=files, **chosen))
+        with asking_the_hub():
+            return Path(snapshot_download(repo_id, allow_patterns=files, **chosen))
     except LocalEntryNotFoundError as error:
         raise ValueError(
             f"{what}={repo_id!r} is no local file or folder, and {unreachable(error)}"
-            f"{did_you_mean(repo_id, _here(download_dir))}; {_ACCEPTED}. download_dir= chooses where downloads are kept"
+            f"{did_you_mean(repo_id, _here(download_dir))}; {_ACCEPTED}. {_PLACE}"
         ) from error
     except (HFValidationError, HfHubHTTPError, OSError) as error:
         reason = str(error).strip().split("\n")[0]
         raise ValueError(
             f"{what}={repo_id!r} is no local file or folder, and the Hugging Face hub did not give it "
-            f"({type(error).__name__}: {reason}){did_you_mean(repo_id, _here(download_dir))}; {_ACCEPTED}. "
-            "download_dir= chooses where downloads are kept"
+            f"({type(error).__name__}: {reason}){did_you_mean(repo_id, _here(download_dir))}; {_ACCEPTED}. {_PLACE}"
         ) from error
+
+
+@contextmanager
+def asking_the_hub() -> Iterator[None]:
+    """Let the hub's client look only in its cache where the hub cannot be reached; it would retry for half a minute.
+
+    Raises:
+        LocalEntryNotFoundError: its cache lacks what it was asked for; says why the hub cannot be reached.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.utils import get_session
+
+    if constants.is_offline_mode():
+        yield
+        return
+    try:
+        get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except Exception as failure:  # of httpx or requests, as the client's version has it
+        try:
+            constants.HF_HUB_OFFLINE = True
+            yield
+        except LocalEntryNotFoundError as error:
+            if not any(sign in str(error) for sign in _OFFLINE):
+                raise
+            raise LocalEntryNotFoundError(f"{constants.ENDPOINT}: {failure}") from failure
+        finally:
+            constants.HF_HUB_OFFLINE = False
+    else:
+        yield
 
 
 def unreachable(error: Exception) -> str:

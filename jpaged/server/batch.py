@@ -90,10 +90,13 @@ def is_final(status: int) -> bool:
     return status < 500 and status != 429
 
 
-def answered(file: Path) -> set[str]:
+def answered(file: Path, *, tidy: bool = True) -> set[str]:
     """Return the custom_ids with a final answer in a file, and remove all other lines: see `is_final`.
 
     The incomplete last line of a killed run is removed too.
+
+    Args:
+        tidy: False leaves the file as it is.
 
     Raises:
         ValueError: a line is not an answer; the file is unchanged.
@@ -104,7 +107,7 @@ def answered(file: Path) -> set[str]:
     failed: set[int] = set()
     whole = 0
     line = b"\n"
-    with file.open("rb+") as lines:
+    with file.open("rb+" if tidy else "rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n") and _is_cut_off(line):
                 line = b"\n"
@@ -118,6 +121,8 @@ def answered(file: Path) -> set[str]:
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{file}, line {number} is not an answer; give another output file") from error
             whole += len(line)
+        if not tidy:
+            return done
         lines.truncate(whole)
         if not line.endswith(b"\n"):  # another program wrote it
             lines.seek(whole)
@@ -169,11 +174,12 @@ async def run_batch(
         advance: called after each answer.
 
     Raises:
-        Unanswered: some requests have no final answer, and no line. No request is sent once the engine has stopped.
+        Unanswered: some requests have no final answer, and no line. No request is sent once the engine has stopped, or
+            the output cannot be written.
     """
     waiting: Iterator[BatchRequest] = iter(requests)
     refused = num_answered = in_flight = 0
-    stopped, why = False, ""
+    stopped, why, full = False, "", ""
     retrying = asyncio.Lock()
 
     async def ask(request: BatchRequest) -> _Reply:
@@ -196,17 +202,25 @@ async def run_batch(
                     reply = await ask(request)
         return reply
 
-    with output.open("a", encoding="utf-8") as lines:
+    with output.open("ab", buffering=0) as lines:  # a buffer would be written again when the file is closed
 
         async def work() -> None:
-            nonlocal refused, num_answered, stopped, why
+            nonlocal refused, num_answered, stopped, why, full
             for request in waiting:
                 reply = await ask_until_admitted(request)
                 if is_final(reply.status):
+                    if full:  # a line after an incomplete one would be lost
+                        return
+                    line = json.dumps(_answer(request, reply)).encode() + b"\n"
+                    try:
+                        full = "" if lines.write(line) == len(line) else "the disk is full"
+                    except OSError as error:
+                        full = str(error)
+                    if full:
+                        stopped, why = True, f"{output} cannot be written: {full}"
+                        return
                     refused += reply.status != 200
                     num_answered += 1
-                    lines.write(json.dumps(_answer(request, reply)) + "\n")
-                    lines.flush()
                     advance()
                 elif not stopped:
                     stopped = reply.status == 503

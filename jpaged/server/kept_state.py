@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-from contextlib import suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from jpaged import AsyncLLM, StateRefused
+from jpaged.claims import FILES, Claim, InUse, claim_folder
 from jpaged.server.caller import AGAIN
 
 logger = logging.getLogger(__name__)
 RESTORED_TIMEOUT = 600.0
 """Seconds that restored requests wait for their clients to send them again."""
-_LOCK, _OWNER = ".lock", ".owner"
-"""Files of the folder: the lock that a server holds, and the number of its process."""
 _CHECK_INTERVAL = 0.5
 """Seconds between two checks of the engine while its last state is saved."""
 
@@ -30,19 +25,29 @@ class KeptState:
             do nothing.
         save_every: seconds between two saves.
         step_timeout: limit on the seconds of a step while the last state is saved.
+        claim: what `claim_state` returned for the folder, which the caller releases; None: `restore` claims it.
 
     Attributes:
         stalled: whether the last save was abandoned because a step did not end in time.
     """
 
-    def __init__(self, engine: AsyncLLM, folder: Path | None, save_every: float, step_timeout: float = 30.0) -> None:
+    def __init__(
+        self,
+        engine: AsyncLLM,
+        folder: Path | None,
+        save_every: float,
+        step_timeout: float = 30.0,
+        claim: Claim | None = None,
+    ) -> None:
         self.stalled = False
         self._engine = engine
         self._folder = folder
         self._save_every = save_every
         self._step_timeout = step_timeout
+        self._claimed = claim is not None
+        self._claim: Claim | None = None
+        self._restored = False
         self._end_timer: asyncio.Task[None] | None = None
-        self._lock: FileLock | None = None
         self._last: asyncio.Task[None] | None = None
 
     async def restore(self) -> None:
@@ -56,23 +61,25 @@ class KeptState:
         """
         if self._folder is None:
             return
-        self._lock = _claimed(self._folder)
+        if not self._claimed:
+            self._claim = claim_state(self._folder)
         try:
-            if any(entry.name not in (_LOCK, _OWNER) for entry in self._folder.iterdir()):
+            if any(entry.name not in FILES for entry in self._folder.iterdir()):
                 await self._load(self._folder)
             else:
                 await self._engine.save_state(self._folder)
         except RuntimeError as error:
-            folder, self._folder = self._folder, None
             self.release()
-            raise StateRefused(f"state_dir={str(folder)!r}: {error}") from error
+            raise StateRefused(f"state_dir={str(self._folder)!r}: {error}") from error
         self._engine.save_every(self._folder, self._save_every)
+        self._restored = True
 
     def release(self) -> None:
-        """Let another server use the folder. Calling it twice is harmless; the end of the process does it too."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        """Let another server use the folder, if `restore` claimed it; nothing is saved any more then. Calling it twice
+        is harmless; the end of the process does it too."""
+        if self._claim is not None:
+            self._claim.release()
+            self._restored = False
 
     async def _load(self, folder: Path) -> None:
         try:
@@ -97,6 +104,9 @@ class KeptState:
     async def save_last(self) -> None:
         """Save the state a last time, with running requests, and stop saving. A second call waits for the first.
 
+        Nothing is saved unless `restore` has succeeded: the folder is another server's, or holds requests that are not
+        in this engine.
+
         The save is not limited in time, but it is abandoned, and the previous one stays, if a step of the engine does
         not end within `step_timeout`.
         """
@@ -105,12 +115,11 @@ class KeptState:
         await asyncio.shield(self._last)
 
     async def _save_last(self) -> None:
-        folder, self._folder = self._folder, None
-        if folder is None:
+        if self._folder is None or not self._restored:
             return
         if self._end_timer is not None:
             self._end_timer.cancel()
-        saving = asyncio.create_task(self._save(folder))
+        saving = asyncio.create_task(self._save(self._folder))
         try:
             while not await self._ended(saving):
                 pass
@@ -143,23 +152,16 @@ class KeptState:
         await self._engine.save_state(folder)
 
 
-def _claimed(folder: Path) -> FileLock:
-    """Lock a folder for this server, so that no other one overwrites its saves.
+def claim_state(folder: Path) -> Claim:
+    """Claim a folder for this server, best before a model is loaded, so that no other one overwrites its saves.
 
     Raises:
-        StateRefused: another server holds the lock; names its process.
+        StateRefused: another server uses it; the message names its process.
         OSError: the folder cannot be written.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = FileLock(folder / _LOCK, mode=0o600, thread_local=False)
     try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        owner = "another process"
-        with suppress(OSError):
-            owner = f"process {(folder / _OWNER).read_text().strip()}"
+        return claim_folder(folder)
+    except InUse as error:
         raise StateRefused(
-            f"state_dir={str(folder)!r} is used by {owner}: give each server a folder of its own"
+            f"state_dir={str(folder)!r} is used by {error.owner}: give each server a folder of its own"
         ) from None
-    (folder / _OWNER).write_text(f"{os.getpid()}\n")
-    return lock

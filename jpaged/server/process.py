@@ -19,10 +19,11 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from jpaged import AsyncLLM, EngineStopped
+from jpaged import AsyncLLM, EngineStopped, StateRefused
+from jpaged.claims import Claim
 from jpaged.server.app import create_app
 from jpaged.server.connections import connections
-from jpaged.server.kept_state import KeptState
+from jpaged.server.kept_state import KeptState, claim_state
 from jpaged.server.responses.store import ResponseStore
 from jpaged.server.serving import Serving
 from jpaged.server.settings import ServerSettings
@@ -42,12 +43,18 @@ class Server(uvicorn.Server):
     then are cut off with what they have. A second signal cuts them off at once, and a third ends the server.
     """
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI, on_ready: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        app: FastAPI,
+        on_ready: Callable[[str], None] | None = None,
+        claim: Claim | None = None,
+    ) -> None:
         super().__init__(config)
         serving: Serving = app.state.serving
         self.failed = False
         settings = serving.settings
-        self.kept = KeptState(serving.engine, settings.state_dir, settings.save_every, settings.health_timeout)
+        self.kept = KeptState(serving.engine, settings.state_dir, settings.save_every, settings.health_timeout, claim)
         self._serving = serving
         self._responses: ResponseStore = app.state.responses
         self._on_ready = on_ready
@@ -192,20 +199,35 @@ def check_address(settings: ServerSettings) -> None:
         raise OSError(f"--host {settings.host} --port {settings.port} cannot be listened on: {error}") from error
 
 
-def run_server(engine: AsyncLLM, settings: ServerSettings, on_ready: Callable[[str], None] | None = None) -> int:
+def run_server(
+    engine: AsyncLLM,
+    settings: ServerSettings,
+    on_ready: Callable[[str], None] | None = None,
+    claim: Claim | None = None,
+) -> int:
     """Serve until a signal ends the server; then shut the engine down.
 
     Args:
         on_ready: called with the server's URL when it accepts requests.
+        claim: that of the folder of the state, see `kept_state.claim_state`; None: it is claimed here. It is held until
+            the last task has ended, since those of stored responses write to the folder.
 
     Returns:
         The exit status, 0. If the engine failed this does not return: the process ends with `FAILED`.
     """
+    if claim is None and settings.state_dir is not None:
+        try:
+            claim = claim_state(settings.state_dir)
+        except (OSError, StateRefused):
+            asyncio.run(engine.shutdown())
+            raise
+        with claim:
+            return run_server(engine, settings, on_ready, claim)
     endpoint = settings.otlp_traces_endpoint
     traces = None if endpoint is None else Traces.to_collector(endpoint, settings.model)
     app = create_app(engine, settings, traces)
     config = uvicorn_config(app, settings)
-    server = Server(config, app, on_ready)
+    server = Server(config, app, on_ready, claim)
     gc.collect()
     gc.freeze()  # a full collection would scan the libraries' objects and stop every stream for 0.4 s
 
@@ -213,7 +235,7 @@ def run_server(engine: AsyncLLM, settings: ServerSettings, on_ready: Callable[[s
         try:
             await server.serve()
         finally:
-            if not server.failed:
+            if server.started and not server.failed:  # a start that fails leaves the saved state as it was
                 await server.kept.save_last()
             wait = 0.0 if server.kept.stalled else settings.health_timeout
             last = _exit_after(wait + _GRACE)  # the running step may never end

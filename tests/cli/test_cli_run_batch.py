@@ -5,6 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from jpaged.claims import InUse, claim_file
 from jpaged.cli.main import app
 
 REQUEST = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
@@ -43,3 +44,35 @@ def test_the_status_is_that_of_all_answers_though_nothing_was_left_to_ask(code, 
     (tmp_path / "out.jsonl").write_text(json.dumps(answer) + "\n")
     found, said = run(asked, tmp_path / "out.jsonl")
     assert found == status and ("1 request was refused" in said) == bool(status)
+
+
+UNFINISHED = [
+    json.dumps({"id": "batch_req_0", "custom_id": "a", "response": {"status_code": 500}}) + "\n",
+    json.dumps({"id": "batch_req_1", "custom_id": "b", "response": {"status_code": 200}}) + "\n",
+    '{"id": "batch_req_2", "custom',
+]
+
+
+def test_answers_that_another_run_writes_are_refused_and_left_as_they_are(asked, tmp_path):
+    out = tmp_path / "out.jsonl"
+    out.write_text("".join(UNFINISHED))
+    with claim_file(out):
+        status, said = run(asked, out)
+    assert status == 2 and "out.jsonl is used by another process" in said
+    assert out.read_text() == "".join(UNFINISHED)
+
+
+@pytest.mark.parametrize("error", [ValueError("no such model"), OSError(28, "full"), KeyboardInterrupt()])
+def test_a_run_whose_model_cannot_be_loaded_leaves_the_answers_as_they_were(error, asked, tmp_path, monkeypatch):
+    out = tmp_path / "out.jsonl"
+    out.write_text("".join(UNFINISHED))
+
+    def fails(*args, **settings):
+        with pytest.raises(InUse):
+            claim_file(out)
+        raise error
+
+    monkeypatch.setattr("jpaged.llm.LLM", fails)
+    status, _ = run(asked, out)
+    assert status != 0 and out.read_text() == "".join(UNFINISHED)
+    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.jsonl"}

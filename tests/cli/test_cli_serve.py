@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+from jpaged.claims import FILES, claim_folder, holds_folder
 from jpaged.cli.main import app
 from jpaged.config import EngineConfig
 from jpaged.server.batch import Unanswered
@@ -123,6 +124,33 @@ def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(tell):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         told, config = tell("serve", "some/model", "--port", str(taken.getsockname()[1]))
     assert "cannot be listened on" in told and config is None
+
+
+def test_a_folder_of_another_server_is_refused_before_the_model_is_loaded_and_left_as_it_is(tell, tmp_path):
+    state = tmp_path / "state"
+    with claim_folder(state):
+        (state / "000001").mkdir()
+        said, config = tell("serve", "some/model", "--port", "0", "--state-dir", str(state))
+        assert config is None and f"--state-dir '{state}' is used by process" in said
+        assert {path.name for path in state.iterdir()} == {"000001", *FILES}
+    (tmp_path / "file").touch()
+    said, config = tell("serve", "some/model", "--port", "0", "--state-dir", str(tmp_path / "file"))
+    assert config is None and "/file' is a file" in said
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), OSError(28, "full"), KeyboardInterrupt(), MemoryError()])
+def test_a_model_that_cannot_be_loaded_leaves_the_saved_state_to_another_server(error, tmp_path, monkeypatch):
+    (tmp_path / "000001").mkdir()
+    (tmp_path / "000001" / "state.json").write_text("{}")
+
+    def fails(*args, **settings):
+        assert holds_folder(tmp_path)
+        raise error
+
+    monkeypatch.setattr("jpaged.llm.LLM", fails)
+    result = CliRunner().invoke(app, ["serve", "some/model", "--port", "0", "--state-dir", str(tmp_path)])
+    assert result.exit_code != 0 and not holds_folder(tmp_path)
+    assert [path.name for path in tmp_path.rglob("*")] == ["000001", "state.json"]
 
 
 def test_a_file_of_requests_is_read_before_the_model_is_loaded(tell, tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +34,17 @@ outputs = llm.generate(prompts, params, use_tqdm=False)
 store = llm.control.engine.runner.worker.programs
 print(json.dumps([number, store.num_found, [list(output.outputs[0].token_ids) for output in outputs]]))
 """
+COUNT = """
+import sys
+from jax import monitoring
+compiled = []
+def note(name, seconds, fun_name="", **_):
+    if "backend_compile" in name:
+        compiled.append(fun_name)
+monitoring.register_event_duration_secs_listener(note)
+""" + SCRIPT.replace("number = llm.warmup(use_tqdm=False)\n", "").replace("[number, ", "[compiled, ").replace(
+    "num_found, ", "num_found, 'numba' in sys.modules, "
+)
 
 
 def tokens(llm):
@@ -67,6 +80,56 @@ def test_another_process_traces_nothing(made):
     number, found, given = json.loads(done.stdout.splitlines()[-1])
     assert (number, given) == (made.number, made.expected)
     assert found == made.number, "a CPU's loops are registered without tracing"
+
+
+def test_requests_without_a_warm_up_compile_nothing_on_a_machine_whose_caches_are_empty(made, tmp_path):
+    """A first step's pool is no result of a program, and loops of a CPU come from the folder."""
+    prompts = [prompt["prompt_token_ids"] for prompt in PROMPTS]
+    settings = {**SETTINGS, "background_compilation": False}
+    asked = json.dumps([made.model, made.programs, settings, [{"prompt_token_ids": ids} for ids in prompts]])
+    empty = {name: str(tmp_path / name) for name in ("NUMBA_CACHE_DIR", "JAX_COMPILATION_CACHE_DIR")}
+    done = subprocess.run([sys.executable, "-c", COUNT, asked], capture_output=True, text=True, env=os.environ | empty)
+    assert done.returncode == 0, done.stderr
+    compiled, found, numba, given = json.loads(done.stdout.splitlines()[-1])
+    assert given == made.expected and found > 1
+    assert not {"jit(steps)", "jit(sample)"} & set(compiled), "no shape is compiled"
+    assert not numba and not list(tmp_path.rglob("*.loops")), "nor a loop"
+
+
+@pytest.mark.nightly
+def test_copies_to_the_host_are_kept_where_requests_are_swapped(made, tmp_path):
+    settings = SETTINGS | {"preemption_mode": "swap"}
+    number, _ = LLM.compile_programs(made.model, tmp_path / "programs", use_tqdm=False, **settings)
+    recent_programs.clear()
+    with LLM(made.model, compiled_programs=str(tmp_path / "programs"), **settings) as llm:
+        assert llm.warmup(use_tqdm=False) == number == llm.control.engine.runner.worker.programs.num_found > made.number
+
+
+@pytest.mark.parametrize(
+    ("fact", "value", "message"),
+    [
+        ("jpaged", "0.1.0", "jpaged='0.1.0', and this engine has "),
+        ("versions.jax", "0.1.0", r"versions\.jax='0.1.0', and this engine has "),
+        ("versions.numba", None, r"versions\.numba=None, and this engine has "),
+        ("device_kind", "TPU v9", "device_kind='TPU v9', and this engine has "),
+        ("processor", "another", "processor='another', and this engine has "),
+        ("XLA_FLAGS", "--xla_none", "XLA_FLAGS='--xla_none', and this engine has "),
+        ("code", "other", "code='other', and this engine has "),
+        ("model", "other", "model='other', and this engine has "),
+        ("settings.dtype", "bfloat16", r"settings\.dtype='bfloat16', and this engine has 'float32'"),
+        ("settings.max_model_len", 32, r"settings\.max_model_len=32, and this engine has 64"),
+        ("settings.block_size", 16, r"settings\.block_size=16, and this engine has 8"),
+        ("settings.gone", 1, r"settings\.gone=1, and this engine has None"),
+    ],
+)
+def test_what_differs_is_named_before_weights_are_read(fact, value, message, made, tmp_path, monkeypatch):
+    folder = shutil.copytree(made.programs, tmp_path / "programs")
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["facts"][fact] = value
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    monkeypatch.setattr("jpaged.loading.load._load", lambda *_, **__: pytest.fail("read weights"))
+    with pytest.raises(ValueError, match=f"was compiled for {message}"):
+        LLM(made.model, compiled_programs=str(folder), **SETTINGS)
 
 
 def test_the_pool_is_of_the_size_that_the_programs_are_for(made):

@@ -6,9 +6,12 @@ import asyncio
 import json
 import shutil
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 
 import jax
@@ -22,6 +25,7 @@ from jpaged import (
     LLM,
     AsyncLLM,
     BeamSearchParams,
+    EngineStopped,
     RequestOutputKind,
     SamplingParams,
     StateRefused,
@@ -29,6 +33,7 @@ from jpaged import (
 )
 from jpaged.engine.saved_state.folder import FORMAT, _of_json, read_about, read_state, write_state
 from jpaged.engine.saved_state.identity import model_facts
+from jpaged.engine.saved_state.keeper import PeriodicSaver
 from jpaged.execution.transfer.pool_blocks import PoolBlocks
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_num_seqs": 6, "max_model_len": 96, "max_num_batched_tokens": 16}
@@ -349,6 +354,17 @@ def test_a_handler_in_the_middle_of_a_step_is_refused(model, tmp_path, monkeypat
 # ------------------------------------------------------------------ what is refused
 
 
+CLAIM = """
+import sys
+from pathlib import Path
+from jpaged.claims import claim_folder
+claim = claim_folder(Path(sys.argv[1]))
+print("claimed", flush=True)
+sys.stdin.read()
+claim.release()
+"""
+
+
 @pytest.fixture(scope="module")
 def saved(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("state")
@@ -487,6 +503,41 @@ def test_a_state_is_of_the_weights_that_computed_it(model, tmp_path, monkeypatch
         fresh.load_state(tmp_path)
     fresh.update_params(new)
     fresh.load_state(tmp_path)
+
+
+async def save_every(llm, folder):
+    async with AsyncLLM.from_llm(llm) as engine:
+        with pytest.raises(OSError, match="/state is used by"):
+            engine.save_every(folder, 1.0)
+
+
+def test_a_folder_that_another_engine_saves_to_gets_no_other_state(saved, fresh, tmp_path):
+    copied = shutil.copytree(saved, tmp_path / "state")
+    with subprocess.Popen([sys.executable, "-c", CLAIM, copied], stdin=-1, stdout=-1, text=True) as other:
+        assert other.stdout.readline() == "claimed\n"
+        with pytest.raises(OSError, match=rf"/state is used by process {other.pid}: "):
+            fresh.save_state(copied)
+        asyncio.run(save_every(fresh, copied))
+        other.communicate("")
+    read_state(copied)
+    assert sorted(path.name for path in copied.iterdir()) == ["000001"]
+
+
+def test_a_disk_that_stays_full_is_logged_once_and_again_when_it_was_not(caplog):
+    ends = iter([OSError("full"), OSError("full"), None, OSError("full"), EngineStopped()])
+    left = Event()
+
+    def save():
+        end = next(ends)
+        if end is not None:
+            left.set() if isinstance(end, EngineStopped) else None
+            raise end
+
+    saver = PeriodicSaver(save, count().__next__, 0.001)
+    assert left.wait(60)
+    saver.stop()
+    said = [record for record in caplog.records if "could not be saved" in record.message]
+    assert [record.exc_info for record in said] == [None, None] and said[0].message.endswith(": full")
 
 
 def test_an_interrupted_save_leaves_the_one_before(saved, fresh, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
-"""Serves a model whose engine fails at its fortieth step, or stays in it.
+"""Serves a model whose engine fails at its fortieth step, or stays in it, or makes no more steps but can be saved.
 
-Run: dying_server.py FOLDER fails|hangs [STATE_DIR]; with a folder its state is saved there, and it drains for no time.
+Run: dying_server.py FOLDER fails|hangs|rests [STATE_DIR]; with a folder its state is saved there, and it drains for no
+time.
 
 A thread that never ends is there too, as a device's may be: a process that waited for it would never end.
 """
@@ -12,6 +13,7 @@ from pathlib import Path
 from live_server import make_llm
 
 from jpaged import AsyncLLM
+from jpaged.engine.engine import Engine
 from jpaged.server.logs import configure_logs
 from jpaged.server.process import run_server
 from jpaged.server.settings import ServerSettings
@@ -29,8 +31,12 @@ def failing(scheduled):
     return dispatch(scheduled)
 
 
-llm.control.engine.runner.dispatch_all = failing
-threading.Thread(target=threading.Event().wait).start()
+step = Engine.step
+if sys.argv[2] == "rests":
+    Engine.step = lambda engine: step(engine) if next(steps) < 40 else []
+else:
+    llm.control.engine.runner.dispatch_all = failing
+    threading.Thread(target=threading.Event().wait).start()
 configure_logs("info")
 kept = {}
 if len(sys.argv) > 3:

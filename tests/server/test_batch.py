@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +103,25 @@ def test_a_process_that_is_killed_between_two_answers_is_gone_on_with(tiny_llm, 
     asked = []
     run(tiny_llm, [one for one in requests if one.custom_id not in done], output, lambda: asked.append(1))
     assert len(asked) == 40 - len(done)
+    assert texts(output) == undisturbed(tiny_llm, requests, tmp_path)
+
+
+@pytest.mark.parametrize("room", [0, 700])
+def test_a_disk_that_is_full_ends_a_run_and_the_next_one_goes_on(room, tiny_llm, tmp_path):
+    requests = read_requests(write(tmp_path / "in.jsonl", [line(f"r{i}", seed=i) for i in range(6)]))
+    output = tmp_path / "out.jsonl"
+    before, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+        with pytest.raises(Unanswered, match=r"of 6 requests have no answer; .*/out\.jsonl cannot be written: "):
+            run(tiny_llm, requests, output)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert output.stat().st_size == room
+    done = answered(output)
+    assert (len(done) > 0) == (room > 0)
+    run(tiny_llm, [one for one in requests if one.custom_id not in done], output)
     assert texts(output) == undisturbed(tiny_llm, requests, tmp_path)
 
 

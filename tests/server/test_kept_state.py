@@ -124,19 +124,43 @@ def test_a_key_whose_request_is_running_runs_it_once(serve, pace):
 
 
 def test_a_second_server_on_one_folder_is_refused_and_names_the_first(tmp_path):
-    def held() -> KeptState:
-        return KeptState(IdleEngine(), tmp_path / "state", 1e6)
+    engines = IdleEngine(), IdleEngine()
 
     async def run() -> None:
-        first, second = held(), held()
+        first, second = (KeptState(engine, tmp_path / "state", 1e6) for engine in engines)
         await first.restore()
         with pytest.raises(StateRefused, match=rf"/state' is used by process {os.getpid()}: give each server a folder"):
             await second.restore()
+        await second.save_last()
+        assert engines[1].asked == []
         await first.save_last()
         await second.restore()
         second.release()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), MemoryError(), KeyboardInterrupt()])
+def test_a_state_that_could_not_be_read_is_not_overwritten_by_the_last_save(error, tmp_path):
+    engine = IdleEngine()
+    (tmp_path / "state.json").touch()
+
+    async def fails(folder):
+        raise error
+
+    engine.load_state = fails
+
+    async def run() -> None:
+        kept = KeptState(engine, tmp_path, 1.0)
+        try:
+            await kept.restore()
+        except BaseException as raised:
+            assert raised is error
+        await kept.save_last()
+        kept.release()
+
+    asyncio.run(run())
+    assert engine.asked == []
 
 
 class IdleEngine:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from jpaged.claims import writing
 from jpaged.config import EngineConfig
 from jpaged.engine.engine import Engine
 from jpaged.engine.saved_state.capture import Capture, capture
@@ -72,10 +73,10 @@ class StateKeeper:
         Raises:
             RuntimeError: a prefix is being pinned, this thread is already in the middle of a save or load, the devices'
                 memory was released, or they belong to several processes.
-            OSError: writing fails; the previous save stays.
+            OSError: writing fails, or another process has claimed the folder; the previous save stays.
         """
         start = time.perf_counter()
-        with self._alone():
+        with self._alone(), writing(Path(folder)):
             self._engine.check_memory("save_state()")
             if not self._prepared:
                 self._engine.runner.worker.blocks.prepare()
@@ -225,7 +226,7 @@ def settings_of(data: Mapping[str, Any]) -> dict[str, Any]:
 class PeriodicSaver:
     """Saves at an interval, if something has changed since the last save, until it is stopped.
 
-    A failed save is logged, and the next one tries again.
+    A failed save is logged, and the next one tries again; a disk that stays full is logged once.
 
     Args:
         save: saves the state.
@@ -252,14 +253,19 @@ class PeriodicSaver:
 
     def _run(self) -> None:
         saved: Any = None
+        failure = ""
         while not self._stopped.wait(self._seconds):
             moment = self._moment()
             if moment == saved:
                 continue
             try:
                 self.last = self._save()
-                saved = moment
+                saved, failure = moment, ""
             except EngineStopped:
                 return
+            except OSError as error:
+                if str(error) != failure:
+                    logger.error("the state could not be saved; the next save tries again: %s", error)
+                failure = str(error)
             except Exception:
                 logger.exception("the state could not be saved; the next save tries again")

@@ -28,17 +28,13 @@ PACKAGES = {
 CODE = ("jpaged", "pallas_kernels", "jpaged_models")
 
 
-def machine_facts(mesh: Mesh, family: type) -> dict[str, Any]:
-    """Return the facts of this installation and machine that compilation depends on, as plain data.
-
-    Args:
-        family: the model's class, which may come from another package.
-    """
+def machine_facts(mesh: Mesh) -> dict[str, Any]:
+    """Return the facts of this installation and machine that compilation depends on, besides code, as plain data."""
     return {
         **device_facts(mesh),
         **({GPU_SWITCH: gpu_choice()} if platform(mesh) == "gpu" else {}),
-        "versions": {name: _version(name) for name in PACKAGES.get(platform(mesh), PACKAGES["gpu"])},
-        "code": _code(sorted({*CODE, family.__module__.partition(".")[0]})),
+        "jpaged": _version("jpaged"),
+        **{f"versions.{name}": _version(name) for name in PACKAGES.get(platform(mesh), PACKAGES["gpu"])},
         "processor": _processor() if platform(mesh) == "cpu" else None,
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
         "LIBTPU_INIT_ARGS": os.environ.get("LIBTPU_INIT_ARGS", ""),
@@ -81,10 +77,14 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _code(packages: list[str]) -> str:
-    """Return a hash of the packages' Python files and their names."""
+def code_digest(family: type) -> str:
+    """Return a hash of the Python files, and their names, that compilation depends on.
+
+    Args:
+        family: the model's class, which may come from another package.
+    """
     found = hashlib.sha256()
-    for package in packages:
+    for package in sorted({*CODE, family.__module__.partition(".")[0]}):
         spec = find_spec(package)
         for folder in spec.submodule_search_locations or () if spec is not None else ():
             for file in sorted(Path(folder).rglob("*.py")):

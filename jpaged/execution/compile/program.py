@@ -222,9 +222,16 @@ class Program:
         if self._store is not None and self._store.collects:
             return None  # only what the compiler gives can be written
         known = recent_programs.find(name)
-        if known is None and self._store is not None and (known := self._store.find(stored, args)) is not None:
+        if known is None and self._store is not None and (known := self._found(self._store, stored, args)) is not None:
             recent_programs.keep(name, known)
         return known
+
+    def _found(self, store: ProgramStore, stored: str, args: tuple[Any, ...]) -> CompiledProgram | None:
+        try:
+            return store.find(stored, args)
+        except ValueError as error:  # `jpaged compile` may replace the folder while requests run, which must not end
+            logger.warning("%s: it is compiled instead", error)
+            return None
 
     def _end(self, key: Hashable, over: threading.Event, seconds: float) -> None:
         with self._lock:

@@ -24,11 +24,14 @@ from jax.experimental import serialize_executable
 from jax.sharding import Mesh, NamedSharding
 
 from jpaged.execution.compile.recent import CompiledProgram
-from pallas_kernels.custom_calls import register_again, registrations
+from jpaged.new_folder import new_folder
+from pallas_kernels.custom_calls import kept_loops, register_again, registrations
 
 MANIFEST = "programs.json"
 CALLS = "calls"
 """File of what made a CPU's custom calls known to XLA."""
+LOOPS = "loops"
+"""File of the code of these calls, so that a machine without it compiles none."""
 FORMAT = 2
 
 Facts = Mapping[str, Any]
@@ -63,9 +66,8 @@ class ProgramStore:
             ValueError: there are none, or they are of another engine; the message names what differs.
         """
         manifest = read_manifest(folder)
-        here = json.loads(json.dumps(facts))
-        for name in sorted({*here, *manifest["facts"]}):
-            check_fact(folder, name, manifest["facts"].get(name), here.get(name))
+        for name in sorted({*facts, *manifest["facts"]}):
+            check_fact(folder, name, manifest["facts"].get(name), facts.get(name))
         return cls(folder, mesh, facts, manifest["files"])
 
     def find(self, name: str, args: tuple[Any, ...]) -> CompiledProgram | None:
@@ -79,8 +81,11 @@ class ProgramStore:
         """
         if name not in self._files:
             return None
-        program, out_info = pickle.loads(self._read(name))
-        self.make_calls_known()
+        program, out_info = pickle.loads(_read(self.folder, self._files, name))
+        with self._lock:
+            if not self._calls_are_known:
+                _make_known(self.folder, self._files)
+            self._calls_are_known = True
         executable = serialize_executable.deserialize_and_load(
             program,
             jax.tree.structure((args, {})),
@@ -91,24 +96,6 @@ class ProgramStore:
         with self._lock:
             self.num_found += 1
         return CompiledProgram(executable, out_info)
-
-    def make_calls_known(self) -> None:
-        """Register the custom calls of a CPU's programs with XLA, which tracing did where they were compiled; the first
-        time."""
-        with self._lock:
-            if not self._calls_are_known and CALLS in self._files:
-                register_again(pickle.loads(self._read(CALLS)))
-            self._calls_are_known = True
-
-    def _read(self, name: str) -> bytes:
-        path = self.folder / name
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise ValueError(f"compiled_programs={str(self.folder)!r} lacks {name}: {error}") from error
-        if hashlib.sha256(data).hexdigest() != self._files[name]:
-            raise ValueError(f"compiled_programs={str(self.folder)!r} is damaged: {name} has another checksum")
-        return data
 
     def keep(self, name: str, program: CompiledProgram) -> None:
         """Take a program in; `write` writes it. It has to come from the compiler: XLA cannot serialise again what its
@@ -127,20 +114,13 @@ class ProgramStore:
             FileExistsError: the folder holds something else.
             OSError: the disk refuses.
         """
-        folder = free_folder(self.folder)
-        partial = folder.with_name(f".{folder.name}.{os.getpid()}")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        try:
+        with new_folder(free_folder(self.folder), put=_put) as folder:
             written = self._made | _calls()
             for name, data in written.items():
-                (partial / name).write_bytes(data)
+                (folder / name).write_bytes(data)
             files = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(written.items())}
             manifest = {"format": FORMAT, "facts": self._facts, "files": files}
-            (partial / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
-            _put(partial, folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
         return sum(map(len, self._made.values()))
 
 
@@ -149,7 +129,6 @@ def _put(new: Path, folder: Path) -> None:
     old = new.with_name(f"{new.name}.old")
     try:
         if folder.exists():
-            shutil.rmtree(old, ignore_errors=True)  # a process of this number was killed
             folder.rename(old)
         new.rename(folder)
     except BaseException:
@@ -160,13 +139,49 @@ def _put(new: Path, folder: Path) -> None:
 
 
 def _calls() -> dict[str, bytes]:
-    """Return the file that holds this process's registrations of custom calls, by name; empty if there are none."""
-    return {CALLS: pickle.dumps(made)} if (made := registrations()) else {}
+    """Return the files that hold this process's registrations of custom calls, by name; empty if there are none."""
+    if not (made := registrations()):
+        return {}
+    return {CALLS: pickle.dumps(made), LOOPS: pickle.dumps(kept_loops(made))}
+
+
+def make_calls_known(folder: Path) -> None:
+    """Register the custom calls of a folder's programs for a CPU with XLA, which tracing did where they were compiled.
+
+    Raises:
+        ValueError: the folder has no readable manifest, or a file is damaged or gone.
+    """
+    _make_known(folder, read_manifest(folder)["files"])
+
+
+def _make_known(folder: Path, files: Mapping[str, str]) -> None:
+    if CALLS in files:
+        loops = pickle.loads(_read(folder, files, LOOPS)) if LOOPS in files else {}
+        register_again(pickle.loads(_read(folder, files, CALLS)), loops)
+
+
+def _read(folder: Path, files: Mapping[str, str], name: str) -> bytes:
+    """Return the content of a file of a folder, checked.
+
+    Args:
+        files: checksums by name, of the manifest.
+    """
+    try:
+        data = (folder / name).read_bytes()
+    except OSError as error:
+        raise ValueError(f"compiled_programs={str(folder)!r} lacks {name}: {error}") from error
+    if hashlib.sha256(data).hexdigest() != files[name]:
+        raise ValueError(f"compiled_programs={str(folder)!r} is damaged: {name} has another checksum")
+    return data
 
 
 def check_fact(folder: Path, name: str, there: Any, needed: Any) -> None:
-    """Raise ValueError where a folder's programs were compiled for another value of a fact than an engine has."""
-    if there != needed:
+    """Raise ValueError where a folder's programs were compiled for another value of a fact than an engine has.
+
+    Args:
+        there: the value in the folder's manifest.
+    """
+    if there != (needed := json.loads(json.dumps(needed))):
         raise ValueError(
             f"compiled_programs={str(folder)!r} was compiled for {name}={there!r}, and this engine has {needed!r}: "
             "compile them again, by `jpaged compile` or, with a setting that it has no option for, "
@@ -252,12 +267,17 @@ def program_name(kind: str, key: Hashable, args: tuple[Any, ...], static: Mappin
 
 
 def _place(sharding: Any) -> str:
-    """Return how an array lies on its devices: the same for an array and its shape, here and on a compiler's target."""
+    """Return how an array lies on its devices: the same for an array and its shape, here and on a compiler's target.
+
+    An axis of one device cuts nothing: XLA's results leave it out of what the function was compiled with.
+    """
     if sharding is None:
         return "host"
     if not isinstance(sharding, NamedSharding):
         return repr(sharding)
-    axes = tuple(sharding.spec)
-    while axes and axes[-1] is None:
-        axes = axes[:-1]
-    return repr((tuple(sharding.mesh.shape.items()), axes))
+    sizes = sharding.mesh.shape
+    names = ([each] if isinstance(each, str) else each or () for each in sharding.spec)
+    cut = [[name for name in some if sizes[name] > 1] for some in names]
+    while cut and not cut[-1]:
+        cut.pop()
+    return repr((tuple(sizes.items()), cut))

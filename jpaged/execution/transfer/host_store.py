@@ -16,6 +16,7 @@ from jaxtyping import Array, Int, Shaped, UInt8
 from jpaged.execution.caches.base import Pool
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.compile.program import Program
+from jpaged.execution.compile.store import ProgramStore
 from jpaged.execution.mesh import sharding
 from jpaged.memory.copies import HostBlock, SwapCopy
 from jpaged.model_api import TENSOR_AXIS
@@ -39,6 +40,7 @@ class HostStore:
 
     Args:
         on_compile, on_compiled: called for every shape that is compiled, see `Program`.
+        store: where programs are loaded from, or collected for; None = neither.
     """
 
     def __init__(
@@ -47,6 +49,8 @@ class HostStore:
         mesh: Mesh,
         on_compile: Callable[[Hashable], None],
         on_compiled: Callable[[Hashable, float], None] = lambda shape, seconds: None,
+        *,
+        store: ProgramStore | None = None,
     ) -> None:
         self._spec = spec
         self._on_device = sharding(mesh, TENSOR_AXIS)
@@ -59,6 +63,8 @@ class HostStore:
                     make(spec, mesh, group),
                     lambda size: on_compile((name, group, size)),
                     lambda size, seconds: on_compiled((name, group, size), seconds),
+                    kind=f"{name} {group}",
+                    store=store,
                 )
 
             return [one(group) for group in range(len(spec.views))]

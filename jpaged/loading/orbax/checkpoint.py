@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -48,6 +47,7 @@ from jpaged.loading.tokenizer import as_transformers
 from jpaged.loading.weight_formats.stored_codes import widened
 from jpaged.loading.weight_formats.weight_format import NAMED_CODECS, StatePath, WeightFormat, WeightFormats, joined
 from jpaged.model_api import BuildContext, CausalLM, HostArray
+from jpaged.new_folder import new_folder
 from pallas_kernels.held_matrix import PermutedMatrix, is_held
 from pallas_kernels.quantised import QuantisedMatrix
 
@@ -90,13 +90,8 @@ def save_checkpoint(path: str | Path, loaded: LoadedModel) -> None:
     if jax.process_count() > 1:
         _write(path, loaded)
         return
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    shutil.rmtree(beside, ignore_errors=True)  # left by a killed process with the same id
-    try:
-        _write(beside, loaded)
-        beside.rename(path)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    with new_folder(path) as folder:
+        _write(folder, loaded)
 
 
 def _write(path: Path, loaded: LoadedModel) -> None:

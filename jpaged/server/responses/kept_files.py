@@ -87,6 +87,8 @@ class KeptFiles:
             os.replace(new, file)
         except OSError as error:
             logger.error("a response cannot be written and is lost at a restart: %s", error)
+            with contextlib.suppress(OSError):
+                new.unlink(missing_ok=True)  # a full disk needs the room
 
     def remove(self, key: str, response_id: str) -> None:
         """Remove a record and its events. A missing file is no error; a failure is logged."""

@@ -25,7 +25,7 @@ from jpaged.execution.sampling.prompt_scores import PromptScores, score_rows, sl
 from jpaged.execution.sampling.sample_step import StepOutput
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.execution.sampling.sampling_batch import all_plain, of_one_shape, sampling_arrays, top_size
-from jpaged.execution.shapes import Shapes, StepSettings, compiled_in_threads
+from jpaged.execution.shapes import SAMPLERS, Shapes, StepSettings, compiled_in_threads, sampler_name
 from jpaged.execution.step_dump import Recording, StepMemory, StepRecorder
 from jpaged.execution.transfer.disk import BlockThread
 from jpaged.execution.worker import Worker
@@ -333,6 +333,7 @@ class Runner:
                 larger, ranked = self._sampling(steps, rows, num_top)[0], top_size(num_top)
                 found = next((which for which in (top, ranked) if self.worker.model.has_sample(larger, which)), None)
                 if found is not None:
+                    self.worker.compilations.lacked(sampler_name(dict(SAMPLERS)[top], sizes[0]))
                     args, top = larger, found
                     break
         output = self.worker.draw(args, top)
@@ -353,7 +354,11 @@ class Runner:
         model = self.worker.model
         if not self.takes_larger or model.has_step(bucket):
             return bucket
-        return next((larger for larger in self.buckets.holding(bucket) if model.has_step(larger)), bucket)
+        for larger in self.buckets.holding(bucket):
+            if model.has_step(larger):
+                self.worker.compilations.lacked(bucket.name)
+                return larger
+        return bucket
 
     def _draft(self, batch: StepBatch, bucket: Bucket, args: SamplingArrays, top: int) -> list[int]:
         return self.worker.fetch(self.worker.draft(batch, bucket, args, top)).tolist()

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import Any, TypeVar
 
 import jax
@@ -156,20 +155,23 @@ class Shapes:
             yield from self._drafts()
 
     def first(self) -> list[Shape]:
-        """Return the shapes that are compiled before the first request.
+        """Return the shapes that are compiled before the first request: `smallest`, then `needed`."""
+        return [*self.smallest(), *self.needed()]
 
-        These are the smallest steps and sampler, in which a single greedy request runs at full speed, and those with
-        which every other step can run that has no images of a size that is not known and asks for no more than
-        `RANKED` likely tokens: the largest step in each of its forms, and the largest sampler.
-        """
-        buckets = self.buckets
-        small = [*buckets.decode[:1], *buckets.mixed[:1]]
-        large = buckets.all if self.settings.deterministic else buckets.largest
-        # The largest sampler takes longest to compile: the largest steps are traced meanwhile.
-        largest = self._draws(buckets.sample_rows[-1:], self._samplers[-1:])
-        smallest = self._draws(buckets.sample_rows[:1], self._samplers[:1])
-        steps = map(self.step, small), largest, smallest, map(self.step, large), self._encoders()
-        return list({shape.name: shape for shape in (*self._loads(), *chain(*steps))}.values())
+    def smallest(self) -> list[Shape]:
+        """Return the smallest steps and sampler, in which a single greedy request is not padded. Those of `needed`,
+        which hold theirs too, are left out."""
+        needed = {shape.name for shape in self.needed()}
+        steps = map(self.step, (*self.buckets.decode[:1], *self.buckets.mixed[:1]))
+        draws = self._draws(self.buckets.sample_rows[:1], self._samplers[:1])
+        return [shape for shape in (*steps, *draws) if shape.name not in needed]
+
+    def needed(self) -> list[Shape]:
+        """Return the shapes with which every step can run that has no images of a size that is not known and asks for
+        no more than `RANKED` likely tokens: the largest step in each of its forms, and the largest sampler."""
+        steps = self.buckets.all if self.settings.deterministic else self.buckets.largest
+        largest = self._draws(self.buckets.sample_rows[-1:], self._samplers[-1:])
+        return [*self._loads(), *map(self.step, steps), *self._encoders(), *largest]
 
     def later(self) -> list[Shape]:
         """Return all other shapes: those that no other can replace, then the rest from few tokens on."""

@@ -82,7 +82,12 @@ def keep(module: str, key: str, names: Names, code: bytes) -> None:
                     os.unlink(file.name)
                 raise
     except OSError as error:
-        logger.warning("compiled loops cannot be kept: %s; %s chooses a folder", error, VARIABLE)
+        _warn_once(path.parent.parent, error.strerror or str(error))  # once, though there are a dozen loops
+
+
+@cache
+def _warn_once(folder: Path, reason: str) -> None:
+    logger.warning("compiled loops cannot be kept in %s: %s; %s chooses a folder", folder, reason, VARIABLE)
 
 
 def load(names: Names, code: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from jpaged.loading.remote_file import RemoteFile, is_url
 from jpaged.loading.remote_folder import Remote, is_gguf, open_remote
 from jpaged.short_values import shown
 from jpaged.validation import did_you_mean
+
+progress = logging.getLogger("jpaged.progress")
 
 CHECKPOINT_MARKER = "jpaged.json"
 """The file that distinguishes a checkpoint saved by jpaged from a Hugging Face folder."""
@@ -99,6 +102,20 @@ def resolve_source(name: str | Path, *, revision: str | None = None, download_di
     return Source(str(name), _folder_kind(folder), folder)
 
 
+def check_local(name: str | Path) -> None:
+    """Check a name that can only be that of a file or folder of this machine, without a download or jax; others pass.
+
+    Raises:
+        ValueError: there is no such file or folder, or it holds no model.
+    """
+    check_name(name)
+    path = Path(name).expanduser()
+    if is_url(name) or str(name) == demo_model.ALIAS:
+        return
+    if path.exists() or path.is_absolute() or str(name).startswith((".", "~")) or path.suffix == ".gguf":
+        resolve_source(name)
+
+
 def _folder_kind(folder: Path) -> Literal["safetensors", "orbax"]:
     if (folder / CHECKPOINT_MARKER).exists():
         return "orbax"
@@ -127,6 +144,8 @@ def from_hub(
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    progress.info("looking for %s in the Hugging Face hub's cache, and downloading what is not there", repo_id)
 
     asked: dict[str, Any] = {"revision": revision, "cache_dir": download_dir, "ignore_patterns": ignore}
     chosen = {name: value for name, value in asked.items() if value is not None}

@@ -179,19 +179,6 @@ def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
     )
 
 
-def check_address(settings: ServerSettings) -> None:
-    """Check that the server can listen on its address, before a model is loaded.
-
-    Raises:
-        OSError: the address is in use, or does not belong to this machine.
-    """
-    family, _, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
-    try:
-        socket.create_server(address[:2], family=family).close()
-    except OSError as error:
-        raise OSError(f"--host {settings.host} --port {settings.port} cannot be listened on: {error}") from error
-
-
 def run_server(engine: AsyncLLM, settings: ServerSettings, on_ready: Callable[[str], None] | None = None) -> int:
     """Serve until a signal ends the server; then shut the engine down.
 

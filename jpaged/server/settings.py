@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -116,3 +117,16 @@ class ServerSettings:
     def names(self) -> tuple[str, ...]:
         """Return all names of the model."""
         return (self.model, *self.aliases)
+
+
+def check_address(settings: ServerSettings) -> None:
+    """Check that the server can listen on its address, before a model is loaded.
+
+    Raises:
+        OSError: the address is in use, or does not belong to this machine.
+    """
+    family, _, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+    try:
+        socket.create_server(address[:2], family=family).close()
+    except OSError as error:
+        raise OSError(f"--host {settings.host} --port {settings.port} cannot be listened on: {error}") from error

@@ -61,8 +61,10 @@ def quantize(
     plain, and matrices whose inputs are no multiple of the group size. The folder has config and tokenizer.
     """
     from jpaged.loading.source import check_local
+    from jpaged.loading.written_forms import check_form
 
     with bad_parameters():
+        check_form(method, bits, group_size)
         _check_new("--out", out)
         check_local(model)
     with waiting(f"quantising {model}: importing JAX"), bad_parameters():

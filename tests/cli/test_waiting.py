@@ -35,7 +35,13 @@ REFUSED = {
     ],
     "chat": [NO_MODEL, ["--temperature", "-1"], ["--memory-utilization", "2"], ["--max-model-len", "0"]],
     "convert": [["./no-such-model", "new"], ["smollm2-135m", "."], ["smollm2-135m", "new", "--quantization", "int5"]],
-    "quantize": [["./no-such-model", "--out", "new"], ["smollm2-135m", "--out", "."]],
+    "quantize": [
+        ["./no-such-model", "--out", "new"],
+        ["smollm2-135m", "--out", "."],
+        ["smollm2-135m", "--out", "new", "--format", "awkward"],
+        ["smollm2-135m", "--out", "new", "--bits", "5"],
+        ["smollm2-135m", "--out", "new", "--group-size", "48"],
+    ],
     "serve": [
         ["./no-such-model"],
         ["smollm2-135m", "--port", "BUSY"],

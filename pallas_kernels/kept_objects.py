@@ -39,7 +39,6 @@ _WAIT_SECONDS = 120.0
 
 logger = logging.getLogger(__name__)
 _loading = threading.Lock()
-_complained = threading.Event()
 _engines: list[Any] = []
 """Engines that own the memory of loaded code; they are kept, as XLA calls the code until the process ends."""
 
@@ -96,10 +95,12 @@ def keep(module: str, key: str, names: Names, code: bytes) -> None:
                     os.unlink(file.name)
                 raise
     except OSError as error:
-        if _complained.is_set():  # there are a dozen loops, and one cause
-            return
-        _complained.set()
-        logger.warning("compiled loops cannot be kept: %s; %s chooses a folder", error, VARIABLE)
+        _warn_once(path.parent.parent, error.strerror or str(error))  # once, though there are a dozen loops
+
+
+@cache
+def _warn_once(folder: Path, reason: str) -> None:
+    logger.warning("compiled loops cannot be kept in %s: %s; %s chooses a folder", folder, reason, VARIABLE)
 
 
 def load(names: Names, code: bytes) -> None:

@@ -40,7 +40,7 @@ flock 9
 stamp=$dir/installed.txt
 wanted=$(printf '%s\n' "${packages[@]}")
 [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && exit
-echo "installing the $target compiler into $dir"
+echo "installing the $target compiler into $dir: about a gigabyte, once, for some minutes"
 "$python" -m venv "$dir"
-pip_install "$dir/bin/python" "${packages[@]}"
+say_while "installing the $target compiler" pip_install "$dir/bin/python" "${packages[@]}"
 echo "$wanted" >"$stamp"

@@ -6,7 +6,8 @@ import time
 
 from rich.console import Console
 
-from jpaged import LLM, SamplingParams
+from jpaged import SamplingParams
+from jpaged.cli.waiting import waiting
 
 QUESTIONS = [
     "What is the capital of France, and which river runs through it?",
@@ -33,7 +34,10 @@ QUESTIONS = [
 def main() -> None:
     console = Console(highlight=False)
     start = time.perf_counter()
-    llm = LLM("smollm2-135m", dtype="float32", max_model_len=1024, max_num_seqs=32)
+    with waiting("loading smollm2-135m: importing JAX"):
+        from jpaged import LLM
+
+        llm = LLM("smollm2-135m", dtype="float32", max_model_len=1024, max_num_seqs=32)
     console.print(f"engine ready in {time.perf_counter() - start:.1f} s; generating for {len(QUESTIONS)} prompts")
 
     chats = [[{"role": "user", "content": question}] for question in QUESTIONS]

@@ -8,5 +8,4 @@ source scripts/venv.sh
 
 make_venv
 install_jpaged cpu
-"$venv" -c 'from jpaged.loading.demo_model import fetch_demo_model; fetch_demo_model()'
 exec "$venv" scripts/demo.py

@@ -22,5 +22,6 @@ extras=test
 install_jpaged "${EXTRAS:-$extras}"
 make_aot_envs
 unset PYTHONDONTWRITEBYTECODE # a module is compiled once, not in each of the hundred processes that tests start
+echo "starting pytest: it imports jax, torch and transformers and collects the tests, for a minute or more"
 # A file stays with one worker, whose fixtures are made once; tests/conftest.py says in which order files are handed out.
 exec "$venv" -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"

@@ -16,7 +16,26 @@ make_venv() {
         return 1
     fi
     echo "making .venv with $("$python" -V 2>&1)"
-    "$python" -m venv .venv
+    say_while "making .venv" "$python" -m venv .venv
+}
+
+# say_while WHAT COMMAND...: run a command, and say every SAY_EVERY (10) seconds that it goes on.
+say_while() {
+    local what=$1 ticker status=0
+    shift
+    (
+        seconds=0 every=${SAY_EVERY:-10}
+        trap 'kill $! 2>/dev/null; exit' TERM # leaves no sleep that holds the output open
+        while sleep "$every" & wait $! && kill -0 $$ 2>/dev/null; do
+            seconds=$((seconds + every))
+            echo "still $what, $seconds s so far" >&2
+        done
+    ) &
+    ticker=$!
+    "$@" || status=$?
+    kill "$ticker" 2>/dev/null || true
+    wait "$ticker" 2>/dev/null || true
+    return "$status"
 }
 
 # pip_install PYTHON ARGUMENTS: what `pip install` does, by uv, which takes half a minute of a core where pip takes four; by
@@ -44,8 +63,8 @@ install_jpaged() {
     for extra in $(tr , ' ' <<<"${1:-}"); do stamps+=(".venv/jpaged-installed-$extra"); done
     for stamp in "${stamps[@]}"; do cmp -s pyproject.toml "$stamp" || missing=yes; done
     [ -n "$missing" ] || return 0
-    echo "installing jpaged${1:+ with $1} and JAX for CPU into .venv"
-    pip_install "$venv" -e ".${1:+[$1]}"
+    echo "installing jpaged${1:+ with $1} and JAX for CPU into .venv: once, for some minutes"
+    say_while "installing into .venv" pip_install "$venv" -e ".${1:+[$1]}"
     for stamp in "${stamps[@]}"; do cp pyproject.toml "$stamp"; done
 }
 
@@ -58,5 +77,5 @@ make_aot_envs() {
             echo "the $target compiler could not be installed in $JPAGED_AOT_ENVS/$target: its tests will be skipped" >&2 &
         made+=($!)
     done
-    wait "${made[@]}"
+    say_while "installing compilers (2 GB, once)" wait "${made[@]}"
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jpaged.bench.prompts import Lengths, real_prompts
+from jpaged.bench.prompts import QUICK, Lengths, real_prompts
 from jpaged.llm import LLM
 from jpaged.planning.machine import gemm_flops, read_bandwidth
 from jpaged.sampling_params import SamplingParams
@@ -105,8 +105,6 @@ def run(llm: LLM, lengths: Lengths, *, single: int = 128, seconds: float = 2.0) 
     )
 
 
-QUICK = Lengths(num_prompts=8, mean_input=60, mean_output=24, sigma=0.0)
-"""Work of a quick run. All prompts are read in one step and end in one, so that few programs are compiled."""
 QUICK_SINGLE = 16
 """Output tokens of a quick run's one sequence."""
 

@@ -10,6 +10,7 @@ from jpaged.cli.bench_serve import serve
 from jpaged.cli.engine_options import EngineOptions, with_engine_options
 from jpaged.cli.examples import examples
 from jpaged.cli.options import Command, Group, Model, UserError
+from jpaged.cli.waiting import waiting
 
 _MOVED = ("eviction", "memory", "memory-real", "serving", "serving-sim", "sharing", "speculative")
 
@@ -55,15 +56,21 @@ def throughput(
 
     Both against this machine's own matrix products and memory.
     """
-    from jpaged.bench.prompts import Lengths
-    from jpaged.bench.throughput import QUICK, run, run_quickly
+    from jpaged.bench.prompts import QUICK, Lengths
 
     if quick:
         small: dict[str, Any] = {} if engine.settings()["max_num_seqs"] else {"max_num_seqs": QUICK.num_prompts}
         llm = engine.build(model, **small)
+        from jpaged.bench.throughput import run, run_quickly
+
         with llm.control.compilation_notes():
             typer.echo(str(run_quickly(llm)))
         return
     llm = engine.build(model)
-    llm.warmup()
-    typer.echo(str(run(llm, Lengths(num_prompts, mean_input, mean_output, sigma, seed))))
+    from jpaged.bench.throughput import run
+
+    with waiting("compiling all programs"):
+        llm.warmup()
+    with waiting("measuring"):
+        measured = run(llm, Lengths(num_prompts, mean_input, mean_output, sigma, seed))
+    typer.echo(str(measured))

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from jpaged.cli.options import bad_parameters, check_place
+from jpaged.cli.waiting import waiting
 
 
 def serve(
@@ -106,7 +107,8 @@ def serve(
         target = Target(url, model, endpoint, api_key, extra)  # type: ignore[arg-type]
         seconds = [None if limit is None else limit / 1e3 for limit in (limit_ttft, limit_token, limit_latency)]
         limits = report.Limits(*seconds)
-        reports = _run(target, asks, plan, limits)
+        with waiting(f"measuring {url}"):
+            reports = _run(target, asks, plan, limits)
     console = Console()
     title = f"{url}, {arrivals} arrivals, {len(asks)} requests a rate; latencies p50 / p90 / p99"
     console.print(report.table(reports, title))
@@ -151,12 +153,13 @@ def _asks(
 
 def _run(target: Any, asks: list[Any], plan: Any, limits: Any) -> Any:
     """Run the benchmark under a progress bar with a line for each rate."""
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from jpaged.bench import serve as serving
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns) as progress:
+    with Progress(*columns, console=Console(stderr=True)) as progress:
         bars: dict[float, Any] = {}
 
         def tell(rate: float, ended: int, errors: int) -> None:

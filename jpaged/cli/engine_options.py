@@ -11,8 +11,10 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from jpaged.cli.options import bad_parameters
+from jpaged.cli.waiting import waiting
 from jpaged.config import EngineConfig
 from jpaged.setting import Commands, Flag, Setting, settings_of
+from jpaged.vllm_compat import engine_settings
 
 
 class EngineOptions:
@@ -32,17 +34,29 @@ class EngineOptions:
             given["enable_lora"] = True  # on the command line, modules ask for it
         return given
 
-    def build(self, model: str, *, reads_text: bool = False, **more: Any) -> Any:
-        """Build the engine; a refusal becomes an error of the command line.
+    def check(self, model: str, **more: Any) -> None:
+        """Check all that needs no jax, whose import takes seconds: the settings, alone and together, and that a model
+        named by its path is there. A refusal becomes an error of the command line."""
+        from jpaged.loading.source import check_local
+
+        with bad_parameters():
+            EngineConfig(model=model, **engine_settings(self.settings() | more, EngineConfig, model))
+            check_local(model)
+
+    def build(self, model: str, *, reads_text: bool = False, logs: bool = False, **more: Any) -> Any:
+        """Check the settings, then build the engine and say meanwhile what it waits for; a refusal becomes an error of
+        the command line.
 
         Args:
             reads_text: whether the command needs the model's tokenizer; a folder without one is refused before it is
                 loaded.
+            logs: see `waiting`.
         """
-        from jpaged.llm import LLM
-        from jpaged.loading import check_tokenizer
+        self.check(model, **more)
+        with waiting(f"loading {model}: importing JAX", logs=logs), bad_parameters():
+            from jpaged.llm import LLM
+            from jpaged.loading import check_tokenizer
 
-        with bad_parameters():
             if reads_text:
                 check_tokenizer(model)
             return LLM(model, **self.settings() | more)

@@ -8,6 +8,7 @@ import typer
 
 from jpaged.cli.engine_options import EngineOptions, with_engine_options
 from jpaged.cli.options import Model
+from jpaged.cli.waiting import waiting
 
 
 @with_engine_options("batch")
@@ -22,6 +23,7 @@ def evaluate(ctx: typer.Context, model: Model = "smollm2-135m", *, engine: Engin
     if not any(one.split("=")[0] in ("--tasks", "-t") for one in ctx.args):
         raise typer.BadParameter("give --tasks, such as --tasks arc_easy; `lm_eval ls tasks` lists them")
     llm = engine.build(model, reads_text=True)
-    from jpaged.integrations.lm_eval import evaluate as run
+    with waiting("importing lm_eval"):
+        from jpaged.integrations.lm_eval import evaluate as run
 
     run(llm, ctx.args)

@@ -8,7 +8,8 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -55,6 +56,29 @@ def main(
     """Serve large language models from JAX with paged KV memory."""
     _given.clear()
     warnings.formatwarning = _one_line
+    warnings.showwarning = OncePerCause(warnings.showwarning)
+
+
+class OncePerCause:
+    """Shows a warning of a library once: JAX, for one, gives the same one for each program that a disk has no room for.
+
+    Those of jpaged are all shown, as each names what it is about.
+    """
+
+    def __init__(self, show: Callable[..., None]) -> None:
+        self._show = show
+        self._seen: set[tuple[type[Warning], str, int]] = set()
+
+    def __call__(
+        self, message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: Any, **options: Any
+    ) -> None:
+        place = category, filename, lineno
+        if Path(filename).is_relative_to(_PACKAGE) or place not in self._seen:
+            self._seen.add(place)
+            self._show(message, category, filename, lineno, *more, **options)
+
+
+_PACKAGE = Path(__file__).parent.parent
 
 
 def _one_line(

@@ -9,6 +9,8 @@ import typer
 
 from jpaged.cli.engine_options import EngineOptions, with_engine_options
 from jpaged.cli.options import bad_parameters
+from jpaged.cli.waiting import waiting
+from jpaged.config import EngineConfig
 
 SETTINGS = (
     "dtype",
@@ -53,17 +55,28 @@ def plan(
 
     Exits with 1 if the model does not fit, and with 3 if the compiler failed.
     """
-    from jpaged.planning import DEVICES, published_shapes
-    from jpaged.planning import plan as make_plan
+    from jpaged.loading.source import check_local
+    from jpaged.planning import DEVICES, find_device
 
     if list_names:
+        from jpaged.planning import published_shapes
+
         typer.echo(f"shapes (--model): {', '.join(published_shapes())}")
         typer.echo(f"devices (--device): {', '.join(DEVICES)}")
         return
     if model is None or device is None:
         raise typer.BadParameter(f"{'--model' if model is None else '--device'} is needed; --list names the known ones")
+    with bad_parameters():
+        find_device(device)
+        EngineConfig(model=model, max_model_len=context, max_num_seqs=concurrency, **engine.settings())
+        if compiler_env is not None and not compiler_env.is_dir():
+            raise ValueError(f"compiler_env={str(compiler_env)!r} is no folder")
+        if not model.endswith(".json"):  # a config.json is described without its weights
+            check_local(model)
     try:
-        with bad_parameters():
+        with waiting(f"planning {model} for {device}: importing JAX"), bad_parameters():
+            from jpaged.planning import plan as make_plan
+
             made = make_plan(
                 model,
                 device,

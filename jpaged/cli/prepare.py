@@ -11,6 +11,8 @@ import typer
 
 from jpaged.cli.engine_options import EngineOptions, with_engine_options
 from jpaged.cli.options import bad_parameters
+from jpaged.cli.waiting import waiting
+from jpaged.config import EngineConfig
 
 
 @with_engine_options(("dtype", "quantization"))
@@ -24,11 +26,27 @@ def convert(
 
     The result is an Orbax folder with config and tokenizer, and weights in the form that the engine holds.
     """
-    from jpaged.loading import convert_checkpoint
+    from jpaged.loading.source import check_local
 
     with bad_parameters():
+        EngineConfig(model=source, **engine.settings())
+        _check_new("TARGET", target)
+        check_local(source)
+    with waiting(f"converting {source}: importing JAX"), bad_parameters():
+        from jpaged.loading import convert_checkpoint
+
         convert_checkpoint(source, target, **engine.settings())
     typer.echo(f"wrote {target}")
+
+
+def _check_new(name: str, folder: Path) -> None:
+    """Check that an output folder does not exist yet, before seconds of imports.
+
+    Raises:
+        FileExistsError: it exists.
+    """
+    if folder.exists():
+        raise FileExistsError(f"{name} {folder} exists: give a new folder")
 
 
 def quantize(
@@ -43,9 +61,16 @@ def quantize(
     Each scale makes the squared error of its group least; no texts are used for calibration. Head and embeddings stay
     plain, and matrices whose inputs are no multiple of the group size. The folder has config and tokenizer.
     """
-    from jpaged.loading.quantised_folder import quantise_folder
+    from jpaged.loading.source import check_local
+    from jpaged.loading.written_forms import check_form
 
     with bad_parameters():
+        check_form(method, bits, group_size)
+        _check_new("--out", out)
+        check_local(model)
+    with waiting(f"quantising {model}: importing JAX"), bad_parameters():
+        from jpaged.loading.quantised_folder import quantise_folder
+
         written = quantise_folder(
             model, out, method=method, bits=bits, group_size=group_size, warn=partial(typer.echo, err=True)
         )
@@ -81,14 +106,24 @@ def compile_model(
     which loading checks. With --device the versions are those of the compiler's environment, and
     --tensor-parallel-size on the other machine must be the number of devices. Exits with 3 if the compiler failed.
     """
-    from jpaged import LLM
-
+    settings = engine.settings()
+    engine.check(model)
     with bad_parameters():
-        settings = engine.settings()
-        start = time.monotonic()
         if device is None and compiler_env is not None:
             raise ValueError(f"compiler_env={str(compiler_env)!r} needs --device")
+        if settings.get("enforce_eager"):
+            raise ValueError("enforce_eager=True compiles nothing ahead: there is nothing to write")
+        if device is not None:
+            from jpaged.planning import find_device
+
+            find_device(device)
+        if out.exists() and not out.is_dir():
+            raise ValueError(f"--out {out} is a file: give a folder")
+    start = time.monotonic()
+    with waiting(f"compiling the programs of {model}: importing JAX"), bad_parameters():
         if device is None:
+            from jpaged import LLM
+
             number, size = LLM.compile_programs(model, out, **settings)
         else:
             number, size = _for_device(model, device, out, compiler_env, settings)

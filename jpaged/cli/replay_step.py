@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from jpaged.cli.options import bad_parameters
+from jpaged.cli.waiting import waiting
 
 
 def replay_step(
@@ -21,6 +22,9 @@ def replay_step(
     Exits with 1 where a token differs.
     """
     with bad_parameters():
+        if not file.is_file():
+            raise ValueError(f"file={str(file)!r} does not exist or is no file; JPAGED_DUMP_STEPS writes such files")
+    with waiting(f"replaying {file}: importing JAX"), bad_parameters():
         from jpaged.engine.step_dump import replay_step as run
 
         found = run(file, model, top=top)

@@ -38,6 +38,7 @@ def run_batch(
     this run or an earlier one, and with 75 if the engine failed and some requests have no answer: repeat the command.
     """
     check_serve_extra()
+    engine.check(model)
     import asyncio
 
     from jpaged.claims import claim_file

@@ -13,6 +13,7 @@ import typer
 
 from jpaged.cli.engine_options import EngineOptions, with_engine_options
 from jpaged.cli.options import bad_parameters, check_otel_extra, check_serve_extra
+from jpaged.cli.waiting import PROGRESS, waiting
 
 
 @with_engine_options("serve")
@@ -103,18 +104,21 @@ def serve(
     check_serve_extra()
     if otlp_traces_endpoint is not None:
         check_otel_extra()
-    from jpaged.loading.demo_model import ALIAS
-    from jpaged.server.access import Key, read_keys
-    from jpaged.server.heaps import limit_heaps
-    from jpaged.server.kept_state import claim_state
     from jpaged.server.logs import configure_logs
-    from jpaged.server.process import check_address, run_server
-    from jpaged.server.settings import ServerSettings
 
+    engine.check(model, background_compilation=warmup is None)
     with bad_parameters():
         if save_every is not None and state_dir is None:
             raise ValueError(f"--save-every {save_every:g} needs --state-dir, the folder to save to")
         configure_logs(log_level, prompts=log_prompts, log_format=log_format)
+    PROGRESS.info("loading the server, for %s", model)
+
+    from jpaged.loading.demo_model import ALIAS
+    from jpaged.server.access import Key, read_keys
+    from jpaged.server.heaps import limit_heaps
+    from jpaged.server.settings import ServerSettings, check_address, claim_state
+
+    with bad_parameters():
         names = served_model_name or [model]
         if tool_parser is None and model == ALIAS:
             tool_parser = "hermes"  # so that tools, which newcomers try first, need no flag
@@ -151,10 +155,14 @@ def serve(
         claim = None if state_dir is None else claim_state(state_dir)  # before anything is loaded or written
     with nullcontext() if claim is None else claim:
         limit_heaps()
-        llm = engine.build(model, background_compilation=warmup is None, chat_template=template)
+        llm = engine.build(model, logs=True, background_compilation=warmup is None, chat_template=template)
         _warn_of_template(llm, tool_parser)
         if warmup:
-            llm.warmup()
+            with waiting("compiling all programs before the first request", logs=True):
+                llm.warmup()
+
+        from jpaged.server.process import run_server
+
         raise typer.Exit(_run(llm, settings, partial(run_server, claim=claim)))
 
 

@@ -45,6 +45,7 @@ from jpaged.text.output_processor import OutputProcessor
 from pallas_kernels.cpu_cores import limit_threads
 
 logger = logging.getLogger("jpaged")
+progress = logging.getLogger("jpaged.progress")
 
 DEFAULT_SWAP_LIMIT = 4 << 30
 """Most bytes of host memory for swapped blocks where the settings give no size."""
@@ -141,6 +142,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
     no_images = why_no_images(config, loaded.model, part is not None)
     if config.speculative is not None:
         check_speculation(config.speculative, part is not None)
+    progress.info("building the engine: its pool and its steps")
     drafting = draft_source(config, loaded)
     vocab_size, max_model_len = loaded.model.vocab_size, resolve_max_model_len(config.max_model_len, loaded.config)
     spec = plan_memory(

@@ -23,6 +23,10 @@ NOTE_SECONDS = 0.2
 """Least seconds between two changes of a bar's note, which cost more than a step of a small model."""
 
 
+LINE_SECONDS = 10.0
+"""Seconds between two lines about a program that is still being compiled, where there is no terminal."""
+
+
 class _Doing(ProgressColumn):
     """Shows the engine's current activity."""
 
@@ -99,7 +103,7 @@ class _Notes:
     """Writes on standard error which program is being compiled. Safe in threads.
 
     A terminal shows one line, which is rewritten every second and erased at the end: text before it stays. Elsewhere
-    each program is one line.
+    each program is one line, and another one every `LINE_SECONDS` that it takes.
     """
 
     def __init__(self, activity: Callable[[], str]) -> None:
@@ -125,9 +129,8 @@ class _Notes:
         sys.stderr.flush()
 
     def start(self) -> None:
-        """Rewrite a terminal's line every second until `stop`."""
-        if sys.stderr.isatty():
-            self._ticking.start()
+        """Rewrite a terminal's line every second until `stop`, or repeat it elsewhere."""
+        self._ticking.start()
 
     def stop(self) -> None:
         """Erase the line, and rewrite it no more."""
@@ -137,7 +140,7 @@ class _Notes:
                 self._say("")
 
     def _tick(self) -> None:
-        while not self._ended.wait(1.0):
+        while not self._ended.wait(1.0 if sys.stderr.isatty() else LINE_SECONDS):
             with self._lock:
                 if self._shown and not self._ended.is_set() and (activity := self._activity()):
                     self._say(activity)

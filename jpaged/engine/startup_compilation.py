@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+
+import jax
 
 from jpaged.engine.compilation import BackgroundCompiler
 from jpaged.engine.engine import Engine
+from jpaged.execution.compile.compiler_threads import CompilerThreads
+from jpaged.execution.programs import Compile
 from jpaged.execution.shapes import Shape, compiled_in_threads
 
 logger = logging.getLogger(__name__)
+progress = logging.getLogger("jpaged.progress")
 
 
 def compile_while_serving(engine: Engine) -> None:
-    """Compile the shapes with which every step can run, then start a thread that compiles the others.
+    """Compile the smallest shapes and those with which every step can run, then start a thread for the others.
 
-    Until its own shape is compiled, a step runs in the next larger compiled one.
+    Until its own shape is compiled, a step runs in the smallest compiled one that holds it.
     """
     runner, start = engine.runner, time.monotonic()
-    first, later = runner.shapes.first(), runner.shapes.later()
-    logger.info("compiling %d programs and their kernels before the first request", len(first))
-    for done, name in enumerate(compiled_in_threads(first), start=1):
-        logger.info("compiled %d of %d: %s, %.1f s so far", done, len(first), name, time.monotonic() - start)
+    first = [*map(_unless_it_fails, runner.shapes.smallest()), *runner.shapes.needed()]
+    later = runner.shapes.later()
+    progress.info("compiling %d programs and their kernels before the first request", len(first))
+    threads = CompilerThreads()
+    jax.block_until_ready(runner.worker.pool)  # no other work of XLA's may look like compiling
+    with threads.found():
+        for done, name in enumerate(compiled_in_threads(first), start=1):
+            logger.info("compiled %d of %d: %s, %.1f s so far", done, len(first), name, time.monotonic() - start)
     logger.info(
         "compiled %d shapes in %.1f s; the other %d are compiled while requests are served",
         len(first),
@@ -30,7 +41,33 @@ def compile_while_serving(engine: Engine) -> None:
         len(later),
     )
     runner.takes_larger = True
-    _compile_in_background(engine, later)
+    _compile_in_background(engine, later, threads.lowered)
+
+
+def _unless_it_fails(shape: Shape) -> Shape:
+    """Return a shape whose failure is logged, and no more: a larger one takes its place."""
+
+    def trace() -> Compile:
+        compile_it: list[Compile] = []
+        with _logging(shape):
+            compile_it.append(shape.trace())
+
+        def run() -> None:
+            with _logging(shape):
+                for each in compile_it:
+                    each()
+
+        return run
+
+    return replace(shape, trace=trace)
+
+
+@contextmanager
+def _logging(shape: Shape) -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        logger.exception("the %s cannot be compiled; steps take a larger one", shape.name)
 
 
 def compile_anew(engine: Engine) -> None:
@@ -43,11 +80,13 @@ def compile_anew(engine: Engine) -> None:
         return
     shapes = engine.runner.shapes
     engine.runner.worker.compilations.warm = False
-    _compile_in_background(engine, [*shapes.first(), *shapes.later()])
+    _compile_in_background(engine, [*shapes.first(), *shapes.later()], engine.background.lowered)
 
 
-def _compile_in_background(engine: Engine, shapes: Sequence[Shape]) -> None:
+def _compile_in_background(
+    engine: Engine, shapes: Sequence[Shape], lowered: Callable[[], AbstractContextManager[None]]
+) -> None:
     engine.background = BackgroundCompiler(
-        shapes, engine.runner.worker.compilations, lambda: any(replica.has_work for replica in engine.replicas)
+        shapes, engine.runner.worker.compilations, lambda: any(replica.has_work for replica in engine.replicas), lowered
     )
     engine.background.start()

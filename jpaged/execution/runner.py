@@ -24,7 +24,7 @@ from jpaged.execution.readouts.base import ForwardPass, InFlight, Readout
 from jpaged.execution.readouts.draws import Draws
 from jpaged.execution.readouts.prompt_scores import PromptScoring
 from jpaged.execution.sampling.sampler import SamplingArrays
-from jpaged.execution.shapes import Shapes, StepSettings, compiled_in_threads
+from jpaged.execution.shapes import SAMPLERS, Shapes, StepSettings, compiled_in_threads, sampler_name
 from jpaged.execution.step_dump import StepMemory, StepRecorder
 from jpaged.execution.transfer.disk import BlockThread
 from jpaged.execution.worker import Worker
@@ -146,6 +146,7 @@ class Runner:
                 settings.vocab_size,
                 deterministic=settings.deterministic,
                 is_ready=lambda args, top: not self.takes_larger or self.worker.model.has_sample(args, top),
+                lacks=self._lacks_draw,
             ),
         ]
         self._drafter = Drafter(
@@ -219,7 +220,17 @@ class Runner:
         model = self.worker.model
         if not self.takes_larger or model.has_step(bucket):
             return bucket
-        return next((larger for larger in self.buckets.holding(bucket) if model.has_step(larger)), bucket)
+        for larger in self.buckets.holding(bucket):
+            if model.has_step(larger):
+                self.worker.compilations.lacked(bucket.name)
+                return larger
+        return bucket
+
+    def _lacks_draw(self, rows: int, top: int) -> None:
+        """Note that a draw of so many rows is made by a larger sampler; one that ranks more tokens than those of
+        `SAMPLERS` is not compiled in the background."""
+        if top in (kinds := dict(SAMPLERS)):
+            self.worker.compilations.lacked(sampler_name(kinds[top], rows))
 
     def _memory_of(self, step: ScheduledStep) -> StepMemory:
         """Return what a recorder reads of the device before a step."""

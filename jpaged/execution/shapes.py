@@ -6,9 +6,6 @@ that this machine lacks.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,6 +21,7 @@ from jax.sharding import Mesh
 from jpaged.execution.batch import StepBatch, empty_batch, without_adapters
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool
 from jpaged.execution.compile.buckets import Bucket, Buckets
+from jpaged.execution.compile.compiler_threads import NICENESS, set_niceness
 from jpaged.execution.compile.program import Program
 from jpaged.execution.deterministic import BUCKET, empty_launch, image_bucket, padded_bucket
 from jpaged.execution.encode import calls, decodes_read_images, image_group, no_rows, numbers_together
@@ -89,6 +87,11 @@ SAMPLERS = ((0, "greedy"), (RANKED, "full"))
 """Variants of the sampler: how many of the most likely tokens each can give back, and its name."""
 
 
+def sampler_name(kind: str, rows: int) -> str:
+    """Return what people call a variant of the sampler for a number of rows."""
+    return f"{kind} sampler, {rows} rows"
+
+
 @dataclass(frozen=True)
 class Shape:
     """Holds a shape that steps may have.
@@ -96,10 +99,12 @@ class Shape:
     Attributes:
         name: what people call it; each shape of an engine has its own.
         trace: traces it; what that returns compiles it, in any thread.
+        size: its tokens or rows; 0 = it has none, and no larger shape takes its place.
     """
 
     name: str
     trace: Callable[[], Compile]
+    size: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +155,18 @@ class Shapes:
             yield from self._drafts()
 
     def first(self) -> list[Shape]:
+        """Return the shapes that are compiled before the first request: `smallest`, then `needed`."""
+        return [*self.smallest(), *self.needed()]
+
+    def smallest(self) -> list[Shape]:
+        """Return the smallest steps and sampler, in which a single greedy request is not padded. Those of `needed`,
+        which hold theirs too, are left out."""
+        needed = {shape.name for shape in self.needed()}
+        steps = map(self.step, (*self.buckets.decode[:1], *self.buckets.mixed[:1]))
+        draws = self._draws(self.buckets.sample_rows[:1], self._samplers[:1])
+        return [shape for shape in (*steps, *draws) if shape.name not in needed]
+
+    def needed(self) -> list[Shape]:
         """Return the shapes with which every step can run that has no images of a size that is not known and asks for
         no more than `RANKED` likely tokens: the largest step in each of its forms, and the largest sampler."""
         steps = self.buckets.all if self.settings.deterministic else self.buckets.largest
@@ -157,13 +174,9 @@ class Shapes:
         return [*self._loads(), *map(self.step, steps), *self._encoders(), *largest]
 
     def later(self) -> list[Shape]:
-        """Return all other shapes, those of few requests before the rest."""
+        """Return all other shapes: those that no other can replace, then the rest from few tokens on."""
         done = {shape.name for shape in self.first()}
-        steps = [self.buckets.decode[0], *self.buckets.mixed[:1], self.buckets.decode[-1]]
-        rows = [self.buckets.sample_rows[0], self.buckets.sample_rows[-1]]
-        soon = [*map(self.step, steps), *self._draws(rows, self._samplers[:1])]
-        by_name = {shape.name: shape for shape in (*soon, *self.all()) if shape.name not in done}
-        return list(by_name.values())
+        return sorted((shape for shape in self.all() if shape.name not in done), key=lambda shape: shape.size)
 
     def __len__(self) -> int:
         """Return how many shapes `all` yields."""
@@ -234,7 +247,7 @@ class Shapes:
                 with_abstract_matrices(batch, self.spec, self.mesh), self._last_tokens, bucket
             )
 
-        return Shape(bucket.name, trace)
+        return Shape(bucket.name, trace, bucket.tokens)
 
     def sampler(self, rows: int, top: int, kind: str) -> Shape:
         """Return the shape of a draw, to be traced after a step."""
@@ -242,7 +255,7 @@ class Shapes:
         def trace() -> Compile:
             return self.model.prepare_sample(self._rows(rows), self._last_tokens, top)
 
-        return Shape(f"{kind} sampler, {rows} rows", trace)
+        return Shape(sampler_name(kind, rows), trace, rows)
 
     def _copies(self) -> Iterator[Shape]:
         for size in self.copy_sizes:
@@ -277,13 +290,13 @@ class Shapes:
             return drafter.prepare_follow(batch, self._last_tokens, bucket, target)
 
         for bucket in self._draft_buckets:
-            yield Shape(f"drafting step, {bucket.tokens} tokens", partial(step, bucket))
+            yield Shape(f"drafting step, {bucket.tokens} tokens", partial(step, bucket), bucket.tokens)
         for bucket in self._read_buckets:
-            yield Shape(f"drafting head, {bucket.name}", partial(follow, bucket))
+            yield Shape(f"drafting head, {bucket.name}", partial(follow, bucket), bucket.tokens)
         for rows in self.buckets.sample_rows:
             for top, kind in SAMPLERS:
                 draw = partial(drafter.prepare_sample, self._rows(rows), self._last_tokens, top)
-                yield Shape(f"{kind} drafting sampler, {rows} rows", draw)
+                yield Shape(f"{kind} drafting sampler, {rows} rows", draw, rows)
 
     def empty_batch(self, bucket: Bucket) -> StepBatch:
         """Return a batch of padding only.
@@ -318,10 +331,6 @@ class Shapes:
         return stack(self.mesh, [of_one] * num_replicas(self.mesh))
 
 
-NICENESS = 10
-"""Niceness of a compilation in the background: next to busy threads it gets a tenth of the time of one of them."""
-
-
 def compiled_in_threads(shapes: Iterable[Shape]) -> Iterator[str]:
     """Compile shapes, one an iteration, and yield their names: they are traced here, and compiled in threads."""
     with ThreadPoolExecutor(2, thread_name_prefix="jpaged-warmup") as threads:
@@ -335,16 +344,14 @@ def compiled_in_threads(shapes: Iterable[Shape]) -> Iterator[str]:
 
 
 def compile_at_low_priority(compile_it: Compile) -> None:
-    """Compile traced programs in a thread of low priority (Linux), and wait for the end.
+    """Compile traced programs in a thread of low priority (Linux), and wait for the end; see also `CompilerThreads`.
 
     Tracing is not done there: it holds the interpreter, which a step would wait for all the longer.
     """
     errors: list[BaseException] = []
 
     def run() -> None:
-        if sys.platform == "linux":  # elsewhere it would be the niceness of the whole process
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        set_niceness(threading.get_native_id(), NICENESS)
         try:
             compile_it()
         except BaseException as error:

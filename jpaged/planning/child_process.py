@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from jpaged.loading.open_checkpoint import Described, describe_model
 from jpaged.planning.devices import Device
 from jpaged.planning.target_mesh import environment
 from jpaged.validation import did_you_mean
+
+progress = logging.getLogger("jpaged.progress")
 
 SHAPES = Path(__file__).parent / "shapes"
 """Configs of published models, for those that a hub gives only to who has signed in."""
@@ -128,6 +131,7 @@ class Question:
         }
         with tempfile.TemporaryDirectory() as folder:
             write_config(self.described.config, Path(folder))
+            progress.info("compiling for %s in a process of its own, which takes minutes", self.device.name)
             # -P: the script's folder is no place to import from.
             done = subprocess.run(
                 [python or sys.executable, "-P", Path(__file__).parent / "child.py"],

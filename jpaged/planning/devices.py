@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from jpaged.execution.device_memory import gpu_share
 from jpaged.validation import did_you_mean
 
 
@@ -62,6 +61,8 @@ class Chip:
     @property
     def share(self) -> float:
         """Return the share of the memory that a process may take."""
+        from jpaged.execution.device_memory import gpu_share  # imports jax
+
         return gpu_share() if self.kind == "cuda" else 1.0
 
     @property

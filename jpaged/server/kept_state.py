@@ -7,8 +7,9 @@ import logging
 from pathlib import Path
 
 from jpaged import AsyncLLM, StateRefused
-from jpaged.claims import FILES, Claim, InUse, claim_folder
+from jpaged.claims import FILES, Claim
 from jpaged.server.caller import AGAIN
+from jpaged.server.settings import claim_state
 
 logger = logging.getLogger(__name__)
 RESTORED_TIMEOUT = 600.0
@@ -150,18 +151,3 @@ class KeptState:
     async def _save(self, folder: Path) -> None:
         await self._engine.stop_saving()
         await self._engine.save_state(folder)
-
-
-def claim_state(folder: Path) -> Claim:
-    """Claim a folder for this server, best before a model is loaded, so that no other one overwrites its saves.
-
-    Raises:
-        StateRefused: another server uses it; the message names its process.
-        OSError: the folder cannot be written.
-    """
-    try:
-        return claim_folder(folder)
-    except InUse as error:
-        raise StateRefused(
-            f"state_dir={str(folder)!r} is used by {error.owner}: give each server a folder of its own"
-        ) from None

@@ -8,10 +8,11 @@ import sys
 import time
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jpaged import RequestOutput
-from jpaged.server.caller import Caller
+if TYPE_CHECKING:
+    from jpaged import RequestOutput
+    from jpaged.server.caller import Caller
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")

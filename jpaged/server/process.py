@@ -23,10 +23,10 @@ from jpaged import AsyncLLM, EngineStopped, StateRefused
 from jpaged.claims import Claim
 from jpaged.server.app import create_app
 from jpaged.server.connections import connections
-from jpaged.server.kept_state import KeptState, claim_state
+from jpaged.server.kept_state import KeptState
 from jpaged.server.responses.store import ResponseStore
 from jpaged.server.serving import Serving
-from jpaged.server.settings import ServerSettings
+from jpaged.server.settings import ServerSettings, claim_state
 from jpaged.server.tracing import Traces
 
 logger = logging.getLogger("jpaged.server")
@@ -186,19 +186,6 @@ def uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
     )
 
 
-def check_address(settings: ServerSettings) -> None:
-    """Check that the server can listen on its address, before a model is loaded.
-
-    Raises:
-        OSError: the address is in use, or does not belong to this machine.
-    """
-    family, _, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
-    try:
-        socket.create_server(address[:2], family=family).close()
-    except OSError as error:
-        raise OSError(f"--host {settings.host} --port {settings.port} cannot be listened on: {error}") from error
-
-
 def run_server(
     engine: AsyncLLM,
     settings: ServerSettings,
@@ -209,7 +196,7 @@ def run_server(
 
     Args:
         on_ready: called with the server's URL when it accepts requests.
-        claim: that of the folder of the state, see `kept_state.claim_state`; None: it is claimed here. It is held until
+        claim: that of the folder of the state, see `settings.claim_state`; None: it is claimed here. It is held until
             the last task has ended, since those of stored responses write to the folder.
 
     Returns:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jpaged.claims import Claim, InUse, claim_folder
+from jpaged.errors import StateRefused
 from jpaged.server.access import Key
 from jpaged.server.messages.thoughts import THOUGHT_FORMATS
 from jpaged.server.messages.tool_calls import tool_families
@@ -116,3 +119,31 @@ class ServerSettings:
     def names(self) -> tuple[str, ...]:
         """Return all names of the model."""
         return (self.model, *self.aliases)
+
+
+def check_address(settings: ServerSettings) -> None:
+    """Check that the server can listen on its address, before a model is loaded.
+
+    Raises:
+        OSError: the address is in use, or does not belong to this machine.
+    """
+    family, _, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+    try:
+        socket.create_server(address[:2], family=family).close()
+    except OSError as error:
+        raise OSError(f"--host {settings.host} --port {settings.port} cannot be listened on: {error}") from error
+
+
+def claim_state(folder: Path) -> Claim:
+    """Claim a folder for this server, best before a model is loaded, so that no other one overwrites its saves.
+
+    Raises:
+        StateRefused: another server uses it; the message names its process.
+        OSError: the folder cannot be written.
+    """
+    try:
+        return claim_folder(folder)
+    except InUse as error:
+        raise StateRefused(
+            f"state_dir={str(folder)!r} is used by {error.owner}: give each server a folder of its own"
+        ) from None

@@ -23,6 +23,7 @@ BENCHMARKS = Cases(
         "peers": "peers.peers",
         "formats": "formats.formats",
         "start": "start.start",
+        "first-minute": "start.first_minute",
         "embeddings": "embeddings.embeddings",
         "remote": "remote.remote",
         "loading-memory": "loading_memory.loading_memory",

@@ -1,4 +1,4 @@
-"""Measures how long jpaged takes to start: cold, with empty caches, and warm, with those of a start before."""
+"""Measures how long jpaged takes to start, cold and warm, and what a new server gives in its first minute."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,45 @@ def start(
             if found:
                 medians = {part: statistics.median(times[part] for times in found) for part in found[0]}
                 yield {"start": f"{name}, {kind}", "runs": len(found), **medians}
+
+
+def first_minute(
+    model: str = "smollm2-135m", seconds: float = 60.0, tokens: int = 40, patience: float = 1200.0
+) -> Iterator[dict[str, Any]]:
+    """Tokens a second of one stream in the first seconds of a server with empty caches, and after all shapes are
+    compiled, for as long.
+
+    One stream sends a request after another, of `tokens` tokens each. "share" is the rate over that of later, in the
+    same process; where others use the processors too, compare shares only.
+    """
+    with tempfile.TemporaryDirectory() as caches, serving(fetched(model), caches, patience) as (server, url):
+        began = time.perf_counter()
+        until(url + "/health", server, began, patience)
+        opened = time.perf_counter()
+        found = {"first": one_stream(url, opened + seconds, tokens, patience)}
+        left = metric(url, "jpaged:shapes_to_compile")
+        while metric(url, "jpaged:shapes_to_compile"):
+            if time.perf_counter() - opened > patience:
+                raise RuntimeError(f"shapes were left to compile after --patience {patience:g} seconds")
+            time.sleep(1.0)
+        compiled = time.perf_counter() - opened
+        found["later"] = one_stream(url, time.perf_counter() + seconds, tokens, patience)
+        yield {
+            "health s": opened - began,
+            **{f"{name}, tokens/s": rate for name, rate in found.items()},
+            "share": found["first"] / found["later"],
+            "shapes left": left,
+            "all compiled s": compiled,
+        }
+
+
+def one_stream(url: str, end: float, tokens: int, patience: float) -> float:
+    """Return the output tokens a second of requests that follow each other until the time `end`, one at least."""
+    began, number = time.perf_counter(), 0
+    while not number or time.perf_counter() < end:
+        complete(url, tokens, patience)
+        number += 1
+    return number * tokens / (time.perf_counter() - began)
 
 
 def fetched(model: str) -> str:
@@ -89,25 +128,36 @@ def generate(model: str, caches: str, patience: float) -> Times:
 
 def serve(model: str, caches: str, patience: float) -> Times:
     """Time ``jpaged serve`` until it answers."""
-    port, before = free_port(), used()
-    url = f"http://127.0.0.1:{port}"
-    start = time.perf_counter()
+    before, start = used(), time.perf_counter()
+    with serving(model, caches, patience) as (server, url):
+        until(url + "/health", server, start, patience)
+        health = time.perf_counter() - start
+        complete(url, 1, patience)
+        answer = time.perf_counter() - start
+        compiled = metric(url, "jpaged:compiled_shapes_total")
+    return {"health": health, "answer": answer, "shapes by then": compiled, "processor to the end": used() - before}
+
+
+@contextmanager
+def serving(model: str, caches: str, patience: float) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Run ``jpaged serve`` with the caches in a folder; yield the process and its URL, which may not answer yet."""
+    port = free_port()
     command = [*COMMAND, "serve", model, "--served-model-name", "m", "--port", str(port), "--log-level", "warning"]
     with subprocess.Popen(command, env=environment(caches), stdout=subprocess.DEVNULL) as server:
         try:
-            until(url + "/health", server, start, patience)
-            health = time.perf_counter() - start
-            body = json.dumps({"model": "m", "prompt": "Hello", "max_tokens": 1}).encode()
-            asked = urllib.request.Request(
-                url + "/v1/completions", body, {"Content-Type": "application/json"}, method="POST"
-            )
-            urllib.request.urlopen(asked, timeout=patience).read()
-            answer = time.perf_counter() - start
-            compiled = metric(url, "jpaged:compiled_shapes_total")
+            yield server, f"http://127.0.0.1:{port}"
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(patience)
-    return {"health": health, "answer": answer, "shapes by then": compiled, "processor to the end": used() - before}
+
+
+def complete(url: str, tokens: int, patience: float) -> None:
+    """Ask a server for a greedy completion of so many tokens, and wait for it."""
+    body = {"model": "m", "prompt": "Hello", "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    asked = urllib.request.Request(
+        url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
+    )
+    urllib.request.urlopen(asked, timeout=patience).read()
 
 
 def until(url: str, server: subprocess.Popen[bytes], start: float, patience: float) -> None:

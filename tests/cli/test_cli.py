@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import jpaged
 from jpaged.cli.generate import read_prompts
-from jpaged.cli.main import app
+from jpaged.cli.main import OncePerCause, app
 from jpaged.config import EngineConfig
 from jpaged.errors import GenerationInterrupted
 
@@ -143,7 +143,7 @@ def test_an_error_quotes_the_beginning_of_a_long_value(monkeypatch):
 
     monkeypatch.setattr("jpaged.llm.LLM", refuse)
     result = CliRunner().invoke(app, ["generate", "hi"])
-    assert result.output == f"Error: --model '{'m' * 56}...{'m' * 19}' does not exist\n"
+    assert result.output.splitlines()[-1] == f"Error: --model '{'m' * 56}...{'m' * 19}' does not exist"
 
 
 def test_a_command_without_arguments_prints_its_help():
@@ -156,8 +156,8 @@ def test_an_error_that_names_a_setting_alone_names_the_flag_alone(monkeypatch):
         raise ValueError("download_dir= chooses the folder, block_size=3 is odd and language_model_only=True is so")
 
     monkeypatch.setattr("jpaged.llm.LLM", refuse)
-    said = CliRunner().invoke(app, ["generate", "hi"]).output
-    assert said == "Error: --download-dir chooses the folder, --block-size 3 is odd and --language-model-only is so\n"
+    said = CliRunner().invoke(app, ["generate", "hi"]).output.splitlines()[-1]
+    assert said == "Error: --download-dir chooses the folder, --block-size 3 is odd and --language-model-only is so"
 
 
 def test_a_stream_of_one_prompt_is_refused_without_its_number(monkeypatch):
@@ -185,10 +185,21 @@ def test_ctrl_c_keeps_the_text_so_far(monkeypatch, flags):
     monkeypatch.setattr("jpaged.llm.LLM", lambda *_, **__: llm)
     result = CliRunner().invoke(app, ["generate", "hi", *flags])
     assert result.exit_code == 130 and result.stdout.endswith("hi as far\n")
-    assert result.stderr == "stopped: this is the text so far\n"
+    assert result.stderr.splitlines()[-1] == "stopped: this is the text so far"
 
 
 def test_a_warning_is_a_line_without_its_source(monkeypatch):
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # put back afterwards
     CliRunner().invoke(app, ["plan", "--help"])
     assert warnings.formatwarning("the pool is small", UserWarning, "builder.py", 417) == "warning: the pool is small\n"
+
+
+def test_a_warning_of_a_library_is_shown_once_a_cause_and_each_of_jpaged():
+    shown = []
+    show = OncePerCause(lambda *arguments: shown.append(str(arguments[0])))
+    for number in range(12):
+        show(UserWarning(f"program {number}: no space left"), UserWarning, "/lib/jax/compiler.py", 833)
+        show(UserWarning(f"adapter {number} has no weights"), UserWarning, jpaged.__file__, 7)
+    show(UserWarning("another"), UserWarning, "/lib/jax/compiler.py", 782)
+    assert [text for text in shown if "jax" in text or "program" in text] == ["program 0: no space left"]
+    assert len(shown) == 1 + 12 + 1

@@ -110,7 +110,7 @@ def test_what_the_server_cannot_do_is_told_before_the_model_is_loaded(tell, opti
 
 def test_a_key_of_the_command_line_keeps_its_name_whatever_others_there_are(tell, monkeypatch):
     told = []
-    monkeypatch.setattr("jpaged.server.process.check_address", lambda settings: told.append(settings.keys))
+    monkeypatch.setattr("jpaged.server.settings.check_address", lambda settings: told.append(settings.keys))
     tell("serve", "some/model", "--api-key", "one", "--api-key", "two", "--admin-api-key", "three")
     tell("serve", "some/model", "--api-key", "two", "--admin-api-key", "one")
     (one, two, three), (same, other) = told

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from jpaged.cli.main import _COMMANDS, app, main
 from jpaged.cli.options import CLOSED_PIPE
-from pallas_kernels import kept_objects
 
 FULL = OSError(errno.ENOSPC, "No space left on device", "/disk/file")
 REQUEST = '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}'
@@ -116,12 +115,3 @@ def test_warnings_of_one_cause_are_given_once_a_command(capsys):
                 text = f"Error writing persistent compilation cache entry for '{name}': No space left on device"
                 sys.stderr.write(warnings.formatwarning(UserWarning(text), UserWarning, "", 0))
         assert capsys.readouterr().err.count("No space left on device") == 1
-
-
-def test_loops_that_cannot_be_kept_are_said_once(tmp_path, monkeypatch, caplog):
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(kept_objects, "path_of", lambda module, key: tmp_path / "file" / "folder" / key)
-    kept_objects._complained.clear()
-    for key in ("a", "b"):
-        kept_objects.keep("module", key, key, b"code")
-    assert len(caplog.records) == 1 and "NUMBA_CACHE_DIR chooses a folder" in caplog.text

@@ -6,10 +6,11 @@ import logging
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 
 import pytest
 
-from jpaged.engine.compilation import BackgroundCompiler
+from jpaged.engine.compilation import LONGEST_REST, BackgroundCompiler
 from jpaged.execution.compile.program import Compilations
 from jpaged.execution.shapes import Shape
 
@@ -93,6 +94,97 @@ def test_shapes_are_compiled_in_order_and_counted(shapes, caplog):
     assert "compiled 3 shapes in the background" in caplog.text
     counts.begin("d")
     assert counts.num_in_background == 3 and counts.num_recompiles == 1
+
+
+def test_the_shape_that_most_steps_lack_is_compiled_next(shapes):
+    made = shapes("a", "b", "c", "d")
+    shapes.go_on.clear()
+    background = BackgroundCompiler(made, shapes.compilations, lambda: False)
+    background.start()
+    assert shapes.begun.acquire(timeout=60)
+    for name in ("c", "d", "d", "of no use"):
+        shapes.compilations.lacked(name)
+    shapes.go_on.set()
+    ended(background)
+    assert shapes.compiled == ["a", "d", "c", "b"] and shapes.compilations.num_padded == 4
+
+
+class Clock:
+    """A clock that goes on where a shape is traced and where the compiler rests."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.rested = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def rest(self, seconds: float) -> None:
+        self.now += seconds
+        self.rested += seconds
+
+    def slow(self, shape: Shape, seconds: float) -> Shape:
+        def trace():
+            self.now += seconds
+            return shape.trace()
+
+        return Shape(shape.name, trace)
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def test_it_rests_while_requests_run_for_as_long_as_each_shape_took(shapes, clock):
+    made = [clock.slow(shape, seconds) for shape, seconds in zip(shapes("a", "b", "c"), (50, 3, 1), strict=True)]
+    background = BackgroundCompiler(made, shapes.compilations, lambda: True, clock=clock)
+    background.stopping.wait = clock.rest
+    background.start()
+    ended(background)
+    assert shapes.compiled == ["a", "b", "c"]
+    assert clock.rested == pytest.approx(LONGEST_REST + 3), (
+        "half of the time is left to steps, and the last shape ends it"
+    )
+
+
+def test_it_rests_no_longer_than_requests_run(shapes, clock):
+    looks = iter([True, True, False, False])
+    made = [clock.slow(shape, 1000.0) for shape in shapes("a", "b", "c")]
+    background = BackgroundCompiler(made, shapes.compilations, lambda: next(looks), clock=clock)
+    background.stopping.wait = clock.rest
+    background.start()
+    ended(background)
+    assert shapes.compiled == ["a", "b", "c"] and next(looks, None) is None
+    assert clock.rested < 1.0
+
+
+def test_stopping_ends_its_rest(shapes, clock):
+    made = [clock.slow(shape, 1000.0) for shape in shapes("a", "b")]
+    background = BackgroundCompiler(made, shapes.compilations, lambda: True, clock=clock)
+    background.start()
+    background.stop()
+    assert shapes.compiled in ([], ["a"]) and not background.is_running
+
+
+def test_it_lowers_the_compilers_priority_while_it_runs_and_logs_how_many_steps_were_padded(shapes, caplog):
+    happened = shapes.compiled
+
+    @contextmanager
+    def lowered():
+        happened.append("lowered")
+        yield
+        happened.append("raised")
+
+    background = BackgroundCompiler(shapes("a", "b"), shapes.compilations, lambda: False, lowered)
+    shapes.compilations.lacked("b")
+    with caplog.at_level(logging.INFO, "jpaged"):
+        background.start()
+        ended(background)
+    assert happened == ["lowered", "b", "a", "raised"]
+    begin, end = [record.getMessage() for record in caplog.records]
+    assert begin == "2 shapes are compiled in the background; until then steps are padded to larger ones"
+    assert end.startswith("compiled 2 shapes in the background") and "1 steps and draws were padded" in end
 
 
 @pytest.mark.parametrize("how", ["tracing", "compiling"])

@@ -14,8 +14,10 @@ from transformers import AutoModelForCausalLM
 
 from jpaged import LLM, AsyncLLM, SamplingParams
 from jpaged.engine.compilation import BackgroundCompiler
+from jpaged.execution.compile.buckets import Bucket
 from jpaged.execution.compile.recent import recent_programs
 from jpaged.execution.programs import ModelPrograms
+from jpaged.execution.sampling.sampling_batch import RANKED
 
 pytestmark = pytest.mark.each_shape
 SETTINGS = {
@@ -62,14 +64,14 @@ def tokens(llm: LLM) -> list[list[int]]:
 
 
 def finish(llm: LLM) -> None:
-    llm.control.engine.background.wait(120)
+    llm.control.engine.background.wait(600)
     assert not llm.control.engine.background.is_running
 
 
 def test_what_is_compiled_first_serves_every_request(model, expected, held):
     with LLM(model, background_compilation=True, **SETTINGS) as llm:
         first = len(llm.control.engine.runner.shapes.first())
-        assert llm.stats().num_compiled == first == 2
+        assert llm.stats().num_compiled == first == 5
         assert tokens(llm) == expected
         assert llm.stats().num_compiled == first, "a step waited for the compiler"
 
@@ -79,11 +81,11 @@ def test_what_the_background_compiled_is_not_compiled_again(model, expected):
         finish(llm)
         stats, number = llm.stats(), llm.control.engine.runner.num_warmup
         assert stats.num_compiled == number and stats.num_shapes_to_come == 0
-        assert stats.num_compiled_in_background == number - 2
+        assert stats.num_compiled_in_background == number - 5
         assert tokens(llm) == expected
         assert llm.num_recompiles == 0 and llm.stats().compile_seconds == stats.compile_seconds
         metrics = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
-        assert metrics["jpaged:background_compiled_shapes"] == number - 2
+        assert metrics["jpaged:background_compiled_shapes"] == number - 5
         assert metrics["jpaged:shapes_to_compile"] == 0
 
 
@@ -92,6 +94,31 @@ def test_steps_run_in_their_own_shapes_once_these_are_compiled(model):
         finish(llm)
         runner = llm.control.engine.runner
         assert all(map(runner.worker.model.has_step, runner.buckets.all))
+
+
+def test_a_step_runs_in_the_smallest_shape_that_is_compiled(model, expected, held):
+    with LLM(model, background_compilation=True, **SETTINGS) as llm:
+        runner, ran = llm.control.engine.runner, []
+        compute, draw = runner.worker.compute, runner.worker.draw
+        runner.worker.compute = lambda batch, bucket, *more: ran.append(bucket) or compute(batch, bucket, *more)
+        runner.worker.draw = lambda args, top: ran.append((len(args.temperature), top)) or draw(args, top)
+        decode, mixed, most = runner.buckets.decode, runner.buckets.mixed, runner.buckets.sample_rows[-1]
+        llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)
+        assert set(ran) == {mixed[0], decode[0], (1, 0)}, "one request is not padded"
+        assert llm.control.engine.runner.worker.compilations.num_padded == 0
+        ran.clear()
+        llm.generate(PROMPTS[:2], SamplingParams(temperature=0, max_tokens=3, ignore_eos=True), use_tqdm=False)
+        assert set(ran) == {mixed[0], (most, RANKED)}, "two decodes take 64 tokens, not 80"
+        counts = runner.worker.compilations
+        assert set(counts.lacking) == {"decode step, 2 tokens", "greedy sampler, 4 rows"}
+        assert counts.num_padded == sum(counts.lacking.values())
+        for shape in runner.shapes.later():
+            if shape.name == "decode step, 4 tokens":
+                shape.trace()()
+        ran.clear()
+        llm.generate(PROMPTS[:2], SamplingParams(temperature=0, max_tokens=3, ignore_eos=True), use_tqdm=False)
+        assert {bucket for bucket in ran if isinstance(bucket, Bucket)} == {mixed[0], decode[2]}
+        assert tokens(llm) == expected
 
 
 def test_requests_and_the_background_compile_each_shape_once(model, expected):
@@ -158,7 +185,8 @@ def test_shapes_that_the_background_cannot_compile_leave_the_engine_as_it_was(mo
     monkeypatch.setattr(ModelPrograms, "prepare_step", fail_for_decodes)
     with LLM(model, background_compilation=True, **SETTINGS) as llm:
         finish(llm)
-        assert "cannot be compiled in the background" in caplog.text
+        assert "decode step, 1 tokens cannot be compiled; steps take a larger one" in caplog.text
+        assert "decode step, 2 tokens cannot be compiled in the background" in caplog.text
         assert tokens(llm) == expected
 
 

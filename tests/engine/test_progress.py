@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
+from jpaged.engine import progress
 from jpaged.engine.generate import run_to_end
 from jpaged.engine.progress import GenerationProgress, compilation_notes
 from jpaged.engine.stats import Counters
@@ -105,3 +107,22 @@ def test_a_batch_with_a_bar_names_each_program_where_there_is_no_terminal(capsys
     assert "compiling program 1 (decode step, 4 tokens) and its kernels, 0 s so far\n" in capsys.readouterr().err
     run_to_end(engine, [part], show=False)
     assert capsys.readouterr().err == ""
+
+
+def test_where_there_is_no_terminal_a_long_compilation_is_named_again(monkeypatch):
+    class Stream(io.StringIO):
+        def write(self, text):
+            count = super().write(text)
+            if self.getvalue().count("compiling program") >= 3:
+                repeated.set()
+            return count
+
+    repeated, written = threading.Event(), Stream()
+    monkeypatch.setattr("sys.stderr", written)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
+    counts = Compilations()
+    with compilation_notes(counts):
+        counts.begin("step")
+        assert repeated.wait(60)
+        counts.end("step", 0.1)
+    assert all("compiling program 1 (step)" in line for line in written.getvalue().splitlines())

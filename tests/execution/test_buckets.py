@@ -73,6 +73,7 @@ def test_larger_buckets_hold_what_a_bucket_holds_and_the_largest_holds_all(max_n
     larger = list(buckets.holding(bucket))
     assert larger[0] == bucket and larger[-1] in buckets.largest and set(larger) <= set(buckets.all)
     assert len(set(larger)) == len(larger)
+    assert [other.tokens for other in larger] == sorted(other.tokens for other in larger), "the least padding first"
     for other in larger:
         assert other.tokens >= bucket.tokens and other.seqs >= bucket.seqs
         assert (other.images, other.adapters) == (bucket.images, bucket.adapters)

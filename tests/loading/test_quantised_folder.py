@@ -17,7 +17,8 @@ from jpaged.loading import load_model
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.open_checkpoint import open_model
 from jpaged.loading.parameters.targets import flat_values
-from jpaged.loading.quantised_folder import WRITTEN, nearest_codes, quantise_folder
+from jpaged.loading.quantised_folder import nearest_codes, quantise_folder
+from jpaged.loading.written_forms import WRITTEN
 from pallas_kernels.held_matrix import is_held
 
 UP = "model.layers.1.mlp.up_proj.weight"

@@ -111,3 +111,12 @@ def test_a_full_disk_leaves_no_file(kept, monkeypatch, caplog):
     monkeypatch.setattr(kept_objects.os, "replace", full)
     kept_objects.keep(MODULE, KEY, "name", b"code")
     assert not list(kept.rglob("*.*")) and "No space left on device" in caplog.text
+
+
+def test_a_dozen_loops_that_cannot_be_kept_are_one_warning(kept, caplog):
+    kept.parent.mkdir(exist_ok=True)
+    kept.write_text("a file where the folder should be")
+    for number in range(12):
+        kept_objects.keep(MODULE, f"{KEY}{number}", "name", b"code")
+    (warning,) = caplog.messages
+    assert warning.startswith(f"compiled loops cannot be kept in {kept}: ") and kept_objects.VARIABLE in warning

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
 from threading import Event
 from threading import enumerate as threads
+from time import sleep
 
 import pytest
 
@@ -46,8 +48,9 @@ def started(monkeypatch, tmp_path):
 
 def test_a_process_is_started_for_loops_that_are_not_on_disk(started):
     numba_precompile.compile_ahead("float32")
-    ((python, option, code, dtype),) = started
+    ((python, option, code, dtype, waiting),) = started
     assert (python, option, dtype) == (sys.executable, "-c", "float32")
+    assert Path(waiting).parent == kept("float32").parent
     imports = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Import | ast.ImportFrom)]
     named = [(node.module, alias.name) for node in imports if isinstance(node, ast.ImportFrom) for alias in node.names]
     assert ("pallas_kernels.paged_attention.cpu_call", "target") in named
@@ -103,3 +106,62 @@ def test_what_this_process_compiled_is_found():
 
     target("float32")
     assert kept("float32").exists()
+
+
+PARENT = """
+import subprocess, sys
+from pallas_kernels.paged_attention import numba_precompile
+start = numba_precompile._COMMAND.index("from pallas_kernels")
+command = numba_precompile._COMMAND[:start] + "time.sleep(600)"  # in place of the loops
+child = subprocess.Popen([sys.executable, "-c", command, "float32", sys.argv[1]], stdin=subprocess.PIPE)
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(condition):
+    for _ in range(1200):
+        if condition():
+            return
+        sleep(0.05)
+    raise AssertionError("it took more than a minute")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux which processes live")
+@pytest.mark.parametrize("awaited", [False, True])
+def test_it_ends_with_its_parent_unless_another_process_waits(awaited, tmp_path):
+    import fcntl
+
+    file = tmp_path / "loops.waiting"
+    with subprocess.Popen([sys.executable, "-c", PARENT, file], stdin=-1, stdout=-1) as parent:
+        child = int(parent.stdout.readline())
+        with file.open("ab") as lock:
+            if awaited:
+                fcntl.flock(lock, fcntl.LOCK_SH)
+            parent.kill()
+            parent.wait()
+            if awaited:
+                sleep(0.5)
+                assert alive(child)
+        until(lambda: not alive(child))
+
+
+def test_an_engine_that_finds_another_ones_process_holds_a_lock_while_it_waits(started):
+    fcntl = pytest.importorskip("fcntl")
+    started.running.clear()
+    assert numba_precompile.compile_ahead("float32") is not None
+    ((*_, waiting),) = started
+    with open(waiting, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_UN)
+        assert numba_precompile.compile_ahead("float32") is None
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    started.running.set()

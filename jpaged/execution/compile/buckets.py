@@ -102,7 +102,8 @@ class Buckets:
         """Yield the bucket itself and then every larger bucket that could hold its steps, cheapest first."""
         larger = [other for other in self.decode if bucket.decode_only and other.seqs >= bucket.seqs]
         larger += [other for other in self.mixed if other.tokens >= bucket.tokens and other.seqs >= bucket.seqs]
-        for other in larger:
+        # Padding costs as much as tokens do: a mixed step of 64 is cheaper than a decode step of 256.
+        for other in sorted(larger, key=lambda other: (other.tokens, not other.decode_only)):
             yield replace(other, images=bucket.images, adapters=bucket.adapters)
 
     def samples_holding(self, rows: int) -> tuple[int, ...]:

@@ -32,6 +32,8 @@ class Compilations:
         background: the thread that compiles in the background, see `threading.get_ident`; None = none does.
         num_in_background: shapes that it compiled, or began to.
         num_to_come: shapes that it will look at yet.
+        num_padded: steps and draws that ran in a larger shape than theirs, which was not compiled yet.
+        lacking: how many of them lack a shape that is not compiled yet, by the shape's name.
         on_wait: called with `activity` when a step waits for a shape to be compiled, and with "" at the end.
     """
 
@@ -42,6 +44,8 @@ class Compilations:
         self.background: int | None = None
         self.num_in_background = 0
         self.num_to_come = 0
+        self.num_padded = 0
+        self.lacking: Counter[str] = Counter()
         self.on_wait: Callable[[str], None] = _silent
         self._shapes: set[Hashable] = set()
         self._running: Counter[Hashable] = Counter()
@@ -70,6 +74,11 @@ class Compilations:
         shape, since = running[0]
         seconds = self.seconds + time.monotonic() - since
         return f"compiling program {self.count} ({described(shape)}) and its kernels, {seconds:.0f} s so far"
+
+    def lacked(self, name: str) -> None:
+        """Note that a step or draw runs in a larger shape than this one, which is not compiled yet."""
+        self.num_padded += 1
+        self.lacking[name] += 1
 
     def begin(self, shape: Hashable) -> None:
         """Note that a shape is about to be traced and compiled."""

@@ -67,6 +67,7 @@ class Draws:
     Args:
         deterministic: whether the sampler is always the one that ranks.
         is_ready: tells whether a draw by these arguments need not wait for a compiler.
+        lacks: called with the number of rows and of ranked tokens of a draw that a larger one stands in for.
     """
 
     def __init__(
@@ -77,12 +78,14 @@ class Draws:
         *,
         deterministic: bool,
         is_ready: Callable[[SamplingArrays, int], bool],
+        lacks: Callable[[int, int], None],
     ) -> None:
         self._mesh = mesh
         self._buckets = buckets
         self._vocab_size = vocab_size
         self._deterministic = deterministic
         self._is_ready = is_ready
+        self._lacks = lacks
 
     def start(self, device: Device, forward: ForwardPass) -> Draw | NoDraw:
         """Draw after each sample of the pass; where the fitting shape is not ready, in a larger one that is."""
@@ -97,6 +100,7 @@ class Draws:
                 larger, ranked = self._arrays(steps, rows, num_top)[0], top_size(num_top)
                 found = next((which for which in (top, ranked) if self._is_ready(larger, which)), None)
                 if found is not None:
+                    self._lacks(sizes[0], top)
                     args, top = larger, found
                     break
         output = device.draw(args, top)

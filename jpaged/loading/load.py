@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,8 @@ from jpaged.loading.tokenizer import find_tokenizer, has_tokenizer, load_tokeniz
 from jpaged.model_api import TENSOR_AXIS
 from jpaged.validation import one_of
 from pallas_kernels.large_pages import use_large_pages
+
+logger = logging.getLogger(__name__)
 
 
 def load_model(
@@ -85,6 +88,7 @@ def load_model(
         other.chat_template = chat_template
     generation = read_generation_config(generation_config, opened.source, opened.gguf, other)
     answers = None if classifier_from_token is None else answers_of_texts(classifier_from_token, other)
+    logger.debug("config and tokenizer are read")
     with opened.source.reading():
         loaded = _load(
             opened,
@@ -97,6 +101,7 @@ def load_model(
             answers=answers,
             longest=None if longest is None or is_encoder(opened.family, opened.config) else longest(opened.config),
         )
+    logger.debug("weights are in place")
     ends = usable_end_ids(generation.eos_token_ids, loaded.model.vocab_size, opened.source.path)
     return replace(loaded, tokenizer=other, eos_token_ids=ends, sampling=generation.sampling)
 

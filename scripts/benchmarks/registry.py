@@ -23,6 +23,7 @@ BENCHMARKS = Cases(
         "peers": "peers.peers",
         "formats": "formats.formats",
         "start": "start.start",
+        "start-phases": "start_phases.start_phases",
         "embeddings": "embeddings.embeddings",
         "remote": "remote.remote",
         "loading-memory": "loading_memory.loading_memory",

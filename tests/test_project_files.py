@@ -89,9 +89,11 @@ def test_the_citation_is_of_this_version():
 def test_versions_of_the_changelog_are_dated_newest_first_and_short():
     changes = (ROOT / "CHANGELOG.md").read_text()
     heads = re.findall(r"^## (.+)$", changes, re.MULTILINE)
-    assert heads[0].startswith("Unreleased")
-    assert all(re.fullmatch(r"\d+\.\d+\.\d+ - (\d{4}-\d\d-\d\d|not published)", head) for head in heads[1:])
-    versions = [tuple(map(int, head.split(" ")[0].split("."))) for head in heads[1:]]
+    released = heads[heads[0].startswith("Unreleased") :]
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+ - (\d{4}-\d\d-\d\d|not published)", head) for head in released)
+    assert released[0].startswith(f"{jpaged.__version__} - ")
+    assert (ROOT / "docs" / "releases" / f"{jpaged.__version__}.md").is_file()
+    versions = [tuple(map(int, head.split(" ")[0].split("."))) for head in released]
     assert versions == sorted(versions, reverse=True)
     assert len(changes.encode()) <= 9000
 

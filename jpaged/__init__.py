@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jpaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
     from jpaged.speculative import MTP, Assistant, DFlash, DraftModel, Eagle3, Layers, NGram
 
-__version__ = "0.2.0"  # the only place: the build reads it from here
+__version__ = "0.3.0"  # the only place: the build reads it from here
 __version_tuple__ = tuple(int(part) for part in __version__.split(".")[:3])
 
 _HOMES = {

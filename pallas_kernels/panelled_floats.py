@@ -7,6 +7,7 @@ are products, to the last bit, with as many rows as `pallas_kernels.matmul` does
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,8 +23,9 @@ PANEL = 48
 """Columns of a panel: three cache lines of float32."""
 _WHOLE_VECTORS = 16
 """Divisor of the columns of a matrix, such that the loops of all processors can multiply it, whatever their vectors."""
-_BYTES_AT_ONCE = 1 << 26
-"""Bytes of a matrix that are read at once: some readers map the whole of it each time."""
+_BYTES_AT_ONCE = 1 << 20
+"""Bytes of a matrix that are read at once. What a reader decodes for it stays in the cache and in memory that malloc
+keeps; larger pieces are mapped anew each time, and Linux clears every page of them."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("numbers",), meta_fields=("outputs",))
@@ -60,8 +62,11 @@ class PanelledFloats(HeldMatrix):
         return by_inputs.reshape(*by_inputs.shape[:-2], -1)[..., : self.outputs].astype(dtype)
 
 
-def panelled_floats(matrix: Any) -> PanelledFloats:
+def panelled_floats(matrix: Any, empty: Callable[..., np.ndarray] = np.empty) -> PanelledFloats:
     """Return a matrix [..., inputs, outputs], of NumPy or read where it is sliced, in panels of float32.
+
+    Args:
+        empty: makes the panels' memory from a shape and a dtype.
 
     Raises:
         ValueError: the matrix is not of a shape that `takes`.
@@ -69,7 +74,7 @@ def panelled_floats(matrix: Any) -> PanelledFloats:
     if not takes(matrix.shape, -2):
         raise ValueError(f"panels need outputs that {_WHOLE_VECTORS} divides, not a matrix {list(matrix.shape)}")
     whole = abstract(matrix.shape)
-    numbers = np.empty(whole.numbers.shape, np.float32)
+    numbers = empty(whole.numbers.shape, np.dtype(np.float32))
     outputs = whole.outputs
     columns = max(1, _BYTES_AT_ONCE // (whole.shape[-2] * PANEL * numbers.itemsize)) * PANEL
     for place in np.ndindex(numbers.shape[:-3]):

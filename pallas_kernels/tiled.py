@@ -8,6 +8,7 @@ decode the same tiles.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -149,8 +150,11 @@ def has_integer_products(codec: Codec, group: int, inputs: int) -> bool:
     return group % unit == 0 and group <= MOST_OF_A_GROUP
 
 
-def tiled(matrix: QuantisedMatrix) -> TiledMatrix:
+def tiled(matrix: QuantisedMatrix, empty: Callable[..., np.ndarray] = np.empty) -> TiledMatrix:
     """Return a matrix, or a stack of them, held by NumPy, in tiles.
+
+    Args:
+        empty: makes the tiles' memory from a shape and a dtype.
 
     Raises:
         ValueError: the matrix cannot be tiled, see `has_tiles`.
@@ -164,9 +168,9 @@ def tiled(matrix: QuantisedMatrix) -> TiledMatrix:
         )
     of_codes, of_scales = _by_inputs(matrix.codes, axis), _by_inputs(matrix.scales, axis)
     of_minimums = None if matrix.minimums is None else _by_inputs(matrix.minimums, axis)
-    codes = np.empty(whole.codes.shape, np.uint8)
-    scales = np.zeros(whole.scales.shape, whole.scales.dtype)
-    minimums = None if of_minimums is None else np.zeros_like(scales)
+    codes = empty(whole.codes.shape, np.dtype(np.uint8))
+    scales = empty(whole.scales.shape, whole.scales.dtype)
+    minimums = None if of_minimums is None else empty(scales.shape, scales.dtype)
     for place in np.ndindex(codes.shape[:-4]):
         own = of_codes[place]
         for start, stop in columns_at_once(len(own), whole.outputs):
@@ -198,9 +202,10 @@ def _by_inputs(part: Any, axis: int) -> np.ndarray:
 
 
 def _fill_panels(panels: np.ndarray, part: np.ndarray) -> None:
-    """Put a matrix' scales or minimums [groups, outputs] into [panels, groups, 16], which is zero."""
+    """Put a matrix' scales or minimums [groups, outputs] into [panels, groups, 16], all of which is written."""
     groups, outputs = part.shape
     whole = outputs // OUTPUTS
     panels[:whole] = part[:, : whole * OUTPUTS].reshape(groups, whole, OUTPUTS).swapaxes(0, 1)
     if whole < len(panels):
+        panels[whole] = 0
         panels[whole, :, : outputs - whole * OUTPUTS] = part[:, whole * OUTPUTS :]

@@ -9,6 +9,7 @@ A matrix whose numbers are bfloat16 already loses nothing: with ``product="float
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -97,13 +98,16 @@ class TiledFloats(HeldMatrix):
         return jnp.swapaxes(found, -2, -1) if self.axis == -2 else found
 
 
-def tiled_floats(matrix: Any, axis: int, *, product: Product = "bfloat16") -> TiledFloats:
+def tiled_floats(
+    matrix: Any, axis: int, *, product: Product = "bfloat16", empty: Callable[..., np.ndarray] = np.empty
+) -> TiledFloats:
     """Return a matrix of floats in tiles of bfloat16.
 
     Args:
         matrix: [..., inputs, outputs], or with axis -1 [..., outputs, inputs], of NumPy or read where it is sliced.
         axis: the contracted one.
         product: "bfloat16" rounds the numbers to nearest; "float32" needs numbers that are bfloat16 already.
+        empty: makes the tiles' memory from a shape and a dtype.
 
     Raises:
         NotBfloat16Error: ``product="float32"``, and a number would be rounded.
@@ -113,7 +117,7 @@ def tiled_floats(matrix: Any, axis: int, *, product: Product = "bfloat16") -> Ti
         sizes = list(matrix.shape)
         raise ValueError(f'product="float32" needs an even number of inputs, not a matrix {sizes} of axis {axis}')
     whole = abstract(matrix.shape, axis, product=product)
-    bits = np.empty(whole.bits.shape, np.uint16)
+    bits = empty(whole.bits.shape, np.dtype(np.uint16))
     lead = len(matrix.shape) - 2
     for place in np.ndindex(matrix.shape[:lead]):
         at = tuple(slice(index, index + 1) for index in place)

@@ -21,6 +21,7 @@ extras=test
 [[ " $* " == *" --nightly "* ]] && extras=nightly
 install_jpaged "${EXTRAS:-$extras}"
 make_aot_envs
+say_versions "$venv"
 unset PYTHONDONTWRITEBYTECODE # a module is compiled once, not in each of the hundred processes that tests start
 echo "starting pytest: it imports jax, torch and transformers and collects the tests, for a minute or more"
 # A file stays with one worker, whose fixtures are made once; tests/conftest.py says in which order files are handed out.

@@ -68,6 +68,21 @@ install_jpaged() {
     for stamp in "${stamps[@]}"; do cp pyproject.toml "$stamp"; done
 }
 
+# say_versions PYTHON: what tests are about to run with, in the log and, on GitHub, in the run's summary.
+say_versions() {
+    "$1" -c '
+import platform
+from importlib.metadata import PackageNotFoundError, version
+def said(name):
+    try:
+        return f"{name} {version(name)}"
+    except PackageNotFoundError:
+        return f"no {name}"
+names = "jpaged", "jax", "jaxlib", "flax", "numpy", "numba", "transformers", "torch"
+print("testing with Python", platform.python_version(), "and", ", ".join(map(said, names)))
+' | tee -a "${GITHUB_STEP_SUMMARY:-/dev/null}"
+}
+
 # make_aot_envs: environments with the compilers of hardware this machine lacks, both at once, where JPAGED_AOT_ENVS says.
 make_aot_envs() {
     export JPAGED_AOT_ENVS=${JPAGED_AOT_ENVS:-${XDG_CACHE_HOME:-$HOME/.cache}/jpaged/aot-envs}

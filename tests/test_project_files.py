@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -89,9 +92,11 @@ def test_the_citation_is_of_this_version():
 def test_versions_of_the_changelog_are_dated_newest_first_and_short():
     changes = (ROOT / "CHANGELOG.md").read_text()
     heads = re.findall(r"^## (.+)$", changes, re.MULTILINE)
-    assert heads[0].startswith("Unreleased")
-    assert all(re.fullmatch(r"\d+\.\d+\.\d+ - (\d{4}-\d\d-\d\d|not published)", head) for head in heads[1:])
-    versions = [tuple(map(int, head.split(" ")[0].split("."))) for head in heads[1:]]
+    released = heads[heads[0].startswith("Unreleased") :]
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+ - (\d{4}-\d\d-\d\d|not published)", head) for head in released)
+    assert released[0].startswith(f"{jpaged.__version__} - ")
+    assert (ROOT / "docs" / "releases" / f"{jpaged.__version__}.md").is_file()
+    versions = [tuple(map(int, head.split(" ")[0].split("."))) for head in released]
     assert versions == sorted(versions, reverse=True)
     assert len(changes.encode()) <= 9000
 
@@ -191,3 +196,37 @@ def test_the_nightly_run_has_the_clients_and_the_browser_without_which_tests_are
     files = [path.read_text() for path in (ROOT / "tests" / "server").glob("test_*.py")]
     asked = {name for text in files for name in re.findall(r'wanted\.module\("(\w+)', text)}
     assert asked == {"litellm", "langchain_openai", "playwright"} and asked <= installed
+
+
+def test_another_version_is_tried_in_an_environment_elsewhere_and_named(tmp_path):
+    """A stand-in for the environment's Python runs no pip and no pytest."""
+    python = tmp_path / "envs" / ".venv-{}.{}-jaxnewest".format(*sys.version_info) / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(
+        f'#!/bin/sh\n[ "$1" = -c ] && exec {sys.executable} "$@"\necho "$@"\n[ "$2" != pytest ] || exit 5\n'
+    )
+    python.chmod(0o755)
+    summary = tmp_path / "summary"
+    environment = {
+        **os.environ,
+        "PYTHON": sys.executable,
+        "ENVS": str(tmp_path / "envs"),
+        "GITHUB_STEP_SUMMARY": str(summary),
+    }
+    for name in ("LOWEST", "JAX", "EXTRAS", "TOOLS"):
+        environment.pop(name, None)
+    command = ["bash", ROOT / "scripts" / "test_versions.sh", "tests/memory", "-x"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 5, "the tests' own status"
+    installed, said, ran = done.stdout.splitlines()
+    assert installed.endswith("-e .[test] jax") and ran == "-m pytest -m not aot tests/memory -x"
+    assert f"Python {platform.python_version()} and jpaged" in said and f"jax {version('jax')}" in said
+    assert summary.read_text() == said + "\n"
+
+
+def test_the_night_runs_everything_with_the_oldest_python_and_the_newest():
+    job = workflow("tests.yml")["jobs"]["nightly"]
+    matrix = workflow("tests.yml")["jobs"]["versions"]["strategy"]["matrix"]["python"]
+    assert job["strategy"]["matrix"]["python"] == [matrix[0], matrix[-1]]
+    assert job["container"]["image"] == "python:${{ matrix.python }}-bookworm"
+    assert "say_versions" in (ROOT / "scripts" / "test.sh").read_text()

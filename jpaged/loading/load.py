@@ -29,6 +29,7 @@ from jpaged.model_api import TENSOR_AXIS
 from jpaged.validation import one_of
 from pallas_kernels.large_pages import use_large_pages
 
+logger = logging.getLogger(__name__)
 progress = logging.getLogger("jpaged.progress")
 
 
@@ -92,6 +93,7 @@ def load_model(
         other.chat_template = chat_template
     generation = read_generation_config(generation_config, opened.source, opened.gguf, other)
     answers = None if classifier_from_token is None else answers_of_texts(classifier_from_token, other)
+    logger.debug("config and tokenizer are read")
     progress.info("reading and packing the weights in %s", opened.source.path)
     with opened.source.reading():
         loaded = _load(
@@ -105,6 +107,7 @@ def load_model(
             answers=answers,
             longest=None if longest is None or is_encoder(opened.family, opened.config) else longest(opened.config),
         )
+    logger.debug("weights are in place")
     ends = usable_end_ids(generation.eos_token_ids, loaded.model.vocab_size, opened.source.path)
     return replace(loaded, tokenizer=other, eos_token_ids=ends, sampling=generation.sampling)
 

@@ -24,6 +24,7 @@ BENCHMARKS = Cases(
         "formats": "formats.formats",
         "start": "start.start",
         "first-minute": "start.first_minute",
+        "start-phases": "start_phases.start_phases",
         "embeddings": "embeddings.embeddings",
         "remote": "remote.remote",
         "loading-memory": "loading_memory.loading_memory",

@@ -27,7 +27,7 @@ Times = dict[str, float]
 def start(
     model: str = "smollm2-135m", runs: int = 5, cold_runs: int = 1, patience: float = 600.0
 ) -> Iterator[dict[str, Any]]:
-    """Medians of wall-clock and processor seconds of starts, each a fresh process.
+    """Medians of wall-clock and processor seconds, and of page faults, of starts, each a fresh process.
 
     A start has failed after `patience` seconds, which a cold one takes only where others use the processor too.
 
@@ -100,10 +100,20 @@ def environment(caches: str) -> dict[str, str]:
     return kept | {"XDG_CACHE_HOME": caches}
 
 
-def used() -> float:
-    """Return the processor seconds of the children that have ended."""
+def used() -> Times:
+    """Return what the children that have ended used: processor seconds, those of the kernel among them, and page
+    faults, which are counted where seconds depend on the machine."""
     of_children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return of_children.ru_utime + of_children.ru_stime
+    return {
+        "processor": of_children.ru_utime + of_children.ru_stime,
+        "in the kernel": of_children.ru_stime,
+        "faults": of_children.ru_minflt,
+    }
+
+
+def used_since(before: Times) -> Times:
+    """Return what the children have used that ended since."""
+    return {name: number - before[name] for name, number in used().items()}
 
 
 def generate(model: str, caches: str, patience: float) -> Times:
@@ -119,11 +129,11 @@ def generate(model: str, caches: str, patience: float) -> Times:
     except subprocess.TimeoutExpired as error:
         raise RuntimeError(
             f"{' '.join(command)} was not done after --patience {patience:g} seconds, of which it had the processor "
-            f"for {used() - before:.0f}: where others use it too, give more"
+            f"for {used_since(before)['processor']:.0f}: where others use it too, give more"
         ) from error
     if ended.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} ended with {ended.returncode}: {ended.stderr[-2000:]}")
-    return {"seconds": time.perf_counter() - began, "processor": used() - before}
+    return {"seconds": time.perf_counter() - began, **used_since(before)}
 
 
 def serve(model: str, caches: str, patience: float) -> Times:
@@ -135,7 +145,7 @@ def serve(model: str, caches: str, patience: float) -> Times:
         complete(url, 1, patience)
         answer = time.perf_counter() - start
         compiled = metric(url, "jpaged:compiled_shapes_total")
-    return {"health": health, "answer": answer, "shapes by then": compiled, "processor to the end": used() - before}
+    return {"health": health, "answer": answer, "shapes by then": compiled, **used_since(before)}
 
 
 @contextmanager

@@ -380,7 +380,7 @@ def fresh(model):
     assert undisturbed(llm) == model.expected
 
 
-LAYOUT_OF_FORMAT_3 = {
+LAYOUT_OF_FORMAT_4 = {
     "": "inputs pictures pins replicas requests",
     "inputs": "requests seeds sequences",
     "requests": "adapter alone allowed_mask arrival_number arrival_time bad_words beam cache_salt encoder_tokens "
@@ -404,9 +404,9 @@ LAYOUT_OF_FORMAT_3 = {
 def test_the_layout_of_a_format_never_changes(saved):
     """Whoever changes what is saved raises `FORMAT`, unless it is read without what came new, and writes the new layout
     down here."""
-    assert FORMAT == 3
+    assert FORMAT == 4
     host = read_state(saved).host
-    for path, names in LAYOUT_OF_FORMAT_3.items():
+    for path, names in LAYOUT_OF_FORMAT_4.items():
         data = host
         for step in filter(None, path.split(".")):
             data = data[0][step] if isinstance(data, list) else data[step]
@@ -457,7 +457,7 @@ def test_another_format_another_model_and_other_weights_are_refused(saved, fresh
         match number:
             case 0:
                 about["format"] += 1
-                told = rf"has state format {FORMAT + 1}, written by jpaged .*; this version reads format {FORMAT}"
+                told = rf"has state format {FORMAT + 1}, written by jpaged .*; this version reads 3 and {FORMAT}"
             case 1:
                 about["model"] |= {"name": "somebody/else", "config": "0"}
                 told = "it is of another model, 'somebody/else', whose configuration is not that of"

@@ -28,9 +28,11 @@ from jpaged.loading.hugging_face import without_lines
 from jpaged.loading.orbax.zarr_array import ZarrArray
 from jpaged.scheduling.saving import plain_array
 
-FORMAT = 3
-"""Number of the format. Increase it whenever data change their meaning, except for entries that may be missing; a state
-of another format is refused."""
+FORMAT = 4
+"""Number of the format that is written. Increase it whenever data change their meaning, and with a release whose states
+have entries that the version before does not know: it would meet them unprepared, not refuse the state."""
+FORMATS_BEFORE = (3,)
+"""Formats that are read too, without what came new; a state of another format is refused."""
 
 ABOUT, HOST, BLOCKS = "state.json", "host.msgpack", "blocks"
 _UNFINISHED = ".saving"
@@ -156,10 +158,11 @@ def read_about(path: Path) -> dict[str, Any]:
         raise StateRefused(f"{path} is damaged: {ABOUT} cannot be read: {error!r}") from error
     if checksum != _of_json(about):
         raise StateRefused(f"{path} is damaged: {ABOUT} is not what was written")
-    if about["format"] != FORMAT:
+    known = (*FORMATS_BEFORE, FORMAT)
+    if about["format"] not in known:
         raise StateRefused(
             f"{path} has state format {about['format']}, written by jpaged {about.get('jpaged')}; this version reads "
-            f"format {FORMAT}"
+            f"{' and '.join(map(str, known))}"
         )
     return about
 

@@ -21,7 +21,7 @@ class ZarrArray:
     """Reads a Zarr array (version 2) of raw chunks: a folder with ``.zarray`` and a file a chunk, ``2.0`` and the like.
 
     Slices with step 1, one for each axis, read only their own part; a slice within one chunk is a view of its
-    memory-mapped file.
+    memory-mapped file, which stays mapped as long as the array.
 
     Attributes:
         shape, dtype: shape and dtype of the whole array.
@@ -44,6 +44,7 @@ class ZarrArray:
         self.dtype = np.dtype(jnp.dtype(about["dtype"]))
         self._chunk = tuple(about["chunks"])
         self._separator = about["dimension_separator"]
+        self._mapped: dict[tuple[int, ...], np.ndarray] = {}
 
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
         bounds = [part.indices(size)[:2] for part, size in zip(index, self.shape, strict=True)]
@@ -73,10 +74,13 @@ class ZarrArray:
             yield tuple(n for n, _ in met), tuple(part for _, part in met)
 
     def _view(self, number: tuple[int, ...], part: tuple[slice, ...]) -> np.ndarray:
+        if number in self._mapped:  # a matrix is put in order some columns at a time
+            return self._mapped[number][part]
         file = self._folder / self._separator.join(map(str, number))
         wanted = math.prod(self._chunk) * self.dtype.itemsize
         if not file.exists() or file.stat().st_size != wanted:
             raise ValueError(f"{self._folder.parent} is damaged: {self._folder.name}/{file.name} is not {wanted} bytes")
         with file.open("rb") as stream:
             mapped = mmap(stream.fileno(), wanted, flags=MAP_SHARED | _READ_NOW, prot=PROT_READ)
-        return np.frombuffer(mapped, self.dtype).reshape(self._chunk)[part]
+        self._mapped[number] = np.frombuffer(mapped, self.dtype).reshape(self._chunk)
+        return self._mapped[number][part]

@@ -25,6 +25,7 @@ from jpaged.loading.parameters.targets import NotBfloat16, Target, Value, abstra
 from jpaged.loading.weight_formats.weight_format import StatePath
 from jpaged.model_api import HostArray
 from pallas_kernels.held_matrix import HeldMatrix, PermutedMatrix, is_held
+from pallas_kernels.large_pages import PAGE_BYTES
 from pallas_kernels.panelled_floats import panelled_floats
 from pallas_kernels.quantised import QuantisedMatrix
 from pallas_kernels.tiled import tiled
@@ -44,12 +45,19 @@ class Parts:
         return self.parts[_bounds(index)]
 
 
+_BYTES_AT_ONCE = 1 << 20
+"""Bytes that are decoded at once of an array whose slices are not read yet, for the reason in `panelled_floats`."""
+_WHOLE_BLOCKS = 256
+"""Divisor of the lines of a piece: no piece ends within a block of codes, which would be decoded twice."""
+
+
 def own_parts(
     array: HostArray, dtype: np.dtype, sharding: NamedSharding, empty: Callable[..., np.ndarray] = np.empty
 ) -> Parts:
     """Cut the parts of this process's devices out of a host array; only these parts of a file view are read.
 
     Parts are copies, unless their memory in `array` has the layout that a CPU device needs: then it takes that memory.
+    Slices that are not read yet, as those of GGUF files, are decoded in pieces, each straight into its place.
 
     Args:
         empty: makes the copies' memory from a shape and a dtype.
@@ -59,18 +67,38 @@ def own_parts(
     """
     indices = sharding.addressable_devices_indices_map(array.shape).values()
     wanted = {_bounds(index): index for index in indices if index is not None}
-    return Parts(array.shape, {at: _as_held(np.asarray(array[index]), dtype, empty) for at, index in wanted.items()})
+    return Parts(array.shape, {at: _as_held(array[index], dtype, empty) for at, index in wanted.items()})
 
 
-def _as_held(part: np.ndarray, dtype: np.dtype, empty: Callable[..., np.ndarray]) -> np.ndarray:
-    if part.dtype == dtype and part.flags.c_contiguous and part.ctypes.data % ALIGNMENT == 0:
-        return part
-    copy = empty(part.shape, dtype)
+def _as_held(part: HostArray, dtype: np.dtype, empty: Callable[..., np.ndarray]) -> np.ndarray:
+    size = math.prod(part.shape) * dtype.itemsize
+    if isinstance(part, np.ndarray) or size <= _BYTES_AT_ONCE:
+        read = np.asarray(part)
+        if read.dtype == dtype and read.flags.c_contiguous and read.ctypes.data % ALIGNMENT == 0:
+            return read
+        held = empty(read.shape, dtype)
+        _fill(held, read)
+        return held
+    held = empty(part.shape, dtype)
+    axis = part.shape.index(max(part.shape))
+    lines = max(1, _BYTES_AT_ONCE * part.shape[axis] // size // _WHOLE_BLOCKS) * _WHOLE_BLOCKS
+    at = [slice(None)] * len(part.shape)
+    for start in range(0, part.shape[axis], lines):
+        at[axis] = slice(start, start + lines)
+        _fill(held[tuple(at)], np.asarray(part[tuple(at)]))
+    return held
+
+
+def _fill(held: np.ndarray, part: np.ndarray) -> None:
+    """Copy a part, whose numbers may be of another dtype.
+
+    Raises:
+        OverflowError: `held` is of float16, and a number is above the largest float16.
+    """
     with np.errstate(over="ignore"):
-        np.copyto(copy, part, casting="unsafe")
-    if dtype == np.float16 and part.dtype != np.float16:
-        _check_range(copy, part)
-    return copy
+        np.copyto(held, part, casting="unsafe")
+    if held.dtype == np.float16 and part.dtype != np.float16:
+        _check_range(held, part)
 
 
 def _check_range(held: np.ndarray, given: np.ndarray) -> None:
@@ -115,7 +143,7 @@ class HostMemory:
     """Cuts arrays out of large pieces, each of which is freed with the last of its arrays. Thread-safe.
 
     A first touch of memory costs a page fault, and pages of 4 KiB make reading 500 MB of weights wait for the
-    kernel most of the time.
+    kernel most of the time. Pieces begin at a large page's border, so that they lie in large pages from end to end.
     """
 
     def __init__(self) -> None:
@@ -126,16 +154,21 @@ class HostMemory:
         """Return an uninitialised array like `numpy.empty`, aligned to `ALIGNMENT`."""
         size = math.prod(shape) * dtype.itemsize
         if size > _PIECE_BYTES // 4:
-            return _aligned(np.empty(size + ALIGNMENT, np.uint8))[:size].view(dtype).reshape(shape)
+            return _piece(size)[:size].view(dtype).reshape(shape)
         with self._lock:
             if size > len(self._rest):
-                self._rest = _aligned(np.empty(_PIECE_BYTES, np.uint8))
-            taken, self._rest = self._rest[:size], _aligned(self._rest[size:])
+                self._rest = _piece(_PIECE_BYTES)
+            taken, self._rest = self._rest[:size], _aligned(self._rest[size:], ALIGNMENT)
         return taken.view(dtype).reshape(shape)
 
 
-def _aligned(memory: np.ndarray) -> np.ndarray:
-    return memory[-memory.ctypes.data % ALIGNMENT :]
+def _piece(size: int) -> np.ndarray:
+    """Return memory of at least `size` bytes; what is more is not touched and so takes none."""
+    return _aligned(np.empty(size + PAGE_BYTES, np.uint8), PAGE_BYTES)
+
+
+def _aligned(memory: np.ndarray, border: int) -> np.ndarray:
+    return memory[-memory.ctypes.data % border :]
 
 
 _READERS = 2
@@ -215,17 +248,19 @@ def _own_parts(
     target: Target, read: Callable[[Target], HostValue], mesh: jax.sharding.Mesh, memory: HostMemory
 ) -> Held:
     likes, value = abstract_value(target, mesh, stacked=False), read(target)
+    # One device takes the memory that a matrix is put in order in; several get copies of their parts.
+    whole = memory.empty if mesh.size == 1 else np.empty
     if is_held(value):
         held: Any = value
         if target.tiled:
             assert isinstance(value, QuantisedMatrix | PermutedMatrix)
-            held = with_codes(value, tiled)
+            held = with_codes(value, partial(tiled, empty=whole))
     elif target.panelled:
-        held = panelled_floats(value)
+        held = panelled_floats(value, whole)
     elif target.tiled:
         assert target.source.contracted is not None
         try:
-            held = tiled_floats(value, target.source.contracted, product=target.product)
+            held = tiled_floats(value, target.source.contracted, product=target.product, empty=whole)
         except NotBfloat16Error as error:
             raise NotBfloat16(target) from error
     else:

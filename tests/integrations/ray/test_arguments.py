@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,10 @@ def test_keys_come_from_a_file(tmp_path):
     file.write_text(json.dumps([{"name": "team", "key": "k"}]))
     settings = RayArguments(model="m", api_keys_file=file, server={"host": "0.0.0.0"}).settings()
     assert [key.name for key in settings.keys] == ["team"]
+
+
+def test_the_name_of_0_2_warns_and_is_the_package_of_today():
+    sys.modules.pop("jpaged.server.ray", None)
+    with pytest.warns(DeprecationWarning, match="is jpaged.integrations.ray") as said:
+        from jpaged.server.ray import RayArguments as former
+    assert former is RayArguments and said[0].filename == __file__

@@ -1,17 +1,34 @@
+import ctypes
 import os
+import resource
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from checkpoints import make_checkpoint
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jpaged.loading.parameters.placement import empty_stack, own_parts, place, set_layer
+from jpaged.loading import load_model
+from jpaged.loading.gguf.blocks import dequantise
+from jpaged.loading.gguf.rows import GGUFRows
+from jpaged.loading.parameters import placement
+from jpaged.loading.parameters.placement import HostMemory, empty_stack, own_parts, place, set_layer
 from jpaged.loading.parameters.targets import sharding_of
-from jpaged.model_api import TENSOR_AXIS
+from jpaged.model_api import TENSOR_AXIS, Bfloat16Tiles
+from pallas_kernels.panelled_floats import panelled_floats
+from pallas_kernels.quantised import INT8, QuantisedMatrix
+from pallas_kernels.tiled import tiled
+from pallas_kernels.tiled_floats import tiled_floats
+
+PR_SET_THP_DISABLE = 41
+NO_CUT = (slice(None), slice(None))
 
 
 def mesh():
@@ -49,3 +66,63 @@ def test_each_device_reads_only_its_own_part():
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def touched(run):
+    """The bytes of pages that the calling thread had not touched before, where Linux gives small pages only."""
+    disable = partial(ctypes.CDLL(None).prctl, PR_SET_THP_DISABLE)
+    assert disable(1, 0, 0, 0) == 0
+    try:
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        held = run(HostMemory().empty)
+        faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+    finally:
+        disable(0, 0, 0, 0)
+    return held, faults * resource.getpagesize()
+
+
+def of_gguf(rows, values):
+    """A matrix of a GGUF file in Q4_1, [rows, values], that is decoded where it is sliced."""
+    kind = GGMLQuantizationType.Q4_1
+    unit, items = GGML_QUANT_SIZES[kind]
+    stored = np.zeros((rows, values // unit * items), np.uint8)
+    return GGUFRows(
+        stored, partial(dequantise, encoding=kind), unit, items, np.dtype(np.float32), range(rows), range(values)
+    )
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts the faults of a thread")
+@pytest.mark.parametrize("held", ["array", "panels", "tiles", "codes"])
+def test_weights_touch_the_memory_that_stays_and_little_more(held):
+    rows, values = 4096, 1536  # 24 MiB of float32
+    whole = sharding_of(mesh(), P(None, None))
+    matrix = QuantisedMatrix(np.ones((values, rows), np.int8), np.ones((1, rows), np.float32), None, -2, INT8)
+    floats = np.ones((rows, values), jnp.bfloat16)
+    make = {
+        "array": lambda empty: own_parts(of_gguf(rows, values), np.dtype(np.float32), whole, empty)[NO_CUT],
+        "panels": lambda empty: panelled_floats(of_gguf(rows, values).T, empty).numbers,
+        "tiles": lambda empty: tiled_floats(floats.T, -2, product="float32", empty=empty).bits,
+        "codes": lambda empty: tiled(matrix, empty).codes,
+    }[held]
+    make(np.empty)  # what malloc keeps, and code
+    array, size = touched(make)
+    assert size < 1.1 * array.nbytes + (3 << 20), (size, array.nbytes)
+
+
+@pytest.mark.parametrize(
+    ("maker", "quantization", "dtype"),
+    [("panelled_floats", None, "float32"), ("tiled_floats", None, "bfloat16"), ("tiled", "int8", "float32")],
+)
+def test_a_device_takes_the_memory_that_a_matrix_is_put_in_order_in(maker, quantization, dtype, tmp_path, monkeypatch):
+    places, make = [], getattr(placement, maker)
+
+    def recorded(*args, **kwargs):
+        held = make(*args, **kwargs)
+        places.extend(part.ctypes.data for part in jax.tree.leaves(held))
+        return held
+
+    monkeypatch.setattr(placement, maker, recorded)
+    make_checkpoint("llama", tmp_path)
+    loaded = load_model(tmp_path, dtype=dtype, quantization=quantization, compact_tiles=Bfloat16Tiles.FLOAT32_PRODUCT)
+    held = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(loaded.params)}
+    assert places and set(places) <= held

@@ -84,7 +84,7 @@ def check_model(config: SizedConfig, family: type, model_config: Any, dtype: Any
     if config.compiled_programs is None:
         return
     folder = Path(config.compiled_programs)
-    settings = {"dtype": str(dtype)}
+    settings: dict[str, Any] = {"dtype": str(dtype)}
     if not is_encoder(family, model_config):  # an encoder's lengths are known when it is built
         longest = resolve_max_model_len(config.max_model_len, model_config)
         settings |= {"max_model_len": longest, "max_num_batched_tokens": config.max_num_batched_tokens}

@@ -71,6 +71,25 @@ def test_output_that_cannot_be_written_is_said_once_and_a_reader_that_went_is_no
     assert (done.returncode, done.stderr) == (CLOSED_PIPE, b"")
 
 
+LATE = """
+import typer
+from jpaged.cli.options import Command
+app = typer.Typer()
+@app.command(cls=Command)
+def fails() -> None:
+    print("half of an answer")
+    raise OSError(28, "No space left on device", "report.json")
+app()
+"""
+
+
+def test_what_was_printed_before_a_failure_elsewhere_is_not_lost():
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, env=buffered)
+    assert (done.returncode, done.stdout) == (1, b"half of an answer\n")
+    assert b"report.json" in done.stderr
+
+
 def test_a_plan_without_a_network_asks_once_and_names_what_it_has(monkeypatch):
     asked = []
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
@@ -211,26 +212,22 @@ def _unsatisfied(aims: Mapping[int, Any]) -> set[int]:
         aims: the target of each schema with a reference, by its id.
     """
     definitions = {id(aim): aim for aim in aims.values() if isinstance(aim, dict)}
-    waiting = {
-        at: {id(aims[id(part)]) for part, *_ in _parts(each) if id(part) in aims}
-        for at, each in reversed(definitions.items())  # references mostly point further down
-    }
-    closed: set[int] = set()
-    while waiting:
-        before = len(waiting)
-        for at, needed in list(waiting.items()):
-            if waiting.keys().isdisjoint(needed):
-                if not _may_be_satisfied(definitions[at], aims, lambda aim: aim in closed or aim in waiting):
-                    closed.add(at)
-                del waiting[at]
-        if len(waiting) < before:
-            continue
-        for at in list(waiting):  # circles, and choices among definitions
-            if _may_be_satisfied(definitions[at], aims, lambda aim: aim in closed or aim in waiting):
-                del waiting[at]
-        if len(waiting) == before:
-            break
-    return closed | waiting.keys()
+    users: dict[int, set[int]] = {at: set() for at in definitions}
+    for at, each in definitions.items():
+        for part, *_ in _parts(each):
+            if id(part) in aims and id(aims[id(part)]) in users:
+                users[id(aims[id(part)])].add(at)
+    closed = set(definitions)
+    due = deque(reversed(definitions))  # references mostly point further down
+    queued = set(due)
+    while due:
+        queued.remove(at := due.popleft())
+        if _may_be_satisfied(definitions[at], aims, closed.__contains__):
+            closed.remove(at)
+            again = [user for user in users[at] if user in closed and user not in queued]
+            due += again
+            queued.update(again)
+    return closed
 
 
 def _may_be_satisfied(definition: dict[str, Any], aims: Mapping[int, Any], is_closed: Callable[[int], bool]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -36,10 +35,6 @@ app = typer.Typer(
 )
 
 
-_given: set[str] = set()
-"""Warnings that this command has given, without the names in them."""
-
-
 def _print_version(asked: bool) -> None:
     """Print the version and exit, if the flag was given."""
     if asked:
@@ -54,19 +49,22 @@ def main(
     ] = False,
 ) -> None:
     """Serve large language models from JAX with paged KV memory."""
-    _given.clear()
     warnings.formatwarning = _one_line
-    warnings.showwarning = OncePerCause(warnings.showwarning)
+    show = warnings.showwarning
+    warnings.showwarning = OncePerCause(show.show if isinstance(show, OncePerCause) else show)
 
 
 class OncePerCause:
     """Shows a warning of a library once: JAX, for one, gives the same one for each program that a disk has no room for.
 
     Those of jpaged are all shown, as each names what it is about.
+
+    Args:
+        show: what shows a warning, as `warnings.showwarning`.
     """
 
     def __init__(self, show: Callable[..., None]) -> None:
-        self._show = show
+        self.show = show
         self._seen: set[tuple[type[Warning], str, int]] = set()
 
     def __call__(
@@ -75,7 +73,7 @@ class OncePerCause:
         place = category, filename, lineno
         if Path(filename).is_relative_to(_PACKAGE) or place not in self._seen:
             self._seen.add(place)
-            self._show(message, category, filename, lineno, *more, **options)
+            self.show(message, category, filename, lineno, *more, **options)
 
 
 _PACKAGE = Path(__file__).parent.parent
@@ -84,12 +82,7 @@ _PACKAGE = Path(__file__).parent.parent
 def _one_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Format a warning without the line of the package that gives it, which a user need not know; as nothing if only
-    the name in it is another one, as of each program that XLA's cache on a full disk does not take."""
-    cause = re.sub(r" for '[^']*'", "", str(message))
-    if cause in _given:
-        return ""
-    _given.add(cause)
+    """Format a warning without the line of the package that gives it, which a user need not know."""
     return f"warning: {message}\n"
 
 

@@ -96,10 +96,14 @@ def _message(error: Any, args: Sequence[str]) -> str:
     return f"{message} {instead}" if instead else message
 
 
-def _drop_output() -> None:
-    """Send what is left of standard output nowhere: Python would write it again at its end, and fail again."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _flush_or_drop_output() -> None:
+    """Write what is left of standard output; if that fails send it nowhere, as Python would write it again at its end,
+    and fail again."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Group(TyperGroup):
@@ -126,10 +130,10 @@ class Command(TyperCommand):
         except typer.BadParameter as error:
             raise UserError(with_short_values(_with_flags(error.message, self.params))) from error
         except BrokenPipeError as error:  # `| head` has seen enough
-            _drop_output()
+            _flush_or_drop_output()
             raise typer.Exit(CLOSED_PIPE) from error
         except OSError as error:  # a full disk, a folder that cannot be written
-            _drop_output()
+            _flush_or_drop_output()
             failed = UserError(with_short_values(_with_flags(str(error), self.params)))
             failed.exit_code = 1
             raise failed from error

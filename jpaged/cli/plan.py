@@ -71,7 +71,7 @@ def plan(
         EngineConfig(model=model, max_model_len=context, max_num_seqs=concurrency, **engine.settings())
         if compiler_env is not None and not compiler_env.is_dir():
             raise ValueError(f"compiler_env={str(compiler_env)!r} is no folder")
-        if not model.endswith(".json"):  # a config.json is described without its weights
+        if not model.lower().endswith(".json"):  # a config.json is described without its weights
             check_local(model)
     try:
         with waiting(f"planning {model} for {device}: importing JAX"), bad_parameters():

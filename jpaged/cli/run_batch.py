@@ -61,9 +61,9 @@ def run_batch(
             done = batch.answered(answers_file, tidy=False)
         left = [request for request in asked if request.custom_id not in done]
         typer.echo(f"{len(asked)} requests, {len(asked) - len(left)} answered before", err=True)
-        if left:
-            llm = engine.build(model)
-            batch.answered(answers_file)  # a run that cannot start leaves the file as it was
+        llm = engine.build(model) if left else None
+        batch.answered(answers_file)  # a run that cannot start leaves the file as it was
+        if llm is not None:
             concurrency = 2 * llm.config.max_num_seqs
             settings = replace(settings, max_waiting=max(256, concurrency))
             try:

@@ -67,8 +67,9 @@ def check_name(name: str | Path) -> None:
         raise ValueError(f"model={shown(name)} is no name or path; {_ACCEPTED}")
     try:
         Path(name).expanduser().exists()
-    except OSError as error:
-        raise ValueError(f"model={str(name)!r} cannot be read ({error.strerror}); {_ACCEPTED}") from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: a user's home that is not known, as in ~nobody/model
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"model={str(name)!r} cannot be read ({reason}); {_ACCEPTED}") from error
 
 
 def resolve_source(name: str | Path, *, revision: str | None = None, download_dir: str | Path | None = None) -> Source:

@@ -131,7 +131,8 @@ class Question:
         }
         with tempfile.TemporaryDirectory() as folder:
             write_config(self.described.config, Path(folder))
-            progress.info("compiling for %s in a process of its own, which takes minutes", self.device.name)
+            doing = "tracing programs" if python is None else "compiling, which takes minutes,"
+            progress.info("%s for %s in a process of its own", doing, self.device.name)
             # -P: the script's folder is no place to import from.
             done = subprocess.run(
                 [python or sys.executable, "-P", Path(__file__).parent / "child.py"],

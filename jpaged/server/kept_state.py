@@ -69,8 +69,10 @@ class KeptState:
                 await self._load(self._folder)
             else:
                 await self._engine.save_state(self._folder)
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             self.release()
+            if isinstance(error, OSError):
+                raise
             raise StateRefused(f"state_dir={str(self._folder)!r}: {error}") from error
         self._engine.save_every(self._folder, self._save_every)
         self._restored = True

@@ -125,10 +125,10 @@ def check_address(settings: ServerSettings) -> None:
     """Check that the server can listen on its address, before a model is loaded.
 
     Raises:
-        OSError: the address is in use, or does not belong to this machine.
+        OSError: the address is in use, is unknown, or does not belong to this machine; the message names it.
     """
-    family, _, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
     try:
+        family, _, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
         socket.create_server(address[:2], family=family).close()
     except OSError as error:
         raise OSError(f"--host {settings.host} --port {settings.port} cannot be listened on: {error}") from error

@@ -40,9 +40,10 @@ def with_tokens(
 
     Raises:
         ValueError: there are not as many prompts as lists of tokens, or one of them is not a text.
+        TypeError: `prompts` can hold none.
     """
     lists = several(cast("Prompt | Sequence[Prompt]", token_ids))
-    texts = [prompts] * len(lists) if prompts is None else [prompts] if isinstance(prompts, str) else list(prompts)
+    texts = [None] * len(lists) if prompts is None else several(cast("Prompt | Sequence[Prompt]", prompts))
     if len(texts) != len(lists):
         raise ValueError(f"{len(texts)} prompts for {len(lists)} prompt_token_ids")
     for text in texts:

@@ -192,7 +192,7 @@ def _unfitting(
         return f"the {len(messages)} messages do"
     message = messages[last]
     place = f"messages[{last}], of the role {message['role']!r}, does"
-    for name in message.keys() - {"role"}:
+    for name in (key for key in message if key != "role"):
         others = {key: value for key, value in message.items() if key != name} | (
             {"content": ""} if name == "content" else {}
         )

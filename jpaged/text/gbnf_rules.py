@@ -12,6 +12,9 @@ _MOST_SOLVED = 30
 _MOST_ROUNDS = 10
 """Most rules, one in another, from whose sides repeats are moved."""
 
+_MOST_STRIPPED = 100
+"""Most expressions, one in another, at whose sides a needless repeat is looked for: each takes frames of Python's."""
+
 Bodies = dict[int, Node]
 
 
@@ -152,23 +155,26 @@ class Rules:
                 kept.append(part)
         return kept if side == 0 else kept[::-1]
 
-    def _stripped(self, node: Node, often: Node, side: int) -> Node:
+    def _stripped(self, node: Node, often: Node, side: int, levels: int = _MOST_STRIPPED) -> Node:
         """Return an expression without the repeat `often` at a side where the same one stands next to it."""
         made = self.made
         kind, *rest = made.forms[node]
         if node == often:
             return made.empty
+        if levels == 0:
+            return node
         if kind == "seq" and rest[0]:
-            end = self._stripped(rest[0][side], often, side)
+            end = self._stripped(rest[0][side], often, side, levels - 1)
             parts = [end, *rest[0][1:]] if side == 0 else [*rest[0][:-1], end]
-            return self._stripped(made.sequence(parts), often, side) if end == made.empty else made.sequence(parts)
+            shorter = made.sequence(parts)
+            return self._stripped(shorter, often, side, levels - 1) if end == made.empty else shorter
         if kind == "alt":
-            return made.choice(self._stripped(part, often, side) for part in rest[0])
+            return made.choice(self._stripped(part, often, side, levels - 1) for part in rest[0])
         if kind == "rep":
             inner = made.forms[rest[0]]
             again = inner[0] == "seq" and inner[1] and inner[1][-1 - side] == often
             if again or rest[2] == 1:
-                return made.repeat(self._stripped(rest[0], often, side), *rest[1:])
+                return made.repeat(self._stripped(rest[0], often, side, levels - 1), *rest[1:])
         return node
 
 

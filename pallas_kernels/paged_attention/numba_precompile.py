@@ -27,8 +27,9 @@ _COMMAND = """
 import os, sys, threading, time
 
 def end_with_parent():
-    # Standard input is a pipe, of which the other end is closed when the parent has ended, however it did.
-    sys.stdin.buffer.read()
+    # Standard input is a pipe, of which the other end is closed when the parent has ended, however it did. It is read
+    # without Python's buffer, whose lock this thread would hold: Python aborts if it finds that at its own end.
+    os.read(0, 1)
     try:
         import fcntl
         with open(sys.argv[2], "ab") as file:

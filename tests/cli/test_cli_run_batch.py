@@ -62,6 +62,14 @@ def test_answers_that_another_run_writes_are_refused_and_left_as_they_are(asked,
     assert out.read_text() == "".join(UNFINISHED)
 
 
+def test_an_answer_that_was_cut_off_goes_though_nothing_is_left_to_ask(asked, tmp_path):
+    """Its request may have been taken out of the file of requests since."""
+    answer = json.dumps({"id": "batch_req_0", "custom_id": "a", "response": {"status_code": 200}}) + "\n"
+    (tmp_path / "out.jsonl").write_text(answer + UNFINISHED[-1])
+    assert run(asked, tmp_path / "out.jsonl")[0] == 0
+    assert (tmp_path / "out.jsonl").read_text() == answer
+
+
 @pytest.mark.parametrize("error", [ValueError("no such model"), OSError(28, "full"), KeyboardInterrupt()])
 def test_a_run_whose_model_cannot_be_loaded_leaves_the_answers_as_they_were(error, asked, tmp_path, monkeypatch):
     out = tmp_path / "out.jsonl"

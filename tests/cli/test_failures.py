@@ -71,6 +71,25 @@ def test_output_that_cannot_be_written_is_said_once_and_a_reader_that_went_is_no
     assert (done.returncode, done.stderr) == (CLOSED_PIPE, b"")
 
 
+LATE = """
+import typer
+from jpaged.cli.options import Command
+app = typer.Typer()
+@app.command(cls=Command)
+def fails() -> None:
+    print("half of an answer")
+    raise OSError(28, "No space left on device", "report.json")
+app()
+"""
+
+
+def test_what_was_printed_before_a_failure_elsewhere_is_not_lost():
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, env=buffered)
+    assert (done.returncode, done.stdout) == (1, b"half of an answer\n")
+    assert b"report.json" in done.stderr
+
+
 def test_a_plan_without_a_network_asks_once_and_names_what_it_has(monkeypatch):
     asked = []
 
@@ -106,12 +125,13 @@ def test_only_options_that_a_command_has_are_named(command, said, monkeypatch, t
     assert f"there; {said}" in output and "_dir=" not in output
 
 
-def test_warnings_of_one_cause_are_given_once_a_command(capsys):
-    for _ in range(2):
+def test_warnings_of_one_cause_are_given_once_a_command(monkeypatch):
+    shown = []
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # put back afterwards
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *_: shown.append(message))
+    for number in (1, 2):
         main()
-        with warnings.catch_warnings():
-            warnings.simplefilter("always")
-            for name in ("jit_a", "jit_b"):
-                text = f"Error writing persistent compilation cache entry for '{name}': No space left on device"
-                sys.stderr.write(warnings.formatwarning(UserWarning(text), UserWarning, "", 0))
-        assert capsys.readouterr().err.count("No space left on device") == 1
+        for name in ("jit_a", "jit_b"):
+            text = f"Error writing persistent compilation cache entry for '{name}': No space left on device"
+            warnings.showwarning(UserWarning(text), UserWarning, "/lib/jax/compiler.py", 833)
+        assert len(shown) == number

@@ -550,6 +550,7 @@ def test_prompts_may_be_token_ids_alone(llm, prompts):
         (["a"], [[1], [2]], "1 prompts for 2 prompt_token_ids"),
         ("a", [[1], [2]], "1 prompts for 2 prompt_token_ids"),
         ([{"prompt": "a"}], [[1]], "must be texts where prompt_token_ids are given"),
+        ({"prompt": "a"}, [[1]], "must be texts where prompt_token_ids are given"),
         (None, [[]], "the prompt has 0 tokens"),
     ],
 )

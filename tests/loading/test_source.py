@@ -79,6 +79,11 @@ def test_a_path_that_does_not_exist_is_named_without_asking_the_hub(name, monkey
         resolve_source(name)
 
 
+def test_a_home_that_is_not_known_is_refused_by_the_name():
+    with pytest.raises(ValueError, match="model='~nobody-is-called-so/m' cannot be read "):
+        resolve_source("~nobody-is-called-so/m")
+
+
 def test_a_folder_without_a_config_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"has no config\.json; accepted"):
         resolve_source(tmp_path)

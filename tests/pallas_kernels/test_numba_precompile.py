@@ -153,6 +153,14 @@ def test_it_ends_with_its_parent_unless_another_process_waits(awaited, tmp_path)
         until(lambda: not alive(child))
 
 
+def test_it_ends_well_while_its_parent_lives(tmp_path):
+    """A thread that waits for the end of a buffered standard input makes Python abort at its own end."""
+    start = numba_precompile._COMMAND.index("from pallas_kernels")
+    command = numba_precompile._COMMAND[:start] + "time.sleep(0.2)"  # in place of the loops
+    with subprocess.Popen([sys.executable, "-c", command, "float32", tmp_path / "waiting"], stdin=-1) as child:
+        assert child.wait() == 0
+
+
 def test_an_engine_that_finds_another_ones_process_holds_a_lock_while_it_waits(started):
     fcntl = pytest.importorskip("fcntl")
     started.running.clear()

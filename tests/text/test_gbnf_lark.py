@@ -379,7 +379,13 @@ def test_the_texts_of_a_recursive_grammar_stay_terminals_where_no_reading_is_los
 
 
 @pytest.mark.parametrize(
-    "text", ["root ::= " + "(" * 400 + '"a"' + ")?" * 400, 'root ::= "(" root ")" | ' + '"a"* ' * 99]
+    "text",
+    [
+        "root ::= " + "(" * 400 + '"a"' + ")?" * 400,
+        'root ::= "(" root ")" | ' + '"a"* ' * 99,
+        'root ::= "a" | "[" root ws ' + '(ws "b" | ' * 400 + "root" + ")" * 400 + ' "]"\nws ::= " "*',
+    ],
+    ids=["repeats", "a sequence", "alternatives next to a repeat"],
 )
 def test_deep_and_long_rules_are_taken(text):
     assert fits(text, "a")

@@ -11,6 +11,7 @@ from followed_texts import compiled, follows, takes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jpaged import json_schema
 from jpaged.json_schema import first_unfollowed, followable, followed_as_far_as_can_be
 
 DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
@@ -210,6 +211,25 @@ def test_a_reference_to_what_nothing_satisfies_refuses_that_member_only(nothing)
         compiled({"$ref": "#/$defs/it", **definitions})
     either = {"anyOf": [{"$ref": "#/$defs/it"}, {"type": "null"}], **definitions}
     assert takes(either, "null") and takes({"type": "array", "items": {"$ref": "#/$defs/it"}, **definitions}, "[]")
+
+
+def test_a_chain_of_definitions_is_looked_at_once_or_twice_each(monkeypatch):
+    """Each look takes llguidance half a millisecond: all of them after each one would take seconds."""
+    looks = []
+    look = json_schema._may_be_satisfied
+    monkeypatch.setattr(json_schema, "_may_be_satisfied", lambda each, *more: looks.append(each) or look(each, *more))
+    first = {"anyOf": [{"$ref": "#/$defs/d0"}, {"type": "null"}]}
+    chain = {
+        f"d{number}": {
+            "type": "object",
+            "properties": {"next": {"$ref": f"#/$defs/d{number + 1}"}, "first": first},
+            "required": ["next", "first"],
+        }
+        for number in range(20)
+    }
+    schema = followable({"$ref": "#/$defs/d0", "$defs": chain | {"d20": {"type": "null"}}})
+    assert {"enum": []} not in schema["$defs"].values()
+    assert 21 <= len(looks) <= 2 * 21
 
 
 def test_definitions_that_refer_to_each_other_and_end_are_followed():

@@ -239,7 +239,9 @@ class Program:
         try:
             return store.find(stored, args)
         except ValueError as error:  # `jpaged compile` may replace the folder while requests run, which must not end
-            logger.warning("%s: it is compiled instead", error)
+            # A folder that was replaced lacks every program: one warning is enough.
+            logger.log(logging.DEBUG if store.failed else logging.WARNING, "%s: it is compiled instead", error)
+            store.failed = True
             return None
 
     def _end(self, key: Hashable, over: threading.Event, seconds: float) -> None:

@@ -45,12 +45,14 @@ class ProgramStore:
         folder: where the programs lie, or will.
         collects: whether programs are taken in, to be written.
         num_found: programs that were loaded so far.
+        failed: whether a program could not be read since the folder was opened.
     """
 
     def __init__(self, folder: Path, mesh: Mesh, facts: Facts, files: Mapping[str, str] | None = None) -> None:
         self.folder = folder
         self.collects = files is None
         self.num_found = 0
+        self.failed = False
         self._mesh = mesh
         self._files = dict(files or {})
         self._facts = facts

@@ -66,7 +66,7 @@ def serve(
     """
     for name, needs in (("httpx", True), ("matplotlib", plot is not None)):
         if needs and find_spec(name) is None:
-            raise typer.BadParameter(f'this needs {name}: pip install "jpaged[bench]"')
+            raise typer.BadParameter(f'this needs {name}: pip install ".[bench]" in a clone of jpaged')
     from rich.console import Console
 
     from jpaged.bench import report

@@ -242,7 +242,8 @@ def _command(conversation: Conversation, line: str) -> bool:
         elif name == "/save":
             _note(_save(conversation, rest))
         else:
-            _note(f"{name} is no command{did_you_mean(name, COMMANDS)} /help lists them, // says a line with a slash")
+            near = did_you_mean(name, COMMANDS) or ";"
+            _note(f"{name} is no command{near} /help lists them, // says a line with a slash")
     except (ValueError, TypeError, OSError) as error:
         _note(str(error))
     return True

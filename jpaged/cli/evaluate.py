@@ -19,7 +19,7 @@ def evaluate(ctx: typer.Context, model: Model = "smollm2-135m", *, engine: Engin
     --output_path, --include_path, ...
     """
     if find_spec("lm_eval") is None:
-        raise typer.BadParameter("lm_eval not found: pip install 'jpaged[eval]'")
+        raise typer.BadParameter("lm_eval not found: pip install '.[eval]' in a clone of jpaged")
     if not any(one.split("=")[0] in ("--tasks", "-t") for one in ctx.args):
         raise typer.BadParameter("give --tasks, such as --tasks arc_easy; `lm_eval ls tasks` lists them")
     llm = engine.build(model, reads_text=True)

@@ -199,7 +199,7 @@ def check_serve_extra() -> None:
     """Check that the server's libraries are installed."""
     missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if find_spec(name) is None]
     if missing:
-        raise typer.BadParameter(f"{', '.join(missing)} not found: pip install 'jpaged[serve]'")
+        raise typer.BadParameter(f"{', '.join(missing)} not found: pip install '.[serve]' in a clone of jpaged")
 
 
 def check_otel_extra() -> None:
@@ -209,4 +209,4 @@ def check_otel_extra() -> None:
     except ModuleNotFoundError:
         found = None
     if found is None:
-        raise typer.BadParameter("--otlp-traces-endpoint needs OpenTelemetry: pip install 'jpaged[otel]'")
+        raise typer.BadParameter("--otlp-traces-endpoint needs OpenTelemetry: pip install '.[otel]' in a clone")

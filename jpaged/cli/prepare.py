@@ -11,7 +11,7 @@ import typer
 
 from jpaged.cli.engine_options import EngineOptions, with_engine_options
 from jpaged.cli.options import bad_parameters
-from jpaged.cli.waiting import waiting
+from jpaged.cli.waiting import PROGRESS, waiting
 from jpaged.config import EngineConfig
 
 
@@ -50,7 +50,7 @@ def _check_new(name: str, folder: Path) -> None:
 
 
 def quantize(
-    model: Annotated[str, typer.Argument(help="Hub id, Hugging Face folder with plain weights, or .gguf file.")],
+    model: Annotated[str, typer.Argument(help="Alias, hub id, Hugging Face folder with plain weights, or .gguf file.")],
     out: Annotated[Path, typer.Option("--out", help="Folder to write; must not exist yet.")],
     method: Annotated[str, typer.Option("--format", help="compressed-tensors, awq or gptq.")] = "compressed-tensors",
     bits: Annotated[int, typer.Option(help="4, or 8 except for awq.")] = 4,
@@ -71,6 +71,7 @@ def quantize(
     with waiting(f"quantising {model}: importing JAX"), bad_parameters():
         from jpaged.loading.quantised_folder import quantise_folder
 
+        PROGRESS.info("reading and packing %s", model)
         written = quantise_folder(
             model, out, method=method, bits=bits, group_size=group_size, warn=partial(typer.echo, err=True)
         )

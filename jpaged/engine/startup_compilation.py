@@ -28,7 +28,7 @@ def compile_while_serving(engine: Engine) -> None:
     runner, start = engine.runner, time.monotonic()
     first = [*map(_unless_it_fails, runner.shapes.smallest()), *runner.shapes.needed()]
     later = runner.shapes.later()
-    progress.info("compiling %d programs and their kernels before the first request", len(first))
+    progress.info("compiling or finding %d programs and their kernels before the first request", len(first))
     threads = CompilerThreads()
     jax.block_until_ready(runner.worker.pool)  # no other work of XLA's may look like compiling
     with threads.found():
@@ -40,6 +40,8 @@ def compile_while_serving(engine: Engine) -> None:
         time.monotonic() - start,
         len(later),
     )
+    if (store := runner.worker.programs) is not None:
+        logger.info("%d programs were found in %s, and not compiled", store.num_found, store.folder)
     runner.takes_larger = True
     _compile_in_background(engine, later, threads.lowered)
 

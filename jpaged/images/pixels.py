@@ -141,4 +141,6 @@ def pillow(module: str = "Image") -> ModuleType:
     try:
         return importlib.import_module(f"PIL.{module}")
     except ImportError as error:
-        raise ImportError('images need Pillow, which is not installed: pip install "jpaged[images]"') from error
+        raise ImportError(
+            'images need Pillow, which is not installed: pip install ".[images]" in a clone of jpaged'
+        ) from error

@@ -207,7 +207,9 @@ def open_image_processor(folder: str | os.PathLike[str], config: Any, tokenizer:
 
     processor = AutoImageProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
     if getattr(processor, "backend", None) != "pil":
-        raise ImportError('transformers has no image processors without torch: pip install "jpaged[images]"')
+        raise ImportError(
+            'transformers has no image processors without torch: pip install ".[images]" in a clone of jpaged'
+        )
     return _PROCESSORS[config.model_type](processor, config, placeholder_of(config, tokenizer))
 
 

@@ -1,4 +1,4 @@
-"""Evaluates a model with the Language Model Evaluation Harness: ``jpaged eval`` (``pip install "jpaged[eval]"``).
+"""Evaluates a model with the Language Model Evaluation Harness: ``jpaged eval`` (``pip install ".[eval]"``).
 
 lm_eval finds models in a table of its own, without entry points, so `evaluate` adds a row and calls its command line.
 """

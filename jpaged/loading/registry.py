@@ -24,7 +24,7 @@ def model_class(model_type: str) -> type[Any]:
     """
     families = _families()
     if model_type not in families:
-        known = ", ".join(sorted(families)) or "none; is jpaged installed (pip install jpaged)?"
+        known = ", ".join(sorted(families)) or "none; is jpaged installed (pip install . in a clone)?"
         raise ValueError(
             f"no model family is registered for model_type {model_type!r}. Known: {known}. "
             f"A package adds a family with an entry point in the group {GROUP!r}."

@@ -71,7 +71,7 @@ def file_system(url: str) -> AbstractFileSystem:
     except ImportError as error:
         raise ValueError(
             f"model={without_secrets(url)!r}: {scheme}:// needs a package that is not installed ({error}): "
-            "pip install 'jpaged[remote]'"
+            "pip install '.[remote]' in a clone of jpaged"
         ) from error
 
 

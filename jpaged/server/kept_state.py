@@ -94,7 +94,11 @@ class KeptState:
         for name in names:
             if name not in awaited:
                 await self._engine.abort(name)
-        logger.info("%d of %d restored requests wait for their clients to send them again", len(awaited), len(names))
+        logger.info(
+            "%d of %d restored requests wait for their clients to send them again; stored responses go on anyway",
+            len(awaited),
+            len(names),
+        )
         if awaited:
             self._end_timer = asyncio.create_task(self._end_unclaimed())
 

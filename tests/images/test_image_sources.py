@@ -325,4 +325,4 @@ def test_without_pillow_an_error_says_what_to_install():
         "except ImportError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert 'pip install "jpaged[images]"' in done.stdout
+    assert 'pip install ".[images]"' in done.stdout

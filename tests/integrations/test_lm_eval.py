@@ -105,7 +105,7 @@ def test_a_chat_is_rendered_by_the_models_template(evaluated):
 
 def test_the_command_says_what_it_lacks(monkeypatch):
     monkeypatch.setattr("jpaged.cli.evaluate.find_spec", lambda name: None)
-    assert "pip install 'jpaged[eval]'" in CliRunner().invoke(app, ["eval", "--tasks", "a"]).output
+    assert "pip install '.[eval]' in a clone of jpaged" in CliRunner().invoke(app, ["eval", "--tasks", "a"]).output
     monkeypatch.setattr("jpaged.cli.evaluate.find_spec", lambda name: name)
     assert "give --tasks" in CliRunner().invoke(app, ["eval"]).output
 

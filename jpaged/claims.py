@@ -86,7 +86,8 @@ def holds_folder(folder: Path) -> bool:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing to a folder meanwhile: claim it, unless this process has.
+    """Keep other processes from writing to a folder meanwhile: claim it, unless this process has. A folder that was
+    made for the claim is removed if nothing was written.
 
     Raises:
         InUse, OSError: see `claim_folder`.
@@ -94,8 +95,14 @@ def writing(folder: Path) -> Iterator[None]:
     if holds_folder(folder):
         yield
         return
-    with _locked(folder):
-        yield
+    is_new = not folder.exists()
+    try:
+        with _locked(folder):
+            yield
+    finally:
+        if is_new:
+            with suppress(OSError):  # it holds what was written
+                folder.rmdir()
 
 
 def claim_file(file: Path) -> Claim:
@@ -112,7 +119,7 @@ def claim_file(file: Path) -> Claim:
 
 def _locked(folder: Path) -> Claim:
     if folder.is_file():
-        raise NotADirectoryError(f"{str(folder)!r} is a file: give a folder")
+        raise NotADirectoryError(f"{str(folder)!r} is a file: a state is saved to a folder")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     owner = "another process"
     with suppress(OSError):

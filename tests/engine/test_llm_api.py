@@ -228,7 +228,7 @@ def test_a_sampling_parameter_that_does_not_work_is_not_accepted(name):
 
 WRONG = [
     ("n", 0),
-    ("n", 2.0),
+    ("n", 2.5),
     ("temperature", -0.1),
     ("temperature", float("nan")),
     ("temperature", "hot"),

@@ -13,6 +13,7 @@ import typer
 
 from jpaged.cli.options import bad_parameters, check_place
 from jpaged.cli.waiting import waiting
+from jpaged.short_values import shortened
 
 
 def serve(
@@ -107,7 +108,7 @@ def serve(
         target = Target(url, model, endpoint, api_key, extra)  # type: ignore[arg-type]
         seconds = [None if limit is None else limit / 1e3 for limit in (limit_ttft, limit_token, limit_latency)]
         limits = report.Limits(*seconds)
-        with waiting(f"measuring {url}"):
+        with waiting(f"measuring {shortened(url)}"):
             reports = _run(target, asks, plan, limits)
     console = Console()
     title = f"{url}, {arrivals} arrivals, {len(asks)} requests a rate; latencies p50 / p90 / p99"

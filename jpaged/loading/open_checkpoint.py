@@ -18,7 +18,8 @@ import numpy as np
 
 from jpaged.loading.encoder_tensors import EncoderReader
 from jpaged.loading.gguf.config import config_from_gguf
-from jpaged.loading.gguf.reader import GGUFFile, holds_gguf, is_called_gguf
+from jpaged.loading.gguf.reader import GGUFFile
+from jpaged.loading.gguf.recognise import holds_gguf, is_called_gguf
 from jpaged.loading.gguf.weights import GGUFWeights
 from jpaged.loading.hugging_face import transformers
 from jpaged.loading.model_config import FILE, AnyConfig, own_config, parse_fields

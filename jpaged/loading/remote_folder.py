@@ -20,7 +20,7 @@ from platformdirs import user_cache_path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 
-from jpaged.loading.gguf.reader import MAGIC, is_called_gguf
+from jpaged.loading.gguf.recognise import MAGIC, is_called_gguf
 from jpaged.loading.remote_file import RemoteBlocks, RemoteFile, file_system, status_of, with_retries, without_secrets
 from jpaged.loading.safetensors_reader import shards_of_index
 

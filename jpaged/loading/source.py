@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jpaged.loading import demo_model
-from jpaged.loading.gguf.reader import holds_gguf, is_called_gguf
+from jpaged.loading.gguf.recognise import holds_gguf, is_called_gguf
 from jpaged.loading.remote_file import RemoteFile, is_url
 from jpaged.loading.remote_folder import Remote, open_remote
 from jpaged.short_values import shown

@@ -19,6 +19,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType
 
 from jpaged.loading.gguf.blocks import dequantise
+from jpaged.loading.gguf.recognise import MAGIC
 from jpaged.loading.remote_file import RemoteFile, bytes_of, size_of
 
 _SCALARS: dict[GGUFValueType, tuple[str, int]] = {
@@ -44,26 +45,6 @@ _PLAIN: dict[GGMLQuantizationType, np.dtype] = {
 _BEGINNING = 16 << 20
 """Bytes of a file at a URL that are fetched first, and hold most headers."""
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.[^.]*)?")
-MAGIC = b"GGUF"
-"""The bytes that a file begins with."""
-
-
-def holds_gguf(path: Path) -> bool:
-    """Tell whether a file on disk is a GGUF file, whatever its name; so is one that is only called so, which
-    `GGUFFile` refuses.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    if is_called_gguf(path.name):
-        return True
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
-
-
-def is_called_gguf(name: str) -> bool:
-    """Tell whether a name is that of a GGUF file."""
-    return name.lower().endswith(".gguf")
 
 
 @dataclass(frozen=True)

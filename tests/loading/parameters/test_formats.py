@@ -377,5 +377,6 @@ def test_other_encodings_are_dequantised_and_said(tmp_path, caplog):
 def test_a_missing_tensor_is_named(tmp_path):
     file = write_model(tmp_path, {})
     del file.tensors["blk.1.ffn_up.weight"]
-    with pytest.raises(ValueError, match=r"has no tensor model\.layers\.1\.mlp\.up_proj\.weight, needed for parameter"):
+    named = r"has no tensor blk\.1\.ffn_up\.weight \(model\.layers\.1\.mlp\.up_proj\.weight\), needed for parameter"
+    with pytest.raises(ValueError, match=named):
         load(file, "gguf")

@@ -64,7 +64,7 @@ ALWAYS: dict[str, tuple[bool, str]] = {
     "enable_chunked_prefill": (True, "long prompts always run in chunks: a step holds at most max_num_batched_tokens"),
     "trust_remote_code": (False, "no code of a model's repository is run; a package adds a model family, see README"),
 }
-"""What the engine always does: the only value that can be asked for, and why."""
+"""Settings that have one value here, which alone can be asked for, with the reason."""
 
 DRAFTS = "speculative_config"
 """vLLM's name of the setting `speculative`, whose value has another form there."""

@@ -15,7 +15,7 @@ from jpaged.short_values import shortened, shown
 
 @dataclass(frozen=True)
 class Type:
-    """What a field's value must be: a test, and the same in words."""
+    """Describes the values that a field may have, by a test and in words."""
 
     holds: Callable[[Any], bool]
     words: str

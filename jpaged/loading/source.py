@@ -28,7 +28,7 @@ _ACCEPTED = (
 )
 _PLACE = "download_dir= or the variable HF_HOME chooses where downloads are kept"
 _OFFLINE = ("offline", "outgoing traffic", "check your connection")
-"""What the hub's client says where it may only look in its cache."""
+"""Part of the message of the hub's client where it may only look in its cache."""
 _NOT_OURS = ["*/*.safetensors", "*/*.model", "onnx/*", "original/*", "metal/*"]
 """Files in subfolders, which hold other copies of the weights; the hub's patterns match across folders."""
 _OTHER_NAMES = "consolidated*.safetensors"

@@ -68,7 +68,7 @@ TEMPLATE = either(
     list_of(_NAMED_TEMPLATE, "a list of tables with a text as name and template"),
     table_of(TEXT, "a table of texts"),
 )
-"""What a chat template may be in JSON: one, or several by name."""
+"""Type of a chat template in JSON: one, or several by name."""
 _TYPES: Mapping[str, Type] = {
     **dict.fromkeys(ROLES, _TOKEN),
     **dict.fromkeys(("extra_special_tokens", "additional_special_tokens"), _TOKENS),

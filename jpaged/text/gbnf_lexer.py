@@ -51,7 +51,7 @@ class _Shape:
 
 
 class Lexer:
-    """What llguidance's lexer would do with terminals."""
+    """Predicts how llguidance's lexer splits texts into terminals."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules

@@ -45,7 +45,7 @@ def answers(llm: LLM) -> dict:
 
 
 def read(llm: LLM, prompts: list) -> dict:
-    """What is read of the prompts' own hidden states: scores of their tokens, beside requests without, and vectors."""
+    """Return what is read of the prompts' own hidden states: scores of some prompts' tokens, and vectors of all."""
     asked = [SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=i % 3 or None) for i in range(len(prompts))]
     scored = [output.prompt_logprobs or [] for output in llm.generate(prompts, asked, use_tqdm=False)]
     modes = [PoolingParams(pooling=("mean", "max", "last")[i % 3]) for i in range(len(prompts))]

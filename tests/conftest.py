@@ -4,6 +4,7 @@ Variables are set before anything imports jax or torch, for subprocesses too.
 """
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -58,6 +59,19 @@ def pytest_configure(config: pytest.Config) -> None:
     reporter = config.pluginmanager.getplugin("terminalreporter")
     if reporter is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Silence(reporter), "silence")
+
+
+@pytest.fixture(autouse=True)
+def own_log() -> Generator[None]:
+    """Take away the log that a server configures in the process: it writes to a file that is closed after the test."""
+    root, jpaged = logging.getLogger(), logging.getLogger("jpaged")
+    handlers, level, root_level = list(root.handlers), jpaged.level, root.level
+    yield
+    for handler in root.handlers[:]:
+        if handler not in handlers and type(handler) is logging.StreamHandler:
+            root.removeHandler(handler)
+            root.setLevel(root_level)
+            jpaged.setLevel(level)
 
 
 @pytest.fixture

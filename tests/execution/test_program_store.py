@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jpaged.execution.compile.cache import compiled_anew
 from jpaged.execution.compile.program import Program
 from jpaged.execution.compile.recent import CompiledProgram, recent_programs
-from jpaged.execution.compile.store import CALLS, MANIFEST, ProgramStore, free_folder, program_name, read_manifest
+from jpaged.execution.compile.store import CALLS, LOOPS, MANIFEST, ProgramStore, free_folder, program_name, read_manifest
 
 FACTS = {"code": "abc", "sizes": [1, 2]}
 X = np.arange(6, dtype=np.float32)
@@ -86,7 +86,7 @@ def test_programs_of_another_engine_are_refused_by_what_differs(tmp_path, mesh):
 
 def test_a_damaged_or_lost_file_is_refused(tmp_path, mesh):
     folder = written(tmp_path / "programs", mesh)
-    (name,) = read_manifest(folder)["files"].keys() - {CALLS}
+    (name,) = read_manifest(folder)["files"].keys() - {CALLS, LOOPS}
     data = (folder / name).read_bytes()
     store = ProgramStore.read(folder, mesh, FACTS)
     (folder / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
@@ -118,8 +118,8 @@ def test_programs_written_again_replace_those_before(tmp_path, mesh):
     compiled = jax.jit(jnp.sin).lower(X)
     store.keep("a" * 40, CompiledProgram(compiled.compile(), compiled.out_info))
     store.write()
-    assert read_manifest(folder)["files"].keys() - {CALLS} == {"a" * 40}
-    assert {path.name for path in folder.iterdir()} - {CALLS} == {"a" * 40, MANIFEST}
+    assert read_manifest(folder)["files"].keys() - {CALLS, LOOPS} == {"a" * 40}
+    assert {path.name for path in folder.iterdir()} - {CALLS, LOOPS} == {"a" * 40, MANIFEST}
 
 
 def test_a_folder_that_has_more_than_its_programs_is_not_replaced(tmp_path, mesh):

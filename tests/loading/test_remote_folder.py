@@ -195,7 +195,7 @@ def test_a_bucket_that_may_not_be_listed_refuses_what_it_does_not_have(server, n
 
 def test_a_scheme_without_its_package_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
-    with pytest.raises(ValueError, match=r"s3:// needs a package that is not installed .*jpaged\[remote\]"):
+    with pytest.raises(ValueError, match=r"s3:// needs a package that is not installed .*pip install '\.\[remote\]'"):
         load_model("s3://bucket/model")
 
 

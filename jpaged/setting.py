@@ -190,7 +190,7 @@ def check_needs(config: Any) -> None:
             found = getattr(config, need.setting)
             if found in need.values if need.values else found != known[need.setting].default():
                 continue
-            instead = f", not {shown(found)}" if need.values else ""
+            instead = f", not {shown(found)}" if need.values and not isinstance(found, bool) else ""
             raise ValueError(f"{name}={shown(value)} needs {need}{instead}{need.why and f': {need.why}'}")
 
 

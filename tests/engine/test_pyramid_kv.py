@@ -200,9 +200,9 @@ def test_after_the_warm_up_nothing_is_compiled(llama):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"enable_prefix_caching": True}, r"kv_budget=.* needs enable_prefix_caching=False, not True"),
+        ({"enable_prefix_caching": True}, r"kv_budget=.* needs enable_prefix_caching=False: blocks"),
         ({"data_parallel_size": 2}, r"kv_budget=.* needs data_parallel_size=1, not 2"),
-        ({"deterministic": True}, r"kv_budget=.* needs deterministic=False, not True"),
+        ({"deterministic": True}, r"kv_budget=.* needs deterministic=False: it computes"),
         ({"kv_cache_dtype": "int8"}, r"kv_budget=.* needs kv_cache_dtype='auto' or 'bfloat16' or 'fp8', not 'int8'"),
         ({"kv_budget": 512}, "kv_budget=512 must be a PyramidKV or None"),
         ({"max_num_batched_tokens": 18}, r"kv_budget.window=4 is above 3, the tokens a prompt may get in a step"),

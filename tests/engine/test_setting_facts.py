@@ -113,7 +113,7 @@ def test_a_setting_without_one_that_it_needs_is_refused_by_both_names(name, need
     settings = changed(name) | with_needs(need.setting, bad)
     with pytest.raises(ValueError, match=f"^{name}=.* needs {re.escape(str(need))}") as error:
         EngineConfig(model="m", **settings)
-    assert not need.values or f", not {bad!r}" in str(error.value)
+    assert not need.values or isinstance(bad, bool) or f", not {bad!r}" in str(error.value)
     assert str(error.value).endswith(need.why)
 
 

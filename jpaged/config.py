@@ -629,7 +629,7 @@ class EngineConfig:
 
     @short_values()
     def __post_init__(self) -> None:
-        for name, known in settings_of(EngineConfig).items():
+        for name, known in settings_of(type(self)).items():
             if known.check is not None:
                 object.__setattr__(self, name, known.check(name, getattr(self, name)))
         check_needs(self)

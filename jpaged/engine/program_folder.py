@@ -38,7 +38,7 @@ def with_compiled_pool(config: SizedConfig, mesh: Mesh) -> SizedConfig:
     check_one_model(config)
     folder = Path(config.compiled_programs)
     facts = read_manifest(folder)["facts"]
-    later = _named({name: None for name, one in settings_of(EngineConfig).items() if one.from_model})
+    later = _named({name: None for name, one in settings_of(type(config)).items() if one.from_model})
     unknown = {name: None for name in facts if name.startswith(("settings.", "versions"))}  # of another version
     here = unknown | machine_facts(mesh) | _named(_settings(config))
     _check(folder, facts, {name: value for name, value in here.items() if name not in later})
@@ -127,7 +127,7 @@ def engine_facts(
 
 
 def _settings(config: SizedConfig) -> dict[str, Any]:
-    return {name: plain(getattr(config, name)) for name in affecting(EngineConfig, Affects.PROGRAMS)}
+    return {name: plain(getattr(config, name)) for name in affecting(type(config), Affects.PROGRAMS)}
 
 
 def _named(settings: Mapping[str, Any]) -> dict[str, Any]:

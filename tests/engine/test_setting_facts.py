@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
@@ -15,7 +15,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from jpaged import ImageSources, NGram, PyramidKV
-from jpaged.config import EngineConfig
+from jpaged.config import EngineConfig, SizedConfig
 from jpaged.engine.builder import build_engine
 from jpaged.engine.program_folder import engine_facts, with_compiled_pool
 from jpaged.engine.saved_state.identity import pool_difference, pool_facts
@@ -26,7 +26,7 @@ from jpaged.engine.whole_prompts import for_whole_prompts
 from jpaged.execution.compile.store import ProgramStore
 from jpaged.execution.mesh import make_mesh
 from jpaged.planning import compile_programs_for, plan
-from jpaged.setting import Affects, Need, affecting, refuse, settings_of
+from jpaged.setting import Affects, Need, affecting, refuse, setting, settings_of, whole, with_facts
 
 SETTINGS = settings_of(EngineConfig)
 HINTS = get_type_hints(EngineConfig)
@@ -178,21 +178,17 @@ def test_a_refusal_quotes_no_more_than_the_beginning_of_a_long_value():
 # ---------------------------------------------------------------- what a value affects
 
 
+def facts_of_programs(config: SizedConfig, mesh: Any) -> dict[str, Any]:
+    spec = SimpleNamespace(device_bytes=1 << 20)
+    sizes = {"dtype": config.dtype, "max_model_len": config.max_model_len}
+    return engine_facts(config, family=EngineConfig, model="", mesh=mesh, spec=spec, params={}, **sizes)
+
+
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
     """A folder of no programs, of an engine with the default settings, and what is refused of others."""
     mesh, folder = make_mesh(1), tmp_path_factory.mktemp("compiled") / "programs"
-    config = sized(EngineConfig(model="m"), "cpu", 0)
-    facts = engine_facts(
-        config,
-        family=EngineConfig,
-        model="",
-        dtype=config.dtype,
-        mesh=mesh,
-        spec=SimpleNamespace(device_bytes=1 << 20),
-        max_model_len=config.max_model_len,
-        params={},
-    )
+    facts = facts_of_programs(sized(EngineConfig(model="m"), "cpu", 0), mesh)
     ProgramStore(folder, mesh, facts).write()
     return folder, mesh, facts
 
@@ -216,9 +212,9 @@ def test_programs_in_a_folder_go_with_other_settings_that_do_not_affect_them(nam
         with_compiled_pool(config, mesh)
 
 
-def facts_of_pool(**settings: Any) -> dict[str, Any]:
+def facts_of_pool(kind: type[EngineConfig] = EngineConfig, **settings: Any) -> dict[str, Any]:
     spec = SimpleNamespace(layout=SimpleNamespace(groups=()), views=(), dtype="float32", shards=1)
-    config = EngineConfig(model="m", **settings)
+    config = kind(model="m", **settings)
     return pool_facts(config, {"layout": [], "weights": []}, SimpleNamespace(spec=spec))
 
 
@@ -243,14 +239,14 @@ def test_blocks_are_of_another_pool_where_the_value_affects_them(name):
     blocks = [one for one in given(settings) if one in affecting(EngineConfig, Affects.BLOCKS)]
     names = {SETTINGS[one].saved_as or one for one in blocks}
     assert names <= here.keys()
-    shown = set(pool_difference(here, facts_of_pool(**settings)))
+    shown = set(pool_difference(here, facts_of_pool(**settings), EngineConfig))
     assert shown == names - {"layout", "weights", "dtype", "groups"}
 
 
 def test_a_state_from_before_there_was_a_setting_has_its_default():
     before = {name: value for name, value in facts_of_pool().items() if name != "prefix_eviction"}
-    assert pool_difference(before, facts_of_pool()) == []
-    assert pool_difference(before, facts_of_pool(prefix_eviction="lru")) == ["prefix_eviction"]
+    assert pool_difference(before, facts_of_pool(), EngineConfig) == []
+    assert pool_difference(before, facts_of_pool(prefix_eviction="lru"), EngineConfig) == ["prefix_eviction"]
 
 
 def test_only_a_setting_that_affects_blocks_says_where_that_is_seen():
@@ -274,3 +270,43 @@ def test_a_replay_takes_the_value_that_affects_a_step_and_no_other(name, monkeyp
     kept = affecting(EngineConfig, Affects.PROGRAMS | Affects.STEPS)
     expected = {one: getattr(there, one) for one in kept} | {"kv_cache_memory_bytes": 4096}
     assert config == replace(EngineConfig(model="m"), **expected)
+
+
+# ---------------------------------------------------------------- a new setting is one field
+
+
+SIZES = {"block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 64}
+
+
+@with_facts
+@dataclass(frozen=True, kw_only=True)
+class More(SizedConfig):
+    """The settings of an engine, and a new one."""
+
+    depth: int = setting(
+        3,
+        whole(1),
+        affects=Affects.PROGRAMS | Affects.BLOCKS,
+        needs=Need("enable_prefix_caching", (True,), "it is of the cache"),
+        refused={"replicas": "they are flat", "several hosts": "hosts are flat", "models without KV": "it is of KV"},
+    )
+
+
+def test_the_engine_follows_a_new_setting_by_its_field_alone(monkeypatch):
+    with pytest.raises(ValueError, match=r"^depth=0 must be at least 1"):
+        More(model="m", **SIZES, depth=0)
+    with pytest.raises(ValueError, match=r"^depth=4 needs enable_prefix_caching=True: it is of the cache$"):
+        More(model="m", **SIZES, depth=4, enable_prefix_caching=False)
+    with pytest.raises(ValueError, match=r"^depth=4 needs data_parallel_size=1, not 2: they are flat$"):
+        More(model="m", **SIZES, depth=4, data_parallel_size=2)
+    deep, plain = More(model="m", **SIZES, depth=4), More(model="m", **SIZES)
+    with pytest.raises(ValueError, match=r"^depth=4 does not go with m, .*: it is of KV$"):
+        for_whole_prompts(deep, deep, SimpleNamespace(longest_prompt=64))
+    monkeypatch.setattr("jpaged.engine.builder.join", lambda config: SimpleNamespace(fail=lambda error: None))
+    with pytest.raises(ValueError, match=r"^depth=4 needs one process, not several hosts: hosts are flat$"):
+        build_engine(deep)
+    ours, theirs = (facts_of_programs(one, make_mesh(1)) for one in (deep, plain))
+    assert {name for name, value in ours.items() if theirs[name] != value} == {"settings.depth"}
+    before = facts_of_pool()
+    assert pool_difference(before, facts_of_pool(More, **SIZES), More) == []
+    assert pool_difference(before, facts_of_pool(More, **SIZES, depth=4), More) == ["depth"]

@@ -77,7 +77,7 @@ def pool_facts(config: EngineConfig, model: Mapping[str, Any], runner: Runner) -
         sizes = [plan.spec.block_size, plan.layer_bytes, plan.padded_layers, plan.block_bytes, plan.blocks_per_page]
         groups.append([plan.spec.name, repr(plan.spec.policy), *sizes, list(view[1:])])
     return {
-        **_setting_facts(config),
+        **{fact: plain(getattr(config, name)) for name, fact in _facts_of_settings(type(config)).items()},
         "layout": model["layout"],
         "weights": model["weights"],
         "dtype": str(spec.dtype),
@@ -86,18 +86,17 @@ def pool_facts(config: EngineConfig, model: Mapping[str, Any], runner: Runner) -
     }
 
 
-def pool_difference(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+def pool_difference(saved: Mapping[str, Any], here: Mapping[str, Any], config: type[EngineConfig]) -> list[str]:
     """Return the facts in which two pools differ; one saved before there was a setting has its default."""
-    defaults = _setting_facts(EngineConfig(model="any"))
-    return [name for name, value in here.items() if saved.get(name, defaults.get(name)) != value]
+    known = settings_of(config)
+    defaults = {fact: plain(known[name].default()) for name, fact in _facts_of_settings(config).items()}
+    return [fact for fact, value in here.items() if saved.get(fact, defaults.get(fact)) != value]
 
 
-def _setting_facts(config: EngineConfig) -> dict[str, Any]:
-    """Return the settings that change what blocks hold, by their names among the facts of a pool."""
-    known = settings_of(EngineConfig)
-    return {
-        known[name].saved_as or name: plain(getattr(config, name)) for name in affecting(EngineConfig, Affects.BLOCKS)
-    }
+def _facts_of_settings(config: type[EngineConfig]) -> dict[str, str]:
+    """Return the settings that change what blocks hold, with the fact of a pool that shows each."""
+    known = settings_of(config)
+    return {name: known[name].saved_as or name for name in affecting(config, Affects.BLOCKS)}
 
 
 def weights_sum(params: Any) -> list[int]:

@@ -113,7 +113,7 @@ class StateKeeper:
             difference = model_difference(files.about["model"], about["model"], self._model_config)
             if difference is not None:
                 raise StateRefused(f"{files.path} cannot be taken up: {difference}")
-            differing = pool_difference(files.about["pool"], about["pool"])
+            differing = pool_difference(files.about["pool"], about["pool"], type(self._config))
             if self._config.enable_lora:  # which blocks hold an adapter is not saved
                 differing.append("adapters in the pool")
             requests = self._between_steps(lambda: self._take_up(files, differing))

@@ -1,4 +1,4 @@
-"""Writes what each setting of an engine affects, needs and is refused by into docs/api/config.md, from its field.
+"""Writes each setting's default, and what it affects, needs and is refused by, into docs/api/config.md, from its field.
 
 python scripts/settings_table.py            prints the page
 python scripts/settings_table.py --write    writes it; a test compares
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import is_dataclass
 from pathlib import Path
 
 from jpaged.config import EngineConfig
@@ -19,23 +20,24 @@ AFFECTED = {Affects.PROGRAMS: "programs", Affects.BLOCKS: "blocks", Affects.STEP
 
 
 def row(name: str, one: Setting) -> str:
-    """Return the line of a setting; "" where there is nothing to say."""
+    """Return the line of a setting."""
+    default = one.default()
+    shown = f"{type(default).__name__}()" if is_dataclass(default) else repr(default)
     affects = ", ".join(word for kind, word in AFFECTED.items() if one.affects and kind in one.affects)
     needs = ", ".join(f"`{need}`" for need in one.needs)
-    refused = ", ".join(one.refused)
-    return f"| `{name}` | {affects} | {needs} | {refused} |\n" if affects or needs or refused else ""
+    return f"| `{name}` | `{shown}` | {affects} | {needs} | {', '.join(one.refused)} |"
 
 
 def table() -> str:
     """Return the table's lines."""
-    rows = "".join(row(name, one) for name, one in settings_of(EngineConfig).items())
-    return f"| setting | affects | needs | refused by |\n|---|---|---|---|\n{rows}"
+    head = ["| setting | default | affects | needs | refused by |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *(row(name, one) for name, one in settings_of(EngineConfig).items())])
 
 
 def filled(page: str) -> str:
     """Return the page with the table between its comments."""
     between = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
-    return between.sub(lambda _: f"{BEGIN}\n{table()}\n{END}", page)
+    return between.sub(lambda _: f"{BEGIN}\n{table()}\n\n{END}", page)
 
 
 if __name__ == "__main__":

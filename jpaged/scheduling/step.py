@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from jpaged.memory import (
         BlockCopy,
         DiskFill,
         DiskWrite,
-        HeldAdapter,
         HostBlock,
         StoredAdapter,
         StoredImage,
@@ -72,40 +71,11 @@ class Encode(NamedTuple):
     stored: StoredImage
 
 
-class ImageRead(NamedTuple):
-    """Tokens [`start`, `stop`) of a sequence, by position, that take the features of one of the request's images.
-
-    Attributes:
-        number: place of the image among the request's.
-        blocks: all blocks of the image's features.
-    """
-
-    request: Request
-    number: int
-    seq_id: int
-    start: int
-    stop: int
-    blocks: list[int]
-
-    @property
-    def image(self) -> PromptImage:
-        """Return the image."""
-        return self.request.images[self.number]
-
-
 class AdapterLoad(NamedTuple):
     """An adapter to be written to the blocks of `stored` before the step's chunks run."""
 
     adapter: Adapter
     stored: StoredAdapter
-
-
-class AdapterUse(NamedTuple):
-    """A sequence of the step that runs with an adapter, which lies in the blocks of `held`."""
-
-    seq_id: int
-    adapter: Adapter
-    held: HeldAdapter
 
 
 class PromptScore(NamedTuple):
@@ -128,9 +98,8 @@ class ScheduledStep:
         scored: chunks of requests that ask for prompt_logprobs.
         pooled: chunks of requests that ask for one vector of their prompt, those that it is made of.
         encodes: images that the device encodes before the chunks run.
-        reads: the chunks' tokens that stand for images.
+        rows: what the chunks' tokens read of what requests hold, by its kind, see `jpaged.scheduling.held`.
         loads: adapters that are written to the pool before the chunks run.
-        adapted: the chunks' sequences that run with an adapter.
         to_disk: blocks that the device copies out for the disk before anything else of the step.
         from_disk: blocks that it fills with content read from disk, after `swap_in` and before `copies`.
     """
@@ -145,9 +114,8 @@ class ScheduledStep:
     scored: list[tuple[Request, Chunk]] = field(default_factory=list)
     pooled: list[tuple[Request, Chunk]] = field(default_factory=list)
     encodes: list[Encode] = field(default_factory=list)
-    reads: list[ImageRead] = field(default_factory=list)
+    rows: dict[str, list[Any]] = field(default_factory=dict)
     loads: list[AdapterLoad] = field(default_factory=list)
-    adapted: list[AdapterUse] = field(default_factory=list)
     to_disk: list[DiskWrite] = field(default_factory=list)
     from_disk: list[DiskFill] = field(default_factory=list)
 
@@ -203,7 +171,7 @@ class StepPlan:
         samples: tokens to draw, as planned so far.
         copies: block copies that the device makes before the chunks run.
         encodes: images to encode first.
-        reads: tokens that stand for images, as planned so far.
+        rows: what tokens read of what requests hold, by its kind, as planned so far.
         loads: adapters to load first.
         to_disk: blocks whose content goes to disk first.
         from_disk: blocks that are filled with content read from disk.
@@ -223,11 +191,10 @@ class StepPlan:
         self.samples: list[Sample] = []
         self.copies: list[BlockCopy] = []
         self.encodes: list[Encode] = []
-        self.reads: list[ImageRead] = []
+        self.rows: dict[str, list[Any]] = {}
         self.loads: list[AdapterLoad] = []
         self.to_disk: list[DiskWrite] = []
         self.from_disk: list[DiskFill] = []
-        self._adapted: list[AdapterUse] = []
         self._verified: list[Chunk] = []
         self._dropped = dropped
         self._scored: list[tuple[Request, Chunk]] = []
@@ -252,9 +219,6 @@ class StepPlan:
                 self._scored.append((request, chunk))
             if request.pooling is not None and pools(request.pooling, start, end == seq.num_prompt):
                 self._pooled.append((request, chunk))
-        if request.adapter is not None and chunks:
-            assert request.held_adapter is not None, "a running request holds its adapter"
-            self._adapted += (AdapterUse(c.seq.seq_id, request.adapter, request.held_adapter) for c in chunks)
         self.copies += copies
 
     def sample(self, request: Request, seq: Sequence, chunk: Chunk) -> None:
@@ -278,9 +242,8 @@ class StepPlan:
             scored=self._scored,
             pooled=self._pooled,
             encodes=self.encodes,
-            reads=self.reads,
+            rows=self.rows,
             loads=self.loads,
-            adapted=self._adapted,
             to_disk=self.to_disk,
             from_disk=self.from_disk,
         )

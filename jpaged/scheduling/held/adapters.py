@@ -11,6 +11,7 @@ from jpaged.scheduling.held.base import Arrays, Held, SavedArrays, StepLimits
 from jpaged.scheduling.inputs import Adapter, SavedAdapter
 from jpaged.scheduling.request import Request
 from jpaged.scheduling.step import AdapterLoad, Chunk, ScheduledStep, StepPlan
+from jpaged.scheduling.work import LOADS
 
 
 class AdapterUse(NamedTuple):
@@ -84,11 +85,11 @@ class AdapterHolds(Held):
     def take(self, plan: StepPlan) -> None:
         if self._loading:
             pending = self.blocks.take_pending()
-            plan.loads = [AdapterLoad(self._loading[stored.digest], stored) for stored in pending]
+            plan.add_work(LOADS, (AdapterLoad(self._loading[stored.digest], stored) for stored in pending))
             self._loading.clear()
 
     def dispatched(self, step: ScheduledStep) -> None:
-        for load in step.loads:
+        for load in step.work_of(LOADS):
             self.blocks.encoded(load.stored)
 
     def salt(self, request: Request) -> tuple[Hashable, ...]:

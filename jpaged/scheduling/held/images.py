@@ -12,6 +12,7 @@ from jpaged.scheduling.held.base import Arrays, Held, Reach, SavedArrays, StepLi
 from jpaged.scheduling.inputs import PromptImage
 from jpaged.scheduling.request import Request, Sequence, Status
 from jpaged.scheduling.step import Chunk, Encode, ScheduledStep, StepPlan
+from jpaged.scheduling.work import ENCODES
 
 
 class ImageRead(NamedTuple):
@@ -186,12 +187,12 @@ class ImageHolds(Held):
     def take(self, plan: StepPlan) -> None:
         if self._encoding:
             pending = self.blocks.take_pending()
-            plan.encodes = [Encode(self._encoding[stored.digest], stored) for stored in pending]
+            plan.add_work(ENCODES, (Encode(self._encoding[stored.digest], stored) for stored in pending))
             self._encoding.clear()
 
     def dispatched(self, step: ScheduledStep) -> None:
         blocks = self.blocks
-        for encode in step.encodes:
+        for encode in step.work_of(ENCODES):
             blocks.encoded(encode.stored)
         for read in step.rows.get(self.kind, ()):
             mine = self._held(read.request)

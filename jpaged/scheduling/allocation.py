@@ -213,6 +213,11 @@ class Allocation:
         """Release the sequence's blocks, in the pool or in host memory, but not its slot."""
         self.memory.free(seq.seq_id)
 
+    def drop_any(self, seq: Sequence) -> None:
+        """Release the sequence's blocks, if it has any."""
+        if self.memory.holds(seq.seq_id):
+            self.drop(seq)
+
 
 def plan_forks(live: list[Sequence]) -> None:
     """Choose for each sequence of a request, none of which has blocks, the earlier sequence to fork it from: the first

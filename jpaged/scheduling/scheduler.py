@@ -147,7 +147,14 @@ class Scheduler:
 
     def restore(self, request: Request) -> None:
         """Put an unfinished request, which was saved and keeps its place in the order of arrival, into the queue that
-        its status names. The memory has its blocks already."""
+        its status names. The memory has its blocks already, and what it held is cached.
+
+        Where that is lost and memory is short for it, the request is computed again.
+        """
+        if request.status is Status.RUNNING and not self.allocation.holds.hold(request):
+            for seq in request.live:
+                self.allocation.drop_any(seq)
+            begin_again(request)
         self._unfinished[request.request_id] = request
         self.queues.put(request)
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Sequence as Seq
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from jpaged.memory import MemoryManager, TokenSpan
+from jpaged.memory import MemoryManager, StoredImage, TokenSpan
 from jpaged.memory.shared_blocks import SharedBlocks
 from jpaged.scheduling.request import Request, Sequence
 from jpaged.scheduling.step import Chunk, ScheduledStep, StepPlan
@@ -195,3 +195,86 @@ class Held(ABC):
     @abstractmethod
     def load(cls, data: Any, arrays: Seq[Arrays]) -> Any:
         """Return what a saved request asked for; None = nothing. `data` is None where a state does not say."""
+
+
+class Content(Protocol):
+    """What requests ask for of a kind that is held as a whole.
+
+    Attributes:
+        digest: names the content; requests that ask for equal ones share its blocks.
+    """
+
+    @property
+    def digest(self) -> bytes: ...
+
+
+class HeldWhole(Held):
+    """A kind of which a request holds one content, as a whole, from before its first chunk on.
+
+    ``request.asks[kind]`` is the content. The device makes it where the pool has lost it.
+
+    Attributes:
+        work: the kind of work that makes a content, see `jpaged.scheduling.work`.
+    """
+
+    work: ClassVar[str]
+
+    def __init__(self, memory: MemoryManager, limits: StepLimits) -> None:
+        super().__init__(memory, limits)
+        self._making: dict[bytes, Any] = {}
+
+    @abstractmethod
+    def features(self, content: Any) -> int:
+        """Return how many features the content fills, of which a block has `GroupSpec.block_size`."""
+
+    @abstractmethod
+    def made(self, content: Any, stored: StoredImage) -> Any:
+        """Return the value that asks the device to make a content in the blocks of `stored`, which it names."""
+
+    def lifetime(self, request: Request) -> int:
+        return self.blocks.num_blocks(self.features(request.asks[self.kind]))
+
+    def outstanding(self, request: Request) -> int:
+        return 0 if self.blocks.in_use(request.asks[self.kind].digest) else self.lifetime(request)
+
+    def reclaimed(self, victim: Request, request: Request) -> Iterable[int]:
+        held, mine = victim.held.get(self.kind), request.asks.get(self.kind)
+        is_shared = mine is not None and mine.digest == victim.asks[self.kind].digest
+        return () if held is None or is_shared else held.blocks
+
+    def hold(self, request: Request) -> bool:
+        if self.kind in request.held:
+            return True
+        content: Content = request.asks[self.kind]
+        missing = not self.blocks.holds_content(content.digest)
+        held = self.blocks.hold(content.digest, self.features(content))
+        if held is None:
+            return False
+        if missing:
+            self._making[content.digest] = content
+        request.held[self.kind] = held
+        return True
+
+    def release(self, request: Request) -> None:
+        held = request.held.pop(self.kind, None)
+        if held is None:
+            return
+        self.blocks.release(held)
+        if request.runs_exclusively:
+            self.forget(request)  # its blocks lie where they left the request no large page
+
+    def forget(self, request: Request) -> None:
+        self.blocks.forget(request.asks[self.kind].digest)
+
+    def clear(self) -> None:
+        self._making.clear()
+
+    def take(self, plan: StepPlan) -> None:
+        if self._making:
+            pending = self.blocks.take_pending()
+            plan.add_work(self.work, (self.made(self._making[stored.digest], stored) for stored in pending))
+            self._making.clear()
+
+    def dispatched(self, step: ScheduledStep) -> None:
+        for value in step.work_of(self.work):
+            self.blocks.encoded(value.stored)

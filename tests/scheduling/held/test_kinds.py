@@ -18,8 +18,10 @@ from thorough import examples
 from unpaged import alone, hash_model
 
 from jpaged.memory import GroupSpec, NoTable
-from jpaged.scheduling import Request, ScheduledStep
+from jpaged.memory.saving import load_memory, memory_data
+from jpaged.scheduling import Request, ScheduledStep, Status
 from jpaged.scheduling.held import KINDS, Held
+from jpaged.scheduling.saving import load_request, request_data
 from jpaged.scheduling.step import StepPlan
 
 
@@ -178,6 +180,24 @@ def test_a_pool_has_the_kinds_of_its_layer_groups_and_a_text_model_has_none(monk
     monkeypatch.delitem(KINDS, Scratch.kind)
     with pytest.raises(ValueError, match=r"keeps scratch, and \['adapters', 'images'\] are known"):
         loop_of(4)
+
+
+def test_a_restored_request_without_room_for_what_it_held_is_computed_again(monkeypatch):
+    loop = loop_of(16)
+    loop.scheduler.add(request := asking(make_request(5, 6)))
+    loop.step()
+    loop.drain()
+    saved, memory = request_data(request, 0.0), memory_data(loop.scheduler.memory)
+    assert saved["scratch"] == 7 and memory["shared"]["scratch"]["held"]
+    new = loop_of(16)
+    load_memory(new.scheduler.memory, memory)
+    monkeypatch.setattr(ScratchHolds, "hold", lambda *args: False)
+    new.scheduler.restore(again := load_request(saved, 0.0))
+    monkeypatch.undo()
+    monkeypatch.setitem(KINDS, Scratch.kind, ScratchHolds)
+    assert again.status is Status.WAITING and again.asks == request.asks and new.num_used_blocks == 0
+    new.run()
+    check(new, [again])
 
 
 @pytest.mark.parametrize("forgotten", [None, "_forget", "take_back", "place"])

@@ -49,7 +49,11 @@ class Admission:
             )
 
     def lifetime(self, request: Request) -> Lifetime:
-        """Return the most that a request will ever take; computed once, when the request is queued."""
+        """Return the most that a request will ever take; computed once, when the request is queued.
+
+        Raises:
+            ValueError: it asks for something that no layer group keeps.
+        """
         return Lifetime(
             request.most_computed,
             len(request.live),  # a restored request may have sequences that ended

@@ -47,11 +47,7 @@ class Holds:
         return [held for kind, held in self._kinds.items() if kind in request.asks]
 
     def check(self, request: Request) -> None:
-        """Raise ValueError for a request that could never be served: a kind refuses it, or the pool has not the
-        kind."""
-        for kind in request.asks:
-            if kind not in self._kinds:
-                raise ValueError(f"the request asks for {kind}, which no layer group of the model keeps")
+        """Raise ValueError for a request that could never be served."""
         for held in self._of(request):
             held.check(request)
 
@@ -62,7 +58,14 @@ class Holds:
     # Counts of blocks; None = no block.
 
     def lifetime(self, request: Request) -> list[int] | None:
-        """Return the most blocks of each layer group that the request ever holds at once."""
+        """Return the most blocks of each layer group that the request ever holds at once.
+
+        Raises:
+            ValueError: the request asks for a kind that the pool has no layer group for.
+        """
+        for kind in request.asks:
+            if kind not in self._kinds:
+                raise ValueError(f"the request asks for {kind}, which no layer group of the model keeps")
         return self._counts(request, lambda held: held.lifetime(request))
 
     def to_enter(self, request: Request) -> list[int] | None:

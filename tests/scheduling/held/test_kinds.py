@@ -177,6 +177,8 @@ def test_a_pool_has_the_kinds_of_its_layer_groups_and_a_text_model_has_none(monk
     assert not text.memory.shared
     with pytest.raises(ValueError, match="the request asks for scratch, which no layer group of the model keeps"):
         text.add(asking(make_request(3)))
+    with pytest.raises(ValueError, match="which no layer group of the model keeps"):
+        text.admission.lifetime(asking(make_request(3)))  # of a restored request, which no one adds
     monkeypatch.delitem(KINDS, Scratch.kind)
     with pytest.raises(ValueError, match=r"keeps scratch, and \['adapters', 'images'\] are known"):
         loop_of(4)

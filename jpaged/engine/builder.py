@@ -287,7 +287,6 @@ def make_scheduler(
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         preemption_mode=config.preemption_mode,
         speculation=speculation,
-        max_loras=config.max_loras,
     )
 
 

@@ -28,7 +28,7 @@ from jpaged.execution.shapes import SAMPLERS, Shapes, StepSettings, compiled_in_
 from jpaged.execution.step_dump import StepMemory, StepRecorder
 from jpaged.execution.transfer.disk import BlockThread
 from jpaged.execution.worker import Worker
-from jpaged.memory.copies import BlockCopy
+from jpaged.memory import Adapters, BlockCopy, ImageFeatures
 from jpaged.scheduling.step import AdapterLoad, Encode, ScheduledStep
 from jpaged.scheduling.work import COPIES, DROPPED, ENCODES, FROM_DISK, LOADS, SWAP_IN, SWAP_OUT, TO_DISK
 
@@ -219,7 +219,7 @@ class Runner:
             bucket = padded_bucket(step.num_tokens, self.settings.max_num_seqs, images=self.settings.images)
             return replace(bucket, adapters=self.settings.adapters)
         sizes = [(step.num_tokens, len(step.chunks)) for step in steps]
-        reads, adapted = (any(getattr(step, name) for step in steps) for name in ("reads", "adapted"))
+        reads, adapted = (any(step.rows.get(kind) for step in steps) for kind in (ImageFeatures.kind, Adapters.kind))
         bucket = self.buckets.common(sizes, images=reads, adapters=adapted)
         model = self.worker.model
         if not self.takes_larger or model.has_step(bucket):

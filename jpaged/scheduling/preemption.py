@@ -86,7 +86,7 @@ class Preemption:
         plan.preempted.append(request)
         plan.reserved -= sum(missing_tokens(request, seq) == 1 for seq in live)
         request.pause()
-        self._allocation.release_holds(request)
+        self._allocation.holds.release(request)
         swaps = self.mode == "swap" or (self.mode == "auto" and len(live) > 1)
         # The host blocks that a swap in leaves are read after all that goes out was written: none may be taken again.
         if swaps and SWAP_IN not in plan.work:
@@ -115,7 +115,7 @@ class Preemption:
         self._queues.remove(request)
         request.status = Status.RUNNING
         request.end_pause()
-        has_holds = self._allocation.hold(request)
+        has_holds = self._allocation.holds.hold(request)
         if not has_holds:
             self.take_back(request, plan, [])  # by recomputation: this step swaps in already
         self._queues.put(request)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -12,17 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jpaged.memory import HeldAdapter, HeldImage, TokenSpan
 from jpaged.outputs import FinishReason, RequestMetrics
 from jpaged.pooling_params import Pooling
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling.beam import BeamSearch
 from jpaged.scheduling.hooks import StopSearch, TokenRules
-from jpaged.scheduling.inputs import PromptImage
 from jpaged.scheduling.top_tokens import TokenRanking
-
-if TYPE_CHECKING:
-    from jpaged.scheduling.inputs import Adapter
 
 
 class Status(Enum):
@@ -115,13 +109,9 @@ class Request:
         prompt_logprobs: log-probability and ranking of each prompt token, by position, once it was scored; for requests
             that ask for them.
         bad_words: token sequences that its output cannot hold.
-        encoder_tokens: number of tokens of its images or audio, for models with cross-attention, where the salt must
-            name them; of its largest image, for models that keep images' features.
-        images: the images of its prompt, in order.
-        held: the images that it holds in the pool, by their place among them.
-        adapter: the low-rank adapter that it runs with; None = the base model.
-        held_adapter: its hold on that adapter's blocks; None while it does not run.
-        saved_adapter: name and digest of its adapter, between being read from a saved state and finding it.
+        encoder_tokens: number of tokens of an encoder whose KV its sequences' tables have; the salt must name them.
+        asks: contents that it asks for in addition to text, by their kinds, see `jpaged.scheduling.held`.
+        held: what it holds of them in the pool, by their kinds; empty while it does not run.
         kept_tokens: leading tokens of the prompt that are to be found as a prefix once they are computed, see
             `MemoryManager.add`; 0 = wherever the layers see fit.
         allowed_mask: packed bits of the tokens it may draw, as in `TokenMasks.mask`; None = all.
@@ -157,11 +147,8 @@ class Request:
     beam: BeamSearch | None = None
     encoder_tokens: int = 0
     kept_tokens: int = 0
-    images: tuple[PromptImage, ...] = ()
-    held: dict[int, HeldImage] = field(default_factory=dict)
-    adapter: Adapter | None = None
-    held_adapter: HeldAdapter | None = None
-    saved_adapter: tuple[str, str] | None = None
+    asks: dict[str, Any] = field(default_factory=dict)
+    held: dict[str, Any] = field(default_factory=dict)
     pooling: Pooling | None = None
     pooled: dict[int, tuple[int, np.ndarray]] = field(default_factory=dict)
     compact_placement: bool = False
@@ -184,21 +171,11 @@ class Request:
         """Return the request and those for its later outputs."""
         return [self, *self.overflow_requests]
 
-    @property
-    def prefix_salt(self) -> Hashable:
-        """Return the salt that separates its KV in the prefix cache: its own, and its adapter's where it has one."""
-        return self.cache_salt if self.adapter is None else (self.cache_salt, *self.adapter.salt)
-
-    def shares_adapter(self, other: Request) -> bool:
-        """Tell whether both run with the same adapter."""
-        mine, theirs = self.adapter, other.adapter
-        return mine is not None and theirs is not None and mine.digest == theirs.digest
-
     @cached_property
     def is_plain(self) -> bool:
-        """True if a sequence's next token takes only a row of the step: the request has no image, adapter, pooled
-        vector, beam or grammar."""
-        return not (self.images or self.adapter or self.pooling or self.needs_host)
+        """True if a sequence's next token takes only a row of the step: the request asks for text only, and has no
+        pooled vector, beam or grammar."""
+        return not (self.asks or self.pooling or self.needs_host)
 
     @property
     def computes_whole_prompt(self) -> bool:
@@ -225,11 +202,6 @@ class Request:
         """Note that it is in the batch again, if its memory had been taken back."""
         if len(self.pause_times) % 2:
             self.pause_times.append(time.monotonic())
-
-    @property
-    def spans(self) -> tuple[TokenSpan, ...]:
-        """Return the tokens of its prompt that stand for images."""
-        return tuple(image.span for image in self.images)
 
     @property
     def live(self) -> list[Sequence]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jpaged.scheduling.work import COPIES
 
 if TYPE_CHECKING:
-    from jpaged.memory import BlockCopy, HeldAdapter, StoredAdapter, StoredImage
+    from jpaged.memory import BlockCopy, StoredAdapter, StoredImage
     from jpaged.pooling_params import Pooling
     from jpaged.scheduling.inputs import Adapter, PromptImage
     from jpaged.scheduling.request import Request, Sequence
@@ -66,40 +66,11 @@ class Encode(NamedTuple):
     stored: StoredImage
 
 
-class ImageRead(NamedTuple):
-    """Tokens [`start`, `stop`) of a sequence, by position, that take the features of one of the request's images.
-
-    Attributes:
-        number: place of the image among the request's.
-        blocks: all blocks of the image's features.
-    """
-
-    request: Request
-    number: int
-    seq_id: int
-    start: int
-    stop: int
-    blocks: list[int]
-
-    @property
-    def image(self) -> PromptImage:
-        """Return the image."""
-        return self.request.images[self.number]
-
-
 class AdapterLoad(NamedTuple):
     """An adapter to be written to the blocks of `stored` before the step's chunks run."""
 
     adapter: Adapter
     stored: StoredAdapter
-
-
-class AdapterUse(NamedTuple):
-    """A sequence of the step that runs with an adapter, which lies in the blocks of `held`."""
-
-    seq_id: int
-    adapter: Adapter
-    held: HeldAdapter
 
 
 class PromptScore(NamedTuple):
@@ -118,8 +89,7 @@ class ScheduledStep:
         preempted: requests whose memory was taken back to make room.
         scored: chunks of requests that ask for prompt_logprobs.
         pooled: chunks of requests that ask for one vector of their prompt, those that it is made of.
-        reads: the chunks' tokens that stand for images.
-        adapted: the chunks' sequences that run with an adapter.
+        rows: what the chunks' tokens read of what requests hold, by its kind, see `jpaged.scheduling.held`.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
@@ -128,8 +98,7 @@ class ScheduledStep:
     preempted: list[Request] = field(default_factory=list)
     scored: list[tuple[Request, Chunk]] = field(default_factory=list)
     pooled: list[tuple[Request, Chunk]] = field(default_factory=list)
-    reads: list[ImageRead] = field(default_factory=list)
-    adapted: list[AdapterUse] = field(default_factory=list)
+    rows: Mapping[str, Seq[Any]] = field(default_factory=dict)
 
     def work_of(self, kind: str) -> Seq[Any]:
         """Return the work of one kind; empty where there is none."""
@@ -184,7 +153,7 @@ class StepPlan:
         decodes: chunks of one token, as planned so far.
         prefills: chunks of more than one token and whose they are, as planned so far.
         samples: tokens to draw, as planned so far.
-        reads: tokens that stand for images, as planned so far.
+        rows: what tokens read of what requests hold, by its kind, as planned so far.
         work: what the device does first with whole blocks, by kind, as planned so far.
     """
 
@@ -198,9 +167,8 @@ class StepPlan:
         self.decodes: list[Chunk] = []
         self.prefills: list[tuple[Request, Chunk]] = []
         self.samples: list[Sample] = []
-        self.reads: list[ImageRead] = []
+        self.rows: dict[str, list[Any]] = {}
         self.work: dict[str, list[Any]] = {}
-        self._adapted: list[AdapterUse] = []
         self._verified: list[Chunk] = []
         self._scored: list[tuple[Request, Chunk]] = []
         self._pooled: list[tuple[Request, Chunk]] = []
@@ -224,9 +192,6 @@ class StepPlan:
                 self._scored.append((request, chunk))
             if request.pooling is not None and pools(request.pooling, start, end == seq.num_prompt):
                 self._pooled.append((request, chunk))
-        if request.adapter is not None and chunks:
-            assert request.held_adapter is not None, "a running request holds its adapter"
-            self._adapted += (AdapterUse(c.seq.seq_id, request.adapter, request.held_adapter) for c in chunks)
         if copies:
             self.add_work(COPIES, copies)
 
@@ -252,8 +217,7 @@ class StepPlan:
             preempted=self.preempted,
             scored=self._scored,
             pooled=self._pooled,
-            reads=self.reads,
-            adapted=self._adapted,
+            rows=self.rows,
         )
 
 

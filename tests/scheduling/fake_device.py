@@ -28,7 +28,8 @@ from unpaged import (
 
 from jpaged.memory import Adapters, HostBlock, PoolLayout
 from jpaged.scheduling import Request, ScheduledStep, Scheduler
-from jpaged.scheduling.step import Encode, ImageRead
+from jpaged.scheduling.held.images import ImageRead
+from jpaged.scheduling.step import Encode
 from jpaged.scheduling.top_tokens import TopTokens
 
 LOST = "lost"
@@ -71,9 +72,11 @@ class FakeDevice:
                 self._write(self._adapter_group, block, 0, (load.adapter.digest, number))
         if not step.chunks:
             return [], None
-        self.seen = {(read.seq_id, at): self._feature(read, at) for read in step.reads for at in places(read)}
-        g = self._adapter_group if step.adapted else -1
-        self.adapted = {use.seq_id: tuple(self._read(g, b, 0) for b in use.held.blocks) for use in step.adapted}
+        reads = step.rows.get("images", ())
+        self.seen = {(read.seq_id, at): self._feature(read, at) for read in reads for at in places(read)}
+        uses = step.rows.get("adapters", ())
+        g = self._adapter_group if uses else -1
+        self.adapted = {use.seq_id: tuple(self._read(g, b, 0) for b in use.held.blocks) for use in uses}
         names = {chunk.seq.seq_id: self._compute(chunk) for chunk in step.chunks}
         sampled = [names[s.chunk.seq.seq_id][s.chunk.length - 1] for s in step.samples]
         self.last_tokens = [draw(self.model, name, s.seq.index) for name, s in zip(sampled, step.samples, strict=True)]
@@ -256,6 +259,8 @@ class Loop:
         assert lengths == sorted(lengths, key=lambda length: length > 1), "decodes come first"
         assert len({chunk.seq.seq_id for chunk in step.chunks}) == len(step.chunks)
         self.scheduler.memory.check_invariants()
+        for request in (*self.scheduler.waiting, *self.scheduler.swapped):
+            assert not request.held, "a request holds blocks that does not run"
 
     def run(self, *requests: Request, most_steps: int = 10_000) -> list[ScheduledStep]:
         for request in requests:

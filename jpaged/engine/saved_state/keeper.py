@@ -114,8 +114,8 @@ class StateKeeper:
             if difference is not None:
                 raise StateRefused(f"{files.path} cannot be taken up: {difference}")
             differing = pool_difference(files.about["pool"], about["pool"], type(self._config))
-            if self._config.enable_lora:  # which blocks hold an adapter is not saved
-                differing.append("adapters in the pool")
+            shared = self._engine.replicas[0].memory.shared
+            differing += [f"{kind} in the pool" for kind, blocks in shared.items() if not blocks.policy.is_saved]
             requests = self._between_steps(lambda: self._take_up(files, differing))
         logger.info(
             "%d %s on from %s after %.2f s%s",

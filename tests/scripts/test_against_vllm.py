@@ -66,7 +66,7 @@ def test_both_sides_get_the_same_bytes_for_each_token(model):
 
 
 def test_a_kind_of_layer_that_vllms_half_lacks_is_named():
-    with pytest.raises(ValueError, match="Llama-4-Scout .text.: vLLM's half knows no ChunkedLocalAttention"):
+    with pytest.raises(ValueError, match=r"Llama-4-Scout .text.: vLLM's half knows no ChunkedLocalAttention"):
         case_of(shape_named("Llama-4-Scout (text)"), [Ask(0.0, 1, 1, tokens=(1,))])
 
 
@@ -75,7 +75,7 @@ def test_this_project_serves_every_request_and_finds_what_was_asked_before():
     served = by_jpaged(SMALL, asks, together=1)
     assert (served.asked, served.found) == (208, 48 + 64)
     assert max(map(len, served.running)) == 1 and len(served.running) == len(served.held) == 12
-    with pytest.raises(ValueError, match="a request of 99999 tokens does not fit 0.5 GiB"):
+    with pytest.raises(ValueError, match=r"a request of 99999 tokens does not fit 0.5 GiB"):
         by_jpaged(SMALL, [Ask(0.0, 99_999, 1, tokens=tuple(range(99_999)))])
 
 

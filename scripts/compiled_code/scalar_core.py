@@ -96,7 +96,7 @@ def run_kernel(schedule: Schedule, operands: Mapping[int, np.ndarray], chip: Chi
     Raises:
         SimulationError: see the module.
     """
-    cores = range(chip.cores if schedule.core_id is not None else 1)
+    cores = range(chip.cores if schedule.asks_core else 1)
     runs = [_Core(schedule, operands, chip, core).run() for core in cores]
     slowest = max(runs, key=lambda run: run.cycles)
     for other in runs:
@@ -111,7 +111,7 @@ class _Core:
     """Is the state of one core: its registers, scalar memory, semaphores, queues and DMAs in flight."""
 
     def __init__(self, schedule: Schedule, operands: Mapping[int, np.ndarray], chip: Chip, core: int) -> None:
-        self.schedule, self.chip, self.given = schedule, chip, operands
+        self.schedule, self.chip, self.given, self.core = schedule, chip, operands, core
         self.now = 0.0
         self.counted = Run()
         self.memory: dict[int, Any] = {}
@@ -123,8 +123,6 @@ class _Core:
         self.registers: list[Any] = [Unknown("a register that was never written")] * schedule.registers
         self.operands = {operand.index: operand for operand in schedule.operands if not operand.is_output}
         self._place_operands()
-        if schedule.core_id is not None:
-            self.memory[schedule.core_id] = core
 
     def _place_operands(self) -> None:
         """Write the registers that hold operands: addresses, or a value that is an operand by itself."""
@@ -222,6 +220,8 @@ class _Core:
                 new = value(values)
                 if kind == "load":
                     new = self._load(new)
+                elif kind == "core":
+                    new = self.core
                 elif kind == "pop":
                     new = self.queues.get(new, Unknown(f"{new} was never computed"))
             elif otherwise is not None:

@@ -25,7 +25,7 @@ class Launch(NamedTuple):
     Attributes:
         function: the program.
         arguments: shapes and dtypes of its arguments, on the mesh of an absent chip.
-        name: the kernel's name.
+        name: a regular expression for the kernel's name.
         kind: its kind, for how wrong its time may be.
         known: values of arguments that decide the kernel's way, by their place.
         moved: bytes that the launch has to move from and to an argument in HBM, by the argument's place; an argument
@@ -60,7 +60,8 @@ def simulate(launch: Launch, schedules: list[Schedule], chip: str) -> Run:
         SimulationError: the kernel cannot be simulated, there are other schedules than launches, or it does not move
             the bytes that it has to.
     """
-    launches = launch_operands(launch.function, launch.arguments, launch.known).get(launch.name, [])
+    found = launch_operands(launch.function, launch.arguments, launch.known)
+    launches = [given for name, all_given in found.items() if re.fullmatch(launch.name, name) for given in all_given]
     if len(launches) != len(schedules) or not launches:
         raise SimulationError(f"{launch.name} is launched {len(launches)} times and has {len(schedules)} schedules")
     runs = [run_kernel(*pair, CHIPS[chip]) for pair in zip(schedules, launches, strict=True)]
@@ -73,7 +74,7 @@ def read_schedules(dumps: Path, name: str) -> list[Schedule]:
 
     A dump is named ``TIME-KERNEL.NUMBER-PASS-packed-bundles-post-ra.txt``.
     """
-    named = re.compile(rf"\d+-{re.escape(name)}(\.\d+)?-\d+-{DUMP}\.txt")
+    named = re.compile(rf"\d+-{name}(\.\d+)?-\d+-{DUMP}\.txt")
     files = sorted(file for file in dumps.iterdir() if named.fullmatch(file.name))
     return [parse(file.read_text(encoding="utf-8")) for file in files]
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
-import types
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +13,7 @@ from scripts.compiled_code.compilers import chosen, need_compiler, schedule_dump
 from scripts.compiled_code.simulated import Launch, compile_launch, row_of, simulate
 from scripts.compiled_code.tpu_chips import CHIPS
 from scripts.compiled_code.tpu_kernels import BLOCKS, CONTEXT, SEQS, SHAPES, Heads, arrays_of, batch_of
+from scripts.compiled_code.tpu_recompiled import stub_package
 
 
 def attention_rpa3(
@@ -34,9 +33,7 @@ def attention_rpa3(
     another jax. Its kernel needs none of them. The sizes of its blocks are its default for the chip.
     """
     need_compiler("tpu")
-    package = types.ModuleType("tpu_inference")  # its own __init__ imports the server
-    package.__path__ = [str(folder / "tpu_inference")]
-    sys.modules["tpu_inference"] = package
+    stub_package(folder)
     rows: Rows = []
     with schedule_dumps() as dumps:
         for target in chosen("targets", targets, CHIPS):
@@ -51,7 +48,7 @@ def attention_rpa3(
 
 
 def _decode(target: str, heads: Heads, page: int, lengths: str) -> Launch:
-    """Return the launch for the sequences that decode; two more, for prompts, do nothing."""
+    """Return the launch for the sequences that decode; another one, for prompts, does nothing."""
     import jax.numpy as jnp
     from tpu_inference.kernels.ragged_paged_attention.v3 import kernel
 
@@ -70,4 +67,4 @@ def _decode(target: str, heads: Heads, page: int, lengths: str) -> Launch:
 
     _, tables, starts, keys = step.known(0, page).values()
     known = {4: keys, 5: tables.ravel(), 6: starts, 7: np.full(3, SEQS, np.int32)}
-    return Launch(run, (q, new, new, array(view, bf16), *batch), "RPAd", "decode attention", known, {}, (3,))
+    return Launch(run, (q, new, new, array(view, bf16), *batch), "RPAd.*", "decode attention", known, {}, (3,))

@@ -52,7 +52,7 @@ class Write(NamedTuple):
 
     Attributes:
         kind: "phi" takes the register as it is before the bundle; "alias" names what its bundle has just written; "set"
-            is arithmetic, "load" a load from scalar memory, "pop" takes what a unit gave to a queue.
+            is arithmetic, "load" a load from scalar memory, "core" the core's number, "pop" what a queue has.
     """
 
     kind: str
@@ -106,8 +106,8 @@ class Schedule(NamedTuple):
     operands: list[Operand]
     names: list[str]
     registers: int
-    core_id: int | None
-    """Address in scalar memory of the core's number, where the kernel asks for it."""
+    asks_core: bool
+    """Whether the kernel asks for the number of its core."""
 
 
 _LINE = re.compile(r"^\s*(?:0x)?([0-9a-f]+)\s+(?:LB|LH|LE|PB|PF|CT)?\s*:\s*[>\s]*\{(.*)$")
@@ -139,7 +139,7 @@ def parse(dump: str) -> Schedule:
         bundles.append(reader.bundle(match[2]))
     if not bundles:
         raise ValueError(f"no bundles in what should be a dump of {DUMP}")
-    return Schedule(bundles, reader.operands, reader.names, len(reader.registers), reader.core_id)
+    return Schedule(bundles, reader.operands, reader.names, len(reader.registers), reader.asks_core)
 
 
 class _Reader:
@@ -149,7 +149,7 @@ class _Reader:
         self.names: list[str] = []
         self.registers: dict[str, int] = {}
         self.operands: list[Operand] = []
-        self.core_id: int | None = None
+        self.asks_core = False
         self._number_of: dict[str, int] = {}
         self._bases: dict[str, int] = {}
 
@@ -205,7 +205,8 @@ class _Reader:
             return Write("alias", *self._own(own), condition, value)
         if op == "sld":
             if "core id" in raw:
-                self.core_id = self._address(rest)([])
+                self.asks_core = True
+                return Write("core", *self._own(own), condition, lambda _: 0, otherwise)
             return Write("load", *self._own(own), condition, self._address(rest), otherwise)
         if op in ("spop", "spop.drf", "vpop.sfrf", "spop.sfrf"):
             queue = re.search(r"(%\w+)$", rest.strip())
@@ -235,8 +236,7 @@ class _Reader:
             if route != "general" and not set(route.split("_to_")) <= {"hbm", "vmem", "smem"}:
                 raise ValueError(f"a DMA from and to {route}")
             given = {label: self._value(labels[label].strip()) for label in _COPY_LABELS if label in labels}
-            strided = "steps_per_stride" in labels or "stridedescaddr" in labels
-            return effect("copy", route=route, strided=strided, **given)
+            return effect("copy", route=route, strided="steps_per_stride" in labels, **given)
         if op == "vsyncadd":
             return effect("add", flag=self._value(parts[0]), amount=self._value(parts[1]))
         if op == "vsyncpa":

@@ -26,9 +26,12 @@ from jaxtyping import Array, Float, Int, Int8
 from pallas_kernels.kv_codes import TPU_TILE, check_tpu_view, encode, has_scales, stored, tokens_of
 from pallas_kernels.layout import LANES
 
-RING_BYTES = 4 * 2**20
-"""VMEM that the ring of block and row buffers may hold."""
-MAX_RING = 64
+RING_BYTES = 16 * 2**20
+"""VMEM that the ring of block and row buffers may hold. A block of 128 tokens with 8 heads is half a MiB and its rows as
+much again: in 4 MiB only two fit, so that each write was waited for."""
+SPARE_VMEM = 4 * 2**20
+"""VMEM for the compiler's temporaries."""
+MAX_RING = 32
 MAX_WORDS_BYTES = 4 * 2**20
 """VMEM that the scales of all tokens may take."""
 
@@ -99,7 +102,7 @@ def _kernel(layer, *refs):
         return pltpu.make_async_copy(block_buf.at[at], home(run), sems.at[2, at])
 
     def fills_block(run):  # then nothing of the old block is needed
-        return place(run)[2] == block_rows
+        return place(run)[2] == block_size
 
     def start_reads(run):
         read_rows(run).start()
@@ -137,6 +140,7 @@ def _kernel(layer, *refs):
         new = jnp.where(lane < shift, left, right)
         scale_rows = pl.ds(block_size, TPU_TILE)
         old = pltpu.bitcast(block_buf[at, head, tile, scale_rows], jnp.int32)
+        old = jnp.where(count == block_size, 0, old)  # it was not read
         row = lax.broadcasted_iota(jnp.int32, old.shape, 0)
         merged = jnp.where((row == 0) & (lane >= offset) & (lane < offset + count), new, old)
         block_buf[at, head, tile, scale_rows] = pltpu.bitcast(merged, block_buf.dtype)
@@ -244,7 +248,10 @@ def write_rows(
             ],
         ),
         input_output_aliases={1 + len(Runs._fields): 0},
-        compiler_params=pltpu.CompilerParams(disable_bounds_checks=True),  # ids are checked here
+        compiler_params=pltpu.CompilerParams(
+            disable_bounds_checks=True,  # ids are checked here
+            vmem_limit_bytes=ring * run_bytes + sum(word.nbytes for word in words) + SPARE_VMEM,
+        ),
         interpret=interpret,
         name="kv_write",
     )(jnp.asarray(layer, jnp.int32)[None], *runs, view, rows, *words)

@@ -46,6 +46,7 @@ class Run:
         empty: of these without an instruction.
         stalled: cycles of waiting for DMAs.
         copies: DMAs that were started.
+        cores: that the launch keeps busy.
         read, written: bytes from and to HBM, by the operand's index.
         waits: cycles of waiting, by the bundle that waits.
         visits: how often each bundle with scalar instructions was issued.
@@ -56,6 +57,7 @@ class Run:
     empty: int = 0
     stalled: float = 0.0
     copies: int = 0
+    cores: int = 1
     read: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
     written: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
     waits: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
@@ -69,6 +71,7 @@ class Run:
             self.empty + other.empty,
             self.stalled + other.stalled,
             self.copies + other.copies,
+            max(self.cores, other.cores),
         )
         for run in (self, other):
             for there, here in ((run.read, done.read), (run.written, done.written)):
@@ -99,6 +102,7 @@ def run_kernel(schedule: Schedule, operands: Mapping[int, np.ndarray], chip: Chi
     cores = range(chip.cores if schedule.asks_core else 1)
     runs = [_Core(schedule, operands, chip, core).run() for core in cores]
     slowest = max(runs, key=lambda run: run.cycles)
+    slowest.cores = max(1, sum(run.copies > 0 for run in runs))
     for other in runs:
         if other is not slowest:
             for here, there in ((slowest.read, other.read), (slowest.written, other.written)):

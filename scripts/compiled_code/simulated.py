@@ -106,7 +106,7 @@ def row_of(run: Run, kind: Kind, chip: str) -> Row:
         "bundles, us": run.bundles * micro,
         "empty": run.empty_share,
         "bytes": run.moved,
-        "bytes at HBM's peak, us": run.moved / here.hbm * 1e6,
+        "bytes at HBM's peak, us": run.moved / (here.hbm * run.cores) * 1e6,
         "DMAs": run.copies,
         "simulated; error of its kind": error_text(kind, chip),
     }

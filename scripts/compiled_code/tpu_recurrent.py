@@ -14,8 +14,9 @@ from scripts.compiled_code.simulated import Launch, compile_launch, row_of, simu
 from scripts.compiled_code.tpu_chips import CHIPS
 from scripts.compiled_code.tpu_kernels import arrays_of
 
-BLOCKS, LAYERS, SEQS = 1024, 4, 64
-"""The pool has more bytes than VMEM, into which the compiler would otherwise move it."""
+LAYERS, SEQS = 4, 64
+POOL_BYTES = 2**28
+"""Bytes of the pool: more than VMEM has, into which the compiler would otherwise move it."""
 
 
 class Layer(NamedTuple):
@@ -99,7 +100,8 @@ def recurrent_launch(target: str, layer: Layer) -> Launch:
     array, _ = arrays_of(CHIPS[target])
     place = StatePlace(32, layer.state, jnp.dtype(layer.dtype))
     rows = place.rows(jnp.bfloat16)
-    view = array((BLOCKS, LAYERS, 32 + rows, 128), jnp.bfloat16)
+    blocks = max(SEQS, POOL_BYTES // (LAYERS * (32 + rows) * 256))
+    view = array((blocks, LAYERS, 32 + rows, 128), jnp.bfloat16)
     given = tuple(array(shape, jnp.float32) for shape in layer.operands(SEQS))
 
     def run(view, index, start, length, read, write, decodes, count, *operands):
@@ -107,8 +109,8 @@ def recurrent_launch(target: str, layer: Layer) -> Launch:
         return getattr(recurrent, layer.kernel)(view, index, place, units, *operands, impl="tpu")
 
     sequences = np.arange(SEQS, dtype=np.int32)
-    blocks = np.random.default_rng(0).permutation(BLOCKS)[:SEQS].astype(np.int32)
-    units = sequences, np.ones(SEQS, np.int32), blocks, blocks, np.int32(SEQS), np.int32(SEQS)
+    states = np.random.default_rng(0).permutation(blocks)[:SEQS].astype(np.int32)
+    units = sequences, np.ones(SEQS, np.int32), states, states, np.int32(SEQS), np.int32(SEQS)
     known = dict(enumerate((np.int32(1), *units), 1))
     arguments = (view, array(()), *[array((SEQS,))] * 4, array(()), array(()), *given)
     return Launch(run, arguments, "recurrent_decode", "recurrence", known, {0: 2 * SEQS * rows * 128 * 2}, (0,))

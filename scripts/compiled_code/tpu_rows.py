@@ -7,7 +7,7 @@ from typing import Any
 
 from scripts.cases import Row
 from scripts.compiled_code.compilers import chosen, need_compiler, schedule_dumps
-from scripts.compiled_code.layer_ops import ROW_KERNELS
+from scripts.compiled_code.layer_ops import LAUNCH, ROW_KERNELS, row_kernel_cycles
 from scripts.compiled_code.simulated import Launch, compile_launch, row_of, simulate
 from scripts.compiled_code.tpu_chips import CHIPS
 from scripts.compiled_code.tpu_kernels import arrays_of
@@ -20,19 +20,19 @@ def rows(targets: list[str] = list(CHIPS)) -> Iterator[Row]:  # noqa: B006 (neve
     """Simulated time of `add_rms_norm` and `rotated_heads` for a device's share of a Llama-3-8B on eight, and of
     `route` for 8 of 128 experts: a minute.
 
-    The steps have 64 and 512 tokens. A row has the columns of tpu-attention; the cycles of its bundles for 16 x 128
-    numbers; and those that `layer_ops.ROW_KERNELS` counts for them, to which it adds those of a launch.
+    The steps have 64 and 512 tokens. A row has the columns of tpu-attention; its bundles; and the cycles that
+    `layer_ops.ROW_KERNELS` counts for them, to which it adds those of a launch.
     """
     need_compiler("tpu")
     with schedule_dumps() as dumps:
         for target in chosen("targets", targets, CHIPS):
-            for kernel, counted in ROW_KERNELS.items():
+            for kernel in ROW_KERNELS:
                 for tokens in (64, 512):
                     launch = row_launch(target, kernel, tokens)
                     run = simulate(launch, compile_launch(launch, dumps)[0], target)
                     row: Row = {"target": target, "kernel": kernel, "rows": tokens} | row_of(run, "other", target)
-                    cycles = run.bundles * 16 * 128 / launch.arguments[0].size
-                    yield row | {"for 16 x 128 numbers": cycles, "counted as": counted}
+                    counted = row_kernel_cycles(kernel, launch.arguments[0].size) - LAUNCH
+                    yield row | {"bundles": run.bundles, "counted as": counted}
 
 
 def row_launch(target: str, kernel: str, tokens: int) -> Launch:

@@ -157,8 +157,9 @@ def kv_write_kernel(target: str, heads: Heads, batch: str, block_size: int, kv: 
     slots = [tables[sequence, key // block_size] * block_size + key % block_size for sequence, key in places]
     known = {1: layer, 4: np.array(slots, np.int32)}
     arguments = (array(shape, dtype), array(()), new, new, array((step.tokens,)))
-    blocks = len({slot // block_size for slot in slots})  # each is read and written
-    moved = {0: 2 * blocks * prod(shape[2:]) * dtype.itemsize} if batch == "decode" else {}
+    rows = min(32 // dtype.itemsize, block_size) + shape[4] - block_size  # a tile of tokens, and all scales
+    tile = shape[2] * shape[3] * rows * shape[5] * dtype.itemsize
+    moved = {0: 2 * step.tokens * tile} if batch == "decode" else {}  # read and written
     return Launch(run, arguments, "kv_write", "other", known, moved, (0,))
 
 

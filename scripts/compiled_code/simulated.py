@@ -60,13 +60,18 @@ def simulate(launch: Launch, schedules: list[Schedule], chip: str) -> Run:
         SimulationError: the kernel cannot be simulated, there are other schedules than launches, or it does not move
             the bytes that it has to.
     """
-    found = launch_operands(launch.function, launch.arguments, launch.known)
-    launches = [given for name, all_given in found.items() if re.fullmatch(launch.name, name) for given in all_given]
+    launches = operands_of(launch)
     if len(launches) != len(schedules) or not launches:
         raise SimulationError(f"{launch.name} is launched {len(launches)} times and has {len(schedules)} schedules")
     runs = [run_kernel(*pair, CHIPS[chip]) for pair in zip(schedules, launches, strict=True)]
     check_bytes(launch, schedules, runs)
     return sum(runs[1:], runs[0])
+
+
+def operands_of(launch: Launch) -> list[dict[int, Any]]:
+    """Return the integer operands of a program's launches of a kernel."""
+    found = launch_operands(launch.function, launch.arguments, launch.known)
+    return [given for name, all_given in found.items() if re.fullmatch(launch.name, name) for given in all_given]
 
 
 def read_schedules(dumps: Path, name: str) -> list[Schedule]:

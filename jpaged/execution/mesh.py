@@ -30,11 +30,9 @@ def make_mesh(tensor_parallel_size: int, data_parallel_size: int = 1) -> Mesh:
     Where `jax.distributed` joined several processes, it spans the devices of all of them.
 
     Raises:
-        ValueError: there are fewer devices, or the processes have more; or replicas over several processes.
+        ValueError: there are fewer devices, or the processes have more.
     """
     devices, processes = jax.devices(), jax.process_count()
-    if data_parallel_size > 1 and processes > 1:
-        raise ValueError(f"data_parallel_size={data_parallel_size} needs one process, and there are {processes}")
     size = tensor_parallel_size * data_parallel_size
     if size > len(devices):
         asked = f"tensor_parallel_size={tensor_parallel_size}"

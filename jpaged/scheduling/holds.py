@@ -17,6 +17,7 @@ from jpaged.memory.policies import UNBOUNDED
 from jpaged.scheduling.inputs import Adapter, PromptImage
 from jpaged.scheduling.request import Request, Sequence
 from jpaged.scheduling.step import AdapterLoad, Chunk, Encode, ImageRead, ScheduledStep, StepPlan
+from jpaged.scheduling.work import ENCODES, LOADS
 
 
 class Held(ABC):
@@ -222,12 +223,12 @@ class ImageHolds(Held):
     def take(self, plan: StepPlan) -> None:
         if self._encoding:
             pending = self._memory.images.take_pending()
-            plan.encodes = [Encode(self._encoding[stored.digest], stored) for stored in pending]
+            plan.add_work(ENCODES, (Encode(self._encoding[stored.digest], stored) for stored in pending))
             self._encoding.clear()
 
     def dispatched(self, step: ScheduledStep) -> None:
         images = self._memory.images
-        for encode in step.encodes:
+        for encode in step.work_of(ENCODES):
             images.encoded(encode.stored)
         for read in step.reads:
             held = read.request.held.get(read.number)
@@ -317,11 +318,11 @@ class AdapterHolds(Held):
     def take(self, plan: StepPlan) -> None:
         if self._loading:
             pending: list[StoredAdapter] = self._memory.adapters.take_pending()
-            plan.loads = [AdapterLoad(self._loading[stored.digest], stored) for stored in pending]
+            plan.add_work(LOADS, (AdapterLoad(self._loading[stored.digest], stored) for stored in pending))
             self._loading.clear()
 
     def dispatched(self, step: ScheduledStep) -> None:
-        for load in step.loads:
+        for load in step.work_of(LOADS):
             self._memory.adapters.encoded(load.stored)
 
     def clear(self) -> None:

@@ -10,6 +10,7 @@ from jpaged.scheduling.allocation import Allocation, children_due, tokens_before
 from jpaged.scheduling.request import Request, Sequence
 from jpaged.scheduling.speculation.drafting import Drafting
 from jpaged.scheduling.step import Chunk, Sample, StepPlan, missing_tokens, source_row
+from jpaged.scheduling.work import COPIES
 
 MakeRoom = Callable[[Sequence, list[BlockCopy]], bool]
 """Frees memory for a sequence, whose request has these copies planned so far; False = its request is not to go on."""
@@ -117,7 +118,8 @@ def plan_decodes(running: list[Request], position: int, plan: StepPlan, allocati
             copies = allocation.allocate(seq, end)
             if copies is None:
                 break
-            plan.copies += copies
+            if copies:
+                plan.add_work(COPIES, copies)
             tables = allocation.tables(seq)
         # `tuple.__new__` skips the Python-level call of `Chunk(...)`, which shows at thousands of sequences.
         chunk = new(Chunk, (seq, start, 1, seq.pending_row if pending else -1, tables, ()))

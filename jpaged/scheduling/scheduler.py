@@ -23,6 +23,7 @@ from jpaged.scheduling.speculation import Speculation
 from jpaged.scheduling.speculation.drafting import Drafting, drafts_kept
 from jpaged.scheduling.step import Chunk, ScheduledStep, StepPlan, decodes_due
 from jpaged.scheduling.top_tokens import TopTokens
+from jpaged.scheduling.work import DROPPED
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +173,8 @@ class Scheduler:
             return ScheduledStep()
         if self.disk_prefetch is not None:
             self.disk_prefetch.begin_step()
-        plan = StepPlan(self.max_num_batched_tokens, self.memory.swap_space.take_dropped())
+        plan = StepPlan(self.max_num_batched_tokens)
+        plan.add_work(DROPPED, self.memory.swap_space.take_dropped())
         plan.free_rows = self._free_rows
         self._plan_running(plan)
         if not (plan.preempted or plan.admission_stopped):

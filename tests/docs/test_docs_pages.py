@@ -9,6 +9,7 @@ from importlib import import_module
 import docs_site
 import docs_vllm
 import pytest
+import settings_table
 from commands import ROOT
 from docs_markdown import code_blocks
 
@@ -49,6 +50,12 @@ def test_every_public_name_is_in_the_reference():
         for name in getattr(import_module(package.name), "__all__", []) if package.ispkg else []:
             assert f"{package.name}.{name}" in entries
     assert "jpaged.integrations.tunix.JpagedRollout" in entries
+
+
+def test_the_table_of_settings_is_that_of_their_fields():
+    page = settings_table.PAGE.read_text()
+    assert settings_table.filled(page) == page, "run: python scripts/settings_table.py --write"
+    assert settings_table.table() in page
 
 
 def test_tables_of_vllms_names_are_those_that_jpaged_reads():

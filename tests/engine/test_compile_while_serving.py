@@ -200,5 +200,5 @@ def test_other_engines_have_what_they_need_first_too(more, model, held):
 
 
 def test_settings_that_exclude_each_other_are_refused(model):
-    with pytest.raises(ValueError, match="background_compilation=True does not go with enforce_eager=True"):
+    with pytest.raises(ValueError, match="background_compilation=True needs enforce_eager=False: it compiles nothing"):
         LLM(model, background_compilation=True, enforce_eager=True)

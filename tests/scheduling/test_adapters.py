@@ -56,7 +56,9 @@ def test_one_adapter_is_loaded_once_for_all_that_run_with_it_and_stays():
     requests = [with_adapter(chosen, [1 + i, 2, 3]) for i in range(4)]
     steps = loop.run(*requests)
     more = loop.run(later := with_adapter(chosen, [9, 9]))
-    assert [len(step.loads) for step in steps if step.loads] == [1] and not any(step.loads for step in more)
+    assert [len(step.work_of("loads")) for step in steps if step.work_of("loads")] == [1] and not any(
+        step.work_of("loads") for step in more
+    )
     assert_right([*requests, later])
     assert loop.num_used_blocks == 0
 
@@ -66,7 +68,7 @@ def test_an_adapter_is_evicted_for_tokens_and_read_again():
     loop.run(first := with_adapter(chosen, [1, 2, 3]))
     loop.run(long := with_adapter(None, [5] * 40, 30))
     steps = loop.run(again := with_adapter(chosen, [3, 2, 1]))
-    assert sum(len(step.loads) for step in steps) == 1
+    assert sum(len(step.work_of("loads")) for step in steps) == 1
     assert_right([first, long, again])
 
 

@@ -71,7 +71,7 @@ def loop_of(num_pages=64, **options):
 
 def costs(steps):
     """(tokens, features encoded) of each step."""
-    return [(step.num_tokens, sum(encode.image.features for encode in step.encodes)) for step in steps]
+    return [(step.num_tokens, sum(encode.image.features for encode in step.work_of("encodes"))) for step in steps]
 
 
 def test_an_image_is_encoded_in_the_step_that_reads_it_where_the_budget_holds_both():
@@ -113,7 +113,7 @@ def test_an_image_is_held_until_its_last_token_and_its_head_is_given_up_before()
 def test_one_image_in_many_requests_is_encoded_once():
     requests = [with_images([1 + number, ("cat", 8), 2]) for number in range(8)]
     steps = loop_of().run(*requests)
-    assert sum(len(step.encodes) for step in steps) == 1
+    assert sum(len(step.work_of("encodes")) for step in steps) == 1
     for request in requests:
         assert request.sequences[0].output_token_ids == expected(request, GROUPS[:1])[0]
 
@@ -226,7 +226,7 @@ def test_every_request_sees_its_own_images(arrivals, room, whole, spare_pages, e
     loop = Loop(scheduler)
 
     def within_budget(step):
-        features = sum(min(encode.image.features, 1 + extra_budget) for encode in step.encodes)
+        features = sum(min(encode.image.features, 1 + extra_budget) for encode in step.work_of("encodes"))
         assert step.num_tokens + features <= seqs + extra_budget
 
     accepted, _ = serve(loop, coming, within_budget)

@@ -19,7 +19,7 @@ from jpaged.config import EngineConfig
 from jpaged.engine.engine import Engine
 from jpaged.engine.saved_state.capture import Capture, capture
 from jpaged.engine.saved_state.folder import StateFiles, newest, read_about, read_state, write_state
-from jpaged.engine.saved_state.identity import model_difference, model_facts, pool_facts
+from jpaged.engine.saved_state.identity import model_difference, model_facts, pool_difference, pool_facts
 from jpaged.engine.saved_state.incremental import LastSave
 from jpaged.engine.saved_state.load import check_fresh, load
 from jpaged.errors import EngineStopped, StateRefused
@@ -113,7 +113,7 @@ class StateKeeper:
             difference = model_difference(files.about["model"], about["model"], self._model_config)
             if difference is not None:
                 raise StateRefused(f"{files.path} cannot be taken up: {difference}")
-            differing = [name for name, here in about["pool"].items() if files.about["pool"][name] != here]
+            differing = pool_difference(files.about["pool"], about["pool"], type(self._config))
             if self._config.enable_lora:  # which blocks hold an adapter is not saved
                 differing.append("adapters in the pool")
             requests = self._between_steps(lambda: self._take_up(files, differing))

@@ -38,13 +38,13 @@ class AdapterBatch(NamedTuple):
         table: blocks of each of the step's adapters, by place, site after site, as many as the largest rank takes; -1
             where the adapter has none, and in places that no row asks for. The host's; the step's program is given
             `matrices` for it.
-        slot: the place of the adapter that each row has; -1 = none.
+        place: the place of the adapter that each row has; -1 = none.
         present: whether an adapter of the step changes a site.
         matrices: those of each place's adapter, of whatever was there last where the step has none.
     """
 
     table: Int[np.ndarray, "adapters blocks"] | None = None
-    slot: Int[HostOrDevice, " tokens"] | None = None
+    place: Int[HostOrDevice, " tokens"] | None = None
     present: Bool[HostOrDevice, "sites adapters"] | None = None
     matrices: Matrices | None = None
 
@@ -55,7 +55,7 @@ class AdapterCache(LayerCache):
 
     group: AdapterGroup
     Batch: ClassVar[type[tuple[Any, ...]]] = AdapterBatch
-    by_token: ClassVar[tuple[str, ...] | None] = ("slot",)
+    by_token: ClassVar[tuple[str, ...] | None] = ("place",)
     skips_unread_rows: ClassVar[bool] = True
 
     @property
@@ -101,12 +101,12 @@ class AdapterCache(LayerCache):
         most = self.most_blocks
         table = np.full((group.adapters, sum(most)), -1, np.int32)
         present = np.zeros((len(group.sites), group.adapters), bool)
-        slot_of_seq = np.full(step.padded_seqs, -1, np.int32)
-        for seq, (use, slot) in step.adapted.items():
-            _fill(table[slot], present[:, slot], use.held.blocks, use.adapter.site_blocks, most, plan.num_blocks)
-            slot_of_seq[seq] = slot
+        place_of_seq = np.full(step.padded_seqs, -1, np.int32)
+        for seq, (use, place) in step.adapted.items():
+            _fill(table[place], present[:, place], use.held.blocks, use.adapter.site_blocks, most, plan.num_blocks)
+            place_of_seq[seq] = place
         rows = np.full(step.padded_tokens, -1, np.int32)
-        rows[: len(step.seq_of_token)] = slot_of_seq[step.seq_of_token]
+        rows[: len(step.seq_of_token)] = place_of_seq[step.seq_of_token]
         return AdapterBatch(table, rows, present)
 
     def operate(self, call: LayerCall, pool: Pool, index: Any, *operands: Any, **options: Any) -> tuple[Pool, Any]:
@@ -123,7 +123,7 @@ class AdapterCache(LayerCache):
             return params
         for number, (site, (down, up)) in enumerate(zip(self.group.sites, arrays.matrices, strict=True)):
             for at, path in enumerate(site.paths):
-                rows, present = jnp.asarray(arrays.slot), jnp.asarray(arrays.present)[number]
+                rows, present = jnp.asarray(arrays.place), jnp.asarray(arrays.present)[number]
                 layer: int | None = at
                 if site.stacked:  # each turn of a scan takes a layer's part of everything
                     rows, present = (jnp.broadcast_to(x, (site.layers, *x.shape)) for x in (rows, present))

@@ -107,25 +107,33 @@ def _kernel(layer, *refs):
         shift = start + offset - token
         return pl.multiple_of(start, align), fetched, jnp.where(shift < 0, shift + moved.window, shift)
 
-    def block_copies(run, moved, outward):
+    def copies(run, moved, outward, *, scales_alone=False):
         """Return the DMAs of a run's part of its block: one, and one for the scales that lie apart from it."""
         at, home = run & (ring - 1), view.at[place(run)[0], layer[0]]
-        ends = [(home, block_buf.at[at])]
+        scales = pl.ds(block_size, block_rows - block_size)
+        ends = [(home.at[:, :, scales], block_buf.at[at, :, :, scales])] if words else []
         if moved.rows < block_size:
             tile = home.at[:, :, pl.ds(first_row(run, moved), moved.rows)]
-            ends = [(tile, block_buf.at[at, :, :, pl.ds(0, moved.rows)])]
-            scales = pl.ds(block_size, block_rows - block_size)
-            ends += [(home.at[:, :, scales], block_buf.at[at, :, :, scales])] if words else []
+            ends.append((tile, block_buf.at[at, :, :, pl.ds(0, moved.rows)]))
+        elif not scales_alone:
+            ends = [(home, block_buf.at[at])]
         sem = sems.at[2 if outward else 0, at]
         return [pltpu.make_async_copy(*(pair[::-1] if outward else pair), sem) for pair in ends]
 
-    def start_all(run, moved, outward):
-        for copy in block_copies(run, moved, outward):
-            copy.start()
+    def each_read(run, moved, do):
+        """Call ``do(copy)`` for the DMAs that read what is needed of the block before: if the run fills it, only the
+        words of scales, which have bits that belong to no token."""
+        if moved.rows < block_size:
+            for copy in copies(run, moved, outward=False):
+                do(copy)
+            return
+        fills = place(run)[2] == block_size
+        for alone, is_so in ((False, ~fills), (True, fills)):
 
-    def wait_all(run, moved, outward):
-        for copy in block_copies(run, moved, outward):
-            copy.wait()
+            @pl.when(is_so)
+            def _(alone=alone):
+                for copy in copies(run, moved, outward=False, scales_alone=alone):
+                    do(copy)
 
     def rows_copy(run, moved):
         at = run & (ring - 1)
@@ -133,29 +141,26 @@ def _kernel(layer, *refs):
         to = rows_buf.at[at, :, :, pl.ds(0, fetched)]
         return pltpu.make_async_copy(rows.at[:, :, pl.ds(start, fetched)], to, sems.at[1, at])
 
-    def when_old_is_needed(run, moved, do):
-        """Call a function, unless the run fills its block, of which nothing is needed then."""
-        if moved.rows < block_size:
-            do()
-        else:
-            pl.when(place(run)[2] < block_size)(do)
-
     def start_reads(run):
         def start(moved):
             rows_copy(run, moved).start()
-            when_old_is_needed(run, moved, lambda: start_all(run, moved, outward=False))
+            each_read(run, moved, lambda copy: copy.start())
 
         each_kind(run, start)
 
     def wait_for_write(run):
-        each_kind(run, lambda moved: wait_all(run, moved, outward=True))
+        def wait(moved):
+            for copy in copies(run, moved, outward=True):
+                copy.wait()
+
+        each_kind(run, wait)
 
     def merge_and_start_write(run):
         each_kind(run, lambda moved: merge(run, moved))
 
     def merge(run, moved):
         rows_copy(run, moved).wait()
-        when_old_is_needed(run, moved, lambda: wait_all(run, moved, outward=False))
+        each_read(run, moved, lambda copy: copy.wait())
         (*_, shift), (_, offset, count) = window_of(run, moved), place(run)
         at, first = run & (ring - 1), first_row(run, moved)
         here, window = pl.ds(0, moved.rows), pl.ds(0, moved.window)
@@ -168,7 +173,8 @@ def _kernel(layer, *refs):
                 block_buf[at, head, tile, here] = jnp.where(mine, new, old).astype(block_buf.dtype)
                 if words:
                     merge_scales(at, head, tile, offset, count, runs.first[run] - offset + block_size)
-        start_all(run, moved, outward=True)
+        for copy in copies(run, moved, outward=True):
+            copy.start()
 
     def merge_scales(at, head, tile, offset, count, start):
         """Merge a run's scales into a block; `start` is the lane of all words that lands in lane 0 of the block's."""
@@ -178,7 +184,6 @@ def _kernel(layer, *refs):
         new = jnp.where(lane < shift, left, right)
         scale_rows = pl.ds(block_size, TPU_TILE)
         old = pltpu.bitcast(block_buf[at, head, tile, scale_rows], jnp.int32)
-        old = jnp.where(count == block_size, 0, old)  # it was not read
         row = lax.broadcasted_iota(jnp.int32, old.shape, 0)
         merged = jnp.where((row == 0) & (lane >= offset) & (lane < offset + count), new, old)
         block_buf[at, head, tile, scale_rows] = pltpu.bitcast(merged, block_buf.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any, NamedTuple
 
@@ -157,10 +157,21 @@ def kv_write_kernel(target: str, heads: Heads, batch: str, block_size: int, kv: 
     slots = [tables[sequence, key // block_size] * block_size + key % block_size for sequence, key in places]
     known = {1: layer, 4: np.array(slots, np.int32)}
     arguments = (array(shape, dtype), array(()), new, new, array((step.tokens,)))
-    rows = min(32 // dtype.itemsize, block_size) + shape[4] - block_size  # a tile of tokens, and all scales
-    tile = shape[2] * shape[3] * rows * shape[5] * dtype.itemsize
-    moved = {0: 2 * step.tokens * tile} if batch == "decode" else {}  # read and written
+    row_bytes = shape[2] * shape[3] * shape[5] * dtype.itemsize
+    moved = {0: row_bytes * sum(_rows_of_runs(step, block_size, shape[4], 32 // dtype.itemsize))}
     return Launch(run, arguments, "kv_write", "other", known, moved, (0,))
+
+
+def _rows_of_runs(step: Batch, block_size: int, block_rows: int, tile: int) -> Iterator[int]:
+    """Yield the rows that `kv_write` moves for each run of tokens of a block: the tile that has all of them, and the
+    rows of scales, or the whole block, of which only the scales are read if the run fills it."""
+    for end, queries in zip(step.keys.tolist(), step.queries.tolist(), strict=True):
+        for block in range((end - queries) // block_size, (end - 1) // block_size + 1):
+            first, stop = (min(max(key - block * block_size, 0), block_size) for key in (end - queries, end))
+            if tile < block_size and first // tile == (stop - 1) // tile:
+                yield 2 * (tile + block_rows - block_size)
+            else:
+                yield block_rows + (block_rows - block_size if stop - first == block_size else block_rows)
 
 
 KERNELS = {"attention": attention_kernel, "kv_write": kv_write_kernel}

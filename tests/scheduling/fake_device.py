@@ -26,7 +26,7 @@ from unpaged import (
     num_dropped,
 )
 
-from jpaged.memory import Adapters, HostBlock, PoolLayout
+from jpaged.memory import Adapters, HostBlock, PoolLayout, SwapCopy
 from jpaged.scheduling import Request, ScheduledStep, Scheduler
 from jpaged.scheduling.step import Encode, ImageRead
 from jpaged.scheduling.top_tokens import TopTokens
@@ -104,9 +104,9 @@ class FakeDevice:
         return self._read(g, read.blocks[number // size], number % size)
 
     def _swap(self, step: ScheduledStep) -> None:
-        for dropped in step.work_of("dropped"):
+        for dropped in (value for value in step.work_of("swap_out") if isinstance(value, HostBlock)):
             del self.host[dropped]
-        for group, device, host in step.work_of("swap_out"):
+        for group, device, host in (value for value in step.work_of("swap_out") if isinstance(value, SwapCopy)):
             assert HostBlock(group, host) not in self.host, "a host block that is still needed is overwritten"
             offsets = range(self.layout.groups[group].spec.block_size)
             self.host[HostBlock(group, host)] = [self._read(group, device, offset) for offset in offsets]

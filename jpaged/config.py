@@ -436,7 +436,7 @@ class EngineConfig:
         flag=Flag(commands="adapters", help="Have programs for low-rank adapters; --lora-modules does."),
     )
     """Whether requests may run with low-rank adapters (LoRA), which are loaded into the pool at need. It excludes
-    data_parallel_size, kv_budget and several hosts."""
+    kv_budget and several hosts."""
 
     max_loras: int = setting(
         1, whole(1), flag=Flag(commands="adapters", least=1, help="Most different adapters of a step.")
@@ -560,12 +560,8 @@ def _check_disk(settings: Mapping[str, Any]) -> None:
 
 
 def _check_replicas(settings: Mapping[str, Any]) -> None:
-    replicas, mode = settings["data_parallel_size"], settings["preemption_mode"]
-    if replicas == 1:
-        return
-    if mode != "recompute":
-        raise ValueError(f"preemption_mode={mode!r} needs data_parallel_size=1, not {replicas}")
-    if settings["deterministic"]:
+    replicas = settings["data_parallel_size"]
+    if replicas > 1 and settings["deterministic"]:
         raise ValueError(f"deterministic=True needs data_parallel_size=1, not {replicas}")
 
 
@@ -577,8 +573,6 @@ def _check_lora(settings: Mapping[str, Any]) -> None:
             if settings[name] != EngineConfig.__dataclass_fields__[name].default:
                 raise ValueError(f"{name}={settings[name]} needs enable_lora=True")
         return
-    if settings["data_parallel_size"] > 1:
-        raise ValueError(f"enable_lora=True needs data_parallel_size=1, not {settings['data_parallel_size']}")
     if settings["kv_budget"] is not None:
         raise ValueError(f"enable_lora=True does not go with kv_budget={settings['kv_budget']}")
 

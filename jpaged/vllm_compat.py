@@ -111,10 +111,8 @@ def _choose_preemption(settings: dict[str, Any]) -> None:
         return
     if settings["swap_space"] == 0 and not isinstance(settings["swap_space"], bool):
         del settings["swap_space"]
-    elif settings.get("data_parallel_size", 1) == 1:
-        settings["preemption_mode"] = "auto"
     else:
-        raise ValueError(f"swap_space={settings['swap_space']!r} needs data_parallel_size=1")
+        settings["preemption_mode"] = "auto"
 
 
 def aliases(config: type[Any]) -> dict[str, str]:

@@ -141,12 +141,13 @@ class Runner:
         kinds = {kind for step in steps for kind in step.work}
         if not kinds:
             return
-        for kind, work in self.worker.works.items():
+        works = self.worker.works
+        if unknown := kinds - works.keys():
+            raise ValueError(f"a step has work of kind {min(unknown)!r}; known: {', '.join(works)}")
+        for kind, work in works.items():  # in the order of their phases
             if kind in kinds:
                 for args in work.calls([step.work_of(kind) for step in steps]):
                     self.worker.work(kind, *args)
-        if unknown := kinds - self.worker.works.keys():
-            raise ValueError(f"a step has work of kind {min(unknown)!r}; known: {', '.join(self.worker.works)}")
 
     def forward(self, steps: Sequence[ScheduledStep]) -> ForwardPass | None:
         """Start the model over the steps' tokens; None when there are none."""

@@ -324,7 +324,6 @@ class EngineConfig:
         "recompute",
         choice(PREEMPTION_MODES),
         affects=Affects.NOTHING,
-        refused={"replicas": "replicas move no blocks to host memory"},
         flag=Flag(commands="batch", help="How preempted requests come back: recompute, swap or auto."),
         none_is_default=True,
     )
@@ -570,14 +569,13 @@ class EngineConfig:
         saved_as="groups",
         needs=Need("kv_budget", (None,)),
         refused={
-            "replicas": "replicas load no adapters",
             "several hosts": "adapters are loaded in one process",
             "models without KV": "adapters lie in the pool",
         },
         flag=Flag(commands="adapters", help="Have programs for low-rank adapters; --lora-modules does."),
     )
     """Whether requests may run with low-rank adapters (LoRA), which are loaded into the pool at need. It excludes
-    data_parallel_size, kv_budget and several hosts."""
+    kv_budget and several hosts."""
 
     max_loras: int = setting(
         1,

@@ -111,11 +111,8 @@ def _choose_preemption(settings: dict[str, Any], described: Mapping[str, Setting
         return
     if settings["swap_space"] == 0 and not isinstance(settings["swap_space"], bool):
         del settings["swap_space"]
-        return
-    why = described["preemption_mode"].refused.get("replicas")
-    if why is not None and settings.get("data_parallel_size", 1) != 1:
-        raise ValueError(f"swap_space={settings['swap_space']!r} needs data_parallel_size=1: {why}")
-    settings["preemption_mode"] = "auto"
+    else:
+        settings["preemption_mode"] = "auto"
 
 
 def aliases(config: type[Any]) -> dict[str, str]:

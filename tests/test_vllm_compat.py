@@ -86,8 +86,8 @@ def test_swap_space_alone_swaps_where_it_pays_and_zero_is_none():
     assert engine_settings({"swap_space": 4}, EngineConfig) == {"swap_space": 4, "preemption_mode": "auto"}
     assert engine_settings({"swap_space": 4, "preemption_mode": "swap"}, EngineConfig)["preemption_mode"] == "swap"
     assert engine_settings({"swap_space": 0}, EngineConfig) == {}
-    with pytest.raises(ValueError, match="swap_space=4 needs data_parallel_size=1"):
-        engine_settings({"swap_space": 4, "data_parallel_size": 2}, EngineConfig)
+    replicas = {"swap_space": 4, "data_parallel_size": 2}
+    assert engine_settings(replicas, EngineConfig) == replicas | {"preemption_mode": "auto"}
     with pytest.raises(ValueError, match=r"swap_space=4\.0 needs preemption_mode='swap' or 'auto'"):
         EngineConfig(model="m", **engine_settings({"swap_space": 4, "preemption_mode": "recompute"}, EngineConfig))
 

@@ -13,8 +13,8 @@ from jpaged.execution.mesh import make_mesh, platform
 from jpaged.execution.readouts.base import InFlight, StepResults
 from jpaged.execution.runner import Runner
 from jpaged.execution.sampling.sample_step import StepOutput, make_sample_step
-from jpaged.execution.shapes import StepSettings
 from jpaged.execution.step import make_step
+from jpaged.execution.step_settings import StepSettings
 
 __all__ = [
     "Bucket",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from jpaged.execution.caches.base import HostStep
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.compile.buckets import Bucket
 from jpaged.execution.mesh import HostOrDevice
-from jpaged.memory import BlockCopy, NoTable
+from jpaged.memory import NoTable
 from jpaged.scheduling.step import Chunk, ScheduledStep
 
 
@@ -186,20 +186,3 @@ def without_adapters(batch: StepBatch) -> StepBatch:
     """Return a step's arrays for a model that knows no adapters, as one that drafts."""
     arrays = (AdapterBatch() if isinstance(own, AdapterBatch) else own for own in batch.caches)
     return batch._replace(caches=tuple(arrays))
-
-
-def copy_pairs(copies: Sequence[BlockCopy], spec: PoolSpec, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the source and destination blocks, ``[groups, size]`` each; -1 is padding.
-
-    Raises:
-        RuntimeError: a block is out of the pool's range.
-    """
-    per_group = [[copy for copy in copies if copy.group == group] for group in range(len(spec.views))]
-    pairs = np.full((2, len(per_group), size), -1, np.int32)
-    for group, mine in enumerate(per_group):
-        for i, copy in enumerate(mine):
-            limit = spec.views[group][0]
-            if not (0 <= copy.src < limit and 0 <= copy.dst < limit):
-                raise RuntimeError(f"block copy {copy} is outside [0, {limit})")
-            pairs[:, group, i] = copy.src, copy.dst
-    return pairs[0], pairs[1]

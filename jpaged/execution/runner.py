@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,57 +11,25 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from jpaged.execution.batch import BatchBuilder, StepBatch, copy_pairs
+from jpaged.execution.batch import BatchBuilder, StepBatch
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.compile.buckets import Bucket
 from jpaged.execution.compile.store import ProgramStore
 from jpaged.execution.deterministic import padded_bucket
 from jpaged.execution.drafts import Drafter, DraftProgram
-from jpaged.execution.encode import Prepared, calls, feature_rows
 from jpaged.execution.mesh import is_local, num_replicas, stack
 from jpaged.execution.pooling import PromptPooling
 from jpaged.execution.readouts.base import ForwardPass, InFlight, Readout
 from jpaged.execution.readouts.draws import Draws
 from jpaged.execution.readouts.prompt_scores import PromptScoring
 from jpaged.execution.sampling.sampler import SamplingArrays
-from jpaged.execution.shapes import SAMPLERS, Shapes, StepSettings, compiled_in_threads, sampler_name
+from jpaged.execution.shapes import SAMPLERS, Shapes, compiled_in_threads, sampler_name
 from jpaged.execution.step_dump import StepMemory, StepRecorder
+from jpaged.execution.step_settings import StepSettings
 from jpaged.execution.transfer.disk import BlockThread
 from jpaged.execution.worker import Worker
-from jpaged.memory import Adapters, BlockCopy, ImageFeatures
-from jpaged.scheduling.step import AdapterLoad, Encode, ScheduledStep
-from jpaged.scheduling.work import COPIES, DROPPED, ENCODES, FROM_DISK, LOADS, SWAP_IN, SWAP_OUT, TO_DISK
-
-
-class EncoderCalls:
-    """Gives a worker the images of each step.
-
-    Args:
-        numbers: tells how many images whose features take these rows of the pool a call may have, most first.
-    """
-
-    def __init__(self, worker: Worker, numbers: Callable[[np.ndarray], tuple[int, ...]]) -> None:
-        self._worker = worker
-        self._numbers = numbers
-
-    def encode(self, each: Sequence[Sequence[Encode]]) -> None:
-        """Encode the images of each replica, those of one shape together."""
-        spec, mesh = self._worker.spec, self._worker.mesh
-        by_shape: dict[Hashable, list[list[Prepared]]] = {}
-        for replica, encodes in enumerate(each):
-            for encode in encodes:
-                first = 0
-                for image in encode.image.each:
-                    rows = feature_rows(spec, encode.stored, first, image.features)
-                    shape = len(rows), *sorted((name, array.shape) for name, array in image.arrays.items())
-                    by_shape.setdefault(shape, [[] for _ in each])[replica].append((image.arrays, rows))
-                    first += image.features
-        for images in by_shape.values():
-            example, image_rows = next(mine for mine in images if mine)[0]
-            names = tuple(sorted(example))
-            for call in calls(images, self._numbers(image_rows)):
-                arrays, rows = stack(mesh, call)
-                self._worker.encode(names, tuple(arrays[name] for name in names), rows)
+from jpaged.memory import Adapters, ImageFeatures
+from jpaged.scheduling.step import ScheduledStep
 
 
 class Runner:
@@ -107,13 +75,12 @@ class Runner:
             params,
             spec,
             mesh,
-            max_num_seqs=settings.max_num_seqs,
-            vocab_size=settings.vocab_size,
-            deterministic=settings.deterministic,
+            settings=settings,
+            can_swap=can_swap,
             draft=draft,
+            examples=tuple(examples),
             programs=programs,
             disk=disk,
-            scored=settings.scores_draws,
         )
         self.num_replicas = num_replicas(mesh)
         self._builders = [
@@ -128,17 +95,12 @@ class Runner:
             drafter_follows=self.worker.models.drafter_follows,
             drafter_reads_hidden=self.worker.models.drafter_reads_hidden,
             drafts_blocks=draft is not None and draft.block is not None,
-            copy=self.worker.copy,
-            host=self.worker.host if can_swap or disk is not None else None,
+            works=tuple(self.worker.works.values()),
             buckets=self.buckets,
             spec=spec,
             mesh=mesh,
             settings=settings,
-            load_adapters=self.worker.blocks.prepare_adapters if settings.adapters else None,
-            adapters=self.worker.adapters if settings.adapters else None,
-            examples=tuple(examples),
         )
-        self._images = EncoderCalls(self.worker, self.shapes.numbers_together)
         # A draw is the last of a pass: it lets go of the hidden states.
         self._readouts: list[Readout] = [
             PromptScoring(mesh),
@@ -177,20 +139,16 @@ class Runner:
 
     def work_on_pool(self, steps: Sequence[ScheduledStep]) -> None:
         """Start what changes the pool before the steps' tokens are computed."""
-        first = steps[0]
-        if writes := first.work_of(TO_DISK):  # replicas have no disk
-            self.worker.write_to_disk(writes)
-        swaps = [first.work_of(kind) for kind in (DROPPED, SWAP_OUT, SWAP_IN)]
-        if any(swaps):  # replicas do not swap
-            self.worker.swap(*swaps)
-        if fills := first.work_of(FROM_DISK):
-            self.worker.fill_from_disk(fills)
-        if any(COPIES in step.work for step in steps):
-            self._copy_blocks([step.work_of(COPIES) for step in steps])
-        if any(ENCODES in step.work for step in steps):
-            self._images.encode([step.work_of(ENCODES) for step in steps])
-        for load in first.work_of(LOADS):  # replicas take no adapters
-            self._load(load)
+        kinds = {kind for step in steps for kind in step.work}
+        if not kinds:
+            return
+        works = self.worker.works
+        if unknown := kinds - works.keys():
+            raise ValueError(f"a step has work of kind {min(unknown)!r}; known: {', '.join(works)}")
+        for kind, work in works.items():  # in the order of their phases
+            if kind in kinds:
+                for args in work.calls([step.work_of(kind) for step in steps]):
+                    self.worker.work(kind, *args)
 
     def forward(self, steps: Sequence[ScheduledStep]) -> ForwardPass | None:
         """Start the model over the steps' tokens; None when there are none."""
@@ -260,13 +218,6 @@ class Runner:
             )
         self.recorder = recorder
 
-    def _load(self, load: AdapterLoad) -> None:
-        blocks, held = load.stored.blocks, load.adapter.blocks
-        group = self.worker.blocks.adapters
-        assert group is not None, "an engine without adapters was given one"
-        padding = self.spec.layout.groups[group].block_bytes - held.shape[2]
-        self.worker.load_blocks(group, blocks, np.pad(held, ((0, 0), (0, 0), (0, padding))))
-
     def give_back(self, pages: Sequence[Iterable[int]]) -> None:
         """Return the memory of large pages, some of each replica, to the system, where the device shares the host's."""
         if not self.worker.frees_memory:
@@ -279,13 +230,6 @@ class Runner:
 
     def _draft(self, batch: StepBatch, bucket: Bucket, args: SamplingArrays, top: int) -> list[int]:
         return self.worker.fetch(self.worker.draft(batch, bucket, args, top)).tolist()
-
-    def _copy_blocks(self, each: Sequence[Sequence[BlockCopy]]) -> None:
-        groups = range(len(self.spec.views))
-        most = max(sum(copy.group == group for copy in copies) for copies in each for group in groups)
-        size = next((s for s in self.shapes.copy_sizes if s >= most), 1 << (most - 1).bit_length())
-        src, dst = stack(self.mesh, [copy_pairs(copies, self.spec, size) for copies in each])
-        self.worker.copy_blocks(src, dst)
 
     # ------------------------------------------------------------------ warm-up
 

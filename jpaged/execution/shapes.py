@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,68 +19,17 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jpaged.execution.batch import StepBatch, empty_batch, without_adapters
-from jpaged.execution.caches.pool import PoolSpec, abstract_pool
+from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.compile.buckets import Bucket, Buckets
 from jpaged.execution.compile.compiler_threads import NICENESS, set_niceness
-from jpaged.execution.compile.program import Program
-from jpaged.execution.deterministic import BUCKET, empty_launch, image_bucket, padded_bucket
-from jpaged.execution.encode import calls, decodes_read_images, image_group, no_rows, numbers_together
-from jpaged.execution.mesh import num_replicas, own_sharding, platform, stack
+from jpaged.execution.deterministic import empty_launch, padded_bucket
+from jpaged.execution.mesh import num_replicas, own_sharding, stack
 from jpaged.execution.programs import Compile, ModelPrograms
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.execution.sampling.sampling_batch import RANKED, blank_rows
-from jpaged.execution.transfer.adapter_matrices import AdapterMatrices, with_abstract_matrices
-from jpaged.execution.transfer.host_store import HostStore
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepSettings:
-    """Bounds the steps of one replica.
-
-    Attributes:
-        max_num_seqs, max_num_batched_tokens: most sequences and tokens of a step.
-        max_model_len: most tokens of a sequence.
-        vocab_size: number of tokens that are drawn from.
-        deterministic: whether steps run as `jpaged.execution.deterministic` says.
-        verifies: whether steps verify drafts, see `Buckets`.
-        images: whether steps may have tokens that stand for images, see `Buckets`.
-        together: tokens of an image that see each other; None = they do not.
-        adapters: whether sequences may run with low-rank adapters, see `Buckets`.
-        scored: whether every draw has a log-probability, even if no request needs it.
-        draws: whether tokens are drawn; False for a model that generates nothing.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    vocab_size: int
-    deterministic: bool = False
-    verifies: bool = False
-    images: bool = False
-    together: int | None = None
-    adapters: bool = False
-    scored: bool = True
-    draws: bool = True
-
-    @property
-    def scores_draws(self) -> bool:
-        """Tell whether every draw has log-probabilities, see `ModelPrograms`. The sampler of deterministic steps always
-        computes them."""
-        return self.scored or self.deterministic
-
-    def buckets(self, spec: PoolSpec) -> Buckets:
-        """Return the buckets of steps over a pool."""
-        return Buckets(
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            verifies=self.verifies,
-            images=self.images,
-            decodes_with_images=self.images and decodes_read_images(spec),
-            adapters=self.adapters,
-            only=replace(BUCKET, images=self.images) if self.deterministic else None,
-            together=image_bucket(self.together) if self.images and self.together else None,
-        )
-
+from jpaged.execution.step_settings import StepSettings
+from jpaged.execution.transfer.adapter_matrices import with_abstract_matrices
+from jpaged.execution.work.base import PoolWork
 
 T = TypeVar("T")
 SAMPLERS = ((0, "greedy"), (RANKED, "full"))
@@ -117,12 +66,8 @@ class Shapes:
         drafter_follows: whether it computes whatever the model does.
         drafter_reads_hidden: whether it then reads the model's hidden states.
         drafts_blocks: whether it makes all drafts of a sequence at once.
-        copy: the program that copies blocks.
-        host: what swaps blocks; None = nothing does.
+        works: the kinds of work on the pool.
         settings: what the steps may be like.
-        load_adapters: traces what writes these to the pool; None = there are none.
-        adapters: what steps read of them; None = there are none.
-        examples: images to compile the encoder for, see `jpaged.model_api.TakesImages`.
     """
 
     model: ModelPrograms
@@ -130,26 +75,18 @@ class Shapes:
     drafter_follows: bool = False
     drafter_reads_hidden: bool = False
     drafts_blocks: bool = False
-    copy: Program
-    host: HostStore | None = None
+    works: tuple[PoolWork, ...] = ()
     buckets: Buckets
     spec: PoolSpec
     mesh: Mesh
     settings: StepSettings
-    load_adapters: Callable[[], Compile] | None = None
-    adapters: AdapterMatrices | None = None
-    examples: tuple[tuple[Mapping[str, np.ndarray], int], ...] = ()
 
     # ------------------------------------------------------------------ which there are
 
     def all(self) -> Iterator[Shape]:
         """Yield every shape; the sampler's come after a step's, which gives the shape of hidden states."""
-        yield from self._copies()
-        if self.host is not None:
-            yield from (Shape(name, trace) for name, trace in self.host.shapes(abstract_pool(self.spec, self.mesh)))
-        yield from self._loads()
+        yield from self._of_works(self.works)
         yield from map(self.step, self.buckets.all)
-        yield from self._encoders()
         yield from self._draws(self.buckets.sample_rows)
         if self.drafter is not None:
             yield from self._drafts()
@@ -171,7 +108,7 @@ class Shapes:
         no more than `RANKED` likely tokens: the largest step in each of its forms, and the largest sampler."""
         steps = self.buckets.all if self.settings.deterministic else self.buckets.largest
         largest = self._draws(self.buckets.sample_rows[-1:], self._samplers[-1:])
-        return [*self._loads(), *map(self.step, steps), *self._encoders(), *largest]
+        return [*self._of_works(work for work in self.works if work.needed), *map(self.step, steps), *largest]
 
     def later(self) -> list[Shape]:
         """Return all other shapes: those that no other can replace, then the rest from few tokens on."""
@@ -180,19 +117,11 @@ class Shapes:
 
     def __len__(self) -> int:
         """Return how many shapes `all` yields."""
-        swaps = 0 if self.host is None else self.host.num_shapes
         rows = len(self.buckets.sample_rows) if self.settings.draws else 0
         drafts = 0 if self.drafter is None else len(self._draft_buckets) + len(SAMPLERS) * rows
         drafts += len(self._read_buckets)
-        steps = len(self.copy_sizes) + swaps + len(self.buckets.all) + len(list(self._encoders()))
-        return steps + len(list(self._loads())) + len(self._samplers) * rows + drafts
-
-    @property
-    def copy_sizes(self) -> tuple[int, ...]:
-        """Return the padded numbers of block copies that a launch can have."""
-        if not self.spec.views:
-            return ()
-        return tuple(dict.fromkeys([min(16, self.settings.max_num_seqs), self.settings.max_num_seqs]))
+        works = len(list(self._of_works(self.works)))
+        return works + len(self.buckets.all) + len(self._samplers) * rows + drafts
 
     def _draws(self, each: Iterable[int], samplers: Iterable[tuple[int, str]] | None = None) -> Iterator[Shape]:
         """Yield the shapes of draws of these numbers of rows, by all variants of the sampler or some."""
@@ -228,14 +157,6 @@ class Shapes:
     def _followed(self) -> tuple[Bucket, ...]:
         return tuple(bucket for bucket in self.buckets.all if not bucket.adapters)
 
-    def numbers_together(self, rows: np.ndarray) -> tuple[int, ...]:
-        """Return how many images whose features take these rows of the pool the encoder may take at once, most
-        first."""
-        if self.settings.deterministic:
-            return (1,)  # the bits of an image may not depend on others
-        budget = self.settings.max_num_batched_tokens
-        return numbers_together(image_group(self.spec), len(rows), budget, platform=platform(self.mesh))
-
     # ------------------------------------------------------------------ each of them
 
     def step(self, bucket: Bucket) -> Shape:
@@ -257,25 +178,8 @@ class Shapes:
 
         return Shape(sampler_name(kind, rows), trace, rows)
 
-    def _copies(self) -> Iterator[Shape]:
-        for size in self.copy_sizes:
-            ids = self._of_all(np.full((len(self.spec.views), size), -1, np.int32))
-            pool = abstract_pool(self.spec, self.mesh)
-            yield Shape(f"block copy x{size}", partial(self.copy.prepare, ("copy", size), pool, ids, ids))
-
-    def _loads(self) -> Iterator[Shape]:
-        if self.load_adapters is not None:
-            yield Shape("adapter load", self.load_adapters)
-        if self.adapters is not None:
-            yield from (Shape(name, trace) for name, trace in self.adapters.shapes())
-
-    def _encoders(self) -> Iterator[Shape]:
-        for arrays, count in self.examples:
-            image_rows = no_rows(self.spec, count)
-            for number in self.numbers_together(image_rows):
-                (call,) = calls([[(arrays, image_rows)] * number], (number,))
-                trace = partial(self.model.prepare_encode, *self._of_all(call[0]))
-                yield Shape(f"image encoder, {number} x {count} features", trace)
+    def _of_works(self, works: Iterable[PoolWork]) -> Iterator[Shape]:
+        return (Shape(name, trace) for work in works for name, trace in work.shapes())
 
     def _drafts(self) -> Iterator[Shape]:
         drafter = self.drafter

@@ -17,9 +17,8 @@ from jpaged.execution.caches.registry import KINDS
 from jpaged.execution.compile.buckets import Bucket
 from jpaged.execution.sampling.registry import EDITS
 from jpaged.execution.sampling.sampler import SamplingArrays
-from jpaged.memory.copies import HostBlock, SwapCopy
 
-_STEP: tuple[type, ...] = (StepBatch, Bucket, SamplingArrays, HostBlock, SwapCopy)
+_STEP: tuple[type, ...] = (StepBatch, Bucket, SamplingArrays)
 
 
 def _kind(name: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Bool, Int, UInt8
+from jaxtyping import Bool, Int
 
 from jpaged.execution.batch import StepBatch
 from jpaged.execution.caches.pool import DonatedPool, PoolSpec, make_zero_pages
@@ -28,13 +28,11 @@ from jpaged.execution.readouts.prompt_scores import ScoreOutput
 from jpaged.execution.sampling.sample_step import StepOutput
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.execution.sampling.sampling_batch import PlacedBlanks
-from jpaged.execution.step import make_block_copy
-from jpaged.execution.transfer.adapter_matrices import AdapterMatrices
-from jpaged.execution.transfer.disk import BlockThread, DiskBlocks
-from jpaged.execution.transfer.host_store import HostStore
+from jpaged.execution.step_settings import StepSettings
+from jpaged.execution.transfer.disk import BlockThread
 from jpaged.execution.transfer.pool_blocks import PoolBlocks
-from jpaged.memory.copies import HostBlock, SwapCopy
-from jpaged.memory.disk import DiskFill, DiskWrite
+from jpaged.execution.work.base import WorkContext
+from jpaged.execution.work.registry import pool_works
 from pallas_kernels.zero_pages import frees_memory
 
 P = ParamSpec("P")
@@ -78,7 +76,6 @@ def _noop(*args: Any) -> None:
     """Do nothing: one process holds the whole mesh, and no other makes its calls."""
 
 
-BlockIds: TypeAlias = Int[np.ndarray, "*replicas groups copies"]
 Tokens: TypeAlias = Int[jax.Array, " max_seqs"]
 
 
@@ -90,19 +87,20 @@ class Worker:
     and results too; see `replicas`.
 
     Args:
-        deterministic: whether steps run as `jpaged.execution.deterministic` says.
+        settings: what the steps may be like.
+        can_swap: whether blocks may be swapped to the host.
         draft: what drafts; None = nothing does.
         programs: where the model's programs are loaded from, or collected for; None = neither.
+        examples: images to compile the encoder for, see `jpaged.model_api.TakesImages`.
         disk: writes blocks to disk and reads them; None = nothing does.
-        scored: whether every draw has log-probabilities, see `ModelPrograms`.
 
     Attributes:
         models: weights and programs of the model, and of what drafts.
         announce: called with the name and arguments of every device call before it is made.
         failed: called with the exception of a device call.
         blocks: copies blocks of the pool to be saved, and back.
-        adapters: what steps read of low-rank adapters.
-        copy: the program of `copy_blocks`.
+        works: the kinds of work on the pool by name, in the order in which they run.
+        host: blocks in host memory.
         fetch: brings arrays to the host when the device is done with them.
         frees_memory: whether `give_back` does anything.
         compilations: what was compiled so far.
@@ -115,13 +113,12 @@ class Worker:
         spec: PoolSpec,
         mesh: Mesh,
         *,
-        max_num_seqs: int,
-        vocab_size: int,
-        deterministic: bool = False,
+        settings: StepSettings,
+        can_swap: bool = False,
         draft: DraftProgram | None = None,
+        examples: tuple[tuple[Mapping[str, np.ndarray], int], ...] = (),
         programs: ProgramStore | None = None,
         disk: BlockThread | None = None,
-        scored: bool = True,
     ) -> None:
         self.spec = spec
         self.mesh = mesh
@@ -131,20 +128,28 @@ class Worker:
         self.compilations = Compilations()
         self.programs = programs
         self.frees_memory = platform(mesh) == "cpu" and frees_memory()
-        self._deterministic = deterministic
+        self._deterministic = settings.deterministic
         on_compile = self.compilations.begin, self.compilations.end
         self.models = TargetAndDraft(
-            graphdef, params, spec, mesh, on_compile, draft=draft, store=programs, scored=scored
+            graphdef, params, spec, mesh, on_compile, draft=draft, store=programs, scored=settings.scores_draws
         )
-        copy = make_block_copy(spec, mesh)
-        self.copy = Program(copy, *on_compile, ("copy", spec, mesh), kind="copy", store=programs)
         self._zero = Program(make_zero_pages(mesh), lambda _: None, made_of=("zero pages", mesh))
-        self.host = HostStore(spec, mesh, *on_compile, store=programs)
-        self.blocks = PoolBlocks(spec, mesh, *on_compile, store=programs)
-        self.adapters = AdapterMatrices(spec, mesh, *on_compile, store=programs)
-        self._disk = None if disk is None else DiskBlocks(self.host, disk)
-        self._max_num_seqs = max_num_seqs
-        self._blanks = PlacedBlanks(mesh, vocab_size)
+        context = WorkContext(
+            spec=spec,
+            mesh=mesh,
+            settings=settings,
+            model=self.models.model,
+            on_compile=on_compile,
+            store=programs,
+            can_swap=can_swap,
+            disk=disk,
+            examples=examples,
+        )
+        self.works = pool_works(context)
+        self.host = context.host
+        self.blocks = PoolBlocks(context.mover)
+        self._max_num_seqs = settings.max_num_seqs
+        self._blanks = PlacedBlanks(mesh, settings.vocab_size)
         self._begin()
 
     def _begin(self) -> None:
@@ -197,43 +202,24 @@ class Worker:
         A call that failed may have taken the pool, which is donated, without giving one back; and when results turn out
         to be errors only as they are fetched, so is all that was computed from them.
         """
-        self.host.forget_all()
-        self.adapters.release()
+        for work in self.works.values():
+            work.restart()
         self._pool.delete()  # there may be no room for two
         self._begin()
 
     @device_call
     def release(self) -> None:
         """Free the memory of the pool and of swapped blocks, until `restart`."""
-        self.host.forget_all()
-        self.adapters.release()
+        for work in self.works.values():
+            work.release()
         self._pool.delete()
         self._sampled = None
         self._hidden.begin()
 
     @device_call
-    def swap(self, dropped: Sequence[HostBlock], out: Sequence[SwapCopy], back: Sequence[SwapCopy]) -> None:
-        """Drop some swapped blocks, move blocks to the host, then bring some back; see `HostStore`."""
-        self.host.forget(dropped)
-        self.host.swap_out(self.pool, out)
-        self.pool = self.host.swap_in(self.pool, back)
-
-    @device_call
-    def write_to_disk(self, writes: Sequence[DiskWrite]) -> None:
-        """Start copying blocks out of the pool, to be written to disk."""
-        assert self._disk is not None, "an engine without a disk was asked to write to it"
-        self._disk.write(self.pool, writes)
-
-    @device_call
-    def fill_from_disk(self, fills: Sequence[DiskFill]) -> None:
-        """Fill blocks of the pool with blocks read from disk."""
-        assert self._disk is not None, "an engine without a disk was asked for what is on it"
-        self.pool = self._disk.fill(self.pool, fills)
-
-    @device_call
-    def copy_blocks(self, src: BlockIds, dst: BlockIds) -> None:
-        """Copy whole blocks of the pool; -1 is padding."""
-        self.pool = self.copy(("copy", src.shape[-1]), self.pool, src, dst)
+    def work(self, kind: str, *args: Any) -> None:
+        """Do work of a kind on whole blocks of the pool, see `PoolWork.run`."""
+        self.pool = self.works[kind].run(self.pool, *args)
 
     @device_call
     def give_back(self, unused: Bool[np.ndarray, "replicas pages"]) -> None:
@@ -244,34 +230,12 @@ class Worker:
                 self.pool = self._zero("zero pages", self.pool, shards)
 
     @device_call
-    def encode(
-        self, names: Sequence[str], arrays: Sequence[np.ndarray], rows: Int[np.ndarray, "*replicas images features"]
-    ) -> None:
-        """Encode some images of one shape and leave their features in `rows` of the pool.
-
-        Args:
-            names, arrays: the encoder's arguments, with an axis of images.
-        """
-        self.pool = self.model.encode(self.pool, dict(zip(names, arrays, strict=True)), rows)
-
-    @device_call
-    def load_blocks(
-        self, group: int, blocks: Sequence[int], contents: UInt8[np.ndarray, "shards blocks bytes"]
-    ) -> None:
-        """Write the host's copy of some blocks of a layer group, such as low-rank adapters."""
-        ids: list[Sequence[int]] = [[]] * len(self.spec.views)
-        none = [contents[:, :0]] * len(self.spec.views)
-        ids[group], none[group] = blocks, contents
-        self.adapters.written(blocks)
-        self.pool = self.blocks.write(self.pool, [ids], [none])
-
-    @device_call
     def compute(self, batch: StepBatch, bucket: Bucket, num_samples: int) -> None:
         """Run the model on a batch of `bucket`'s shape; `score` and `draw` go on from it."""
         self._sampled = None
         self._hidden.begin(bucket.tokens if self._deterministic else None)
-        if bucket.adapters:
-            batch = self.adapters.given(self.pool, batch)
+        for work in self.works.values():
+            batch = work.given(self.pool, batch)
         if not self._deterministic:
             self._sampled = self._run(batch, bucket)
             return
@@ -337,17 +301,13 @@ class Worker:
     @device_call
     def close(self) -> None:
         """Free all device memory at once, except weights that the caller holds too; no call may follow."""
-        if self._disk is not None:
-            self._disk.close()
+        for work in self.works.values():
+            work.close()
         with contextlib.suppress(Exception):  # a pool that was never made, or was lost to a failed call
             self._pool.delete()
         self._blanks.clear()
         self._sampled = None
         self._hidden.begin()
         self._last_tokens.delete()
-        self.host.close()
-        self.adapters.close()
-        self.blocks.close()
-        self.copy.forget()
         self._zero.forget()
         self.models.close()

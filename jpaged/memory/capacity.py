@@ -17,6 +17,7 @@ from jpaged.memory.block_tables import NO_BLOCK, BlockTables, Sequences, request
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.pinned_blocks import PinnedBlocks
 from jpaged.memory.policies import Policy
+from jpaged.memory.step_blocks import StepBlocks
 
 
 class Fit(Enum):
@@ -134,6 +135,7 @@ class CapacityCheck:
         allocator: the state of the pool's blocks.
         sequences: all with blocks in the pool.
         pinned: those of them that stay for good.
+        step: the blocks that the step in planning reads.
         watermark: share of the large pages kept free.
         max_step_tokens: most tokens a sequence computes in one step; None = a whole prompt.
 
@@ -151,6 +153,7 @@ class CapacityCheck:
         allocator: BlockAllocator,
         sequences: Sequences,
         pinned: PinnedBlocks,
+        step: StepBlocks,
         *,
         watermark: float,
         max_step_tokens: int | None,
@@ -162,6 +165,7 @@ class CapacityCheck:
         self._allocator = allocator
         self._sequences = sequences
         self._pinned = pinned
+        self._step = step
         self.watermark_pages = int(watermark * layout.num_pages)
         self._max_step_tokens = max_step_tokens
 
@@ -235,9 +239,9 @@ class CapacityCheck:
             table = sequence.tables[g]
             more = max(0, total - _count(policy, len(table), size))
             if more and peak < total:
-                runs, ref_count = policy.active_blocks(sequence.num_computed, size), self._allocator.groups[g].ref_count
+                runs = policy.active_blocks(sequence.num_computed, size)
                 held = [table[i] for run in runs for i in run if i < len(table) and table[i] != NO_BLOCK]
-                own = len(held) if is_swapped else sum(ref_count[block] == 1 for block in held)
+                own = len(held) if is_swapped else sum(self._step.owners(g, block) == 1 for block in held)
                 more = min(more, max(0, peak - own))
             counts.append(more)
         return counts

@@ -7,6 +7,7 @@ from jpaged.memory.disk import DiskTier
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.prefix_prediction import PredictedPrefixes
 from jpaged.memory.shared_blocks import SharedBlocks
+from jpaged.memory.step_blocks import StepBlocks
 
 
 class EvictionListener:
@@ -19,6 +20,7 @@ class EvictionListener:
     Attributes:
         shared: contents that requests hold, by their groups. One that loses a block is lost as a whole.
         predicted: learns which prefixes were evicted; None = nothing is predicted.
+        step: knows the blocks whose content is not in the pool yet; None = there are none.
     """
 
     def __init__(self, cache: PrefixCache, disk: DiskTier | None) -> None:
@@ -26,6 +28,7 @@ class EvictionListener:
         self._disk = disk
         self.shared: dict[int, SharedBlocks] = {}
         self.predicted: PredictedPrefixes | None = None
+        self.step: StepBlocks | None = None
 
     def evicted(self, g: int, block: int) -> None:
         """Forget the content of a block that is being evicted, after the disk tier could take it."""
@@ -36,7 +39,10 @@ class EvictionListener:
         if link is not None and self.predicted is not None:
             self.predicted.lost.evicted(g, link.digest)
         if link is not None and self._disk is not None:
-            self._disk.evicted(g, block, link)
+            if self.step is not None and (g, block) in self.step.filled:
+                self._disk.unfill(g, block)
+            else:
+                self._disk.evicted(g, block, link)
         self._cache.forget(g, block)
 
     def discard_torn(self) -> None:

@@ -10,12 +10,18 @@ from jpaged.memory.block_tables import NO_BLOCK, BlockTables
 from jpaged.memory.pages import NO_GROUP
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.shared_blocks import SharedBlocks
+from jpaged.memory.step_blocks import StepBlocks
 
 
 def check(
-    allocator: BlockAllocator, cache: PrefixCache, tables: Iterable[BlockTables], shared: Iterable[SharedBlocks]
+    allocator: BlockAllocator,
+    cache: PrefixCache,
+    tables: Iterable[BlockTables],
+    shared: Iterable[SharedBlocks],
+    step: StepBlocks,
 ) -> None:
-    """Compare all state with the block tables, and with the holds on images and adapters. O(pool).
+    """Compare all state with the block tables, with the holds on images and adapters, and with what the step in
+    planning reads. O(pool).
 
     Raises:
         AssertionError: a count is wrong; the message names the group, page or block.
@@ -27,6 +33,8 @@ def check(
     known: dict[int, PrefixCache | SharedBlocks] = dict.fromkeys(range(len(owners)), cache)
     for whole in shared:
         owners[whole.group], known[whole.group] = whole.owners(), whole
+    for (g, block), count in step.sources.items():
+        owners[g] += Counter({block: count})
     for g, counts in enumerate(owners):
         _check_group(g, allocator, known[g], counts)
     _check_pages(allocator)

@@ -31,6 +31,7 @@ from jpaged.memory.prefix_prediction import PredictedPrefixes
 from jpaged.memory.recent_prefixes import RecentPrefixes
 from jpaged.memory.report import BlockCounts, MemoryReport, build_report
 from jpaged.memory.shared_blocks import shared_blocks
+from jpaged.memory.step_blocks import StepBlocks
 from jpaged.memory.swap import SwapSpace
 from jpaged.memory.table_updater import TableUpdater
 
@@ -133,6 +134,7 @@ class MemoryManager:
             listener.evicted,
             listener.discard_torn,
         )
+        self._step = StepBlocks(self._allocator, self._cache)
         predicts = self.prefix_caching and self._prefix_eviction == "predicted"
         # Policies with optional blocks place checkpoints where recent requests' shared prefixes end.
         places_ends = any(policy.optional_blocks for policy, _ in self._groups)
@@ -141,18 +143,19 @@ class MemoryManager:
         self._predicted = PredictedPrefixes(layout, self._allocator, recent) if predicts and recent else None
         aligned = self._prefix_eviction != "lru"
         self._updater = TableUpdater(
-            self._allocator, self._cache, aligned=aligned, recent=recent, predicted=self._predicted
+            self._allocator, self._cache, self._step, aligned=aligned, recent=recent, predicted=self._predicted
         )
         self.shared = shared_blocks(
             layout, self._allocator, self._updater.next_tick, prefix_caching=self.prefix_caching
         )
         listener.shared = {blocks.group: blocks for blocks in self.shared.values()}
-        listener.predicted = self._predicted
+        listener.predicted, listener.step = self._predicted, self._step
         self._lookup = PrefixLookup(
             self._groups,
             self._allocator,
             self._cache,
             self._updater,
+            self._step,
             recent=recent,
             predicted=self._predicted,
             disk=self.disk,
@@ -165,6 +168,7 @@ class MemoryManager:
             self._allocator,
             self._sequences,
             self._pinned,
+            self._step,
             watermark=self._watermark,
             max_step_tokens=self.max_step_tokens,
         )
@@ -172,6 +176,7 @@ class MemoryManager:
             layout,
             self._allocator,
             self._updater,
+            self._step,
             self._sequences,
             limit_bytes=self._swap_space_bytes,
             capacity=self._capacity,
@@ -287,7 +292,8 @@ class MemoryManager:
         `TokenBudget`). The last owner writes in place.
 
         Returns:
-            The copies to make before the step, or None when memory is short: then nothing has changed.
+            The copies to make before the step, whose sources keep an owner until `dispatched` or `cancel`, or None when
+            memory is short: then nothing has changed.
 
         Raises:
             ValueError: when positions before `first_write` have no slot, or one to be written was released.
@@ -326,6 +332,17 @@ class MemoryManager:
             self._updater.cache_full(sequence, token_ids, min(num_computed, len(token_ids)))
         self._updater.release_inactive(sequence, num_computed)
         return sequence.version != version
+
+    def cancel(self, copies: Sequence[BlockCopy]) -> None:
+        """Note that copies of the step in planning are not made."""
+        self._step.cancel(copies, self._updater.clock)
+
+    def dispatched(self) -> None:
+        """Note that the device has the step that was planned: blocks that it only reads are released, and content that
+        it sends to another tier counts as sent."""
+        self.swap_space.dispatched(self._step.dispatched(self._updater.clock))
+        if self.disk is not None:
+            self.disk.dispatched()
 
     def fork(self, parent_id: int, child_id: int) -> None:
         """Add a sequence of the same request that shares every block of its parent.
@@ -573,7 +590,7 @@ class MemoryManager:
         Raises:
             AssertionError: a count is wrong; the message names the group, page or block.
         """
-        invariants.check(self._allocator, self._cache, self._sequences.values(), self.shared.values())
+        invariants.check(self._allocator, self._cache, self._sequences.values(), self.shared.values(), self._step)
         self.swap_space.check()
         if self.disk is not None:
             self.disk.check()

@@ -15,6 +15,7 @@ from jpaged.memory.policies import Policy
 from jpaged.memory.prefix_cache import PrefixCache, longest_prefix, prefix_tables
 from jpaged.memory.prefix_prediction import PredictedPrefixes
 from jpaged.memory.recent_prefixes import RecentPrefixes
+from jpaged.memory.step_blocks import StepBlocks
 from jpaged.memory.table_updater import TableUpdater
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class PrefixLookup:
     Args:
         groups: policy and block size (tokens) of each layer group.
         allocator, cache, updater: the blocks, their contents and their owners.
+        step: learns which blocks are filled from disk.
         recent: hears of each prompt that begins; None = nothing needs it.
         predicted: chooses which of its blocks to protect; None = none.
         disk: has content that the pool lost; None = there is none.
@@ -53,6 +55,7 @@ class PrefixLookup:
         allocator: BlockAllocator,
         cache: PrefixCache,
         updater: TableUpdater,
+        step: StepBlocks,
         *,
         recent: RecentPrefixes | None,
         predicted: PredictedPrefixes | None,
@@ -62,6 +65,7 @@ class PrefixLookup:
         self._allocator = allocator
         self._cache = cache
         self._updater = updater
+        self._step = step
         self._recent = recent
         self._predicted = predicted
         self._disk = disk
@@ -121,6 +125,7 @@ class PrefixLookup:
         fills = self._attach_staged(sequence, found, length, staged)
         if fills is None:
             return 0
+        self._step.filled.update((fill.group, fill.block) for fill in fills)
         self._disk.fill(fills, length - cached)
         return length
 

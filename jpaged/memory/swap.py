@@ -14,6 +14,7 @@ from jpaged.memory.block_tables import NO_BLOCK, BlockTables
 from jpaged.memory.capacity import CapacityCheck, ReclaimEstimate
 from jpaged.memory.copies import HostBlock, SwapCopy
 from jpaged.memory.layout import PoolLayout
+from jpaged.memory.step_blocks import StepBlocks
 from jpaged.memory.table_updater import TableUpdater
 
 
@@ -87,6 +88,7 @@ class SwapSpace:
     Args:
         resident: the sequences with blocks in the pool; they move between it and `sequences`.
         limit_bytes: most host memory that swapped blocks take, in the layout's terms (bytes of one device).
+        step: the blocks that the step in planning fills or reads.
         capacity: says whether sequences that come back have room.
 
     Attributes:
@@ -98,6 +100,7 @@ class SwapSpace:
         layout: PoolLayout,
         allocator: BlockAllocator,
         updater: TableUpdater,
+        step: StepBlocks,
         resident: dict[int, BlockTables],
         *,
         limit_bytes: int,
@@ -109,6 +112,7 @@ class SwapSpace:
         self._capacity = capacity
         self._allocator = allocator
         self._updater = updater
+        self._step = step
         self._dropped: list[HostBlock] = []
 
     def move_out(self, seq_ids: Sequence[int]) -> list[SwapCopy] | None:
@@ -118,14 +122,17 @@ class SwapSpace:
         only be forked and freed. Cached blocks stay on the device, evictable.
 
         Returns:
-            The copies to make before anything else of the step, or None when host memory is short: then nothing
-            has changed.
+            The copies to make before anything else of the step, or None when host memory is short, or the step fills
+            one of the blocks itself: then nothing has changed.
 
         Raises:
             ValueError: when these are not all sequences of one request.
         """
         sequences = _whole_request(self._resident, seq_ids)
         blocks = _distinct(sequences)
+        filled = self._step.filled
+        if filled and any((g, block) in filled for g, mine in enumerate(blocks) for block in mine):
+            return None
         taken = self.host.take([len(mine) for mine in blocks])
         if taken is None:
             return None
@@ -181,6 +188,11 @@ class SwapSpace:
         taken = self._allocator.take([len(mine) for mine in blocks], next(iter(sequences.values())).request.open_pages)
         assert taken is not None, "an allocation that has room never fails"
         here = [dict(zip(mine, theirs, strict=True)) for mine, theirs in zip(blocks, taken, strict=True)]
+        for g, pairs in enumerate(here):
+            for host, device in pairs.items():
+                self._step.filled.add((g, device))
+                self.host.share(g, host)  # it is read after all that the step swaps out
+                self._step.host.append(HostBlock(g, host))
         unowned = [set(mine) for mine in taken]  # taken with a count of 1, which stands for the first owner
         for seq_id, sequence in sequences.items():
             self._release(sequence)
@@ -195,6 +207,11 @@ class SwapSpace:
             sequence.version = self._updater.next_version()
             self._resident[seq_id] = self.sequences.pop(seq_id)
         return [SwapCopy(g, device, host) for g, pairs in enumerate(here) for host, device in pairs.items()]
+
+    def dispatched(self, read: Sequence[HostBlock]) -> None:
+        """Release host blocks that a dispatched step has read."""
+        for block in read:
+            self.host.release(*block)
 
     def holds(self, seq_id: int) -> bool:
         """Tell whether the sequence's blocks are in host memory."""
@@ -225,6 +242,7 @@ class SwapSpace:
         used_bytes = 0
         for g, ref_count in enumerate(self.host.ref_count):
             owners = Counter(b for s in self.sequences.values() for b in s.tables[g] if b != NO_BLOCK)
+            owners.update(read.block for read in self._step.host if read.group == g)
             assert Counter(dict(enumerate(ref_count))) == owners, f"group {g}: host counts"
             assert self.host.num_used(g) == len(owners), f"group {g}: free host blocks"
             used_bytes += len(owners) * self.host.block_bytes[g]

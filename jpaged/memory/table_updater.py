@@ -12,6 +12,7 @@ from jpaged.memory.pages import EvictionKey
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.prefix_prediction import PredictedPrefixes
 from jpaged.memory.recent_prefixes import RecentPrefixes
+from jpaged.memory.step_blocks import StepBlocks
 
 
 class TableUpdater:
@@ -31,6 +32,7 @@ class TableUpdater:
         self,
         allocator: BlockAllocator,
         cache: PrefixCache,
+        step: StepBlocks,
         *,
         aligned: bool = True,
         recent: RecentPrefixes | None = None,
@@ -41,6 +43,7 @@ class TableUpdater:
         self._predicted = predicted
         self._allocator = allocator
         self._cache = cache
+        self._step = step
         self.clock = 0
         self.version = 0
 
@@ -90,11 +93,10 @@ class TableUpdater:
             shared: list[int] = []
             written = policy.written_blocks(first_write, num_tokens, size)
             if written.start < number:
-                ref_count = self._allocator.groups[g].ref_count
                 for i in policy.placed(range(written.start, min(number, written.stop)), size):
                     if table[i] == NO_BLOCK:
                         raise ValueError(f"first_write={first_write} lies in a released block (group {g})")
-                    if ref_count[table[i]] > 1:
+                    if self._step.owners(g, table[i]) > 1:
                         shared.append(i)
             replaced.append(shared)
             needs.append(len(policy.placed(range(number, total), size)) + len(shared))
@@ -117,8 +119,10 @@ class TableUpdater:
                 old, table[i] = table[i], new_blocks.pop()
                 if policy.holds(i, first_write, size):
                     copies.append(BlockCopy(g, old, table[i]))
-                # The time is never used: the block has other owners left.
-                self._allocator.release(g, old, EvictionKey(self.clock, 0), keep=False)
+                    self._step.reads(g, old)  # its other owners may give it up before the copy is made
+                else:
+                    # The time is never used: the block has other owners left.
+                    self._allocator.release(g, old, EvictionKey(self.clock, 0), keep=False)
             if policy.appends:
                 table += new_blocks
                 continue

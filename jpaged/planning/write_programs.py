@@ -10,15 +10,15 @@ from jpaged.engine.memory_plan import plan_memory
 from jpaged.engine.program_folder import engine_facts
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.compile.cache import compiled_anew
-from jpaged.execution.compile.program import Compilations, Program
+from jpaged.execution.compile.program import Compilations
 from jpaged.execution.compile.store import ProgramStore
 from jpaged.execution.device_memory import DeviceMemory
 from jpaged.execution.kv_dtype import resolve_kv_dtype
 from jpaged.execution.programs import ModelPrograms
-from jpaged.execution.shapes import Shapes, StepSettings, compiled_in_threads
-from jpaged.execution.step import make_block_copy
-from jpaged.execution.transfer.adapter_matrices import AdapterMatrices
-from jpaged.execution.transfer.pool_blocks import PoolBlocks
+from jpaged.execution.shapes import Shapes, compiled_in_threads
+from jpaged.execution.step_settings import StepSettings
+from jpaged.execution.work.base import WorkContext
+from jpaged.execution.work.registry import pool_works
 from jpaged.loading.parameters.formats import check_device
 from jpaged.model_api import TakesImages
 from jpaged.planning.abstract_engine import AbstractEngine, abstract_engine
@@ -82,25 +82,31 @@ def _shapes(engine: AbstractEngine, spec: PoolSpec, store: ProgramStore) -> Shap
         adapters=engine.adapters is not None,
         scored=config.cumulative_logprobs,
     )
-    copy = make_block_copy(spec, mesh, kernel_impl=engine.kernels)
-    blocks = PoolBlocks(spec, mesh, *on_compile, store=store)
+    programs = ModelPrograms(
+        engine.graphdef,
+        engine.params,
+        spec,
+        mesh,
+        *on_compile,
+        store=store,
+        kernel_impl=engine.kernels,
+        scored=settings.scores_draws,
+    )
+    context = WorkContext(
+        spec=spec,
+        mesh=mesh,
+        settings=settings,
+        model=programs,
+        on_compile=on_compile,
+        store=store,
+        examples=tuple(model.examples()) if settings.images and isinstance(model, TakesImages) else (),
+        kernel_impl=engine.kernels,
+    )
     return Shapes(
-        model=ModelPrograms(
-            engine.graphdef,
-            engine.params,
-            spec,
-            mesh,
-            *on_compile,
-            store=store,
-            kernel_impl=engine.kernels,
-            scored=settings.scores_draws,
-        ),
-        copy=Program(copy, *on_compile, kind="copy", store=store),
+        model=programs,
+        works=tuple(pool_works(context).values()),
         buckets=settings.buckets(spec),
         spec=spec,
         mesh=mesh,
         settings=settings,
-        load_adapters=blocks.prepare_adapters if settings.adapters else None,
-        adapters=AdapterMatrices(spec, mesh, *on_compile, store=store) if settings.adapters else None,
-        examples=tuple(model.examples()) if settings.images and isinstance(model, TakesImages) else (),
     )

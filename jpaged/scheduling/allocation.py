@@ -120,6 +120,7 @@ class Allocation:
                     length = shorter
                     made = self.allocate(seq, seq.num_computed + length)
             if made is None:
+                self.memory.cancel(copies)
                 self.holds.release(request)
                 for placed in live[: number + 1]:
                     if placed.parent is None:
@@ -171,7 +172,8 @@ class Allocation:
         seq.parent = None
 
     def swap_out(self, live: list[Sequence], unmade: list[BlockCopy]) -> list[SwapCopy] | None:
-        """Move all blocks of a request's sequences to the host; None (and nothing moved) when that is full.
+        """Move all blocks of a request's sequences to the host; None (and nothing moved) when that is full, or the
+        step fills some of them.
 
         Sequences that are still to be forked have none; they wait with their parents.
 
@@ -179,8 +181,6 @@ class Allocation:
             unmade: planned copies that are cancelled. Their destinations were never written, so their sources are
                 swapped out instead.
         """
-        if self.memory.disk is not None and self.memory.disk.has_fills:
-            return None  # blocks that this step fills from disk hold nothing yet
         owners = [seq for seq in live if seq.parent is None]
         for seq in owners:
             self.memory.commit(seq.seq_id, seq.token_ids, seq.num_computed)
@@ -197,9 +197,6 @@ class Allocation:
         owners = [seq.seq_id for seq in live if seq.parent is None]
         moved = self.memory.swap_space.move_in(owners, keep_room=False)
         assert moved is not None, "a request that is swapped in was found to have room"
-        if self.memory.disk is not None:
-            for move in moved:
-                self.memory.disk.comes_in(move.group, move.device_block)
         for seq in live:
             seq.slot = self.free_slots.pop()
         return moved

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from jpaged.memory import DiskTier, MemoryManager
 from jpaged.scheduling.held import Holds
 from jpaged.scheduling.request import Request
-from jpaged.scheduling.step import ScheduledStep, StepPlan
-from jpaged.scheduling.work import FROM_DISK, TO_DISK
+from jpaged.scheduling.step import ScheduledStep
 
 TIMED_TOKENS = 64
 """A step with at least so many prompt tokens measures the time to compute one; half of the budget, if that is less."""
@@ -79,12 +78,6 @@ class DiskPrefetch:
     def begin_step(self) -> None:
         """Note that a step is being planned."""
         self._disk.begin_step()
-
-    def end_step(self, plan: StepPlan) -> None:
-        """Put the blocks to write to disk and those that were read into the plan."""
-        writes, fills = self._disk.take_moves()
-        plan.add_work(TO_DISK, writes)
-        plan.add_work(FROM_DISK, fills)
 
     def dispatched(self, step: ScheduledStep) -> None:
         """Note when a step was dispatched: it begins then, or when the one before ends."""

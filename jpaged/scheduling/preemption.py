@@ -88,15 +88,16 @@ class Preemption:
         request.pause()
         self._allocation.holds.release(request)
         swaps = self.mode == "swap" or (self.mode == "auto" and len(live) > 1)
-        # The host blocks that a swap in leaves are read after all that goes out was written: none may be taken again.
-        if swaps and SWAP_IN not in plan.work:
+        if swaps:
             moved = self._allocation.swap_out(live, unmade)
             if moved is not None:
+                self._allocation.memory.cancel(unmade)
                 plan.add_work(SWAP_OUT, moved)
                 request.status = Status.SWAPPED
                 request.num_swaps += 1
                 self.num_swaps += 1
                 return
+        self._allocation.memory.cancel(unmade)
         for seq in live:
             self._allocation.release(seq)
             seq.num_computed = 0
@@ -117,6 +118,6 @@ class Preemption:
         request.end_pause()
         has_holds = self._allocation.holds.hold(request)
         if not has_holds:
-            self.take_back(request, plan, [])  # by recomputation: this step swaps in already
+            self.take_back(request, plan, [])  # by recomputation: its blocks are not filled yet
         self._queues.put(request)
         return has_holds

@@ -23,7 +23,7 @@ from jpaged.scheduling.speculation import Speculation
 from jpaged.scheduling.speculation.drafting import Drafting, drafts_kept
 from jpaged.scheduling.step import Chunk, ScheduledStep, StepPlan, decodes_due
 from jpaged.scheduling.top_tokens import TopTokens
-from jpaged.scheduling.work import DROPPED
+from jpaged.scheduling.work_kinds import make_work
 
 logger = logging.getLogger(__name__)
 
@@ -182,15 +182,13 @@ class Scheduler:
         if self.disk_prefetch is not None:
             self.disk_prefetch.begin_step()
         plan = StepPlan(self.max_num_batched_tokens)
-        plan.add_work(DROPPED, self.memory.swap_space.take_dropped())
         plan.free_rows = self._free_rows
         self._plan_running(plan)
         if not (plan.preempted or plan.admission_stopped):
             while (request := self.queues.next_in_line()) is not None and self._try_admit(request, plan):
                 pass
         self.allocation.holds.take(plan)
-        if self.disk_prefetch is not None:
-            self.disk_prefetch.end_step(plan)
+        make_work(self.memory, plan)
         return plan.step()
 
     @property
@@ -330,6 +328,7 @@ class Scheduler:
 
         Until then the prefix cache knows none of its blocks, since the step might never run.
         """
+        self.memory.dispatched()
         for chunk in step.chunks:
             seq = chunk.seq
             if chunk.length > 1 or seq.num_computed >= seq.capacity:

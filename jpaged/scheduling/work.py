@@ -1,7 +1,7 @@
 """Work on the pool: what a step asks the device to do with whole blocks before its tokens are computed.
 
-A kind of work has a name, a phase and a device's half (`jpaged.execution.work`). The host's half is a list of values,
-which is in the step by the kind's name; no kind is in a step that has nothing for it to do.
+A kind of work has a name, a phase (`work_kinds.py`) and a device's half (`jpaged.execution.work`). The host's half is a
+list of values, which is in the step by the kind's name; no kind is in a step that has nothing for it to do.
 """
 
 from __future__ import annotations
@@ -26,23 +26,16 @@ class Phase(IntEnum):
 
 
 TO_DISK = "to_disk"
-DROPPED = "dropped"
+"""Blocks to write to disk: `DiskWrite`."""
 SWAP_OUT = "swap_out"
+"""Blocks that move to host memory: `SwapCopy`; and host blocks that are forgotten first: `HostBlock`."""
 SWAP_IN = "swap_in"
+"""Blocks that come back from host memory: `SwapCopy`."""
 FROM_DISK = "from_disk"
+"""Blocks to fill with content read from disk: `DiskFill`."""
 COPIES = "copies"
+"""Copies within the pool: `BlockCopy`."""
 ENCODES = "encodes"
+"""Images to encode: `Encode`."""
 LOADS = "loads"
-
-PHASES = {
-    TO_DISK: Phase.OUT,
-    DROPPED: Phase.OUT,
-    SWAP_OUT: Phase.OUT,
-    SWAP_IN: Phase.IN,
-    FROM_DISK: Phase.IN,
-    COPIES: Phase.COPY,
-    ENCODES: Phase.MAKE,
-    LOADS: Phase.MAKE,
-}
-"""The phase of each kind: blocks to write to disk; host blocks whose content is of no use any more; blocks that move to
-host memory, and back; blocks read from disk; block copies; images to encode; adapters to load."""
+"""Adapters to write: `AdapterLoad`."""

@@ -42,7 +42,7 @@ def main(target: str, devices: int, kernels: str, layers: int) -> None:
     from jpaged.execution.mesh import sharding
     from jpaged.execution.sampling.sampling_batch import RANKED, blank_rows
     from jpaged.execution.step import make_block_copy
-    from jpaged.execution.transfer.host_store import make_gather, make_scatter
+    from jpaged.execution.transfer.block_mover import make_gather, make_scatter
     from jpaged.loading.build_context import build_context
     from jpaged.loading.parameters.targets import abstract_model
     from jpaged.loading.parameters.weights import abstract_params
@@ -91,7 +91,7 @@ def main(target: str, devices: int, kernels: str, layers: int) -> None:
     start = time.perf_counter()
     hidden = jax.ShapeDtypeStruct((MAX_NUM_SEQS, config.hidden_size), jnp.bfloat16, sharding=sharding(mesh))
     rows = blank_rows(MAX_NUM_SEQS, config.vocab_size)
-    swap_in, ids = make_scatter(spec, mesh, 0), jax.ShapeDtypeStruct((64,), jnp.int32, sharding=sharding(mesh))
+    swap_in, ids = make_scatter(spec, mesh, 0), jax.ShapeDtypeStruct((1, 64), jnp.int32, sharding=sharding(mesh))
     swap_out = make_gather(spec, mesh, 0).lower(pool, ids)
     blocks = jax.ShapeDtypeStruct(swap_out.out_info.shape, spec.dtype, sharding=sharding(mesh, AXIS))
     report("swap in", swap_in.lower(pool, blocks, ids), spec, start)

@@ -17,6 +17,7 @@ from jpaged.execution.readouts.prompt_scores import ScoreOutput
 from jpaged.execution.sampling.sample_step import StepOutput
 from jpaged.execution.sampling.truncations import DrawnRows
 from jpaged.execution.wire import encode
+from jpaged.scheduling.work import ENCODES, LOADS
 
 
 class ScriptedDevice:
@@ -38,7 +39,7 @@ class ScriptedDevice:
         self._digest = hashlib.sha256()
         self.calls: Counter[str] = Counter()
         self._worker.fetch = lambda values: values
-        nothing = ("swap", "copy_blocks", "give_back", "encode", "load_blocks", "compute")
+        nothing = ("work", "give_back", "compute")
         for name in nothing:
             setattr(self._worker, name, self._noted(name, lambda *args: None))
         for call in (self.draw, self.draft, self.score, self.pool_hidden):
@@ -51,9 +52,9 @@ class ScriptedDevice:
 
     def _noted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*args: Any) -> Any:
-            self.calls[name] += 1
+            self.calls[f"work {args[0]}" if name == "work" else name] += 1
             # Pixels and adapters are floats, whose last bits may differ from machine to machine.
-            plain = tuple(_shapes(arg) if name in ("encode", "load_blocks") else arg for arg in args)
+            plain = tuple(_shapes(arg) if name == "work" and args[0] in (ENCODES, LOADS) else arg for arg in args)
             self._digest.update(encode(name, plain))
             return call(*args)
 

@@ -84,7 +84,6 @@ def test_what_replicas_cannot_do_is_refused(found):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"preemption_mode": "swap"}, "preemption_mode='swap' needs data_parallel_size=1"),
         ({"deterministic": True}, "deterministic=True needs data_parallel_size=1"),
         ({"tensor_parallel_size": 1000}, "data_parallel_size=2 times tensor_parallel_size=1000 is above the"),
     ],

@@ -153,19 +153,20 @@ def test_ctrl_c_while_blocks_are_read_leaves_nothing(model, llm):
     assert answers(llm) == model.answers
 
 
-@pytest.mark.parametrize("name", ["write_to_disk", "fill_from_disk"])
+@pytest.mark.parametrize("name", ["to_disk", "from_disk"])
 def test_a_device_call_that_fails_changes_no_later_token(model, llm, monkeypatch, name):
     answers(llm)
-    worker, done = llm.control.engine.runner.worker, []
-    real = getattr(worker, name)
+    work, done = llm.control.engine.runner.worker.works[name], []
+    real = work.run
 
     def fails(*args):
-        real(*args)
+        filled = real(*args)
         if not done:
             done.append(name)
             raise RuntimeError(f"{name} failed")
+        return filled
 
-    monkeypatch.setattr(worker, name, fails)
+    monkeypatch.setattr(work, "run", fails)
     with pytest.raises(RuntimeError, match=f"{name} failed"):
         answers(llm)
         answers(llm)

@@ -119,11 +119,13 @@ def test_ctrl_c_before_the_first_step_ran_leaves_nothing_in_the_prefix_cache(llm
 
 
 class Failing:
-    """The n-th call of a method of the worker fails, before or after it did its work."""
+    """The n-th call of a method of the worker, or of a kind of its work on the pool, fails, before or after it did its
+    work."""
 
     def __init__(self, monkeypatch, worker, name, number, *, after):
         self.calls, self.raised = 0, False
-        real = getattr(worker, name)
+        owner, method = (worker.works[name], "run") if name in worker.works else (worker, name)
+        real = getattr(owner, method)
 
         def call(*args):
             self.calls += 1
@@ -134,17 +136,18 @@ class Failing:
             result = real(*args)
             if fails:
                 self.raised = True
-                if name in ("swap", "copy_blocks", "compute"):
+                if name == "compute" or owner is not worker:
                     worker.pool.delete()  # it was donated, and nobody took the result
                 raise RuntimeError(f"{name} failed")
             return result
 
-        monkeypatch.setattr(worker, name, call)
+        monkeypatch.setattr(owner, method, call)
 
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(
-    ("name", "number"), [("swap", 1), ("copy_blocks", 1), ("compute", 3), ("score", 2), ("draw", 4), ("fetch", 3)]
+    ("name", "number"),
+    [("swap_out", 1), ("swap_in", 1), ("copies", 1), ("compute", 3), ("score", 2), ("draw", 4), ("fetch", 3)],
 )
 def test_a_device_call_that_fails_ends_the_batch_it_comes_in_and_no_stream(
     shared, llm, monkeypatch, name, number, after

@@ -95,15 +95,15 @@ def test_a_closed_stream_leaves_nothing_of_its_images(llm):
 
 def test_a_failed_encoder_leaves_an_engine_that_gives_the_same_tokens(llm, expected, monkeypatch):
     worker, calls = llm.control.engine.runner.worker, []
-    encode = worker.encode
+    run = worker.works["encodes"].run
 
     def fails_first(*args):
         calls.append(args)
         if len(calls) == 1:
             raise RuntimeError("out of memory")
-        return encode(*args)
+        return run(*args)
 
-    monkeypatch.setattr(worker, "encode", fails_first)
+    monkeypatch.setattr(worker.works["encodes"], "run", fails_first)
     with pytest.raises(RuntimeError, match="out of memory"):
         llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     check_empty(llm)

@@ -11,7 +11,7 @@ from lora_checkpoints import ADAPTERS, save_adapter, save_all
 from jpaged import LLM, SamplingParams
 from jpaged.execution.device_memory import device_bytes
 from jpaged.planning import plan
-from jpaged.scheduling.step import AdapterLoad
+from jpaged.scheduling.step import AdapterLoad, ScheduledStep
 
 SETTINGS = {
     "enable_lora": True,
@@ -55,13 +55,13 @@ def expected(llama):
 @pytest.fixture
 def fills(llm, monkeypatch):
     """The calls that put an adapter in order, as they come."""
-    made, fill = [], llm.control.engine.runner.worker.adapters._fill
+    made, fill = [], llm.control.engine.runner.worker.works["loads"].matrices._fill
 
     def counted(key, matrices, pool, blocks, place):
         made.append(int(place))
         return fill(key, matrices, pool, blocks, place)
 
-    monkeypatch.setattr(llm.control.engine.runner.worker.adapters, "_fill", counted)
+    monkeypatch.setattr(llm.control.engine.runner.worker.works["loads"].matrices, "_fill", counted)
     return made
 
 
@@ -101,19 +101,20 @@ def test_an_adapter_in_the_very_blocks_of_another_is_not_taken_for_it(llama, tmp
         adapters = {name: llm.input_processor.adapters.find(name) for name in twins}
         blocks = engine.memory.shared["adapters"]._images[adapters["one"].digest]
         assert adapters["one"].site_blocks == adapters["other"].site_blocks
-        engine.runner._load(AdapterLoad(adapters["other"], blocks))
+        engine.runner.work_on_pool([ScheduledStep(work={"loads": [AdapterLoad(adapters["other"], blocks)]})])
         assert answer(PROMPTS[0], "one") == others
 
 
 @pytest.mark.parametrize("taken", [False, True], ids=["before it began", "after it took the matrices"])
 def test_a_fill_that_fails_leaves_no_place_that_seems_to_hold_what_it_does_not(llm, expected, monkeypatch, taken):
     worker, batches = llm.control.engine.runner.worker, []
-    adapters, given = worker.adapters, worker.adapters.given
+    adapters = worker.works["loads"].matrices
+    given = adapters.given
     monkeypatch.setattr(adapters, "given", lambda pool, batch: batches.append(batch) or given(pool, batch))
     assert answers(llm, "all") == expected["all"]
     monkeypatch.undo()
     table = batches[-1].caches[-1].table
-    ((place, blocks),) = [item for item in adapters._held.items() if (item[1] == table[item[0]]).all()]
+    (((_, place), blocks),) = [item for item in adapters._held.items() if (item[1] == table[item[0][1]]).all()]
     want = jax.tree.map(lambda leaf: np.asarray(leaf[:, place]), adapters._matrices)
 
     def failing(key, matrices, pool, blocks, place):
@@ -121,7 +122,7 @@ def test_a_fill_that_fails_leaves_no_place_that_seems_to_hold_what_it_does_not(l
             jax.tree.map(lambda leaf: leaf.delete(), matrices)
         raise MemoryError("as if the device had none left")
 
-    adapters.written(blocks)
+    adapters.written([blocks])
     monkeypatch.setattr(adapters, "_fill", failing)
     with pytest.raises(MemoryError):
         adapters.given(worker.pool, batches[-1])
@@ -135,7 +136,7 @@ def test_a_fill_that_fails_leaves_no_place_that_seems_to_hold_what_it_does_not(l
 def test_memory_is_given_back_while_the_engine_sleeps(llm, expected):
     answers(llm, "all")
     worker = llm.control.engine.runner.worker
-    leaves = jax.tree.leaves(worker.adapters._matrices)
+    leaves = jax.tree.leaves(worker.works["loads"].matrices._matrices)
     llm.release_memory()
     assert leaves and all(leaf.is_deleted() for leaf in leaves)
     llm.resume(use_tqdm=False)
@@ -145,7 +146,7 @@ def test_memory_is_given_back_while_the_engine_sleeps(llm, expected):
 def test_a_plan_counts_them_beside_the_pool(llama):
     with LLM(llama[0], **SETTINGS, lora_modules=llama[1], kv_cache_memory_bytes=90 * PAGE) as llm:
         answers(llm, "small")
-        held = device_bytes(llm.control.engine.runner.worker.adapters._matrices)
+        held = device_bytes(llm.control.engine.runner.worker.works["loads"].matrices._matrices)
     settings = {key: value for key, value in SETTINGS.items() if key not in ("max_model_len", "max_num_seqs")}
     settings.pop("enforce_eager")
     assert plan(llama[0], "cpu", context=64, concurrency=4, **settings).adapter_bytes == held > 0

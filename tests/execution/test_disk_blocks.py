@@ -88,9 +88,9 @@ def test_what_is_written_is_what_the_step_before_left(runner, thread):
 
 
 def test_a_block_out_of_range_is_refused(runner):
-    with pytest.raises(RuntimeError, match=r"device_block=90 .* is outside \[0, 90\)"):
+    with pytest.raises(RuntimeError, match=r"blocks 90\.\.90 of group 0 are outside \[0, 90\)"):
         runner.dispatch(ScheduledStep(work={"to_disk": [DiskWrite(0, PAGES, 0, b"one")]}))
-    with pytest.raises(RuntimeError, match=r"device_block=90 .* is outside \[0, 90\)"):
+    with pytest.raises(RuntimeError, match=r"blocks 90\.\.90 of group 0 are outside \[0, 90\)"):
         runner.dispatch(ScheduledStep(work={"from_disk": [DiskFill(0, PAGES, np.zeros(8, np.uint8))]}))
 
 

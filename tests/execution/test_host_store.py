@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_model import tiny_runner
 
-from jpaged.execution.transfer.host_store import SIZES, launch_sizes, make_gather, make_scatter
+from jpaged.execution.transfer.block_mover import SIZES, launch_sizes, make_gather, make_scatter
 from jpaged.memory import HostBlock, SwapCopy
 from jpaged.scheduling import ScheduledStep
 
@@ -65,7 +65,7 @@ def test_a_step_swaps_out_before_it_swaps_in(runner):
 def test_dropped_blocks_are_forgotten_and_the_others_of_their_launch_still_come_back(runner):
     want = blocks(runner)
     runner.dispatch(ScheduledStep(work={"swap_out": moves(range(4), range(4))}))
-    runner.dispatch(ScheduledStep(work={"dropped": [HostBlock(0, 0), HostBlock(0, 2)]}))
+    runner.dispatch(ScheduledStep(work={"swap_out": [HostBlock(0, 0), HostBlock(0, 2)]}))
     assert len(runner.worker.host) == 2
     runner.dispatch(ScheduledStep(work={"swap_in": moves([20, 21], [1, 3])}))
     want[[20, 21]] = want[[1, 3]]
@@ -81,7 +81,7 @@ def test_host_memory_holds_no_padding(runner):
 def test_blocks_lie_in_pinned_memory_where_there_is_any(runner):
     kinds = {memory.kind for memory in jax.devices()[0].addressable_memories()}
     runner.dispatch(ScheduledStep(work={"swap_out": moves([0], [0])}))
-    batch, _ = runner.worker.host._place[HostBlock(0, 0)]
+    batch, _ = runner.worker.host._place[0, 0, 0]
     if "pinned_host" in kinds:
         assert batch.sharding.memory_kind == "pinned_host"
     else:
@@ -92,7 +92,7 @@ def test_without_pinned_memory_blocks_lie_in_numpy_arrays(runner):
     want = blocks(runner)
     runner.worker.host._pinned = None
     runner.dispatch(ScheduledStep(work={"swap_out": moves(range(5), range(5))}))
-    assert isinstance(runner.worker.host._place[HostBlock(0, 0)][0], np.ndarray)
+    assert isinstance(runner.worker.host._place[0, 0, 0][0], np.ndarray)
     runner.dispatch(ScheduledStep(work={"swap_in": moves(range(30, 35), range(5))}))
     want[30:35] = want[:5]
     assert (blocks(runner) == want).all()
@@ -100,16 +100,16 @@ def test_without_pinned_memory_blocks_lie_in_numpy_arrays(runner):
 
 @pytest.mark.parametrize("bad", [-1, 90])
 def test_a_block_out_of_range_is_an_error(runner, bad):
-    with pytest.raises(RuntimeError, match=r"is outside \[0, 90\)"):
+    with pytest.raises(RuntimeError, match=r"are outside \[0, 90\)"):
         runner.dispatch(ScheduledStep(work={"swap_out": moves([bad], [0])}))
     runner.dispatch(ScheduledStep(work={"swap_out": moves([0], [0])}))
-    with pytest.raises(RuntimeError, match=r"is outside \[0, 90\)"):
+    with pytest.raises(RuntimeError, match=r"are outside \[0, 90\)"):
         runner.dispatch(ScheduledStep(work={"swap_in": moves([bad], [0])}))
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_blocks_are_written_in_place(runner, size):
-    ids = np.arange(size, dtype=np.int32)
+    ids = np.arange(size, dtype=np.int32)[None]
     batch = jax.eval_shape(make_gather(runner.spec, runner.mesh, 0), runner.worker.pool, ids)
     scatter = make_scatter(runner.spec, runner.mesh, 0)
     memory = scatter.lower(runner.worker.pool, batch, ids).compile().memory_analysis()

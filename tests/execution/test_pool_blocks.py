@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_model import tiny_runner
 
-from jpaged.execution.transfer.pool_blocks import _make_scatter
+from jpaged.execution.transfer.block_mover import make_scatter
 from jpaged.memory import SwapCopy
 from jpaged.scheduling import ScheduledStep
 
@@ -46,7 +46,7 @@ def test_blocks_come_back_to_other_places_and_nothing_else_changes(runner, numbe
 def test_a_launch_of_one_block_writes_it_or_drops_it(runner, target):
     want = fill(runner, 3)
     launch = np.full((1, 1, *want.shape[1:]), 2.5, np.float32)
-    scatter = _make_scatter(runner.spec, runner.mesh, 0)
+    scatter = make_scatter(runner.spec, runner.mesh, 0)
     runner.worker.pool = scatter(runner.worker.pool, launch, np.array([[target]], np.int32))
     want[target : target + 1] = 2.5
     assert (blocks(runner) == want).all()
@@ -61,6 +61,6 @@ def test_swapped_blocks_go_to_bytes_and_into_another_store(runner):
     other, before = tiny_runner(num_pages=90), fill(runner, 2)
     runner.dispatch(ScheduledStep(work={"swap_out": [SwapCopy(0, block, 7 + block) for block in range(20)]}))
     chosen = [7, 26, 9, 10, 11]
-    other.worker.host.put([chosen], runner.worker.host.contents([chosen]))
+    other.worker.host.put([[chosen]], [runner.worker.host.contents(0, [chosen])])
     other.dispatch(ScheduledStep(work={"swap_in": [SwapCopy(0, 40 + i, block) for i, block in enumerate(chosen)]}))
     assert (blocks(other)[40:45] == before[[block - 7 for block in chosen]]).all()

@@ -189,7 +189,9 @@ class Machine(RuleBasedStateMachine):
         chosen = data.draw(st.lists(st.sampled_from(sorted(self.lives)), min_size=1, max_size=4, unique=True))
         copies, planned = [], []
         for seq_id in chosen:
-            life = self.lives[seq_id]
+            life, others = self.lives[seq_id], sorted(set(self.lives) - set(chosen))
+            if planned and others and data.draw(st.sampled_from([True, False, False])):
+                self.end(others[0])  # as a preemption while a step is planned, whose copies are still to come
             end = self.end_of_chunk(life, data.draw(st.sampled_from([1, 1, 1, 2, 3, 7, STEP_TOKENS])))
             if not self.images.hold(life):
                 continue
@@ -218,6 +220,7 @@ class Machine(RuleBasedStateMachine):
         for seq_id, end in planned:
             names, image = self.names(seq_id, end), self.image(seq_id)
             self.shadow.write(self.manager, seq_id, names, self.lives[seq_id].computed, image)
+        self.manager.dispatched()
         for seq_id, end in planned:
             names = self.names(seq_id, end)
             for position in range(self.lives[seq_id].computed, end):
@@ -305,6 +308,7 @@ class Machine(RuleBasedStateMachine):
             return
         self.shadow.forget_host(self.manager.swap_space.take_dropped())
         self.shadow.swap_in(copies)
+        self.manager.dispatched()
         self.lives |= {seq_id: self.swapped.pop(seq_id) for seq_id in seq_ids}
         if keep_room and len(self.groups) == 1:
             assert free[0] - len(copies) == self.manager.free_blocks(0) >= len(seq_ids)
@@ -496,6 +500,7 @@ class Machine(RuleBasedStateMachine):
             self.images.encode()
             self.shadow.copy(copies)
             self.shadow.write(self.manager, seq_id, self.names(seq_id, chunk), life.computed, self.image(seq_id))
+            self.manager.dispatched()
             life.computed = chunk
             self.images.took(life)
             self.check_next_query(seq_id)

@@ -7,7 +7,7 @@ from fake_disk import FakeDisk
 from memory_pools import run
 from small_schedulers import group, layout_of
 
-from jpaged.memory import DiskTier, MemoryManager
+from jpaged.memory import DiskFill, DiskTier, DiskWrite, MemoryManager
 from jpaged.memory.disk import BreakEven
 from jpaged.memory.disk.tier import BACKLOG_BYTES
 
@@ -36,6 +36,13 @@ def memory(disk):
     return memory
 
 
+def take_moves(memory: MemoryManager) -> tuple[list[DiskWrite], list[DiskFill]]:
+    """End the planning of a step, and dispatch it."""
+    moves = memory.disk.take_writes(), memory.disk.take_fills()
+    memory.dispatched()
+    return moves
+
+
 def fill_pool(memory: MemoryManager, seq_id: int = 1) -> None:
     """Take all blocks, whoever has cached something in them."""
     memory.add(seq_id, seq_id)
@@ -47,7 +54,7 @@ def test_what_a_step_evicts_is_written_under_a_name_and_found_from_the_next_step
     fill_pool(memory)
     memory.read_ahead(2, [*TOKENS, 1], 0.0)
     assert not memory.disk.prefetch.staged(2), "it is not on its way yet"
-    writes, fills = memory.disk.take_moves()
+    writes, fills = take_moves(memory)
     assert len(writes) == 4 and not fills
     assert len({write.place for write in writes}) == len({write.name for write in writes}) == 4
     memory.read_ahead(3, [*TOKENS, 1], 0.0)
@@ -57,29 +64,28 @@ def test_what_a_step_evicts_is_written_under_a_name_and_found_from_the_next_step
 
 def test_what_is_lost_between_two_steps_is_not_written(memory):
     fill_pool(memory)
-    assert memory.disk.take_moves() == ([], []) and memory.disk.stats().num_blocks == 0
+    assert take_moves(memory) == ([], []) and memory.disk.stats().num_blocks == 0
 
 
 def test_a_block_that_comes_from_host_memory_in_this_step_is_not_written(memory):
     memory.disk.begin_step()
-    for block in range(8):
-        memory.disk.comes_in(0, block)
+    memory._step.filled.update((0, block) for block in range(8))
     fill_pool(memory)
-    assert memory.disk.take_moves() == ([], [])
+    assert take_moves(memory) == ([], [])
 
 
 def test_a_disk_that_cannot_keep_up_is_given_no_more(memory, disk):
     disk.num_queued_bytes = BACKLOG_BYTES
     memory.disk.begin_step()
     fill_pool(memory)
-    assert memory.disk.take_moves() == ([], []) and memory.disk.stats().skipped == 4
+    assert take_moves(memory) == ([], []) and memory.disk.stats().skipped == 4
 
 
 def test_a_disk_that_failed_is_left_alone(memory, disk):
     disk.is_open = False
     memory.disk.begin_step()
     fill_pool(memory)
-    assert memory.disk.take_moves() == ([], [])
+    assert take_moves(memory) == ([], [])
     memory.read_ahead(2, [*TOKENS, 1], 0.0)
     assert memory.disk.prefetch.waits_for(2, 0.0) is None and not memory.disk.stats().is_open
 
@@ -88,7 +94,7 @@ def test_other_weights_have_other_names(memory):
     def names(seq_id):
         memory.disk.begin_step()
         fill_pool(memory, seq_id)
-        written = memory.disk.take_moves()[0]
+        written = take_moves(memory)[0]
         memory.free(seq_id)
         return {write.name for write in written}
 
@@ -106,14 +112,14 @@ def test_reading_ahead_is_bounded_and_the_next_request_comes_first():
     disk = FakeDisk(delay=1)
     memory = MemoryManager(LAYOUT, prefix_caching=True, disk=make_tier(disk))
     prompts = [[which] * 8 + [1] for which in range(3)]  # two blocks each; a quarter of the pool is two blocks
-    memory.disk.begin_step()
     for which, prompt in enumerate(prompts):
         memory.add(which, which)
         memory.match_prefix(which, prompt)
         run(memory, which, prompt)
         memory.free(which)
+    memory.disk.begin_step()
     fill_pool(memory, 9)
-    for write in memory.disk.take_moves()[0]:
+    for write in take_moves(memory)[0]:
         disk.write(write.place, write.name, ["content"])
     memory.read_ahead(10, prompts[0], 0.0)
     memory.read_ahead(11, prompts[1], 0.0)

@@ -144,6 +144,7 @@ def test_random_lives_hold_exactly_their_slots_and_leak_nothing(data):
             if memory.allocate(seq_id, end, first_write=computed) is None:
                 assert memory.num_used_blocks == before
             else:
+                memory.dispatched()
                 memory.commit(seq_id, [], end)
                 lives[seq_id] = (request, prompt, end)
         memory.check_invariants()

@@ -29,6 +29,7 @@ def test_a_block_shared_by_two_sequences_moves_once_and_comes_back_shared():
     assert [copy.device_block for copy in out] == [*old[0], old[1][2]]
     assert counts(manager) == (0, 0, 20) and host_blocks(manager) == 4
     back = manager.swap_space.move_in([0, 1])
+    manager.dispatched()
     assert [copy.host_block for copy in back] == [copy.host_block for copy in out]
     new = {copy.host_block: copy.device_block for copy in back}
     where = {copy.device_block: new[copy.host_block] for copy in out}

@@ -6,7 +6,8 @@ wrong table, a block given away too early or a stale copy changes the output.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from typing import Any
 
 import numpy as np
 from fake_disk import FakeDisk
@@ -26,11 +27,13 @@ from unpaged import (
     num_dropped,
 )
 
-from jpaged.memory import Adapters, HostBlock, PoolLayout
+from jpaged.memory import Adapters, BlockCopy, DiskFill, DiskWrite, HostBlock, PoolLayout, SwapCopy
 from jpaged.scheduling import Request, ScheduledStep, Scheduler
 from jpaged.scheduling.held.images import ImageRead
-from jpaged.scheduling.step import Encode
+from jpaged.scheduling.step import AdapterLoad, Encode
 from jpaged.scheduling.top_tokens import TopTokens
+from jpaged.scheduling.work import COPIES, ENCODES, FROM_DISK, LOADS, SWAP_IN, SWAP_OUT, TO_DISK, Phase
+from jpaged.scheduling.work_kinds import KINDS
 
 LOST = "lost"
 
@@ -49,27 +52,27 @@ class FakeDevice:
         self.seen: dict[tuple[int, int], Hashable] = {}
         self.adapted: dict[int, Hashable] = {}
         self.disk: FakeDisk | None = None
+        self.touched: Touched | None = None
+        self.works: dict[str, Callable[[list[Any]], None]] = {
+            TO_DISK: self._to_disk,
+            SWAP_OUT: self._swap_out,
+            SWAP_IN: self._swap_in,
+            FROM_DISK: self._from_disk,
+            COPIES: self._copy,
+            ENCODES: self._encode,
+            LOADS: self._load,
+        }
 
     def run(self, step: ScheduledStep) -> tuple[list[int], TopTokens | None]:
         """The step's sampled tokens, and the most likely ones where a request wants them."""
-        for write in step.work_of("to_disk"):
-            offsets = range(self.layout.groups[write.group].spec.block_size)
-            held = [self._read(write.group, write.block, offset) for offset in offsets]
-            self.disk.write(write.place, write.name, held)
-        self._swap(step)
-        for fill in step.work_of("from_disk"):
-            for offset, name in enumerate(fill.content):
-                self._write(fill.group, fill.block, offset, name)
+        for phase in Phase:
+            self.touched = Touched(phase)
+            # Backwards: within a phase no order counts, which `Touched` also checks block by block.
+            for kind in reversed([kind for kind in step.work if KINDS[kind].phase is phase]):
+                self.works[kind](step.work[kind][::-1])
+            self.touched = None
         if self.disk is not None:
             self.disk.step()
-        for copy in step.work_of("copies"):
-            for offset in range(self.layout.groups[copy.group].spec.block_size):
-                self._write(copy.group, copy.dst, offset, self._read(copy.group, copy.src, offset))
-        for encode in step.work_of("encodes"):
-            self._encode(encode)
-        for load in step.work_of("loads"):
-            for number, block in enumerate(load.stored.blocks):
-                self._write(self._adapter_group, block, 0, (load.adapter.digest, number))
         if not step.chunks:
             return [], None
         reads = step.rows.get("images", ())
@@ -89,12 +92,65 @@ class FakeDevice:
         (g,) = (g for g, layout in enumerate(self.layout.groups) if isinstance(layout.spec.policy, Adapters))
         return g
 
-    def _encode(self, encode: Encode) -> None:
+    def _to_disk(self, writes: list[DiskWrite]) -> None:
+        for write in writes:
+            self._next_value()
+            self.disk.write(write.place, write.name, self._block(write.group, write.block))
+
+    def _swap_out(self, values: list[SwapCopy | HostBlock]) -> None:
+        for dropped in (value for value in values if isinstance(value, HostBlock)):
+            del self.host[dropped]
+        for group, device, host in (value for value in values if isinstance(value, SwapCopy)):
+            self._next_value()
+            assert HostBlock(group, host) not in self.host, "a host block that is still needed is overwritten"
+            self.touched.write(("host", group, host))
+            self.host[HostBlock(group, host)] = self._block(group, device)
+
+    def _swap_in(self, moves: list[SwapCopy]) -> None:
+        for group, device, host in moves:
+            self._next_value()
+            self.touched.read(("host", group, host))
+            for offset, name in enumerate(self.host.pop(HostBlock(group, host))):
+                self._write(group, device, offset, name)
+
+    def _from_disk(self, fills: list[DiskFill]) -> None:
+        for fill in fills:
+            self._next_value()
+            for offset, name in enumerate(fill.content):
+                self._write(fill.group, fill.block, offset, name)
+
+    def _copy(self, copies: list[BlockCopy]) -> None:
+        for copy in copies:
+            self._next_value()
+            for offset, name in enumerate(self._block(copy.group, copy.src)):
+                self._write(copy.group, copy.dst, offset, name)
+
+    def _load(self, loads: list[AdapterLoad]) -> None:
+        for load in loads:
+            self._next_value()
+            for number, block in enumerate(load.stored.blocks):
+                self._write(self._adapter_group, block, 0, (load.adapter.digest, number))
+
+    def _encode(self, encodes: list[Encode]) -> None:
         (g,) = (g for g, layout in enumerate(self.layout.groups) if is_images(layout.spec))
-        size, image = self.layout.groups[g].spec.block_size, encode.image
-        features = [feature(part.digest, i) for part in image.each for i in range(part.features)]
-        for i, name in enumerate(features):
-            self._write(g, encode.stored.blocks[i // size], i % size, name)
+        size = self.layout.groups[g].spec.block_size
+        for encode in encodes:
+            self._next_value()
+            features = [feature(part.digest, i) for part in encode.image.each for i in range(part.features)]
+            for i, name in enumerate(features):
+                self._write(g, encode.stored.blocks[i // size], i % size, name)
+
+    def _next_value(self) -> None:
+        self.touched.value += 1
+
+    def write_block(self, g: int, block: int) -> None:
+        """Lose a block's content, as a value of work."""
+        self._next_value()
+        for offset in range(self.layout.groups[g].spec.block_size):
+            self._write(g, block, offset, LOST)
+
+    def _block(self, g: int, block: int) -> list[Hashable]:
+        return [self._read(g, block, offset) for offset in range(self.layout.groups[g].spec.block_size)]
 
     def _feature(self, read: ImageRead, position: int) -> Hashable:
         (g,) = (g for g, layout in enumerate(self.layout.groups) if is_images(layout.spec))
@@ -105,17 +161,6 @@ class FakeDevice:
         if read.image.whole:
             assert (read.start, read.stop) == (read.image.start, read.image.stop), "a chunk cuts a whole image"
         return self._read(g, read.blocks[number // size], number % size)
-
-    def _swap(self, step: ScheduledStep) -> None:
-        for dropped in step.work_of("dropped"):
-            del self.host[dropped]
-        for group, device, host in step.work_of("swap_out"):
-            assert HostBlock(group, host) not in self.host, "a host block that is still needed is overwritten"
-            offsets = range(self.layout.groups[group].spec.block_size)
-            self.host[HostBlock(group, host)] = [self._read(group, device, offset) for offset in offsets]
-        for group, device, host in step.work_of("swap_in"):
-            for offset, name in enumerate(self.host.pop(HostBlock(group, host))):
-                self._write(group, device, offset, name)
 
     def _compute(self, chunk) -> list[Hashable]:  # type: ignore[no-untyped-def]
         """Write the KV of a chunk's tokens; return their names."""
@@ -211,14 +256,44 @@ class FakeDevice:
         return self._read(g, block, position % size)
 
     def _read(self, g: int, block: int, offset: int) -> Hashable:
+        if self.touched is not None:
+            self.touched.read((g, block))
         owner, cells = self.pages[block // self.layout.groups[g].blocks_per_page]
         return cells.get((block, offset), LOST) if owner == g else LOST
 
     def _write(self, g: int, block: int, offset: int, name: Hashable) -> None:
+        if self.touched is not None:
+            self.touched.write((g, block))
         page = block // self.layout.groups[g].blocks_per_page
         if self.pages[page][0] != g:
             self.pages[page] = (g, {})
         self.pages[page][1][block, offset] = name
+
+
+class Touched:
+    """The blocks that the work of one phase reads and writes, in the pool and in host memory.
+
+    Attributes:
+        value: number of the value that is worked on.
+    """
+
+    def __init__(self, phase: Phase) -> None:
+        self._phase = phase
+        self.value = 0
+        self._readers: dict[Hashable, set[int]] = {}
+        self._writer: dict[Hashable, int] = {}
+
+    def read(self, block: Hashable) -> None:
+        assert self._phase in (Phase.OUT, Phase.COPY) or block[0] == "host", f"{self._phase.name} reads {block}"
+        assert self._writer.get(block, self.value) == self.value, f"{self._phase.name}: {block} is written and read"
+        self._readers.setdefault(block, set()).add(self.value)
+
+    def write(self, block: Hashable) -> None:
+        assert self._phase is not Phase.OUT or block[0] == "host", f"OUT writes {block} of the pool"
+        assert self._writer.setdefault(block, self.value) == self.value, f"{self._phase.name}: {block} is written twice"
+        assert self._readers.get(block, {self.value}) == {self.value}, (
+            f"{self._phase.name}: {block} is read and written"
+        )
 
 
 class Loop:

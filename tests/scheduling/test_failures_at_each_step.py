@@ -31,14 +31,14 @@ from jpaged.scheduling.inputs import asks_for
 PREFIX = [2, 7, 1, 8, 2, 8, 1, 8, 2]
 NUM_SLOTS = 4
 
-SEQUENCES = "add match_prefix allocate commit fork free pack pin read_ahead"
+SEQUENCES = "add match_prefix allocate commit dispatched fork free pack pin read_ahead"
 WHOLES = "hold release take_pending encoded"
 STEPS = {
     "": SEQUENCES,
     "images": f"{WHOLES} consumed",
     "adapters": f"{WHOLES} forget",
     "swap_space": "move_out move_in take_dropped",
-    "disk": "begin_step comes_in take_moves",
+    "disk": "begin_step take_writes take_fills",
     "prefetch": "waits_for let_go",
 }
 """Methods that acquire and release, by the part of the memory that does it; "" is the memory itself."""

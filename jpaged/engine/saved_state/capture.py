@@ -97,9 +97,7 @@ def capture(engine: Engine, inputs: InputProcessor, before: LastSave | None = No
         written, held, changed = (before or LastSave()).split(memories, [held_blocks(memory) for memory in memories])
         copies = worker.blocks.read(worker.pool, changed) if any(some for mine in changed for some in mine) else None
         host_blocks = [[_owned(owners) for owners in memory["host"]["owners"]] for memory in memories]
-        swapped = [
-            worker.host.contents(mine or [[] for _ in worker.spec.views]) if any(mine) else [] for mine in host_blocks
-        ]
+        swapped = [worker.host.contents(number, mine) if any(mine) else [] for number, mine in enumerate(host_blocks)]
         replicas = [
             {
                 "memory": memory,

@@ -91,7 +91,7 @@ def _go_on(
     arrays: Arrays,
 ) -> None:
     """Restore the requests, and the blocks for which each replica's pool has room."""
-    blocks, contents = [], []
+    blocks, contents, host_blocks, swapped = [], [], [], []
     for number, (replica, data) in enumerate(zip(engine.replicas, saved, strict=True)):
         mine = [parts[request_id] for request_id in data["scheduler"]["requests"]]
         pages = _take_over_memory(replica, data, mine, pins)
@@ -105,9 +105,15 @@ def _go_on(
         contents.append(
             [_rows(arrays, pool_array(number, g), [row for row, _ in pairs]) for g, pairs in enumerate(places)]
         )
-        _take_over_swapped(engine, replica, data, number, arrays)
+        rows_of = _swapped_rows(replica, data)
+        host_blocks.append(
+            [[mine[row] for row in rows] for mine, rows in zip(data["host_blocks"], rows_of, strict=True)]
+        )
+        swapped.append([_rows(arrays, host_array(number, group), rows) for group, rows in enumerate(rows_of)])
+    worker = engine.runner.worker
+    if any(some for groups in host_blocks for some in groups):
+        worker.host.put(host_blocks, _filled(engine, swapped))
     if any(some for groups in blocks for some in groups):
-        worker = engine.runner.worker
         worker.pool = worker.blocks.write(worker.pool, blocks, _filled(engine, contents))
 
 
@@ -154,16 +160,13 @@ def _take_over_memory(
     return pages
 
 
-def _take_over_swapped(engine: Engine, replica: Replica, data: Mapping[str, Any], number: int, arrays: Arrays) -> None:
+def _swapped_rows(replica: Replica, data: Mapping[str, Any]) -> list[list[int]]:
+    """Return the rows of the saved arrays of swapped blocks, by group, that are still needed."""
     owners = replica.memory.swap_space.host.ref_count
-    kept = [
+    return [
         [row for row, block in enumerate(mine) if counts[block]]
-        for mine, counts in zip(data["host_blocks"], owners, strict=False)
+        for mine, counts in zip(data["host_blocks"], owners, strict=True)
     ]
-    if any(kept):
-        ids = [[mine[row] for row in rows] for mine, rows in zip(data["host_blocks"], kept, strict=True)]
-        contents = [_rows(arrays, host_array(number, group), rows) for group, rows in enumerate(kept)]
-        engine.runner.worker.host.put(ids, _filled(engine, [contents])[0])
 
 
 def _places(replica: Replica, data: Mapping[str, Any], pages: Mapping[int, int], group: int) -> list[tuple[int, int]]:

@@ -31,6 +31,9 @@ Matrices: TypeAlias = tuple[tuple[Array, Array], ...]
 """Operands of products with a step's adapters, site by site, for all layers: down ``[layers, adapters, parts * rank,
 inputs]`` and up ``[layers, adapters, parts * rank, outputs]``, zero where a column is another part's."""
 
+NO_PLACE = -1
+"""The place of an adapter that goes to none."""
+
 
 class AdapterPlaces:
     """Remembers which adapter is in which of `number` places; the one that was used least recently goes first.
@@ -196,7 +199,7 @@ class AdapterCache(LayerCache):
         blocks: Int[Array, " blocks"],
         place: Int[Array, ""],
     ) -> Matrices:
-        """Return the matrices with those of the adapter that lies in these blocks in a place.
+        """Return the matrices with those of the adapter that lies in these blocks in a place, or none in `NO_PLACE`.
 
         Args:
             view: the pool's shape as the group sees it, on each shard.
@@ -235,8 +238,7 @@ class AdapterCache(LayerCache):
             if parts > 1:
                 new_up = jnp.where(column == jnp.arange(parts)[:, None, None], new_up, jnp.zeros_like(new_up))
             pairs = new_down.reshape(layers, parts * rank, inputs), new_up.reshape(layers, parts * rank, outputs)
-            new = (jax.lax.dynamic_update_index_in_dim(*pair, place, 1) for pair in zip((down, up), pairs, strict=True))
-            return tuple(new)
+            return _put(down, pairs[0], place), _put(up, pairs[1], place)
 
         by_down, by_up = _splits(site)
         return over_tensor(
@@ -254,6 +256,13 @@ class AdapterCache(LayerCache):
         if ratio > 1:
             stored = stored.reshape(-1, ratio)
         return jax.lax.bitcast_convert_type(stored, self.dtype).reshape(-1)
+
+
+def _put(matrices: Array, new: Array, place: Array) -> Array:
+    """Return the matrices of all places with others in one, or as they are where it is `NO_PLACE`."""
+    at = jnp.maximum(place, 0)
+    there = jax.lax.dynamic_index_in_dim(matrices, at, 1, keepdims=False)
+    return jax.lax.dynamic_update_index_in_dim(matrices, jnp.where(place >= 0, new, there), at, 1)
 
 
 def _splits(site: AdapterSite) -> tuple[Spec, Spec]:

@@ -8,22 +8,23 @@ one's blocks are written again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
 from jpaged.execution.batch import StepBatch
-from jpaged.execution.caches.adapters import AdapterBatch, AdapterCache, Matrices
+from jpaged.execution.caches.adapters import NO_PLACE, AdapterBatch, AdapterCache, Matrices
 from jpaged.execution.caches.base import Pool
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool
 from jpaged.execution.compile.program import Program
 from jpaged.execution.compile.store import ProgramStore
+from jpaged.execution.mesh import DATA_AXIS, Kind, each_replica, num_replicas, stack
 
 Compile: TypeAlias = Callable[[], None]
 _BEGIN, _FILL = "adapter places", "adapter placement"
@@ -49,7 +50,8 @@ class AdapterMatrices:
         self._mesh = mesh
         self._at = _place(spec)
         self._matrices: Matrices | None = None
-        self._held: dict[int, Int[np.ndarray, " blocks"]] = {}  # by place: the blocks of the adapter in it
+        # By replica and place: the blocks of the adapter in it.
+        self._held: dict[tuple[int, int], Int[np.ndarray, " blocks"]] = {}
         if self._at is not None:
             callbacks, begin, fill = (on_compile, on_compiled), make_begin(spec, mesh), make_fill(spec, mesh, self._at)
             self._begin = Program(begin, *callbacks, (_BEGIN, spec, mesh), kind=_BEGIN, store=store)
@@ -62,18 +64,31 @@ class AdapterMatrices:
         """
         if self._at is None or (arrays := batch.caches[self._at]).table is None:
             return batch
-        for place, blocks in enumerate(arrays.table):
-            held = self._held.get(place)
-            if (blocks >= 0).any() and (held is None or not np.array_equal(held, blocks)):
-                self._put(pool, place, blocks)
+        tables = arrays.table.reshape(-1, *arrays.table.shape[-2:])
+        for place in range(tables.shape[1]):
+            blocks = {r: mine for r, mine in enumerate(tables[:, place]) if self._lacks(r, place, mine)}
+            if blocks:
+                self._put(pool, place, blocks, tables[:, place])
         return _with_matrices(batch, self._at, self._there())
 
-    def _put(self, pool: Pool, place: int, blocks: Int[np.ndarray, " blocks"]) -> None:
+    def _lacks(self, replica: int, place: int, blocks: Int[np.ndarray, " blocks"]) -> bool:
+        held = self._held.get((replica, place))
+        return bool((blocks >= 0).any()) and (held is None or not np.array_equal(held, blocks))
+
+    def _put(
+        self,
+        pool: Pool,
+        place: int,
+        new: dict[int, Int[np.ndarray, " blocks"]],
+        tables: Int[np.ndarray, "replicas blocks"],
+    ) -> None:
         # Whatever comes in between leaves no place that seems to hold what it does not.
         matrices, self._matrices = self._there(), None
         held, self._held = self._held, {}
-        self._matrices = self._fill((_FILL,), matrices, pool, blocks, np.int32(place))
-        self._held = {**held, place: blocks.copy()}
+        places = [np.int32(place if replica in new else NO_PLACE) for replica in range(len(tables))]
+        each = stack(self._mesh, list(zip(tables, places, strict=True)))
+        self._matrices = self._fill((_FILL,), matrices, pool, *each)
+        self._held = {**held, **{(replica, place): blocks.copy() for replica, blocks in new.items()}}
 
     def _there(self) -> Matrices:
         """Return the matrices, which begin as zeros."""
@@ -91,12 +106,12 @@ class AdapterMatrices:
         blocks = np.zeros(sum(cache.most_blocks), np.int32)
         like, pool = abstract_matrices(self._spec, self._mesh), abstract_pool(self._spec, self._mesh)
         yield _BEGIN, partial(self._begin.prepare, (_BEGIN,))
-        yield _FILL, partial(self._fill.prepare, (_FILL,), like, pool, blocks, np.int32(0))
+        each = stack(self._mesh, [(blocks, np.int32(0))] * num_replicas(self._mesh))
+        yield _FILL, partial(self._fill.prepare, (_FILL,), like, pool, *each)
 
-    def written(self, blocks: Iterable[int]) -> None:
-        """Note that blocks of adapters were written, so copies read from them before are stale."""
-        new = np.asarray(list(blocks), np.int32)
-        self._held = {place: old for place, old in self._held.items() if not np.isin(old, new).any()}
+    def written(self, each: Sequence[Sequence[int]]) -> None:
+        """Note that blocks of adapters were written, of each replica, so copies read from them before are stale."""
+        self._held = {at: old for at, old in self._held.items() if not np.isin(old, each[at[0]]).any()}
 
     def release(self) -> None:
         """Give back the memory; the next step with adapters begins anew."""
@@ -121,15 +136,16 @@ def make_begin(spec: PoolSpec, mesh: Mesh) -> jax.stages.Wrapped:
 
 def make_fill(spec: PoolSpec, mesh: Mesh, at: int) -> jax.stages.Wrapped:
     """Return ``fill(matrices, pool, blocks, place) -> matrices``, which puts the adapter that lies in these blocks into
-    a place; the matrices are donated."""
+    a place, or nothing where it is `NO_PLACE`; the matrices are donated."""
     cache, view = spec.caches[at], spec.views[spec.slices[at]][0]
     assert isinstance(cache, AdapterCache)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, cache.matrices(mesh))
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_matrices(spec, mesh))
 
     def fill(matrices: Matrices, pool: Pool, blocks: Int[Array, " blocks"], place: Int[Array, ""]) -> Matrices:
         return cache.filled(mesh, view, matrices, pool, blocks, place)
 
-    return jax.jit(fill, donate_argnums=0, out_shardings=shardings)
+    takes: tuple[Kind, ...] = ("own", "split", "own", "own")
+    return jax.jit(each_replica(fill, mesh, takes, "own"), donate_argnums=0, out_shardings=shardings)
 
 
 def with_abstract_matrices(batch: StepBatch, spec: PoolSpec, mesh: Mesh) -> StepBatch:
@@ -141,14 +157,23 @@ def with_abstract_matrices(batch: StepBatch, spec: PoolSpec, mesh: Mesh) -> Step
 
 
 def abstract_matrices(spec: PoolSpec, mesh: Mesh) -> Any:
-    """Return shapes and shardings of the matrices, which the devices hold besides the pool once an adapter is used; an
-    empty tree where the pool keeps no adapters."""
+    """Return shapes and shardings of all replicas' matrices, which the devices hold besides the pool once an adapter is
+    used; an empty tree where the pool keeps no adapters."""
     at = _place(spec)
     if at is None:
         return ()
     cache = spec.caches[at]
     assert isinstance(cache, AdapterCache)
-    return cache.matrices(mesh)
+    of_one = cache.matrices(mesh)
+    if DATA_AXIS not in mesh.shape:
+        return of_one
+
+    def of_all(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        spec = PartitionSpec(DATA_AXIS, *leaf.sharding.spec)
+        shape = (num_replicas(mesh), *leaf.shape)
+        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+    return jax.tree.map(of_all, of_one)
 
 
 def _place(spec: PoolSpec) -> int | None:

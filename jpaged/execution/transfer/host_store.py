@@ -1,34 +1,20 @@
-"""Moves whole blocks to host memory and back (PagedAttention, section 4.5). Each shard moves its own share."""
+"""Keeps swapped blocks in host memory (PagedAttention, section 4.5), for each replica its own."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from functools import partial
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import jax
 import numpy as np
-from jax import lax
-from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Int, Shaped, UInt8
+from jaxtyping import Int
 
 from jpaged.execution.caches.base import Pool
-from jpaged.execution.caches.pool import PoolSpec
-from jpaged.execution.compile.program import Program
-from jpaged.execution.compile.store import ProgramStore
-from jpaged.execution.mesh import sharding
-from jpaged.memory.copies import HostBlock, SwapCopy
-from jpaged.model_api import TENSOR_AXIS
+from jpaged.execution.mesh import pool_sharding
+from jpaged.execution.transfer.block_mover import Batch, BlockBytes, BlockMover, block_bytes
 
-BlockBytes: TypeAlias = UInt8[np.ndarray, "shards blocks bytes"]
-Batch: TypeAlias = Shaped[Array | np.ndarray, "shards blocks ..."]
-
-SIZES = (64, 16, 4, 1)
-"""Blocks of one launch. A number of blocks is split into these, so that host memory holds no padding."""
-
-LAUNCH_BYTES = 512 << 20
-"""Most bytes of a launch of several blocks, which the device holds besides its pool: a block of states can be large."""
+Moves: TypeAlias = Sequence[Int[np.ndarray, "moves 3"]]
+"""Blocks that move, of each replica: group, block of the pool, block in host memory."""
 
 PINNED = "pinned_host"
 
@@ -39,237 +25,93 @@ class HostStore:
     A launch's blocks stay together in one array, which is freed when none of them is needed any more.
 
     Args:
-        on_compile, on_compiled: called for every shape that is compiled, see `Program`.
-        store: where programs are loaded from, or collected for; None = neither.
+        mover: copies blocks out of the pool and back.
     """
 
-    def __init__(
-        self,
-        spec: PoolSpec,
-        mesh: Mesh,
-        on_compile: Callable[[Hashable], None],
-        on_compiled: Callable[[Hashable, float], None] = lambda shape, seconds: None,
-        *,
-        store: ProgramStore | None = None,
-    ) -> None:
-        self._spec = spec
-        self._on_device = sharding(mesh, TENSOR_AXIS)
-        kinds = {memory.kind for memory in mesh.local_devices[0].addressable_memories()}
-        self._pinned = self._on_device.with_memory_kind(PINNED) if PINNED in kinds else None
-
-        def programs(make: Callable[..., jax.stages.Wrapped], name: str) -> list[Program]:
-            def one(group: int) -> Program:
-                return Program(
-                    make(spec, mesh, group),
-                    lambda size: on_compile((name, group, size)),
-                    lambda size, seconds: on_compiled((name, group, size), seconds),
-                    kind=f"{name} {group}",
-                    store=store,
-                )
-
-            return [one(group) for group in range(len(spec.views))]
-
-        self._gather = programs(make_gather, "swap out")
-        self._scatter = programs(make_scatter, "swap in")
-        self._sizes = [launch_sizes(plan.block_bytes) for plan in spec.layout.groups]
-        self._place: dict[HostBlock, tuple[Batch, int]] = {}
+    def __init__(self, mover: BlockMover) -> None:
+        self._mover = mover
+        kinds = {memory.kind for memory in mover.mesh.local_devices[0].addressable_memories()}
+        self._pinned = pool_sharding(mover.mesh).with_memory_kind(PINNED) if PINNED in kinds else None
+        self._place: dict[tuple[int, int, int], tuple[Batch, int]] = {}  # by replica, group and block
 
     def __len__(self) -> int:
         """Return how many blocks are held."""
         return len(self._place)
 
-    def forget(self, dropped: Iterable[HostBlock]) -> None:
-        """Release blocks that will not be swapped in."""
-        for block in dropped:
-            del self._place[block]
-
-    def close(self) -> None:
-        """Release all blocks and all compiled programs."""
-        self.forget_all()
-        for program in (*self._gather, *self._scatter):
-            program.forget()
+    def forget(self, dropped: Sequence[Int[np.ndarray, "blocks 2"]]) -> None:
+        """Release blocks that will not be swapped in, of each replica: their groups and numbers."""
+        for replica, blocks in enumerate(dropped):
+            for group, block in blocks.tolist():
+                del self._place[replica, group, block]
 
     def forget_all(self) -> None:
         """Release all blocks."""
         self._place.clear()
 
-    def swap_out(self, pool: Pool, moves: Sequence[SwapCopy]) -> None:
+    def swap_out(self, pool: Pool, each: Moves) -> None:
         """Start copying blocks to the host.
 
         Raises:
             RuntimeError: a device block is out of range (JAX would clamp it silently).
         """
-        for group, mine in _by_group(moves).items():
-            for some in _launches(mine, self._sizes[group]):
-                batch = self._read(pool, group, self._ids(group, some))
-                for row, move in enumerate(some):
-                    self._place[HostBlock(group, move.host_block)] = batch, row
+        for group, mine in self._by_group(each):
+            for start, size in self._mover.launches(group, max(map(len, mine))):
+                some = [moves[start : start + size] for moves in mine]
+                batch = self._kept(self._mover.gather(pool, group, [moves[:, 1].tolist() for moves in some], size))
+                for replica, moves in enumerate(some):
+                    for row, block in enumerate(moves[:, 2].tolist()):
+                        self._place[replica, group, block] = batch, row
 
-    def swap_in(self, pool: Pool, moves: Sequence[SwapCopy]) -> Pool:
+    def swap_in(self, pool: Pool, each: Moves) -> Pool:
         """Copy blocks back into the pool, which is donated, and return it; the host then forgets them.
 
         Raises:
             RuntimeError: a device block is out of range (JAX would drop it silently).
         """
-        for group, mine in _by_group(moves).items():
-            self._ids(group, mine)
+        for group, mine in self._by_group(each):
             batches: dict[int, Batch] = {}
-            targets: dict[int, dict[int, int]] = defaultdict(dict)
-            for move in mine:
-                batch, row = self._place.pop(HostBlock(group, move.host_block))
-                batches[id(batch)] = batch
-                targets[id(batch)][row] = move.device_block
-            nowhere = self._spec.views[group][0]
+            targets: dict[int, list[list[int]]] = {}
+            for replica, moves in enumerate(mine):
+                self._mover.check(group, moves[:, 1].tolist())
+                for _, device_block, block in moves.tolist():
+                    batch, row = self._place.pop((replica, group, block))
+                    if id(batch) not in batches:
+                        batches[id(batch)] = batch
+                        nowhere = [self._mover.nowhere(group)] * batch.shape[1]
+                        targets[id(batch)] = [list(nowhere) for _ in mine]
+                    targets[id(batch)][replica][row] = device_block
             for key, batch in batches.items():
-                rows = [targets[key].get(row, nowhere) for row in range(batch.shape[1])]
-                pool = self._write(pool, group, batch, np.array(rows, np.int32))
+                pool = self._mover.scatter(pool, group, batch, targets[key])
         return pool
 
-    def copied_out(self, pool: Pool, group: int, blocks: Sequence[int]) -> Iterator[tuple[jax.Array, int]]:
-        """Start copying blocks out of the pool; yield each launch and how many of the blocks, in their order, it has.
-        Nothing is waited for, and nothing is kept here.
-
-        Raises:
-            RuntimeError: a block is out of range (JAX would clamp it silently).
-        """
-        moves = [SwapCopy(group, block, -1) for block in blocks]
-        for some in _launches(moves, self._sizes[group]):
-            batch: jax.Array = self._gather[group](len(some), pool, self._ids(group, some))
-            yield batch if self._pinned is None else jax.device_put(batch, self._pinned), len(some)
-
-    def fill(self, pool: Pool, group: int, blocks: Sequence[int], contents: Sequence[np.ndarray]) -> Pool:
-        """Write blocks of a group into the pool, which is donated, and return it.
-
-        Args:
-            contents: for each block the bytes of all shards, one after another.
-
-        Raises:
-            RuntimeError: a block is out of range (JAX would drop it silently).
-        """
-        moves = [SwapCopy(group, block, place) for place, block in enumerate(blocks)]
-        self._ids(group, moves)
-        for some in _launches(moves, self._sizes[group]):
-            rows = [contents[move.host_block].reshape(self._spec.shards, -1) for move in some]
-            batch = self._batch(group, np.stack(rows, axis=1))
-            pool = self._write(pool, group, batch, self._ids(group, some))
-        return pool
-
-    def _batch(self, group: int, rows: BlockBytes) -> Shaped[np.ndarray, "shards blocks ..."]:
-        """Return the bytes of some blocks as a launch has them."""
-        mine = np.ascontiguousarray(rows)
-        return mine.view(self._spec.dtype).reshape(*mine.shape[:2], *self._spec.views[group][1:])
-
-    def shapes(self, pool: jax.ShapeDtypeStruct) -> Iterator[tuple[str, Callable[[], Callable[[], None]]]]:
-        """Yield every shape of a launch: its name, and what traces it and returns what compiles it. Those into the pool
-        come after those out of it, which give the shape of what is moved."""
-        for group, plan in enumerate(self._spec.layout.groups):
-            for size in self._sizes[group]:
-                name, ids = f"x{size}, {plan.spec.name}", np.zeros(size, np.int32)
-                yield f"swap out {name}", partial(self._gather[group].prepare, size, pool, ids)
-                yield f"swap in {name}", partial(self._prepare_scatter, group, size, pool, ids)
-
-    def _prepare_scatter(
-        self, group: int, size: int, pool: jax.ShapeDtypeStruct, ids: np.ndarray
-    ) -> Callable[[], None]:
-        batch = self._gather[group].out_info
-        shape = (batch.shape[0], size, *batch.shape[2:])  # as last traced, perhaps by another thread
-        blocks = jax.ShapeDtypeStruct(shape, batch.dtype, sharding=self._on_device)
-        return self._scatter[group].prepare(size, pool, blocks, ids)
-
-    @property
-    def num_shapes(self) -> int:
-        """Return how many shapes `shapes` yields."""
-        return 2 * sum(map(len, self._sizes))
-
-    def contents(self, blocks: Sequence[Sequence[int]]) -> list[BlockBytes]:
+    def contents(self, replica: int, blocks: Sequence[Sequence[int]]) -> list[BlockBytes]:
         """Return the bytes of some blocks of each group, in the order of `blocks`."""
-        read: dict[int, np.ndarray] = {}
-        found = []
-        for group, plan in enumerate(self._spec.layout.groups):
-            rows = np.empty((self._spec.shards, len(blocks[group]), plan.block_bytes), np.uint8)
+        spec, read, found = self._mover.spec, dict[int, BlockBytes](), []
+        shards = slice(replica * spec.shards, (replica + 1) * spec.shards)
+        for group, plan in enumerate(spec.layout.groups):
+            rows = np.empty((spec.shards, len(blocks[group]), plan.block_bytes), np.uint8)
             for place, block in enumerate(blocks[group]):
-                batch, row = self._place[HostBlock(group, block)]
+                batch, row = self._place[replica, group, block]
                 if id(batch) not in read:
                     read[id(batch)] = block_bytes(np.asarray(batch))
-                rows[:, place] = read[id(batch)][:, row]
+                rows[:, place] = read[id(batch)][shards, row]
             found.append(rows)
         return found
 
-    def put(self, blocks: Sequence[Sequence[int]], contents: Sequence[BlockBytes]) -> None:
-        """Hold the bytes of blocks of each group that another store had; none of them is here yet."""
-        for group, (ids, rows) in enumerate(zip(blocks, contents, strict=True)):
-            moves = [SwapCopy(group, place, block) for place, block in enumerate(ids)]
-            for some in _launches(moves, self._sizes[group]):
-                batch = self._batch(group, rows[:, [move.device_block for move in some]])
+    def put(self, each: Sequence[Sequence[Sequence[int]]], contents: Sequence[Sequence[BlockBytes]]) -> None:
+        """Hold the bytes of blocks that another store had, by replica and group; none of them is here yet."""
+        for group in range(len(self._mover.sizes)):
+            mine, rows = [groups[group] for groups in each], [groups[group] for groups in contents]
+            for start, size in self._mover.launches(group, max(map(len, mine))):
+                batch = self._mover.batch(group, [part[:, start : start + size] for part in rows], size)
                 there = batch if self._pinned is None else jax.device_put(batch, self._pinned)
-                for row, move in enumerate(some):
-                    self._place[HostBlock(group, move.host_block)] = there, row
+                for replica, blocks in enumerate(mine):
+                    for row, block in enumerate(blocks[start : start + size]):
+                        self._place[replica, group, block] = there, row
 
-    def _read(self, pool: Pool, group: int, ids: np.ndarray) -> Batch:
-        batch = self._gather[group](len(ids), pool, ids)
+    def _kept(self, batch: jax.Array) -> Batch:
         return jax.device_get(batch) if self._pinned is None else jax.device_put(batch, self._pinned)
 
-    def _write(self, pool: Pool, group: int, batch: Batch, ids: np.ndarray) -> Pool:
-        return self._scatter[group](len(ids), pool, jax.device_put(batch, self._on_device), ids)
-
-    def _ids(self, group: int, moves: Sequence[SwapCopy]) -> np.ndarray:
-        limit = self._spec.views[group][0]
-        for move in moves:
-            if not 0 <= move.device_block < limit:
-                raise RuntimeError(f"device_block={move.device_block} of {move} is outside [0, {limit})")
-        return np.array([move.device_block for move in moves], np.int32)
-
-
-def block_bytes(batch: Shaped[np.ndarray, "shards blocks ..."]) -> BlockBytes:
-    """Return the bytes of each shard's part of each block."""
-    return np.ascontiguousarray(batch).view(np.uint8).reshape(*batch.shape[:2], -1)
-
-
-def _by_group(moves: Sequence[SwapCopy]) -> dict[int, list[SwapCopy]]:
-    groups: dict[int, list[SwapCopy]] = defaultdict(list)
-    for move in moves:
-        groups[move.group].append(move)
-    return groups
-
-
-def launch_sizes(block_bytes: int) -> tuple[int, ...]:
-    """Return the numbers of blocks that a launch may have, largest first, for blocks of `block_bytes` bytes."""
-    return tuple(size for size in SIZES if size == 1 or size * block_bytes <= LAUNCH_BYTES)
-
-
-def _launches(moves: list[SwapCopy], sizes: Sequence[int]) -> Iterator[list[SwapCopy]]:
-    """Yield runs of `moves` of the launches' `sizes`, the largest first."""
-    start = 0
-    for size in sizes:
-        while len(moves) - start >= size:
-            yield moves[start : start + size]
-            start += size
-
-
-def make_gather(spec: PoolSpec, mesh: Mesh, group: int) -> jax.stages.Wrapped:
-    """Return ``gather(pool, ids) -> batch``, which copies some blocks of a group."""
-
-    def on_shard(pool: Pool, ids: Int[Array, " blocks"]) -> Batch:
-        return pool.reshape(spec.views[group])[ids][None]
-
-    return jax.jit(_sharded(on_shard, mesh, (PartitionSpec(TENSOR_AXIS), PartitionSpec())))
-
-
-def make_scatter(spec: PoolSpec, mesh: Mesh, group: int) -> jax.stages.Wrapped:
-    """Return ``scatter(pool, batch, ids) -> pool``; the pool is donated. Out-of-range ids are dropped, except a single
-    one."""
-
-    def on_shard(pool: Pool, batch: Batch, ids: Int[Array, " blocks"]) -> Pool:
-        blocks = pool.reshape(spec.views[group])
-        if batch.shape[1] == 1:  # XLA:CPU would turn a scatter of one block into a select over the pool
-            written = lax.dynamic_update_slice_in_dim(blocks, batch[0], ids[0], axis=0)
-        else:
-            written = blocks.at[ids].set(batch[0], mode="drop")
-        return written.reshape(pool.shape)
-
-    tensor = PartitionSpec(TENSOR_AXIS)
-    return jax.jit(_sharded(on_shard, mesh, (tensor, tensor, PartitionSpec())), donate_argnums=0)
-
-
-def _sharded(on_shard: Callable[..., Any], mesh: Mesh, in_specs: tuple[PartitionSpec, ...]) -> Callable[..., Any]:
-    return jax.shard_map(on_shard, mesh=mesh, in_specs=in_specs, out_specs=PartitionSpec(TENSOR_AXIS), check_vma=False)
+    def _by_group(self, each: Moves) -> list[tuple[int, list[Int[np.ndarray, "moves 3"]]]]:
+        groups = dict.fromkeys(group for moves in each for group in moves[:, 0].tolist())
+        return [(group, [moves[moves[:, 0] == group] for moves in each]) for group in groups]

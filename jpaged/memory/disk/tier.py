@@ -90,7 +90,6 @@ class DiskTier:
         self._writes: list[DiskWrite] = []
         self._unsent_bytes = 0
         self._fills: dict[tuple[int, int], DiskFill] = {}
-        self._incoming: set[tuple[int, int]] = set()
         self._is_planning = False
 
     @property
@@ -108,16 +107,14 @@ class DiskTier:
     # Blocks that the pool evicts.
 
     def begin_step(self) -> None:
-        """Note that a step is being planned: blocks that the pool evicts until `take_moves` may be written, because the
+        """Note that a step is being planned: blocks that the pool evicts until `take_writes` may be written, as the
         device copies them before the step changes them."""
         self._is_planning = True
 
     def evicted(self, g: int, block: int, link: Link) -> None:
-        """Note that the pool evicts a block, and write it if there is room."""
+        """Note that the pool evicts a block, whose content is there, and write it if there is room."""
         self.prefetch.version += 1
-        if self._fills.pop((g, block), None) is not None:
-            return  # its content is not in the pool yet
-        if not self._is_planning or not self.is_open or (g, block) in self._incoming:
+        if not self._is_planning or not self.is_open:
             return
         stored = self._index.find(g, link)
         if stored is not None:
@@ -133,9 +130,10 @@ class DiskTier:
             self._unsent_bytes += stored.num_bytes
             self._written_bytes += stored.num_bytes
 
-    def comes_in(self, g: int, block: int) -> None:
-        """Note that the step in planning fills a block from host memory: its content cannot be copied out before."""
-        self._incoming.add((g, block))
+    def unfill(self, g: int, block: int) -> None:
+        """Note that the pool evicts a block that the step in planning was to fill; its content may not be there yet."""
+        self.prefetch.version += 1
+        self._fills.pop((g, block), None)
 
     def fill(self, fills: Sequence[DiskFill], tokens: int) -> None:
         """Note that blocks of the pool are filled in the step that is being planned, instead of computing `tokens`."""
@@ -143,19 +141,20 @@ class DiskTier:
         self._hits += tokens
         self._read_bytes += sum(len(fill.content) for fill in fills)
 
-    @property
-    def has_fills(self) -> bool:
-        """Tell whether a block is to be filled in the step that is being planned: until then the pool does not hold
-        what its table says."""
-        return bool(self._fills)
+    def take_writes(self) -> list[DiskWrite]:
+        """Return the blocks that the device copies out before anything else of the step, whose planning ends."""
+        self._is_planning = False
+        return list(self._writes)
 
-    def take_moves(self) -> tuple[list[DiskWrite], list[DiskFill]]:
-        """Return the device's work before the step: blocks to copy out, then blocks to fill."""
-        writes, fills = self._writes, list(self._fills.values())
-        self.prefetch.version += bool(writes)  # from now on they can be read
+    def take_fills(self) -> list[DiskFill]:
+        """Return the blocks that the device fills before the step's block copies and chunks."""
+        return list(self._fills.values())
+
+    def dispatched(self) -> None:
+        """Note that the device has the step: its writes can be read from now on."""
+        self.prefetch.version += bool(self._writes)
         self._index.sent()
         self._begin()
-        return writes, fills
 
     # Measurements.
 
@@ -195,7 +194,7 @@ class DiskTier:
         """Raise AssertionError where a count is wrong; for tests."""
         self._index.check()
         self.prefetch.check()
-        assert not (self._writes or self._fills or self._is_planning), "moves were not taken"
+        assert not (self._writes or self._fills or self._is_planning), "a step was planned and not dispatched"
 
     def _prefix_bytes(self, tokens: int) -> int:
         """Return the size of the blocks that a prefix of so many tokens needs."""

@@ -11,8 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import jax
 import numpy as np
 
+from jpaged.execution.transfer.block_mover import block_bytes
 from jpaged.execution.transfer.disk.block_file import BlockFile, DamagedBlock
-from jpaged.execution.transfer.host_store import block_bytes
 from jpaged.memory.disk import DiskRead, DiskWrite, StoredBlock
 
 logger = logging.getLogger(__name__)

@@ -61,12 +61,14 @@ def is_local(mesh: Mesh) -> bool:
     return sharding(mesh).is_fully_addressable
 
 
-def replicate(array: np.ndarray, mesh: Mesh) -> jax.Array:
-    """Return an array on every device of each replica; where processes share the mesh, each brings the same one."""
+def replicate(arrays: Any, mesh: Mesh) -> Any:
+    """Return an array, or a tree of them, on every device of each replica; where processes share the mesh, each brings
+    the same ones."""
+    placed = own_sharding(mesh)
     if is_local(mesh):
-        return jax.device_put(array, own_sharding(mesh))
+        return jax.device_put(arrays, placed)
     # device_put would compare the processes' arrays, which takes a collective and waits for it.
-    return jax.make_array_from_callback(array.shape, own_sharding(mesh), lambda index: array[index])
+    return jax.tree.map(lambda array: jax.make_array_from_callback(array.shape, placed, array.__getitem__), arrays)
 
 
 def platform(mesh: Mesh) -> str:

@@ -108,6 +108,7 @@ class Runner:
             spec,
             mesh,
             max_num_seqs=settings.max_num_seqs,
+            vocab_size=settings.vocab_size,
             deterministic=settings.deterministic,
             draft=draft,
             programs=programs,

@@ -114,7 +114,7 @@ class Request:
         held: what it holds of them in the pool, by their kinds; empty while it does not run.
         kept_tokens: leading tokens of the prompt that are to be found as a prefix once they are computed, see
             `MemoryManager.add`; 0 = wherever the layers see fit.
-        allowed_mask: packed bits of the tokens it may draw, as in `LogitEdits.mask`; None = all.
+        allowed_mask: packed bits of the tokens it may draw, as in `TokenMasks.mask`; None = all.
         beam: the beam search of a beam request, whose sequences are the beams, best first; None for others.
         compact_placement: whether its blocks go where they open fewest large pages, see `MemoryManager.pack`.
         runs_exclusively: whether it could not go on although no other request ran, because its blocks lay scattered. It
@@ -124,6 +124,7 @@ class Request:
         pooled: the parts of that vector that chunks of its prompt made, by their first position: the position after
             their last, and a vector. A chunk that is computed again replaces its part.
         pause_times: times at which it was preempted and at which it was back in the batch, alternating.
+        edits: the edits of logits that it asks for, once a sampler looked: the scheduler does not read them.
         overflow_requests: requests for the outputs that exceed the number of sequences that may run at once. They are
             queued right after it, and are read and aborted together with it.
     """
@@ -163,6 +164,7 @@ class Request:
     num_preemptions: int = 0
     num_swaps: int = 0
     pause_times: list[float] = field(default_factory=list)
+    edits: tuple[Any, ...] | None = field(default=None, init=False, repr=False)
 
     @property
     def all_requests(self) -> list[Request]:
@@ -219,13 +221,6 @@ class Request:
         if self.beam is not None:
             return self.beam.num_candidates
         return 0 if self.params.logprobs is None else max(1, self.params.logprobs)
-
-    @property
-    def edits_logits(self) -> bool:
-        """Tell whether the request's logits may be changed before a token is chosen."""
-        params = self.params
-        edited = params.penalised or params.logit_bias or params.min_tokens or params.structured_outputs
-        return bool(edited or self.bad_words or self.allowed_mask is not None)
 
     @property
     def needs_host(self) -> bool:

@@ -96,12 +96,19 @@ def test_tables_are_not_broken_by_what_stands_in_them():
         assert heads
 
 
-def test_quoted_code_is_the_files():
-    page = shown("adding_a_layer_kind.md")
+@pytest.mark.parametrize(
+    ("name", "path", "number"),
+    [
+        ("adding_a_layer_kind.md", "tests/execution/caches/test_layer_cache.py", 4),
+        ("adding_an_edit.md", "tests/execution/sampling/echo_penalty.py", 3),
+    ],
+)
+def test_quoted_code_is_the_files(name, path, number):
+    page = shown(name)
     assert "<!-- source" not in page
     blocks = [block.code for block in code_blocks(page)]
-    source = (ROOT / "tests" / "execution" / "caches" / "test_layer_cache.py").read_text()
-    assert len(blocks) == 4 and all(block in source for block in blocks)
+    source = (ROOT / path).read_text()
+    assert len(blocks) == number and all(block in source for block in blocks)
     with pytest.raises(ValueError, match="has no Nonesuch"):
         docs_site.quoted("scripts/docs_site.py", "Nonesuch")
 

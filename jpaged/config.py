@@ -403,7 +403,7 @@ class EngineConfig:
     """Whether the KV of full blocks is kept for later prompts that begin alike."""
 
     prefix_eviction: Literal["lru", "aligned", "predicted"] = setting(
-        "predicted",
+        "aligned",
         choice(PREFIX_EVICTIONS),
         affects=Affects.BLOCKS,
         flag=Flag(

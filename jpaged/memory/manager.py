@@ -97,7 +97,7 @@ class MemoryManager:
         prefix_caching: bool = False,
         max_step_tokens: int | None = None,
         swap_space_bytes: int = 0,
-        prefix_eviction: PrefixEviction = "predicted",
+        prefix_eviction: PrefixEviction = "aligned",
         disk: DiskTier | None = None,
     ) -> None:
         if not 0 <= swap_space_bytes <= layout.pool_bytes:

@@ -32,6 +32,7 @@ BENCHMARKS = Cases(
         "lora": "lora.lora",
         "perplexity": "perplexity.perplexities",
         "rounded-activations": "rounded_activations.rounded_activations",
+        "against-vllm": "against_vllm.against_vllm",
         "vllm-judge": "vllm_judge.vllm_judge",
         "scheduler": "micro.scheduler",
         "allocator": "micro.allocator",

@@ -148,6 +148,21 @@ SHAPES = (
         64,
     ),
     ModelShape(
+        "gpt-oss-20b",
+        (Layers("full", 12, _kv(8, 64), FULL), Layers("window", 12, _kv(8, 64), SlidingWindow(128))),
+        131072,
+        16,
+    ),
+    ModelShape(
+        "Qwen3.6-35B",
+        (
+            Layers("full", 10, _kv(2, 256), FULL),
+            Layers("state", 30, 2 * 3 * 8192 + 4 * 32 * 128 * 128, StateCheckpoints(512)),
+        ),
+        131072,
+        16,
+    ),
+    ModelShape(
         "Ministral-8B",
         (Layers("full", 9, _kv(8, 128), FULL), Layers("window", 27, _kv(8, 128), SlidingWindow(32768))),
         131072,

@@ -26,8 +26,8 @@ def test_the_order_of_eviction_is_an_option_of_every_command_that_generates(comm
 
     monkeypatch.setattr("jpaged.llm.LLM", build)
     for options, said in (
-        ([], "built with predicted"),
-        (["--prefix-eviction", "aligned"], "built with aligned"),
+        ([], "built with aligned"),
+        (["--prefix-eviction", "predicted"], "built with predicted"),
         (["--prefix-eviction", "mru"], "--prefix-eviction 'mru' is not one of lru, aligned,"),
     ):
         result = CliRunner().invoke(app, [*command, "--model", "some/model", *options])

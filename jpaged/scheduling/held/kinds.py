@@ -117,8 +117,9 @@ class Holds:
 
     def release(self, request: Request) -> None:
         """Release what the request holds in addition to the KV of its sequences."""
-        for kind in list(request.held):
-            self._kinds[kind].release(request)
+        for kind, held in self._kinds.items():  # in one order, as what was released first is evicted first
+            if kind in request.held:
+                held.release(request)
 
     def forget(self, request: Request) -> None:
         """Evict what the request asks for and no request holds, see `Held.forget`."""

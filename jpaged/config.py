@@ -1,9 +1,9 @@
 """The engine's settings. Each is one field: its default, its check, its flag, and its text below it.
 
 To add a setting, add a field to `EngineConfig` and read it where it acts. The command line, the table of vLLM's names
-and the reference in the documentation follow from the field. Settings that change no program are listed in
-`jpaged.engine.program_folder`; settings that depend on each other are checked in `_check_together`. ARCHITECTURE.md,
-"Seams", has the other places.
+and the reference in the documentation follow from the field, as do the facts of compiled programs, saved states and
+step dumps, and the refusals by replicas and others: the field says what its value affects, what it needs and who
+refuses it, see `jpaged.setting.Setting`. Only comparisons of sizes are functions.
 
 The file is long because it holds each setting's text, which the command line and the documentation show.
 """
@@ -18,7 +18,23 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jpaged.image_sources import ImageSources
 from jpaged.pyramid_kv import PyramidKV
-from jpaged.setting import Flag, choice, instance, optional, real, setting, settings_of, switch, text, whole
+from jpaged.setting import (
+    Affects,
+    Flag,
+    Need,
+    check_needs,
+    choice,
+    instance,
+    optional,
+    real,
+    refuse,
+    setting,
+    settings_of,
+    switch,
+    text,
+    whole,
+    with_facts,
+)
 from jpaged.short_values import short_values, shown
 from jpaged.speculative import WAYS, Speculative, read_speculative
 from jpaged.vllm_refusals import name_in
@@ -92,6 +108,7 @@ def _watermark(name: str, value: Any) -> float:
     return share
 
 
+@with_facts
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """The settings of one engine. `LLM` and `AsyncLLM` take them as keyword arguments of the same names.
@@ -105,16 +122,17 @@ class EngineConfig:
     """Alias (``smollm2-135m``), hub id, Hugging Face folder, ``.gguf`` file, URL or saved checkpoint."""
 
     tokenizer: str | None = setting(
-        None, optional(text), flag=Flag(commands="serve", help="Source of another tokenizer.")
+        None, optional(text), affects=Affects.NOTHING, flag=Flag(commands="serve", help="Source of another tokenizer.")
     )
     """Source of another tokenizer, in the same forms as `model`. None takes the model's own."""
 
-    chat_template: str | None = setting(None, optional(text))
+    chat_template: str | None = setting(None, optional(text), affects=Affects.NOTHING)
     """Text of a Jinja chat template in place of the tokenizer's own (``jpaged serve --chat-template FILE``)."""
 
     classifier_from_token: tuple[str, ...] | None = setting(
         None,
         optional(_answer_tokens),
+        affects=Affects.NOTHING,
         flag=Flag(
             commands="serve",
             type=list[str] | None,
@@ -126,13 +144,18 @@ class EngineConfig:
     module, if it has one."""
 
     revision: str | None = setting(
-        None, optional(text), flag=Flag(commands="serve", help="Branch, tag or commit of a hub id.")
+        None,
+        optional(text),
+        affects=Affects.BLOCKS | Affects.STEPS,
+        saved_as="weights",
+        flag=Flag(commands="serve", help="Branch, tag or commit of a hub id."),
     )
     """Branch, tag or commit of a hub id. None takes its main branch."""
 
     download_dir: str | None = setting(
         None,
         optional(text),
+        affects=Affects.NOTHING,
         flag=Flag(commands="model", help="Folder for fetched models; default: in the user's cache folder."),
     )
     """Folder for models from the hub and for the demo model. None takes their usual cache folders."""
@@ -140,6 +163,7 @@ class EngineConfig:
     generation_config: str = setting(
         "auto",
         text,
+        affects=Affects.NOTHING,
         flag=Flag(commands="serve", help="Default sampling: auto (the model's), vllm (none), or a folder."),
     )
     """Source of the generation_config.json that gives the default sampling: "auto" takes the model's, "vllm" none, else
@@ -148,6 +172,9 @@ class EngineConfig:
     dtype: str = setting(
         "auto",
         choice(DTYPES, {"half": "float16", "float": "float32"}),
+        affects=Affects.PROGRAMS | Affects.BLOCKS,
+        saved_as="layout",
+        from_model=True,
         flag=Flag(commands="model", help="auto, float32, bfloat16 or, on GPUs, float16."),
     )
     """Dtype of activations, of weights that are not quantised, and of KV where kv_cache_dtype is "auto". "half" and
@@ -165,6 +192,8 @@ class EngineConfig:
     quantization: Literal["int8", "int4", "int4-32", "int4-64", "int4-128", "fp8", "gguf"] | None = setting(
         None,
         optional(choice(QUANTIZATIONS)),
+        affects=Affects.PROGRAMS | Affects.BLOCKS,
+        saved_as="layout",
         flag=Flag(
             commands="model",
             help="Hold matrices in int8, int4, int4-32 (64, 128), fp8 or gguf (a quantised GGUF file's own blocks).",
@@ -178,6 +207,8 @@ class EngineConfig:
     kv_cache_dtype: Literal["auto", "bfloat16", "int8", "fp8"] = setting(
         "auto",
         choice(KV_CACHE_DTYPES, {"fp8_e4m3": "fp8"}),
+        affects=Affects.PROGRAMS | Affects.BLOCKS,
+        saved_as="dtype",
         flag=Flag(commands="model", help="Hold KV in auto (dtype), bfloat16, int8 or fp8."),
     )
     """Form of the KV. "auto" takes dtype. "bfloat16" takes half of float32; it goes with any dtype on a CPU and with
@@ -187,6 +218,9 @@ class EngineConfig:
     max_model_len: int | None = setting(
         None,
         optional(whole(1)),
+        affects=Affects.PROGRAMS | Affects.BLOCKS,
+        saved_as="layout",
+        from_model=True,
         flag=Flag(commands="model", least=1, help="Most tokens of a sequence; default 2048 or the model's limit."),
     )
     """Most tokens (prompt and output) of a sequence. None takes 2048, or the length that the model was trained for if
@@ -195,13 +229,17 @@ class EngineConfig:
     block_size: int | None = setting(
         None,
         optional(whole(1)),
+        affects=Affects.PROGRAMS | Affects.BLOCKS,
+        saved_as="groups",
         flag=Flag(commands="batch", least=8, help="Tokens of a KV block; default: 128 on TPUs, 16 elsewhere."),
         none_is_default=True,
     )
     """Number of tokens in a block; a multiple of 8. None takes 128 on TPUs, the width of their reads, and 16
     elsewhere."""
 
-    state_checkpoint_interval: int | None = setting(None, optional(whole(1)))
+    state_checkpoint_interval: int | None = setting(
+        None, optional(whole(1)), affects=Affects.PROGRAMS | Affects.BLOCKS, saved_as="groups"
+    )
     """Tokens from one kept state of a model's recurrent layers to the next; a multiple of block_size. Prompts that
     begin alike can continue from a kept state, and from the end of a prompt that recent requests shared. None takes
     512, or the next multiple of block_size, and up to four times as many inside a prompt where a state takes more than
@@ -210,6 +248,7 @@ class EngineConfig:
     max_num_seqs: int | None = setting(
         None,
         optional(whole(1)),
+        affects=Affects.PROGRAMS,
         flag=Flag(commands="batch", least=1, help="Sequences that run at once; default: by the device."),
         none_is_default=True,
     )
@@ -219,6 +258,8 @@ class EngineConfig:
     max_num_batched_tokens: int | None = setting(
         None,
         optional(whole(1)),
+        affects=Affects.PROGRAMS,
+        from_model=True,
         flag=Flag(commands="batch", least=1, help="Token budget of a step; default: by the device."),
         none_is_default=True,
     )
@@ -228,6 +269,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = setting(
         None,
         optional(whole(1)),
+        affects=Affects.NOTHING,
         flag=Flag(commands="batch", least=1, help="Bytes of the KV pool on each device; default: what is free."),
     )
     """Size of the pool on each device. None takes the memory that memory_utilization leaves; on a CPU at most 4 GiB and
@@ -237,6 +279,7 @@ class EngineConfig:
     memory_utilization: float = setting(
         0.9,
         real(0.0, 1.0, above=True),
+        affects=Affects.NOTHING,
         flag=Flag(commands="serve", help="Share of a device's memory to take."),
         vllm="gpu_memory_utilization",
     )
@@ -246,6 +289,8 @@ class EngineConfig:
     tensor_parallel_size: int = setting(
         1,
         whole(1),
+        affects=Affects.PROGRAMS | Affects.BLOCKS,
+        saved_as="layout",
         flag=Flag(commands="model", least=1, help="Devices to shard heads, MLP and vocabulary over."),
     )
     """Number of devices over which heads, MLP columns and vocabulary are sharded."""
@@ -253,12 +298,24 @@ class EngineConfig:
     enable_expert_parallel: bool = setting(
         False,
         switch,
+        affects=Affects.PROGRAMS | Affects.BLOCKS,
+        saved_as="layout",
         flag=Flag(commands="model", help="Spread whole experts over those devices, not their columns."),
     )
     """Whether those devices hold whole experts, instead of columns of every expert."""
 
     data_parallel_size: int = setting(
-        1, whole(1), flag=Flag(commands="serve", least=1, help="Replicas of the model in this process.")
+        1,
+        whole(1),
+        affects=Affects.PROGRAMS | Affects.BLOCKS,
+        saved_as="replicas",
+        refused={
+            "several hosts": "one process has all replicas",
+            "plans": "a plan is of one replica",
+            "programs for absent devices": "programs are of one replica",
+            "models without KV": "one replica computes its prompts",
+        },
+        flag=Flag(commands="serve", least=1, help="Replicas of the model in this process."),
     )
     """Number of replicas of the model. Each has a pool and a batch of its own on tensor_parallel_size devices; one
     program runs them all. Limits such as max_num_seqs hold for each replica."""
@@ -266,6 +323,8 @@ class EngineConfig:
     preemption_mode: Literal["recompute", "swap", "auto"] = setting(
         "recompute",
         choice(PREEMPTION_MODES),
+        affects=Affects.NOTHING,
+        refused={"replicas": "replicas move no blocks to host memory"},
         flag=Flag(commands="batch", help="How preempted requests come back: recompute, swap or auto."),
         none_is_default=True,
     )
@@ -273,12 +332,16 @@ class EngineConfig:
     memory, "auto" swaps requests of several sequences and recomputes others. A request is recomputed where the
     swap space is full."""
 
-    swap_space_bytes: int | None = setting(None, optional(whole(1)))
+    swap_space_bytes: int | None = setting(
+        None, optional(whole(1)), affects=Affects.NOTHING, needs=Need("preemption_mode", ("swap", "auto"))
+    )
     """Host memory for swapped blocks, for each device; at most the pool. None takes the pool's size, at most 4 GiB."""
 
     swap_space: float | None = setting(
         None,
         optional(real(0.0, above=True)),
+        affects=Affects.NOTHING,
+        needs=Need("preemption_mode", ("swap", "auto")),
         flag=Flag(commands="requests", help="GiB of host memory for swapped requests. Default: the pool, at most 4."),
     )
     """vLLM's form of swap_space_bytes, in GiB; capped at the pool's size. Without a preemption_mode it
@@ -287,6 +350,13 @@ class EngineConfig:
     disk_folder: str | None = setting(
         None,
         optional(text),
+        affects=Affects.NOTHING,
+        needs=Need("enable_prefix_caching", (True,), "it keeps cached blocks"),
+        refused={
+            "replicas": "replicas move no blocks to disk",
+            "several hosts": "each host has a part of every block",
+            "models without KV": "there are no blocks to keep",
+        },
         flag=Flag(commands="requests", help="Folder of a local disk for cached KV that the pool loses. Default: none."),
     )
     """Folder of a local disk that keeps cached blocks after the pool evicted them, until the engine is closed. None
@@ -296,16 +366,19 @@ class EngineConfig:
     disk_space: float | None = setting(
         None,
         optional(real(0.0, above=True)),
+        affects=Affects.NOTHING,
+        needs=Need("disk_folder"),
         flag=Flag(commands="requests", help="GiB of that disk to take. Default: 8."),
     )
     """GiB of that disk to take. None takes 8."""
 
-    disk_break_even: int | None = setting(None, optional(whole(1)))
+    disk_break_even: int | None = setting(None, optional(whole(1)), affects=Affects.NOTHING, needs=Need("disk_folder"))
     """Fewest tokens that are read from disk rather than computed. None takes the measured number."""
 
     scheduling_policy: Literal["fcfs", "priority"] = setting(
         "fcfs",
         choice(SCHEDULING_POLICIES),
+        affects=Affects.NOTHING,
         flag=Flag(commands="serve", help="fcfs: by arrival; priority: lowest value first."),
     )
     """Order of service: "fcfs" by arrival, "priority" the lowest `priority` value first."""
@@ -313,6 +386,8 @@ class EngineConfig:
     long_prefill_token_threshold: int = setting(
         0,
         whole(0),
+        affects=Affects.NOTHING,
+        refused={"models without KV": "a prompt is not cut"},
         flag=Flag(commands="serve", least=0, help="Most tokens of one prompt in one step; 0 = the token budget."),
     )
     """Most tokens of one prompt in one step. 0 allows the whole token budget."""
@@ -320,6 +395,8 @@ class EngineConfig:
     enable_prefix_caching: bool = setting(
         True,
         switch,
+        affects=Affects.BLOCKS | Affects.STEPS,
+        saved_as="prefix_caching",
         flag=Flag(commands="serve", help="Keep the KV of prompts for those that begin alike."),
         none_is_default=True,
     )
@@ -328,6 +405,7 @@ class EngineConfig:
     prefix_eviction: Literal["lru", "aligned", "predicted"] = setting(
         "aligned",
         choice(PREFIX_EVICTIONS),
+        affects=Affects.BLOCKS,
         flag=Flag(
             commands="model",
             help="Order in which cached prefixes are lost: lru, aligned or predicted (protects shared ones).",
@@ -336,13 +414,39 @@ class EngineConfig:
     """Order in which cached blocks are evicted, see `jpaged.memory.MemoryManager`: "lru", "aligned", or "predicted",
     which also protects prefixes that recent prompts shared."""
 
-    kv_budget: PyramidKV | None = setting(None, optional(instance(PyramidKV, "a PyramidKV or None")))
+    kv_budget: PyramidKV | None = setting(
+        None,
+        optional(instance(PyramidKV, "a PyramidKV or None")),
+        affects=Affects.PROGRAMS | Affects.BLOCKS,
+        saved_as="groups",
+        needs=(
+            Need("enable_prefix_caching", (False,), "blocks without some of their tokens serve no other prompt"),
+            Need("deterministic", (False,), "it computes token by token, but a prompt's last tokens choose together"),
+            Need("kv_cache_dtype", ("auto", "bfloat16", "fp8")),
+        ),
+        refused={
+            "replicas": "replicas drop no tokens",
+            "plans": "what is kept depends on the prompts",
+            "programs for absent devices": "programs that drop tokens are not among them",
+            "models without KV": "there is nothing to drop",
+        },
+    )
     """A `jpaged.PyramidKV`: layers drop most of a prompt's KV after it is computed. None keeps all of it. It needs a
     model of full attention, and excludes prefix caching, int8 KV, replicas and deterministic."""
 
     speculative: Speculative | None = setting(
         None,
         optional(_speculative),
+        affects=Affects.PROGRAMS | Affects.BLOCKS,
+        saved_as="groups",
+        needs=Need("kv_budget", (None,)),
+        refused={
+            "replicas": "replicas verify no drafts",
+            "several hosts": "drafts are made in one process",
+            "plans": "what drafts cost and gain depends on the text",
+            "programs for absent devices": "programs of drafts are not among them",
+            "models without KV": "no tokens are generated",
+        },
         flag=Flag(
             commands="model",
             type=str | None,
@@ -358,15 +462,18 @@ class EngineConfig:
     them. A sequence then holds one state of each recurrent layer for each draft, and one more. It excludes kv_budget,
     replicas and several hosts."""
 
-    watermark: float = setting(0.01, _watermark)
+    watermark: float = setting(0.01, _watermark, affects=Affects.NOTHING)
     """Share of the pool that admission keeps free, so that running sequences can grow."""
 
     max_logprobs: int = setting(
-        20, whole(-1), flag=Flag(commands="serve", least=-1, help="Most log-probabilities to ask for at each token.")
+        20,
+        whole(-1),
+        affects=Affects.NOTHING,
+        flag=Flag(commands="serve", least=-1, help="Most log-probabilities to ask for at each token."),
     )
     """Most tokens that a request's `logprobs` may ask for. -1 allows the whole vocabulary."""
 
-    cumulative_logprobs: bool = setting(False, switch)
+    cumulative_logprobs: bool = setting(False, switch, affects=Affects.PROGRAMS)
     """Whether every output has its cumulative_logprob. By default it is None, as in vLLM, where a request asks for no
     `logprobs` and has no beams. Steps whose sequences all take their most likely token then need no logits where one
     CPU with VNNI and Numba holds the vocabulary's table in float32: a copy in 8 bits, a quarter of its memory, finds
@@ -375,26 +482,44 @@ class EngineConfig:
     seed: int = setting(
         0,
         whole(0),
+        affects=Affects.NOTHING,
         flag=Flag(commands="serve", least=0, help="Seed from which those of requests are drawn."),
         none_is_default=True,
     )
     """Seed from which the seeds of requests that bring none are drawn."""
 
-    enforce_eager: bool = setting(False, switch)
+    enforce_eager: bool = setting(
+        False,
+        switch,
+        affects=Affects.NOTHING,
+        refused={"programs for absent devices": "it compiles nothing ahead"},
+    )
     """Whether nothing is compiled ahead: `LLM.warmup` does nothing, and a shape is compiled when a step first has
     it."""
 
-    background_compilation: bool = setting(False, switch)
+    background_compilation: bool = setting(
+        False,
+        switch,
+        affects=Affects.NOTHING,
+        needs=Need("enforce_eager", (False,), "it compiles nothing ahead"),
+        refused={"several hosts": "hosts compile together"},
+    )
     """Whether the start compiles only the shapes that first requests need, and a thread compiles the others while the
     engine runs. Until a shape is compiled, its steps are padded to a larger compiled one, which changes
     log-probabilities in their last bits. `jpaged serve` asks for it. It excludes enforce_eager and several hosts."""
 
-    disable_log_stats: bool = setting(False, switch)
+    disable_log_stats: bool = setting(False, switch, affects=Affects.NOTHING)
     """Whether the log "jpaged" leaves out its lines about throughput while requests run."""
 
     compiled_programs: str | None = setting(
         None,
         optional(text),
+        affects=Affects.NOTHING,
+        refused={
+            "several hosts": "a folder has programs of one process",
+            "plans": "the step is compiled anew",
+            "programs for absent devices": "programs are compiled anew",
+        },
         flag=Flag(commands="model", help="Folder of `jpaged compile` to load programs from. Default: compile here."),
     )
     """Folder that `jpaged compile` wrote, from which programs are loaded instead of traced and compiled. It has to
@@ -404,6 +529,11 @@ class EngineConfig:
     images: ImageSources = setting(
         check=_image_sources,
         factory=ImageSources,
+        affects=Affects.NOTHING,
+        refused={
+            "plans": "no prompt is read",
+            "programs for absent devices": "no prompt is read",
+        },
         flag=(
             Flag(
                 commands="requests",
@@ -426,6 +556,9 @@ class EngineConfig:
     language_model_only: bool = setting(
         False,
         switch,
+        affects=Affects.PROGRAMS | Affects.BLOCKS,
+        saved_as="layout",
+        refused={"programs for absent devices": "programs are of the whole model"},
         flag=Flag(commands="model", help="Load only the language model of a vision-language model."),
     )
     """Whether only the language model of a vision-language model is loaded."""
@@ -433,24 +566,44 @@ class EngineConfig:
     enable_lora: bool = setting(
         False,
         switch,
+        affects=Affects.PROGRAMS | Affects.BLOCKS,
+        saved_as="groups",
+        needs=Need("kv_budget", (None,)),
+        refused={
+            "replicas": "replicas load no adapters",
+            "several hosts": "adapters are loaded in one process",
+            "models without KV": "adapters lie in the pool",
+        },
         flag=Flag(commands="adapters", help="Have programs for low-rank adapters; --lora-modules does."),
     )
     """Whether requests may run with low-rank adapters (LoRA), which are loaded into the pool at need. It excludes
     data_parallel_size, kv_budget and several hosts."""
 
     max_loras: int = setting(
-        1, whole(1), flag=Flag(commands="adapters", least=1, help="Most different adapters of a step.")
+        1,
+        whole(1),
+        affects=Affects.PROGRAMS | Affects.BLOCKS,
+        saved_as="groups",
+        needs=Need("enable_lora", (True,)),
+        flag=Flag(commands="adapters", least=1, help="Most different adapters of a step."),
     )
     """Most different adapters of a step. A request whose adapter would be one more waits."""
 
     max_lora_rank: int = setting(
-        16, whole(1), flag=Flag(commands="adapters", least=1, help="Largest rank of an adapter.")
+        16,
+        whole(1),
+        affects=Affects.PROGRAMS | Affects.BLOCKS,
+        saved_as="groups",
+        needs=Need("enable_lora", (True,)),
+        flag=Flag(commands="adapters", least=1, help="Largest rank of an adapter."),
     )
     """Largest rank of an adapter."""
 
     lora_modules: Mapping[str, str] = setting(
         check=_folders,
         factory=dict,
+        affects=Affects.NOTHING,
+        needs=Need("enable_lora", (True,)),
         flag=Flag(
             commands="requests",
             type=list[str] | None,
@@ -461,7 +614,14 @@ class EngineConfig:
     """PEFT folders to read at the start, by the names that requests use. They need enable_lora."""
 
     deterministic: bool = setting(
-        False, switch, flag=Flag(commands="batch", help="Give the same results to the last bit in any batch; slower.")
+        False,
+        switch,
+        affects=Affects.PROGRAMS | Affects.BLOCKS,
+        refused={
+            "replicas": "steps of several replicas are not cut into launches",
+            "models without KV": "its programs compute token by token",
+        },
+        flag=Flag(commands="batch", help="Give the same results to the last bit in any batch; slower."),
     )
     """Whether a sequence's log-probabilities are the same to the last bit however it is batched, chunked, preempted or
     served from the cache. It is slower: programs of one shape compute every token. Engines agree when they agree on
@@ -469,10 +629,13 @@ class EngineConfig:
 
     @short_values()
     def __post_init__(self) -> None:
-        for name, known in settings_of(EngineConfig).items():
+        for name, known in settings_of(type(self)).items():
             if known.check is not None:
                 object.__setattr__(self, name, known.check(name, getattr(self, name)))
-        _check_together(vars(self))
+        check_needs(self)
+        if self.data_parallel_size > 1:
+            refuse(self, "replicas", f"needs data_parallel_size=1, not {self.data_parallel_size}")
+        _check_sizes(vars(self))
         for part in (self.kv_budget, self.speculative):
             if part is not None:
                 part.check_settings(vars(self))
@@ -505,25 +668,12 @@ class SizedConfig(EngineConfig):
         return self.state_checkpoint_interval or -(-STATE_INTERVAL // self.block_size) * self.block_size
 
 
-# ---------------------------------------------------------------- settings that depend on each other
-
-
-def _check_together(settings: Mapping[str, Any]) -> None:
-    """Check settings that depend on each other; each is allowed alone.
+def _check_sizes(settings: Mapping[str, Any]) -> None:
+    """Compare the sizes among settings.
 
     Raises:
         ValueError: two of them exclude each other.
     """
-    _check_sizes(settings)
-    _check_swapping(settings)
-    _check_disk(settings)
-    _check_replicas(settings)
-    _check_lora(settings)
-    if settings["background_compilation"] and settings["enforce_eager"]:
-        raise ValueError("background_compilation=True does not go with enforce_eager=True, which compiles nothing")
-
-
-def _check_sizes(settings: Mapping[str, Any]) -> None:
     size, interval = settings["block_size"], settings["state_checkpoint_interval"]
     if size is not None and size % 8:
         raise ValueError(f"block_size={size} is not a multiple of 8 (a sublane tile)")
@@ -535,52 +685,9 @@ def _check_sizes(settings: Mapping[str, Any]) -> None:
             f"max_num_batched_tokens={tokens} is below max_num_seqs={sequences}: a step could not give every "
             "running sequence one token"
         )
-
-
-def _check_swapping(settings: Mapping[str, Any]) -> None:
     given, in_bytes = settings["swap_space"], settings["swap_space_bytes"]
     if given is not None and in_bytes is not None:
         raise ValueError(f"swap_space={given} and swap_space_bytes={in_bytes} are one setting: give one of them")
-    for name in ("swap_space_bytes", "swap_space"):
-        if settings["preemption_mode"] == "recompute" and settings[name] is not None:
-            raise ValueError(f"{name}={settings[name]!r} needs preemption_mode='swap' or 'auto'")
-
-
-def _check_disk(settings: Mapping[str, Any]) -> None:
-    folder, replicas = settings["disk_folder"], settings["data_parallel_size"]
-    if folder is None:
-        for name in ("disk_space", "disk_break_even"):
-            if settings[name] is not None:
-                raise ValueError(f"{name}={settings[name]!r} needs disk_folder")
-        return
-    if not settings["enable_prefix_caching"]:
-        raise ValueError(f"disk_folder={folder!r} needs enable_prefix_caching=True")
-    if replicas > 1:
-        raise ValueError(f"disk_folder={folder!r} needs data_parallel_size=1, not {replicas}")
-
-
-def _check_replicas(settings: Mapping[str, Any]) -> None:
-    replicas, mode = settings["data_parallel_size"], settings["preemption_mode"]
-    if replicas == 1:
-        return
-    if mode != "recompute":
-        raise ValueError(f"preemption_mode={mode!r} needs data_parallel_size=1, not {replicas}")
-    if settings["deterministic"]:
-        raise ValueError(f"deterministic=True needs data_parallel_size=1, not {replicas}")
-
-
-def _check_lora(settings: Mapping[str, Any]) -> None:
-    if settings["lora_modules"] and not settings["enable_lora"]:
-        raise ValueError(f"lora_modules={settings['lora_modules']!r} need enable_lora=True")
-    if not settings["enable_lora"]:
-        for name in ("max_loras", "max_lora_rank"):
-            if settings[name] != EngineConfig.__dataclass_fields__[name].default:
-                raise ValueError(f"{name}={settings[name]} needs enable_lora=True")
-        return
-    if settings["data_parallel_size"] > 1:
-        raise ValueError(f"enable_lora=True needs data_parallel_size=1, not {settings['data_parallel_size']}")
-    if settings["kv_budget"] is not None:
-        raise ValueError(f"enable_lora=True does not go with kv_budget={settings['kv_budget']}")
 
 
 __path__: list[str] = []  # vLLM has modules within this one, and Python looks for them in packages only

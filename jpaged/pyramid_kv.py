@@ -94,16 +94,11 @@ class PyramidKV:
         return (PromptBudgetGroup(only.name, only.layers, only.kv_heads, only.head_dim, kv_budget=self),)
 
     def check_settings(self, settings: Mapping[str, Any]) -> None:
-        """Raise ValueError, naming the setting, unless an engine with these settings can drop a prompt's tokens.
+        """Raise ValueError, naming the setting, unless a step of an engine with these settings has room for the window.
 
         Args:
             settings: fields of `jpaged.config.EngineConfig` by name; sizes that are None are not known yet.
         """
-        for name, needed in (("enable_prefix_caching", False), ("data_parallel_size", 1), ("deterministic", False)):
-            if settings[name] != needed:
-                raise ValueError(f"{name}={settings[name]!r}: kv_budget needs {name}={needed}")
-        if settings["kv_cache_dtype"] == "int8":
-            raise ValueError("kv_cache_dtype='int8': kv_budget needs KV of 'auto', 'bfloat16' or 'fp8'")
         tokens, sequences = settings["max_num_batched_tokens"], settings["max_num_seqs"]
         if tokens is None or sequences is None:
             return

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from jpaged.short_tracebacks import short_init
 from jpaged.short_values import shortened, shown
@@ -15,14 +15,6 @@ from jpaged.structured_outputs import StructuredOutputsParams
 from jpaged.validation import boolean, did_you_mean, integer, number, several, texts, whole
 from jpaged.vllm_refusals import name_in, refuse_parameters, with_vllms_attributes
 
-_NUMBERS = (  # name, least, most, whether the least is out of range
-    ("temperature", 0.0, 1e30, False),
-    ("top_p", 0.0, 1.0, True),
-    ("min_p", 0.0, 1.0, False),
-    ("presence_penalty", -2.0, 2.0, False),
-    ("frequency_penalty", -2.0, 2.0, False),
-    ("repetition_penalty", 0.001, 1000.0, False),
-)
 MOST_OUTPUTS = 16384
 """Most outputs of one request, as in vLLM."""
 
@@ -34,25 +26,6 @@ MOST_BAD_WORDS = 1024
 """Most texts of `bad_words`: each is compared with the output's end at every new token."""
 MOST_BAD_WORD_CHARACTERS = 65536
 """Most characters of `bad_words` in all."""
-
-_INTEGERS = (  # name, least, most
-    ("n", 1, MOST_OUTPUTS),
-    ("top_k", -1, None),
-    ("max_tokens", 1, None),
-    ("min_tokens", 0, None),
-    ("seed", 0, 2**63 - 1),
-    ("logprobs", -1, None),
-    ("prompt_logprobs", -1, None),
-    ("truncate_prompt_tokens", -1, None),
-)
-_OPTIONAL = ("max_tokens", "seed", "logprobs", "prompt_logprobs", "truncate_prompt_tokens")
-_FLAGS = (
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "detokenize",
-)
 
 
 class RequestOutputKind(Enum):
@@ -66,6 +39,134 @@ class RequestOutputKind(Enum):
 
     FINAL_ONLY = 2
     """Everything, in a single output at the end."""
+
+
+Check = Callable[[str, Any], Any]
+"""Takes a parameter's name and the value that a user gave; returns the value to store, or raises a ValueError that
+names both and the limit."""
+
+Part = Literal["edit", "ends", "output", "random stream"]
+"""Where a parameter acts: in an `Edit` of `jpaged.execution.sampling`, on when a sequence ends, on what the caller
+gets, or on the random numbers."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What is known of a field of `SamplingParams` besides its name, type and default.
+
+    Attributes:
+        check: checks a value.
+        part: where it acts. Importing the engine fails for an "edit" that no class reads.
+    """
+
+    check: Check
+    part: Part
+
+
+def parameter(default: Any, check: Check, part: Part) -> Any:
+    """Return the dataclass field of a parameter; see `Parameter`."""
+    return field(default=default, metadata={"parameter": Parameter(check, part)})
+
+
+_PARAMETERS: dict[Any, Mapping[str, Parameter]] = {}
+
+
+def parameters_of(params: type[SamplingParams]) -> Mapping[str, Parameter]:
+    """Return the parameters of `SamplingParams` or of a class made of it, by name.
+
+    Raises:
+        TypeError: a field has no range and no place where it acts: `parameter` did not make it.
+    """
+    if (known := _PARAMETERS.get(params)) is not None:
+        return known
+    for each in fields(params):
+        if "parameter" not in each.metadata:
+            raise TypeError(
+                f"{params.__name__}.{each.name} has no range and belongs nowhere: make the field by "
+                f"parameter(default, check, part), where part is one of {', '.join(get_args(Part))}"
+            )
+    found = _PARAMETERS[params] = {each.name: each.metadata["parameter"] for each in fields(params)}
+    return found
+
+
+def integers(low: int, high: int | None = None) -> Check:
+    """Take integers in [`low`, `high`], of any library, and floats that are integers; store Python's."""
+    return lambda name, value: integer(name, whole(value), low=low, high=high)
+
+
+def numbers(low: float, high: float, *, above: bool = False) -> Check:
+    """Take numbers in [`low`, `high`], without `low` where they have to be `above` it."""
+    return lambda name, value: number(name, value, low=low, high=high, open_low=above)
+
+
+def optional(check: Check) -> Check:
+    """Take None besides."""
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def instance(kind: type, named: str) -> Check:
+    """Take an object of a class, which the message calls `named`."""
+
+    def check(name: str, value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise ValueError(f"{name}={shown(value)} must be {named}")
+        return value
+
+    return check
+
+
+def _switch(name: str, value: Any) -> bool:
+    boolean(name, value)
+    return value
+
+
+def _seed(name: str, value: Any) -> int | None:
+    unset = value is None or (type(value) is not bool and value == -1)
+    return None if unset else integer(name, whole(value), low=0)
+
+
+def _tokens(name: str, value: Any) -> tuple[int, ...]:
+    return tuple(integer(name, whole(token), low=0) for token in several(name, value))
+
+
+def _allowed(name: str, value: Any) -> tuple[int, ...]:
+    if not (tokens := _tokens(name, value)):
+        raise ValueError(f"{name}=() leaves no token to draw; None allows all")
+    return tokens
+
+
+def _bias(name: str, value: Any) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name}={shown(value)} must map token ids to numbers")
+    return {
+        integer(f"token id in {name}", whole(token), low=0): number(f"{name}[{token}]", bias, low=-100.0, high=100.0)
+        for token, bias in value.items()
+    }
+
+
+def _bad_words(name: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        raise ValueError(f"{name}={shown(value)} must be a list of strings")
+    return _checked_size(name, texts(name, value), MOST_BAD_WORDS, MOST_BAD_WORD_CHARACTERS)
+
+
+def _stops(name: str, value: Any) -> tuple[str, ...]:
+    found = texts(name, (value,) if isinstance(value, str) else value)
+    return _checked_size(name, found, MOST_STOPS, MOST_STOP_CHARACTERS)
+
+
+def _checked_size(name: str, given: tuple[str, ...], most: int, most_characters: int) -> tuple[str, ...]:
+    if len(given) > most:
+        raise ValueError(f"{name} has {len(given)} strings, the limit is {most}")
+    if (characters := sum(map(len, given))) > most_characters:
+        raise ValueError(f"{name} has {characters} characters in all, the limit is {most_characters}")
+    return given
+
+
+def _cut(name: str, value: Any) -> int:
+    if not (cut := integer(name, whole(value), low=-1)):
+        raise ValueError(f"{name}=0 must be at least 1, or -1 for what max_model_len has room for")
+    return cut
 
 
 @with_vllms_attributes
@@ -123,32 +224,36 @@ class SamplingParams:
             always yields deltas.
     """
 
-    n: int = 1
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] | None = None
-    allowed_token_ids: Sequence[int] | None = None
-    bad_words: Sequence[str] = field(default=())
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    seed: int | None = None
-    stop: str | Sequence[str] | None = None
-    stop_token_ids: Sequence[int] = field(default=())
-    ignore_eos: bool = False
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    detokenize: bool = True
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    truncate_prompt_tokens: int | None = None
-    structured_outputs: StructuredOutputsParams | None = None
-    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    n: int = parameter(1, integers(1, MOST_OUTPUTS), "random stream")
+    temperature: float = parameter(1.0, numbers(0.0, 1e30), "edit")
+    top_k: int = parameter(0, integers(-1), "edit")
+    top_p: float = parameter(1.0, numbers(0.0, 1.0, above=True), "edit")
+    min_p: float = parameter(0.0, numbers(0.0, 1.0), "edit")
+    presence_penalty: float = parameter(0.0, numbers(-2.0, 2.0), "edit")
+    frequency_penalty: float = parameter(0.0, numbers(-2.0, 2.0), "edit")
+    repetition_penalty: float = parameter(1.0, numbers(0.001, 1000.0), "edit")
+    logit_bias: Mapping[int, float] | None = parameter(None, optional(_bias), "edit")
+    allowed_token_ids: Sequence[int] | None = parameter(None, optional(_allowed), "edit")
+    bad_words: Sequence[str] = parameter((), _bad_words, "edit")
+    max_tokens: int | None = parameter(16, optional(integers(1)), "ends")
+    min_tokens: int = parameter(0, integers(0), "edit")
+    seed: int | None = parameter(None, _seed, "random stream")
+    stop: str | Sequence[str] | None = parameter(None, _stops, "ends")
+    stop_token_ids: Sequence[int] = parameter((), _tokens, "ends")
+    ignore_eos: bool = parameter(False, _switch, "ends")
+    include_stop_str_in_output: bool = parameter(False, _switch, "output")
+    skip_special_tokens: bool = parameter(True, _switch, "output")
+    spaces_between_special_tokens: bool = parameter(True, _switch, "output")
+    detokenize: bool = parameter(True, _switch, "output")
+    logprobs: int | None = parameter(None, optional(integers(-1)), "output")
+    prompt_logprobs: int | None = parameter(None, optional(integers(-1)), "output")
+    truncate_prompt_tokens: int | None = parameter(None, optional(_cut), "ends")
+    structured_outputs: StructuredOutputsParams | None = parameter(
+        None, optional(instance(StructuredOutputsParams, "StructuredOutputsParams")), "edit"
+    )
+    output_kind: RequestOutputKind = parameter(
+        RequestOutputKind.CUMULATIVE, instance(RequestOutputKind, "a RequestOutputKind"), "output"
+    )
 
     def __new__(cls, **given: Any) -> Self:
         if not given:  # also where parameters are copied
@@ -160,59 +265,21 @@ class SamplingParams:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        for name, low, high, open_low in _NUMBERS:
-            self._store(name, number(name, getattr(self, name), low=low, high=high, open_low=open_low))
-        if type(self.seed) is not bool and self.seed == -1:
-            self._store("seed", None)
-        for name, least, most in _INTEGERS:
-            if getattr(self, name) is not None or name not in _OPTIONAL:
-                self._store(name, integer(name, whole(getattr(self, name)), low=least, high=most))
-        self._store_tokens()
-        if self.truncate_prompt_tokens == 0:
-            raise ValueError("truncate_prompt_tokens=0 must be at least 1, or -1 for what max_model_len has room for")
-        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
-            raise ValueError(f"structured_outputs={shown(self.structured_outputs)} must be StructuredOutputsParams")
+        values = self.__dict__
+        for name, each in parameters_of(type(self)).items():
+            values[name] = each.check(name, values[name])
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
-        self._store("stop", texts("stop", (self.stop,) if isinstance(self.stop, str) else self.stop))
-        _check_size("stop", self.stop_strings, MOST_STOPS, MOST_STOP_CHARACTERS)
-        for name in _FLAGS:
-            boolean(name, getattr(self, name))
-        if not isinstance(self.output_kind, RequestOutputKind):
-            raise ValueError(f"output_kind={shown(self.output_kind)} must be a RequestOutputKind")
         if self.stop and not self.detokenize:
             raise ValueError(f"stop={shown(self.stop)} needs text, and detokenize=False makes none")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if _LAST not in self.__dict__:  # __init__ sets the parameters in their order
-            self._store(name, value)
+        if (
+            next(reversed(self.__dataclass_fields__)) not in self.__dict__
+        ):  # __init__ sets the parameters in their order
+            self.__dict__[name] = value
         else:
             self.__dict__.update(vars(replace(self, **{name: value})))
-
-    def _store(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
-
-    def _store_tokens(self) -> None:
-        for name in ("stop_token_ids", "allowed_token_ids"):
-            tokens = getattr(self, name)
-            if tokens is not None or name == "stop_token_ids":
-                self._store(name, tuple(integer(name, whole(token), low=0) for token in several(name, tokens)))
-        if self.allowed_token_ids == ():
-            raise ValueError("allowed_token_ids=() leaves no token to draw; None allows all")
-        if isinstance(self.bad_words, str):
-            raise ValueError(f"bad_words={shown(self.bad_words)} must be a list of strings")
-        self._store("bad_words", texts("bad_words", self.bad_words))
-        _check_size("bad_words", self.bad_words, MOST_BAD_WORDS, MOST_BAD_WORD_CHARACTERS)
-        if self.logit_bias is not None:
-            if not isinstance(self.logit_bias, Mapping):
-                raise ValueError(f"logit_bias={shown(self.logit_bias)} must map token ids to numbers")
-            biases = {
-                integer("token id in logit_bias", whole(token), low=0): number(
-                    f"logit_bias[{token}]", bias, low=-100.0, high=100.0
-                )
-                for token, bias in self.logit_bias.items()
-            }
-            self._store("logit_bias", biases)
 
     @classmethod
     def from_optional(cls, **given: Any) -> Self:
@@ -240,14 +307,7 @@ class SamplingParams:
         return self.stop  # type: ignore[return-value]  # normalised in __post_init__
 
 
-_LAST = fields(SamplingParams)[-1].name
-
-
-def _check_size(name: str, given: Sequence[str], most: int, most_characters: int) -> None:
-    if len(given) > most:
-        raise ValueError(f"{name} has {len(given)} strings, the limit is {most}")
-    if (characters := sum(map(len, given))) > most_characters:
-        raise ValueError(f"{name} has {characters} characters in all, the limit is {most_characters}")
+parameters_of(SamplingParams)
 
 
 @with_vllms_attributes

@@ -26,14 +26,11 @@ class Speculative(ABC):
     tokens: int
 
     def check_settings(self, settings: Mapping[str, Any]) -> None:
-        """Raise ValueError, naming the setting, unless an engine with these settings can verify drafts.
+        """Raise ValueError, naming the setting, unless a step of an engine with these settings has room for the drafts.
 
         Args:
             settings: fields of `jpaged.config.EngineConfig` by name; sizes that are None are not known yet.
         """
-        for name, needed in (("data_parallel_size", 1), ("kv_budget", None)):
-            if settings[name] != needed:
-                raise ValueError(f"{name}={settings[name]!r}: speculative needs {name}={needed}")
         most = settings["max_num_batched_tokens"]
         if most is not None and self.tokens >= most:
             raise ValueError(

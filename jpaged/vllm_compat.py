@@ -59,7 +59,7 @@ def engine_settings(settings: Mapping[str, Any], config: type[Any], model: Any =
             if name == "max_waiting_requests":
                 raise TypeError(f"max_waiting_requests={value!r} is AsyncLLM's: an LLM has no other callers to bound")
             raise TypeError(f"{name}={value!r} is no setting of LLM{_close(name, [*known, *names, *ALWAYS, DRAFTS])}")
-    _choose_preemption(found)
+    _choose_preemption(found, described)
     return found
 
 
@@ -105,16 +105,17 @@ def missing_flag(flag: str, config: type[Any]) -> str | None:
     return None
 
 
-def _choose_preemption(settings: dict[str, Any]) -> None:
+def _choose_preemption(settings: dict[str, Any], described: Mapping[str, Setting]) -> None:
     """Interpret swap_space without a preemption mode as vLLM does: 0 is none, else swap where it pays."""
     if settings.get("swap_space") is None or "preemption_mode" in settings:
         return
     if settings["swap_space"] == 0 and not isinstance(settings["swap_space"], bool):
         del settings["swap_space"]
-    elif settings.get("data_parallel_size", 1) == 1:
-        settings["preemption_mode"] = "auto"
-    else:
-        raise ValueError(f"swap_space={settings['swap_space']!r} needs data_parallel_size=1")
+        return
+    why = described["preemption_mode"].refused.get("replicas")
+    if why is not None and settings.get("data_parallel_size", 1) != 1:
+        raise ValueError(f"swap_space={settings['swap_space']!r} needs data_parallel_size=1: {why}")
+    settings["preemption_mode"] = "auto"
 
 
 def aliases(config: type[Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Low-rank additions to a product: ``x @ W + (x @ down[slot].T) @ up[slot]``, each row with the adapter of its slot.
+"""Low-rank additions to a product: ``x @ W + (x @ down[place].T) @ up[place]``, each row with the adapter of its place.
 
 Rows of several adapters, and of none, share one product with W. On a processor the adapters follow one another, and one
 that no row has costs nothing. On accelerators all go through two products, whose columns of other adapters are zeroed
@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("weight", "down", "up", "slot", "present", "at"),
+    data_fields=("weight", "down", "up", "place", "present", "at"),
     meta_fields=("branches",),
 )
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class AdaptedMatrix:
         down: ``[adapters, rank, inputs]``, or of several layers, ``[layers, adapters, rank, inputs]``: inputs come last
             because the tiles in which accelerators hold numbers are wider than a rank.
         up: ``[adapters, rank, outputs]``, scales included, or of several layers.
-        slot: the adapter of each row; -1 = none.
+        place: the adapter of each row; -1 = none.
         present: whether any row has an adapter that changes this matrix.
         at: which of several layers is meant; None = `down` and `up` are those of one.
         branches: whether adapters that are not present are left out by a branch.
@@ -40,7 +40,7 @@ class AdaptedMatrix:
     weight: Any
     down: Float[Array, "*layers adapters rank inputs"]
     up: Float[Array, "*layers adapters rank outputs"]
-    slot: Int[Array, " rows"]
+    place: Int[Array, " rows"]
     present: Bool[Array, " adapters"]
     at: int | Int[Array, ""] | None = None
     branches: bool = False
@@ -69,23 +69,23 @@ class AdaptedMatrix:
             down, up = (jax.lax.dynamic_index_in_dim(part, self.at, keepdims=False) for part in (down, up))
         down, up = down.astype(x.dtype), up.astype(x.dtype)
         if self.branches:
-            return low_rank_in_turn(x, down, up, self.slot, self.present)
-        return low_rank_at_once(x, down, up, self.slot)
+            return low_rank_in_turn(x, down, up, self.place, self.present)
+        return low_rank_at_once(x, down, up, self.place)
 
 
 def low_rank_in_turn(
     x: Float[Array, "rows inputs"],
     down: Float[Array, "adapters rank inputs"],
     up: Float[Array, "adapters rank outputs"],
-    slot: Int[Array, " rows"],
+    place: Int[Array, " rows"],
     present: Bool[Array, " adapters"],
 ) -> Float[Array, "rows outputs"]:
-    """Add up the adapters that are present, one after another; a row's bits do not depend on which slot is whose."""
+    """Add up the adapters that are present, one after another; a row's bits do not depend on which place is whose."""
 
     def one(adapter: Int[Array, ""], out: Array) -> Array:
         def add(out: Array) -> Array:
             own_down, own_up = (jax.lax.dynamic_index_in_dim(part, adapter, keepdims=False) for part in (down, up))
-            return jnp.where((slot == adapter)[:, None], _dot(_dot(x, own_down.T), own_up), out)
+            return jnp.where((place == adapter)[:, None], _dot(_dot(x, own_down.T), own_up), out)
 
         return jax.lax.cond(jnp.asarray(present)[adapter], add, lambda out: out, out)
 
@@ -96,12 +96,12 @@ def low_rank_at_once(
     x: Float[Array, "rows inputs"],
     down: Float[Array, "adapters rank inputs"],
     up: Float[Array, "adapters rank outputs"],
-    slot: Int[Array, " rows"],
+    place: Int[Array, " rows"],
 ) -> Float[Array, "rows outputs"]:
     """Multiply all rows with all adapters, keeping between the two products only each row's own."""
     adapters, rank, inputs = down.shape
     inner = _dot(x, down.reshape(adapters * rank, inputs).T).reshape(len(x), adapters, rank)
-    inner = jnp.where((slot[:, None] == jnp.arange(adapters))[:, :, None], inner, 0)
+    inner = jnp.where((place[:, None] == jnp.arange(adapters))[:, :, None], inner, 0)
     return _dot(inner.reshape(len(x), adapters * rank), up.reshape(adapters * rank, -1))
 
 
@@ -109,13 +109,13 @@ def low_rank_reference(
     x: Float[Array, "rows inputs"],
     down: Float[Array, "adapters rank inputs"],
     up: Float[Array, "adapters rank outputs"],
-    slot: Int[Array, " rows"],
+    place: Int[Array, " rows"],
 ) -> Float[Array, "rows outputs"]:
     """Compute the same row by row, as the reference of the other versions."""
-    some = jnp.maximum(slot, 0)
+    some = jnp.maximum(place, 0)
     inner = jnp.einsum("ti,tri->tr", x, down[some], precision=jax.lax.Precision.HIGHEST)
     out = jnp.einsum("tr,tro->to", inner, up[some], precision=jax.lax.Precision.HIGHEST)
-    return jnp.where((slot >= 0)[:, None], out, 0)
+    return jnp.where((place >= 0)[:, None], out, 0)
 
 
 def _dot(x: Array, matrix: Array) -> Array:

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from jpaged.cli import engine_options
-from jpaged.config import EngineConfig
-from jpaged.setting import Flag, choice, optional, real, setting, settings_of, switch, text, whole
+from jpaged.config import EngineConfig, SizedConfig
+from jpaged.setting import (
+    Affects,
+    Flag,
+    Need,
+    affecting,
+    check_needs,
+    choice,
+    optional,
+    real,
+    refuse,
+    setting,
+    settings_of,
+    switch,
+    text,
+    whole,
+    with_facts,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +83,102 @@ def test_every_setting_but_the_model_is_declared_with_a_check_and_a_text_below_i
     declared = settings_of(EngineConfig)
     assert [field.name for field in fields(EngineConfig)] == ["model", *declared]
     assert all(one.check is not None for one in declared.values())
+
+
+# ---------------------------------------------------------------- what a value affects, needs and is refused by
+
+
+def made(**described):
+    """Return a class of settings with a model; some are described as `Setting`s, others are fields."""
+    names = [(name, object, one) for name, one in described.items()]
+    return make_dataclass("Made", [("model", str), *names], kw_only=True)
+
+
+@pytest.mark.parametrize("name", settings_of(EngineConfig))
+def test_any_setting_that_does_not_say_what_it_affects_fails_by_name(name):
+    known = settings_of(EngineConfig)
+    every = {one: field(default=None, metadata={"setting": known[one]}) for one in known}
+    every[name] = field(default=None, metadata={"setting": replace(known[name], affects=None)})
+    with pytest.raises(
+        TypeError, match=rf"^Made\.{name}: setting\(\.\.\.\) must say what the value affects: affects=Aff"
+    ):
+        with_facts(made(**every))
+
+
+@pytest.mark.parametrize(
+    ("one", "message"),
+    [
+        (setting(3, whole(1)), r"Made\.depth: setting\(\.\.\.\) must say what the value affects"),
+        (setting(3, affects="programs"), r"Made\.depth: setting\(\.\.\.\) must say what the value affects"),
+        (setting(factory=dict), r"Made\.depth: setting\(\.\.\.\) must say what the value affects"),
+        (3, r"Made\.depth must be made by setting\(\.\.\.\)"),
+        (field(default_factory=list), r"Made\.depth must be made by setting\(\.\.\.\)"),
+        (setting(3, affects=Affects.STEPS, needs=Need("deep")), r"Made\.depth needs, or is refused by, 'deep'"),
+        (setting(3, affects=Affects.STEPS, refused={"hosts": "why"}), r"Made\.depth needs, or is refused by, 'hosts'"),
+    ],
+)
+def test_a_class_of_settings_with_a_field_that_says_too_little_is_refused(one, message):
+    with pytest.raises(TypeError, match=f"^{message}"):
+        with_facts(made(depth=one))
+
+
+@with_facts
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """Settings with all facts."""
+
+    model: str
+    depth: int = setting(3, whole(1), affects=Affects.PROGRAMS | Affects.BLOCKS)
+    quiet: bool = setting(False, switch, affects=Affects.NOTHING, refused={"replicas": "they talk", "plans": "no"})
+    share: float | None = setting(
+        None, affects=Affects.STEPS, needs=(Need("quiet"), Need("depth", (3, 4), "it is new"))
+    )
+
+    def __post_init__(self) -> None:
+        check_needs(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sized(Described):
+    """The same, with a value for one."""
+
+    depth: int
+
+
+def test_the_settings_that_affect_something_are_found_also_where_a_class_has_their_sizes():
+    for config in (Described, Sized):
+        assert affecting(config, Affects.PROGRAMS) == affecting(config, Affects.BLOCKS) == ("depth",)
+        assert affecting(config, Affects.PROGRAMS | Affects.STEPS) == ("depth", "share")
+        assert affecting(config, Affects.NOTHING) == ()
+    assert settings_of(SizedConfig) == settings_of(EngineConfig)
+
+
+@pytest.mark.parametrize("config", [Described, Sized])
+def test_a_setting_that_lacks_what_it_needs_is_refused_with_both_values(config):
+    config(model="m", depth=4, quiet=True, share=0.5)
+    config(model="m", depth=7)
+    with pytest.raises(ValueError, match=r"^share=0\.5 needs quiet$"):
+        config(model="m", depth=3, share=0.5)
+    with pytest.raises(ValueError, match=r"^share=0\.5 needs depth=3 or 4, not 5: it is new$"):
+        config(model="m", depth=5, quiet=True, share=0.5)
+
+
+@pytest.mark.parametrize("config", [Described, Sized])
+def test_a_setting_is_refused_by_what_it_names_unless_it_has_its_default(config):
+    refuse(config(model="m", depth=5), "replicas", "needs one")
+    refuse(config(model="m", depth=5, quiet=True), "several hosts", "needs one")
+    with pytest.raises(ValueError, match=r"^quiet=True needs one: they talk$"):
+        refuse(config(model="m", depth=5, quiet=True), "replicas", "needs one")
+
+
+def test_whatever_a_replayed_setting_needs_is_replayed_too():
+    """Else a replay would be refused: it has the defaults of all settings that are not replayed."""
+    known, replayed = settings_of(EngineConfig), affecting(EngineConfig, Affects.PROGRAMS | Affects.STEPS)
+    needed = {need.setting for name in replayed for need in known[name].needs}
+    assert needed <= set(replayed)
+
+
+# ---------------------------------------------------------------- checks
 
 
 @pytest.mark.parametrize(

@@ -51,10 +51,13 @@ def test_a_config_takes_the_text_of_the_flag():
             {"speculative": NGram(8), "max_num_seqs": 8, "max_num_batched_tokens": 8},
             "speculative.tokens=8 must be below max_num_batched_tokens=8",
         ),
-        ({"speculative": NGram(), "data_parallel_size": 2}, "data_parallel_size=2: speculative needs"),
+        (
+            {"speculative": NGram(), "data_parallel_size": 2},
+            r"speculative=NGram\(.*\) needs data_parallel_size=1, not 2",
+        ),
         (
             {"speculative": NGram(), "kv_budget": PyramidKV(budget=64), "enable_prefix_caching": False},
-            "speculative needs kv_budget=None",
+            r"speculative=NGram\(.*\) needs kv_budget=None, not PyramidKV\(budget=64",
         ),
     ],
 )

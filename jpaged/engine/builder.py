@@ -17,7 +17,7 @@ from jpaged.engine.engine import Engine
 from jpaged.engine.memory_plan import plan_memory, resolve_max_model_len
 from jpaged.engine.program_folder import check_model, open_programs, with_compiled_pool
 from jpaged.engine.sizes import check_compute_dtype, longest_sequence, pool_tokens, sized
-from jpaged.engine.speculation import check_speculation, draft_source, make_speculation
+from jpaged.engine.speculation import draft_source, make_speculation
 from jpaged.engine.whole_prompts import for_whole_prompts
 from jpaged.execution import PoolSpec, Runner, StepSettings, enable_compilation_cache, make_mesh, platform
 from jpaged.execution.caches.adapters import AdapterCache
@@ -39,6 +39,7 @@ from jpaged.model_api import (
 )
 from jpaged.scheduling import Scheduler
 from jpaged.scheduling.speculation import Speculation
+from jpaged.setting import refuse
 from jpaged.text.images import ImageInputs
 from jpaged.text.input_processor import InputProcessor
 from jpaged.text.output_processor import OutputProcessor
@@ -97,12 +98,9 @@ def build_engine(config: EngineConfig, *, collect: Path | None = None) -> Built:
     if part is None:
         return _build(config, None, collect)
     try:
-        if config.background_compilation:
-            raise ValueError("background_compilation=True needs one process, not several hosts: they compile together")
-        if collect is not None or config.compiled_programs is not None:
-            raise ValueError(
-                f"compiled_programs={config.compiled_programs!r}: a folder has programs of one process only"
-            )
+        refuse(config, "several hosts", "needs one process, not several hosts")
+        if collect is not None:
+            raise ValueError(f"one process compiles programs into {str(collect)!r}, not several hosts")
         return _build(config, part, None)
     except Exception as error:
         part.fail(error)
@@ -140,8 +138,6 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
     if isinstance(loaded.model, PromptEncoder):
         config = for_whole_prompts(config, asked, loaded.model)
     no_images = why_no_images(config, loaded.model, part is not None)
-    if config.speculative is not None:
-        check_speculation(config.speculative, part is not None)
     progress.info("building the engine: its pool and its steps")
     drafting = draft_source(config, loaded)
     vocab_size, max_model_len = loaded.model.vocab_size, resolve_max_model_len(config.max_model_len, loaded.config)
@@ -154,12 +150,12 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         max_model_len=max_model_len,
         dtype=resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype, mesh, config.block_size),
         draft_groups=drafting.groups,
-        adapters=adapters_of(config, loaded, part is not None),
+        adapters=adapters_of(config, loaded),
     ).spec
     adapters = adapter_registry(config, loaded, spec)
     if part is not None:
         spec = spec.resized(part.smallest(spec.device_bytes))
-    disk = open_disk(config, spec, is_distributed=part is not None)
+    disk = open_disk(config, spec)
     try:
         runner = Runner(
             loaded.graphdef,
@@ -291,7 +287,6 @@ def make_scheduler(
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         preemption_mode=config.preemption_mode,
         speculation=speculation,
-        max_loras=config.max_loras,
     )
 
 
@@ -303,16 +298,14 @@ def _swap_space_bytes(config: EngineConfig, pool_bytes: int) -> int:
     return min(pool_bytes, DEFAULT_SWAP_LIMIT if config.swap_space is None else int(config.swap_space * (1 << 30)))
 
 
-def adapters_of(config: EngineConfig, loaded: Adaptable, several_processes: bool) -> AdapterGroup | None:
+def adapters_of(config: EngineConfig, loaded: Adaptable) -> AdapterGroup | None:
     """Return the layer group that keeps adapters; None without enable_lora.
 
     Raises:
-        ValueError: the model, or a run of several processes, does not support adapters.
+        ValueError: the model does not support adapters.
     """
     if not config.enable_lora:
         return None
-    if several_processes:
-        raise ValueError("enable_lora=True needs one process, not several hosts")
     return adapter_group(loaded, rank=config.max_lora_rank, adapters=config.max_loras, in_turn=config.deterministic)
 
 

@@ -31,17 +31,15 @@ class OpenDisk:
     thread: BlockThread
 
 
-def open_disk(config: EngineConfig, spec: PoolSpec, *, is_distributed: bool) -> OpenDisk | None:
+def open_disk(config: EngineConfig, spec: PoolSpec) -> OpenDisk | None:
     """Return the disk tier that the settings ask for; None if they ask for none, or (with a warning) the disk fails.
 
     Raises:
-        ValueError: the engine runs on several hosts, or disk_space holds no large page.
+        ValueError: disk_space holds no large page.
     """
     folder = config.disk_folder
     if folder is None:
         return None
-    if is_distributed:
-        raise ValueError(f"disk_folder={folder!r} needs one process, not several hosts")
     space = DEFAULT_DISK_SPACE if config.disk_space is None else config.disk_space
     num_bytes, page_bytes = int(space * (1 << 30)), spec.layout.page_bytes * spec.shards
     if num_bytes < page_bytes:

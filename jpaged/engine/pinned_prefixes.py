@@ -58,7 +58,9 @@ class PinnedPrefixes:
         Raises:
             ValueError: for the reasons of `PinnedSequences.pin`; then nothing is pinned.
         """
-        length = self._replicas[0].pins.length(len(requests[0].prompt_token_ids), requests[0].spans)
+        first = self._replicas[0]
+        spans = first.scheduler.prefix_name(requests[0]).spans
+        length = first.pins.length(len(requests[0].prompt_token_ids), spans)
         self._requests[seq_id] = requests
         for request in requests:
             request.kept_tokens = length
@@ -144,7 +146,7 @@ class PinnedPrefixes:
 
     def _pin_in(self, replica: Replica, seq_id: int, request: Request) -> bool:
         with self._change(refusal=ValueError):
-            return replica.pins.pin(seq_id, request.prompt_token_ids, request.cache_salt, request.spans)
+            return replica.pins.pin(seq_id, request.prompt_token_ids, *replica.scheduler.prefix_name(request))
 
     def _keep(self, replica: Replica, seq_id: int, request: Request) -> bool:
         """Pin a prefix that was computed again, if there is room for it."""

@@ -19,31 +19,8 @@ from jpaged.execution.compile.store import Facts, ProgramStore, check_fact, make
 from jpaged.execution.params import num_compact
 from jpaged.loading import LoadedModel
 from jpaged.loading.registry import is_encoder
+from jpaged.setting import Affects, affecting, settings_of
 from jpaged.speculative import DraftModel, Head
-
-_NO_MATTER = frozenset(
-    (
-        *(
-            "model",
-            "tokenizer",
-            "chat_template",
-            "classifier_from_token",
-            "revision",
-            "download_dir",
-            "generation_config",
-            "compiled_programs",
-            "seed",
-            "lora_modules",
-        ),
-        *("kv_cache_memory_bytes", "memory_utilization", "swap_space_bytes", "swap_space", "watermark"),
-        *("preemption_mode", "scheduling_policy", "long_prefill_token_threshold", "enable_prefix_caching"),
-        *("disk_folder", "disk_space", "disk_break_even"),
-        *("prefix_eviction", "max_logprobs", "enforce_eager", "background_compilation", "disable_log_stats", "images"),
-    )
-)
-"""Settings that change programs only through their shapes and the pool's size; all others have to be equal."""
-_OF_THE_MODEL = ("dtype", "max_model_len", "max_num_batched_tokens")
-"""Settings whose values follow from the model where they are not given."""
 
 
 def with_compiled_pool(config: SizedConfig, mesh: Mesh) -> SizedConfig:
@@ -61,7 +38,7 @@ def with_compiled_pool(config: SizedConfig, mesh: Mesh) -> SizedConfig:
     check_one_model(config)
     folder = Path(config.compiled_programs)
     facts = read_manifest(folder)["facts"]
-    later = _named(dict.fromkeys(_OF_THE_MODEL))
+    later = _named({name: None for name, one in settings_of(type(config)).items() if one.from_model})
     unknown = {name: None for name in facts if name.startswith(("settings.", "versions"))}  # of another version
     here = unknown | machine_facts(mesh) | _named(_settings(config))
     _check(folder, facts, {name: value for name, value in here.items() if name not in later})
@@ -150,8 +127,7 @@ def engine_facts(
 
 
 def _settings(config: SizedConfig) -> dict[str, Any]:
-    names = [field.name for field in dataclasses.fields(config) if field.name not in _NO_MATTER]
-    return {name: _plain(getattr(config, name)) for name in names}
+    return {name: plain(getattr(config, name)) for name in affecting(type(config), Affects.PROGRAMS)}
 
 
 def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,7 +147,8 @@ def check_one_model(config: EngineConfig) -> None:
         raise ValueError(f"speculative={config.speculative!r}: programs of a {what} are not kept in a folder")
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a setting's value as facts hold it: JSON's own kinds, or a text."""
     return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)
 
 

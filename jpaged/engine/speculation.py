@@ -24,12 +24,6 @@ DRAFT_PREFIX = "draft."
 """Prefix of the names of a draft model's layer groups in the pool."""
 
 
-def check_speculation(speculative: Speculative, several_processes: bool) -> None:
-    """Raise ValueError if the model runs in several processes, which do not support drafts."""
-    if several_processes:
-        raise ValueError(f"speculative={speculative} needs one process, not several hosts")
-
-
 def step_costs(device: str, draft_share: float = 0.0, *, at_once: bool = False) -> StepCosts:
     """Return what steps and drafts cost on a platform, ``cpu``, ``gpu`` or ``tpu``.
 

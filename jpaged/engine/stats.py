@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 from jpaged.memory import BlockCounts, DiskStats
 from jpaged.metrics import Counter, Gauge, Histogram, Metric
 from jpaged.scheduling import ScheduledStep
+from jpaged.scheduling.work import ENCODES, LOADS
 
 logger = logging.getLogger("jpaged.engine")
 
@@ -152,8 +153,8 @@ class Counters:
         """Count the steps of all replicas that are dispatched together."""
         self.num_steps += any(step.chunks for step in steps)
         self.num_tokens += sum(step.num_tokens for step in steps)
-        self.num_adapter_loads += sum(len(step.loads) for step in steps)
-        self.num_encoded_images += sum(len(step.encodes) for step in steps)
+        self.num_adapter_loads += sum(len(step.work_of(LOADS)) for step in steps)
+        self.num_encoded_images += sum(len(step.work_of(ENCODES)) for step in steps)
 
     def read(self, step: ScheduledStep) -> None:
         """Count the results of a step that was read back, before the scheduler processes them."""

@@ -13,15 +13,11 @@ from jpaged.engine.saved_state.identity import model_difference, model_facts
 from jpaged.engine.saved_state.keeper import settings_data, settings_of
 from jpaged.execution.step_dump import DumpedStep, StepRecorder, refusing_other_structure
 from jpaged.execution.step_replay import Replay, replay
+from jpaged.setting import Affects, affecting
+from jpaged.setting import settings_of as declared
 
 VARIABLE = "JPAGED_DUMP_STEPS"
 """Environment variable: ``FOLDER``, or ``FOLDER:FIRST-LAST`` for some of the steps, counted from 0."""
-_LEFT_OUT = (
-    *("compiled_programs", "background_compilation", "download_dir"),
-    *("disk_folder", "disk_space", "disk_break_even"),
-    *("images", "lora_modules", "tokenizer", "generation_config"),
-)
-"""Settings that change no step, and those that name files of the machine that wrote a dump."""
 
 
 def record_if_asked(built: Built, environment: Mapping[str, str] = os.environ) -> None:
@@ -69,7 +65,8 @@ def replay_step(path: Path, model: str | None = None, *, top: int = 5) -> Replay
     """
     dump = DumpedStep.read(path)
     with refusing_other_structure(path):
-        kept = {name: value for name, value in dump.facts["settings"].items() if name not in _LEFT_OUT}
+        left_out = declared(EngineConfig).keys() - affecting(EngineConfig, Affects.PROGRAMS | Affects.STEPS)
+        kept = {name: value for name, value in dump.facts["settings"].items() if name not in left_out}
         settings = settings_of(kept) | {"kv_cache_memory_bytes": dump.facts["pool"]["device_bytes"]}
         if model is not None:
             settings["model"] = model

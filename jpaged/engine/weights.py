@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from jpaged.scheduling.held import made_by_weights
 from jpaged.validation import boolean, one_of
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def replace_weights(engine: Engine, replace: Callable[[], None], running: str) -
     if not engine.is_released:
         engine.settle("update_params()")
     engine.prefixes.stop()  # the KV that they compute is of no use afterwards
-    if running == "finish" and any(request.images for request in engine.requests.unfinished.values()):
+    if running == "finish" and any(map(made_by_weights, engine.requests.unfinished.values())):
         raise ValueError(
             "running='finish' cannot keep what the old weights made of images: give 'recompute' or 'abort'"
         )

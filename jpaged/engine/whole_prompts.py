@@ -6,9 +6,7 @@ from dataclasses import replace
 
 from jpaged.config import EngineConfig, SizedConfig
 from jpaged.model_api import PromptEncoder
-
-_NEEDS_KV = ("speculative", "kv_budget", "enable_lora", "disk_folder", "long_prefill_token_threshold", "deterministic")
-"""Settings about what a pool holds, chunks of prompts, or programs that an encoder does not have."""
+from jpaged.setting import refuse
 
 
 def for_whole_prompts(config: SizedConfig, asked: EngineConfig, model: PromptEncoder) -> SizedConfig:
@@ -18,21 +16,13 @@ def for_whole_prompts(config: SizedConfig, asked: EngineConfig, model: PromptEnc
         config: `asked` with defaults for its sizes.
 
     Raises:
-        ValueError: a setting needs KV, there are several replicas, or the longest prompt is above
-            max_num_batched_tokens.
+        ValueError: a setting is refused without KV, or the longest prompt is above max_num_batched_tokens.
     """
-    for name in _NEEDS_KV:
-        value = getattr(asked, name)
-        if value:
-            raise ValueError(
-                f"{name}={value!r} does not go with {asked.model}, which encodes each prompt in one step and keeps no "
-                "KV: leave it out"
-            )
-    if asked.data_parallel_size > 1:
-        raise ValueError(
-            f"data_parallel_size={asked.data_parallel_size} does not go with {asked.model}, which encodes each prompt "
-            "in one step and keeps no KV: take 1"
-        )
+    refuse(
+        asked,
+        "models without KV",
+        f"does not go with {asked.model}, which encodes each prompt in one step and keeps no KV, so leave it out",
+    )
     most = model.longest_prompt
     longest = most if asked.max_model_len is None else asked.max_model_len
     if longest > most:

@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
 
-from jpaged.execution.caches.adapters import AdapterBatch, AdapterCache
-from jpaged.execution.caches.base import HostStep, ImageRows
+from jpaged.execution.caches.adapters import AdapterBatch
+from jpaged.execution.caches.base import HostStep
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.compile.buckets import Bucket
 from jpaged.execution.mesh import HostOrDevice
-from jpaged.memory import BlockCopy
+from jpaged.memory import BlockCopy, NoTable
 from jpaged.scheduling.step import Chunk, ScheduledStep
-
-
-class AdapterPlaces:
-    """Remembers which adapter is in which of `number` places; the one that was used least recently goes first.
-
-    An adapter that stays where it is need not be read from the pool again, see `AdapterMatrices`.
-    """
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-        self._places: dict[bytes, int] = {}  # by digest, in the order of last use
-
-    def of(self, digests: Iterable[bytes]) -> dict[bytes, int]:
-        """Return the places of a step's adapters.
-
-        Raises:
-            RuntimeError: there are more different adapters than places.
-        """
-        step = list(dict.fromkeys(digests))
-        if len(step) > self._number:
-            raise RuntimeError(f"a step has {len(step)} different adapters, more than max_loras={self._number}")
-        before = self._places
-        others = {digest: place for digest, place in before.items() if digest not in step}
-        now = {digest: before[digest] for digest in step if digest in before}
-        free = [place for place in range(self._number) if place not in before.values()]
-        for digest in step:
-            if digest not in now:
-                now[digest] = free.pop(0) if free else others.pop(next(iter(others)))
-        self._places = others | now
-        return now
 
 
 class StepBatch(NamedTuple):
@@ -111,7 +81,8 @@ class BatchBuilder:
         self._num_blocks = [group.num_blocks for group in spec.layout.groups]
         widths = [cache.table_width(plan.spec, max_model_len) for cache, _, plans in self._caches for plan in plans]
         self._tables = [np.full((max_num_seqs, width), -1, np.int32) for width in widths]
-        self._adapters = AdapterPlaces(_num_adapters(spec))
+        self._memos = [cache.memo() for cache in spec.caches]
+        self._kinds = [plan.spec.policy.kind for plan in spec.layout.groups if isinstance(plan.spec.policy, NoTable)]
         self._max_num_seqs = max_num_seqs
 
     def build(self, step: ScheduledStep, bucket: Bucket) -> StepBatch:
@@ -144,22 +115,18 @@ class BatchBuilder:
         tables = [np.full((bucket.seqs, table.shape[1]), -1, np.int32) for table in self._tables]
         for padded, table in zip(tables, self._tables, strict=True):
             padded[:num_seqs] = table[slots]
-        images = self._images(step, query_starts) if bucket.images else None
-        adapted = None
-        if bucket.adapters:
-            place = {chunk.seq.seq_id: i for i, chunk in enumerate(chunks)}
-            slots_of = self._adapters.of(use.adapter.digest for use in step.adapted)
-            adapted = {place[use.seq_id]: (use, slots_of[use.adapter.digest]) for use in step.adapted}
-        host = HostStep(
-            chunks, starts, lengths, seq_of_token, positions[:num_tokens], bucket.tokens, bucket.seqs, images, adapted
-        )
+        rows = {kind: step.rows.get(kind, ()) for kind in self._kinds if bucket.holds(kind)}
+        host = HostStep(chunks, starts, lengths, seq_of_token, positions[:num_tokens], bucket.tokens, bucket.seqs, rows)
         return StepBatch(
             tokens=tokens,
             source_rows=source_rows,
             positions=positions,
             query_starts=query_starts,
             kv_lens=kv_lens,
-            caches=tuple(cache.batch(host, tables[group_slice], plans) for cache, group_slice, plans in self._caches),
+            caches=tuple(
+                cache.batch(host._replace(memo=memo), tables[group_slice], plans)
+                for (cache, group_slice, plans), memo in zip(self._caches, self._memos, strict=True)
+            ),
             sample_at=self._sample_at(step, query_starts),
             reads_all=None if bucket.decode_only else np.array([bool(step.scored or step.pooled)]),
         )
@@ -201,20 +168,12 @@ class BatchBuilder:
                 tokens[at : at + length] = seq.token_ids[start : start + length]
         return tokens, source_rows
 
-    def _images(self, step: ScheduledStep, query_starts: np.ndarray) -> list[ImageRows]:
-        before = {chunk.seq.seq_id: int(query_starts[i]) - chunk.start for i, chunk in enumerate(step.chunks)}
-        return [ImageRows(before[read.seq_id] + read.start, read) for read in step.reads]
-
     def _sample_at(self, step: ScheduledStep, query_starts: np.ndarray) -> np.ndarray:
         before = {chunk.seq.seq_id: int(query_starts[i]) - chunk.start for i, chunk in enumerate(step.chunks)}
         sample_at = np.zeros(self._max_num_seqs, np.int32)
         for row, (_, _, chunk) in enumerate(step.samples):
             sample_at[row] = before[chunk.seq.seq_id] + chunk.start + chunk.length - 1
         return sample_at
-
-
-def _num_adapters(spec: PoolSpec) -> int:
-    return sum(cache.group.adapters for cache in spec.caches if isinstance(cache, AdapterCache))
 
 
 def empty_batch(bucket: Bucket, spec: PoolSpec, *, max_num_seqs: int, max_model_len: int) -> StepBatch:

@@ -11,7 +11,7 @@ from flax import nnx
 from jpaged.execution.batch import StepBatch
 from jpaged.execution.compile.buckets import Bucket
 from jpaged.execution.sampling.sampler import SamplingArrays
-from jpaged.execution.sampling.sampling_batch import RANKED, all_plain, sampling_arrays
+from jpaged.execution.sampling.sampling_batch import RANKED, sampling_arrays
 from jpaged.model_api import DraftBlock
 from jpaged.scheduling.step import Chunk, Sample, ScheduledStep
 
@@ -125,5 +125,5 @@ class Drafter:
         args = sampling_arrays(drawn, self._rows(len(drawn)), self._vocab_size)
         args.ranked[:] = False
         batch = self._build(step, bucket)._replace(reads_all=None)  # what drafts leaves no row out
-        tokens = self._draft(batch, bucket, args, 0 if all_plain(args) else RANKED)
+        tokens = self._draft(batch, bucket, args, 0 if args.plain else RANKED)
         return tokens[: len(drawn)]

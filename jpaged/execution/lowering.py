@@ -18,7 +18,7 @@ from jpaged.execution.compile.buckets import Bucket, Buckets
 from jpaged.execution.encode import calls, decodes_read_images, image_group, make_encode, no_rows, numbers_together
 from jpaged.execution.mesh import num_replicas, own_sharding, platform, stack
 from jpaged.execution.sampling.sample_step import make_sample_step
-from jpaged.execution.sampling.sampling_batch import RANKED, greedy_rows
+from jpaged.execution.sampling.sampling_batch import RANKED, blank_rows
 from jpaged.execution.step import make_step
 from jpaged.execution.transfer.adapter_matrices import with_abstract_matrices
 from pallas_kernels.platform import Impl
@@ -70,7 +70,7 @@ class StepPrograms:
         """Lower logits and draw of max_num_seqs rows with any parameters; with ``top=0`` the plain variant."""
         _, hidden, *_ = self.mixed().out_info
         hidden = jax.ShapeDtypeStruct(hidden.shape, hidden.dtype, sharding=own_sharding(self.mesh))
-        rows = self._of_all(greedy_rows(self.max_num_seqs, self.vocab_size))
+        rows = self._of_all(blank_rows(self.max_num_seqs, self.vocab_size))
         draw = make_sample_step(self.graphdef, self.mesh)
         return draw.lower(self.params, hidden, rows, self._last_tokens, top=top)
 

@@ -30,11 +30,9 @@ def make_mesh(tensor_parallel_size: int, data_parallel_size: int = 1) -> Mesh:
     Where `jax.distributed` joined several processes, it spans the devices of all of them.
 
     Raises:
-        ValueError: there are fewer devices, or the processes have more; or replicas over several processes.
+        ValueError: there are fewer devices, or the processes have more.
     """
     devices, processes = jax.devices(), jax.process_count()
-    if data_parallel_size > 1 and processes > 1:
-        raise ValueError(f"data_parallel_size={data_parallel_size} needs one process, and there are {processes}")
     size = tensor_parallel_size * data_parallel_size
     if size > len(devices):
         asked = f"tensor_parallel_size={tensor_parallel_size}"
@@ -63,12 +61,14 @@ def is_local(mesh: Mesh) -> bool:
     return sharding(mesh).is_fully_addressable
 
 
-def replicate(array: np.ndarray, mesh: Mesh) -> jax.Array:
-    """Return an array on every device of each replica; where processes share the mesh, each brings the same one."""
+def replicate(arrays: Any, mesh: Mesh) -> Any:
+    """Return an array, or a tree of them, on every device of each replica; where processes share the mesh, each brings
+    the same ones."""
+    placed = own_sharding(mesh)
     if is_local(mesh):
-        return jax.device_put(array, own_sharding(mesh))
+        return jax.device_put(arrays, placed)
     # device_put would compare the processes' arrays, which takes a collective and waits for it.
-    return jax.make_array_from_callback(array.shape, own_sharding(mesh), lambda index: array[index])
+    return jax.tree.map(lambda array: jax.make_array_from_callback(array.shape, placed, array.__getitem__), arrays)
 
 
 def platform(mesh: Mesh) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any, TypedDict
 
 import jax
@@ -24,6 +25,7 @@ from jpaged.execution.params import check_like, float32_shapes, num_compact, pla
 from jpaged.execution.pooling import make_pool_hidden
 from jpaged.execution.readouts.prompt_scores import ScoreOutput, make_score
 from jpaged.execution.resharding import cuts_beside, reshard
+from jpaged.execution.sampling.registry import EDITS
 from jpaged.execution.sampling.sample_step import ScreenedHead, StepOutput, make_sample_step
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.execution.step import make_follow, make_step
@@ -341,8 +343,8 @@ def _encode_key(arrays: Mapping[str, HostOrDevice], rows: HostOrDevice) -> Hasha
 
 
 def _sample_key(args: SamplingArrays, top: int) -> Hashable:
-    sizes = args.temperature, args.edits.token_row, args.edits.ban_row
-    return "sample", *(array.shape[-1] for array in sizes), top
+    pairs = (edit.num_pairs(arrays) for edit, arrays in zip(EDITS, args.edits, strict=True))
+    return "sample", args.position.shape[-1], *chain.from_iterable(pairs), top
 
 
 class _HeadWeights:

@@ -28,7 +28,9 @@ from jpaged.execution.shapes import SAMPLERS, Shapes, StepSettings, compiled_in_
 from jpaged.execution.step_dump import StepMemory, StepRecorder
 from jpaged.execution.transfer.disk import BlockThread
 from jpaged.execution.worker import Worker
+from jpaged.memory import Adapters, BlockCopy, ImageFeatures
 from jpaged.scheduling.step import AdapterLoad, Encode, ScheduledStep
+from jpaged.scheduling.work import COPIES, DROPPED, ENCODES, FROM_DISK, LOADS, SWAP_IN, SWAP_OUT, TO_DISK
 
 
 class EncoderCalls:
@@ -106,6 +108,7 @@ class Runner:
             spec,
             mesh,
             max_num_seqs=settings.max_num_seqs,
+            vocab_size=settings.vocab_size,
             deterministic=settings.deterministic,
             draft=draft,
             programs=programs,
@@ -175,17 +178,18 @@ class Runner:
     def work_on_pool(self, steps: Sequence[ScheduledStep]) -> None:
         """Start what changes the pool before the steps' tokens are computed."""
         first = steps[0]
-        if first.to_disk:  # replicas have no disk
-            self.worker.write_to_disk(first.to_disk)
-        if first.dropped or first.swap_out or first.swap_in:  # replicas do not swap
-            self.worker.swap(first.dropped, first.swap_out, first.swap_in)
-        if first.from_disk:
-            self.worker.fill_from_disk(first.from_disk)
-        if any(step.copies for step in steps):
-            self._copy_blocks(*steps)
-        if any(step.encodes for step in steps):
-            self._images.encode([step.encodes for step in steps])
-        for load in first.loads:  # replicas take no adapters
+        if writes := first.work_of(TO_DISK):  # replicas have no disk
+            self.worker.write_to_disk(writes)
+        swaps = [first.work_of(kind) for kind in (DROPPED, SWAP_OUT, SWAP_IN)]
+        if any(swaps):  # replicas do not swap
+            self.worker.swap(*swaps)
+        if fills := first.work_of(FROM_DISK):
+            self.worker.fill_from_disk(fills)
+        if any(COPIES in step.work for step in steps):
+            self._copy_blocks([step.work_of(COPIES) for step in steps])
+        if any(ENCODES in step.work for step in steps):
+            self._images.encode([step.work_of(ENCODES) for step in steps])
+        for load in first.work_of(LOADS):  # replicas take no adapters
             self._load(load)
 
     def forward(self, steps: Sequence[ScheduledStep]) -> ForwardPass | None:
@@ -215,7 +219,7 @@ class Runner:
             bucket = padded_bucket(step.num_tokens, self.settings.max_num_seqs, images=self.settings.images)
             return replace(bucket, adapters=self.settings.adapters)
         sizes = [(step.num_tokens, len(step.chunks)) for step in steps]
-        reads, adapted = (any(getattr(step, name) for step in steps) for name in ("reads", "adapted"))
+        reads, adapted = (any(step.rows.get(kind) for step in steps) for kind in (ImageFeatures.kind, Adapters.kind))
         bucket = self.buckets.common(sizes, images=reads, adapters=adapted)
         model = self.worker.model
         if not self.takes_larger or model.has_step(bucket):
@@ -276,11 +280,11 @@ class Runner:
     def _draft(self, batch: StepBatch, bucket: Bucket, args: SamplingArrays, top: int) -> list[int]:
         return self.worker.fetch(self.worker.draft(batch, bucket, args, top)).tolist()
 
-    def _copy_blocks(self, *steps: ScheduledStep) -> None:
+    def _copy_blocks(self, each: Sequence[Sequence[BlockCopy]]) -> None:
         groups = range(len(self.spec.views))
-        most = max(sum(copy.group == group for copy in step.copies) for step in steps for group in groups)
+        most = max(sum(copy.group == group for copy in copies) for copies in each for group in groups)
         size = next((s for s in self.shapes.copy_sizes if s >= most), 1 << (most - 1).bit_length())
-        src, dst = stack(self.mesh, [copy_pairs(step.copies, self.spec, size) for step in steps])
+        src, dst = stack(self.mesh, [copy_pairs(copies, self.spec, size) for copies in each])
         self.worker.copy_blocks(src, dst)
 
     # ------------------------------------------------------------------ warm-up

@@ -28,7 +28,7 @@ from jpaged.execution.encode import calls, decodes_read_images, image_group, no_
 from jpaged.execution.mesh import num_replicas, own_sharding, platform, stack
 from jpaged.execution.programs import Compile, ModelPrograms
 from jpaged.execution.sampling.sampler import SamplingArrays
-from jpaged.execution.sampling.sampling_batch import RANKED, greedy_rows
+from jpaged.execution.sampling.sampling_batch import RANKED, blank_rows
 from jpaged.execution.transfer.adapter_matrices import AdapterMatrices, with_abstract_matrices
 from jpaged.execution.transfer.host_store import HostStore
 
@@ -315,10 +315,9 @@ class Shapes:
         return empty_launch(batch, self.spec.caches) if bucket.decode_only else batch
 
     def _rows(self, rows: int) -> SamplingArrays:
-        """Return the settings of greedy rows of each replica, with masks as they lie on the device."""
-        args = self._of_all(greedy_rows(rows, self.settings.vocab_size))
-        mask = self._on_device(np.asarray(args.edits.mask))
-        return args._replace(edits=args.edits._replace(mask=mask))
+        """Return the settings of greedy rows of each replica, with the edits' arrays as they lie on the device."""
+        args = self._of_all(blank_rows(rows, self.settings.vocab_size))
+        return args._replace(edits=jax.tree.map(self._on_device, args.edits))
 
     @property
     def _last_tokens(self) -> Any:

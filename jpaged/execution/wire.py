@@ -15,16 +15,17 @@ import numpy as np
 from jpaged.execution.batch import StepBatch
 from jpaged.execution.caches.registry import KINDS
 from jpaged.execution.compile.buckets import Bucket
-from jpaged.execution.sampling.logit_edits import LogitEdits
+from jpaged.execution.sampling.registry import EDITS
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.memory.copies import HostBlock, SwapCopy
 
-_STEP: tuple[type, ...] = (StepBatch, Bucket, SamplingArrays, LogitEdits, HostBlock, SwapCopy)
+_STEP: tuple[type, ...] = (StepBatch, Bucket, SamplingArrays, HostBlock, SwapCopy)
 
 
 def _kind(name: str) -> Any:
-    """Return the class of this name that values may have, or None; a kind of layer may be registered at any time."""
-    kinds = (*_STEP, *(cache.Batch for cache in KINDS.values()))
+    """Return the class of this name that values may have, or None; kinds of layers and edits may be registered at any
+    time."""
+    kinds = (*_STEP, *(cache.Batch for cache in KINDS.values()), *(edit.arrays for edit in EDITS))
     return next((kind for kind in kinds if kind.__name__ == name), None)
 
 

@@ -27,7 +27,7 @@ from jpaged.execution.programs import ModelPrograms, TargetAndDraft
 from jpaged.execution.readouts.prompt_scores import ScoreOutput
 from jpaged.execution.sampling.sample_step import StepOutput
 from jpaged.execution.sampling.sampler import SamplingArrays
-from jpaged.execution.sampling.sampling_batch import PlacedMasks
+from jpaged.execution.sampling.sampling_batch import PlacedBlanks
 from jpaged.execution.step import make_block_copy
 from jpaged.execution.transfer.adapter_matrices import AdapterMatrices
 from jpaged.execution.transfer.disk import BlockThread, DiskBlocks
@@ -116,6 +116,7 @@ class Worker:
         mesh: Mesh,
         *,
         max_num_seqs: int,
+        vocab_size: int,
         deterministic: bool = False,
         draft: DraftProgram | None = None,
         programs: ProgramStore | None = None,
@@ -143,7 +144,7 @@ class Worker:
         self.adapters = AdapterMatrices(spec, mesh, *on_compile, store=programs)
         self._disk = None if disk is None else DiskBlocks(self.host, disk)
         self._max_num_seqs = max_num_seqs
-        self._masks = PlacedMasks(mesh)
+        self._blanks = PlacedBlanks(mesh, vocab_size)
         self._begin()
 
     def _begin(self) -> None:
@@ -296,7 +297,7 @@ class Worker:
     def draw(self, args: SamplingArrays, top: int) -> StepOutput:
         """Sample the next tokens after the last `compute`, which is thereby over."""
         assert self._sampled is not None, "compute comes before draw"
-        output = self.model.sample(self._sampled, self._masks.put(args), self._last_tokens, top)
+        output = self.model.sample(self._sampled, self._blanks.put(args), self._last_tokens, top)
         self._last_tokens = output.tokens
         self._sampled = None
         self._hidden.begin()
@@ -311,7 +312,7 @@ class Worker:
         if self._deterministic and bucket.decode_only:  # a launch, as what follows a step gets
             batch = next(launches(batch, int(batch.query_starts[-1]), self.spec.caches)).batch
         self.pool, rows, _ = drafter.step(self.pool, batch, self._last_tokens, bucket)
-        return drafter.sample(rows, self._masks.put(args), self._last_tokens, top).tokens
+        return drafter.sample(rows, self._blanks.put(args), self._last_tokens, top).tokens
 
     def make_call(self, name: str, args: tuple[Any, ...]) -> None:
         """Make the device call of this name, as another process announced it.
@@ -340,7 +341,7 @@ class Worker:
             self._disk.close()
         with contextlib.suppress(Exception):  # a pool that was never made, or was lost to a failed call
             self._pool.delete()
-        self._masks.clear()
+        self._blanks.clear()
         self._sampled = None
         self._hidden.begin()
         self._last_tokens.delete()

@@ -20,8 +20,8 @@ def request_groups(
     Raises:
         ValueError: the request has encoder tokens, and no layer reads them.
     """
-    if encoder_tokens and all(policy.names_tokens for policy, _ in groups):
-        raise ValueError(f"encoder_tokens={encoder_tokens}: no layer group has cross-attention or takes images")
+    if encoder_tokens and not any(policy.reads_encoder for policy, _ in groups):
+        raise ValueError(f"encoder_tokens={encoder_tokens}: no layer group has cross-attention over a table's blocks")
     return [(policy.for_request(encoder_tokens, prompt_tokens), size) for policy, size in groups]
 
 

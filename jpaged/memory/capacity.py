@@ -16,8 +16,7 @@ from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables, Sequences, request_groups
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.pinned_blocks import PinnedBlocks
-from jpaged.memory.policies import ImageFeatures, Policy
-from jpaged.memory.shared_blocks import AdapterBlocks, HeldAdapter, HeldImage, ImageBlocks
+from jpaged.memory.policies import Policy
 
 
 class Fit(Enum):
@@ -37,24 +36,24 @@ class Lifetime(NamedTuple):
             a copied tail block a group.
         prompt_tokens: length of the prompt, which all its sequences share; None = unknown, and they share everything.
         encoder_tokens: number of encoder tokens of the request, see `MemoryManager.add`.
-        adapter_blocks: blocks of its adapter.
+        held_blocks: most blocks of each group that it holds at once in addition to its sequences'; None = none.
     """
 
     num_tokens: int
     num_seqs: int = 1
     prompt_tokens: int | None = None
     encoder_tokens: int = 0
-    adapter_blocks: int = 0
+    held_blocks: Sequence[int] | None = None
 
 
 class Need(NamedTuple):
     """The blocks that a request takes if it is admitted now. A new one is made for each attempt: a preempted request
-    has more tokens, and other requests may hold its images and its adapter by then.
+    has more tokens, and other requests may hold what it shares with them by then.
 
     Attributes:
-        num_tokens, num_seqs, prompt_tokens: see `Lifetime`; `num_tokens` is today's length of the longest sequence.
-        encoder_tokens: the same, without images that already have blocks.
-        adapter_blocks: blocks of its adapter that have yet to be taken.
+        num_tokens: today's length of the longest sequence.
+        num_seqs, prompt_tokens, encoder_tokens: see `Lifetime`.
+        held_blocks: the same, without blocks that other requests hold.
         cached_tokens: tokens that `match_prefix` attached or, without a `seq_id`, would attach at best.
         seq_id: the request's first sequence, once its prefix was matched; None = it was not.
     """
@@ -63,7 +62,7 @@ class Need(NamedTuple):
     num_seqs: int = 1
     prompt_tokens: int | None = None
     encoder_tokens: int = 0
-    adapter_blocks: int = 0
+    held_blocks: Sequence[int] | None = None
     cached_tokens: int = 0
     seq_id: int | None = None
 
@@ -76,14 +75,14 @@ class _Size(NamedTuple):
         num_seqs: number of its sequences.
         shared_tokens: leading tokens that all of them share.
         groups: policy and block size (tokens) of each layer group, for this request.
-        other_blocks: blocks of each group in addition to those of its sequences (its adapter's); None = none.
+        held_blocks: see `Lifetime`.
     """
 
     num_tokens: int
     num_seqs: int
     shared_tokens: int
     groups: Sequence[tuple[Policy, int]]
-    other_blocks: Sequence[int] | None = None
+    held_blocks: Sequence[int] | None = None
 
 
 class ReclaimEstimate:
@@ -96,35 +95,21 @@ class ReclaimEstimate:
         spare: blocks of each group that could be had from pages that stay mixed; negative where pages leave.
     """
 
-    def __init__(
-        self, allocator: BlockAllocator, sequences: Sequences, images: ImageBlocks, adapters: AdapterBlocks
-    ) -> None:
+    def __init__(self, allocator: BlockAllocator, sequences: Sequences) -> None:
         self.pages = 0
         self.spare = [0] * len(allocator.groups)
         self._allocator = allocator
         self._sequences = sequences
-        self._images = images
-        self._adapters = adapters
         self._owners: list[Counter[int]] = [Counter() for _ in allocator.groups]
         self._freed: Counter[int] = Counter()
 
     def add_sequence(self, seq_id: int) -> None:
         """Count one more sequence, which was not counted before. O(its blocks)."""
         for g, table in enumerate(self._sequences[seq_id].tables):
-            self._add(g, [block for block in table if block != NO_BLOCK])
+            self.add(g, [block for block in table if block != NO_BLOCK])
 
-    def add_image(self, held: HeldImage) -> None:
-        """Count one hold on an image. O(its blocks)."""
-        if self._images.group is not None:
-            self._add(self._images.group, held.blocks[held.given :])
-
-    def add_adapter(self, held: HeldAdapter) -> None:
-        """Count one hold on an adapter. O(its blocks)."""
-        assert self._adapters.group is not None
-        self._add(self._adapters.group, held.blocks)
-
-    def _add(self, g: int, blocks: Iterable[int]) -> None:
-        """Count one more owner of some blocks of a group."""
+    def add(self, g: int, blocks: Iterable[int]) -> None:
+        """Count one more owner of some blocks of a group. O(the blocks)."""
         pages, group, owners = self._allocator.pages, self._allocator.groups[g], self._owners[g]
         for block in blocks:
             owners[block] += 1
@@ -149,7 +134,6 @@ class CapacityCheck:
         allocator: the state of the pool's blocks.
         sequences: all with blocks in the pool.
         pinned: those of them that stay for good.
-        adapters: they know which group holds adapters.
         watermark: share of the large pages kept free.
         max_step_tokens: most tokens a sequence computes in one step; None = a whole prompt.
 
@@ -167,7 +151,6 @@ class CapacityCheck:
         allocator: BlockAllocator,
         sequences: Sequences,
         pinned: PinnedBlocks,
-        adapters: AdapterBlocks,
         *,
         watermark: float,
         max_step_tokens: int | None,
@@ -179,7 +162,6 @@ class CapacityCheck:
         self._allocator = allocator
         self._sequences = sequences
         self._pinned = pinned
-        self._adapters = adapters
         self.watermark_pages = int(watermark * layout.num_pages)
         self._max_step_tokens = max_step_tokens
 
@@ -201,7 +183,7 @@ class CapacityCheck:
         pages, size = 0, self._size(lifetime)
         for g, (group, (policy, block_size)) in enumerate(zip(self._layout.groups, size.groups, strict=True)):
             peak, total, own = self._peak(policy, block_size, size)
-            pages += 0 if size.other_blocks is None else -(-size.other_blocks[g] // group.blocks_per_page)
+            pages += 0 if size.held_blocks is None else -(-size.held_blocks[g] // group.blocks_per_page)
             grows = peak == total and size.num_seqs == 1
             pages += -(-peak // group.blocks_per_page) if grows else peak + own
         return pages > self._layout.num_pages - self._pinned.num_pages
@@ -272,14 +254,12 @@ class CapacityCheck:
         groups: list[tuple[Policy, int]] = request_groups(self._groups, demand.encoder_tokens, demand.prompt_tokens)
         if isinstance(demand, Need):
             if demand.seq_id is not None:
-                # Its prefix is decided, and so are the policies, except for images that have no blocks yet.
-                known = zip(groups, self._sequences[demand.seq_id].request.groups, strict=True)
-                groups = [asked if isinstance(asked[0], ImageFeatures) else decided for asked, decided in known]
+                groups = self._sequences[demand.seq_id].request.groups  # its prefix is decided, and so are these
             elif demand.cached_tokens:
                 groups = [(policy.for_prefix(0, 0), size) for policy, size in groups]
         length, prompt = demand.num_tokens, demand.prompt_tokens
         shared = length if prompt is None else min(prompt, length)
-        return _Size(length, demand.num_seqs, shared, groups, self._adapters.blocks_for(demand.adapter_blocks))
+        return _Size(length, demand.num_seqs, shared, groups, demand.held_blocks)
 
     def _fits_empty(self, needs: Sequence[int]) -> bool:
         """Tell whether so many blocks of each group fit a pool that holds nothing but pinned blocks."""
@@ -295,8 +275,8 @@ class CapacityCheck:
             peak, total, own = self._peak(policy, block_size, size)
             cached = _count(policy, policy.full_blocks(cached_tokens, cached_tokens, block_size), block_size)
             missing.append(min(peak, total - cached) + own)
-        if size.other_blocks is not None:
-            missing = [mine + other for mine, other in zip(missing, size.other_blocks, strict=True)]
+        if size.held_blocks is not None:
+            missing = [mine + held for mine, held in zip(missing, size.held_blocks, strict=True)]
         return missing
 
     def _peak(self, policy: Policy, block_size: int, size: _Size) -> tuple[int, int, int]:

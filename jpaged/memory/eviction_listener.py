@@ -1,4 +1,4 @@
-"""Handles evictions: updates the prefix cache, images, adapters and the disk tier."""
+"""Handles evictions: updates the prefix cache, what requests hold, and the disk tier."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class EvictionListener:
         disk: gets the content of evicted blocks; None = it is lost.
 
     Attributes:
-        shared: images and adapters by their groups. Losing one block of an image loses the whole image.
+        shared: contents that requests hold, by their groups. One that loses a block is lost as a whole.
         predicted: learns which prefixes were evicted; None = nothing is predicted.
     """
 
@@ -40,7 +40,7 @@ class EvictionListener:
         self._cache.forget(g, block)
 
     def discard_torn(self) -> None:
-        """Discard the other blocks of images and adapters of which some were evicted."""
+        """Discard the other blocks of contents of which some were evicted."""
         for blocks in self.shared.values():
             blocks.discard_torn()
 

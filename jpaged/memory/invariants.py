@@ -26,8 +26,7 @@ def check(
             owners[g].update(block for block in table if block != NO_BLOCK)
     known: dict[int, PrefixCache | SharedBlocks] = dict.fromkeys(range(len(owners)), cache)
     for whole in shared:
-        if whole.group is not None:
-            owners[whole.group], known[whole.group] = whole.owners(), whole
+        owners[whole.group], known[whole.group] = whole.owners(), whole
     for g, counts in enumerate(owners):
         _check_group(g, allocator, known[g], counts)
     _check_pages(allocator)

@@ -30,7 +30,7 @@ from jpaged.memory.prefix_lookup import PrefixLookup
 from jpaged.memory.prefix_prediction import PredictedPrefixes
 from jpaged.memory.recent_prefixes import RecentPrefixes
 from jpaged.memory.report import BlockCounts, MemoryReport, build_report
-from jpaged.memory.shared_blocks import AdapterBlocks, ImageBlocks
+from jpaged.memory.shared_blocks import shared_blocks
 from jpaged.memory.swap import SwapSpace
 from jpaged.memory.table_updater import TableUpdater
 
@@ -83,8 +83,7 @@ class MemoryManager:
 
     Attributes:
         swap_space: the swapped sequences and their host memory.
-        images: the features of images, which belong to no sequence.
-        adapters: low-rank adapters, which belong to no sequence either.
+        shared: the blocks of layer groups whose contents belong to no sequence (images, adapters), by their kinds.
 
     Raises:
         ValueError: when the watermark is outside [0, 1), or swap_space_bytes outside [0, bytes of the pool].
@@ -144,9 +143,10 @@ class MemoryManager:
         self._updater = TableUpdater(
             self._allocator, self._cache, aligned=aligned, recent=recent, predicted=self._predicted
         )
-        self.images = ImageBlocks(layout, self._allocator, self._updater.next_tick, keeps=self.prefix_caching)
-        self.adapters = AdapterBlocks(layout, self._allocator, self._updater.next_tick, keeps=True)
-        listener.shared = {blocks.group: blocks for blocks in (self.images, self.adapters) if blocks.group is not None}
+        self.shared = shared_blocks(
+            layout, self._allocator, self._updater.next_tick, prefix_caching=self.prefix_caching
+        )
+        listener.shared = {blocks.group: blocks for blocks in self.shared.values()}
         listener.predicted = self._predicted
         self._lookup = PrefixLookup(
             self._groups,
@@ -165,7 +165,6 @@ class MemoryManager:
             self._allocator,
             self._sequences,
             self._pinned,
-            self.adapters,
             watermark=self._watermark,
             max_step_tokens=self.max_step_tokens,
         )
@@ -219,7 +218,7 @@ class MemoryManager:
         """Add a sequence with empty tables; its blocks will be placed in the pages of its request.
 
         Args:
-            encoder_tokens: number of tokens of the request's images or audio, whose KV cross-attention layers keep;
+            encoder_tokens: number of tokens of an encoder whose KV cross-attention layers keep in the tables;
                 all its sequences have the same number.
             prompt_tokens: length of the request's prompt; layers that drop tokens at a prompt's end do so only where it
                 is given.
@@ -442,7 +441,7 @@ class MemoryManager:
 
     def reclaim_estimate(self) -> ReclaimEstimate:
         """Return an estimate of the blocks that preemption would free: none until requests are added to it."""
-        return ReclaimEstimate(self._allocator, self._sequences, self.images, self.adapters)
+        return ReclaimEstimate(self._allocator, self._sequences)
 
     def outstanding(self, seq_id: int, num_tokens: int) -> list[int]:
         """Return how many blocks of each group a sequence has yet to take until `num_tokens` tokens are computed.
@@ -514,7 +513,7 @@ class MemoryManager:
 
     @property
     def num_used_blocks(self) -> int:
-        """Return how many blocks sequences and images in use hold, over all groups."""
+        """Return how many blocks sequences and what requests hold have, over all groups."""
         return sum(group.num_used for group in self._allocator.groups)
 
     @property
@@ -552,7 +551,7 @@ class MemoryManager:
             lengths or {},
             self.swap_space.host,
             self._pinned.seq_ids,
-            (self.images, self.adapters),
+            self.shared.values(),
         )
 
     def map(self, lengths: Mapping[int, int] | None = None) -> MemoryMap:
@@ -574,7 +573,7 @@ class MemoryManager:
         Raises:
             AssertionError: a count is wrong; the message names the group, page or block.
         """
-        invariants.check(self._allocator, self._cache, self._sequences.values(), (self.images, self.adapters))
+        invariants.check(self._allocator, self._cache, self._sequences.values(), self.shared.values())
         self.swap_space.check()
         if self.disk is not None:
             self.disk.check()

@@ -171,7 +171,7 @@ def build_report(
 ) -> MemoryReport:
     """Collect the report; `lengths` overrides the committed length of a sequence, `shared` are images
     and adapters. O(blocks in use)."""
-    groups, filled_of = [], {whole.group: whole.filled for whole in shared if whole.group is not None}
+    groups, filled_of = [], {whole.group: whole.filled for whole in shared}
     for g, group in enumerate(layout.groups):
         state = allocator.groups[g]
         filled, entries = filled_of[g]() if g in filled_of else _filled_tokens(g, tables, lengths)

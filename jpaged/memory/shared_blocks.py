@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.pages import EvictionKey
-from jpaged.memory.policies import Adapters, ImageFeatures, Policy
+from jpaged.memory.policies import NoTable
 
 
 @dataclass(eq=False)
@@ -55,32 +54,39 @@ class HeldImage:
         """Return the image's blocks."""
         return self.image.blocks
 
+    @property
+    def kept(self) -> list[int]:
+        """Return the blocks that the hold has not given back."""
+        return self.image.blocks[self.given :]
+
 
 class SharedBlocks:
-    """Blocks of images, or of adapters, by digest. A subclass names the policy of its pool group.
+    """The blocks of one layer group whose contents requests hold (images, adapters), by digest.
 
     Args:
-        layout: how the pool is cut.
         allocator: the state of the pool's blocks.
         next_tick: moves the common clock of evictions on.
         keeps: whether images without a hold stay cached.
 
     Attributes:
-        group: number of the pool group that holds features; None = the model takes no images.
+        group: number of the layer group.
+        policy: the policy of that group.
         block_size: features of a block.
-        policy: class of the pool group's policy.
-        refusal: error message of a model without such a group.
     """
 
-    policy: ClassVar[type[Policy]]
-    refusal: ClassVar[str]
-
     def __init__(
-        self, layout: PoolLayout, allocator: BlockAllocator, next_tick: Callable[[], int], *, keeps: bool
+        self,
+        group: int,
+        policy: NoTable,
+        block_size: int,
+        allocator: BlockAllocator,
+        next_tick: Callable[[], int],
+        *,
+        keeps: bool,
     ) -> None:
-        found = [g for g, group in enumerate(layout.groups) if isinstance(group.spec.policy, self.policy)]
-        self.group: int | None = found[0] if found else None
-        self.block_size = layout.groups[found[0]].spec.block_size if found else 1
+        self.group = group
+        self.policy = policy
+        self.block_size = block_size
         self._allocator = allocator
         self._next_tick = next_tick
         self._keeps = keeps
@@ -105,16 +111,11 @@ class SharedBlocks:
         """Hold an image or an adapter; return None, with nothing changed, if memory is short.
 
         One that is not stored yet gets blocks, and `take_pending` returns it.
-
-        Raises:
-            ValueError: no layer group of the model keeps images, or adapters.
         """
-        if self.group is None:
-            raise ValueError(self.refusal)
         image = self._images.get(digest)
         if image is None:
             needs = [0] * len(self._allocator.groups)
-            needs[self.group] = -(-features // self.block_size)
+            needs[self.group] = self.num_blocks(features)
             taken = self._allocator.take(needs, self._allocator.new_request())
             if taken is None:
                 return None
@@ -148,11 +149,10 @@ class SharedBlocks:
     def release(self, held: HeldImage) -> None:
         """End a hold. An image without any other is evictable as a whole then, or forgotten."""
         image = held.image
-        assert self.group is not None
         del self._held[held]
         image.users -= 1
         if image.users or not self._stays(image):
-            self._release(image, held.blocks[held.given :])
+            self._release(image, held.kept)
         else:  # blocks that were given back before get the same key
             for block in held.blocks[: held.given]:
                 self._allocator.share(self.group, block)
@@ -162,7 +162,6 @@ class SharedBlocks:
         return self._keeps and image.is_encoded and not image.is_torn
 
     def _release(self, image: StoredImage, blocks: list[int]) -> None:
-        assert self.group is not None
         time, keep = EvictionKey(self._next_tick(), 0), self._stays(image)
         for block in reversed(blocks):
             self._allocator.release(self.group, block, time, keep)
@@ -171,19 +170,16 @@ class SharedBlocks:
             self._forget(image)  # requests that hold the rest go on
             self._sweep()
 
-    def blocks_for(self, features: int) -> list[int] | None:
-        """Return how many blocks of each pool group so many features take; None = no block.
+    def num_blocks(self, features: int) -> int:
+        """Return how many blocks so many features take."""
+        return -(-features // self.block_size)
 
-        Raises:
-            ValueError: the model has no group for them.
-        """
-        if not features:
-            return None
-        if self.group is None:
-            raise ValueError(f"{self.refusal}: {features} were asked for")
-        blocks = [0] * len(self._allocator.groups)
-        blocks[self.group] = -(-features // self.block_size)
-        return blocks
+    def forget(self, digest: bytes) -> None:
+        """Discard the blocks of a content without a hold: they may lie scattered over large pages."""
+        image = self._images.get(digest)
+        if image is not None and not image.users:
+            self._forget(image)
+            self._sweep()
 
     # Saved states.
 
@@ -235,7 +231,6 @@ class SharedBlocks:
 
     def _sweep(self) -> None:
         torn, self._torn = self._torn, []
-        assert self.group is not None
         evictable = self._allocator.groups[self.group].evictable
         for block in torn:
             if block in evictable and block not in self._image_of:
@@ -249,7 +244,7 @@ class SharedBlocks:
 
     def owners(self) -> Counter[int]:
         """Return how many holds there are on each block."""
-        return Counter(block for held in self._held for block in held.blocks[held.given :])
+        return Counter(block for held in self._held for block in held.kept)
 
     def filled(self) -> tuple[int, int]:
         """Return (features in used blocks, each shared one once; blocks over all holds)."""
@@ -272,24 +267,6 @@ class SharedBlocks:
         assert set(self._image_of.values()) <= set(self._images.values()), "blocks name an image that is lost"
 
 
-class ImageBlocks(SharedBlocks):
-    """Features of images by digest.
-
-    Attributes:
-        stays: whether requests hold an image as long as their tokens see it, see `ImageFeatures`.
-    """
-
-    policy: ClassVar[type[Policy]] = ImageFeatures
-    refusal: ClassVar[str] = "no layer group takes images"
-
-    def __init__(
-        self, layout: PoolLayout, allocator: BlockAllocator, next_tick: Callable[[], int], *, keeps: bool
-    ) -> None:
-        super().__init__(layout, allocator, next_tick, keeps=keeps)
-        policy = None if self.group is None else layout.groups[self.group].spec.policy
-        self.stays = isinstance(policy, ImageFeatures) and policy.stays
-
-
 StoredAdapter = StoredImage
 """An adapter in the pool; its `features` are its blocks, and it `is_encoded` once a dispatched step loads it."""
 
@@ -297,15 +274,21 @@ HeldAdapter = HeldImage
 """One request's hold on an adapter."""
 
 
-class AdapterBlocks(SharedBlocks):
-    """Low-rank adapters by digest."""
+def shared_blocks(
+    layout: PoolLayout, allocator: BlockAllocator, next_tick: Callable[[], int], *, prefix_caching: bool
+) -> dict[str, SharedBlocks]:
+    """Return the blocks of each layer group whose contents requests hold, by its kind.
 
-    policy: ClassVar[type[Policy]] = Adapters
-    refusal: ClassVar[str] = "no layer group keeps adapters"
-
-    def forget(self, digest: bytes) -> None:
-        """Discard the blocks of an adapter without a hold: they may lie scattered over large pages."""
-        image = self._images.get(digest)
-        if image is not None and not image.users:
-            self._forget(image)
-            self._sweep()
+    Raises:
+        ValueError: two layer groups are of one kind.
+    """
+    found: dict[str, SharedBlocks] = {}
+    for g, plan in enumerate(layout.groups):
+        policy = plan.spec.policy
+        if not isinstance(policy, NoTable):
+            continue
+        if policy.kind in found:
+            raise ValueError(f"two layer groups keep {policy.kind}: {plan.spec.name!r} is the second, and one may")
+        keeps = prefix_caching or policy.always_stays
+        found[policy.kind] = SharedBlocks(g, policy, plan.spec.block_size, allocator, next_tick, keeps=keeps)
+    return found

@@ -110,7 +110,7 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
     adapters = None
     if config.enable_lora:
         shapes = _tensor_shapes(config.model, request["checkpoint"], model)
-        adapters = adapters_of(config, _WithoutWeights(config.model, model, shapes, dtype), several_processes=False)
+        adapters = adapters_of(config, _WithoutWeights(config.model, model, shapes, dtype))
     return AbstractEngine(
         config=config,
         model_config=model_config,

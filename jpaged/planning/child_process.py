@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -55,19 +54,6 @@ def _described(config: EngineConfig | SizedConfig) -> Described:
         known = published_shapes()
         meant = did_you_mean(str(config.model), known)
         raise ValueError(f"{error}; published shapes are {', '.join(known)}{meant}") from error
-
-
-def refuse_settings(asked: EngineConfig, names: Iterable[str], reason: str) -> None:
-    """Refuse settings that differ from their defaults.
-
-    Raises:
-        ValueError: one of `names` is another; names it, its value and the reason.
-    """
-    plain = EngineConfig(model=asked.model)
-    for name in names:
-        value = getattr(asked, name)
-        if value != getattr(plain, name):
-            raise ValueError(f"{name}={value!r}: {reason}")
 
 
 @dataclass(frozen=True)

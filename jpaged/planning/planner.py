@@ -7,12 +7,10 @@ from typing import Any
 
 from jpaged.config import EngineConfig
 from jpaged.execution.device_memory import ProgramSize
-from jpaged.planning.child_process import Question, compiler_python, refuse_settings
+from jpaged.planning.child_process import Question, compiler_python
 from jpaged.planning.devices import find_device
 from jpaged.planning.result import GroupPlan, Plan
-
-_REFUSED = ("speculative", "kv_budget", "data_parallel_size", "images", "compiled_programs")
-"""Settings whose cost a plan does not know; they must have their defaults."""
+from jpaged.setting import refuse
 
 
 def plan(
@@ -38,8 +36,7 @@ def plan(
         max_num_batched_tokens: tokens of a step; by default the engine's choice.
         memory_bytes: bytes that programs may take of each device; by default the table's, on a CPU the free memory.
         compiler_env: a virtual environment with the compiler, see `compiler_python`.
-        settings: any other setting of `EngineConfig`, such as dtype or block_size, except speculative, kv_budget,
-            data_parallel_size, images and compiled_programs, which are refused.
+        settings: any other setting of `EngineConfig`, such as dtype or block_size, that plans do not refuse.
 
     Raises:
         ValueError: an unknown device or model, a setting that is refused or out of its range, or a model that is not
@@ -59,7 +56,7 @@ def plan(
         tensor_parallel_size=target.count,
         **settings,
     )
-    refuse_settings(asked, _REFUSED, "plans are made without")
+    refuse(asked, "plans", "must be left out, as plans are made without")
     question = Question.of(asked, target, memory_bytes)
     found = question.ask(compiler_python(target.chip.kind, compiler_env), "plan")
     found["groups"] = tuple(GroupPlan(**group) for group in found.get("groups", ()))

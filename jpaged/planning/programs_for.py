@@ -8,19 +8,9 @@ from typing import Any
 from jpaged.config import EngineConfig
 from jpaged.engine.program_folder import configuration_digest
 from jpaged.execution.compile.store import free_folder
-from jpaged.planning.child_process import Question, compiler_python, refuse_settings
+from jpaged.planning.child_process import Question, compiler_python
 from jpaged.planning.devices import find_device
-
-_REFUSED = (
-    "speculative",
-    "kv_budget",
-    "data_parallel_size",
-    "language_model_only",
-    "images",
-    "enforce_eager",
-    "compiled_programs",
-)
-"""Settings that an engine for another device has to leave as they are by default."""
+from jpaged.setting import refuse
 
 
 def compile_programs_for(
@@ -65,7 +55,9 @@ def compile_programs_for(
     if memory_bytes is not None and memory_bytes < 1:
         raise ValueError(f"memory_bytes={memory_bytes} must be positive")
     asked = EngineConfig(**{"model": str(model), **settings, "tensor_parallel_size": target.count})
-    refuse_settings(asked, _REFUSED, "programs for another device are compiled without")
+    refuse(
+        asked, "programs for absent devices", "must be left out, as programs for another device are compiled without"
+    )
     python = compiler_python(kind, compiler_env)
     if python is None:
         raise ValueError(f"device={device!r} needs its compiler, here or where `scripts/aot_env.sh {kind} DIR` puts it")

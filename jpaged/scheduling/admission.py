@@ -10,6 +10,7 @@ from jpaged.memory import Fit, Lifetime, MemoryManager, Need, ReclaimEstimate
 from jpaged.memory.hash_chain import in_common, last_end
 from jpaged.memory.prefix_prediction import STEP_OVERHEAD
 from jpaged.scheduling.allocation import Allocation
+from jpaged.scheduling.held import Holds
 from jpaged.scheduling.queues import service_order, urgency
 from jpaged.scheduling.request import Request, Sequence, Status
 from jpaged.scheduling.step import StepPlan, missing_tokens
@@ -28,16 +29,15 @@ class Admission:
         self._memory = allocation.memory
         self._allocation = allocation
         self._running = running
-        self._growing = [held for held in allocation.holds if held.grows]
+        self._holds = allocation.holds
 
     def check(self, request: Request, lifetime: Lifetime) -> None:
         """Refuse a request that could never be served.
 
         Raises:
-            ValueError: it could not fit an empty pool, or has an image that no step could compute.
+            ValueError: it could not fit an empty pool, or asks for something that could not be held.
         """
-        for held in self._allocation.holds:
-            held.check(request)
+        self._holds.check(request)
         if not self.is_possible(request, lifetime):
             layout, width = self._memory.layout, len(request.sequences)
             several = f" in each of {width} sequences" if width > 1 else ""
@@ -49,14 +49,17 @@ class Admission:
             )
 
     def lifetime(self, request: Request) -> Lifetime:
-        """Return the most that a request will ever take; computed once, when the request is queued."""
-        adapter = 0 if request.adapter is None else request.adapter.num_blocks
+        """Return the most that a request will ever take; computed once, when the request is queued.
+
+        Raises:
+            ValueError: it asks for something that no layer group keeps.
+        """
         return Lifetime(
             request.most_computed,
             len(request.live),  # a restored request may have sequences that ended
             len(request.prompt_token_ids),
             request.encoder_tokens,
-            adapter,
+            self._holds.lifetime(request),
         )
 
     def need(self, request: Request) -> Need:
@@ -76,11 +79,9 @@ class Admission:
         """Return how many leading tokens of its prompt the request is sure to find in pinned blocks."""
         if request.computes_whole_prompt:
             return 0
+        name = self._holds.prefix(request)
         return self._memory.pinned_prefix(
-            request.prompt_token_ids,
-            salt=request.prefix_salt,
-            encoder_tokens=request.encoder_tokens,
-            spans=request.spans,
+            request.prompt_token_ids, salt=name.salt, encoder_tokens=request.encoder_tokens, spans=name.spans
         )
 
     def may_fit(self, request: Request) -> bool:
@@ -96,19 +97,14 @@ class Admission:
         blocks of its first sequence are attached, or it is swapped out."""
         most = urgency(request)  # that of the others is read in place: there may be thousands
         reserved = self._outstanding(other for other in others if (other.priority or 0) <= most)
-        if not all(held.has_place(request, others) for held in self._allocation.holds):
+        if not self._holds.has_place(request, others):
             return False
         if request.status is Status.SWAPPED:
             owners = [seq.seq_id for seq in request.live if seq.parent is None]
-            for held in self._allocation.holds:
-                if not held.grows:
-                    reserved = _sum(reserved, held.outstanding(request))
             reserved = _sum(reserved, self._outstanding([request]))
             return self._memory.swap_space.has_room(
                 owners, keep_room=bool(others), reserved=reserved, reclaimed=reclaimed
             )
-        for held in self._allocation.other_holds:  # `need` has the blocks of images and of the adapter
-            reserved = _sum(reserved, held.outstanding(request))
         fit = self._memory.can_admit(need, reserved=reserved, may_wait=bool(others), reclaimed=reclaimed)
         return fit is Fit.OK
 
@@ -157,8 +153,7 @@ class Admission:
             for seq in victim.live:
                 if seq.parent is None:
                     estimate.add_sequence(seq.seq_id)
-            for held in self._allocation.holds:
-                held.add_reclaimed(estimate, victim, request)
+            self._holds.add_reclaimed(estimate, victim, request)
         return estimate
 
     def _outstanding(self, requests: Iterable[Request]) -> list[int] | None:
@@ -169,8 +164,8 @@ class Admission:
                 # The watermark covers one more token of each sequence, which every step takes.
                 if seq.num_computed + 1 < len(seq.token_ids) + seq.num_pending and seq.finish_reason is None:
                     reserved = _sum(reserved, self._to_take(seq))
-            for held in self._growing:
-                reserved = _sum(reserved, held.outstanding(request))
+            if request.asks:
+                reserved = _sum(reserved, self._holds.outstanding(request))
         return reserved
 
     def _to_take(self, seq: Sequence) -> list[int]:
@@ -185,9 +180,15 @@ class Admission:
         self, request: Request, live: list[Sequence], num_tokens: int, cached_tokens: int, seq_id: int | None = None
     ) -> Need:
         """Return the need of its live sequences, with `num_tokens` tokens each."""
-        images = self._allocation.images.features(request)
-        adapter = self._allocation.adapters.num_blocks(request)
-        return Need(num_tokens, len(live), len(request.prompt_token_ids), images, adapter, cached_tokens, seq_id)
+        return Need(
+            num_tokens,
+            len(live),
+            len(request.prompt_token_ids),
+            request.encoder_tokens,
+            self._holds.to_enter(request),
+            cached_tokens,
+            seq_id,
+        )
 
 
 def _sum(some: list[int] | None, more: list[int] | None) -> list[int] | None:
@@ -200,12 +201,14 @@ class SharedPrefills:
     """Weighs the steps that a request saves by waiting for the prefill of another against those that the wait costs.
 
     Args:
+        holds: names prefixes.
         budget: most tokens of a step.
         max_chunk: most tokens of one prompt in one step.
     """
 
-    def __init__(self, memory: MemoryManager, budget: int, max_chunk: int) -> None:
+    def __init__(self, memory: MemoryManager, holds: Holds, budget: int, max_chunk: int) -> None:
         self._memory = memory
+        self._holds = holds
         self._budget = budget
         self._max_chunk = min(max_chunk, budget)
 
@@ -221,7 +224,8 @@ class SharedPrefills:
         shared, computed = self._longest_shared(request, tokens, plan)
         if not shared:
             return False
-        cached = self._memory.cached_prefix(tokens, salt=request.prefix_salt, spans=request.spans)
+        name = self._holds.prefix(request)
+        cached = self._memory.cached_prefix(tokens, salt=name.salt, spans=name.spans)
         cached = min(shared, cached)
         rest, missing = max(0, shared - computed), len(tokens) - cached
         alone = max(_steps(missing, self._max_chunk), 1 + _steps(missing + rest - plan.left, self._budget))
@@ -231,20 +235,19 @@ class SharedPrefills:
     def _longest_shared(self, request: Request, tokens: Seq[int], plan: StepPlan) -> tuple[int, int]:
         """Return (tokens that the request shares with a prefill, can find as a prefix then and that are computed by it
         from this step on, tokens that it has computed after this step); zeros where there are none."""
-        step = self._memory.layout.prefix_step
+        step, name = self._memory.layout.prefix_step, self._holds.prefix(request)
         most, computed = 0, 0
         for other, chunk in plan.prefills:
             theirs = chunk.seq.token_ids
-            if (
-                other.prefix_salt != request.prefix_salt
-                or theirs[:step] != tokens[:step]
-                or service_order(other) > service_order(request)
-            ):
+            if theirs[:step] != tokens[:step] or service_order(other) > service_order(request):
+                continue
+            others_name = self._holds.prefix(other)
+            if others_name.salt != name.salt:
                 continue
             shared = min(common_prefix(theirs, tokens), len(tokens) - 1)
-            if request.images or other.images:
-                shared = in_common(request.spans, other.spans, shared)
-            shared = last_end(shared, request.spans, step)
+            if name.spans or others_name.spans:
+                shared = in_common(name.spans, others_name.spans, shared)
+            shared = last_end(shared, name.spans, step)
             shared = self._memory.prefix_to_come(chunk.seq.seq_id, shared)
             if shared > max(most, chunk.start):
                 most, computed = shared, chunk.start + chunk.length

@@ -7,11 +7,10 @@ rebuilt in the same way from prompt and generated tokens, as the tree that its s
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from itertools import takewhile
 
 from jpaged.memory import BlockCopy, MemoryManager, SwapCopy
-from jpaged.scheduling.holds import AdapterHolds, Held, ImageHolds, Reach
+from jpaged.scheduling.held import Holds, Reach
 from jpaged.scheduling.request import Request, Sequence
 from jpaged.scheduling.step import Chunk
 
@@ -22,28 +21,15 @@ class Allocation:
     Args:
         memory: owns the blocks; every allocation goes through it.
         max_num_seqs: number of slots.
-        others: further kinds of holds, see `Held`.
+        holds: what requests hold in addition to the KV of their sequences.
 
     Attributes:
         free_slots: slots that no sequence has.
-        images, adapters: the two kinds of holds that every scheduler has.
-        other_holds: `others`.
-        holds: all kinds, in the order in which they are held and released.
     """
 
-    def __init__(
-        self,
-        memory: MemoryManager,
-        max_num_seqs: int,
-        images: ImageHolds,
-        adapters: AdapterHolds,
-        others: Seq[Held] = (),
-    ) -> None:
+    def __init__(self, memory: MemoryManager, max_num_seqs: int, holds: Holds) -> None:
         self.memory = memory
-        self.images = images
-        self.adapters = adapters
-        self.other_holds = tuple(others)
-        self.holds: tuple[Held, ...] = (images, adapters, *others)
+        self.holds = holds
         self._max_num_seqs = max_num_seqs
         self._prompt_tail = memory.layout.prompt_tail
         self.free_slots = self._all_slots
@@ -55,8 +41,7 @@ class Allocation:
     def clear(self) -> None:
         """Take back everything that sequences have, and clear the memory."""
         self.memory.clear()
-        for held in self.holds:
-            held.clear()
+        self.holds.clear()
         self.free_slots = self._all_slots
 
     def attach(self, request: Request, seq: Sequence, most_cached: int | None, *, from_disk: bool = False) -> None:
@@ -69,18 +54,19 @@ class Allocation:
         self.memory.add(
             seq.seq_id,
             request.request_id,
-            encoder_tokens=0 if self.memory.images.stays else request.encoder_tokens,
+            encoder_tokens=request.encoder_tokens,
             prompt_tokens=len(request.prompt_token_ids),
             kept_tokens=request.kept_tokens,
         )
         if request.compact_placement:
             self.memory.pack(seq.seq_id)
         most = 0 if request.computes_whole_prompt else most_cached
+        name = self.holds.prefix(request)
         seq.num_computed = self.memory.match_prefix(
             seq.seq_id,
             seq.token_ids,
-            salt=request.prefix_salt,
-            spans=request.spans,
+            salt=name.salt,
+            spans=name.spans,
             max_tokens=most,
             from_disk=from_disk,
         )
@@ -95,22 +81,22 @@ class Allocation:
     ) -> tuple[list[Chunk], list[BlockCopy], int] | None:
         """Allocate the first chunks of a request's sequences, of which the first is attached already.
 
-        The order matters: what is held as a whole comes first, then for each sequence its images and its blocks. Where
-        one of them is not to be had, everything taken before is released. A sequence that begins like another waits to
-        be forked from it, unless the cache holds the tokens that they share.
+        The order matters: what is held as a whole comes first, then for each sequence what it reads and its blocks.
+        Where one of them is not to be had, everything taken before is released. A sequence that begins like another
+        waits to be forked from it, unless the cache holds the tokens that they share.
 
         Returns:
             The chunks, the copies to make before them, and the rest of the budget; None, with nothing held, when memory
             is short.
 
         Args:
-            budget: most tokens that all chunks and the encoder take together.
+            budget: most tokens that all chunks and what is held take together.
             max_chunk: most tokens of one chunk.
             most_cached: see `attach`.
         """
         chunks: list[Chunk] = []
         copies: list[BlockCopy] = []
-        if not self.hold(request):
+        if not self.holds.hold(request):
             self.detach(live[0])
             return None
         plan_forks(live)
@@ -123,18 +109,18 @@ class Allocation:
             length = min(seq.num_tokens - seq.num_computed, budget, max_chunk, tokens_to_fork(live, seq))
             length = tokens_before_end(seq, length, self._prompt_tail)
             reach: Reach | None = Reach(length, 0)
-            if request.images:
-                reach = self.images.reach(request, seq.num_computed, length, budget)
+            if request.asks:
+                reach = self.holds.reach(request, seq, length, budget)
             made: list[BlockCopy] | None = None
             if reach is not None:
                 length, budget = reach.length, budget - reach.cost
                 made = self.allocate(seq, seq.num_computed + length) if length > 0 else []
-                shorter = None if made is not None else self.images.shorten(request, seq.num_computed, length, chunks)
+                shorter = None if made is not None else self.holds.shorten(request, seq.num_computed, length, chunks)
                 if shorter is not None:
                     length = shorter
                     made = self.allocate(seq, seq.num_computed + length)
             if made is None:
-                self.release_holds(request)
+                self.holds.release(request)
                 for placed in live[: number + 1]:
                     if placed.parent is None:
                         self.drop(placed)
@@ -145,19 +131,6 @@ class Allocation:
                 chunks.append(Chunk(seq, seq.num_computed, length, -1, self.tables(seq)))
                 budget -= length
         return chunks, copies, budget
-
-    def hold(self, request: Request) -> bool:
-        """Take all that a request holds before its first chunk; return False, with nothing held, when memory is
-        short."""
-        if all(held.hold(request) for held in self.holds):
-            return True
-        self.release_holds(request)
-        return False
-
-    def release_holds(self, request: Request) -> None:
-        """Release what the request holds in addition to the KV of its sequences."""
-        for held in self.holds:
-            held.release(request)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Share every block of the parent with the child. The next append of either copies the block that both would
@@ -239,6 +212,11 @@ class Allocation:
     def drop(self, seq: Sequence) -> None:
         """Release the sequence's blocks, in the pool or in host memory, but not its slot."""
         self.memory.free(seq.seq_id)
+
+    def drop_any(self, seq: Sequence) -> None:
+        """Release the sequence's blocks, if it has any."""
+        if self.memory.holds(seq.seq_id):
+            self.drop(seq)
 
 
 def plan_forks(live: list[Sequence]) -> None:

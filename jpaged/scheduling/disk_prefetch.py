@@ -7,8 +7,10 @@ from collections import deque
 from collections.abc import Callable
 
 from jpaged.memory import DiskTier, MemoryManager
+from jpaged.scheduling.held import Holds
 from jpaged.scheduling.request import Request
 from jpaged.scheduling.step import ScheduledStep, StepPlan
+from jpaged.scheduling.work import FROM_DISK, TO_DISK
 
 TIMED_TOKENS = 64
 """A step with at least so many prompt tokens measures the time to compute one; half of the budget, if that is less."""
@@ -24,14 +26,21 @@ class DiskPrefetch:
 
     Args:
         disk: the memory's disk tier.
+        holds: names prefixes.
         budget: most tokens of a step.
         clock: returns seconds that only grow.
     """
 
     def __init__(
-        self, memory: MemoryManager, disk: DiskTier, budget: int, clock: Callable[[], float] = time.monotonic
+        self,
+        memory: MemoryManager,
+        disk: DiskTier,
+        holds: Holds,
+        budget: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._memory = memory
+        self._holds = holds
         self._disk = disk
         self._clock = clock
         self._timed_tokens = min(TIMED_TOKENS, max(1, budget // 2))
@@ -73,7 +82,9 @@ class DiskPrefetch:
 
     def end_step(self, plan: StepPlan) -> None:
         """Put the blocks to write to disk and those that were read into the plan."""
-        plan.to_disk, plan.from_disk = self._disk.take_moves()
+        writes, fills = self._disk.take_moves()
+        plan.add_work(TO_DISK, writes)
+        plan.add_work(FROM_DISK, fills)
 
     def dispatched(self, step: ScheduledStep) -> None:
         """Note when a step was dispatched: it begins then, or when the one before ends."""
@@ -94,13 +105,14 @@ class DiskPrefetch:
     def _look(self, request: Request, *, is_next: bool) -> None:
         if request.computes_whole_prompt or not request.live:
             return
+        name = self._holds.prefix(request)
         self._memory.read_ahead(
             request.request_id,
             request.live[0].token_ids,
             self._clock(),
-            salt=request.prefix_salt,
-            spans=request.spans,
-            encoder_tokens=0 if self._memory.images.stays else request.encoder_tokens,
+            salt=name.salt,
+            spans=name.spans,
+            encoder_tokens=request.encoder_tokens,
             prompt_tokens=len(request.prompt_token_ids),
             is_next=is_next,
         )

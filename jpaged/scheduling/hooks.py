@@ -16,7 +16,7 @@ class TokenRules(Protocol):
     """Says which tokens may come next.
 
     Attributes:
-        mask: packed bits of these tokens, as in `LogitEdits.mask`.
+        mask: packed bits of these tokens, as in `TokenMasks.mask`.
         complete: whether nothing but end-of-sequence can come.
         error: why the rules cannot be followed any further; None while they can.
     """

@@ -1,4 +1,4 @@
-"""The images and the adapter of a request, as they lie on the host."""
+"""What requests ask for in addition to text, as it lies on the host: images and adapters."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int, UInt8
 
-from jpaged.memory import TokenSpan
+from jpaged.memory import Adapters, ImageFeatures, TokenSpan
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +80,17 @@ def _together(run: Sequence[PromptImage]) -> PromptImage:
     return PromptImage(run[0].start, length, name.digest(), features, {}, run[0].whole, tuple(run))
 
 
+class SavedAdapter(NamedTuple):
+    """Names the adapter of a request that was read from a saved state, until it is found.
+
+    Attributes:
+        name, digest: see `Adapter`; the digest in hexadecimal digits.
+    """
+
+    name: str
+    digest: str
+
+
 @dataclass(frozen=True, eq=False)
 class Adapter:
     """A low-rank adapter, as it lies on the host.
@@ -104,3 +116,13 @@ class Adapter:
     def salt(self) -> tuple[str, str]:
         """Return the part of a prefix salt that separates KV computed with it from other KV in the prefix cache."""
         return self.name, self.digest.hex()
+
+
+def asks_for(images: Sequence[PromptImage] = (), adapter: Adapter | None = None) -> dict[str, Any]:
+    """Return what a request asks for, by its kind."""
+    asks: dict[str, Any] = {}
+    if images:
+        asks[ImageFeatures.kind] = tuple(images)
+    if adapter is not None:
+        asks[Adapters.kind] = adapter
+    return asks

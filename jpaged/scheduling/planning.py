@@ -1,4 +1,4 @@
-"""Plans the next tokens of running requests, with the blocks, drafts and images that they take."""
+"""Plans the next tokens of running requests, with the blocks and drafts that they take, and what they hold."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from jpaged.scheduling.allocation import Allocation, children_due, tokens_before
 from jpaged.scheduling.request import Request, Sequence
 from jpaged.scheduling.speculation.drafting import Drafting
 from jpaged.scheduling.step import Chunk, Sample, StepPlan, missing_tokens, source_row
+from jpaged.scheduling.work import COPIES
 
 MakeRoom = Callable[[Sequence, list[BlockCopy]], bool]
 """Frees memory for a sequence, whose request has these copies planned so far; False = its request is not to go on."""
@@ -19,14 +20,14 @@ class NextTokens:
     """Puts the next chunks of requests into a step.
 
     Args:
-        allocation: the blocks and images of running sequences.
+        allocation: the blocks of running sequences, and what requests hold.
         drafting: their drafts; None = no draft is verified.
         max_chunk: most tokens of one prompt in one step.
     """
 
     def __init__(self, allocation: Allocation, drafting: Drafting | None, *, max_chunk: int) -> None:
         self._allocation = allocation
-        self._images = allocation.images
+        self._holds = allocation.holds
         self._drafting = drafting
         self._max_chunk = max_chunk
         self._prompt_tail = allocation.memory.layout.prompt_tail
@@ -43,9 +44,9 @@ class NextTokens:
                 most = tokens_to_fork(request.sequences, seq)
                 length = min(missing, plan.left - plan.reserved, self._max_chunk, most)
                 length = tokens_before_end(seq, length, self._prompt_tail)
-            if length > 0 and self._images.is_due(request, seq):
+            if length > 0 and request.asks:
                 budget = plan.left - plan.reserved + (missing == 1)
-                while (reach := self._images.reach(request, seq.num_computed, length, budget)) is None:
+                while (reach := self._holds.reach(request, seq, length, budget)) is None:
                     if not make_room(seq, copies):
                         return False
                 length = reach.length
@@ -66,7 +67,7 @@ class NextTokens:
                     tables = self._allocation.tables(seq)
             if end > seq.capacity:
                 while (made := self._allocation.allocate(seq, end)) is None:
-                    shorter = self._images.shorten(request, seq.num_computed, length, chunks)
+                    shorter = self._holds.shorten(request, seq.num_computed, length, chunks)
                     if shorter is not None:
                         length, end = shorter, seq.num_computed + shorter
                         continue
@@ -86,9 +87,8 @@ class NextTokens:
     def put(self, request: Request, chunks: list[Chunk], copies: list[BlockCopy], plan: StepPlan) -> None:
         """Put a request's chunks into the step, and fork the sequences that begin where one of them ends."""
         plan.add(request, chunks, copies)
-        if request.images:
-            for chunk in chunks:
-                plan.reads += self._images.reads(request, chunk)
+        if request.asks:
+            self._holds.add_rows(plan, request, chunks)
         if len(request.sequences) > 1:
             for chunk in chunks:
                 for child in children_due(request.sequences, chunk.seq):
@@ -117,7 +117,8 @@ def plan_decodes(running: list[Request], position: int, plan: StepPlan, allocati
             copies = allocation.allocate(seq, end)
             if copies is None:
                 break
-            plan.copies += copies
+            if copies:
+                plan.add_work(COPIES, copies)
             tables = allocation.tables(seq)
         # `tuple.__new__` skips the Python-level call of `Chunk(...)`, which shows at thousands of sequences.
         chunk = new(Chunk, (seq, start, 1, seq.pending_row if pending else -1, tables, ()))

@@ -16,6 +16,7 @@ from jpaged.scheduling.allocation import Allocation
 from jpaged.scheduling.queues import Queues
 from jpaged.scheduling.request import Request, Sequence, Status
 from jpaged.scheduling.step import StepPlan, missing_tokens
+from jpaged.scheduling.work import SWAP_IN, SWAP_OUT
 
 logger = logging.getLogger(__name__)
 
@@ -85,13 +86,13 @@ class Preemption:
         plan.preempted.append(request)
         plan.reserved -= sum(missing_tokens(request, seq) == 1 for seq in live)
         request.pause()
-        self._allocation.release_holds(request)
+        self._allocation.holds.release(request)
         swaps = self.mode == "swap" or (self.mode == "auto" and len(live) > 1)
         # The host blocks that a swap in leaves are read after all that goes out was written: none may be taken again.
-        if swaps and not plan.swap_in:
+        if swaps and SWAP_IN not in plan.work:
             moved = self._allocation.swap_out(live, unmade)
             if moved is not None:
-                plan.swap_out += moved
+                plan.add_work(SWAP_OUT, moved)
                 request.status = Status.SWAPPED
                 request.num_swaps += 1
                 self.num_swaps += 1
@@ -109,12 +110,12 @@ class Preemption:
         Its tokens of the step before it was preempted have reached the host by then.
         """
         live = request.live
-        plan.swap_in += self._allocation.swap_in(live)
+        plan.add_work(SWAP_IN, self._allocation.swap_in(live))
         plan.reserved += sum(missing_tokens(request, seq) == 1 for seq in live)
         self._queues.remove(request)
         request.status = Status.RUNNING
         request.end_pause()
-        has_holds = self._allocation.hold(request)
+        has_holds = self._allocation.holds.hold(request)
         if not has_holds:
             self.take_back(request, plan, [])  # by recomputation: this step swaps in already
         self._queues.put(request)

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
-from jpaged.memory import HeldAdapter, HeldImage, TokenSpan
 from jpaged.outputs import FinishReason, RequestMetrics
 from jpaged.pooling_params import Pooling
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling.beam import BeamSearch
 from jpaged.scheduling.hooks import StopSearch, TokenRules
-from jpaged.scheduling.inputs import PromptImage
 from jpaged.scheduling.top_tokens import TokenRanking
-
-if TYPE_CHECKING:
-    from jpaged.scheduling.inputs import Adapter
 
 
 class Status(Enum):
@@ -115,16 +109,12 @@ class Request:
         prompt_logprobs: log-probability and ranking of each prompt token, by position, once it was scored; for requests
             that ask for them.
         bad_words: token sequences that its output cannot hold.
-        encoder_tokens: number of tokens of its images or audio, for models with cross-attention, where the salt must
-            name them; of its largest image, for models that keep images' features.
-        images: the images of its prompt, in order.
-        held: the images that it holds in the pool, by their place among them.
-        adapter: the low-rank adapter that it runs with; None = the base model.
-        held_adapter: its hold on that adapter's blocks; None while it does not run.
-        saved_adapter: name and digest of its adapter, between being read from a saved state and finding it.
+        encoder_tokens: number of tokens of an encoder whose KV its sequences' tables have; the salt must name them.
+        asks: contents that it asks for in addition to text, by their kinds, see `jpaged.scheduling.held`.
+        held: what it holds of them in the pool, by their kinds; empty while it does not run.
         kept_tokens: leading tokens of the prompt that are to be found as a prefix once they are computed, see
             `MemoryManager.add`; 0 = wherever the layers see fit.
-        allowed_mask: packed bits of the tokens it may draw, as in `LogitEdits.mask`; None = all.
+        allowed_mask: packed bits of the tokens it may draw, as in `TokenMasks.mask`; None = all.
         beam: the beam search of a beam request, whose sequences are the beams, best first; None for others.
         compact_placement: whether its blocks go where they open fewest large pages, see `MemoryManager.pack`.
         runs_exclusively: whether it could not go on although no other request ran, because its blocks lay scattered. It
@@ -134,6 +124,7 @@ class Request:
         pooled: the parts of that vector that chunks of its prompt made, by their first position: the position after
             their last, and a vector. A chunk that is computed again replaces its part.
         pause_times: times at which it was preempted and at which it was back in the batch, alternating.
+        edits: the edits of logits that it asks for, once a sampler looked: the scheduler does not read them.
         overflow_requests: requests for the outputs that exceed the number of sequences that may run at once. They are
             queued right after it, and are read and aborted together with it.
     """
@@ -156,11 +147,8 @@ class Request:
     beam: BeamSearch | None = None
     encoder_tokens: int = 0
     kept_tokens: int = 0
-    images: tuple[PromptImage, ...] = ()
-    held: dict[int, HeldImage] = field(default_factory=dict)
-    adapter: Adapter | None = None
-    held_adapter: HeldAdapter | None = None
-    saved_adapter: tuple[str, str] | None = None
+    asks: dict[str, Any] = field(default_factory=dict)
+    held: dict[str, Any] = field(default_factory=dict)
     pooling: Pooling | None = None
     pooled: dict[int, tuple[int, np.ndarray]] = field(default_factory=dict)
     compact_placement: bool = False
@@ -176,27 +164,18 @@ class Request:
     num_preemptions: int = 0
     num_swaps: int = 0
     pause_times: list[float] = field(default_factory=list)
+    edits: tuple[Any, ...] | None = field(default=None, init=False, repr=False)
 
     @property
     def all_requests(self) -> list[Request]:
         """Return the request and those for its later outputs."""
         return [self, *self.overflow_requests]
 
-    @property
-    def prefix_salt(self) -> Hashable:
-        """Return the salt that separates its KV in the prefix cache: its own, and its adapter's where it has one."""
-        return self.cache_salt if self.adapter is None else (self.cache_salt, *self.adapter.salt)
-
-    def shares_adapter(self, other: Request) -> bool:
-        """Tell whether both run with the same adapter."""
-        mine, theirs = self.adapter, other.adapter
-        return mine is not None and theirs is not None and mine.digest == theirs.digest
-
     @cached_property
     def is_plain(self) -> bool:
-        """True if a sequence's next token takes only a row of the step: the request has no image, adapter, pooled
-        vector, beam or grammar."""
-        return not (self.images or self.adapter or self.pooling or self.needs_host)
+        """True if a sequence's next token takes only a row of the step: the request asks for text only, and has no
+        pooled vector, beam or grammar."""
+        return not (self.asks or self.pooling or self.needs_host)
 
     @property
     def computes_whole_prompt(self) -> bool:
@@ -225,11 +204,6 @@ class Request:
             self.pause_times.append(time.monotonic())
 
     @property
-    def spans(self) -> tuple[TokenSpan, ...]:
-        """Return the tokens of its prompt that stand for images."""
-        return tuple(image.span for image in self.images)
-
-    @property
     def live(self) -> list[Sequence]:
         """Return the sequences that still generate."""
         return [s for s in self.sequences if s.finish_reason is None]
@@ -247,13 +221,6 @@ class Request:
         if self.beam is not None:
             return self.beam.num_candidates
         return 0 if self.params.logprobs is None else max(1, self.params.logprobs)
-
-    @property
-    def edits_logits(self) -> bool:
-        """Tell whether the request's logits may be changed before a token is chosen."""
-        params = self.params
-        edited = params.penalised or params.logit_bias or params.min_tokens or params.structured_outputs
-        return bool(edited or self.bad_words or self.allowed_mask is not None)
 
     @property
     def needs_host(self) -> bool:

@@ -27,7 +27,6 @@ def begin_again(request: Request) -> None:
         if seq.finish_reason is None and request.beam is None:
             _look_again(request, seq)
     request.held.clear()
-    request.held_adapter = None
     request.status = Status.WAITING
 
 
@@ -57,8 +56,6 @@ def copy_unstarted(request: Request) -> Request:
     """Return a request like one that finished, under the same ids, that can be run again."""
     prompt = request.prompt_token_ids
     sequences = [Sequence(seq.seq_id, i, list(prompt), len(prompt)) for i, seq in enumerate(request.sequences)]
-    request = replace(
+    return replace(
         request, sequences=sequences, status=Status.WAITING, prompt_logprobs={}, pooled={}, held={}, pause_times=[]
     )
-    request.held_adapter = None
-    return request

@@ -2,8 +2,7 @@
 
 Nothing may be in flight: the host has seen every token that a sequence has. Times are kept as ages, so that they go on
 as if no time had passed between two processes. Grammars and searches for stop strings are not saved: they are made
-again from the tokens. Requests whose images are equal share one entry of `Pictures`: an encoder's input of one image is
-millions of numbers."""
+again from the tokens. What requests ask for besides text is written by its kind, see `jpaged.scheduling.held`."""
 
 from __future__ import annotations
 
@@ -17,58 +16,12 @@ import numpy as np
 
 from jpaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from jpaged.scheduling.beam import BeamSearch, Hypothesis
-from jpaged.scheduling.inputs import PromptImage
+from jpaged.scheduling.held import KINDS, SavedArrays
+from jpaged.scheduling.held.base import Arrays
 from jpaged.scheduling.request import Request, Sequence, Status
 from jpaged.scheduling.scheduler import Scheduler
 from jpaged.scheduling.top_tokens import TokenRanking
 from jpaged.structured_outputs import StructuredOutputsParams
-
-Arrays = Mapping[str, np.ndarray]
-
-
-class Pictures:
-    """Numbers the encoder inputs of images."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[bytes, int] = {}
-        self._arrays: list[Arrays] = []
-
-    def number(self, image: PromptImage) -> int:
-        """Return the number of an image; each new one gets the next."""
-        if image.digest not in self._numbers:
-            self._numbers[image.digest] = len(self._arrays)
-            self._arrays.append(image.arrays)
-        return self._numbers[image.digest]
-
-    def data(self) -> list[Arrays]:
-        """Return the arrays of each, by its number: those of the requests, not copies."""
-        return self._arrays
-
-
-def image_data(image: PromptImage, pictures: Pictures) -> dict[str, Any]:
-    """Return an image of a prompt, or several that stand together."""
-    return {
-        "start": image.start,
-        "length": image.length,
-        "digest": image.digest,
-        "features": image.features,
-        "whole": image.whole,
-        "picture": None if image.parts else pictures.number(image),
-        "parts": [image_data(part, pictures) for part in image.parts],
-    }
-
-
-def load_image(data: Mapping[str, Any], pictures: Seq[Arrays]) -> PromptImage:
-    """Return an image of a prompt, or several that stand together."""
-    return PromptImage(
-        start=data["start"],
-        length=data["length"],
-        digest=data["digest"],
-        features=data["features"],
-        arrays={} if data["picture"] is None else pictures[data["picture"]],
-        whole=data["whole"],
-        parts=tuple(load_image(part, pictures) for part in data["parts"]),
-    )
 
 
 def plain_array(array: np.ndarray) -> dict[str, Any]:
@@ -81,11 +34,11 @@ def load_array(data: Mapping[str, Any]) -> np.ndarray:
     """Return an array whose memory is the data's.
 
     Raises:
-        ValueError: bytes and shape do not fit, or the numbers are of no kind that encoders take.
+        ValueError: bytes and shape do not fit, or the elements are no numbers.
     """
     dtype = np.dtype(data["dtype"])
     if dtype.kind not in "fiub":
-        raise ValueError(f"dtype={data['dtype']!r} of a saved image is none of numbers")
+        raise ValueError(f"dtype={data['dtype']!r} of a saved array is none of numbers")
     return np.frombuffer(data["bytes"], dtype).reshape(data["shape"])
 
 
@@ -167,22 +120,20 @@ SEQUENCE_FIELDS = (
 """Fields of a sequence that are plain as they are."""
 
 
-def request_data(request: Request, now: float, pictures: Pictures | None = None) -> dict[str, Any]:
-    """Return a request with its overflow requests. A finished one is saved without its images, unless it is of a pinned
-    prefix, which may have to be computed again.
+def request_data(request: Request, now: float, arrays: SavedArrays | None = None) -> dict[str, Any]:
+    """Return a request with its overflow requests.
 
     Args:
         now: the time on the clock of the request's times.
-        pictures: collects the encoder inputs of its images; may be left out where there are none.
+        arrays: collects those of what it asks for; may be left out where there are none.
     """
     mask, beam = request.allowed_mask, request.beam
-    pictures = Pictures() if pictures is None else pictures
-    needs_images = request.status is not Status.FINISHED or request.kept_tokens > 0
+    arrays = SavedArrays() if arrays is None else arrays
     return {
         **{name: getattr(request, RENAMED.get(name, name)) for name in REQUEST_FIELDS},
         **{name: _age(getattr(request, name), now) for name in TIMES},
         "pause_ages": [now - then for then in request.pause_times],
-        "adapter": None if request.adapter is None else list(request.adapter.salt),
+        **{held.saved_name: held.data(request, arrays) for held in KINDS.values()},
         "params": params_data(request.params),
         "stop_ids": sorted(request.stop_ids),
         "eos_ids": sorted(request.eos_ids),
@@ -194,27 +145,31 @@ def request_data(request: Request, now: float, pictures: Pictures | None = None)
         "beam": None if beam is None else _beam_data(beam),
         "status": request.status.value,
         "sequences": [_sequence_data(request, seq) for seq in request.sequences],
-        "images": [image_data(image, pictures) for image in request.images if needs_images],
-        "later": [request_data(part, now, pictures) for part in request.overflow_requests],
+        "later": [request_data(part, now, arrays) for part in request.overflow_requests],
     }
 
 
-def load_request(data: Mapping[str, Any], now: float, pictures: Seq[Arrays] = ()) -> Request:
+def load_request(data: Mapping[str, Any], now: float, arrays: Seq[Arrays] = ()) -> Request:
     """Return a request with its overflow requests. Its grammar and stop search are not attached yet.
 
     Args:
         now: the time on the clock of the request's times.
-        pictures: the encoder inputs of the images, by their numbers.
+        arrays: those of `SavedArrays.data`.
 
     Raises:
         ValueError: a parameter of it cannot be given here.
     """
     mask, stop_ids, eos_ids = data["allowed_mask"], frozenset(data["stop_ids"]), frozenset(data["eos_ids"])
+    found = {kind: held.load(data.get(held.saved_name), arrays) for kind, held in KINDS.items()}
+    asks = {kind: asked for kind, asked in found.items() if asked is not None}
+    plain = {RENAMED.get(name, name): data[name] for name in REQUEST_FIELDS}
+    if asks:
+        plain["encoder_tokens"] = 0  # 0.2.0 counted what it asks for here
     request = Request(
-        **{RENAMED.get(name, name): data[name] for name in REQUEST_FIELDS},
+        **plain,
+        asks=asks,
         **{name: _time(data[name], now) for name in TIMES},
         pause_times=[now - age for age in data["pause_ages"]],
-        saved_adapter=None if data.get("adapter") is None else (data["adapter"][0], data["adapter"][1]),
         params=load_params(data["params"]),
         stop_ids=stop_ids,
         eos_ids=eos_ids,
@@ -227,8 +182,7 @@ def load_request(data: Mapping[str, Any], now: float, pictures: Seq[Arrays] = ()
         beam=None if data["beam"] is None else _load_beam(data["beam"]),
         status=Status(data["status"]),
         sequences=[_load_sequence(data["prompt_token_ids"], one) for one in data["sequences"]],
-        images=tuple(load_image(image, pictures) for image in data["images"]),
-        overflow_requests=[load_request(part, now, pictures) for part in data["later"]],
+        overflow_requests=[load_request(part, now, arrays) for part in data["later"]],
     )
     for seq, one in zip(request.sequences, data["sequences"], strict=True):
         seq.parent = None if one["parent"] is None else request.sequences[one["parent"]]

@@ -13,7 +13,7 @@ from jpaged.scheduling.admission import Admission, SharedPrefills
 from jpaged.scheduling.allocation import Allocation, tokens_before_end
 from jpaged.scheduling.beam_sequences import offer
 from jpaged.scheduling.disk_prefetch import DiskPrefetch
-from jpaged.scheduling.holds import AdapterHolds, Held, ImageHolds
+from jpaged.scheduling.held import Holds, PrefixName, StepLimits
 from jpaged.scheduling.planning import NextTokens, plan_decodes
 from jpaged.scheduling.preemption import Preemption, PreemptionMode
 from jpaged.scheduling.queues import Queues, SchedulingPolicy, urgency
@@ -23,6 +23,7 @@ from jpaged.scheduling.speculation import Speculation
 from jpaged.scheduling.speculation.drafting import Drafting, drafts_kept
 from jpaged.scheduling.step import Chunk, ScheduledStep, StepPlan, decodes_due
 from jpaged.scheduling.top_tokens import TopTokens
+from jpaged.scheduling.work import DROPPED
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +47,6 @@ class Scheduler:
         preemption_mode: see `Preemption`; swapping needs a memory with swap space.
         speculation: makes drafts; None = no draft is verified.
         num_rows: rows of the sampler, at least max_num_seqs; drafts take those without a sequence. None: as many.
-        max_loras: most different adapters of a step; a request whose adapter would be one more waits.
-        holds: further kinds of blocks that requests hold, in addition to images and adapters.
     """
 
     def __init__(
@@ -61,8 +60,6 @@ class Scheduler:
         preemption_mode: PreemptionMode = "recompute",
         speculation: Speculation | None = None,
         num_rows: int | None = None,
-        max_loras: int = 1,
-        holds: Seq[Held] = (),
     ) -> None:
         if max_num_batched_tokens < max_num_seqs:
             raise ValueError(f"max_num_batched_tokens={max_num_batched_tokens} is below max_num_seqs={max_num_seqs}")
@@ -77,14 +74,15 @@ class Scheduler:
         self._unfinished: dict[int, Request] = {}  # an exception in the middle of a change cannot tear it
         self._max_chunk = max_chunk = long_prefill_token_threshold or max_num_batched_tokens
         self._prompt_tail = memory.layout.prompt_tail
-        images = ImageHolds(memory, max_num_batched_tokens - max_num_seqs + 1, max_chunk)
-        self.allocation = Allocation(memory, max_num_seqs, images, AdapterHolds(memory, max_loras), holds)
+        holds = Holds(memory, StepLimits(max_num_batched_tokens - max_num_seqs + 1, max_chunk))
+        self.allocation = Allocation(memory, max_num_seqs, holds)
         self._drafting = None if speculation is None else Drafting(speculation, self.allocation, max_num_seqs)
         self._next_tokens = NextTokens(self.allocation, self._drafting, max_chunk=max_chunk)
         self.admission = Admission(self.allocation, self.queues.running)
         self.preemption = Preemption(self.queues, self.allocation, self.admission, preemption_mode)
-        self._shared_prefills = SharedPrefills(memory, max_num_batched_tokens, max_chunk)
-        self.disk_prefetch = None if memory.disk is None else DiskPrefetch(memory, memory.disk, max_num_batched_tokens)
+        self._shared_prefills = SharedPrefills(memory, holds, max_num_batched_tokens, max_chunk)
+        disk = memory.disk
+        self.disk_prefetch = None if disk is None else DiskPrefetch(memory, disk, holds, max_num_batched_tokens)
 
     @property
     def has_work(self) -> bool:
@@ -107,6 +105,10 @@ class Scheduler:
         """Return all requests that have not ended."""
         return self.queues.requests
 
+    def prefix_name(self, request: Request) -> PrefixName:
+        """Return the name under which the prefix cache has the request's tokens."""
+        return self.allocation.holds.prefix(request)
+
     @property
     def num_preemptions(self) -> int:
         """Return how often a request's memory was taken back, by either way."""
@@ -119,8 +121,8 @@ class Scheduler:
             first: whether it is served before all others, as urgent as the most urgent of them.
 
         Raises:
-            ValueError: it needs more sequences than may run at once, could not fit an empty pool, has an image that
-                no step could compute, or a priority where none counts.
+            ValueError: it needs more sequences than may run at once, could not fit an empty pool, asks for something
+                that could not be held, or has a priority where none counts.
         """
         if request.priority is not None and self.policy != "priority":
             raise ValueError(f"priority={request.priority} needs scheduling_policy='priority', not {self.policy!r}")
@@ -145,7 +147,14 @@ class Scheduler:
 
     def restore(self, request: Request) -> None:
         """Put an unfinished request, which was saved and keeps its place in the order of arrival, into the queue that
-        its status names. The memory has its blocks already."""
+        its status names. The memory has its blocks already, and what it held is cached.
+
+        Where that is lost and memory is short for it, the request is computed again.
+        """
+        if request.status is Status.RUNNING and not self.allocation.holds.hold(request):
+            for seq in request.live:
+                self.allocation.drop_any(seq)
+            begin_again(request)
         self._unfinished[request.request_id] = request
         self.queues.put(request)
 
@@ -172,14 +181,14 @@ class Scheduler:
             return ScheduledStep()
         if self.disk_prefetch is not None:
             self.disk_prefetch.begin_step()
-        plan = StepPlan(self.max_num_batched_tokens, self.memory.swap_space.take_dropped())
+        plan = StepPlan(self.max_num_batched_tokens)
+        plan.add_work(DROPPED, self.memory.swap_space.take_dropped())
         plan.free_rows = self._free_rows
         self._plan_running(plan)
         if not (plan.preempted or plan.admission_stopped):
             while (request := self.queues.next_in_line()) is not None and self._try_admit(request, plan):
                 pass
-        for held in self.allocation.holds:
-            held.take(plan)
+        self.allocation.holds.take(plan)
         if self.disk_prefetch is not None:
             self.disk_prefetch.end_step(plan)
         return plan.step()
@@ -274,9 +283,9 @@ class Scheduler:
             return False
         planned = None if request.runs_exclusively else self._place(request, live, plan, is_enough, None)
         if planned is None and not self.running:
-            # Scattered hits can pin more pages than the sequence needs, and so can an adapter that is cached. An empty
-            # batch must not wait for itself, so try again with pinned tokens only.
-            self.allocation.adapters.forget(request)
+            # Scattered hits can pin more pages than the sequence needs, and so can what it holds where that is cached.
+            # An empty batch must not wait for itself, so try again with pinned tokens only.
+            self.allocation.holds.forget(request)
             planned = self._place(request, live, plan, is_enough, self.admission.pinned_tokens(request))
         if planned is None:
             return False
@@ -325,8 +334,7 @@ class Scheduler:
             seq = chunk.seq
             if chunk.length > 1 or seq.num_computed >= seq.capacity:
                 self.allocation.commit(seq)
-        for held in self.allocation.holds:
-            held.dispatched(step)
+        self.allocation.holds.dispatched(step)
         if self.disk_prefetch is not None:
             self.disk_prefetch.dispatched(step)
 
@@ -434,6 +442,6 @@ class Scheduler:
         self.queues.remove(request)
         if self.disk_prefetch is not None:
             self.disk_prefetch.let_go(request)
-        self.allocation.release_holds(request)
+        self.allocation.holds.release(request)
         request.status = Status.FINISHED
         self._unfinished.pop(request.request_id, None)

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jpaged.scheduling.work import COPIES
 
 if TYPE_CHECKING:
-    from jpaged.memory import (
-        BlockCopy,
-        DiskFill,
-        DiskWrite,
-        HeldAdapter,
-        HostBlock,
-        StoredAdapter,
-        StoredImage,
-        SwapCopy,
-    )
+    from jpaged.memory import BlockCopy, StoredAdapter, StoredImage
     from jpaged.pooling_params import Pooling
     from jpaged.scheduling.inputs import Adapter, PromptImage
     from jpaged.scheduling.request import Request, Sequence
@@ -72,40 +66,11 @@ class Encode(NamedTuple):
     stored: StoredImage
 
 
-class ImageRead(NamedTuple):
-    """Tokens [`start`, `stop`) of a sequence, by position, that take the features of one of the request's images.
-
-    Attributes:
-        number: place of the image among the request's.
-        blocks: all blocks of the image's features.
-    """
-
-    request: Request
-    number: int
-    seq_id: int
-    start: int
-    stop: int
-    blocks: list[int]
-
-    @property
-    def image(self) -> PromptImage:
-        """Return the image."""
-        return self.request.images[self.number]
-
-
 class AdapterLoad(NamedTuple):
     """An adapter to be written to the blocks of `stored` before the step's chunks run."""
 
     adapter: Adapter
     stored: StoredAdapter
-
-
-class AdapterUse(NamedTuple):
-    """A sequence of the step that runs with an adapter, which lies in the blocks of `held`."""
-
-    seq_id: int
-    adapter: Adapter
-    held: HeldAdapter
 
 
 class PromptScore(NamedTuple):
@@ -120,36 +85,24 @@ class ScheduledStep:
     """One iteration. Chunks of one token (decodes) come before longer ones; of these the ones with drafts come first.
 
     Attributes:
-        copies: block copies the device makes before the chunks run.
+        work: what the device does with whole blocks before the chunks run, by kind, see `jpaged.scheduling.work`.
         preempted: requests whose memory was taken back to make room.
-        dropped: host blocks whose content is of no use any more.
-        swap_out: blocks the device copies to host memory before anything else of the step.
-        swap_in: blocks it copies back after that and before `copies`.
         scored: chunks of requests that ask for prompt_logprobs.
         pooled: chunks of requests that ask for one vector of their prompt, those that it is made of.
-        encodes: images that the device encodes before the chunks run.
-        reads: the chunks' tokens that stand for images.
-        loads: adapters that are written to the pool before the chunks run.
-        adapted: the chunks' sequences that run with an adapter.
-        to_disk: blocks that the device copies out for the disk before anything else of the step.
-        from_disk: blocks that it fills with content read from disk, after `swap_in` and before `copies`.
+        rows: what the chunks' tokens read of what requests hold, by its kind, see `jpaged.scheduling.held`.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
-    copies: list[BlockCopy] = field(default_factory=list)
+    work: Mapping[str, Seq[Any]] = field(default_factory=dict)
     preempted: list[Request] = field(default_factory=list)
-    dropped: list[HostBlock] = field(default_factory=list)
-    swap_out: list[SwapCopy] = field(default_factory=list)
-    swap_in: list[SwapCopy] = field(default_factory=list)
     scored: list[tuple[Request, Chunk]] = field(default_factory=list)
     pooled: list[tuple[Request, Chunk]] = field(default_factory=list)
-    encodes: list[Encode] = field(default_factory=list)
-    reads: list[ImageRead] = field(default_factory=list)
-    loads: list[AdapterLoad] = field(default_factory=list)
-    adapted: list[AdapterUse] = field(default_factory=list)
-    to_disk: list[DiskWrite] = field(default_factory=list)
-    from_disk: list[DiskFill] = field(default_factory=list)
+    rows: Mapping[str, Seq[Any]] = field(default_factory=dict)
+
+    def work_of(self, kind: str) -> Seq[Any]:
+        """Return the work of one kind; empty where there is none."""
+        return self.work.get(kind, ())
 
     @property
     def undrafted(self) -> list[Chunk]:
@@ -190,7 +143,6 @@ class StepPlan:
 
     Args:
         budget: most tokens of the step.
-        dropped: host blocks whose content is of no use any more.
 
     Attributes:
         left: tokens of the budget not planned yet.
@@ -201,35 +153,23 @@ class StepPlan:
         decodes: chunks of one token, as planned so far.
         prefills: chunks of more than one token and whose they are, as planned so far.
         samples: tokens to draw, as planned so far.
-        copies: block copies that the device makes before the chunks run.
-        encodes: images to encode first.
-        reads: tokens that stand for images, as planned so far.
-        loads: adapters to load first.
-        to_disk: blocks whose content goes to disk first.
-        from_disk: blocks that are filled with content read from disk.
+        rows: what tokens read of what requests hold, by its kind, as planned so far.
+        work: what the device does first with whole blocks, by kind, as planned so far.
     """
 
-    def __init__(self, budget: int, dropped: list[HostBlock]) -> None:
+    def __init__(self, budget: int) -> None:
         self.left = budget
         self.reserved = 0
         self.admission_stopped = False
         self.free_rows = 0
         self.num_drafts = 0
         self.preempted: list[Request] = []
-        self.swap_out: list[SwapCopy] = []
-        self.swap_in: list[SwapCopy] = []
         self.decodes: list[Chunk] = []
         self.prefills: list[tuple[Request, Chunk]] = []
         self.samples: list[Sample] = []
-        self.copies: list[BlockCopy] = []
-        self.encodes: list[Encode] = []
-        self.reads: list[ImageRead] = []
-        self.loads: list[AdapterLoad] = []
-        self.to_disk: list[DiskWrite] = []
-        self.from_disk: list[DiskFill] = []
-        self._adapted: list[AdapterUse] = []
+        self.rows: dict[str, list[Any]] = {}
+        self.work: dict[str, list[Any]] = {}
         self._verified: list[Chunk] = []
-        self._dropped = dropped
         self._scored: list[tuple[Request, Chunk]] = []
         self._pooled: list[tuple[Request, Chunk]] = []
 
@@ -252,10 +192,13 @@ class StepPlan:
                 self._scored.append((request, chunk))
             if request.pooling is not None and pools(request.pooling, start, end == seq.num_prompt):
                 self._pooled.append((request, chunk))
-        if request.adapter is not None and chunks:
-            assert request.held_adapter is not None, "a running request holds its adapter"
-            self._adapted += (AdapterUse(c.seq.seq_id, request.adapter, request.held_adapter) for c in chunks)
-        self.copies += copies
+        if copies:
+            self.add_work(COPIES, copies)
+
+    def add_work(self, kind: str, values: Iterable[Any]) -> None:
+        """Plan work of a kind on whole blocks."""
+        if new := list(values):
+            self.work.setdefault(kind, []).extend(new)
 
     def sample(self, request: Request, seq: Sequence, chunk: Chunk) -> None:
         """Plan to draw the sequence's next token after the last token of `chunk`, or after each of its prefixes."""
@@ -270,19 +213,11 @@ class StepPlan:
         return ScheduledStep(
             chunks=self.decodes + self._verified + [chunk for _, chunk in self.prefills],
             samples=self.samples,
-            copies=self.copies,
+            work=self.work,
             preempted=self.preempted,
-            dropped=self._dropped,
-            swap_out=self.swap_out,
-            swap_in=self.swap_in,
             scored=self._scored,
             pooled=self._pooled,
-            encodes=self.encodes,
-            reads=self.reads,
-            loads=self.loads,
-            adapted=self._adapted,
-            to_disk=self.to_disk,
-            from_disk=self.from_disk,
+            rows=self.rows,
         )
 
 

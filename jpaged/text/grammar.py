@@ -26,7 +26,7 @@ class Grammar:
     """Follows one sequence's tokens.
 
     Attributes:
-        mask: packed bits of the tokens that may come next, as in `LogitEdits.mask`; end-of-sequence is among them
+        mask: packed bits of the tokens that may come next, as in `TokenMasks.mask`; end-of-sequence is among them
             where the text is complete.
         complete: whether nothing but end-of-sequence can come.
         error: why the grammar cannot be followed any further (it grew too complex); None while it can.

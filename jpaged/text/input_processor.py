@@ -14,6 +14,7 @@ from jaxtyping import Int
 
 from jpaged.sampling_params import BeamSearchParams, SamplingParams
 from jpaged.scheduling import BeamSearch, Request, Sequence
+from jpaged.scheduling.inputs import SavedAdapter, asks_for
 from jpaged.short_values import short_values
 from jpaged.text.adapters import AdapterSource, LoRA, NoAdapters
 from jpaged.text.images import ImageInputs
@@ -234,9 +235,7 @@ class InputProcessor:
             cache_salt=prompt.cache_salt,
             bad_words=bad_words,
             allowed_mask=allowed_mask(params, self.vocab_size),
-            encoder_tokens=max((image.features for image in prompt.images), default=0),
-            images=prompt.images,
-            adapter=adapter,
+            asks=asks_for(prompt.images, adapter),
             beam=None if beam_params is None else self._beam_search(beam_params, max_tokens, eos, streamed),
         )
         request.overflow_requests = self._later(request, request_ids[1:], sequences[self.max_num_seqs :])
@@ -319,8 +318,11 @@ class InputProcessor:
             ValueError: this model's tokenizer cannot be used for the request's settings, or its adapter is missing.
         """
         for part in request.all_requests:
-            if part.saved_adapter is not None:
-                part.adapter, part.saved_adapter = self.adapters.restored(*part.saved_adapter), None
+            part.asks |= {
+                kind: self.adapters.restored(*asked)
+                for kind, asked in part.asks.items()
+                if isinstance(asked, SavedAdapter)
+            }
         self._hooks.attach_again(request)
 
     # ------------------------------------------------------------------ checks

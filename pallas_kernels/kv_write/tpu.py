@@ -1,8 +1,9 @@
 """Implements kv_write as a Pallas Mosaic TPU kernel, in place.
 
 One token's row is less than a memory tile (bf16 packs two rows in one), so a single row cannot be a DMA.
-The unit of work is a *run*: consecutive tokens that fill consecutive slots of one block. Its block is read into
-VMEM, the new rows are rolled to their place and merged in, and the block is written back. Runs go through a ring
+The unit of work is a *run*: consecutive tokens that fill consecutive slots of one block. Its block, or the tile of
+rows that has all its tokens, is read into VMEM, the new rows are rolled to their place and merged in, and it is written
+back: a decode moves a tile, a prompt blocks. Runs go through a ring
 of buffers, reads of later runs and writes of earlier ones in flight while one is merged.
 
 The scales of int8 rows lie in a lane a token, a 32-bit word each (`pallas_kernels.kv_codes`): they are rolled along
@@ -26,9 +27,12 @@ from jaxtyping import Array, Float, Int, Int8
 from pallas_kernels.kv_codes import TPU_TILE, check_tpu_view, encode, has_scales, stored, tokens_of
 from pallas_kernels.layout import LANES
 
-RING_BYTES = 4 * 2**20
-"""VMEM that the ring of block and row buffers may hold."""
-MAX_RING = 64
+RING_BYTES = 16 * 2**20
+"""VMEM that the ring of block and row buffers may hold. A block of 128 tokens with 8 heads is half a MiB and its rows
+more: fewer than eight would be waited for."""
+SPARE_VMEM = 4 * 2**20
+"""VMEM for the compiler's temporaries."""
+MAX_RING = 32
 MAX_WORDS_BYTES = 4 * 2**20
 """VMEM that the scales of all tokens may take."""
 
@@ -49,6 +53,13 @@ class Runs(NamedTuple):
     """Nonzero when two runs meet in a block."""
 
 
+class _Moved(NamedTuple):
+    """Says how much of a block a run moves: rows of the block, and rows of the window that holds its new ones."""
+
+    rows: int
+    window: int
+
+
 def _kernel(layer, *refs):
     """Merge runs of tokens into their blocks.
 
@@ -63,71 +74,107 @@ def _kernel(layer, *refs):
     ring, _, _, block_rows, _ = block_buf.shape
     block_size = tokens_of(block_buf)
     wide = jnp.int32 if block_buf.dtype.itemsize == 1 else jnp.float32
-    window = rows_buf.shape[3]
-    align = window - block_size
-    fetched = min(window, rows.shape[2])
+    align = rows_buf.shape[3] - block_size
+    kinds = (_Moved(align, 2 * align), _Moved(block_size, rows_buf.shape[3]))[align == block_size :]
 
     def place(run):
         """Return (block, offset in it of the run's first slot, tokens)."""
         token = runs.first[run]
         return *_divmod(runs.slots[token], block_size), runs.end[token] - token
 
-    def window_of(run):
-        """Return (first row of the window in `rows`, rows by which the window is rolled so that the run is in place).
+    def each_kind(run, do):
+        """Call ``do(moved)`` for what the run moves: the tile of its tokens, or the whole block if it has several."""
+        if len(kinds) == 1:
+            do(kinds[0])
+            return
+        _, offset, count = place(run)
+        in_one_tile = (offset & -align) == ((offset + count - 1) & -align)
+        lax.cond(in_one_tile, lambda: do(kinds[0]), lambda: do(kinds[1]))
+
+    def first_row(run, moved):
+        """Return the first row of the block that is moved."""
+        return pl.multiple_of(place(run)[1] & -moved.rows, align) if moved.rows < block_size else 0
+
+    def window_of(run, moved):
+        """Return (first row of the window in `rows`, its rows that exist, rows by which the window is rolled so that
+        the run is in place).
 
         A window holds all tokens of its run; what is rolled around its ends is of no run and is not merged.
         """
-        token, offset = runs.first[run], place(run)[1]
+        token, offset = runs.first[run], place(run)[1] - first_row(run, moved)
+        fetched = min(moved.window, rows.shape[2])
         start = jnp.minimum(token & -align, rows.shape[2] - fetched)
         shift = start + offset - token
-        return pl.multiple_of(start, align), jnp.where(shift < 0, shift + window, shift)
+        return pl.multiple_of(start, align), fetched, jnp.where(shift < 0, shift + moved.window, shift)
 
-    def home(run):
-        return view.at[place(run)[0], layer[0]]
+    def copies(run, moved, outward, *, scales_alone=False):
+        """Return the DMAs of a run's part of its block: one, and one for the scales that lie apart from it."""
+        at, home = run & (ring - 1), view.at[place(run)[0], layer[0]]
+        scales = pl.ds(block_size, block_rows - block_size)
+        ends = [(home.at[:, :, scales], block_buf.at[at, :, :, scales])] if words else []
+        if moved.rows < block_size:
+            tile = home.at[:, :, pl.ds(first_row(run, moved), moved.rows)]
+            ends.append((tile, block_buf.at[at, :, :, pl.ds(0, moved.rows)]))
+        elif not scales_alone:
+            ends = [(home, block_buf.at[at])]
+        sem = sems.at[2 if outward else 0, at]
+        return [pltpu.make_async_copy(*(pair[::-1] if outward else pair), sem) for pair in ends]
 
-    def read_block(run):
+    def each_read(run, moved, do):
+        """Call ``do(copy)`` for the DMAs that read what is needed of the block before: if the run fills it, only the
+        words of scales, which have bits that belong to no token."""
+        if moved.rows < block_size:
+            for copy in copies(run, moved, outward=False):
+                do(copy)
+            return
+        fills = place(run)[2] == block_size
+        for alone, is_so in ((False, ~fills), (True, fills)):
+
+            @pl.when(is_so)
+            def _(alone=alone):
+                for copy in copies(run, moved, outward=False, scales_alone=alone):
+                    do(copy)
+
+    def rows_copy(run, moved):
         at = run & (ring - 1)
-        return pltpu.make_async_copy(home(run), block_buf.at[at], sems.at[0, at])
-
-    def read_rows(run):
-        at = run & (ring - 1)
-        span = pl.ds(window_of(run)[0], fetched)
-        return pltpu.make_async_copy(rows.at[:, :, span], rows_buf.at[at, :, :, pl.ds(0, fetched)], sems.at[1, at])
-
-    def write_block(run):
-        at = run & (ring - 1)
-        return pltpu.make_async_copy(block_buf.at[at], home(run), sems.at[2, at])
-
-    def fills_block(run):  # then nothing of the old block is needed
-        return place(run)[2] == block_rows
+        start, fetched, _ = window_of(run, moved)
+        to = rows_buf.at[at, :, :, pl.ds(0, fetched)]
+        return pltpu.make_async_copy(rows.at[:, :, pl.ds(start, fetched)], to, sems.at[1, at])
 
     def start_reads(run):
-        read_rows(run).start()
+        def start(moved):
+            rows_copy(run, moved).start()
+            each_read(run, moved, lambda copy: copy.start())
 
-        @pl.when(~fills_block(run))
-        def _():
-            read_block(run).start()
+        each_kind(run, start)
+
+    def wait_for_write(run):
+        def wait(moved):
+            for copy in copies(run, moved, outward=True):
+                copy.wait()
+
+        each_kind(run, wait)
 
     def merge_and_start_write(run):
-        read_rows(run).wait()
+        each_kind(run, lambda moved: merge(run, moved))
 
-        @pl.when(~fills_block(run))
-        def _():
-            read_block(run).wait()
-
-        (_, shift), (_, offset, count) = window_of(run), place(run)
-        at = run & (ring - 1)
-        token_rows = pl.ds(0, block_size)
-        row = lax.broadcasted_iota(jnp.int32, (block_size, LANES), 0)
+    def merge(run, moved):
+        rows_copy(run, moved).wait()
+        each_read(run, moved, lambda copy: copy.wait())
+        (*_, shift), (_, offset, count) = window_of(run, moved), place(run)
+        at, first = run & (ring - 1), first_row(run, moved)
+        here, window = pl.ds(0, moved.rows), pl.ds(0, moved.window)
+        row = first + lax.broadcasted_iota(jnp.int32, (moved.rows, LANES), 0)
         mine = (row >= offset) & (row < offset + count)
         for head in range(block_buf.shape[1]):
             for tile in range(block_buf.shape[2]):
-                new = pltpu.roll(rows_buf[at, head, tile].astype(wide), shift, 0)[:block_size]
-                old = block_buf[at, head, tile, token_rows].astype(wide)
-                block_buf[at, head, tile, token_rows] = jnp.where(mine, new, old).astype(block_buf.dtype)
+                new = pltpu.roll(rows_buf[at, head, tile, window].astype(wide), shift, 0)[: moved.rows]
+                old = block_buf[at, head, tile, here].astype(wide)
+                block_buf[at, head, tile, here] = jnp.where(mine, new, old).astype(block_buf.dtype)
                 if words:
                     merge_scales(at, head, tile, offset, count, runs.first[run] - offset + block_size)
-        write_block(run).start()
+        for copy in copies(run, moved, outward=True):
+            copy.start()
 
     def merge_scales(at, head, tile, offset, count, start):
         """Merge a run's scales into a block; `start` is the lane of all words that lands in lane 0 of the block's."""
@@ -149,7 +196,7 @@ def _kernel(layer, *refs):
         def _(run):
             start_reads(run)
             merge_and_start_write(run)
-            write_block(run).wait()
+            wait_for_write(run)
 
     @pl.when(runs.shared[0] == 0)
     def _pipelined():
@@ -159,7 +206,7 @@ def _kernel(layer, *refs):
         def _(i):
             @pl.when((i >= ring) & (i - ring < num_runs))
             def _():
-                write_block(i - ring).wait()
+                wait_for_write(i - ring)
 
             @pl.when(i < num_runs)
             def _():
@@ -244,7 +291,10 @@ def write_rows(
             ],
         ),
         input_output_aliases={1 + len(Runs._fields): 0},
-        compiler_params=pltpu.CompilerParams(disable_bounds_checks=True),  # ids are checked here
+        compiler_params=pltpu.CompilerParams(
+            disable_bounds_checks=True,  # ids are checked here
+            vmem_limit_bytes=ring * run_bytes + sum(word.nbytes for word in words) + SPARE_VMEM,
+        ),
         interpret=interpret,
         name="kv_write",
     )(jnp.asarray(layer, jnp.int32)[None], *runs, view, rows, *words)

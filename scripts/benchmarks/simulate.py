@@ -24,6 +24,7 @@ from jpaged.sampling_params import BeamSearchParams, SamplingParams
 from jpaged.scheduling import BeamSearch, Request, ScheduledStep, Scheduler
 from jpaged.scheduling import Sequence as Stream
 from jpaged.scheduling.top_tokens import TopTokens
+from jpaged.scheduling.work import COPIES, SWAP_IN, SWAP_OUT
 from scripts.benchmarks.baselines import Buddy, Contiguous, Regions, SmallScheduler, Step, reservations
 from scripts.benchmarks.shapes import PAGED, Served, read_bytes
 from scripts.benchmarks.workloads import Ask, Pairs, arrivals, pairs_of
@@ -149,8 +150,8 @@ class PagedServer:
         if not planned.chunks:
             return None
         self.scheduler.dispatched(planned)
-        step = Step(samples=len(planned.samples), copied=len(planned.copies))
-        step.swapped = len(planned.swap_in) + len(planned.swap_out)
+        step = Step(samples=len(planned.samples), copied=len(planned.work_of(COPIES)))
+        step.swapped = len(planned.work_of(SWAP_IN)) + len(planned.work_of(SWAP_OUT))
         for chunk in planned.chunks:
             if chunk.length == 1:
                 step.decodes.append(max(0, chunk.start - self.shift))

@@ -3,8 +3,7 @@
 The compiler writes an estimate next to most operations (``estimated_cycles``); kernels, sorts and all-reduces have none
 and count as 0, and the time that DMAs take is in none of them. Kernels that stand where XLA would have operations of
 its own are counted as `ROW_KERNELS` says, so that nothing gets cheaper by leaving the compiler's estimate. Products of
-experts are counted as long as HBM takes to deliver all experts' matrices; `tpu-experts` finds their kernel's arithmetic
-to take less for Qwen3-30B-A3B, except on v5p with 512 tokens, where it takes 6 % more.
+experts are counted as long as HBM takes to deliver all experts' matrices; `tpu-experts` simulates how long they take.
 """
 
 from __future__ import annotations
@@ -20,8 +19,11 @@ _ROTATION = "tkrd,de->tkre"
 
 LAUNCH = 1_800
 """Cycles of an operation apart from its work: the compiler's estimate for operations that do hardly any."""
-ROW_KERNELS = {"add_rms_norm": 13, "rms_norm": 9, "normed_rotated_heads": 30, "rotated_heads": 18, "route": 206}
-"""Cycles that no kernel's schedule exceeds for 16 x 128 numbers of what it is given first, by `tpu-rows`."""
+ROW_KERNELS = {"add_rms_norm": 12, "rms_norm": 10, "normed_rotated_heads": 46, "rotated_heads": 21, "route": 494}
+"""Cycles that no kernel's bundles exceed for 16 x 128 numbers of what it is given first, by `tpu-rows`."""
+
+_LEAST_NUMBERS = {"route": 128 * 128}
+"""Numbers that a kernel takes as long for as for fewer: those of its tile."""
 
 PRODUCT_KERNELS = ("expert_mlps", "ragged-dot-none")
 """Kernels of experts' products, by their names in HLO; their operands of three or more dimensions are matrices."""
@@ -85,7 +87,12 @@ def _row_kernel(name: str, op: Operation, body: list[str]) -> int:
     rows = next(line for line in given if not re.match(r"%\S+ = s32", line))  # numbers of layers come before
     shape = re.search(r"\[([\d,]+)\]", rows)
     assert shape is not None, rows
-    return LAUNCH + ROW_KERNELS[kernel] * math.prod(map(int, shape[1].split(","))) // (16 * 128)
+    return row_kernel_cycles(kernel, math.prod(map(int, shape[1].split(","))))
+
+
+def row_kernel_cycles(kernel: str, numbers: int) -> int:
+    """Return the cycles that a kernel of `ROW_KERNELS` counts as, if what it is given first has so many numbers."""
+    return LAUNCH + ROW_KERNELS[kernel] * max(numbers, _LEAST_NUMBERS.get(kernel, 0)) // (16 * 128)
 
 
 def _is_free(op: Operation) -> bool:

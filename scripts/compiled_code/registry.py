@@ -10,6 +10,7 @@ COMPILED = Cases(
     {
         "tpu-attention": "tpu_attention.attention",
         "tpu-attention-rpa3": "tpu_rpa3.attention_rpa3",
+        "tpu-calibration": "tpu_recompiled.recompiled",
         "tpu-recurrent": "tpu_recurrent.recurrent",
         "tpu-rows": "tpu_rows.rows",
         "tpu-experts": "tpu_experts.experts",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -10,11 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from scripts.cases import Row
-from scripts.compiled_code.compilers import chosen, empty, need_compiler, schedule_dumps
+from scripts.compiled_code.compilers import chosen, need_compiler, schedule_dumps
 from scripts.compiled_code.layer_ops import estimated_cycles
-from scripts.compiled_code.llo_bundles import busiest_turn, parse
-from scripts.compiled_code.tpu_kernels import CHIPS, Chip, shapes_of
+from scripts.compiled_code.simulated import Launch, compile_launch, row_of, simulate
+from scripts.compiled_code.tpu_chips import CHIPS
+from scripts.compiled_code.tpu_kernels import arrays_of
 
 LAYERS, GMM_ROWS = 2, 128
 
@@ -49,107 +51,82 @@ SHAPES = {
 }
 
 
-class Launches(NamedTuple):
-    """Says what a way launches.
-
-    Attributes:
-        name: what the names of its kernels contain.
-        turns: from a kernel's place and an HLO text to how many turns its loop has, if tokens choose all alike.
-        readings: how often the matrices come from HBM.
-    """
-
-    name: str
-    turns: Callable[[int, str], int]
-    readings: int = 1
-
-
 def experts(
     targets: list[str] = list(CHIPS),  # noqa: B006 (never changed)
     shapes: list[str] = ["qwen3-30b-a3b x8"],  # noqa: B006
     tokens: list[int] = [64, 512],  # noqa: B006
     kernels: list[Literal["jpaged", "ragged_dot", "megablox"]] = ["jpaged", "ragged_dot", "megablox"],  # noqa: B006
 ) -> Iterator[Row]:
-    """Cycles and bytes of the MLPs of a layer's experts, whose matrices are one layer of a stack.
+    """Simulated time and bytes of the MLPs of a layer's experts, whose matrices are one layer of a stack.
 
     Compiles `pallas_kernels.expert_mlps` ("jpaged"), `jax.lax.ragged_dot` and
-    `jax.experimental.pallas.ops.tpu.megablox.gmm` with tokens sorted, gathered and added up around the two products. A
-    row has:
+    `jax.experimental.pallas.ops.tpu.megablox.gmm` with tokens sorted, gathered and added up around the two products.
+    All experts are chosen alike, by a single token the device's first. A row has the columns of tpu-attention for the
+    kernels, of which jpaged's has to read each chosen expert's matrices once for each chunk of at most 512 tokens, and:
 
-      kernel cycles       the kernels' loops in the compiler's schedule, if tokens choose experts alike; waits for DMAs
-                          are not counted
-      from HBM            the cycles in which HBM delivers the matrices to the kernels: once, but to "jpaged" once for
-                          each chunk of at most 512 tokens
-      other operations    what the program runs besides, and the compiler's estimate of it, which it lacks for sorts,
-                          gathers and scatters
-      copied              bytes of matrices that these write for the kernels to read
-      temporaries         of the program, by the compiler
-      cycles              the larger of kernels and HBM, and the other operations
-      unread              why a kernel's schedule cannot be read, as that of others' kernels sometimes: then it has no
-                          kernel cycles, and its cycles are the least that they can be
+      matrices at HBM's peak, us  the time in which HBM delivers the matrices of all experts once
+      other operations            what the program runs besides, and the compiler's estimate of it, which it lacks for
+                                  sorts, gathers and scatters
+      copied                      bytes of matrices that these write for the kernels to read
+      temporaries                 of the program, by the compiler
+      program, us                 kernels and other operations
+
+    The kernel of ragged_dot is a part of libtpu, to which no operands are known: it counts as long as HBM takes.
     """
     need_compiler("tpu")
     with schedule_dumps() as dumps:
-        for target, chip in chosen("targets", targets, CHIPS).items():
+        for target in chosen("targets", targets, CHIPS):
             for shape, sizes in chosen("shapes", shapes, SHAPES).items():
                 for number in tokens:
                     for kernel in chosen("kernels", kernels, WAYS):
                         row: Row = {"target": target, "shape": shape, "tokens": number, "kernel": kernel}
-                        yield row | _measure(chip, sizes, number, kernel, dumps)
+                        yield row | _measure(target, sizes, number, kernel, dumps)
 
 
-def _measure(chip: Chip, sizes: Experts, tokens: int, kernel: str, dumps: Path) -> Row:
+def _measure(target: str, sizes: Experts, tokens: int, kernel: str, dumps: Path) -> Row:
     """Return the rest of a row."""
-    import jax
+    start, chip = time.perf_counter(), CHIPS[target]
+    launch = experts_launch(target, sizes, tokens, kernel)
+    schedules, compiled = compile_launch(launch, dumps)
+    text = compiled.as_text()
+    row: Row = (
+        {"us": None} if kernel == "ragged_dot" else row_of(simulate(launch, schedules, target), "experts", target)
+    )
+    number, other = estimated_cycles(text)
+    hbm, others = sizes.table_bytes / chip.hbm * 1e6, other / chip.clock * 1e6
+    return row | {
+        "kernels": len(schedules),
+        "matrices at HBM's peak, us": hbm,
+        "other operations": number,
+        "their us": others,
+        "copied": copied_bytes(text, sizes),
+        "temporaries": compiled.memory_analysis().temp_size_in_bytes,
+        "program, us": (row["us"] or hbm) + others,
+        "seconds": round(time.perf_counter() - start),
+    }
+
+
+def experts_launch(target: str, sizes: Experts, tokens: int, kernel: str) -> Launch:
+    """Return the launches of a way to multiply, for tokens that choose all experts alike."""
     import jax.numpy as jnp
 
-    start = time.perf_counter()
-    empty(dumps)
-    function, launches = WAYS[kernel](sizes, tokens)
-    array, _, _ = shapes_of(chip, "decode")
+    array, _ = arrays_of(CHIPS[target])
     bf16 = jnp.bfloat16
-    given = [
+    arguments = (
         array((tokens, sizes.embed), bf16),
         array((tokens, sizes.per_token), bf16),
         array((tokens, sizes.per_token)),
         array((LAYERS, sizes.own, sizes.embed, 2 * sizes.mlp), bf16),
         array((LAYERS, sizes.own, sizes.mlp, sizes.embed), bf16),
         array(()),
-    ]
-    with jax.set_mesh(given[0].sharding.mesh):
-        compiled = jax.jit(function).lower(*given).compile()
-    text = compiled.as_text()
-    finals = sorted(dumps.glob(f"*{launches.name}*-final_bundles.txt"))
-    schedules = [path.read_text() for path in finals if "schedule-analysis" not in path.name]
-    cycles, unread = kernel_cycles(schedules, lambda place: launches.turns(place, text))
-    hbm = round(launches.readings * sizes.table_bytes / (chip.hbm / chip.clock))
-    number, other = estimated_cycles(text)
-    row: Row = {
-        "kernels": len(schedules),
-        "kernel cycles": cycles,
-        "from HBM": hbm,
-        "other operations": number,
-        "their cycles": other,
-        "copied": copied_bytes(text, sizes),
-        "temporaries": compiled.memory_analysis().temp_size_in_bytes,
-        "cycles": max(cycles or 0, hbm) + other,
-        "compile s": round(time.perf_counter() - start),
-    }
-    return row | {"unread": unread} if unread else row
-
-
-def kernel_cycles(schedules: list[str], turns: Callable[[int], int]) -> tuple[int | None, str]:
-    """Return the cycles of the kernels' loops, and why they are not known; None: they are not.
-
-    Args:
-        schedules: the dumps of the kernels' final bundles.
-        turns: from a kernel's place among them to how many turns its loop has.
-    """
-    try:
-        if not schedules:
-            raise ValueError("no schedule of such a kernel")
-        return sum(turns(place) * busiest_turn(parse(schedule)).cycles for place, schedule in enumerate(schedules)), ""
-    except ValueError as error:
-        return None, str(error).partition(":")[0]  # after the colon comes a bundle
+    )
+    pairs = np.arange(sizes.rows(tokens), dtype=np.int32) % sizes.of
+    share = np.full((tokens, sizes.per_token), 1 / sizes.per_token, bf16)
+    known = {1: share, 2: pairs.reshape(tokens, sizes.per_token), 5: np.int32(1)}
+    function, name, readings = WAYS[kernel](sizes, tokens)
+    read = readings * min(sizes.own, sizes.rows(tokens)) * sizes.table_bytes // sizes.own
+    moved = {3: read * 2 // 3, 4: read // 3} if kernel == "jpaged" else {}
+    return Launch(function, arguments, name, "experts", known, moved)
 
 
 def copied_bytes(hlo: str, sizes: Experts) -> int:
@@ -167,7 +144,8 @@ def copied_bytes(hlo: str, sizes: Experts) -> int:
     return total
 
 
-def _house(sizes: Experts, tokens: int) -> tuple[Callable[..., Any], Launches]:
+def _house(sizes: Experts, tokens: int) -> tuple[Callable[..., Any], str, int]:
+    """Return a way's function, the name of its kernels, and how often these read an expert's matrices."""
     import jax
 
     from pallas_kernels.expert_mlps import dense_choice, expert_mlps
@@ -181,8 +159,7 @@ def _house(sizes: Experts, tokens: int) -> tuple[Callable[..., Any], Launches]:
     tiles = tiling(tokens, sizes.embed, sizes.mlp, 3, sizes.of)
     if tiles is None:
         raise ValueError(f"{tokens} tokens with {sizes} are not taken by expert_mlps")
-    chunks = tokens // tiles.chunk
-    return run, Launches("expert_mlps", lambda *_: sizes.own * tiles.pieces * chunks, chunks)
+    return run, "expert_mlps", tokens // tiles.chunk
 
 
 def _by_products(product: Callable[[Any, Any, Any], Any], sizes: Experts, tokens: int) -> Callable[..., Any]:
@@ -202,26 +179,16 @@ def _by_products(product: Callable[[Any, Any, Any], Any], sizes: Experts, tokens
     return run
 
 
-def _ragged(sizes: Experts, tokens: int) -> tuple[Callable[..., Any], Launches]:
+def _ragged(sizes: Experts, tokens: int) -> tuple[Callable[..., Any], str, int]:
     import jax
 
     def product(x, table, counts):
         return jax.lax.ragged_dot(x, table, counts.astype("int32"))
 
-    def turns(place: int, hlo: str) -> int:
-        """Return the tiles of columns times the visits of rows, which the kernel's own text says."""
-        bodies = [base64.b64decode(body).decode(errors="replace") for body in re.findall(r'"body":"([^"]+)"', hlo)]
-        body = [body for body in bodies if "tpu.matmul" in body][place : place + 1]
-        bounds = re.search(r"iteration_bounds = array<i64: (\d+), -\d+, (\d+)>", "".join(body))
-        rows = re.search(r"window_bounds = array<i64: (\d+), ", "".join(body))
-        if bounds is None or rows is None:
-            raise ValueError("a kernel without bounds of iterations and windows")
-        return int(bounds[1]) * int(bounds[2]) * _visits(sizes, tokens, int(rows[1]))
-
-    return _by_products(product, sizes, tokens), Launches("ragged-dot-none", turns)
+    return _by_products(product, sizes, tokens), "ragged-dot-none", 1
 
 
-def _megablox(sizes: Experts, tokens: int) -> tuple[Callable[..., Any], Launches]:
+def _megablox(sizes: Experts, tokens: int) -> tuple[Callable[..., Any], str, int]:
     import jax.numpy as jnp
     from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
 
@@ -234,18 +201,7 @@ def _megablox(sizes: Experts, tokens: int) -> tuple[Callable[..., Any], Launches
         made = partial(gmm, preferred_element_type=x.dtype, tiling=tiling(*table.shape[1:]))
         return made(x, table, counts.astype(jnp.int32))
 
-    def turns(place: int, _: str) -> int:
-        shape = [(sizes.embed, 2 * sizes.mlp), (sizes.mlp, sizes.embed)][place]
-        rows, _inputs, columns = tiling(*shape)
-        return shape[1] // columns * _visits(sizes, tokens, rows)
-
-    return _by_products(product, sizes, tokens), Launches("gmm", turns)
-
-
-def _visits(sizes: Experts, tokens: int, tile: int) -> int:
-    """Return how many pairs of an expert and a tile of rows meet: each expert's own, and those that tiles share."""
-    own_rows = sizes.rows(tokens) * sizes.own // sizes.of
-    return sizes.own + max(-(-own_rows // tile) - 1, 0)
+    return _by_products(product, sizes, tokens), "gmm", 1
 
 
 WAYS = {"jpaged": _house, "ragged_dot": _ragged, "megablox": _megablox}

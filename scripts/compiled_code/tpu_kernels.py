@@ -1,54 +1,15 @@
-"""Makes the launches that `tpu_attention` compiles: kernels at the shapes of published models, for absent chips."""
+"""Makes the launches of attention that `tpu_attention` simulates: kernels at the shapes of published models."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
 
-class Chip(NamedTuple):
-    """Describes one TensorCore and the HBM it reads.
-
-    Attributes:
-        topology: smallest slice of it that can be compiled for.
-        hbm: bytes a second, of the chip for one core.
-        clock: Hz that the peak of its matrix units implies.
-        flops: bfloat16 operations a second, of one core.
-    """
-
-    topology: str
-    hbm: float
-    clock: float
-    flops: float
-
-
-CHIPS = {
-    "v5e": Chip("v5e:2x4", 819e9, 1.50e9, 197e12),
-    "v5p": Chip("v5p:2x2x1", 2765e9 / 2, 1.75e9, 459e12 / 2),
-    "v6e": Chip("v6e:2x2", 1640e9, 1.75e9, 918e12),
-    "tpu7x": Chip("tpu7x:2x2x1", 7380e9 / 2, 2.20e9, 2307e12 / 2),
-}
-
-
-class Launch(NamedTuple):
-    """Describes a kernel to compile.
-
-    Attributes:
-        rows: query rows of a KV head that one turn multiplies; 0 = the kernel multiplies nothing.
-        key_bytes: bytes of the keys and values of one token in the pool.
-        name: what the kernel's name contains.
-        shared_keys: keys of a turn whose copies start outside of it, for several turns; 0 = a turn starts its own.
-        sharing: turns that share these copies where a tile is full.
-    """
-
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    rows: int
-    key_bytes: float
-    name: str
-    shared_keys: int = 0
-    sharing: int = 1
+from scripts.compiled_code.simulated import Launch
+from scripts.compiled_code.tpu_chips import CHIPS, Chip
 
 
 class Heads(NamedTuple):
@@ -69,12 +30,11 @@ SHAPES = {
     "gpt-oss-20b": Heads(8, 8, 64, sinks=True),
 }
 KV_DTYPES = {"bfloat16": "bfloat16", "int8": "int8", "fp8": "uint8"}
-SEQS, CONTEXT, MIXED_TOKENS, LAYERS, BLOCKS = 64, 4096, 1024, 2, 8192
+SEQS, CONTEXT, MIXED_TOKENS, PROMPTS, LAYERS, BLOCKS = 64, 4096, 1024, 4, 2, 16384
 
 
-def shapes_of(chip: Chip, batch: str):
-    """Return (function from shape and dtype to an argument on the chip, tokens of the batch, arguments all kernels
-    take)."""
+def arrays_of(chip: Chip) -> tuple[Callable[..., Any], Any]:
+    """Return a function from shape and dtype to an argument on a chip, and the chip's device."""
     import jax
     import jax.numpy as jnp
     from jax.experimental import topologies
@@ -87,38 +47,73 @@ def shapes_of(chip: Chip, batch: str):
     def array(shape, dtype=jnp.int32):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=here)
 
-    return array, SEQS if batch == "decode" else MIXED_TOKENS, device
+    return array, device
 
 
-def jpaged_kernel(chip: Chip, heads: Heads, batch: str, block_size: int, kv: str) -> Launch:
+class Batch(NamedTuple):
+    """Holds a step's sequences: the tokens of each, and the keys that each sees with its last token."""
+
+    queries: np.ndarray
+    keys: np.ndarray
+
+    @property
+    def tokens(self) -> int:
+        return int(self.queries.sum())
+
+    def known(self, first: int, block_size: int) -> dict[int, np.ndarray]:
+        """Return layer, block tables, starts and lengths, as arguments from place `first` on.
+
+        Blocks of a sequence lie apart from each other, as after some hours of serving.
+        """
+        pages = CONTEXT // block_size
+        tables = np.random.default_rng(0).permutation(SEQS * pages).astype(np.int32).reshape(SEQS, pages)
+        starts = np.concatenate([[0], np.cumsum(self.queries)]).astype(np.int32)
+        known = np.zeros((), np.int32), tables, starts, self.keys.astype(np.int32)
+        return {first + place: value for place, value in enumerate(known)}
+
+
+def batch_of(kind: str, lengths: str) -> Batch:
+    """Return a step of 64 sequences.
+
+    Args:
+        kind: "decode", a token each; "mixed", 60 such and four prompts of 241 tokens, which end at their context.
+        lengths: "equal", all of 4,096 keys; "drawn", from 1 to 4,096, of prompts from 241.
+    """
+    queries = np.ones(SEQS, np.int64)
+    if kind == "mixed":
+        queries[-PROMPTS:] = (MIXED_TOKENS - SEQS + PROMPTS) // PROMPTS
+    keys = np.full(SEQS, CONTEXT)
+    if lengths == "drawn":
+        keys = np.maximum(np.random.default_rng(1).integers(1, CONTEXT + 1, SEQS), queries)
+    return Batch(queries, keys)
+
+
+def attention_kernel(target: str, heads: Heads, batch: str, block_size: int, kv: str, lengths: str) -> Launch:
+    """Return the launch of attention for the sequences of a batch that decode, or for its prompts."""
     import jax.numpy as jnp
 
     from pallas_kernels.kv_codes import TPU_TILE
     from pallas_kernels.layout import view_shape
     from pallas_kernels.paged_attention import paged_attention, plan_attention
-    from pallas_kernels.paged_attention.tpu import MAX_HEADS, pages_of_step
-    from pallas_kernels.paged_attention.tpu_plan import tile_of_batch, tuning_of
 
-    array, tokens, device = shapes_of(chip, batch)
+    array, device = arrays_of(CHIPS[target])
     dtype = jnp.dtype(KV_DTYPES[kv])
-
-    longest = 1 if batch == "decode" else tokens
+    step = batch_of(batch, lengths)
+    longest = 1 if batch == "decode" else step.tokens
 
     def run(q, view, layer, *where, sinks=None):
         limits: dict[str, Any] = {"max_query_len": longest, "impl": "tpu"}
-        shapes = {"tokens": tokens, "q_per_kv": heads.q_per_kv, "device_kind": device.device_kind}
+        shapes = {"tokens": step.tokens, "q_per_kv": heads.q_per_kv, "device_kind": device.device_kind}
         plan = plan_attention(view, *where, **shapes, **limits)
         return paged_attention(q, view, layer, *where, scale=1.0, sinks=sinks, plan=plan, **limits)
 
-    def run_with_sinks(sinks, *arguments):
-        return run(*arguments, sinks=sinks)
+    def run_with_sinks(*arguments):
+        *others, sinks = arguments
+        return run(*others, sinks=sinks)
 
     shape = view_shape(BLOCKS * 16 // block_size, LAYERS, heads.kv, heads.dim, block_size, dtype, TPU_TILE)
-    tuning = tuning_of(device.device_kind, heads.kv, heads.dim)
-    tile = tile_of_batch(tokens, longest, heads.q_per_kv, dtype, tuning)
-    key_bytes = prod(shape[2:]) * dtype.itemsize / block_size
     arguments = (
-        array((tokens, heads.kv, heads.q_per_kv, heads.dim), jnp.bfloat16),
+        array((step.tokens, heads.kv, heads.q_per_kv, heads.dim), jnp.bfloat16),
         array(shape, dtype),
         array(()),
         array((SEQS, CONTEXT // block_size)),
@@ -127,70 +122,56 @@ def jpaged_kernel(chip: Chip, heads: Heads, batch: str, block_size: int, kv: str
     )
     function: Callable[..., Any] = run
     if heads.sinks:
-        sinks = array((heads.kv, heads.q_per_kv), jnp.bfloat16)
-        function, arguments = run_with_sinks, (sinks, *arguments)
-    if batch == "decode":
-        return Launch(function, arguments, heads.q_per_kv, key_bytes, "paged_attention_decode")
-    taken = max(n for n in range(1, min(heads.kv, MAX_HEADS) + 1) if heads.kv % n == 0)
-    row_bytes = taken * shape[3] * shape[5] * dtype.itemsize
-    _, step_pages = pages_of_step(row_bytes, block_size, CONTEXT // block_size, tuning)
-    keys = step_pages * block_size * taken // heads.kv
-    rows = heads.q_per_kv * tile.chunk
-    return Launch(function, arguments, rows, key_bytes, "paged_attention_prompts", keys, tile.chunks)
+        function, arguments = run_with_sinks, (*arguments, array((heads.kv, heads.q_per_kv), jnp.bfloat16))
+    known = step.known(2, block_size)
+    if batch == "mixed":  # how often a prompt's keys are read depends on its tiles
+        return Launch(function, arguments, "paged_attention_prompts", "prompt attention", known, {})
+    block_bytes = prod(shape[2:]) * dtype.itemsize
+    moved = int((-(-step.keys // block_size)).sum()) * block_bytes
+    return Launch(function, arguments, "paged_attention_decode", "decode attention", known, {1: moved})
 
 
-def jax_kernel(chip: Chip, heads: Heads, batch: str, block_size: int, kv: str) -> Launch:
-    import jax.numpy as jnp
-    from jax.experimental.pallas.ops.tpu import ragged_paged_attention as jax_rpa
-    from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel as jax_tiles
-    from jax.experimental.pallas.ops.tpu.ragged_paged_attention import tuned_block_sizes as tuned
-
-    array, tokens, device = shapes_of(chip, batch)
-    if kv != "bfloat16":
-        raise ValueError(f"kv={kv!r}: compared with jax's kernel in bfloat16 only")
-    tuned.get_tpu_version = lambda: 7 if "7" in device.device_kind else int(device.device_kind.split()[1][1])
-    tuned.get_device_name = lambda: " ".join(device.device_kind.split()[:2])
-
-    q_heads, kv_heads = jax_tiles.get_min_heads_per_blk(
-        heads.kv * heads.q_per_kv, 2 * heads.kv, jnp.bfloat16, jnp.bfloat16
-    )
-    key = jnp.bfloat16, jnp.bfloat16, q_heads, kv_heads // 2, heads.dim, block_size, tokens, CONTEXT // block_size
-    _, queries = tuned.get_tuned_block_sizes(*key)
-
-    def run(*arguments):
-        return jax_rpa.ragged_paged_attention(*arguments, vmem_limit_bytes=100 * 2**20)
-
-    arguments = (
-        array((tokens, heads.kv * heads.q_per_kv, heads.dim), jnp.bfloat16),
-        array((BLOCKS * 16 // block_size, block_size, 2 * heads.kv, heads.dim), jnp.bfloat16),
-        array((SEQS,)),
-        array((SEQS, CONTEXT // block_size)),
-        array((SEQS + 1,)),
-        array((1,)),
-    )
-    key_bytes = 2 * heads.kv * heads.dim * jnp.dtype(jnp.bfloat16).itemsize
-    return Launch(run, arguments, heads.q_per_kv * queries, key_bytes, "paged_attention")
-
-
-def kv_write_kernel(chip: Chip, heads: Heads, batch: str, block_size: int, kv: str) -> Launch:
-    """Return the launch of `kv_write`, a turn of which is one run of tokens of one block: in a decode step each
-    sequence's token."""
+def kv_write_kernel(target: str, heads: Heads, batch: str, block_size: int, kv: str, lengths: str) -> Launch:
+    """Return the launch of `kv_write` for a step's tokens, which are the last of their sequences."""
     import jax.numpy as jnp
 
     from pallas_kernels.kv_codes import TPU_TILE
     from pallas_kernels.kv_write import kv_write
     from pallas_kernels.layout import view_shape
 
-    array, tokens, _ = shapes_of(chip, batch)
+    array, _ = arrays_of(CHIPS[target])
     dtype = jnp.dtype(KV_DTYPES[kv])
+    step = batch_of(batch, lengths)
     shape = view_shape(BLOCKS * 16 // block_size, LAYERS, heads.kv, heads.dim, block_size, dtype, TPU_TILE)
-    new = array((tokens, heads.kv, heads.dim), jnp.bfloat16)
+    new = array((step.tokens, heads.kv, heads.dim), jnp.bfloat16)
 
     def run(*arguments):
         return kv_write(*arguments, impl="tpu")
 
-    key_bytes = prod(shape[2:]) * dtype.itemsize / block_size
-    return Launch(run, (array(shape, dtype), array(()), new, new, array((tokens,))), 0, key_bytes, "kv_write")
+    layer, tables, _, keys = step.known(0, block_size).values()
+    places = [
+        (sequence, key)
+        for sequence, (end, queries) in enumerate(zip(keys, step.queries, strict=True))
+        for key in range(end - queries, end)
+    ]
+    slots = [tables[sequence, key // block_size] * block_size + key % block_size for sequence, key in places]
+    known = {1: layer, 4: np.array(slots, np.int32)}
+    arguments = (array(shape, dtype), array(()), new, new, array((step.tokens,)))
+    row_bytes = shape[2] * shape[3] * shape[5] * dtype.itemsize
+    moved = {0: row_bytes * sum(_rows_of_runs(step, block_size, shape[4], 32 // dtype.itemsize))}
+    return Launch(run, arguments, "kv_write", "other", known, moved, (0,))
 
 
-KERNELS = {"jpaged": jpaged_kernel, "jax": jax_kernel, "kv_write": kv_write_kernel}
+def _rows_of_runs(step: Batch, block_size: int, block_rows: int, tile: int) -> Iterator[int]:
+    """Yield the rows that `kv_write` moves for each run of tokens of a block: the tile that has all of them, and the
+    rows of scales, or the whole block, of which only the scales are read if the run fills it."""
+    for end, queries in zip(step.keys.tolist(), step.queries.tolist(), strict=True):
+        for block in range((end - queries) // block_size, (end - 1) // block_size + 1):
+            first, stop = (min(max(key - block * block_size, 0), block_size) for key in (end - queries, end))
+            if tile < block_size and first // tile == (stop - 1) // tile:
+                yield 2 * (tile + block_rows - block_size)
+            else:
+                yield block_rows + (block_rows - block_size if stop - first == block_size else block_rows)
+
+
+KERNELS = {"attention": attention_kernel, "kv_write": kv_write_kernel}

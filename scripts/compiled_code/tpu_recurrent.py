@@ -1,18 +1,22 @@
-"""Counts how fast the TPU's decode kernels of recurrent layers could go through states, in the compiler's schedule."""
+"""Simulates the TPU's decode kernels of recurrent layers."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
 
 from scripts.cases import Row
-from scripts.compiled_code.compilers import chosen, empty, need_compiler, schedule_dumps
-from scripts.compiled_code.llo_bundles import inner_copying_turn, last_copying_turn, parse
-from scripts.compiled_code.tpu_kernels import CHIPS, Chip
+from scripts.compiled_code.compilers import chosen, need_compiler, schedule_dumps
+from scripts.compiled_code.simulated import Launch, compile_launch, row_of, simulate
+from scripts.compiled_code.tpu_chips import CHIPS
+from scripts.compiled_code.tpu_kernels import arrays_of
 
-BLOCKS, LAYERS, SEQS = 256, 4, 64
+LAYERS, SEQS = 4, 64
+POOL_BYTES = 2**28
+"""Bytes of the pool: more than VMEM has, into which the compiler would otherwise move it."""
 
 
 class Layer(NamedTuple):
@@ -67,73 +71,46 @@ SHAPES = {
 
 
 def recurrent(
-    targets: list[str] = ["v5e", "v6e"],  # noqa: B006 (never changed)
+    targets: list[str] = list(CHIPS),  # noqa: B006 (never changed)
     layers: list[str] = list(SHAPES),  # noqa: B006
 ) -> Iterator[Row]:
-    """Cycles for one sequence's token in one recurrent layer of a decode of 64 sequences: some minutes for all.
+    """Simulated time of a recurrent layer's launch for a decode of 64 sequences: some minutes for all.
 
-    Compiles `pallas_kernels.recurrent`. "bytes/cycle" are those of the state, which is read and written; "HBM" are
-    those that the chip's memory delivers in a cycle. At a ratio above 1 the kernel is faster than the memory. The
-    cycles are those of the turn of the grid that takes a token and, if a state has several pieces, of the turns of the
-    loop over them. A bundle counts as one cycle; waits and stalls are not counted."""
+    Simulates `pallas_kernels.recurrent`. A row has the bytes of a state, and the columns of tpu-attention: the launch
+    reads and writes each sequence's state once."""
     need_compiler("tpu")
     with schedule_dumps() as dumps:
-        for target, chip in chosen("targets", targets, CHIPS).items():
+        for target in chosen("targets", targets, CHIPS):
             for name, layer in chosen("layers", layers, SHAPES).items():
-                yield {"target": target, "layer": name} | _measure(chip, layer, dumps)
+                start = time.perf_counter()
+                launch = recurrent_launch(target, layer)
+                run = simulate(launch, compile_launch(launch, dumps)[0], target)
+                row: Row = {"target": target, "layer": name, "state bytes": launch.moved[0] // (2 * SEQS)}
+                row |= row_of(run, launch.kind, target)
+                yield row | {"seconds": round(time.perf_counter() - start)}
 
 
-def _measure(chip: Chip, layer: Layer, dumps: Path) -> Row:
-    """Return the rest of a row."""
-    start = time.perf_counter()
-    empty(dumps)
-    lowered, state_bytes, pieces = _lower(chip, layer)
-    lowered.compile()
-    (final,) = dumps.glob("*recurrent_decode*-final_bundles.txt")
-    bundles = parse(final.read_text())
-    cycles = last_copying_turn(bundles).cycles
-    if pieces > 1:
-        cycles += (pieces - 1) * inner_copying_turn(bundles).cycles
-    speed, hbm, seconds = 2 * state_bytes / cycles, chip.hbm / chip.clock, time.perf_counter() - start
-    return {
-        "state bytes": state_bytes,
-        "pieces": pieces,
-        "cycles": cycles,
-        "bytes/cycle": round(speed),
-        "HBM": round(hbm),
-        "ratio": speed / hbm,
-        "compile s": round(seconds),
-    }
-
-
-def _lower(chip: Chip, layer: Layer) -> tuple[Any, int, int]:
-    """Return the lowered decode, bytes of a state, and pieces in which it goes through the kernel."""
-    import jax
+def recurrent_launch(target: str, layer: Layer) -> Launch:
+    """Return the launch for a decode of 64 sequences, whose states lie in blocks of any order."""
     import jax.numpy as jnp
-    from jax.experimental import topologies
-    from jax.sharding import Mesh, NamedSharding
-    from jax.sharding import PartitionSpec as P
 
     from pallas_kernels import recurrent
     from pallas_kernels.recurrent.layout import StatePlace, Units
-    from pallas_kernels.recurrent.tpu_ring import PIECE_BYTES
 
-    device = topologies.get_topology_desc(platform="tpu", topology_name=chip.topology).devices[0]
-    here = NamedSharding(Mesh([device], "x"), P())
-
-    def array(*shape, dtype=jnp.int32):
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=here)
-
+    array, _ = arrays_of(CHIPS[target])
     place = StatePlace(32, layer.state, jnp.dtype(layer.dtype))
     rows = place.rows(jnp.bfloat16)
-    view = array(BLOCKS, LAYERS, 32 + rows, 128, dtype=jnp.bfloat16)
-    given = tuple(array(*shape, dtype=jnp.float32) for shape in layer.operands(SEQS))
+    blocks = max(SEQS, POOL_BYTES // (LAYERS * (32 + rows) * 256))
+    view = array((blocks, LAYERS, 32 + rows, 128), jnp.bfloat16)
+    given = tuple(array(shape, jnp.float32) for shape in layer.operands(SEQS))
 
     def run(view, index, start, length, read, write, decodes, count, *operands):
         units = Units(start, length, read, write, decodes, count, most=1, decodes_only=True)
         return getattr(recurrent, layer.kernel)(view, index, place, units, *operands, impl="tpu")
 
-    arrays = (*[array(SEQS)] * 4, array(), array())
-    state_bytes = rows * 128 * 2
-    lowered = jax.jit(run, donate_argnums=0).lower(view, array(), *arrays, *given)
-    return lowered, state_bytes, -(-state_bytes // PIECE_BYTES)
+    sequences = np.arange(SEQS, dtype=np.int32)
+    states = np.random.default_rng(0).permutation(blocks)[:SEQS].astype(np.int32)
+    units = sequences, np.ones(SEQS, np.int32), states, states, np.int32(SEQS), np.int32(SEQS)
+    known = dict(enumerate((np.int32(1), *units), 1))
+    arguments = (view, array(()), *[array((SEQS,))] * 4, array(()), array(()), *given)
+    return Launch(run, arguments, "recurrent_decode", "recurrence", known, {0: 2 * SEQS * rows * 128 * 2}, (0,))

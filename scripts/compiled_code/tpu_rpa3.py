@@ -1,67 +1,70 @@
-"""Counts the loop of tpu-inference's ragged paged attention v3 in the compiler's schedule."""
+"""Simulates tpu-inference's ragged paged attention v3."""
 
 from __future__ import annotations
 
 import re
-import sys
-import types
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from scripts.cases import Rows
 from scripts.compiled_code.compilers import chosen, need_compiler, schedule_dumps
-from scripts.compiled_code.llo_bundles import multiplying_turn, parse
-from scripts.compiled_code.tpu_kernels import BLOCKS, CHIPS, CONTEXT, SEQS, SHAPES, Chip, Heads, shapes_of
-
-_MOVED = re.compile(r"= dma\.(hbm_to_vmem|vmem_to_hbm) ")
+from scripts.compiled_code.simulated import Launch, compile_launch, row_of, simulate
+from scripts.compiled_code.tpu_chips import CHIPS
+from scripts.compiled_code.tpu_kernels import BLOCKS, CONTEXT, SEQS, SHAPES, Heads, arrays_of, batch_of
+from scripts.compiled_code.tpu_recompiled import stub_package
 
 
 def attention_rpa3(
     folder: Path,
-    target: Literal["v5e", "v6e"] = "v5e",
-    shape: str = "llama-3.1-8b",
+    targets: list[str] = ["v5e", "v6e"],  # noqa: B006 (never changed)
+    shapes: list[str] = ["llama-3.1-8b", "llama-3.1-8b x8"],  # noqa: B006
+    lengths: list[Literal["equal", "drawn"]] = ["equal", "drawn"],  # noqa: B006
     page_size: int = 128,
-    keys: int = 1024,
 ) -> Rows:
-    """Cycles of the loop of tpu-inference's attention kernel, counted as `tpu-attention` does.
+    """Simulated time of tpu-inference's attention kernel, which writes K and V too, for the decodes of tpu-attention.
 
     FOLDER has the unpacked wheel:
 
         pip download --no-deps tpu-inference==0.32.0 && unzip tpu_inference-*.whl -d FOLDER
 
     The package cannot be installed in our environment: it pins torchax and torchvision, which bring PyTorch, and
-    another jax. Its kernel needs none of them. `keys` are multiplied at once, and twice as many are fetched. The sizes
-    of its DMAs are numbers in scalar memory, so the bytes of a turn are those of the keys that it multiplies.
+    another jax. Its kernel needs none of them. The sizes of its blocks are its default for the chip.
     """
     need_compiler("tpu")
-    (heads,) = chosen("shape", [shape], SHAPES).values()
-    package = types.ModuleType("tpu_inference")  # its own __init__ imports the server
-    package.__path__ = [str(folder / "tpu_inference")]
-    sys.modules["tpu_inference"] = package
+    stub_package(folder)
+    rows: Rows = []
     with schedule_dumps() as dumps:
-        _compile_decode(CHIPS[target], heads, page_size, keys)
-        (final,) = dumps.glob("*RPAd*-final_bundles.txt")
-        cycles = multiplying_turn(parse(_MOVED.sub("= moved ", final.read_text()))).cycles
-    size = keys * heads.kv * heads.dim * 4
-    return [{"target": target, "shape": shape, "cycles": cycles, "bytes": size, "bytes/cycle": round(size / cycles)}]
+        for target in chosen("targets", targets, CHIPS):
+            for shape, heads in chosen("shapes", shapes, SHAPES).items():
+                schedules = None
+                for drawn in lengths:
+                    launch = _decode(target, heads, page_size, drawn)
+                    schedules = schedules or compile_launch(launch, dumps)[0]
+                    run = simulate(launch, schedules, target)
+                    rows.append({"target": target, "shape": shape, "lengths": drawn} | row_of(run, launch.kind, target))
+    return rows
 
 
-def _compile_decode(chip: Chip, heads: Heads, page: int, keys: int) -> None:
-    import jax
+def _decode(target: str, heads: Heads, page: int, lengths: str) -> Launch:
+    """Return the launch for the sequences that decode; another one, for prompts, does nothing."""
     import jax.numpy as jnp
-    from tpu_inference.kernels.ragged_paged_attention.v3 import kernel  # type: ignore[import-not-found]
+    from tpu_inference.kernels.ragged_paged_attention.v3 import kernel
 
-    array, tokens, _ = shapes_of(chip, "decode")
-    bf16 = jnp.bfloat16
+    array, device = arrays_of(CHIPS[target])
+    of_device = re.search(r"v(\d)|(\d)x", device.device_kind)
+    assert of_device is not None, device.device_kind
+    kernel.get_tpu_version = lambda: int(of_device[1] or of_device[2])  # it asks the device that it runs on
+    bf16, step = jnp.bfloat16, batch_of("decode", lengths)
     view = kernel.get_kv_cache_shape(BLOCKS * 16 // page, page, heads.kv, heads.dim, bf16)
-    new = array((tokens, heads.kv, heads.dim), bf16)
-    q = array((tokens, heads.kv * heads.q_per_kv, heads.dim), bf16)
+    new = array((step.tokens, heads.kv, heads.dim), bf16)
+    q = array((step.tokens, heads.kv * heads.q_per_kv, heads.dim), bf16)
     batch = (array((SEQS,)), array((SEQS * CONTEXT // page,)), array((SEQS + 1,)), array((3,)))
-    sizes = (1, 2 * keys, 1, keys)
 
     def run(*arguments):
-        blocks = dict.fromkeys(("d_block_sizes", "p_block_sizes", "m_block_sizes"), sizes)
-        return kernel.ragged_paged_attention(*arguments, **blocks, vmem_limit_bytes=100 * 2**20)
+        return kernel.ragged_paged_attention(*arguments, vmem_limit_bytes=100 * 2**20)
 
-    with jax.set_mesh(q.sharding.mesh):
-        jax.jit(run).lower(q, new, new, array(view, bf16), *batch).compile()
+    _, tables, starts, keys = step.known(0, page).values()
+    known = {4: keys, 5: tables.ravel(), 6: starts, 7: np.full(3, SEQS, np.int32)}
+    return Launch(run, (q, new, new, array(view, bf16), *batch), "RPAd.*", "decode attention", known, {}, (3,))

@@ -1,36 +1,44 @@
-"""Compile paged_attention for TPUs at the shapes of published models and print what it needs, as JSON.
+"""Compile and simulate kernels for TPUs at the shapes of published models, and print what they need, as JSON.
 
 Run by `test_aot_kernels.py` inside the environment with libtpu, with arguments "target/shape/batch", for example
-"v6e/llama-3.1-8b/decode", or "v6e/llama-3.1-8b/decode/int8" for KV in one byte; one program a line.
-`scripts/compiled_code/tpu_kernels.py` has the shapes; its case tpu-attention compiles all of them.
+"v6e/llama-3.1-8b/decode", or "v6e/llama-3.1-8b/decode/int8" for KV in one byte; one program a line. The batch
+"kv_write decode" is the writes of a decode; "recurrent" is a decode of one of the shapes of `tpu_recurrent`.
+`scripts/compiled_code/tpu_kernels.py` has the other shapes; its case tpu-attention compiles all of them.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
-from targets import describe_tpu_host
+from scripts.compiled_code.compilers import schedule_dumps
+from scripts.compiled_code.simulated import Launch, compile_launch, row_of, simulate
+from scripts.compiled_code.tpu_kernels import KERNELS, SHAPES
 
-from scripts.compiled_code.tpu_kernels import CHIPS, SHAPES, jpaged_kernel
-
-BLOCK_SIZES = {"bfloat16": 16, "int8": 64, "fp8": 32}
+BLOCK_SIZES = {"bfloat16": 128, "int8": 64, "fp8": 32}
 
 
-def main(names: list[str]) -> None:
-    describe_tpu_host()  # before jax is imported
+def launch_of(target: str, shape: str, batch: str, kv: str = "bfloat16") -> Launch:
+    from scripts.compiled_code import tpu_recurrent
 
-    import jax
+    if batch == "recurrent":
+        return tpu_recurrent.recurrent_launch(target, tpu_recurrent.SHAPES[shape])
+    kernel, batch = ("kv_write", batch.partition(" ")[2]) if batch.startswith("kv_write") else ("attention", batch)
+    return KERNELS[kernel](target, SHAPES[shape], batch, BLOCK_SIZES[kv], kv, "equal")
 
-    for name in names:
-        target, shape, batch, *coded = name.split("/")
-        kv = coded[0] if coded else "bfloat16"
-        launch = jpaged_kernel(CHIPS[target], SHAPES[shape], batch, BLOCK_SIZES[kv], kv)
-        memory = jax.jit(launch.function).lower(*launch.arguments).compile().memory_analysis()
-        view = max(launch.arguments, key=lambda array: array.size)
-        sizes = {"view": view.size * view.dtype.itemsize, "temp": memory.temp_size_in_bytes}
-        print(json.dumps({"name": name} | sizes), flush=True)
+
+def report(name: str, dumps: Path) -> None:
+    target, *what = name.split("/")
+    launch = launch_of(target, *what)
+    schedules, compiled = compile_launch(launch, dumps)
+    view = max(launch.arguments, key=lambda array: array.size)
+    sizes = {"view": view.size * view.dtype.itemsize, "temp": compiled.memory_analysis().temp_size_in_bytes}
+    row = row_of(simulate(launch, schedules, target), launch.kind, target)
+    print(json.dumps({"name": name} | sizes | {key: row[key] for key in ("us", "bytes", "empty")}), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    with schedule_dumps() as folder:  # before jax is imported
+        for argument in sys.argv[1:]:
+            report(argument, folder)

@@ -40,7 +40,7 @@ def main(target: str, devices: int, kernels: str, layers: int) -> None:
     from jpaged.execution import Bucket, make_sample_step, make_step, plan_pool
     from jpaged.execution.batch import empty_batch
     from jpaged.execution.mesh import sharding
-    from jpaged.execution.sampling.sampling_batch import RANKED, greedy_rows
+    from jpaged.execution.sampling.sampling_batch import RANKED, blank_rows
     from jpaged.execution.step import make_block_copy
     from jpaged.execution.transfer.host_store import make_gather, make_scatter
     from jpaged.loading.build_context import build_context
@@ -90,7 +90,7 @@ def main(target: str, devices: int, kernels: str, layers: int) -> None:
         report("block copy", make_block_copy(spec, mesh, kernel_impl=kernels).lower(pool, pairs, pairs), spec, start)
     start = time.perf_counter()
     hidden = jax.ShapeDtypeStruct((MAX_NUM_SEQS, config.hidden_size), jnp.bfloat16, sharding=sharding(mesh))
-    rows = greedy_rows(MAX_NUM_SEQS, config.vocab_size)
+    rows = blank_rows(MAX_NUM_SEQS, config.vocab_size)
     swap_in, ids = make_scatter(spec, mesh, 0), jax.ShapeDtypeStruct((64,), jnp.int32, sharding=sharding(mesh))
     swap_out = make_gather(spec, mesh, 0).lower(pool, ids)
     blocks = jax.ShapeDtypeStruct(swap_out.out_info.shape, spec.dtype, sharding=sharding(mesh, AXIS))

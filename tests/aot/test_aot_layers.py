@@ -13,10 +13,10 @@ LAYERS = {
         "tpu7x-8": {"decode": (18, 0.87), "mixed": (20, 0.74)},
     },
     "qwen3-30b-a3b": {
-        "v5e-8": {"decode": (18, 0.95), "mixed": (20, 0.89)},
-        "v6e-8": {"decode": (18, 0.92), "mixed": (20, 0.82)},
-        "v5p-16": {"decode": (18, 0.94), "mixed": (20, 0.85)},
-        "tpu7x-8": {"decode": (25, 0.87), "mixed": (27, 0.73)},
+        "v5e-8": {"decode": (18, 0.94), "mixed": (20, 0.85)},
+        "v6e-8": {"decode": (18, 0.90), "mixed": (20, 0.77)},
+        "v5p-16": {"decode": (18, 0.93), "mixed": (20, 0.82)},
+        "tpu7x-8": {"decode": (25, 0.83), "mixed": (27, 0.65)},
     },
 }
 """Most operations, and the least share of products in their cycles. On a tpu7x two all-reduces are eight operations."""

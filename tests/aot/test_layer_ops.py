@@ -50,7 +50,7 @@ def test_a_kernel_in_the_place_of_operations_is_counted_by_its_numbers_and_one_o
   %kv_write.1 = bf16[1024,32]{1,0} custom-call(%heads, %table), custom_call_target="x"
 """
     with_kernels = layer_ops(LOOP.replace("  %one = ", operations + "  %one = "))
-    kernels = 1800 + 13 * 128 + 1800 + 18 * 24
+    kernels = 1800 + 12 * 128 + 1800 + 21 * 24
     assert with_kernels["row kernels"] == kernels
     assert with_kernels["cycles"] == 23824 + kernels
     assert with_kernels["operations"] == 5 + 3

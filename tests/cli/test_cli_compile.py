@@ -30,7 +30,10 @@ def test_a_server_compiles_in_the_background_unless_it_is_told_to_do_it_before_o
         (["--device", "cpu"], "programs of a CPU are of its processor"),
         (["--device", "v5e-8", "--tensor-parallel-size", "4"], "--tensor-parallel-size 4: the device's name says"),
         (["--device", "v5e-8", "--speculative", "ngram"], "--speculative NGram"),
-        (["--device", "v5e-8", "--compiled-programs", "x"], "--compiled-programs 'x': programs for another device"),
+        (
+            ["--device", "v5e-8", "--compiled-programs", "x"],
+            "--compiled-programs 'x' must be left out, as programs for",
+        ),
         (["--device", "v5e-8"], "--device 'v5e-8' needs its compiler"),
         (["--compiler-env", "x"], "--compiler-env 'x' needs --device"),
     ],

@@ -12,7 +12,7 @@ from jpaged.execution.batch import StepBatch
 from jpaged.execution.caches.attention import AttentionBatch
 from jpaged.execution.caches.prompt_budget import PromptBudgetBatch
 from jpaged.execution.compile.buckets import Bucket
-from jpaged.execution.sampling.sampling_batch import greedy_rows
+from jpaged.execution.sampling.sampling_batch import blank_rows
 from jpaged.execution.wire import decode, encode
 from jpaged.memory.copies import HostBlock, SwapCopy
 
@@ -43,7 +43,7 @@ def test_a_step_arrives_as_what_the_worker_takes():
     ints = np.arange(4, dtype=np.int32)
     caches = AttentionBatch(ints.reshape(2, 2), ints[::2]), PromptBudgetBatch(ints[None], ints[None], ints[None], ints)
     batch = StepBatch(ints, ints, ints, ints, ints, caches, ints[::-1])
-    sent = (batch, Bucket(4, 2, True), 3), (greedy_rows(4, 100), 8), ([HostBlock(0, 7)], [SwapCopy(1, 2, 3)], [])
+    sent = (batch, Bucket(4, 2, True), 3), (blank_rows(4, 100), 8), ([HostBlock(0, 7)], [SwapCopy(1, 2, 3)], [])
     names = [decode(encode("call", args))[1] for args in sent]
     assert all(map(equal, names[:2], sent[:2]))
     assert names[2] == ((HostBlock(0, 7),), (SwapCopy(1, 2, 3),), ())

@@ -9,6 +9,7 @@ from importlib import import_module
 import docs_site
 import docs_vllm
 import pytest
+import settings_table
 from commands import ROOT
 from docs_markdown import code_blocks
 
@@ -51,6 +52,12 @@ def test_every_public_name_is_in_the_reference():
     assert "jpaged.integrations.tunix.JpagedRollout" in entries
 
 
+def test_the_table_of_settings_is_that_of_their_fields():
+    page = settings_table.PAGE.read_text()
+    assert settings_table.filled(page) == page, "run: python scripts/settings_table.py --write"
+    assert settings_table.table() in page
+
+
 def test_tables_of_vllms_names_are_those_that_jpaged_reads():
     page = docs_vllm.PAGE.read_text()
     assert docs_vllm.fill(page) == page, "run: python scripts/docs_vllm.py --write"
@@ -89,12 +96,19 @@ def test_tables_are_not_broken_by_what_stands_in_them():
         assert heads
 
 
-def test_quoted_code_is_the_files():
-    page = shown("adding_a_layer_kind.md")
+@pytest.mark.parametrize(
+    ("name", "path", "number"),
+    [
+        ("adding_a_layer_kind.md", "tests/execution/caches/test_layer_cache.py", 4),
+        ("adding_an_edit.md", "tests/execution/sampling/echo_penalty.py", 3),
+    ],
+)
+def test_quoted_code_is_the_files(name, path, number):
+    page = shown(name)
     assert "<!-- source" not in page
     blocks = [block.code for block in code_blocks(page)]
-    source = (ROOT / "tests" / "execution" / "caches" / "test_layer_cache.py").read_text()
-    assert len(blocks) == 4 and all(block in source for block in blocks)
+    source = (ROOT / path).read_text()
+    assert len(blocks) == number and all(block in source for block in blocks)
     with pytest.raises(ValueError, match="has no Nonesuch"):
         docs_site.quoted("scripts/docs_site.py", "Nonesuch")
 

@@ -15,6 +15,7 @@ import numpy as np
 from jpaged import LLM
 from jpaged.execution.readouts.prompt_scores import ScoreOutput
 from jpaged.execution.sampling.sample_step import StepOutput
+from jpaged.execution.sampling.truncations import DrawnRows
 from jpaged.execution.wire import encode
 
 
@@ -60,7 +61,8 @@ class ScriptedDevice:
 
     def draw(self, args: Any, top: int) -> StepOutput:
         position = args.position.astype(np.uint64) % np.uint64(self._period or 1 << 32)
-        mixed = args.seed[..., 1].astype(np.uint64) * np.uint64(40503) + position
+        seeds = next((each.seed[..., 1] for each in args.edits if isinstance(each, DrawnRows)), np.zeros_like(position))
+        mixed = seeds.astype(np.uint64) * np.uint64(40503) + position
         first = (mixed * np.uint64(2654435761) >> np.uint64(7)) % np.uint64(self._vocab)
         most = min(top, self._vocab)
         ranked = (first[..., None] + np.arange(most, dtype=np.uint64)) % np.uint64(self._vocab)

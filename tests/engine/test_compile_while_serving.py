@@ -101,7 +101,7 @@ def test_a_step_runs_in_the_smallest_shape_that_is_compiled(model, expected, hel
         runner, ran = llm.control.engine.runner, []
         compute, draw = runner.worker.compute, runner.worker.draw
         runner.worker.compute = lambda batch, bucket, *more: ran.append(bucket) or compute(batch, bucket, *more)
-        runner.worker.draw = lambda args, top: ran.append((len(args.temperature), top)) or draw(args, top)
+        runner.worker.draw = lambda args, top: ran.append((len(args.position), top)) or draw(args, top)
         decode, mixed, most = runner.buckets.decode, runner.buckets.mixed, runner.buckets.sample_rows[-1]
         llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)
         assert set(ran) == {mixed[0], decode[0], (1, 0)}, "one request is not padded"
@@ -200,5 +200,5 @@ def test_other_engines_have_what_they_need_first_too(more, model, held):
 
 
 def test_settings_that_exclude_each_other_are_refused(model):
-    with pytest.raises(ValueError, match="background_compilation=True does not go with enforce_eager=True"):
+    with pytest.raises(ValueError, match="background_compilation=True needs enforce_eager=False: it compiles nothing"):
         LLM(model, background_compilation=True, enforce_eager=True)

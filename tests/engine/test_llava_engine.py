@@ -81,7 +81,7 @@ def seen(parts):
 @pytest.fixture(scope="module")
 def expected(engine, checkpoint):
     requests = [engine.input_processor.process(prompt, GREEDY) for prompt in PROMPTS]
-    assert len({image.length for request in requests for image in request.images}) == 4
+    assert len({image.length for request in requests for image in request.asks.get("images", ())}) == 4
     return torch_vision_greedy(checkpoint[1], requests, NUM_TOKENS, [seen(parts) for parts in PARTS])
 
 
@@ -125,5 +125,5 @@ def test_four_outputs_fork_behind_an_image_and_draw_from_what_transformers_compu
 def test_two_devices_and_replicas_give_the_tokens_of_transformers(engine, checkpoint):
     requests = [engine.input_processor.process(prompt, GREEDY) for prompt in prompts_with(IMAGE)]
     wanted = torch_vision_greedy(checkpoint[1], requests, PARAMS.max_tokens, [seen(parts) for parts in OF_DEVICES])
-    sizes = {image.length for request in requests for image in request.images}
+    sizes = {image.length for request in requests for image in request.asks.get("images", ())}
     assert_like(on_devices(checkpoint[0], IMAGE, 1, 2, "2x1", recompiles=len(sizes)), wanted)

@@ -54,7 +54,7 @@ def test_requests_go_on_wherever_they_are_and_no_image_is_encoded_twice(family, 
     llm.control.engine.memory.check_invariants()
     assert answers(llm.resume(use_tqdm=False)) == expected
     processed = (llm.input_processor.process(prompt, PARAMS) for prompt in prompts)
-    every = len({image.digest for request in processed for image in request.images})
+    every = len({image.digest for request in processed for image in request.asks.get("images", ())})
     assert before + llm.stats().num_encoded_images == every
     check_empty(llm)
 

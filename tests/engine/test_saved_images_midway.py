@@ -46,7 +46,7 @@ def midway(llava, tmp_path_factory):
     def cut():
         for request in llm.control.engine.requests.awaited.values():
             done = request.sequences[0].num_computed
-            if any(image.start < done < image.stop for image in request.images):
+            if any(image.start < done < image.stop for image in request.asks.get("images", ())):
                 return True
         return False
 
@@ -67,7 +67,7 @@ def test_the_features_that_are_not_yet_consumed_are_kept_and_no_image_is_encoded
     llm.control.engine.memory.check_invariants()
     assert answers(llm.resume(use_tqdm=False)) == llava[1]
     requests = (llm.input_processor.process(prompt, PARAMS) for prompt in PROMPTS)
-    every = {image.digest for request in requests for image in request.images}
+    every = {image.digest for request in requests for image in request.asks.get("images", ())}
     assert before + llm.stats().num_encoded_images == len(every)
     check_empty(llm)
 

@@ -61,9 +61,9 @@ def test_a_step_computes_and_encodes_no_more_than_its_budget_and_cuts_no_image(l
 
     monkeypatch.setattr(Scheduler, "schedule", watched)
     assert tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
-    cost = [step.num_tokens + IMAGE_TOKENS * len(step.encodes) for step, _ in steps]
-    assert max(cost) <= 40 and sum(len(step.encodes) for step, _ in steps) == 2
-    reads = [read for step, _ in steps for read in step.reads]
+    cost = [step.num_tokens + IMAGE_TOKENS * len(step.work_of("encodes")) for step, _ in steps]
+    assert max(cost) <= 40 and sum(len(step.work_of("encodes")) for step, _ in steps) == 2
+    reads = [read for step, _ in steps for read in step.rows.get("images", ())]
     assert len(reads) == 4 and all(read.stop - read.start == IMAGE_TOKENS for read in reads)
 
 

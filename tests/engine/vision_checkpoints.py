@@ -196,9 +196,9 @@ def torch_vision_greedy(model, requests: Sequence, num_tokens: int, seen: Sequen
 
 def seen_by_torch(request) -> dict[str, torch.Tensor]:
     """Return what transformers' model takes of a request's images."""
-    if not request.images:
+    if not request.asks.get("images", ()):
         return {}
-    pixels = np.stack([image.arrays["pixel_values"] for image in request.images])
+    pixels = np.stack([image.arrays["pixel_values"] for image in request.asks.get("images", ())])
     ids = torch.tensor([request.prompt_token_ids])
     return {"pixel_values": torch.tensor(pixels), "token_type_ids": (ids == IMAGE).long()}
 
@@ -226,7 +226,7 @@ def torch_vision_logprobs(model, request, outputs: Sequence[Sequence[int]], seen
     found, prompt = [], request.prompt_token_ids
     with one_torch_thread(), torch.inference_mode():
         for tokens in outputs:
-            whole = SimpleNamespace(images=request.images, prompt_token_ids=[*prompt, *tokens])
+            whole = SimpleNamespace(asks=request.asks, prompt_token_ids=[*prompt, *tokens])
             ids = torch.tensor([whole.prompt_token_ids])
             logits = model(ids, attention_mask=torch.ones_like(ids), **seen(whole)).logits[0, len(prompt) - 1 : -1]
             logprobs = logits.double().log_softmax(-1)
@@ -324,7 +324,7 @@ def blind_before_images(model: MllamaForConditionalGeneration) -> MllamaForCondi
 
 def mllama_seen(request, processor=MLLAMA_PROCESSOR) -> dict[str, torch.Tensor]:
     """Return what transformers' model takes of a request's images; the masks are those of its own processor."""
-    images = [image for run in request.images for image in run.each]
+    images = [image for run in request.asks.get("images", ()) for image in run.each]
     if not images:
         return {}
     of_images = {

@@ -99,7 +99,7 @@ def test_an_adapter_in_the_very_blocks_of_another_is_not_taken_for_it(llama, tmp
         assert answer(PROMPTS[1], "one") != answer(PROMPTS[1], "other")
         engine = llm.control.engine
         adapters = {name: llm.input_processor.adapters.find(name) for name in twins}
-        blocks = engine.memory.adapters._images[adapters["one"].digest]
+        blocks = engine.memory.shared["adapters"]._images[adapters["one"].digest]
         assert adapters["one"].site_blocks == adapters["other"].site_blocks
         engine.runner._load(AdapterLoad(adapters["other"], blocks))
         assert answer(PROMPTS[0], "one") == others

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jpaged.execution import Bucket
-from jpaged.execution.batch import AdapterPlaces, BatchBuilder, empty_batch
+from jpaged.execution.batch import BatchBuilder, empty_batch
+from jpaged.execution.caches.adapters import AdapterPlaces
 from jpaged.execution.caches.base import BlockSettings, LayerCache
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.caches.registry import layer_caches

@@ -67,11 +67,11 @@ def test_blocks_come_back_to_other_places_and_nothing_else_changes(runner, threa
     want = pool(runner)
     want[target] = want[source]
     written = writes(runner, source)
-    runner.dispatch(ScheduledStep(to_disk=written))
+    runner.dispatch(ScheduledStep(work={"to_disk": written}))
     asked = read(runner, thread, written)
     assert not asked.damaged and len(asked.contents) == number and asked.seconds > 0
     fills = [DiskFill(0, int(t), asked.contents[0, w.name]) for t, w in zip(target, written, strict=True)]
-    runner.dispatch(ScheduledStep(from_disk=fills))
+    runner.dispatch(ScheduledStep(work={"from_disk": fills}))
     assert (pool(runner) == want).all()
     assert thread.num_queued_bytes == 0
 
@@ -80,7 +80,7 @@ def test_what_is_written_is_what_the_step_before_left(runner, thread):
     before = pool(runner)
     written = writes(runner, range(4))
     fills = [DiskFill(0, block, np.zeros(runner.spec.layout.groups[0].block_bytes, np.uint8)) for block in range(4)]
-    runner.dispatch(ScheduledStep(to_disk=written, from_disk=fills))
+    runner.dispatch(ScheduledStep(work={"to_disk": written, "from_disk": fills}))
     asked = read(runner, thread, written)
     for write in written:
         assert (asked.contents[0, write.name].view(np.float32).reshape(before[0].shape) == before[write.block]).all()
@@ -89,14 +89,14 @@ def test_what_is_written_is_what_the_step_before_left(runner, thread):
 
 def test_a_block_out_of_range_is_refused(runner):
     with pytest.raises(RuntimeError, match=r"device_block=90 .* is outside \[0, 90\)"):
-        runner.dispatch(ScheduledStep(to_disk=[DiskWrite(0, PAGES, 0, b"one")]))
+        runner.dispatch(ScheduledStep(work={"to_disk": [DiskWrite(0, PAGES, 0, b"one")]}))
     with pytest.raises(RuntimeError, match=r"device_block=90 .* is outside \[0, 90\)"):
-        runner.dispatch(ScheduledStep(from_disk=[DiskFill(0, PAGES, np.zeros(8, np.uint8))]))
+        runner.dispatch(ScheduledStep(work={"from_disk": [DiskFill(0, PAGES, np.zeros(8, np.uint8))]}))
 
 
 def test_a_cancelled_read_ends_without_reading(runner, thread):
     written = writes(runner, range(3))
-    runner.dispatch(ScheduledStep(to_disk=written))
+    runner.dispatch(ScheduledStep(work={"to_disk": written}))
     gate = threading.Event()
     thread._thread.submit(gate.wait, 60)
     asked = queued_read(thread, written)
@@ -109,7 +109,7 @@ def test_what_was_to_be_written_when_all_was_forgotten_is_not_found(runner, thre
     gate = threading.Event()
     thread._thread.submit(gate.wait, 60)
     written = writes(runner, range(3))
-    runner.dispatch(ScheduledStep(to_disk=written))
+    runner.dispatch(ScheduledStep(work={"to_disk": written}))
     assert thread.num_queued_bytes > 0
     thread.forget_all()
     gate.set()
@@ -122,15 +122,15 @@ def test_an_error_of_the_disk_turns_it_off(runner, thread, monkeypatch, caplog):
 
     written = writes(runner, range(3))
     monkeypatch.setattr(thread._file, "write", fails)
-    runner.dispatch(ScheduledStep(to_disk=written))
+    runner.dispatch(ScheduledStep(work={"to_disk": written}))
     asked = read(runner, thread, written)
     assert not asked.contents and not thread.is_open
     assert "the disk tier is off from now on: [Errno 5] Input/output error" in caplog.text
-    runner.dispatch(ScheduledStep(to_disk=written))  # nobody minds
+    runner.dispatch(ScheduledStep(work={"to_disk": written}))  # nobody minds
 
 
 def test_closing_ends_the_thread_and_again_is_no_error(runner, thread):
-    runner.dispatch(ScheduledStep(to_disk=writes(runner, range(3))))
+    runner.dispatch(ScheduledStep(work={"to_disk": writes(runner, range(3))}))
     thread.close()
     thread.close()
     assert not thread.is_open and read(runner, thread, writes(runner, range(3))).contents == {}
@@ -140,7 +140,7 @@ def test_closing_ends_what_is_queued_without_reading_or_writing_it(runner, threa
     gate = threading.Event()
     thread._thread.submit(gate.wait, 60)
     written = writes(runner, range(3))
-    runner.dispatch(ScheduledStep(to_disk=written))
+    runner.dispatch(ScheduledStep(work={"to_disk": written}))
     asked = queued_read(thread, written)
     closing = threading.Thread(target=thread.close)
     closing.start()

@@ -59,8 +59,8 @@ def test_a_block_outside_the_pool_is_refused(runner):
 
 def test_swapped_blocks_go_to_bytes_and_into_another_store(runner):
     other, before = tiny_runner(num_pages=90), fill(runner, 2)
-    runner.dispatch(ScheduledStep(swap_out=[SwapCopy(0, block, 7 + block) for block in range(20)]))
+    runner.dispatch(ScheduledStep(work={"swap_out": [SwapCopy(0, block, 7 + block) for block in range(20)]}))
     chosen = [7, 26, 9, 10, 11]
     other.worker.host.put([chosen], runner.worker.host.contents([chosen]))
-    other.dispatch(ScheduledStep(swap_in=[SwapCopy(0, 40 + i, block) for i, block in enumerate(chosen)]))
+    other.dispatch(ScheduledStep(work={"swap_in": [SwapCopy(0, 40 + i, block) for i, block in enumerate(chosen)]}))
     assert (blocks(other)[40:45] == before[[block - 7 for block in chosen]]).all()

@@ -10,7 +10,15 @@ from jax.sharding import Mesh
 from jpaged.execution.compile.cache import compiled_anew
 from jpaged.execution.compile.program import Program
 from jpaged.execution.compile.recent import CompiledProgram, recent_programs
-from jpaged.execution.compile.store import CALLS, LOOPS, MANIFEST, ProgramStore, free_folder, program_name, read_manifest
+from jpaged.execution.compile.store import (
+    CALLS,
+    LOOPS,
+    MANIFEST,
+    ProgramStore,
+    free_folder,
+    program_name,
+    read_manifest,
+)
 
 FACTS = {"code": "abc", "sizes": [1, 2]}
 X = np.arange(6, dtype=np.float32)

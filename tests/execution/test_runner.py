@@ -71,7 +71,7 @@ def test_the_order_of_requests_and_preemption_do_not_change_a_draw(shared):
 
 
 def copies(*made: BlockCopy) -> ScheduledStep:
-    return ScheduledStep(copies=list(made))
+    return ScheduledStep(work={"copies": list(made)})
 
 
 def with_block_numbers(runner) -> np.ndarray:

@@ -29,12 +29,12 @@ class Images:
     """Holds images in a pool for sequences, and checks that those who hold one find it."""
 
     def __init__(self, manager: MemoryManager, shadow: ShadowPool) -> None:
-        self.blocks, self.shadow = manager.images, shadow
+        self.blocks, self.shadow = manager.shared.get("images"), shadow
 
     @property
     def any(self) -> bool:
         """Whether the pool takes images."""
-        return self.blocks.group is not None
+        return self.blocks is not None
 
     def hold(self, life: Seer) -> bool:
         """Have a sequence hold its image for its next chunk; False = memory is short."""
@@ -45,7 +45,7 @@ class Images:
 
     def encode(self) -> None:
         """Write the images that were asked for, before anything else of the step."""
-        for image in self.blocks.take_pending():
+        for image in self.blocks.take_pending() if self.any else ():
             for feature in range(image.features):
                 block, offset = image.blocks[feature // self.blocks.block_size], feature % self.blocks.block_size
                 self.shadow.put(self.blocks.group, block, offset, ("image", image.digest, feature))
@@ -53,7 +53,7 @@ class Images:
 
     def took(self, life: Seer) -> None:
         """Give up what a sequence's computed tokens have taken."""
-        if life.held is None or self.blocks.stays:
+        if life.held is None or self.blocks.policy.stays:
             return
         self.blocks.consumed(life.held, min(life.computed, life.held.image.features))
         if not self._needs(life):
@@ -77,4 +77,4 @@ class Images:
     def _needs(self, life: Seer) -> bool:
         if not self.any or life.image is None:
             return False
-        return self.blocks.stays or life.computed < FEATURES[life.image]
+        return self.blocks.policy.stays or life.computed < FEATURES[life.image]

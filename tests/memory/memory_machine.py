@@ -63,10 +63,13 @@ class Life:
 def bytes_for(groups: tuple[GroupSpec, ...], num_tokens: int, more_pages: int) -> int:
     """Return the size of a pool that just holds a sequence, and some large pages more."""
     page = PoolLayout.plan(groups, 1 << 20).page_bytes
-    encoded = max(FEATURES.values()) if any(map(takes_encoded, groups)) else 0
+    encoded = max(FEATURES.values())
+    of_tables = encoded if any(spec.policy.reads_encoder for spec in groups) else 0
+    blocks = [-(-encoded // spec.block_size) if isinstance(spec.policy, ImageFeatures) else 0 for spec in groups]
     for pages in count(1):
         manager = MemoryManager(PoolLayout.plan(groups, page * pages), max_step_tokens=STEP_TOKENS)
-        if manager.can_admit(Need(num_tokens, prompt_tokens=num_tokens, encoder_tokens=encoded)) is not Fit.NEVER:
+        need = Need(num_tokens, prompt_tokens=num_tokens, encoder_tokens=of_tables, held_blocks=blocks)
+        if manager.can_admit(need) is not Fit.NEVER:
             return page * (pages + more_pages)
     raise AssertionError("unreachable: some number of pages is enough")
 
@@ -120,8 +123,9 @@ class Machine(RuleBasedStateMachine):
         life = self.lives[seq_id]
         return prefix_names((life.salt, life.image), life.tokens[:length])
 
-    def encoder_tokens(self, life: Life) -> int:
-        return max(self.image_tokens[life.salt], FEATURES.get(life.image, 0))
+    def held_blocks(self, life: Life) -> list[int]:
+        features = FEATURES.get(life.image, 0)
+        return [-(-features // s.block_size) if isinstance(s.policy, ImageFeatures) else 0 for s in self.groups]
 
     def image(self, seq_id: int) -> list[object]:
         salt = self.lives[seq_id].salt
@@ -168,7 +172,7 @@ class Machine(RuleBasedStateMachine):
         if not self.images.any or FEATURES.get(image, 0) > len(tokens):
             image = None
         life = self.lives[seq_id] = Life(seq_id, tokens, salt, len(tokens), image=image)
-        self.manager.add(seq_id, seq_id, encoder_tokens=self.encoder_tokens(life), prompt_tokens=life.prompt)
+        self.manager.add(seq_id, seq_id, encoder_tokens=self.image_tokens[life.salt], prompt_tokens=life.prompt)
         free = [self.manager.free_blocks(g) for g in range(len(self.groups))]
         hit = self.manager.match_prefix(seq_id, tokens, salt=(salt, image), max_tokens=cap)
         assert hit <= len(tokens) - 1 and (cap is None or hit <= cap)
@@ -473,7 +477,12 @@ class Machine(RuleBasedStateMachine):
         """The oldest sequence, alone, gets to its end, if the pool is large enough for it at all."""
         life = self.lives[seq_id]
         end = max(len(life.tokens), life.prompt + 8)
-        need = Need(end, encoder_tokens=self.encoder_tokens(life), prompt_tokens=life.prompt)
+        need = Need(
+            end,
+            encoder_tokens=self.image_tokens[life.salt],
+            prompt_tokens=life.prompt,
+            held_blocks=self.held_blocks(life),
+        )
         if self.empty_manager(self.shadow.layout).can_admit(need) is Fit.NEVER:
             return
         self.manager.pack(seq_id)

@@ -22,7 +22,7 @@ from jpaged.memory import (
     TokenBudget,
 )
 from jpaged.memory.policies import VerifiedStates
-from jpaged.memory.shared_blocks import ImageBlocks
+from jpaged.memory.shared_blocks import SharedBlocks
 
 FULL_3 = GroupSpec("full", layer_bytes=2, num_layers=3, block_size=3, policy=FullAttention())
 FULL_4 = GroupSpec("wide", layer_bytes=1, num_layers=4, block_size=4, policy=FullAttention())
@@ -185,7 +185,7 @@ MUTANT = settings(COMMON, max_examples=300, derandomize=True, database=None, pha
 
 @pytest.mark.parametrize("machine", [Embeddings, ImageKV])
 def test_an_image_that_is_found_although_a_part_of_it_was_evicted_is_noticed(machine, monkeypatch):
-    monkeypatch.setattr(ImageBlocks, "evicted", lambda self, block: None)
+    monkeypatch.setattr(SharedBlocks, "evicted", lambda self, block: None)
     with pytest.raises((AssertionError, RuntimeError), match=r"shared but empty|is another's|is still cached"):
         run_state_machine_as_test(machine, settings=MUTANT)
 

@@ -23,10 +23,10 @@ def manager(num_pages=8, **options):
 
 def hold(memory, name, features=10):
     """Hold an image and have it encoded if need be; returns (hold, how many were encoded)."""
-    held = memory.images.hold(name, features)
-    pending = memory.images.take_pending()
+    held = memory.shared["images"].hold(name, features)
+    pending = memory.shared["images"].take_pending()
     for image in pending:
-        memory.images.encoded(image)
+        memory.shared["images"].encoded(image)
     return held, len(pending)
 
 
@@ -48,7 +48,7 @@ def test_an_image_is_encoded_once_and_its_blocks_are_shared():
     report = memory.report().groups[1]
     assert report.token_bytes == 20 * 2 and report.blocks_saved == 3
     for held in (first, second, other):
-        memory.images.release(held)
+        memory.shared["images"].release(held)
     assert counts(memory) == (0, 6)
     assert hold(memory, b"cat")[1] == 0
 
@@ -56,35 +56,35 @@ def test_an_image_is_encoded_once_and_its_blocks_are_shared():
 def test_consumed_features_are_given_up_block_by_block_and_the_image_stays_findable():
     memory = manager()
     held, _ = hold(memory, b"cat")
-    memory.images.consumed(held, 3)
+    memory.shared["images"].consumed(held, 3)
     assert counts(memory) == (3, 0)
-    memory.images.consumed(held, 9)
+    memory.shared["images"].consumed(held, 9)
     assert counts(memory) == (1, 2)
     again, encoded = hold(memory, b"cat")
     assert encoded == 0 and counts(memory) == (3, 0)
-    memory.images.release(held)
-    memory.images.release(again)
+    memory.shared["images"].release(held)
+    memory.shared["images"].release(again)
     assert counts(memory) == (0, 3)
 
 
 def test_an_image_is_evicted_as_a_whole_and_the_least_recently_needed_one_first():
     memory = manager(num_pages=6)
     for name in (b"cat", b"dog"):
-        memory.images.release(hold(memory, name)[0])
-    memory.images.release(hold(memory, b"cat")[0])  # the dog is the older one now
+        memory.shared["images"].release(hold(memory, name)[0])
+    memory.shared["images"].release(hold(memory, b"cat")[0])  # the dog is the older one now
     memory.add(0, 0)
     run(memory, 0, [1])
     assert counts(memory) == (0, 3), "one page was needed, and two blocks of the dog are of no use to anybody"
-    assert memory.images.holds_content(b"cat") and not memory.images.holds_content(b"dog")
+    assert memory.shared["images"].holds_content(b"cat") and not memory.shared["images"].holds_content(b"dog")
     memory.free(0)
 
 
 def test_blocks_of_one_image_have_one_time_however_they_were_given_up():
     memory = manager()
     held, _ = hold(memory, b"cat")
-    memory.images.consumed(held, 8)
-    memory.images.release(hold(memory, b"dog")[0])
-    memory.images.release(held)
+    memory.shared["images"].consumed(held, 8)
+    memory.shared["images"].release(hold(memory, b"dog")[0])
+    memory.shared["images"].release(held)
     evictable = memory.parts.allocator.groups[1].evictable
     assert len({evictable[block] for block in held.blocks}) == 1
     assert list(evictable)[:3] != sorted(held.blocks), "the cat was needed after the dog"
@@ -93,44 +93,44 @@ def test_blocks_of_one_image_have_one_time_however_they_were_given_up():
 def test_an_image_that_loses_its_first_blocks_while_it_is_read_is_found_no_more():
     memory = manager(num_pages=3)
     held, _ = hold(memory, b"cat")
-    memory.images.consumed(held, 8)
+    memory.shared["images"].consumed(held, 8)
     memory.add(0, 0)
     run(memory, 0, list(range(12)))  # takes the two pages
-    assert not memory.images.holds_content(b"cat") and counts(memory) == (1, 0)
-    assert memory.images.hold(b"cat", 10) is None, "it would have to be encoded again, and there is no room"
-    memory.images.release(held)
+    assert not memory.shared["images"].holds_content(b"cat") and counts(memory) == (1, 0)
+    assert memory.shared["images"].hold(b"cat", 10) is None, "it would have to be encoded again, and there is no room"
+    memory.shared["images"].release(held)
     assert counts(memory) == (0, 0)
     memory.free(0)
 
 
 def test_a_hold_given_up_before_the_encoder_ran_takes_the_encoding_back():
     memory = manager()
-    held = memory.images.hold(b"cat", 10)
-    again = memory.images.hold(b"cat", 10)
-    memory.images.release(held)
-    assert memory.images.holds_content(b"cat")
-    memory.images.release(again)
-    assert memory.images.take_pending() == [] and counts(memory) == (0, 0)
+    held = memory.shared["images"].hold(b"cat", 10)
+    again = memory.shared["images"].hold(b"cat", 10)
+    memory.shared["images"].release(held)
+    assert memory.shared["images"].holds_content(b"cat")
+    memory.shared["images"].release(again)
+    assert memory.shared["images"].take_pending() == [] and counts(memory) == (0, 0)
 
 
 def test_without_prefix_caching_an_image_is_gone_with_its_last_user():
     memory = manager(prefix_caching=False)
     held, _ = hold(memory, b"cat")
     other, _ = hold(memory, b"cat")
-    memory.images.consumed(held, 10)
-    memory.images.release(held)
+    memory.shared["images"].consumed(held, 10)
+    memory.shared["images"].release(held)
     assert counts(memory) == (3, 0)
-    memory.images.consumed(other, 4)
-    assert not memory.images.holds_content(b"cat") and counts(memory) == (2, 0)
-    memory.images.release(other)
+    memory.shared["images"].consumed(other, 4)
+    assert not memory.shared["images"].holds_content(b"cat") and counts(memory) == (2, 0)
+    memory.shared["images"].release(other)
     assert counts(memory) == (0, 0)
 
 
 def test_admission_counts_the_largest_image_beside_the_tokens():
     memory = manager(num_pages=4, watermark=0.0)
-    assert memory.can_admit(Need(8, encoder_tokens=12)) is Fit.OK
-    assert memory.can_admit(Need(9, encoder_tokens=12)) is Fit.NEVER
-    assert memory.can_admit(Need(8, encoder_tokens=13)) is Fit.NEVER
+    assert memory.can_admit(Need(8, held_blocks=[0, 3])) is Fit.OK
+    assert memory.can_admit(Need(9, held_blocks=[0, 3])) is Fit.NEVER
+    assert memory.can_admit(Need(8, held_blocks=[0, 4])) is Fit.NEVER
 
 
 @settings(max_examples=60, deadline=None)
@@ -146,9 +146,9 @@ def test_nothing_is_lost_or_freed_while_in_use(data):
             held += [] if got is None else [got]
         elif what == "consume" and held:
             one = data.draw(st.sampled_from(held))
-            memory.images.consumed(one, data.draw(st.integers(0, one.image.features)))
+            memory.shared["images"].consumed(one, data.draw(st.integers(0, one.image.features)))
         elif what == "release" and held:
-            memory.images.release(held.pop(data.draw(st.integers(0, len(held) - 1))))
+            memory.shared["images"].release(held.pop(data.draw(st.integers(0, len(held) - 1))))
         elif what == "run":
             memory.add(running, running)
             tokens = [running] * data.draw(st.integers(1, 12))
@@ -162,7 +162,7 @@ def test_nothing_is_lost_or_freed_while_in_use(data):
         for image, blocks in by_name.items():
             assert not any(blocks & others for other, others in by_name.items() if other is not image)
     for one in held:
-        memory.images.release(one)
+        memory.shared["images"].release(one)
     memory.check_invariants()
     assert memory.num_used_blocks == 0 and memory.reset_prefix_cache()
     assert memory.num_available_pages == 6

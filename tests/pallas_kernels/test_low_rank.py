@@ -21,34 +21,34 @@ def operands(seed: int = 0):
     return x, down, up, random.integers(-1, ADAPTERS, ROWS).astype(np.int32)
 
 
-def presence(slot):
-    return np.array([adapter in slot for adapter in range(ADAPTERS)])
+def presence(place):
+    return np.array([adapter in place for adapter in range(ADAPTERS)])
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_both_ways_agree_with_the_reference(seed: int):
-    x, down, up, slot = operands(seed)
-    expected = low_rank_reference(x, down, up, slot)
-    np.testing.assert_allclose(low_rank_in_turn(x, down, up, slot, presence(slot)), expected, atol=2e-5)
-    np.testing.assert_allclose(low_rank_at_once(x, down, up, slot), expected, atol=2e-5)
-    assert not np.asarray(expected)[slot < 0].any()
+    x, down, up, place = operands(seed)
+    expected = low_rank_reference(x, down, up, place)
+    np.testing.assert_allclose(low_rank_in_turn(x, down, up, place, presence(place)), expected, atol=2e-5)
+    np.testing.assert_allclose(low_rank_at_once(x, down, up, place), expected, atol=2e-5)
+    assert not np.asarray(expected)[place < 0].any()
 
 
-def test_in_turn_a_rows_bits_depend_neither_on_its_slot_nor_on_other_rows():
-    x, down, up, slot = operands()
-    together = np.asarray(jax.jit(low_rank_in_turn)(x, down, up, slot, presence(slot)))
+def test_in_turn_a_rows_bits_depend_neither_on_its_place_nor_on_other_rows():
+    x, down, up, place = operands()
+    together = np.asarray(jax.jit(low_rank_in_turn)(x, down, up, place, presence(place)))
     order = np.array([2, 0, 1])
-    moved = np.where(slot >= 0, np.argsort(order)[slot], -1).astype(np.int32)
+    moved = np.where(place >= 0, np.argsort(order)[place], -1).astype(np.int32)
     swapped = np.asarray(jax.jit(low_rank_in_turn)(x, down[order], up[order], moved, presence(moved)))
     np.testing.assert_array_equal(together, swapped)
-    only = np.where(slot == 1, 1, -1).astype(np.int32)
+    only = np.where(place == 1, 1, -1).astype(np.int32)
     alone = np.asarray(jax.jit(low_rank_in_turn)(x, down, up, only, presence(only)))
-    np.testing.assert_array_equal(alone[slot == 1], together[slot == 1])
+    np.testing.assert_array_equal(alone[place == 1], together[place == 1])
 
 
 @pytest.mark.parametrize("branches", [False, True])
 def test_one_of_several_layers_is_read_where_a_matrix_says_so(branches: bool):
-    x, down, up, slot = operands()
-    stacked = AdaptedMatrix(None, jnp.stack([down * 0, down]), jnp.stack([up, up]), slot, presence(slot), 0, branches)
+    x, down, up, place = operands()
+    stacked = AdaptedMatrix(None, jnp.stack([down * 0, down]), jnp.stack([up, up]), place, presence(place), 0, branches)
     assert not stacked.addition(x).any()
-    np.testing.assert_allclose(stacked.of_layer(None, 1).addition(x), low_rank_reference(x, down, up, slot), atol=2e-5)
+    np.testing.assert_allclose(stacked.of_layer(None, 1).addition(x), low_rank_reference(x, down, up, place), atol=2e-5)

@@ -28,7 +28,8 @@ from unpaged import (
 
 from jpaged.memory import Adapters, HostBlock, PoolLayout
 from jpaged.scheduling import Request, ScheduledStep, Scheduler
-from jpaged.scheduling.step import Encode, ImageRead
+from jpaged.scheduling.held.images import ImageRead
+from jpaged.scheduling.step import Encode
 from jpaged.scheduling.top_tokens import TopTokens
 
 LOST = "lost"
@@ -51,29 +52,31 @@ class FakeDevice:
 
     def run(self, step: ScheduledStep) -> tuple[list[int], TopTokens | None]:
         """The step's sampled tokens, and the most likely ones where a request wants them."""
-        for write in step.to_disk:
+        for write in step.work_of("to_disk"):
             offsets = range(self.layout.groups[write.group].spec.block_size)
             held = [self._read(write.group, write.block, offset) for offset in offsets]
             self.disk.write(write.place, write.name, held)
         self._swap(step)
-        for fill in step.from_disk:
+        for fill in step.work_of("from_disk"):
             for offset, name in enumerate(fill.content):
                 self._write(fill.group, fill.block, offset, name)
         if self.disk is not None:
             self.disk.step()
-        for copy in step.copies:
+        for copy in step.work_of("copies"):
             for offset in range(self.layout.groups[copy.group].spec.block_size):
                 self._write(copy.group, copy.dst, offset, self._read(copy.group, copy.src, offset))
-        for encode in step.encodes:
+        for encode in step.work_of("encodes"):
             self._encode(encode)
-        for load in step.loads:
+        for load in step.work_of("loads"):
             for number, block in enumerate(load.stored.blocks):
                 self._write(self._adapter_group, block, 0, (load.adapter.digest, number))
         if not step.chunks:
             return [], None
-        self.seen = {(read.seq_id, at): self._feature(read, at) for read in step.reads for at in places(read)}
-        g = self._adapter_group if step.adapted else -1
-        self.adapted = {use.seq_id: tuple(self._read(g, b, 0) for b in use.held.blocks) for use in step.adapted}
+        reads = step.rows.get("images", ())
+        self.seen = {(read.seq_id, at): self._feature(read, at) for read in reads for at in places(read)}
+        uses = step.rows.get("adapters", ())
+        g = self._adapter_group if uses else -1
+        self.adapted = {use.seq_id: tuple(self._read(g, b, 0) for b in use.held.blocks) for use in uses}
         names = {chunk.seq.seq_id: self._compute(chunk) for chunk in step.chunks}
         sampled = [names[s.chunk.seq.seq_id][s.chunk.length - 1] for s in step.samples]
         self.last_tokens = [draw(self.model, name, s.seq.index) for name, s in zip(sampled, step.samples, strict=True)]
@@ -104,13 +107,13 @@ class FakeDevice:
         return self._read(g, read.blocks[number // size], number % size)
 
     def _swap(self, step: ScheduledStep) -> None:
-        for dropped in step.dropped:
+        for dropped in step.work_of("dropped"):
             del self.host[dropped]
-        for group, device, host in step.swap_out:
+        for group, device, host in step.work_of("swap_out"):
             assert HostBlock(group, host) not in self.host, "a host block that is still needed is overwritten"
             offsets = range(self.layout.groups[group].spec.block_size)
             self.host[HostBlock(group, host)] = [self._read(group, device, offset) for offset in offsets]
-        for group, device, host in step.swap_in:
+        for group, device, host in step.work_of("swap_in"):
             for offset, name in enumerate(self.host.pop(HostBlock(group, host))):
                 self._write(group, device, offset, name)
 
@@ -235,8 +238,7 @@ class Loop:
         sampled = self.device.run(step)
         self.scheduler.dispatched(step)
         dispatched = (step, *sampled) if step.chunks else None
-        something = step.chunks or step.encodes or step.loads or step.swap_out or step.swap_in or self.in_flight
-        something = something or reading
+        something = step.chunks or step.work or self.in_flight or reading
         assert something or not self.scheduler.has_work, "nothing runs, yet there is work"
         self.drain()
         self.in_flight = dispatched
@@ -257,6 +259,8 @@ class Loop:
         assert lengths == sorted(lengths, key=lambda length: length > 1), "decodes come first"
         assert len({chunk.seq.seq_id for chunk in step.chunks}) == len(step.chunks)
         self.scheduler.memory.check_invariants()
+        for request in (*self.scheduler.waiting, *self.scheduler.swapped):
+            assert not request.held, "a request holds blocks that does not run"
 
     def run(self, *requests: Request, most_steps: int = 10_000) -> list[ScheduledStep]:
         for request in requests:

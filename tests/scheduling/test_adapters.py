@@ -13,13 +13,12 @@ from thorough import examples
 from unpaged import alone
 
 from jpaged.memory import Adapters, GroupSpec
-from jpaged.scheduling.inputs import Adapter
+from jpaged.scheduling.inputs import Adapter, asks_for
 
 FULL = group("full", layer_bytes=4)
-GROUPS = [FULL, GroupSpec("adapters", 8, 1, 1, Adapters())]
-"""A large page holds two blocks of four tokens, or one block of adapters."""
-SMALL = [FULL, GroupSpec("adapters", 2, 1, 1, Adapters())]
-"""A large page holds one block of tokens, or two of adapters, which may lie scattered."""
+SIZES = {"large": 8, "small": 2}
+"""Bytes of a block of adapters. A large page holds two blocks of four tokens, or a large one of adapters; or one block
+of tokens, or two small ones of adapters, which may lie scattered."""
 
 
 def adapter(name: str, blocks: int) -> Adapter:
@@ -28,21 +27,22 @@ def adapter(name: str, blocks: int) -> Adapter:
 
 def with_adapter(chosen: Adapter | None, prompt, max_tokens=4, **options):
     request = make_request(prompt, max_tokens, **options)
-    request.adapter = chosen
+    request.asks = asks_for(adapter=chosen)
     return request
 
 
 def expected(request, index=0):
     """Return what the request generates alone, all of whose tokens go through its adapter."""
-    chosen = request.adapter
+    chosen = request.asks.get("adapters")
     if chosen is None:
         return alone(request, [FULL], index=index)
     content = tuple((chosen.digest, number) for number in range(chosen.num_blocks))
     return alone(request, [FULL], index=index, show=lambda at, token: (token, content))
 
 
-def loop_of(num_pages=32, max_loras=2, groups=GROUPS, **options):
-    return Loop(make_scheduler(num_pages, groups=groups, prefix_caching=True, max_loras=max_loras, **options))
+def loop_of(num_pages=32, places=2, size="large", **options):
+    groups = [FULL, GroupSpec("adapters", SIZES[size], 1, 1, Adapters(places))]
+    return Loop(make_scheduler(num_pages, groups=groups, prefix_caching=True, **options))
 
 
 def assert_right(requests):
@@ -56,7 +56,9 @@ def test_one_adapter_is_loaded_once_for_all_that_run_with_it_and_stays():
     requests = [with_adapter(chosen, [1 + i, 2, 3]) for i in range(4)]
     steps = loop.run(*requests)
     more = loop.run(later := with_adapter(chosen, [9, 9]))
-    assert [len(step.loads) for step in steps if step.loads] == [1] and not any(step.loads for step in more)
+    assert [len(step.work_of("loads")) for step in steps if step.work_of("loads")] == [1] and not any(
+        step.work_of("loads") for step in more
+    )
     assert_right([*requests, later])
     assert loop.num_used_blocks == 0
 
@@ -66,17 +68,17 @@ def test_an_adapter_is_evicted_for_tokens_and_read_again():
     loop.run(first := with_adapter(chosen, [1, 2, 3]))
     loop.run(long := with_adapter(None, [5] * 40, 30))
     steps = loop.run(again := with_adapter(chosen, [3, 2, 1]))
-    assert sum(len(step.loads) for step in steps) == 1
+    assert sum(len(step.work_of("loads")) for step in steps) == 1
     assert_right([first, long, again])
 
 
 def test_a_request_whose_adapter_has_no_place_in_the_step_waits_and_so_do_those_behind_it():
-    loop = loop_of(max_loras=1)
+    loop = loop_of(places=1)
     requests = [with_adapter(adapter(name, 1), [1, 2, 3], 6) for name in ("a", "b", "a")]
     for request in requests:
         loop.scheduler.add(request)
     step = loop.step()
-    assert [use.adapter.name for use in step.adapted] == ["a"]
+    assert [use.adapter.name for use in step.rows["adapters"]] == ["a"]
     loop.run()
     assert_right(requests)
 
@@ -127,16 +129,16 @@ REQUESTS = st.lists(
 @given(
     asked=REQUESTS,
     pages=st.integers(14, 24),
-    max_loras=st.integers(1, 3),
-    groups=st.sampled_from([GROUPS, SMALL]),
+    places=st.integers(1, 3),
+    size=st.sampled_from(sorted(SIZES)),
     budget=st.sampled_from([8, 24]),
     mode=st.sampled_from(["recompute", "swap", "auto"]),
     policy=st.sampled_from(["fcfs", "priority"]),
 )
-def test_any_mixture_ends_with_the_tokens_of_each_alone(asked, pages, max_loras, groups, budget, mode, policy):
+def test_any_mixture_ends_with_the_tokens_of_each_alone(asked, pages, places, size, budget, mode, policy):
     swap = 0 if mode == "recompute" else pages
     loop = loop_of(
-        pages, max_loras, groups, budget=budget, swap_blocks=swap, preemption_mode=mode, policy=policy, max_num_seqs=6
+        pages, places, size, budget=budget, swap_blocks=swap, preemption_mode=mode, policy=policy, max_num_seqs=6
     )
     requests = []
     for chosen, length, max_tokens, width, rank in asked:

@@ -15,7 +15,7 @@ from thorough import examples
 from unpaged import alone, feature
 
 from jpaged.memory import Fit, GroupSpec, ImageFeatures, Need
-from jpaged.scheduling.inputs import PromptImage, joined
+from jpaged.scheduling.inputs import PromptImage, asks_for, joined
 
 PIXEL = 9
 """Every image token's id."""
@@ -42,9 +42,12 @@ def with_images(parts, max_tokens=4, whole=True, stays=False, **options):
             images.append(PromptImage(len(tokens), length, f"{name} {size}".encode(), size, {}, whole and not stays))
             tokens += [PIXEL] * length
     request = make_request(tokens, max_tokens, **options)
-    request.images = joined(images) if stays else tuple(images)
-    request.encoder_tokens = max((image.features for image in request.images), default=0)
+    request.asks = asks_for(joined(images) if stays else images)
     return request
+
+
+def images_of(request):
+    return request.asks.get("images", ())
 
 
 def expected(request, groups, index=0, stays=False):
@@ -52,14 +55,14 @@ def expected(request, groups, index=0, stays=False):
     if stays:
         return alone(request, groups, index=index, show=lambda at, token: shown_to(request, at, token))
     shown = list(request.prompt_token_ids)
-    for image in request.images:
+    for image in images_of(request):
         shown[image.start : image.stop] = [feature(image.digest, i) for i in range(image.length)]
     return alone(replace(request, prompt_token_ids=shown), groups, index=index)
 
 
 def shown_to(request, position, token):
     """A token with what it reads: of the images that come last before it, those not behind it."""
-    last = [image for image in request.images if image.start <= position][-1:]
+    last = [image for image in images_of(request) if image.start <= position][-1:]
     read = [part for image in last for part in image.each if part.start <= position]
     return (token, tuple(feature(part.digest, i) for part in read for i in range(part.features))) if read else token
 
@@ -71,12 +74,12 @@ def loop_of(num_pages=64, **options):
 
 def costs(steps):
     """(tokens, features encoded) of each step."""
-    return [(step.num_tokens, sum(encode.image.features for encode in step.encodes)) for step in steps]
+    return [(step.num_tokens, sum(encode.image.features for encode in step.work_of("encodes"))) for step in steps]
 
 
 def test_an_image_is_encoded_in_the_step_that_reads_it_where_the_budget_holds_both():
     steps = loop_of().run(with_images([3, ("cat", 8), 5]))
-    assert costs(steps)[0] == (16, 8) and len(steps[0].reads) == 1
+    assert costs(steps)[0] == (16, 8) and len(steps[0].rows["images"]) == 1
 
 
 def test_a_chunk_ends_before_an_image_that_the_budget_cannot_encode_and_goes_on_with_it():
@@ -94,7 +97,7 @@ def test_an_image_that_fills_the_budget_is_encoded_first_and_read_in_the_next_st
 def test_an_image_larger_than_the_budget_takes_all_of_it_and_is_read_in_parts_unless_it_is_whole():
     request = with_images([("cat", 60)], 2, whole=False)
     steps = loop_of(max_num_seqs=1).run(request)
-    assert [read.stop - read.start for step in steps for read in step.reads] == [32, 28]
+    assert [read.stop - read.start for step in steps for read in step.rows.get("images", ())] == [32, 28]
     assert request.sequences[0].output_token_ids == expected(request, GROUPS[:1])[0]
     with pytest.raises(ValueError, match=r"image 1 takes 60 tokens, which one step has to compute together, .* 25"):
         loop_of().run(with_images([("cat", 60)], 2))
@@ -113,7 +116,7 @@ def test_an_image_is_held_until_its_last_token_and_its_head_is_given_up_before()
 def test_one_image_in_many_requests_is_encoded_once():
     requests = [with_images([1 + number, ("cat", 8), 2]) for number in range(8)]
     steps = loop_of().run(*requests)
-    assert sum(len(step.encodes) for step in steps) == 1
+    assert sum(len(step.work_of("encodes")) for step in steps) == 1
     for request in requests:
         assert request.sequences[0].output_token_ids == expected(request, GROUPS[:1])[0]
 
@@ -218,15 +221,17 @@ def test_every_request_sees_its_own_images(arrivals, room, whole, spare_pages, e
     def fits(num_pages):
         memory = make_scheduler(num_pages, **options).memory
         width, prompt = len(middle.sequences), len(middle.prompt_token_ids)
-        asked = {"prompt_tokens": prompt, "encoder_tokens": middle.encoder_tokens}
-        return memory.can_admit(Need(middle.max_total_tokens, width, **asked)) is not Fit.NEVER
+        largest = max((image.features for image in images_of(middle)), default=0)
+        blocks = [-(-largest // 4) if isinstance(spec.policy, ImageFeatures) else 0 for spec in groups]
+        need = Need(middle.max_total_tokens, width, prompt_tokens=prompt, held_blocks=blocks)
+        return memory.can_admit(need) is not Fit.NEVER
 
     num_pages = next(n for n in count(1) if fits(n)) + spare_pages
     scheduler = make_scheduler(num_pages, **options, preemption_mode=mode, swap_blocks=min(2, num_pages))
     loop = Loop(scheduler)
 
     def within_budget(step):
-        features = sum(min(encode.image.features, 1 + extra_budget) for encode in step.encodes)
+        features = sum(min(encode.image.features, 1 + extra_budget) for encode in step.work_of("encodes"))
         assert step.num_tokens + features <= seqs + extra_budget
 
     accepted, _ = serve(loop, coming, within_budget)

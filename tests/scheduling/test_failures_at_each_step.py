@@ -26,6 +26,7 @@ from unpaged import hash_model
 from jpaged.memory import Adapters, GroupSpec, ImageFeatures, PinnedSequences
 from jpaged.sampling_params import BeamSearchParams
 from jpaged.scheduling import Request, Scheduler, Status, disk_prefetch
+from jpaged.scheduling.inputs import asks_for
 
 PREFIX = [2, 7, 1, 8, 2, 8, 1, 8, 2]
 NUM_SLOTS = 4
@@ -85,6 +86,8 @@ class FailingMemory:
 
     def __getattr__(self, name: str):
         found = getattr(self._target, name)
+        if name == "shared":
+            return {kind: FailingMemory(blocks, kind, self._faults) for kind, blocks in found.items()}
         if name in STEPS and found is not None:
             return FailingMemory(found, name, self._faults)
         return self._faults.around(f"{self._part} {name}".strip(), found) if name in self._steps else found
@@ -114,7 +117,7 @@ class Workload(NamedTuple):
 
 
 def with_adapter(request: Request, name: str) -> Request:
-    request.adapter = adapter(name, 2)
+    request.asks |= asks_for(adapter=adapter(name, 2))
     return request
 
 
@@ -148,11 +151,11 @@ def pools(layer_bytes: int, stays: bool) -> list[GroupSpec]:
     return [
         group("full", layer_bytes=layer_bytes),
         GroupSpec("images", 8, 1, 4, ImageFeatures(stays=stays)),
-        GroupSpec("adapters", 8, 1, 1, Adapters()),
+        GroupSpec("adapters", 8, 1, 1, Adapters(places=2)),
     ]
 
 
-SHARED = {"max_num_seqs": NUM_SLOTS, "budget": 14, "prefix_caching": True, "max_loras": 2}
+SHARED = {"max_num_seqs": NUM_SLOTS, "budget": 14, "prefix_caching": True}
 WORKLOADS = {
     "recomputed": Workload(
         lambda: {**SHARED, "num_blocks": 8, "groups": pools(4, False)}, lambda: of_all_kinds(stays=False), pins=True
@@ -179,7 +182,7 @@ class Play:
         self.memory = whole.memory
         names = ("max_num_seqs", "max_num_batched_tokens")
         kept = {name: getattr(whole, name) for name in names} | {"preemption_mode": whole.preemption.mode}
-        scheduler = Scheduler(FailingMemory(whole.memory, "", faults), **kept, max_loras=2)
+        scheduler = Scheduler(FailingMemory(whole.memory, "", faults), **kept)
         scheduler.allocation.free_slots = FailingSlots(scheduler.allocation.free_slots, faults)
         self.loop = Loop(scheduler)
         self.pins = PinnedSequences(scheduler.memory, 1)
@@ -248,11 +251,11 @@ class Play:
         memory.check_invariants()
         report = memory.report()
         assert [found.used for found in report.groups] == [0] * len(report.groups)
-        assert not memory.images.held and not memory.adapters.held
+        assert not any(blocks.held for blocks in memory.shared.values())
         assert not memory.swap_space.sequences and memory.swap_space.host.used_bytes == 0
         assert sorted(scheduler.allocation.free_slots) == list(range(NUM_SLOTS))
         for request in scheduler.requests:
-            assert request.status is Status.WAITING and not request.held and request.held_adapter is None
+            assert request.status is Status.WAITING and not request.held
 
     def check_end(self) -> None:
         """Nothing is held, and without its cache the memory is as a new one."""

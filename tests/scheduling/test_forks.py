@@ -20,7 +20,7 @@ def each_alone(request) -> list[list[int]]:
 
 
 def num_copies(steps) -> int:
-    return sum(len(step.copies) for step in steps)
+    return sum(len(step.work_of("copies")) for step in steps)
 
 
 # ---------------------------------------------------------------------- the prompt once
@@ -42,7 +42,7 @@ def test_the_prompt_is_computed_once_and_all_first_tokens_are_drawn_from_its_las
 def test_a_shared_partial_tail_is_copied_for_all_but_its_last_owner():
     loop = Loop(make_scheduler())
     steps = loop.run(make_request(range(18), 5, width=4))
-    copies = [step.copies for step in steps]
+    copies = [list(step.work_of("copies")) for step in steps]
     assert [len(made) for made in copies[:3]] == [0, 3, 0]
     assert len({copy.src for copy in copies[1]}) == 1
     assert num_copies(steps) == 3

@@ -34,7 +34,7 @@ def told(steps, order):
         chunks = [(names[c.seq.seq_id], c.start, c.length, c.source_row) for c in step.chunks]
         samples = [names[sample.seq.seq_id] for sample in step.samples]
         preempted = [order.index(request) for request in step.preempted]
-        plans.append((chunks, tables, samples, step.copies, step.swap_out, step.swap_in, preempted))
+        plans.append((chunks, tables, samples, step.work, preempted))
     return plans
 
 
@@ -93,7 +93,7 @@ def decoding(scheduler, *requests):
 def test_the_bulk_ends_at_a_request_of_several_outputs_and_goes_on_behind_it():
     scheduler = make_scheduler(64)
     running = decoding(scheduler, make_request(5, 9), make_request(6, 9, width=2), make_request(7, 9))
-    plan = StepPlan(32, [])
+    plan = StepPlan(32)
     assert plan_decodes(running, 0, plan, scheduler.allocation) == 1
     assert plan_decodes(running, 1, plan, scheduler.allocation) == 1
     assert plan_decodes(running, 2, plan, scheduler.allocation) == 3
@@ -104,7 +104,7 @@ def test_the_bulk_ends_at_a_request_of_several_outputs_and_goes_on_behind_it():
 def test_the_bulk_ends_where_a_block_is_missing_and_changes_nothing_there():
     scheduler = make_scheduler(5)
     running = decoding(scheduler, make_request(8, 4), make_request(8, 4))
-    plan = StepPlan(32, [])
+    plan = StepPlan(32)
     assert plan_decodes(running, 0, plan, scheduler.allocation) == 1, "the fifth block is the first request's"
     assert running[1].sequences[0].num_computed == 8 and running[1].sequences[0].num_pending == 0
 
@@ -112,7 +112,7 @@ def test_the_bulk_ends_where_a_block_is_missing_and_changes_nothing_there():
 def test_the_bulk_ends_at_the_longest_length_and_at_prompts():
     scheduler = make_scheduler(64, budget=10)
     running = decoding(scheduler, make_request(4, 2), make_request(20, 5))
-    plan = StepPlan(10, [])
+    plan = StepPlan(10)
     assert plan_decodes(running, 0, plan, scheduler.allocation) == 1, "the second has most of its prompt to compute"
-    again = StepPlan(10, [])
+    again = StepPlan(10)
     assert plan_decodes(running, 0, again, scheduler.allocation) == 0, "the first one's last token is on its way"

@@ -167,11 +167,11 @@ def test_when_a_request_was_preempted_is_kept_as_ages():
 def test_every_field_of_requests_and_sequences_is_saved_or_follows_from_what_is():
     """Whoever adds a field says here which; one that is saved needs another `FORMAT`."""
     apart = {"params", "stop_ids", "eos_ids", "bad_words", "allowed_mask", "prompt_logprobs", "beam", "status"}
-    apart |= {"pause_times", "images", "adapter"}
-    of_images = {"held"}  # images are cached in a saved memory, and held again by whoever needs them
-    of_adapters = {"held_adapter", "saved_adapter"}  # loaded again; what a state named until its adapter is found
+    apart |= {"pause_times", "asks"}
+    held_again = {"held"}  # what the saved memory has is cached there; the rest is made again
     within_a_turn = {"pooling", "pooled"}  # of requests that begin and end while nobody else has the engine
-    others = {*of_images, *of_adapters, *within_a_turn, "sequences", "overflow_requests"}
+    follows = {"edits"}  # from the parameters
+    others = {*held_again, *within_a_turn, *follows, "sequences", "overflow_requests"}
     plain = {RENAMED.get(name, name) for name in REQUEST_FIELDS}
     assert {f.name for f in fields(Request)} == {*plain, *TIMES, *apart, *others}
     derived = {"num_pending", "capacity", "pending_row", "grammar", "stop_search"}

@@ -66,7 +66,7 @@ def test_the_newest_request_is_swapped_out_and_goes_on_where_it_was():
     step = until_preempted(loop, older, newer)
     assert newer.status is Status.SWAPPED and loop.scheduler.swapped == [newer]
     computed = newer.sequences[0].num_computed
-    assert len(step.swap_out) == -(-computed // 4)
+    assert len(step.work_of("swap_out")) == -(-computed // 4)
     steps = loop.run()
     again = next(c for s in steps for c in s.chunks if c.seq is newer.sequences[0])
     assert (again.start, again.length, again.source_row) == (computed, 1, -1), "its newest token is the host's by now"
@@ -120,7 +120,7 @@ def test_a_request_that_the_host_cannot_hold_is_recomputed():
     loop = swapping_loop(swap_blocks=1)
     older, newer = make_request(11, 12), make_request(7, 9)
     step = until_preempted(loop, older, newer)
-    assert step.swap_out == [] and newer.status is Status.WAITING
+    assert not step.work_of("swap_out") and newer.status is Status.WAITING
     loop.run()
     assert newer.sequences[0].output_token_ids == alone(newer, [group()])[0]
     assert (newer.num_preemptions, newer.num_swaps) == (1, 0)
@@ -162,7 +162,11 @@ def test_forked_sequences_are_swapped_together_and_their_shared_blocks_once():
     step = until_preempted(loop)
     assert step.preempted == [pair]
     blocks = [-(-seq.num_computed // 4) for seq in pair.sequences]
-    assert len(step.swap_out) == len({move.device_block for move in step.swap_out}) == sum(blocks) - 2
+    assert (
+        len(step.work_of("swap_out"))
+        == len({move.device_block for move in step.work_of("swap_out")})
+        == sum(blocks) - 2
+    )
     loop.run()
     child.check([group()])
     assert pair.sequences[0].output_token_ids == alone(pair, [group()])[0]
@@ -177,8 +181,8 @@ def test_a_copy_that_is_not_made_because_its_request_goes_is_made_up_for_by_the_
     loop.step()
     children = [fork(loop, trio), fork(loop, trio)]
     step = until_preempted(loop)  # 5 + 2 blocks are used: one is left for two copies of the shared tail
-    assert step.preempted == [trio] and step.copies == []
-    assert len(step.swap_out) == 3 and len({move.device_block for move in step.swap_out}) == 2
+    assert step.preempted == [trio] and not step.work_of("copies")
+    assert len(step.work_of("swap_out")) == 3 and len({move.device_block for move in step.work_of("swap_out")}) == 2
     loop.run()
     for child in children:
         child.check([group()])

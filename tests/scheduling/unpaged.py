@@ -10,9 +10,9 @@ from collections.abc import Callable, Hashable
 from functools import reduce
 
 from jpaged.memory import (
-    Adapters,
     GroupSpec,
     ImageFeatures,
+    NoTable,
     PromptBudget,
     SlidingWindow,
     StateCheckpoints,
@@ -50,7 +50,7 @@ def is_images(spec: GroupSpec) -> bool:
 
 def keeps_no_tokens(spec: GroupSpec) -> bool:
     """Whether it holds something else than what layers keep of tokens, or states for another group."""
-    return isinstance(spec.policy, ImageFeatures | Adapters) or is_ring(spec)
+    return isinstance(spec.policy, NoTable) or is_ring(spec)
 
 
 def feature(digest: bytes, number: int) -> int:

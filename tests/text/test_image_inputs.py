@@ -55,11 +55,11 @@ def with_image(image, text="a<begin>b"):
 
 def test_each_placeholder_becomes_the_tokens_of_its_image(inputs):
     request = process(inputs, with_image([picture(0), picture(1)], "a<begin>b<begin>"))
-    spans = [(image.start, image.length) for image in request.images]
+    spans = [(image.start, image.length) for image in request.asks.get("images", ())]
     assert [request.prompt_token_ids[start : start + length] for start, length in spans] == [OURS, OURS]
     assert request.prompt_token_ids[spans[0][0] - 1] == BEGIN and request.prompt_token_ids[spans[0][0] + 16] == END
-    assert request.images[0].digest != request.images[1].digest
-    assert request.encoder_tokens == IMAGE_TOKENS and all(image.whole for image in request.images)
+    assert request.asks["images"][0].digest != request.asks["images"][1].digest
+    assert all(image.whole for image in request.asks.get("images", ()))
 
 
 def test_a_prompt_of_ids_may_have_placeholders_or_the_tokens_themselves(inputs):
@@ -70,25 +70,28 @@ def test_a_prompt_of_ids_may_have_placeholders_or_the_tokens_themselves(inputs):
     for prompt in (again, short):
         other = process(inputs, prompt)
         assert other.prompt_token_ids[-22:] == request.prompt_token_ids[-22:]
-        assert other.images[0].digest == request.images[0].digest
+        assert other.asks["images"][0].digest == request.asks["images"][0].digest
 
 
 def test_an_image_has_another_name_under_a_salt(inputs):
     salts = (None, "one", "one", "other")
-    digests = [process(inputs, with_image(picture(3)) | {"cache_salt": salt}).images[0].digest for salt in salts]
+    digests = [
+        process(inputs, with_image(picture(3)) | {"cache_salt": salt}).asks["images"][0].digest for salt in salts
+    ]
     assert digests[1] == digests[2] and len(set(digests)) == 3
 
 
 def test_an_image_in_two_prompts_is_prepared_once(inputs):
-    first, second = (process(inputs, with_image(picture(3))).images[0] for _ in range(2))
+    first, second = (process(inputs, with_image(picture(3))).asks["images"][0] for _ in range(2))
     assert first.arrays["pixel_values"] is second.arrays["pixel_values"]
 
 
 def test_an_image_under_another_salt_is_prepared_again(inputs):
     """Else the time to the first token would tell a caller whether another one has sent the image."""
-    mine = process(inputs, with_image(picture(3)) | {"cache_salt": "mine"}).images[0]
+    mine = process(inputs, with_image(picture(3)) | {"cache_salt": "mine"}).asks["images"][0]
     again, other, none = (
-        process(inputs, with_image(picture(3)) | {"cache_salt": salt}).images[0] for salt in ("mine", "other", None)
+        process(inputs, with_image(picture(3)) | {"cache_salt": salt}).asks["images"][0]
+        for salt in ("mine", "other", None)
     )
     assert again.arrays["pixel_values"] is mine.arrays["pixel_values"]
     for each in (other, none):
@@ -101,7 +104,7 @@ def test_a_chats_prompt_is_made_without_preparing_its_images(folder):
     messages = [{"role": "user", "content": [{"type": "image", "image": picture(5)}, {"type": "text", "text": "c"}]}]
     made = chat_prompt(Conversation(messages), TOKENIZER, inputs.images)
     assert made["prompt_token_ids"].count(IMAGE) == IMAGE_TOKENS and not inputs.images._prepared
-    assert process(inputs, made | {"cache_salt": "mine"}).images and len(inputs.images._prepared) == 1
+    assert process(inputs, made | {"cache_salt": "mine"}).asks.get("images", ()) and len(inputs.images._prepared) == 1
 
 
 def data_url(image, kind="PNG"):
@@ -122,8 +125,8 @@ def data_url(image, kind="PNG"):
 def test_messages_may_have_images_in_every_form(inputs, part):
     messages = [{"role": "user", "content": [{"type": "text", "text": "ab"}, part, {"type": "text", "text": "c"}]}]
     request = process(inputs, Conversation(messages))
-    (image,) = request.images
-    assert image.digest == process(inputs, with_image(picture(0))).images[0].digest
+    (image,) = request.asks.get("images", ())
+    assert image.digest == process(inputs, with_image(picture(0))).asks["images"][0].digest
     assert request.prompt == "<bos>[user]ab<begin>c[model]"
     made = chat_prompt(Conversation(messages), TOKENIZER, inputs.images)
     assert process(inputs, made).prompt_token_ids == request.prompt_token_ids
@@ -133,12 +136,12 @@ def test_a_template_that_takes_text_only_gets_the_placeholder(inputs):
     messages = [{"role": "user", "content": [{"type": "image", "image": picture(0)}, {"type": "text", "text": "c"}]}]
     template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     request = process(inputs, Conversation(messages, ChatOptions(chat_template=template)))
-    assert request.prompt == "<begin>\nc" and len(request.images) == 1
+    assert request.prompt == "<begin>\nc" and len(request.asks.get("images", ())) == 1
 
 
 def test_local_files_are_taken_from_named_folders_only(folder, tmp_path, inputs):
     picture(0).save(tmp_path / "a.png")
-    assert process(inputs_of(folder, folders=[tmp_path]), with_image(str(tmp_path / "a.png"))).images
+    assert process(inputs_of(folder, folders=[tmp_path]), with_image(str(tmp_path / "a.png"))).asks.get("images", ())
     with pytest.raises(ValueError, match=r"is a local file, and ImageSources\(folders=\(\)\) names no folder"):
         process(inputs, with_image(str(tmp_path / "a.png")))
 
@@ -176,12 +179,12 @@ def test_images_that_cannot_be_used_are_refused_by_their_place_and_the_limit(inp
 def test_prompts_with_images_are_not_cut(inputs):
     with pytest.raises(ValueError, match="truncate_prompt_tokens=5 would cut it: prompts with images are not cut"):
         process(inputs, with_image(picture(0)), truncate_prompt_tokens=5)
-    assert process(inputs, with_image(picture(0)), truncate_prompt_tokens=60).images
+    assert process(inputs, with_image(picture(0)), truncate_prompt_tokens=60).asks.get("images", ())
 
 
 def test_nothing_in_multi_modal_data_is_no_image(inputs):
     for nothing in (None, {}, {"image": None}, {"image": []}, {"image": [], "video": None}):
-        assert not process(inputs, {"prompt": "a", "multi_modal_data": nothing}).images
+        assert not process(inputs, {"prompt": "a", "multi_modal_data": nothing}).asks.get("images", ())
 
 
 def test_a_model_without_eyes_refuses_images_by_name():
@@ -201,6 +204,6 @@ def test_a_folder_that_does_not_say_how_images_are_prepared_is_named(tmp_path):
 
 
 def test_pixels_are_those_that_transformers_makes(inputs):
-    (image,) = process(inputs, with_image(picture(0))).images
+    (image,) = process(inputs, with_image(picture(0))).asks.get("images", ())
     theirs = Gemma3ImageProcessorPil(size=SIZE)([[picture(0)]], return_tensors="np")["pixel_values"][0]
     np.testing.assert_array_equal(image.arrays["pixel_values"], theirs)

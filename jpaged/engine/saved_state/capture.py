@@ -13,7 +13,8 @@ from jpaged.engine.interrupts import signals_held
 from jpaged.engine.saved_state.incremental import LastSave
 from jpaged.execution.transfer.pool_blocks import BlockCopies
 from jpaged.memory.saving import held_blocks, memory_data
-from jpaged.scheduling.saving import Pictures, request_data, scheduler_data
+from jpaged.scheduling.held import SavedArrays
+from jpaged.scheduling.saving import request_data, scheduler_data
 from jpaged.text.input_processor import InputProcessor
 
 
@@ -109,7 +110,7 @@ def capture(engine: Engine, inputs: InputProcessor, before: LastSave | None = No
             }
             for number, (replica, memory) in enumerate(zip(engine.replicas, memories, strict=True))
         ]
-        pictures = Pictures()
+        pictures = SavedArrays()
         host = {
             "inputs": inputs.data(),
             "requests": [request_data(request, now, pictures) for request in engine.requests.awaited.values()],

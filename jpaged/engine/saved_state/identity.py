@@ -12,9 +12,10 @@ import numpy as np
 
 from jpaged.config import EngineConfig
 from jpaged.engine.memory_plan import resolve_max_model_len
-from jpaged.engine.program_folder import configuration_digest
+from jpaged.engine.program_folder import configuration_digest, plain
 from jpaged.execution import Runner, platform
 from jpaged.loading.model_config import as_transformers
+from jpaged.setting import Affects, affecting, settings_of
 
 
 def model_facts(config: EngineConfig, model_config: Any, runner: Runner) -> dict[str, Any]:
@@ -76,16 +77,26 @@ def pool_facts(config: EngineConfig, model: Mapping[str, Any], runner: Runner) -
         sizes = [plan.spec.block_size, plan.layer_bytes, plan.padded_layers, plan.block_bytes, plan.blocks_per_page]
         groups.append([plan.spec.name, repr(plan.spec.policy), *sizes, list(view[1:])])
     return {
+        **{fact: plain(getattr(config, name)) for name, fact in _facts_of_settings(type(config)).items()},
         "layout": model["layout"],
         "weights": model["weights"],
         "dtype": str(spec.dtype),
         "shards": spec.shards,
-        "replicas": config.data_parallel_size,
-        "deterministic": config.deterministic,
-        "prefix_caching": config.enable_prefix_caching,
-        "prefix_eviction": config.prefix_eviction,
         "groups": groups,
     }
+
+
+def pool_difference(saved: Mapping[str, Any], here: Mapping[str, Any], config: type[EngineConfig]) -> list[str]:
+    """Return the facts in which two pools differ; one saved before there was a setting has its default."""
+    known = settings_of(config)
+    defaults = {fact: plain(known[name].default()) for name, fact in _facts_of_settings(config).items()}
+    return [fact for fact, value in here.items() if saved.get(fact, defaults.get(fact)) != value]
+
+
+def _facts_of_settings(config: type[EngineConfig]) -> dict[str, str]:
+    """Return the settings that change what blocks hold, with the fact of a pool that shows each."""
+    known = settings_of(config)
+    return {name: known[name].saved_as or name for name in affecting(config, Affects.BLOCKS)}
 
 
 def weights_sum(params: Any) -> list[int]:

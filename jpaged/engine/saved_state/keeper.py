@@ -19,7 +19,7 @@ from jpaged.config import EngineConfig
 from jpaged.engine.engine import Engine
 from jpaged.engine.saved_state.capture import Capture, capture
 from jpaged.engine.saved_state.folder import StateFiles, newest, read_about, read_state, write_state
-from jpaged.engine.saved_state.identity import model_difference, model_facts, pool_facts
+from jpaged.engine.saved_state.identity import model_difference, model_facts, pool_difference, pool_facts
 from jpaged.engine.saved_state.incremental import LastSave
 from jpaged.engine.saved_state.load import check_fresh, load
 from jpaged.errors import EngineStopped, StateRefused
@@ -113,9 +113,9 @@ class StateKeeper:
             difference = model_difference(files.about["model"], about["model"], self._model_config)
             if difference is not None:
                 raise StateRefused(f"{files.path} cannot be taken up: {difference}")
-            differing = [name for name, here in about["pool"].items() if files.about["pool"][name] != here]
-            if self._config.enable_lora:  # which blocks hold an adapter is not saved
-                differing.append("adapters in the pool")
+            differing = pool_difference(files.about["pool"], about["pool"], type(self._config))
+            shared = self._engine.replicas[0].memory.shared
+            differing += [f"{kind} in the pool" for kind, blocks in shared.items() if not blocks.policy.is_saved]
             requests = self._between_steps(lambda: self._take_up(files, differing))
         logger.info(
             "%d %s on from %s after %.2f s%s",

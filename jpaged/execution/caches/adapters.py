@@ -21,6 +21,7 @@ from jpaged.execution.mesh import HostOrDevice, over_tensor, platform
 from jpaged.memory.layout import GroupLayout, GroupSpec
 from jpaged.memory.policies import Adapters
 from jpaged.model_api import TENSOR_AXIS, AdapterGroup, AdapterSite
+from jpaged.scheduling.held.adapters import AdapterUse
 from jpaged.scheduling.step import ScheduledStep
 from pallas_kernels.layout import LANES
 from pallas_kernels.low_rank import AdaptedMatrix
@@ -31,6 +32,36 @@ Matrices: TypeAlias = tuple[tuple[Array, Array], ...]
 inputs]`` and up ``[layers, adapters, parts * rank, outputs]``, zero where a column is another part's."""
 
 
+class AdapterPlaces:
+    """Remembers which adapter is in which of `number` places; the one that was used least recently goes first.
+
+    An adapter that stays where it is need not be read from the pool again, see `AdapterMatrices`.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._places: dict[bytes, int] = {}  # by digest, in the order of last use
+
+    def of(self, digests: Iterable[bytes]) -> dict[bytes, int]:
+        """Return the places of a step's adapters.
+
+        Raises:
+            RuntimeError: there are more different adapters than places.
+        """
+        step = list(dict.fromkeys(digests))
+        if len(step) > self._number:
+            raise RuntimeError(f"a step has {len(step)} different adapters, more than max_loras={self._number}")
+        before = self._places
+        others = {digest: place for digest, place in before.items() if digest not in step}
+        now = {digest: before[digest] for digest in step if digest in before}
+        free = [place for place in range(self._number) if place not in before.values()]
+        for digest in step:
+            if digest not in now:
+                now[digest] = free.pop(0) if free else others.pop(next(iter(others)))
+        self._places = others | now
+        return now
+
+
 class AdapterBatch(NamedTuple):
     """Holds a step's arrays for adapters; None where no row of the step has one.
 
@@ -38,13 +69,13 @@ class AdapterBatch(NamedTuple):
         table: blocks of each of the step's adapters, by place, site after site, as many as the largest rank takes; -1
             where the adapter has none, and in places that no row asks for. The host's; the step's program is given
             `matrices` for it.
-        slot: the place of the adapter that each row has; -1 = none.
+        place: the place of the adapter that each row has; -1 = none.
         present: whether an adapter of the step changes a site.
         matrices: those of each place's adapter, of whatever was there last where the step has none.
     """
 
     table: Int[np.ndarray, "adapters blocks"] | None = None
-    slot: Int[HostOrDevice, " tokens"] | None = None
+    place: Int[HostOrDevice, " tokens"] | None = None
     present: Bool[HostOrDevice, "sites adapters"] | None = None
     matrices: Matrices | None = None
 
@@ -55,7 +86,7 @@ class AdapterCache(LayerCache):
 
     group: AdapterGroup
     Batch: ClassVar[type[tuple[Any, ...]]] = AdapterBatch
-    by_token: ClassVar[tuple[str, ...] | None] = ("slot",)
+    by_token: ClassVar[tuple[str, ...] | None] = ("place",)
     skips_unread_rows: ClassVar[bool] = True
 
     @property
@@ -83,7 +114,8 @@ class AdapterCache(LayerCache):
 
     def pool_groups(self) -> tuple[GroupSpec, ...]:
         layer_bytes = self.block_bytes // self.group.block_layers
-        return (GroupSpec(self.group.name, layer_bytes, self.group.block_layers, 1, Adapters()),)
+        policy = Adapters(self.group.adapters)
+        return (GroupSpec(self.group.name, layer_bytes, self.group.block_layers, 1, policy),)
 
     def reads(self) -> Reads:
         return Reads(0, None, 0)  # steps read copies, see `jpaged.execution.transfer.adapter_matrices`
@@ -91,22 +123,29 @@ class AdapterCache(LayerCache):
     def table_width(self, spec: GroupSpec, max_model_len: int) -> int:
         return 0  # adapters' blocks are in no sequence's table
 
+    def memo(self) -> AdapterPlaces:
+        return AdapterPlaces(self.group.adapters)
+
     def untabled_blocks(self, step: ScheduledStep) -> Iterable[int]:
-        return (block for use in step.adapted for block in use.held.blocks)
+        return (block for use in step.rows.get(Adapters.kind, ()) for block in use.held.blocks)
 
     def batch(self, step: HostStep, tables: Sequence[np.ndarray], plans: Sequence[GroupLayout]) -> Any:
-        if step.adapted is None:
+        uses: Sequence[AdapterUse] | None = step.rows.get(Adapters.kind)
+        if uses is None:
             return AdapterBatch()
         (plan,), group = plans, self.group
         most = self.most_blocks
         table = np.full((group.adapters, sum(most)), -1, np.int32)
         present = np.zeros((len(group.sites), group.adapters), bool)
-        slot_of_seq = np.full(step.padded_seqs, -1, np.int32)
-        for seq, (use, slot) in step.adapted.items():
-            _fill(table[slot], present[:, slot], use.held.blocks, use.adapter.site_blocks, most, plan.num_blocks)
-            slot_of_seq[seq] = slot
+        place_of_seq = np.full(step.padded_seqs, -1, np.int32)
+        seq_of = {chunk.seq.seq_id: seq for seq, chunk in enumerate(step.chunks)}
+        place_of = step.memo.of(use.adapter.digest for use in uses)
+        for use in uses:
+            place = place_of[use.adapter.digest]
+            _fill(table[place], present[:, place], use.held.blocks, use.adapter.site_blocks, most, plan.num_blocks)
+            place_of_seq[seq_of[use.seq_id]] = place
         rows = np.full(step.padded_tokens, -1, np.int32)
-        rows[: len(step.seq_of_token)] = slot_of_seq[step.seq_of_token]
+        rows[: len(step.seq_of_token)] = place_of_seq[step.seq_of_token]
         return AdapterBatch(table, rows, present)
 
     def operate(self, call: LayerCall, pool: Pool, index: Any, *operands: Any, **options: Any) -> tuple[Pool, Any]:
@@ -123,7 +162,7 @@ class AdapterCache(LayerCache):
             return params
         for number, (site, (down, up)) in enumerate(zip(self.group.sites, arrays.matrices, strict=True)):
             for at, path in enumerate(site.paths):
-                rows, present = jnp.asarray(arrays.slot), jnp.asarray(arrays.present)[number]
+                rows, present = jnp.asarray(arrays.place), jnp.asarray(arrays.present)[number]
                 layer: int | None = at
                 if site.stacked:  # each turn of a scan takes a layer's part of everything
                     rows, present = (jnp.broadcast_to(x, (site.layers, *x.shape)) for x in (rows, present))

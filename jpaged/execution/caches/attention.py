@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jpaged.execution.caches.base import HostStep, LayerCache, LayerCall, Pool, Reads
+from jpaged.execution.caches.images import image_reads
 from jpaged.execution.mesh import HostOrDevice, over_tensor
 from jpaged.memory.layout import GroupLayout, GroupSpec
 from jpaged.memory.policies import ChunkedLocalAttention, FullAttention, Policy, SlidingWindow
@@ -78,13 +79,14 @@ def write_slots(
 def last_keys(step: HostStep) -> Int[np.ndarray, " padded_tokens"] | None:
     """Return the position of the last token that each of the step's tokens sees: tokens of a whole image see all of
     it. None where the step has no place for images."""
-    if step.images is None:
+    reads = image_reads(step)
+    if reads is None:
         return None
     last = np.zeros(step.padded_tokens, np.int32)
     last[: len(step.positions)] = step.positions
-    for image in step.images:
-        if image.read.image.whole:
-            last[image.rows] = image.read.image.stop - 1
+    for read, rows in reads:
+        if read.image.whole:
+            last[rows] = read.image.stop - 1
     return last
 
 

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ from jpaged.execution.mesh import HostOrDevice
 from jpaged.memory.layout import GroupLayout, GroupSpec, spread_checkpoints
 from jpaged.memory.policies import Policy
 from jpaged.model_api import LayerGroup
-from jpaged.scheduling.step import AdapterUse, Chunk, ImageRead, ScheduledStep
+from jpaged.scheduling.step import Chunk, ScheduledStep
 from pallas_kernels.platform import Impl
 
 Pool: TypeAlias = Shaped[Array, "shards pages rows 128"]
@@ -56,23 +57,6 @@ class BlockSettings:
     most_drafts: int = 0
 
 
-class ImageRows(NamedTuple):
-    """Says which rows of a batch stand for an image.
-
-    Attributes:
-        row: the first of them.
-        read: which tokens of which image.
-    """
-
-    row: int
-    read: ImageRead
-
-    @property
-    def rows(self) -> slice:
-        """Return all of them."""
-        return slice(self.row, self.row + self.read.stop - self.read.start)
-
-
 class HostStep(NamedTuple):
     """Describes a step as the host knows it, before padding; a kind of layer makes its arrays from it.
 
@@ -82,9 +66,9 @@ class HostStep(NamedTuple):
         seq_of_token: which chunk each token belongs to.
         positions: the tokens' positions in their sequences.
         padded_tokens, padded_seqs: numbers of tokens and sequences that arrays are padded to.
-        images: the tokens that stand for images; None where the step's shape has no place for any.
-        adapted: the chunks, by their place, that run with an adapter, and the adapter's own place among the step's;
-            None where the step's shape has no place for any.
+        rows: what tokens read of what requests hold, by its kind, see `jpaged.scheduling.held`; a kind is missing where
+            the step's shape has no place for any of it.
+        memo: what `LayerCache.memo` made for the batches of this builder.
     """
 
     chunks: Sequence[Chunk]
@@ -94,8 +78,13 @@ class HostStep(NamedTuple):
     positions: Int[np.ndarray, " tokens"]
     padded_tokens: int
     padded_seqs: int
-    images: Sequence[ImageRows] | None = None
-    adapted: Mapping[int, tuple[AdapterUse, int]] | None = None
+    rows: Mapping[str, Sequence[Any]] = MappingProxyType({})
+    memo: Any = None
+
+    def first_rows(self) -> dict[int, int]:
+        """Return for each sequence, by its id, the row of a token less the token's position."""
+        firsts = np.cumsum(self.lengths) - self.lengths - self.starts
+        return {chunk.seq.seq_id: int(first) for chunk, first in zip(self.chunks, firsts, strict=True)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +193,10 @@ class LayerCache(ABC):
         Raises:
             RuntimeError: a token has no block to be written to.
         """
+
+    def memo(self) -> Any:
+        """Return what the batches of one builder share, which `batch` may change: it finds it in `HostStep.memo`."""
+        return None
 
     def table_width(self, spec: GroupSpec, max_model_len: int) -> int:
         """Return how many entries a pool group's block table has for the longest sequence."""

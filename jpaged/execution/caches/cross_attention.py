@@ -17,7 +17,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from jpaged.execution.caches.base import HostStep, LayerCall, Pool, Reads
-from jpaged.execution.caches.images import EncodedCache, blocks_of_image
+from jpaged.execution.caches.images import EncodedCache, blocks_of_image, image_reads
 from jpaged.execution.mesh import HostOrDevice, over_tensor
 from jpaged.memory.layout import GroupLayout, GroupSpec
 from jpaged.memory.policies import ImageFeatures
@@ -76,15 +76,16 @@ class CrossAttentionCache(EncodedCache):
         return 0  # images' blocks are in no sequence's table
 
     def batch(self, step: HostStep, tables: Sequence[np.ndarray], plans: Sequence[GroupLayout]) -> Any:
-        if step.images is None:
+        reads = image_reads(step)
+        if reads is None:
             return CrossAttentionBatch()
         (plan,) = plans
         table = np.full((step.padded_seqs, self.pages), -1, np.int32)
         seen = np.zeros(step.padded_tokens, np.int32)
-        for image in step.images:
-            blocks = blocks_of_image(image.read.blocks, plan)
-            table[step.seq_of_token[image.row], : len(blocks)] = blocks
-            seen[image.rows] = image.read.image.seen(np.arange(image.read.start, image.read.stop))
+        for read, rows in reads:
+            blocks = blocks_of_image(read.blocks, plan)
+            table[step.seq_of_token[rows.start], : len(blocks)] = blocks
+            seen[rows] = read.image.seen(np.arange(read.start, read.stop))
         return CrossAttentionBatch(table, seen)
 
     def operate(

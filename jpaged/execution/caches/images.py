@@ -22,6 +22,7 @@ from jpaged.execution.mesh import HostOrDevice, over_tensor
 from jpaged.memory.layout import GroupLayout, GroupSpec
 from jpaged.memory.policies import ImageFeatures
 from jpaged.model_api import TENSOR_AXIS, ImageGroup
+from jpaged.scheduling.held.images import ImageRead
 from jpaged.scheduling.step import ScheduledStep
 from pallas_kernels.layout import LANES
 from pallas_kernels.platform import Impl
@@ -45,7 +46,7 @@ class EncodedCache(LayerCache):
     """Serves images' features, which an encoder writes to the pool before a step."""
 
     def untabled_blocks(self, step: ScheduledStep) -> Iterable[int]:
-        return (block for read in step.reads for block in read.blocks)
+        return (block for read in step.rows.get(ImageFeatures.kind, ()) for block in read.blocks)
 
     @abstractmethod
     def launch_rows(self, features: int) -> int:
@@ -103,15 +104,15 @@ class ImageCache(EncodedCache):
         return Reads(0, None, 0)  # once for each token of an image, not for each token
 
     def batch(self, step: HostStep, tables: Sequence[np.ndarray], plans: Sequence[GroupLayout]) -> Any:
-        if step.images is None:
+        reads = image_reads(step)
+        if reads is None:
             return ImageBatch()
         (plan,) = plans
         size, rows = plan.spec.block_size, np.full(step.padded_tokens, -1, np.int32)
-        for image in step.images:
-            read = image.read
+        for read, of_read in reads:
             feature = np.arange(read.start, read.stop) - read.image.start
             blocks = blocks_of_image(read.blocks, plan)
-            rows[image.rows] = blocks[feature // size] * size + feature % size
+            rows[of_read] = blocks[feature // size] * size + feature % size
         return ImageBatch(rows)
 
     def operate(
@@ -181,6 +182,16 @@ class ImageCache(EncodedCache):
         if ratio > 1:
             flat = flat.reshape(len(flat), -1, ratio)
         return jax.lax.bitcast_convert_type(flat, self.dtype)
+
+
+def image_reads(step: HostStep) -> list[tuple[ImageRead, slice]] | None:
+    """Return which tokens of which image a step's rows stand for, and these rows; None where its shape has no place for
+    images."""
+    reads: Sequence[ImageRead] | None = step.rows.get(ImageFeatures.kind)
+    if reads is None:
+        return None
+    first = step.first_rows()
+    return [(read, slice(first[read.seq_id] + read.start, first[read.seq_id] + read.stop)) for read in reads]
 
 
 def blocks_of_image(blocks: Sequence[int], plan: GroupLayout) -> Int[np.ndarray, " blocks"]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from jpaged.memory.policies import Adapters, ImageFeatures
+
 
 @dataclass(frozen=True, order=True)
 class Bucket:
@@ -23,6 +25,10 @@ class Bucket:
     decode_only: bool
     images: bool = False
     adapters: bool = False
+
+    def holds(self, kind: str) -> bool:
+        """Tell whether tokens may read what requests hold of a kind; see `jpaged.memory.policies.NoTable`."""
+        return {ImageFeatures.kind: self.images, Adapters.kind: self.adapters}.get(kind, True)
 
     @property
     def name(self) -> str:

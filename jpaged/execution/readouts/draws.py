@@ -10,11 +10,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jpaged.execution.compile.buckets import Buckets
-from jpaged.execution.mesh import stack
 from jpaged.execution.readouts.base import Device, ForwardPass, Sampled, of_replica
 from jpaged.execution.sampling.sample_step import StepOutput
 from jpaged.execution.sampling.sampler import SamplingArrays
-from jpaged.execution.sampling.sampling_batch import all_plain, of_one_shape, sampling_arrays, top_size
+from jpaged.execution.sampling.sampling_batch import of_all, sampling_arrays, top_size
 from jpaged.scheduling.step import ScheduledStep
 from jpaged.scheduling.top_tokens import TopTokens
 
@@ -111,6 +110,6 @@ class Draws:
     def _arrays(self, steps: Sequence[ScheduledStep], rows: int, num_top: int) -> tuple[SamplingArrays, int]:
         """Return the sampler's arguments for a number of rows, and how many of the most likely tokens it returns."""
         each = [sampling_arrays(step.samples, rows, self._vocab_size) for step in steps]
+        args = of_all(self._mesh, each, self._vocab_size)
         # The plain variant may add up in another order.
-        plain = all(map(all_plain, each)) and not self._deterministic
-        return stack(self._mesh, of_one_shape(each)), 0 if plain else top_size(num_top)
+        return args, 0 if args.plain and not self._deterministic else top_size(num_top)

@@ -106,7 +106,7 @@ def make_sample_step(graphdef: nnx.GraphDef, mesh: Mesh) -> jax.stages.Wrapped:
         top: int,
     ) -> StepOutput:
         args = args._replace(position=on_thread_pool(jnp.asarray(args.position), impl=impl))
-        rows, model, live = args.temperature.shape[0], nnx.merge(graphdef, params), (args.position > 0).sum()
+        rows, model, live = args.position.shape[0], nnx.merge(graphdef, params), (args.position > 0).sum()
         if screen is not None and not top:
             tokens = screened_tokens(model, hidden[:rows], screen, live)
             unscored = StepOutput(tokens, jnp.zeros(rows, jnp.float32), *no_ranking(rows, 0))

@@ -2,55 +2,69 @@
 
 from __future__ import annotations
 
-import jax
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
 import numpy as np
 from jax.sharding import Mesh
 
-from jpaged.execution.mesh import replicate
-from jpaged.execution.sampling.logit_edits import NO_ROW, LogitEdits, logit_edits, no_edits, pad_alike
+from jpaged.execution.mesh import num_replicas, replicate, stack
+from jpaged.execution.sampling.edit import Edit
+from jpaged.execution.sampling.registry import EDITS
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.scheduling.step import Sample
 
 RANKED = 8
 """Most likely tokens that every sampler but the plain one can give back; more compile another."""
-_LEAST = float(np.finfo(np.float32).tiny)
-"""Least temperature and top_p: below it float32 arithmetic has 0, logits divided by 0 and a nucleus of no token."""
 
 
-def sampling_arrays(samples: list[Sample], width: int, vocab_size: int) -> SamplingArrays:
+def sampling_arrays(samples: Sequence[Sample], width: int, vocab_size: int) -> SamplingArrays:
     """Return the settings of a step's samples, padded to `width` rows with greedy ones."""
-    arrays = greedy_rows(width, vocab_size)
-    for row, (request, seq, chunk) in enumerate(samples):
-        params = request.params
-        if params.temperature > 0:
-            arrays.temperature[row] = max(params.temperature, _LEAST)
-            arrays.top_p[row] = max(params.top_p, _LEAST)
-            arrays.min_p[row] = params.min_p
-            if params.top_k > 0:
-                arrays.top_k[row] = min(params.top_k, vocab_size)
-            seed = request.seed_of(seq)
-            arrays.seed[row] = seed >> 32, seed & 0xFFFFFFFF
-        arrays.position[row] = chunk.start + chunk.length
-        arrays.ranked[row] = request.num_top > 0
-    if any(request.edits_logits for request, _, _ in samples):
-        return arrays._replace(edits=logit_edits(samples, width, vocab_size))
-    return arrays
+    position, ranked = np.zeros(width, np.int32), np.zeros(width, bool)
+    asking: defaultdict[Edit[Any], list[int]] = defaultdict(list)
+    for row, (request, _, chunk) in enumerate(samples):
+        position[row] = chunk.start + chunk.length
+        if request.num_top:
+            ranked[row] = True
+        edits = request.edits
+        if edits is None:  # it asks for the same as long as it lives
+            edits = request.edits = tuple(edit for edit in EDITS if edit.asks(request))
+        for edit in edits:
+            asking[edit].append(row)
+    return SamplingArrays(
+        position=position,
+        ranked=ranked,
+        edits=tuple(
+            edit.fill(asking[edit], samples, _blank(edit, width, vocab_size)) if edit in asking else None
+            for edit in EDITS
+        ),
+    )
 
 
-def of_one_shape(each: list[SamplingArrays]) -> list[SamplingArrays]:
-    """Pad the arrays of several replicas until their lists of tokens and bans are as long as the longest."""
+def of_all(mesh: Mesh, each: Sequence[SamplingArrays], vocab_size: int) -> SamplingArrays:
+    """Return the arrays of all replicas, as the worker takes them.
+
+    Where a row of any replica fills an edit's arrays, those of the others are blank, and all list as many pairs.
+    """
     if len(each) == 1:
+        return stack(mesh, each)
+    edits = [
+        _of_one_size(edit, arrays, _blank(edit, each[0].position.shape[0], vocab_size))
+        for edit, arrays in zip(EDITS, zip(*(arrays.edits for arrays in each), strict=True), strict=True)
+    ]
+    return stack(mesh, [arrays._replace(edits=own) for arrays, own in zip(each, zip(*edits, strict=True), strict=True)])
+
+
+def _of_one_size(edit: Edit[Any], each: tuple[Any, ...], blank: Any) -> tuple[Any, ...]:
+    if all(arrays is None for arrays in each):
         return each
-    edits = pad_alike([arrays.edits for arrays in each])
-    return [arrays._replace(edits=edit) for arrays, edit in zip(each, edits, strict=True)]
-
-
-def all_plain(arrays: SamplingArrays) -> bool:
-    """Tell whether every row takes the most likely token of its unedited logits, and no row asks for others."""
-    edits = arrays.edits
-    edited = edits.token_row[0] != NO_ROW or edits.ban_row[0] != NO_ROW or edits.masked.any()
-    penalised = (edits.repetition != 1).any() or edits.presence.any() or edits.frequency.any()
-    return not (arrays.temperature.any() or arrays.ranked.any() or edited or penalised)
+    whole = [blank if arrays is None else arrays for arrays in each]
+    if not edit.pairs:
+        return tuple(whole)
+    size = max(number for arrays in whole for number in edit.num_pairs(arrays))
+    return tuple(edit.lengthened(arrays, blank, size) for arrays in whole)
 
 
 def top_size(asked: int) -> int:
@@ -58,39 +72,46 @@ def top_size(asked: int) -> int:
     return RANKED if asked <= RANKED else 1 << (asked - 1).bit_length()
 
 
-def greedy_rows(width: int, vocab_size: int) -> SamplingArrays:
-    """Return settings of `width` rows that take the most likely token."""
-    return SamplingArrays(
-        temperature=np.zeros(width, np.float32),
-        top_k=np.full(width, vocab_size, np.int32),
-        top_p=np.ones(width, np.float32),
-        min_p=np.zeros(width, np.float32),
-        seed=np.zeros((width, 2), np.uint32),
-        position=np.zeros(width, np.int32),
-        ranked=np.zeros(width, bool),
-        edits=no_edits(width, vocab_size),
-    )
+def blank_rows(width: int, vocab_size: int) -> SamplingArrays:
+    """Return arrays of `width` rows that take the most likely token, in the form that programs are compiled for: with
+    blank ones of each edit."""
+    edits = tuple(_blank(edit, width, vocab_size) for edit in EDITS)
+    return SamplingArrays(np.zeros(width, np.int32), np.zeros(width, bool), edits)
 
 
-class PlacedMasks:
-    """Keeps the mask that lets all tokens pass, for each number of rows: most steps need no other."""
+@cache
+def _blank(edit: Edit[Any], width: int, vocab_size: int) -> Any:
+    """Return the blank arrays of an edit; they cannot be changed, as all steps share them."""
+    blank = edit.blank(width, vocab_size)
+    for array in blank:
+        array.flags.writeable = False
+    return blank
 
-    def __init__(self, mesh: Mesh) -> None:
+
+class PlacedBlanks:
+    """Keeps the arrays of edits that no row asks for on the devices, for each number of rows: most steps need them."""
+
+    def __init__(self, mesh: Mesh, vocab_size: int) -> None:
         self._mesh = mesh
-        self._open: dict[int, jax.Array] = {}
+        self._vocab_size = vocab_size
+        self._blanks: dict[int, tuple[Any, ...]] = {}
 
     def put(self, args: SamplingArrays) -> SamplingArrays:
-        """Return a step's sampling parameters, with its masks on the devices."""
-        return args._replace(edits=args.edits._replace(mask=self._of(args.edits)))
+        """Return a step's sampling parameters, with the arrays of all edits on the devices."""
+        blanks = self._of(args.position.shape[-1])
+        if not any(arrays is not None for arrays in args.edits):
+            return args._replace(edits=blanks)
+        # Placed like the blank ones: a program takes arrays that lie as those did that it was compiled for.
+        filled = replicate(args.edits, self._mesh)
+        edits = zip(filled, blanks, strict=True)
+        return args._replace(edits=tuple(blank if arrays is None else arrays for arrays, blank in edits))
 
     def clear(self) -> None:
         """Release the devices' memory."""
-        self._open.clear()
+        self._blanks.clear()
 
-    def _of(self, edits: LogitEdits) -> jax.Array:
-        if edits.masked.any():
-            return replicate(np.asarray(edits.mask), self._mesh)
-        rows = edits.masked.shape[-1]
-        if rows not in self._open:
-            self._open[rows] = replicate(np.asarray(edits.mask), self._mesh)
-        return self._open[rows]
+    def _of(self, rows: int) -> tuple[Any, ...]:
+        if rows not in self._blanks:
+            each = blank_rows(rows, self._vocab_size).edits
+            self._blanks[rows] = replicate(stack(self._mesh, [each] * num_replicas(self._mesh)), self._mesh)
+        return self._blanks[rows]

@@ -9,7 +9,7 @@ of `FullAttention`.
 
 from jpaged.memory.policies.attention import ChunkedLocalAttention, FullAttention, LocalAttention, SlidingWindow
 from jpaged.memory.policies.base import UNBOUNDED, Policy
-from jpaged.memory.policies.features import Adapters, CrossAttention, ImageFeatures
+from jpaged.memory.policies.features import Adapters, CrossAttention, ImageFeatures, NoTable
 from jpaged.memory.policies.prompt_budget import PromptBudget, TokenBudget
 from jpaged.memory.policies.recurrent import StateCheckpoints, VerifiedStates
 
@@ -21,6 +21,7 @@ __all__ = [
     "FullAttention",
     "ImageFeatures",
     "LocalAttention",
+    "NoTable",
     "Policy",
     "PromptBudget",
     "SlidingWindow",

@@ -24,6 +24,7 @@ class Policy(ABC):
     Attributes:
         names_tokens: whether blocks are cached under the tokens up to their end; False: under the salt and their
             number.
+        reads_encoder: whether the sequence's table has blocks of the request's encoder tokens.
         releases: whether a sequence may release blocks while it grows; False spares the question after every block.
         appends: whether the table has a block in every entry, entry ``i`` is that of tokens
             ``[i * block_size, (i + 1) * block_size)``, and only their own computation writes to it; True spares the
@@ -33,6 +34,7 @@ class Policy(ABC):
     """
 
     names_tokens: ClassVar[bool] = True
+    reads_encoder: ClassVar[bool] = False
     releases: ClassVar[bool] = True
     appends: ClassVar[bool] = False
     prompt_tail: int = 0

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from jpaged.memory.policies.base import UNBOUNDED, Policy
 
 
 class NoTable(Policy):
-    """Blocks that are in no sequence's table: it is always empty, and a prefix of any length is valid without it."""
+    """Blocks that are in no sequence's table: it is always empty, and a prefix of any length is valid without it.
+
+    They belong to contents that requests hold while they run, see `jpaged.memory.shared_blocks`. Whoever makes a
+    request's demand counts them in addition to the blocks of its sequences.
+
+    Attributes:
+        kind: what the blocks hold; unique among the layer groups of a pool.
+        always_stays: whether a content that no request holds stays cached without prefix caching too.
+        is_saved: whether the blocks are part of a saved state; where they are not, all is computed again.
+    """
 
     names_tokens: ClassVar[bool] = False
+    kind: ClassVar[str]
+    always_stays: ClassVar[bool] = False
+    is_saved: ClassVar[bool] = True
+
+    def peak_blocks(self, length: int, step_tokens: int, block_size: int) -> int:
+        return 0
 
     def num_blocks(self, length: int, block_size: int) -> int:
         return 0
@@ -46,17 +61,15 @@ class NoTable(Policy):
 class ImageFeatures(NoTable):
     """An encoder's output for images: vectors that replace tokens once, or K and V that tokens after the image read.
 
-    It belongs to images and not to sequences, so a sequence's table is always empty and a prefix of any length is
-    valid without it. Admission counts the blocks of a request's largest image in addition to all others.
-
     Attributes:
-        most: features of the largest image of the request; 0 = it has none.
+        most: features of the largest image where the model says it, by which a pool is sized; 0 = it does not.
         stays: whether tokens read it as long as they see the image (cross-attention), and not once.
 
     Raises:
         ValueError: when `most` is negative.
     """
 
+    kind: ClassVar[str] = "images"
     most: int = 0
     stays: bool = False
 
@@ -65,7 +78,7 @@ class ImageFeatures(NoTable):
             raise ValueError(f"most={self.most} features must not be negative")
 
     def for_request(self, encoder_tokens: int, prompt_tokens: int | None = None) -> Policy:
-        return replace(self, most=encoder_tokens)
+        return replace(self, most=0)
 
     def peak_blocks(self, length: int, step_tokens: int, block_size: int) -> int:
         return -(-self.most // block_size)
@@ -75,11 +88,14 @@ class ImageFeatures(NoTable):
 class Adapters(NoTable):
     """The matrices of low-rank adapters: an adapter's blocks are shared by all requests that run with it.
 
-    They belong to no sequence. A request's demand names its adapter's blocks in addition to those of its sequences.
+    Attributes:
+        places: different adapters that a step can have.
     """
 
-    def peak_blocks(self, length: int, step_tokens: int, block_size: int) -> int:
-        return 0
+    kind: ClassVar[str] = "adapters"
+    always_stays: ClassVar[bool] = True
+    is_saved: ClassVar[bool] = False
+    places: int = field(default=1, repr=False)  # saved states compare what is shown
 
 
 @dataclass(frozen=True)
@@ -96,6 +112,7 @@ class CrossAttention(Policy):
     encoder_tokens: int = 0
 
     names_tokens: ClassVar[bool] = False
+    reads_encoder: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.encoder_tokens < 0:

@@ -9,7 +9,7 @@ from typing import Any
 
 from jpaged.memory.block_tables import NO_BLOCK
 from jpaged.memory.manager import MemoryManager
-from jpaged.memory.saving.saved_memory import load_memory, memory_data
+from jpaged.memory.saving.saved_memory import load_memory, memory_data, shared_by_name, shared_of
 
 
 class Fitting:
@@ -111,15 +111,19 @@ def _moved(data: dict[str, Any], pages: Mapping[int, int], num_pages: int, sizes
         for packed, opened in data["associations"]
     ]
     cached = [listed(g, contents) for g, contents in enumerate(data["cached"])]
-    images = data["images"]
-    g = images["group"]
-    stored = [[digest, n, [block(g, old) for old in blocks], *rest] for digest, n, blocks, *rest in images["stored"]]
-    images = {**images, "stored": stored}
+
+    def moved(held: dict[str, Any]) -> dict[str, Any]:
+        g, stored = held["group"], held["stored"]
+        return {
+            **held,
+            "stored": [[name, n, [block(g, old) for old in blocks], *rest] for name, n, blocks, *rest in stored],
+        }
+
     return {
         **data,
         "blocks": blocks,
         "sequences": sequences,
         "associations": open_pages,
         "cached": cached,
-        "images": images,
+        **shared_by_name({kind: moved(held) for kind, held in shared_of(data).items()}),
     }

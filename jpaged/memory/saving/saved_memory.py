@@ -10,24 +10,28 @@ from jpaged.memory.block_tables import NO_BLOCK
 from jpaged.memory.hash_chain import Link
 from jpaged.memory.manager import MemoryManager
 from jpaged.memory.saving.saved_parts import (
+    NO_IMAGES,
     Links,
     NumberedOpenPages,
     blocks_data,
     blocks_with_content,
     cache_data,
-    images_data,
     load_blocks,
     load_cache,
-    load_images,
     load_open_pages,
     load_recent,
     load_request,
+    load_shared,
     load_tables,
     open_pages_data,
     recent_data,
     request_data,
+    shared_data,
     tables_data,
 )
+
+_OF_0_2 = "images"
+"""The one kind that 0.2.0 saved, under its own name; every saved memory has it."""
 
 
 def memory_data(memory: MemoryManager) -> dict[str, Any]:
@@ -38,6 +42,7 @@ def memory_data(memory: MemoryManager) -> dict[str, Any]:
     links, open_pages, host = Links(), NumberedOpenPages(), memory.swap_space.host
     parts = memory.parts
     predicted = parts.predicted
+    shared = {kind: shared_data(blocks) for kind, blocks in memory.shared.items() if blocks.policy.is_saved}
     return {
         "blocks": blocks_data(parts.allocator, open_pages),
         "requests": [request_data(request, open_pages) for request in parts.requests.values()],
@@ -46,7 +51,7 @@ def memory_data(memory: MemoryManager) -> dict[str, Any]:
         "host": {"owners": [list(counts) for counts in host.ref_count], "free": host.free_blocks()},
         "generation": parts.cache.generation,
         "cached": cache_data(parts.cache, len(memory.layout.groups), links),
-        "images": images_data(memory.images),
+        **shared_by_name(shared),
         "pinned": sorted(parts.pinned.seq_ids),
         "recent": recent_data(parts.recent),
         "protected_bytes": 0 if predicted is None else predicted.limit_bytes,
@@ -61,7 +66,7 @@ def memory_data(memory: MemoryManager) -> dict[str, Any]:
 def load_memory(memory: MemoryManager, data: Mapping[str, Any]) -> None:
     """Replace the state of a memory by a saved one; both pools have the same number of large pages.
 
-    Images that requests held are cached: a restored request asks for them again.
+    What requests held is cached: a restored request asks for it again.
 
     Raises:
         ValueError: the pool has another number of large pages, or groups.
@@ -86,16 +91,17 @@ def load_memory(memory: MemoryManager, data: Mapping[str, Any]) -> None:
             if sequences is parts.sequences:
                 for counts, table in zip(owners, tables.tables, strict=True):
                     counts.update(block for block in table if block != NO_BLOCK)
-    load_images(memory.images, data["images"])
-    if memory.images.group is not None:
-        owners[memory.images.group].update(memory.images.owners())
+    for kind, mine in shared_of(data).items():
+        load_shared(memory.shared[kind], mine)
+        owners[memory.shared[kind].group].update(memory.shared[kind].owners())
     parts.requests.update(requests)  # in place: `RecentPrefixes` holds the same dict
     load_blocks(parts.allocator, blocks, open_pages, owners)
     memory.swap_space.host.load(data["host"]["owners"], data["host"]["free"])
     parts.cache.generation = data.get("generation", 0)  # saved by 0.1.0 without it
     load_cache(parts.cache, data["cached"], links)
     parts.updater.clock, parts.updater.version = data["clock"], data["version"]
-    memory.images.release_all()
+    for shared in memory.shared.values():
+        shared.release_all()
     for seq_id in data["pinned"]:
         memory.pin(seq_id)
     if parts.recent is not None and data["recent"] is not None:
@@ -115,10 +121,22 @@ def held_blocks(data: Mapping[str, Any]) -> list[list[int]]:
     return [sorted(mine - {NO_BLOCK}) for mine in held]
 
 
+def shared_by_name(shared: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of a saved memory that layer groups whose contents requests held have, by their kinds."""
+    others = {kind: mine for kind, mine in shared.items() if kind != _OF_0_2}
+    return {_OF_0_2: shared.get(_OF_0_2, NO_IMAGES), **({"shared": others} if others else {})}
+
+
+def shared_of(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `shared_by_name` was given, from a saved memory."""
+    every = {_OF_0_2: data[_OF_0_2], **data.get("shared", {})}
+    return {kind: mine for kind, mine in every.items() if mine["group"] is not None}
+
+
 def block_names(data: Mapping[str, Any]) -> list[dict[int, bytes]]:
     """Return the content's name of each cached block of each group."""
-    links, images = data["links"], data["images"]
+    links = data["links"]
     names = [{block: links[number][0] for block, number in contents} for contents in data["cached"]]
-    if images["group"] is not None:
-        names[images["group"]] |= blocks_with_content(images)
+    for mine in shared_of(data).values():
+        names[mine["group"]] |= blocks_with_content(mine)
     return names

@@ -13,7 +13,7 @@ from jpaged.memory.pages import NO_GROUP, EvictionKey, OpenPages
 from jpaged.memory.policies import Policy
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.recent_prefixes import Recent, RecentPrefixes
-from jpaged.memory.shared_blocks import HeldImage, ImageBlocks, StoredImage
+from jpaged.memory.shared_blocks import HeldImage, SharedBlocks, StoredImage
 
 
 class NumberedOpenPages:
@@ -118,25 +118,29 @@ def load_blocks(
             allocator.groups[g].num_protected_idle += pages.num_protected[page]
 
 
-def images_data(images: ImageBlocks) -> dict[str, Any]:
-    """Return the pool group of images, every image, and for each hold its image and the blocks it has given back."""
-    stored = list(dict.fromkeys([*images.cached, *(held.image for held in images.held)]))
+NO_IMAGES: dict[str, Any] = {"group": None, "stored": [], "held": []}
+"""The data of a kind that no layer group of the pool is of."""
+
+
+def shared_data(shared: SharedBlocks) -> dict[str, Any]:
+    """Return a layer group, every image in it, and for each hold its image and the blocks it has given back."""
+    stored = list(dict.fromkeys([*shared.cached, *(held.image for held in shared.held)]))
     numbers = {id(image): number for number, image in enumerate(stored)}
     return {
-        "group": images.group,
+        "group": shared.group,
         "stored": [[one.digest, one.features, list(one.blocks), one.is_encoded, one.is_torn] for one in stored],
-        "held": [[numbers[id(held.image)], held.given] for held in images.held],
+        "held": [[numbers[id(held.image)], held.given] for held in shared.held],
     }
 
 
-def load_images(images: ImageBlocks, data: Mapping[str, Any]) -> None:
-    """Restore images and holds into an empty `ImageBlocks`; blocks are counted by the holds."""
+def load_shared(shared: SharedBlocks, data: Mapping[str, Any]) -> None:
+    """Restore images and holds into an empty `SharedBlocks`; blocks are counted by the holds."""
     stored = [
         StoredImage(digest, features, list(blocks), is_encoded=is_encoded, is_torn=is_torn)
         for digest, features, blocks, is_encoded, is_torn in data["stored"]
     ]
     holds = [HeldImage(stored[number], given) for number, given in data["held"]]
-    images.restore(stored, holds)
+    shared.restore(stored, holds)
 
 
 def blocks_with_content(data: Mapping[str, Any]) -> dict[int, bytes]:
@@ -180,7 +184,9 @@ def load_request(
     data: Mapping[str, Any], open_pages: Sequence[OpenPages], groups: Sequence[tuple[Policy, int]]
 ) -> RequestBlocks:
     """Return the state that the tables of a request share. The caller counts its sequences."""
-    tokens = data["encoder_tokens"], data["prompt_tokens"], data["kept_tokens"]
+    # 0.2.0 counted the features of images here.
+    encoder_tokens = data["encoder_tokens"] if any(policy.reads_encoder for policy, _ in groups) else 0
+    tokens = encoder_tokens, data["prompt_tokens"], data["kept_tokens"]
     request = RequestBlocks(data["id"], open_pages[data["association"]], groups, *tokens)
     if data["begun"] is not None:
         request.begin(*data["begun"])

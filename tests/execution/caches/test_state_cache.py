@@ -154,7 +154,7 @@ def test_forks_copy_the_state_once_and_no_block_of_the_prompt(runner, length, mo
     assert len({tuple(seq.output_token_ids) for seq in request.sequences}) == 4
     check_logprobs(request)
     (state,) = [g for g, group in enumerate(scheduler.memory.layout.groups) if group.spec.name == "state"]
-    copies = [copy.group for step in made for copy in step.copies]
+    copies = [copy.group for step in made for copy in step.work_of("copies")]
     assert copies.count(state) == (3 if length % INTERVAL else 0), "a prompt that ends with a checkpoint is not copied"
     assert len(copies) - copies.count(state) <= 3 * (len(scheduler.memory.layout.groups) - 1), "but partial tails"
 

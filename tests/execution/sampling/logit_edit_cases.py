@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from jpaged.execution.sampling.logit_edits import logit_edits
+from jpaged.execution.sampling.registry import EDITS
+from jpaged.execution.sampling.sampler import SamplingArrays
+from jpaged.execution.sampling.sampling_batch import blank_rows, sampling_arrays
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Chunk, Request, Sample, Sequence
 
@@ -32,11 +34,29 @@ def sample_of(request: Request, *, pending: bool, row: int = 0) -> tuple[Sample,
     return Sample(request, seq, Chunk(seq, start, 1, row if pending else -1, None)), newest
 
 
-def edits_of(requests: list[Request], *, pending: bool, width: int | None = None):
-    """(edits, last_tokens) for one step of `requests`."""
+def args_of(requests: list[Request], *, pending: bool, width: int | None = None):
+    """(arrays of all edits, last_tokens) for one step of `requests`."""
     made = [sample_of(request, pending=pending, row=row) for row, request in enumerate(requests)]
-    edits = logit_edits([sample for sample, _ in made], width or len(requests), VOCAB)
-    return edits, np.array([newest for _, newest in made], np.int32)
+    args = sampling_arrays([sample for sample, _ in made], width or len(requests), VOCAB)
+    return with_arrays(blank_rows(width or len(requests), VOCAB), *args.edits), np.array([n for _, n in made], np.int32)
+
+
+def with_arrays(args: SamplingArrays, *arrays) -> SamplingArrays:
+    """`args` with the arrays of some edits replaced."""
+    by_type = {type(each): each for each in arrays}
+    return args._replace(edits=tuple(by_type.get(type(each), each) for each in args.edits))
+
+
+def arrays_of(args: SamplingArrays, kind: type):
+    """The arrays of the edit whose arrays are of this class."""
+    (found,) = (arrays for edit, arrays in zip(EDITS, args.edits, strict=True) if edit.arrays is kind)
+    return found
+
+
+def edit_logits(logits, args: SamplingArrays, last_tokens):
+    for edit, arrays in zip(EDITS, args.edits, strict=True):
+        logits = edit.edit(logits, arrays, last_tokens)
+    return logits
 
 
 def expected_logits(logits, request: Request) -> np.ndarray:

@@ -8,11 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from logit_edit_cases import VOCAB, edits_of, expected_logits, request_of
+from logit_edit_cases import VOCAB, args_of, arrays_of, edit_logits, expected_logits, request_of
 from thorough import examples
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from jpaged.execution.sampling.logit_edits import BANS, TOKENS, edit_logits, no_edits
+from jpaged.execution.sampling.logit_edits import BannedTokens, Bans, BiasAndPenalties, TokenMasks, WeighedTokens
+from jpaged.execution.sampling.sampling_batch import blank_rows
 
 edit = jax.jit(edit_logits)
 TOKEN = st.integers(0, 7)  # few, so that they repeat
@@ -37,8 +38,8 @@ REQUESTS = st.builds(
 @given(st.lists(REQUESTS, min_size=1, max_size=4), st.booleans())
 def test_edited_logits_are_those_of_the_definition(requests, pending):
     want = np.stack([expected_logits(LOGITS[row], request) for row, request in enumerate(requests)])
-    edits, last_tokens = edits_of(requests, pending=pending, width=4)
-    got = np.asarray(edit(LOGITS, edits, np.resize(last_tokens, 4)))
+    args, last_tokens = args_of(requests, pending=pending, width=4)
+    got = np.asarray(edit(LOGITS, args, np.resize(last_tokens, 4)))
     np.testing.assert_allclose(got[: len(requests)], want, rtol=1e-5, atol=1e-5)
     assert (got[len(requests) :] == LOGITS[len(requests) :]).all(), "padding rows are left alone"
 
@@ -46,9 +47,9 @@ def test_edited_logits_are_those_of_the_definition(requests, pending):
 @settings(max_examples=50, deadline=None)
 @given(REQUESTS)
 def test_a_pending_token_counts_exactly_as_a_known_one(request_):
-    known, last = edits_of([request_], pending=False, width=4)
+    known, last = args_of([request_], pending=False, width=4)
     want = np.asarray(edit(LOGITS, known, np.zeros(4, np.int32)))
-    hidden, last = edits_of([request_], pending=True, width=4)
+    hidden, last = args_of([request_], pending=True, width=4)
     assert np.asarray(edit(LOGITS, hidden, np.resize(last, 4))).tobytes() == want.tobytes()
 
 
@@ -57,8 +58,8 @@ def test_the_repetition_penalty_is_that_of_transformers(penalty):
     prompt, output = [3, 3, 5, 9], [5, 11, 11]
     processor = RepetitionPenaltyLogitsProcessor(penalty)
     want = processor(torch.tensor([prompt + output]), torch.from_numpy(LOGITS[:1].copy()))
-    edits, last = edits_of([request_of(prompt, output, repetition_penalty=penalty)], pending=True)
-    np.testing.assert_allclose(edit(LOGITS[:1], edits, last), want.numpy(), rtol=1e-6)
+    args, last = args_of([request_of(prompt, output, repetition_penalty=penalty)], pending=True)
+    np.testing.assert_allclose(edit(LOGITS[:1], args, last), want.numpy(), rtol=1e-6)
 
 
 def test_every_token_of_a_long_prompt_is_penalised():
@@ -66,14 +67,14 @@ def test_every_token_of_a_long_prompt_is_penalised():
     request = request_of(prompt, [1], repetition_penalty=2.0)
     want = expected_logits(LOGITS[0], request)
     assert (want != LOGITS[0]).sum() == VOCAB // 2
-    edits, last = edits_of([request], pending=True)
-    np.testing.assert_allclose(edit(LOGITS[:1], edits, last)[0], want, rtol=1e-6)
+    args, last = args_of([request], pending=True)
+    np.testing.assert_allclose(edit(LOGITS[:1], args, last)[0], want, rtol=1e-6)
 
 
 def test_a_bad_word_is_banned_only_where_its_beginning_precedes():
     def banned(output, *bad_words):
-        edits, last = edits_of([request_of([4, 5], output, bad_words=bad_words)], pending=True)
-        return np.flatnonzero(np.isneginf(edit(LOGITS[:1], edits, last)[0])).tolist()
+        args, last = args_of([request_of([4, 5], output, bad_words=bad_words)], pending=True)
+        return np.flatnonzero(np.isneginf(edit(LOGITS[:1], args, last)[0])).tolist()
 
     assert banned([6, 7, 8], (7, 8, 9)) == [9]
     assert banned([6, 7, 1], (7, 8, 9)) == []
@@ -84,11 +85,12 @@ def test_a_bad_word_is_banned_only_where_its_beginning_precedes():
 
 def test_few_shapes_serve_any_number_of_pairs():
     def sizes(**params):
-        edits, _ = edits_of([request_of(list(range(VOCAB)), [1], **params)], pending=False)
-        return len(edits.token_row), len(edits.ban_row)
+        args, _ = args_of([request_of(list(range(VOCAB)), [1], **params)], pending=False)
+        return len(arrays_of(args, WeighedTokens).row), len(arrays_of(args, BannedTokens).row)
 
-    assert sizes(repetition_penalty=2.0) == sizes() == (TOKENS, BANS)
-    words = [(i,) for i in range(BANS + 1)]
-    assert sizes(bad_words=words) == (TOKENS, 4 * BANS)
-    large = no_edits(64, 49152)
-    assert large.mask.nbytes // 64 == 49152 // 8 and large.mask.base.nbytes == 4, "no mask costs no memory"
+    tokens, bans = BiasAndPenalties.fewest, Bans.fewest
+    assert sizes(repetition_penalty=2.0) == sizes() == (tokens, bans)
+    words = [(i,) for i in range(bans + 1)]
+    assert sizes(bad_words=words) == (tokens, 4 * bans)
+    mask = arrays_of(blank_rows(64, 49152), TokenMasks).mask
+    assert mask.nbytes // 64 == 49152 // 8 and mask.base.nbytes == 4, "no mask costs no memory"

@@ -4,34 +4,21 @@ from __future__ import annotations
 
 import itertools
 
-import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from logit_edit_cases import edits_of, expected_logits, request_of
+from logit_edit_cases import args_of, arrays_of, expected_logits, request_of, with_arrays
 
-from jpaged.execution.sampling.logit_edits import LogitEdits, no_edits
-from jpaged.execution.sampling.sampler import (
-    BITS_A_PASS,
-    SamplingArrays,
-    _arrivals,
-    _search,
-    _truncate,
-    largest_threshold,
-    most_likely,
-    rank,
-    sample,
-)
-from jpaged.execution.sampling.sampling_batch import RANKED, greedy_rows, top_size
+from jpaged.execution.sampling.edit import NO_ROW
+from jpaged.execution.sampling.logit_edits import BannedTokens
+from jpaged.execution.sampling.registry import EDITS
+from jpaged.execution.sampling.sampler import SamplingArrays, _arrivals, most_likely, rank, sample
+from jpaged.execution.sampling.sampling_batch import RANKED, blank_rows, top_size
+from jpaged.execution.sampling.truncations import ALL, DrawnRows, LeastWeights, LikelyTokens, Nuclei
 
 _sample = jax.jit(sample)
-PER_TOKEN = [name for name in LogitEdits._fields if name.startswith("token_")]
-PER_BAN = [name for name in LogitEdits._fields if name.startswith("ban_")]
-PER_ROW = [name for name in LogitEdits._fields if name not in PER_TOKEN + PER_BAN]
 
 
 def sample_jit(logits, args):
@@ -47,19 +34,24 @@ def settings(
     rows: int, vocab: int = VOCAB, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=None, position=7, banned=()
 ) -> SamplingArrays:
     """One row's settings on every row; `seed` (default: the row number) makes each draw its own."""
-    arrays = greedy_rows(rows, vocab)
+    args = blank_rows(rows, vocab)
     seeds = np.arange(rows) if seed is None else np.broadcast_to(seed, rows)
-    bans = [(row, token, -1) for row in range(rows) for token in banned]
-    columns = dict(zip(("ban_row", "ban_id", "ban_after"), np.array(bans, np.int32).T, strict=True)) if bans else {}
-    return arrays._replace(
-        temperature=np.full(rows, temperature, np.float32),
-        top_k=np.full(rows, top_k if top_k > 0 else vocab, np.int32),
-        top_p=np.full(rows, top_p, np.float32),
-        min_p=np.full(rows, min_p, np.float32),
-        seed=np.stack([np.zeros(rows), seeds], axis=1).astype(np.uint32),
-        position=np.broadcast_to(np.asarray(position, np.int32), rows).copy(),
-        edits=arrays.edits._replace(**columns),
+    return with_arrays(
+        args._replace(position=np.broadcast_to(np.asarray(position, np.int32), rows).copy()),
+        DrawnRows(
+            temperature=np.full(rows, temperature, np.float32),
+            seed=np.stack([np.zeros(rows), seeds], axis=1).astype(np.uint32),
+        ),
+        LikelyTokens(np.full(rows, top_k if top_k > 0 else ALL, np.int32)),
+        Nuclei(np.full(rows, top_p, np.float32)),
+        LeastWeights(np.full(rows, min_p, np.float32)),
+        bans([(row, token) for row in range(rows) for token in banned], rows),
     )
+
+
+def bans(pairs: list[tuple[int, int]], rows: int) -> BannedTokens:
+    row, token = np.array(pairs or [(NO_ROW, NO_ROW)], np.int32).T
+    return BannedTokens(row, token, np.full(len(row), -1, np.int32), np.full(rows, -1, np.int32))
 
 
 def expected(logits, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, banned=()) -> np.ndarray:
@@ -134,31 +126,6 @@ def test_draws_along_one_sequence_follow_the_distribution_too():
 
 
 INF = float("inf")
-ADVERSARIAL = {
-    "ties at the border": [1.0, 2.0, 2.0, 2.0, 0.0, 3.0],
-    "all equal": [0.5] * 6,
-    "one possible token": [-INF, -INF, 4.0, -INF, -INF, -INF],
-    "two possible tokens": [-INF, 1.0, -INF, -INF, 1.0, -INF],
-    "far apart": [100.0, 0.0, -100.0, 90.0, 88.0, 50.0],
-    "huge": [3e38, 1e38, -3e38, 0.0, 2.9e38, 3e38],
-    "neighbouring floats": [1.0, np.nextafter(np.float32(1), np.float32(2)), 1.0, 0.99999994, 0.5, 0.5],
-}
-
-
-@pytest.mark.parametrize("options", [{"top_k": k} for k in (1, 2, 3, 6)] + [{"top_p": p} for p in (0.01, 0.4, 0.99)])
-@pytest.mark.parametrize("name", sorted(ADVERSARIAL))
-def test_the_kept_set_is_exact(name, options):
-    """Top-k keeps every token at least as likely as the k-th; top-p the fewest whose probability reaches p."""
-    logits = np.array(ADVERSARIAL[name], np.float32)
-    with np.errstate(over="ignore"):
-        weights = np.exp(logits - logits.max())[None]
-    kept = np.asarray(_truncate(jnp.asarray(weights), settings(1, len(logits), **options)))[0] > 0
-    if "top_k" in options:
-        border = np.sort(weights[0])[::-1][options["top_k"] - 1]
-    else:
-        ordered = np.sort(weights[0].astype(np.float64))[::-1]
-        border = ordered[np.argmax(np.cumsum(ordered) >= options["top_p"] * ordered.sum())]
-    assert kept.tolist() == ((weights[0] >= border) & (weights[0] > 0)).tolist()
 
 
 def test_only_kept_tokens_are_drawn_from_a_large_vocabulary():
@@ -171,14 +138,14 @@ def test_only_kept_tokens_are_drawn_from_a_large_vocabulary():
 
 def test_greedy_takes_the_first_of_equal_maxima():
     logits = jnp.array([[1.0, 5.0, 5.0, 0.0], [7.0, 7.0, 7.0, 7.0], [-INF, -INF, -2.0, -2.0], [0.0, 1.0, 2.0, 3.0]])
-    tokens, _ = sample_jit(logits, greedy_rows(4, 4))
+    tokens, _ = sample_jit(logits, blank_rows(4, 4))
     assert tokens.tolist() == [1, 0, 2, 3]
 
 
 def test_greedy_rows_stay_greedy_beside_random_ones():
     logits = jnp.tile(logits_of(5), (8, 1))
     args = settings(8, temperature=3.0)
-    args.temperature[::2] = 0
+    arrays_of(args, DrawnRows).temperature[::2] = 0
     tokens, _ = sample_jit(logits, args)
     assert set(np.asarray(tokens)[::2].tolist()) == {int(logits[0].argmax())}
 
@@ -189,8 +156,10 @@ def test_a_draw_depends_on_no_neighbour_and_no_batch_size():
     logits = np.stack([logits_of(i) for i in range(rows)])
     args = settings(rows, seed=np.arange(rows) * 7, position=np.arange(rows) + 3)
     for row, (temperature, top_k, top_p, min_p) in enumerate(mixed):
-        args.temperature[row], args.top_p[row], args.min_p[row] = temperature, top_p, min_p
-        args.top_k[row] = top_k or VOCAB
+        arrays_of(args, DrawnRows).temperature[row] = temperature
+        arrays_of(args, Nuclei).top_p[row] = top_p
+        arrays_of(args, LeastWeights).min_p[row] = min_p
+        arrays_of(args, LikelyTokens).top_k[row] = top_k or VOCAB
     together, logprobs = sample_jit(logits, args)
     order = np.random.default_rng(0).permutation(rows)
     shuffled, _ = sample_jit(logits[order], _rows(args, order))
@@ -202,8 +171,14 @@ def test_a_draw_depends_on_no_neighbour_and_no_batch_size():
 
 
 def _rows(args: SamplingArrays, rows) -> SamplingArrays:
-    per_row = {name: getattr(args, name)[rows] for name in SamplingArrays._fields if name != "edits"}
-    return args._replace(**per_row, edits=no_edits(len(rows), VOCAB))
+    """The same settings in other rows; no row is edited."""
+
+    def taken(edit, arrays, blank):
+        return blank if edit.pairs else edit.arrays(*(array[rows] for array in arrays))
+
+    blank = blank_rows(len(rows), VOCAB)
+    edits = tuple(map(taken, EDITS, args.edits, blank.edits))
+    return SamplingArrays(args.position[rows], args.ranked[rows], edits)
 
 
 def test_seed_and_position_choose_the_draw():
@@ -214,7 +189,7 @@ def test_seed_and_position_choose_the_draw():
     assert by_seed.tolist() == again.tolist()
     assert len(set(by_seed.tolist())) > 20 and len(set(by_position.tolist())) > 20
     high = settings(64, seed=1, position=1)
-    high.seed[:, 0] = np.arange(64)  # the upper half of a 64-bit seed counts too
+    arrays_of(high, DrawnRows).seed[:, 0] = np.arange(64)  # the upper half of a 64-bit seed counts too
     assert len(set(sample_jit(logits, high)[0].tolist())) > 20
 
 
@@ -238,11 +213,9 @@ def test_banned_tokens_are_never_drawn(temperature):
 
 def test_a_ban_touches_its_own_row_only():
     logits = jnp.tile(logits_of(6), (4, 1))
-    args = greedy_rows(4, VOCAB)
+    args = blank_rows(4, VOCAB)
     best = int(logits[0].argmax())
-    ban_row, ban_id = args.edits.ban_row.copy(), args.edits.ban_id.copy()
-    ban_row[:2], ban_id[:2] = (2, 2), (best, (best + 1) % VOCAB)
-    args = args._replace(edits=args.edits._replace(ban_row=ban_row, ban_id=ban_id))
+    args = with_arrays(args, bans([(2, best), (2, (best + 1) % VOCAB)], 4))
     tokens, _ = sample_jit(logits, args)
     assert [int(token) == best for token in tokens] == [True, True, False, True]
 
@@ -269,8 +242,9 @@ def test_no_draw_lands_on_a_token_of_weight_zero(vocab):
     weights *= rng.random((rows, vocab)) < rng.choice([0.0, 2e-3, 0.5], size=(rows, 1))
     weights[np.arange(rows), rng.integers(0, vocab, rows)] = 1.0
     weights = weights.astype(np.float32)
+    seeds = np.stack([np.zeros(rows), np.arange(rows)], axis=1).astype(np.uint32)
     for position in range(4):
-        times = np.asarray(jax.jit(_arrivals)(weights, settings(rows, vocab, position=position)))
+        times = np.asarray(jax.jit(_arrivals)(weights, seeds, np.full(rows, position, np.int32)))
         tokens = times.argmin(axis=1)
         assert (weights[np.arange(rows), tokens] > 0).all()
         assert np.isfinite(times.min(axis=1)).all()
@@ -300,7 +274,7 @@ def test_a_padded_vocabulary_draws_the_same_tokens():
 def test_the_most_likely_tokens_are_what_greedy_rows_draw():
     logits = jnp.asarray(np.random.default_rng(3).normal(size=(5, VOCAB)), jnp.float32).at[2, 7].set(9).at[2, 31].set(9)
     tokens, logprobs = most_likely(logits)
-    drawn, drawn_logprobs = sample_jit(logits, greedy_rows(5, VOCAB))
+    drawn, drawn_logprobs = sample_jit(logits, blank_rows(5, VOCAB))
     assert tokens.tolist() == drawn.tolist() == np.argmax(logits, axis=1).tolist()
     np.testing.assert_allclose(logprobs, drawn_logprobs, atol=1e-6)
     np.testing.assert_allclose(
@@ -321,23 +295,31 @@ EDITED = [
 ]
 
 
+def _repeated(edit, arrays):
+    """The arrays of one row, for `DRAWS` rows."""
+    row_of_pair = arrays._asdict().get("row")
+    repeated = {}
+    for name, array in arrays._asdict().items():
+        if name not in edit.pairs:
+            repeated[name] = np.repeat(array, DRAWS, axis=0)
+        elif name == "row":
+            repeated[name] = np.repeat(np.arange(DRAWS, dtype=np.int32), (array == 0).sum())
+        else:
+            repeated[name] = np.tile(array[row_of_pair == 0], DRAWS)
+    return edit.arrays(**repeated)
+
+
 @pytest.mark.parametrize("pending", [False, True])
 @pytest.mark.parametrize("options", EDITED, ids=str)
 def test_draws_follow_the_exact_distribution_of_edited_logits(options, pending):
     logits = logits_of(3)
     request = request_of([5, 9, 20], [9, 30, 9, 3], **options)
     want = expected(expected_logits(logits, request))
-    edits, last_tokens = edits_of([request], pending=pending)
-    args = settings(DRAWS)
-    rows = np.arange(DRAWS, dtype=np.int32)
-    per_row = {name: np.repeat(getattr(edits, name), DRAWS, axis=0) for name in PER_ROW}
-    one = edits.token_row == 0
-    tokens = {name: np.tile(getattr(edits, name)[one], DRAWS) for name in PER_TOKEN}
-    bans = {name: np.tile(getattr(edits, name)[edits.ban_row == 0], DRAWS) for name in PER_BAN}
-    tokens["token_row"], bans["ban_row"] = np.repeat(rows, one.sum()), np.repeat(rows, (edits.ban_row == 0).sum())
-    drawn, logprobs = _sample(
-        np.tile(logits, (DRAWS, 1)), args._replace(edits=LogitEdits(**per_row, **tokens, **bans)), last_tokens
-    )
+    one, last_tokens = args_of([request], pending=pending)
+    drawn_rows = arrays_of(settings(DRAWS), DrawnRows)
+    args = with_arrays(blank_rows(DRAWS, VOCAB), *map(_repeated, EDITS, one.edits))
+    args = with_arrays(args._replace(position=np.full(DRAWS, 7, np.int32)), drawn_rows)
+    drawn, logprobs = _sample(np.tile(logits, (DRAWS, 1)), args, last_tokens)
     drawn = np.asarray(drawn)
     counts = np.bincount(drawn, minlength=VOCAB)
     assert not counts[want == 0].any()
@@ -377,39 +359,3 @@ def test_no_more_tokens_come_back_than_the_vocabulary_has():
 
 def test_few_sizes_serve_every_number_of_tokens():
     assert [top_size(n) for n in (0, 1, RANKED, RANKED + 1, 16, 17, 20)] == [8, 8, 8, 16, 16, 32, 32]
-
-
-# The weight of the last token that is kept: against a sort, however many bits a pass finds.
-
-WEIGHTED = 50
-WEIGHTS = st.one_of(
-    st.floats(0, 1, width=32, allow_subnormal=False),
-    st.sampled_from([0.0, 1.0, 0.5, float(np.nextafter(np.float32(1), np.float32(0))), 2.0**-126]),
-)
-
-
-@jax.jit
-def kth_of(weights, k):
-    def count(kept):
-        return kept.sum(axis=1)
-
-    return [largest_threshold(weights, count, k), *(_search(weights, count, k, bits) for bits in (2, BITS_A_PASS, 5))]
-
-
-@hypothesis.settings(max_examples=50, deadline=None)
-@given(weights=st.lists(WEIGHTS, min_size=WEIGHTED, max_size=WEIGHTED), k=st.integers(1, WEIGHTED))
-def test_the_kth_weight_is_the_sorts(weights, k):
-    row = np.array([weights, sorted(weights)], np.float32)
-    for found in kth_of(row, np.full(2, k, np.int32)):
-        np.testing.assert_array_equal(found, [np.sort(row[0])[::-1][k - 1]] * 2)
-
-
-@pytest.mark.parametrize("bits", [1, 2, BITS_A_PASS])
-def test_the_nucleus_ends_with_the_token_that_fills_it(bits):
-    weights = np.array([[0.5, 0.125, 1.0, 0.25, 0.125]], np.float32)  # their sums are exact
-    for mass, least in ((0.1, 1.0), (1.0, 1.0), (1.01, 0.5), (1.5, 0.5), (1.75, 0.25), (1.76, 0.125), (2.0, 0.125)):
-
-        def total(kept):
-            return jnp.where(kept, weights, 0.0).sum(axis=1)
-
-        assert _search(weights, total, np.array([mass], np.float32), bits) == least

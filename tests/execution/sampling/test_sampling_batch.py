@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from logit_edit_cases import arrays_of, with_arrays
 
-from jpaged.execution.sampling.logit_edits import BANS, NO_ROW
+from jpaged.execution.mesh import make_mesh
+from jpaged.execution.sampling.edit import NO_ROW
+from jpaged.execution.sampling.logit_edits import BannedTokens, Bans, TokenMasks, WeighedTokens
+from jpaged.execution.sampling.registry import EDITS
 from jpaged.execution.sampling.sampler import sample
-from jpaged.execution.sampling.sampling_batch import all_plain, greedy_rows, of_one_shape, sampling_arrays
-from jpaged.sampling_params import SamplingParams
+from jpaged.execution.sampling.sampling_batch import PlacedBlanks, blank_rows, of_all, sampling_arrays
+from jpaged.execution.sampling.truncations import ALL, DrawnRows, LeastWeights, LikelyTokens, Nuclei
+from jpaged.sampling_params import SamplingParams, StructuredOutputsParams, parameters_of
 from jpaged.scheduling import Chunk, Request, Sample, Sequence
 
 VOCAB = 50
@@ -38,18 +44,20 @@ def test_sampling_settings_become_rows_and_padding_is_greedy():
         request(sequence([1], 1), temperature=0.0, top_k=3),
         request(sequence([1], 2), temperature=2.0, top_k=10**6),
     )
-    np.testing.assert_allclose(args.temperature, [0.5, 0.0, 2.0, 0.0])
-    assert args.top_k.tolist() == [3, VOCAB, VOCAB, VOCAB]
-    np.testing.assert_allclose(args.top_p, [0.9, 1.0, 1.0, 1.0])
-    np.testing.assert_allclose(args.min_p, [0.1, 0.0, 0.0, 0.0])
-    assert args.seed[0].tolist() == [5, 9]
-    assert (args.edits.ban_row == NO_ROW).all() and (args.edits.token_row == NO_ROW).all()
+    drawn = arrays_of(args, DrawnRows)
+    np.testing.assert_allclose(drawn.temperature, [0.5, 0.0, 2.0, 0.0])
+    assert drawn.seed[0].tolist() == [5, 9]
+    assert arrays_of(args, LikelyTokens).top_k.tolist() == [3, ALL, 10**6, ALL]
+    np.testing.assert_allclose(arrays_of(args, Nuclei).top_p, [0.9, 1.0, 1.0, 1.0])
+    np.testing.assert_allclose(arrays_of(args, LeastWeights).min_p, [0.1, 0.0, 0.0, 0.0])
+    assert arrays_of(args, BannedTokens) is arrays_of(args, WeighedTokens) is arrays_of(args, TokenMasks) is None
 
 
 def test_temperatures_that_float32_arithmetic_takes_for_0_draw_the_most_likely_token():
     logits = np.random.default_rng(0).normal(size=(4, VOCAB)).astype(np.float32)
     tiny = [5e-324, 1e-46, 1e-40, 1e-38]
     args = sampling_of(*(request(sequence([1], i), temperature=t, top_p=1e-40) for i, t in enumerate(tiny)))
+    args = with_arrays(blank_rows(4, VOCAB), *args.edits)
     drawn, _ = sample(jnp.asarray(logits), args, jnp.zeros(4, jnp.int32))
     assert drawn.tolist() == logits.argmax(1).tolist()
 
@@ -59,13 +67,15 @@ def test_every_output_has_a_random_stream_of_its_own_and_output_0_the_requests()
     wide = Request(0, [1], SamplingParams(n=3), 2**63 - 1, 16, frozenset(), frozenset(), seqs)
     chunk = Chunk(seqs[0], 0, 1, -1, None)
     args = sampling_arrays([Sample(wide, seq, chunk) for seq in seqs], 3, VOCAB)
-    assert args.seed[0].tolist() == [2**31 - 1, 2**32 - 1]
-    words = [(high << 32) | low for high, low in args.seed.tolist()]
+    seeds = arrays_of(args, DrawnRows).seed.tolist()
+    assert seeds[0] == [2**31 - 1, 2**32 - 1]
+    words = [(high << 32) | low for high, low in seeds]
     assert words == [(2**63 - 1 + j * 0x9E3779B97F4A7C15) % 2**64 for j in range(3)]
 
 
 def bans(args) -> set[tuple[int, int]]:
-    pairs = zip(args.edits.ban_row.tolist(), args.edits.ban_id.tolist(), strict=True)
+    banned = arrays_of(args, BannedTokens)
+    pairs = [] if banned is None else zip(banned.row.tolist(), banned.token.tolist(), strict=True)
     return {pair for pair in pairs if pair[0] != NO_ROW}
 
 
@@ -79,35 +89,99 @@ def test_stop_tokens_are_banned_until_min_tokens_were_generated():
 
 
 def test_more_bans_than_reserved_still_fit():
-    many = list(range(10, 10 + BANS + 1))
+    many = list(range(10, 10 + Bans.fewest + 1))
     args = sampling_of(request(sequence([1], 0), stop_token_ids=many, min_tokens=5), width=1)
     assert bans(args) == {(0, token) for token in many}
-    assert len(args.edits.ban_row) == 4 * BANS
+    assert len(arrays_of(args, BannedTokens).row) == 4 * Bans.fewest
+
+
+ASKING = {
+    "temperature": {"temperature": 0.5},
+    "top_k": {"temperature": 0.5, "top_k": 3},
+    "top_p": {"temperature": 0.5, "top_p": 0.5},
+    "min_p": {"temperature": 0.5, "min_p": 0.5},
+    "presence_penalty": {"presence_penalty": 0.1},
+    "frequency_penalty": {"frequency_penalty": -0.1},
+    "repetition_penalty": {"repetition_penalty": 1.1},
+    "logit_bias": {"logit_bias": {3: 1.0}},
+    "allowed_token_ids": {"allowed_token_ids": [3, 4]},
+    "bad_words": {"bad_words": ["four"]},
+    "min_tokens": {"min_tokens": 2},
+    "structured_outputs": {"structured_outputs": StructuredOutputsParams(choice=["four"])},
+}
+"""Parameters that a row has where it asks for an edit by this one."""
+
+
+class OnlyFour:
+    """A grammar."""
+
+    mask = np.array([16, 0], np.int32)
+
+
+def asking(**params) -> Request:
+    """A greedy request with what its prompt's processing adds; its next token is drawn after one that it generated."""
+    made = request(sequence([1, 2], 0, 1), **{"temperature": 0.0, "stop_token_ids": [3], **params})
+    if made.params.bad_words:
+        made.bad_words = ((2, 4),)
+    if made.params.allowed_token_ids:
+        made.allowed_mask = np.array([24, 0], np.int32)
+    if made.params.structured_outputs:
+        made.sequences[0].grammar = OnlyFour()
+    return made
+
+
+def test_each_parameter_that_edits_is_tried_here():
+    assert ASKING.keys() == {name for name, each in parameters_of(SamplingParams).items() if each.part == "edit"}
+
+
+@pytest.mark.parametrize("field", sorted(ASKING))
+def test_a_row_that_asks_for_an_edit_fills_its_arrays_and_no_draw_is_plain(field):
+    """An edit that is left out would leave a parameter accepted and ignored."""
+    args = sampling_of(request(sequence([1], 1), temperature=0.0), asking(**ASKING[field]), start=1)
+    assert not args.plain
+    (edit,) = (edit for edit in EDITS if field in edit.fields)
+    filled, blank = arrays_of(args, edit.arrays), arrays_of(blank_rows(4, VOCAB), edit.arrays)
+    assert any(not np.array_equal(one, other) for one, other in zip(filled, blank, strict=True))
 
 
 @pytest.mark.parametrize(
     ("params", "plain"),
     [
         ({}, True),
-        ({"min_tokens": 1}, False),
-        ({"temperature": 1.0}, False),
+        ({"top_k": 3, "top_p": 0.5, "min_p": 0.5, "seed": 4}, True),
+        ({"logit_bias": {}}, True),
+        ({"min_tokens": 2}, True),
+        ({"min_tokens": 3}, False),
         ({"logprobs": 0}, False),
-        ({"presence_penalty": 0.1}, False),
     ],
     ids=str,
 )
-def test_a_batch_is_plain_when_it_is_greedy_and_nothing_is_banned_or_asked_for(params, plain):
-    settings = {"temperature": 0.0, "stop_token_ids": [3]} | params
-    args = sampling_of(request(sequence([1], 0), temperature=0.0), request(sequence([1, 2], 1, 1), **settings))
-    assert all_plain(args) == plain
-    assert all_plain(greedy_rows(3, VOCAB))
+def test_a_batch_is_plain_when_nothing_is_filled_or_asked_for(params, plain):
+    args = sampling_of(asking(), asking(**({"max_tokens": None} | params)), start=2)
+    assert args.plain == plain
 
 
-def test_arrays_of_several_replicas_are_padded_to_the_longest_with_pairs_that_count_for_no_row():
-    long = sampling_of(request(sequence([1], 0), logit_bias=dict.fromkeys(range(40), 1.0)))
-    wide = long._replace(edits=long.edits._replace(ban_row=np.zeros(BANS * 4, np.int32)))
-    short = greedy_rows(4, VOCAB)
-    first, second = of_one_shape([short, wide])
-    assert first.edits.ban_row.shape == second.edits.ban_row.shape == (BANS * 4,)
-    assert (first.edits.ban_row == NO_ROW).all() and (second.edits.ban_row == 0).all()
-    assert of_one_shape([short])[0] is short
+def test_arrays_of_several_replicas_are_padded_to_the_longest_with_pairs_that_count_for_no_row(monkeypatch):
+    monkeypatch.setattr("jpaged.execution.sampling.sampling_batch.stack", lambda mesh, each: each)
+    ids = list(range(Bans.fewest + 1))
+    wide = sampling_of(request(sequence([1], 0), stop_token_ids=ids, min_tokens=5, temperature=0.0))
+    short = sampling_of(request(sequence([1], 0), stop_token_ids=[7], min_tokens=5, temperature=0.0))
+    first, second, third = of_all(None, [short, wide, sampling_of(asking())], VOCAB)
+    rows = [arrays_of(args, BannedTokens).row for args in (first, second, third)]
+    assert [len(row) for row in rows] == [4 * Bans.fewest] * 3
+    assert [(row == 0).sum() for row in rows] == [1, len(ids), 0]
+    assert all((row[row != 0] == NO_ROW).all() for row in rows)
+    assert all(arrays is None for arrays in (first.edits[0], second.edits[0], third.edits[0])), "no row of any fills it"
+
+
+def test_blank_arrays_lie_on_the_devices_and_those_of_rows_are_placed_like_them():
+    placed = PlacedBlanks(make_mesh(1), VOCAB)
+    one, two = (placed.put(sampling_of(asking(**params), start=2)) for params in ({}, {"temperature": 0.5}))
+    kinds = zip(EDITS, one.edits, two.edits, strict=True)
+    assert [edit for edit, mine, other in kinds if mine is not other] == [
+        edit for edit in EDITS if "temperature" in edit.fields
+    ]
+    assert all(isinstance(array, jax.Array) for args in (one, two) for arrays in args.edits for array in arrays)
+    assert one.edits[-1][0].sharding == arrays_of(two, DrawnRows).temperature.sharding
+    for mine, blank in zip(one.edits, blank_rows(4, VOCAB).edits, strict=True):
+        assert all(map(np.array_equal, mine, blank))

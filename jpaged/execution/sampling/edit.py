@@ -1,0 +1,145 @@
+"""Defines an edit of logits or a truncation for the engine: an `Edit` owns the use of some parameters of a request.
+
+An edit is one file with one `Edit`, and a line in `jpaged.execution.sampling.registry`. Its host half says which fields
+of `SamplingParams` it reads, which requests ask for it, and how the rows that do fill arrays; its device half is the
+operation on logits or weights. Everything else goes through this interface: padding, replicas, programs, messages to
+other processes, step dumps, and the choice of the sampler without edits.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jpaged.execution.mesh import HostOrDevice
+from jpaged.scheduling.request import Request
+from jpaged.scheduling.step import Sample
+
+NO_ROW = np.int32(2**31 - 1)
+"""A row that no batch has; what is written to it is dropped."""
+
+A = TypeVar("A", bound=tuple[Any, ...])
+
+
+class Edit(ABC, Generic[A]):
+    """An edit of logits or a truncation of what can be drawn. It has no state: all of a row's is in its arrays.
+
+    Attributes:
+        fields: the fields of `SamplingParams` that are its own: each field that is part of "edit" is one edit's. It
+            may read others too.
+        arrays: a NamedTuple of its arrays, by a name that no other edit's have. An array has a row for each row of the
+            sampler, or it is one of `pairs`.
+        pairs: names of the arrays that list pairs of a row and a token, all of one length.
+        fewest: pairs that these arrays hold at least; longer ones go by factors of four, and compile a sampler more
+            each.
+    """
+
+    fields: ClassVar[tuple[str, ...]]
+    arrays: ClassVar[type[Any]]
+    pairs: ClassVar[tuple[str, ...]] = ()
+    fewest: ClassVar[int] = 0
+
+    @abstractmethod
+    def asks(self, request: Request) -> bool:
+        """Tell whether a row of this request may ever be filled; always the same of one request."""
+
+    @abstractmethod
+    def blank(self, width: int, vocab_size: int) -> A:
+        """Return arrays of `width` rows that change nothing. Rows and pairs that are filled up repeat their values."""
+
+    @abstractmethod
+    def fill(self, rows: Sequence[int], samples: Sequence[Sample], blank: A) -> A | None:
+        """Return the arrays of a step; None where they would change nothing, as after the last of min_tokens.
+
+        Args:
+            rows: the rows that ask.
+            samples: all rows of the step, by number.
+            blank: see `blank`; it cannot be written to.
+        """
+
+    def edit(
+        self, logits: Float[Array, "seqs vocab"], arrays: A, last_tokens: Int[Array, " max_seqs"]
+    ) -> Float[Array, "seqs vocab"]:
+        """Return the edited logits, on the device.
+
+        Args:
+            last_tokens: what the step before drew, see `newest`.
+        """
+        return logits
+
+    def truncate(self, weights: Float[Array, "seqs vocab"], arrays: A) -> Float[Array, "seqs vocab"]:
+        """Return weights with 0 for the tokens that cannot be drawn, on the device; the most likely one weighs 1."""
+        return weights
+
+    def num_pairs(self, arrays: A | None) -> tuple[int, ...]:
+        """Return how long the lists of pairs are, which programs depend on: one number, or none without pairs.
+
+        Args:
+            arrays: of one replica or several; None = blank ones.
+        """
+        if not self.pairs:
+            return ()
+        return (self.fewest if arrays is None else getattr(arrays, self.pairs[0]).shape[-1],)
+
+    def filled(self, arrays: A, blank: A, **columns: np.ndarray) -> A:
+        """Return the arrays with these lists of pairs, all of one length, and padding."""
+        size = self.fewest
+        while size < len(next(iter(columns.values()))):
+            size *= 4
+        return _with_pairs(arrays, blank, columns, size)
+
+    def lengthened(self, arrays: A, blank: A, size: int) -> A:
+        """Return the arrays with padding up to `size` pairs."""
+        columns = {name: getattr(arrays, name) for name in self.pairs}
+        return arrays if self.num_pairs(arrays) == (size,) else _with_pairs(arrays, blank, columns, size)
+
+
+def _with_pairs(arrays: Any, blank: Any, columns: Mapping[str, np.ndarray], size: int) -> Any:
+    padded = {}
+    for name, values in columns.items():
+        nothing = getattr(blank, name)
+        padded[name] = np.full(size, nothing[0], nothing.dtype)
+        padded[name][: len(values)] = values
+    return arrays._replace(**padded)
+
+
+def with_rows(blank: HostOrDevice, rows: Sequence[int], values: Iterable[Any]) -> np.ndarray:
+    """Return a copy of a blank array with values in some of its rows."""
+    array = np.array(blank)
+    for row, value in zip(rows, values, strict=True):
+        array[row] = value
+    return array
+
+
+# ---------------------------------------------------------------- the newest token
+
+
+def history_of(sample: Sample) -> list[int]:
+    """Return the tokens of a row that the host knows, from the prompt on, with the drafts that it comes after."""
+    _, seq, chunk = sample
+    return [*seq.token_ids, *chunk.drafts] if chunk.drafts else seq.token_ids
+
+
+def pending_row(sample: Sample, history: list[int]) -> int:
+    """Return where in the last step's samples the row's newest token lies; -1 = `history` has it.
+
+    The token drawn in the step before may not have reached the host when a step's arrays are made. It is read on the
+    device, and counted, compared and penalised as if the host had known it.
+    """
+    chunk = sample.chunk
+    return chunk.source_row if chunk.start + chunk.length > len(history) else -1
+
+
+def newest(pending: Int[HostOrDevice, " seqs"], last_tokens: Int[Array, " max_seqs"]) -> Int[Array, " seqs"]:
+    """Return each row's newest token by `pending_row`; -1 where the host knew it."""
+    return jnp.where(pending >= 0, last_tokens[jnp.maximum(pending, 0)], -1)
+
+
+def of_row(values: HostOrDevice, row: HostOrDevice) -> Array:
+    """Return each pair's value of its row; that of the last row where it has none."""
+    return jnp.asarray(values)[jnp.minimum(row, len(values) - 1)]

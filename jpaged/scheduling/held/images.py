@@ -1,0 +1,264 @@
+"""Images: a request holds the features that its tokens take or read (Jenga, section 5: vision embeddings)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
+from typing import Any, ClassVar, NamedTuple
+
+from jpaged.memory import HeldImage, ImageFeatures, MemoryManager, TokenSpan
+from jpaged.memory.policies import UNBOUNDED
+from jpaged.scheduling.held.base import Arrays, Held, Reach, SavedArrays, StepLimits
+from jpaged.scheduling.inputs import PromptImage
+from jpaged.scheduling.request import Request, Sequence, Status
+from jpaged.scheduling.step import Chunk, Encode, ScheduledStep, StepPlan
+from jpaged.scheduling.work import ENCODES
+
+
+class ImageRead(NamedTuple):
+    """Tokens [`start`, `stop`) of a sequence, by position, that take the features of one of the request's images.
+
+    Attributes:
+        number: place of the image among the request's.
+        blocks: all blocks of the image's features.
+    """
+
+    request: Request
+    number: int
+    seq_id: int
+    start: int
+    stop: int
+    blocks: list[int]
+
+    @property
+    def image(self) -> PromptImage:
+        """Return the image."""
+        found: PromptImage = self.request.asks[ImageFeatures.kind][self.number]
+        return found
+
+
+class ImageHolds(Held):
+    """Holds the features of images, and plans when the encoder computes them.
+
+    An image is encoded in the step in which a chunk reaches its tokens, or before. It is held per chunk and not as a
+    whole, because encoding counts against the token budget: as many tokens as it makes features, at most as many as a
+    prompt is sure to get. An image that is in the pool, or encoded in this step for another request, costs nothing.
+
+    Images that stay (`ImageFeatures.stays`) are held until the last token that sees them was dispatched: the one before
+    the next image, or the request's last. A chunk sees only one of them.
+    """
+
+    kind: ClassVar[str] = ImageFeatures.kind
+    saved_name: ClassVar[str] = "images"
+    of_weights: ClassVar[bool] = True
+
+    def __init__(self, memory: MemoryManager, limits: StepLimits) -> None:
+        super().__init__(memory, limits)
+        policy = self.blocks.policy
+        self._stays = isinstance(policy, ImageFeatures) and policy.stays
+        self._encoding: dict[bytes, PromptImage] = {}
+
+    def check(self, request: Request) -> None:
+        """Refuse images that no step could compute.
+
+        Raises:
+            ValueError: an image whose tokens see each other has more tokens than a step is sure to have room for.
+        """
+        most = min(self._limits)
+        for number, image in enumerate(_images(request), start=1):
+            if image.whole and image.length > most:
+                raise ValueError(
+                    f"image {number} takes {image.length} tokens, which one step has to compute together, and the "
+                    f"limit is {most}: max_num_batched_tokens less a token for each other sequence, or "
+                    "long_prefill_token_threshold; raise these"
+                )
+
+    # Counts of blocks: those of the largest image, as an image is taken when the one before it was given back.
+
+    def lifetime(self, request: Request) -> int:
+        return self.blocks.num_blocks(max(image.features for image in _images(request)))
+
+    def to_enter(self, request: Request) -> int:
+        return self._to_come(request) if self._stays else self.lifetime(request)
+
+    def outstanding(self, request: Request) -> int:
+        if self._stays:
+            return self._to_come(request)
+        prompts = sum(
+            seq.parent is None and seq.finish_reason is None and seq.num_computed + 1 < seq.num_tokens
+            for seq in request.sequences
+        )
+        return prompts * self.lifetime(request) if prompts else 0
+
+    def _to_come(self, request: Request) -> int:
+        """Return the blocks of the largest image whose blocks the request has yet to take, where images stay.
+
+        Images that another request holds take no blocks, so they do not count.
+        """
+        images, held = _images(request), self._held(request)
+        computed = min((seq.num_computed for seq in request.live), default=0)
+        coming = (
+            image.features
+            for number, image in enumerate(images)
+            if number not in held and seen_until(images, number) > computed and not self.blocks.in_use(image.digest)
+        )
+        return self.blocks.num_blocks(max(coming, default=0))
+
+    def reclaimed(self, victim: Request, request: Request) -> Iterable[int]:
+        shared = {image.digest for image in request.asks.get(self.kind, ())}
+        return [b for held in self._held(victim).values() if held.image.digest not in shared for b in held.kept]
+
+    # Acquiring and releasing.
+
+    def _held(self, request: Request) -> dict[int, HeldImage]:
+        """Return the images that the request holds, by their place among those that it asks for."""
+        found: dict[int, HeldImage] = request.held.get(self.kind, {})
+        return found
+
+    def reach(self, request: Request, seq: Sequence, length: int, budget: int) -> Reach | None:
+        images, start, stays = _images(request), seq.num_computed, self._stays
+        held: dict[int, HeldImage] = request.held.setdefault(self.kind, {})
+        if start >= seq.num_prompt and not (stays and len(images) - 1 not in held):
+            return Reach(length, 0)
+        cost = 0
+        for number, image in enumerate(images):
+            before = image.start - start
+            if image.stop <= start and not (stays and seen_until(images, number) > start):
+                continue
+            if length <= before:
+                break
+            if stays and number and before > 0:
+                return Reach(before, cost)
+            if number not in held:
+                own = 0 if self.blocks.holds_content(image.digest) else min(image.features, self._limits.sure)
+                room = min(length, budget - cost - own)
+                if before > 0 and room < before + (image.length if image.whole else 1):
+                    return Reach(before, cost)  # it is held when a chunk begins with it, and not before
+                if own > budget - cost:
+                    return Reach(0, cost)
+                found = self.blocks.hold(image.digest, image.features)
+                if found is None:
+                    return None if before <= 0 else Reach(before, cost)
+                if own:
+                    self._encoding[image.digest] = image
+                held[number] = found
+                cost += own
+                length = min(length, budget - cost)
+            if length <= before or (image.whole and before + image.length > length):
+                return Reach(max(before, 0), cost)
+        return Reach(length, cost)
+
+    def shorten(self, request: Request, start: int, length: int, planned: Seq[Chunk]) -> int | None:
+        """Return the length of a chunk that reads one image only, and release the holds on the others; None where the
+        chunk reads no more than one.
+
+        Admission counts the largest image only, so several at once may not fit.
+        """
+        images, held = _images(request), self._held(request)
+        read = [] if self._stays else images_read(images, start, start + length)
+        needed = {n for chunk in planned for n in images_read(images, chunk.start, chunk.start + chunk.length)}
+        for number in read[1:]:
+            if number in held and number not in needed:
+                self.blocks.release(held.pop(number))
+        return images[read[1]].start - start if len(read) > 1 else None
+
+    def release(self, request: Request) -> None:
+        held = self._held(request)
+        while held:
+            self.blocks.release(held.popitem()[1])
+        request.held.pop(self.kind, None)
+
+    def clear(self) -> None:
+        self._encoding.clear()
+
+    # Steps.
+
+    def rows(self, request: Request, chunks: Seq[Chunk]) -> Iterable[ImageRead]:
+        """Return the features that the chunks' tokens take."""
+        images, held = _images(request), self._held(request)
+        for chunk in chunks:
+            stop = chunk.start + chunk.length
+            for number, image in enumerate(images):
+                end = seen_until(images, number) if self._stays else image.stop
+                first, last = max(image.start, chunk.start), min(end, stop)
+                if first < last:
+                    yield ImageRead(request, number, chunk.seq.seq_id, first, last, held[number].blocks)
+
+    def take(self, plan: StepPlan) -> None:
+        if self._encoding:
+            pending = self.blocks.take_pending()
+            plan.add_work(ENCODES, (Encode(self._encoding[stored.digest], stored) for stored in pending))
+            self._encoding.clear()
+
+    def dispatched(self, step: ScheduledStep) -> None:
+        blocks = self.blocks
+        for encode in step.work_of(ENCODES):
+            blocks.encoded(encode.stored)
+        for read in step.rows.get(self.kind, ()):
+            mine = self._held(read.request)
+            held = mine.get(read.number)
+            if held is None:
+                continue
+            image = read.image
+            if read.stop == (seen_until(_images(read.request), read.number) if self._stays else image.stop):
+                blocks.release(mine.pop(read.number))
+            elif not self._stays:
+                blocks.consumed(held, read.stop - image.start)
+
+    # The prefix's name, and saved data.
+
+    def spans(self, request: Request) -> tuple[TokenSpan, ...]:
+        return tuple(image.span for image in _images(request))
+
+    @classmethod
+    def data(cls, request: Request, arrays: SavedArrays) -> list[dict[str, Any]]:
+        """Return the images of a request. A finished one has none, unless it is of a pinned prefix, which may have to
+        be computed again."""
+        if request.status is Status.FINISHED and not request.kept_tokens:
+            return []
+        return [_image_data(image, arrays) for image in request.asks.get(cls.kind, ())]
+
+    @classmethod
+    def load(cls, data: Any, arrays: Seq[Arrays]) -> tuple[PromptImage, ...] | None:
+        return tuple(_load_image(image, arrays) for image in data) if data else None
+
+
+def _images(request: Request) -> tuple[PromptImage, ...]:
+    found: tuple[PromptImage, ...] = request.asks[ImageFeatures.kind]
+    return found
+
+
+def images_read(images: Seq[PromptImage], start: int, stop: int) -> list[int]:
+    """Return the numbers of the images of which tokens are among [`start`, `stop`)."""
+    return [n for n, image in enumerate(images) if image.start < stop and start < image.stop]
+
+
+def seen_until(images: Seq[PromptImage], number: int) -> int:
+    """Return the position after the last token that sees an image which stays: the start of the next one, if any."""
+    return images[number + 1].start if number + 1 < len(images) else UNBOUNDED
+
+
+def _image_data(image: PromptImage, arrays: SavedArrays) -> dict[str, Any]:
+    """Return an image of a prompt, or several that stand together."""
+    return {
+        "start": image.start,
+        "length": image.length,
+        "digest": image.digest,
+        "features": image.features,
+        "whole": image.whole,
+        "picture": None if image.parts else arrays.number(image.digest, image.arrays),
+        "parts": [_image_data(part, arrays) for part in image.parts],
+    }
+
+
+def _load_image(data: Mapping[str, Any], arrays: Seq[Arrays]) -> PromptImage:
+    """Return an image of a prompt, or several that stand together."""
+    return PromptImage(
+        start=data["start"],
+        length=data["length"],
+        digest=data["digest"],
+        features=data["features"],
+        arrays={} if data["picture"] is None else arrays[data["picture"]],
+        whole=data["whole"],
+        parts=tuple(_load_image(part, arrays) for part in data["parts"]),
+    )

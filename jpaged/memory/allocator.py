@@ -1,8 +1,9 @@
 """The two-level block allocator with reference counts: five steps to find a block (Jenga, section 4).
 
-Two cases use another order. A packed request (see `OpenPages`) opens a page last. In a group with so many blocks in a
-large page that requests share pages, 4 comes before 2, and 5 before 3 where the group's own oldest block was needed
-before the idle page.
+Two cases use another order, by what they strand. A packed request (see `OpenPages`) opens a page last. A request that
+takes fewer blocks than a large page holds would leave the rest of a page of its own empty for the other groups: for it
+4 comes before 2, and 5 before 3 where the group's own oldest block was needed before the idle page. A request
+that fills whole pages strands nothing and gives them back whole; for it 5 comes before 3 in mixed pages only.
 
 `BlockAllocator` knows blocks, groups and requests, but no sequence, no token and no hash. All operations are O(1)
 or O(log pages), apart from carving and evicting a page, which visit its blocks once.
@@ -80,10 +81,10 @@ class BlockAllocator:
         if pages:
             for g in missing:
                 while needs[g] - len(taken[g]) > self.groups[g].spare:
-                    taken[g].append(self._take_one(g, request))
+                    taken[g].append(self._take_one(g, request, needs[g] - len(taken[g])))
         for g in missing:
             while len(taken[g]) < needs[g]:
-                taken[g].append(self._take_one(g, request))
+                taken[g].append(self._take_one(g, request, needs[g] - len(taken[g])))
         self._after_evicting()
         return taken
 
@@ -187,8 +188,14 @@ class BlockAllocator:
 
     # The five steps.
 
-    def _take_one(self, g: int, request: OpenPages) -> int:
+    def _take_one(self, g: int, request: OpenPages, left: int) -> int:
+        """Return a block of a group, with count 1.
+
+        Args:
+            left: blocks that the request still takes of this group at once, this one included.
+        """
         group, pages = self.groups[g], self.pages
+        strands = left < group.blocks_per_page
         if mine := request.by_group[g]:  # 1: an empty block associated with the request
             page = next(reversed(mine))
         elif request.packed and group.open_pages:  # before a page is opened: 4, and 5 in mixed pages
@@ -196,11 +203,11 @@ class BlockAllocator:
         elif request.packed and group.stale_pages:
             page = next(iter(group.stale_pages))
             self._evict(g, self._oldest_block(g, page))
-        elif group.shares_pages and group.open_pages:  # 4, before a page is opened for one request
+        elif strands and group.open_pages:  # 4, before a page is opened for one request
             page = next(reversed(group.open_pages))
         elif pages.free:  # 2: a free large page, all of it associated with the request
             page = self._carve(g, request)
-        elif group.shares_pages and (block := self._older_than_idle(g)) is not None:  # 5, where that is lost first
+        elif (block := self._older_than_idle(g, mixed=not strands)) is not None:  # 5, where that is lost first
             page = block // group.blocks_per_page
             self._evict(g, block)
         elif (idle := pages.oldest_idle()) is not None and not pages.is_guarded(idle):
@@ -231,13 +238,20 @@ class BlockAllocator:
             group.changed.add(block)
         return block
 
-    def _older_than_idle(self, g: int) -> int | None:
+    def _older_than_idle(self, g: int, *, mixed: bool) -> int | None:
         """Return the group's least recently needed block without an owner, if no idle page was needed before it; else
-        None."""
-        group, idle = self.groups[g], self.pages.oldest_idle()
-        if not group.evictable:
+        None.
+
+        Args:
+            mixed: whether the block has to lie in a mixed page: an idle one is worth more as a whole.
+        """
+        group = self.groups[g]
+        if group.blocks_per_page == 1 or not group.evictable:
             return None
         block, time = next(iter(group.evictable.items()))
+        if mixed and self.pages.is_idle[block // group.blocks_per_page]:
+            return None
+        idle = self.pages.oldest_idle()
         return block if idle is None or time <= self.pages.newest[idle] else None
 
     def _oldest_block(self, g: int, page: int) -> int:

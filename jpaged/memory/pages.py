@@ -119,11 +119,6 @@ class LargePages:
         return None
 
 
-SHARED_PAGE_BLOCKS = 32
-"""Blocks of a group in a large page from which on requests share its pages. A page that is as large as a state of a
-recurrent model holds hundreds of blocks of attention: one for each request would leave most of the pool empty."""
-
-
 class GroupBlocks:
     """Counts and states of the blocks of one group.
 
@@ -133,7 +128,6 @@ class GroupBlocks:
         protected: the same, but only evicted when nothing else is left, and not for new requests.
         open_pages: mixed pages with empty blocks (step 4 takes from them).
         stale_pages: mixed pages with cached blocks that no sequence uses.
-        shares_pages: whether empty blocks of other requests' pages are taken before a page is opened.
         num_empty: empty blocks in pages of this group.
         num_idle: pages of this group that are idle.
         num_protected_idle: protected blocks in those.
@@ -152,14 +146,12 @@ class GroupBlocks:
         "open_pages",
         "protected",
         "ref_count",
-        "shares_pages",
         "stale_pages",
     )
 
     def __init__(self, num_pages: int, blocks_per_page: int) -> None:
         self.blocks_per_page = blocks_per_page
         self.num_blocks = num_pages * blocks_per_page
-        self.shares_pages = blocks_per_page >= SHARED_PAGE_BLOCKS
         self.ref_count = [0] * self.num_blocks
         self.evictable: OrderedDict[int, EvictionKey] = OrderedDict()
         self.protected: OrderedDict[int, EvictionKey] = OrderedDict()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from thorough import examples
 
 from jpaged.memory.allocator import BlockAllocator
-from jpaged.memory.pages import NO_GROUP, SHARED_PAGE_BLOCKS, EvictionKey
+from jpaged.memory.pages import NO_GROUP, EvictionKey
 
 
 class Pool:
@@ -38,7 +38,8 @@ def test_step_1_an_empty_block_of_the_requests_own_page_comes_first():
     pool = Pool([4], 3)
     a, b = pool.request(), pool.request()
     assert pool.take(a) == [0]
-    assert pool.take(b) == [4]
+    assert pool.take(b, 4) == [4, 5, 6, 7]
+    pool.release(5, keep=False)
     assert pool.take(a) == [1]
     assert pool.take(b) == [5]
 
@@ -47,7 +48,7 @@ def test_step_2_a_free_page_comes_before_another_requests_empty_block():
     pool = Pool([4], 2)
     a, b = pool.request(), pool.request()
     pool.take(a)
-    assert pool.take(b) == [4]
+    assert pool.take(b, 4) == [4, 5, 6, 7]
 
 
 def test_step_3_the_oldest_idle_page_comes_before_another_requests_empty_block():
@@ -57,7 +58,7 @@ def test_step_3_the_oldest_idle_page_comes_before_another_requests_empty_block()
     pool.take(c)
     pool.release(*second)
     pool.release(*first)
-    assert pool.take(pool.request()) == [second[0]]
+    assert pool.take(pool.request(), 2) == second
     assert pool.evicted == [(0, block) for block in second]
 
 
@@ -68,7 +69,7 @@ def test_the_time_of_a_page_is_that_of_its_newest_block():
     pool.release(old[0])
     pool.release(*new)
     pool.release(old[1])  # makes the page with the oldest block the newest page
-    assert pool.take(pool.request()) == [new[0]]
+    assert pool.take(pool.request(), 2) == new
 
 
 def test_the_time_of_a_page_forgets_blocks_that_are_empty_again():
@@ -278,19 +279,31 @@ def test_a_packed_requests_window_never_has_more_pages_than_its_blocks_fill(bloc
             pool.release(live.pop(0))
 
 
-def test_a_request_uses_others_empty_blocks_before_a_page_that_many_requests_would_fill_is_opened():
-    pool = Pool([SHARED_PAGE_BLOCKS, 1], 3)
+@pytest.mark.parametrize("per_page", [2, 5, 64])
+def test_a_request_that_would_fill_no_page_uses_others_empty_blocks_before_one_is_opened(per_page):
+    pool = Pool([per_page, 1], 3)
     a, b = pool.request(), pool.request()
     assert pool.take(a) == [0]
-    assert pool.take(b, SHARED_PAGE_BLOCKS - 1) == [*range(1, SHARED_PAGE_BLOCKS)]
-    assert pool.take(b) == [SHARED_PAGE_BLOCKS], "the first page is full"
+    assert pool.take(b, per_page - 1) == [*range(1, per_page)]
+    assert pool.take(b) == [per_page], "the first page is full"
     assert pool.take(a, g=1) == [2], "another group still gets a page"
 
 
-def test_of_a_shared_page_the_oldest_cached_block_goes_before_an_idle_page_that_was_needed_later():
-    pool = Pool([SHARED_PAGE_BLOCKS, 1], 2)
+@pytest.mark.parametrize("per_page", [2, 5, 64])
+def test_a_request_that_fills_pages_gets_them_whole_and_leaves_only_its_rest_among_others(per_page):
+    pool = Pool([per_page], 4)
     a, b = pool.request(), pool.request()
-    blocks = pool.take(a, SHARED_PAGE_BLOCKS)
+    assert pool.take(a) == [0]
+    blocks = pool.take(b, 2 * per_page + 1)
+    assert blocks == [*range(per_page, 3 * per_page), 1]
+    pool.release(*blocks, keep=False)
+    assert len(pool.allocator.pages.free) == 3
+
+
+def test_of_a_shared_page_the_oldest_cached_block_goes_before_an_idle_page_that_was_needed_later():
+    pool = Pool([8, 1], 2)
+    a, b = pool.request(), pool.request()
+    blocks = pool.take(a, 8)
     (state,) = pool.take(b, g=1)
     pool.release(blocks[3], blocks[7])
     pool.release(state, g=1)
@@ -298,5 +311,17 @@ def test_of_a_shared_page_the_oldest_cached_block_goes_before_an_idle_page_that_
     assert pool.take(b) == [blocks[3]]
     assert pool.take(b) == [blocks[7]]
     assert pool.evicted == [(0, blocks[3]), (0, blocks[7])]
-    assert pool.take(b) == [SHARED_PAGE_BLOCKS], "then the page of the state, which is older"
+    assert pool.take(b) == [8], "then the page of the state, which is older"
     assert pool.evicted[-1] == (1, state)
+
+
+def test_an_idle_page_is_evicted_whole_for_a_request_that_fills_it():
+    pool = Pool([4, 1], 2)
+    a, b = pool.request(), pool.request()
+    blocks = pool.take(a, 4)
+    (state,) = pool.take(b, g=1)
+    pool.release(*blocks)
+    assert sorted(pool.take(b, 4)) == blocks and len(pool.evicted) == 4
+    pool.release(blocks[0])  # in a mixed page, and older than the other group's idle page
+    pool.release(state, g=1)
+    assert pool.take(b, 4)[0] == blocks[0]

@@ -74,6 +74,23 @@ def test_a_block_that_comes_from_host_memory_in_this_step_is_not_written(memory)
     assert take_moves(memory) == ([], [])
 
 
+def test_a_block_that_comes_from_disk_in_this_step_is_neither_filled_nor_written_when_its_prompt_goes(memory, disk):
+    memory.disk.begin_step()
+    fill_pool(memory)
+    writes, _ = take_moves(memory)
+    for write in writes:
+        disk.write(write.place, write.name, b"there")
+    memory.free(1)
+    memory.disk.begin_step()
+    memory.read_ahead(2, [*TOKENS, 1], 0.0)
+    memory.disk.prefetch.waits_for(2, 0.0)
+    memory.add(2, 2)
+    assert memory.match_prefix(2, [*TOKENS, 1], from_disk=True) == len(TOKENS)
+    memory.free(2)
+    fill_pool(memory, 3)
+    assert take_moves(memory) == ([], []) and not memory._step.filled
+
+
 def test_a_disk_that_cannot_keep_up_is_given_no_more(memory, disk):
     disk.num_queued_bytes = BACKLOG_BYTES
     memory.disk.begin_step()

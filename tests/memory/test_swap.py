@@ -57,6 +57,20 @@ def test_a_pool_without_room_for_all_blocks_takes_none_back():
     assert manager.swap_space.holds(0) and host_blocks(manager) == 3 and counts(manager) == (4, 0, 2)
 
 
+def test_a_request_that_comes_back_goes_out_again_in_a_later_step_only():
+    """Its blocks are filled in the step, after all that goes out, from host blocks that nothing else gets before."""
+    manager = swapping()
+    serve(manager, 0, TOKENS[:10])
+    manager.swap_space.move_out([0])
+    manager.dispatched()
+    manager.swap_space.move_in([0])
+    assert manager.swap_space.move_out([0]) is None and not manager.swap_space.holds(0)
+    assert host_blocks(manager) == 3
+    manager.dispatched()
+    assert host_blocks(manager) == 0
+    assert len(manager.swap_space.move_out([0])) == 3
+
+
 def test_room_to_append_is_kept_for_every_sequence_unless_told_otherwise():
     manager = swapping(6)
     serve(manager, 0, TOKENS[:12])

@@ -13,17 +13,19 @@ import numpy as np
 import pytest
 from flax import nnx
 from held_kind.cache import SteeringCache, SteeringGroup
-from held_kind.holds import Steering, SteeringHolds, Vectors
-from held_kind.work import write
+from held_kind.holds import Steering, SteeringHolds, Vectors, Write
+from held_kind.work import Writes
 from small_schedulers import make_request
 
 from jpaged.execution import Runner, StepSettings, make_mesh, plan_pool
-from jpaged.execution.caches import registry
-from jpaged.memory import MemoryManager
+from jpaged.execution.caches import registry as caches
+from jpaged.execution.work import registry as works
+from jpaged.memory import MemoryManager, StoredImage
 from jpaged.memory.saving import load_memory, memory_data
 from jpaged.model_api import AttentionGroup, LayerRef
-from jpaged.scheduling import Request, Scheduler, held
+from jpaged.scheduling import Request, Scheduler, held, work_kinds
 from jpaged.scheduling.saving import load_request, load_scheduler, request_data, scheduler_data
+from jpaged.scheduling.work import Phase
 
 VOCAB, WIDTH, BLOCK, NUM_TOKENS = 59, 128, 8, 12
 RNG = np.random.default_rng(0)
@@ -77,8 +79,10 @@ def expected(request: Request) -> list[int]:
 @pytest.fixture(scope="module", autouse=True)
 def runner() -> Iterator[Runner]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(registry.KINDS, Steering.kind, SteeringCache)
+        patch.setitem(caches.KINDS, Steering.kind, SteeringCache)
         patch.setitem(held.KINDS, Steering.kind, SteeringHolds)
+        patch.setitem(work_kinds.KINDS, Writes.kind, work_kinds.WorkKind(Phase.MAKE))
+        patch.setattr(works, "WORKS", [*works.WORKS, Writes])
         spec = plan_pool(SteeredModel.layer_groups, pool_bytes=1 << 20, block_size=BLOCK, dtype=jnp.float32, shards=1)
         settings = StepSettings(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64, vocab_size=VOCAB)
         yield Runner(*nnx.split(SteeredModel()), spec, make_mesh(1), settings, can_swap=True)
@@ -96,11 +100,8 @@ class Engine:
 
     def step(self) -> None:
         step = self.scheduler.schedule()
-        self.runner.work_on_pool([step])
-        write(self.runner, writes := step.work_of(SteeringHolds.work))
-        self.num_writes += len(writes)
-        forward = self.runner.forward([step])
-        (begun,) = [None] if forward is None else self.runner.read(forward)
+        self.num_writes += len(step.work_of(Writes.kind))
+        begun = self.runner.dispatch(step)
         self.scheduler.dispatched(step)
         self.drain()
         self.in_flight = begun
@@ -124,6 +125,19 @@ def check(engine: Engine, requests) -> None:
     for request in requests:
         for seq in request.sequences:
             assert seq.output_token_ids == expected(request)
+
+
+def test_its_program_is_compiled_ahead_for_any_number_of_vectors(runner):
+    """It goes before the other tests, which compile the program by running it."""
+    ((name, prepare),) = runner.worker.works[Writes.kind].shapes()
+    prepare()()
+    compiled, many = runner.worker.num_compiled, vectors(70, 0)
+    calls = runner.worker.works[name].calls([[Write(many, StoredImage(many.digest, 70, list(range(70))))]])
+    for args in calls:
+        runner.worker.work(name, *args)
+    assert runner.worker.num_compiled == compiled
+    view = np.asarray(runner.worker.pool).reshape(runner.spec.views[1])
+    assert (view[:70].reshape(70, -1)[:, :WIDTH] == many.numbers).all()
 
 
 def test_each_request_has_its_vectors_and_equal_ones_are_written_once(runner):

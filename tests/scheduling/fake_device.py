@@ -7,7 +7,7 @@ wrong table, a block given away too early or a stale copy changes the output.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from fake_disk import FakeDisk
@@ -70,6 +70,7 @@ class FakeDevice:
             # Backwards: within a phase no order counts, which `Touched` also checks block by block.
             for kind in reversed([kind for kind in step.work if KINDS[kind].phase is phase]):
                 self.works[kind](step.work[kind][::-1])
+            self.touched.check()
             self.touched = None
         if self.disk is not None:
             self.disk.step()
@@ -95,6 +96,8 @@ class FakeDevice:
     def _to_disk(self, writes: list[DiskWrite]) -> None:
         for write in writes:
             self._next_value()
+            # A place may be another's before the step ends; whose it is not reads another name there.
+            self.touched.write(("disk", write.place, write.name))
             self.disk.write(write.place, write.name, self._block(write.group, write.block))
 
     def _swap_out(self, values: list[SwapCopy | HostBlock]) -> None:
@@ -116,6 +119,7 @@ class FakeDevice:
     def _from_disk(self, fills: list[DiskFill]) -> None:
         for fill in fills:
             self._next_value()
+            self.touched.read(("disk", fill.group, fill.block))
             for offset, name in enumerate(fill.content):
                 self._write(fill.group, fill.block, offset, name)
 
@@ -271,29 +275,49 @@ class FakeDevice:
 
 
 class Touched:
-    """The blocks that the work of one phase reads and writes, in the pool and in host memory.
+    """The blocks that the work of one phase reads and writes, in the pool and in other memory.
 
     Attributes:
         value: number of the value that is worked on.
     """
 
+    MOVES: ClassVar[dict[Phase, tuple[str | None, str]]] = {
+        Phase.OUT: ("pool", "other"),
+        Phase.IN: ("other", "pool"),
+        Phase.COPY: ("pool", "pool"),
+        Phase.MAKE: (None, "pool"),
+    }
+    """Which memory each value of a phase reads, and which it writes."""
+
     def __init__(self, phase: Phase) -> None:
         self._phase = phase
+        self._reads, self._writes = self.MOVES[phase]
         self.value = 0
         self._readers: dict[Hashable, set[int]] = {}
         self._writer: dict[Hashable, int] = {}
 
     def read(self, block: Hashable) -> None:
-        assert self._phase in (Phase.OUT, Phase.COPY) or block[0] == "host", f"{self._phase.name} reads {block}"
+        assert memory_of(block) == self._reads, f"{self._phase.name} reads {block}"
         assert self._writer.get(block, self.value) == self.value, f"{self._phase.name}: {block} is written and read"
         self._readers.setdefault(block, set()).add(self.value)
 
     def write(self, block: Hashable) -> None:
-        assert self._phase is not Phase.OUT or block[0] == "host", f"OUT writes {block} of the pool"
+        assert memory_of(block) == self._writes, f"{self._phase.name} writes {block}"
         assert self._writer.setdefault(block, self.value) == self.value, f"{self._phase.name}: {block} is written twice"
         assert self._readers.get(block, {self.value}) == {self.value}, (
             f"{self._phase.name}: {block} is read and written"
         )
+
+    def check(self) -> None:
+        """Check, at the end of the phase, that what was written was read where the phase says."""
+        if self._reads is not None:
+            readers = set().union(*self._readers.values())
+            made = [block for block, value in self._writer.items() if value not in readers]
+            assert not made, f"{self._phase.name} makes {made}"
+
+
+def memory_of(block: Hashable) -> str:
+    return "other" if block[0] in ("host", "disk") else "pool"
 
 
 class Loop:

@@ -38,6 +38,7 @@ def _compute(manager: MemoryManager, seq_id: int, tokens: list[int], start: int 
     if copies is None:
         raise RuntimeError(f"the pool is too small for the drawing: sequence {seq_id}, {len(tokens)} tokens")
     manager.commit(seq_id, tokens, len(tokens))
+    manager.dispatched()
     return copies
 
 

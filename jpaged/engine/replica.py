@@ -98,7 +98,7 @@ class Replica:
     def _lengths(self) -> dict[int, int]:
         """Return how many tokens of each running sequence have KV; the memory manager learns it only at block ends."""
         sequences = (seq for request in self.scheduler.running for seq in request.sequences)
-        return {seq.seq_id: seq.num_computed for seq in sequences if seq.slot >= 0 and seq.parent is None}
+        return {seq.seq_id: seq.num_computed for seq in sequences if seq.row >= 0 and seq.parent is None}
 
     def watch_memory(self, step: ScheduledStep) -> None:
         """Keep a report of the memory in use if the dispatched step is the busiest so far."""

@@ -69,7 +69,7 @@ class BatchBuilder:
     """Keeps every running sequence's block tables in rows, so that a step only gathers.
 
     Args:
-        max_num_seqs: rows; a sequence's row is its `slot`.
+        max_num_seqs: rows, of which a sequence has one: `Sequence.row`.
         max_model_len: tokens; bounds the pages of a table.
     """
 
@@ -79,24 +79,28 @@ class BatchBuilder:
             for cache, group_slice in zip(spec.caches, spec.slices, strict=True)
         ]
         self._num_blocks = [group.num_blocks for group in spec.layout.groups]
-        widths = [cache.table_width(plan.spec, max_model_len) for cache, _, plans in self._caches for plan in plans]
+        widths = [
+            cache.table_width(layout.spec, max_model_len) for cache, _, layouts in self._caches for layout in layouts
+        ]
         self._tables = [np.full((max_num_seqs, width), -1, np.int32) for width in widths]
         self._memos = [cache.memo() for cache in spec.caches]
-        self._kinds = [plan.spec.policy.kind for plan in spec.layout.groups if isinstance(plan.spec.policy, NoTable)]
+        self._kinds = [
+            layout.spec.policy.kind for layout in spec.layout.groups if isinstance(layout.spec.policy, NoTable)
+        ]
         self._max_num_seqs = max_num_seqs
 
     def build(self, step: ScheduledStep, bucket: Bucket) -> StepBatch:
         """Return the arrays of a step, padded to `bucket`.
 
         Raises:
-            RuntimeError: a block id or slot is out of the pool's range (JAX would clamp it silently), or there are more
+            RuntimeError: a block id or row is out of the pool's range (JAX would clamp it silently), or there are more
                 different adapters than places.
         """
         for chunk in step.chunks:
             if chunk.tables is not None:
                 self._refresh(chunk)
         chunks, num_seqs = step.chunks, len(step.chunks)
-        slots = np.fromiter((c.seq.slot for c in chunks), np.int32, num_seqs)
+        own_rows = np.fromiter((c.seq.row for c in chunks), np.int32, num_seqs)
         starts = np.fromiter((c.start for c in chunks), np.int32, num_seqs)
         lengths = np.fromiter((c.length for c in chunks), np.int32, num_seqs)
         query_starts = np.zeros(bucket.seqs + 1, np.int32)
@@ -114,7 +118,7 @@ class BatchBuilder:
 
         tables = [np.full((bucket.seqs, table.shape[1]), -1, np.int32) for table in self._tables]
         for padded, table in zip(tables, self._tables, strict=True):
-            padded[:num_seqs] = table[slots]
+            padded[:num_seqs] = table[own_rows]
         rows = {kind: step.rows.get(kind, ()) for kind in self._kinds if bucket.holds(kind)}
         host = HostStep(chunks, starts, lengths, seq_of_token, positions[:num_tokens], bucket.tokens, bucket.seqs, rows)
         return StepBatch(
@@ -124,8 +128,8 @@ class BatchBuilder:
             query_starts=query_starts,
             kv_lens=kv_lens,
             caches=tuple(
-                cache.batch(host._replace(memo=memo), tables[group_slice], plans)
-                for (cache, group_slice, plans), memo in zip(self._caches, self._memos, strict=True)
+                cache.batch(host._replace(memo=memo), tables[group_slice], layouts)
+                for (cache, group_slice, layouts), memo in zip(self._caches, self._memos, strict=True)
             ),
             sample_at=self._sample_at(step, query_starts),
             reads_all=None if bucket.decode_only else np.array([bool(step.scored or step.pooled)]),
@@ -133,8 +137,8 @@ class BatchBuilder:
 
     def blocks_of(self, step: ScheduledStep) -> list[list[int]]:
         """Return, for each group of the pool, the blocks that a step reads or writes, once its batch is built."""
-        slots = [chunk.seq.slot for chunk in step.chunks]
-        found = [set(table[slots].reshape(-1).tolist()) - {-1} for table in self._tables]
+        rows = [chunk.seq.row for chunk in step.chunks]
+        found = [set(table[rows].reshape(-1).tolist()) - {-1} for table in self._tables]
         for cache, group_slice, _ in self._caches:
             found[group_slice.start].update(cache.untabled_blocks(step))
         return [sorted(blocks) for blocks in found]
@@ -148,8 +152,8 @@ class BatchBuilder:
                     f"sequence {chunk.seq.seq_id}: block ids {row.min()}..{row.max()} of group {group} "
                     f"are outside [0, {self._num_blocks[group]})"
                 )
-            self._tables[group][chunk.seq.slot, : row.size] = row
-            self._tables[group][chunk.seq.slot, row.size :] = -1
+            self._tables[group][chunk.seq.row, : row.size] = row
+            self._tables[group][chunk.seq.row, row.size :] = -1
 
     def _tokens(self, chunks: list[Chunk], query_starts: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
         tokens = np.zeros(width, np.int32)

@@ -178,7 +178,7 @@ def layer_operations(
     kinds = {}
     for cache, group_slice, arrays in zip(spec.caches, spec.slices, batch.caches, strict=True):
         call = _call(mesh, batch, arrays, spec.views[group_slice], max_query_len, impl)
-        kinds[cache.group.name] = (cache, replace(call, plan=cache.plan(call, len(batch.tokens))))
+        kinds[cache.group.name] = (cache, replace(call, prepared=cache.prepare(call, len(batch.tokens))))
 
     within = None if spec.caches else PromptAttention(mesh, batch, max_query_len=max_query_len, impl=impl)
 

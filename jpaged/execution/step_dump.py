@@ -254,7 +254,7 @@ class Recording(NamedTuple):
 
 def pool_facts(spec: PoolSpec) -> dict[str, Any]:
     """Return the facts that a dump's blocks depend on: dtype, shards, and each group's name and view."""
-    groups = [plan.spec.name for plan in spec.layout.groups]
+    groups = [layout.spec.name for layout in spec.layout.groups]
     views = {name: list(view) for name, view in zip(groups, spec.views, strict=True)}
     return {"dtype": str(spec.dtype), "shards": spec.shards, "device_bytes": spec.device_bytes, "views": views}
 

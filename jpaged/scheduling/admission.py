@@ -17,11 +17,11 @@ from jpaged.scheduling.step import StepPlan, missing_tokens
 
 
 class Admission:
-    """Decides whether a request has room: slots, tokens of the step and blocks, now or ever. It only asks and changes
+    """Decides whether a request has room: rows, tokens of the step and blocks, now or ever. It only asks and changes
     nothing.
 
     Args:
-        allocation: the blocks and slots of the running sequences.
+        allocation: the blocks and rows of the running sequences.
         running: the running requests in service order, see `Queues`.
     """
 
@@ -139,10 +139,10 @@ class Admission:
         others, victims = self._running[:first], self._running[first:]
         if others and (request.runs_exclusively or others[0].runs_exclusively):
             return False
-        slots = len(self._allocation.free_slots) + sum(len(victim.live) for victim in victims)
+        rows = len(self._allocation.free_rows) + sum(len(victim.live) for victim in victims)
         tokens = plan.left - plan.reserved
         tokens += sum(missing_tokens(victim, seq) == 1 for victim in victims for seq in victim.live)
-        if len(request.live) > slots or not is_enough(tokens):
+        if len(request.live) > rows or not is_enough(tokens):
             return False
         return self.fits(request, need, others, self._reclaimed(request, victims) if victims else None)
 

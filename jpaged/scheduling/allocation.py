@@ -1,4 +1,4 @@
-"""The allocation of running sequences: blocks of the pool, a slot of the batch, and forks.
+"""The allocation of running sequences: blocks of the pool, a row of the batch, and forks.
 
 Sequences of one request that begin alike compute what they share once (PagedAttention, section 4.4). The first
 computes it; every other is forked from the one it shares most with, as soon as that has computed what they share. A new
@@ -16,15 +16,15 @@ from jpaged.scheduling.step import Chunk
 
 
 class Allocation:
-    """Gives sequences blocks and slots and takes them back.
+    """Gives sequences blocks and rows and takes them back.
 
     Args:
         memory: owns the blocks; every allocation goes through it.
-        max_num_seqs: number of slots.
+        max_num_seqs: number of rows.
         holds: what requests hold in addition to the KV of their sequences.
 
     Attributes:
-        free_slots: slots that no sequence has.
+        free_rows: rows that no sequence has.
     """
 
     def __init__(self, memory: MemoryManager, max_num_seqs: int, holds: Holds) -> None:
@@ -32,17 +32,17 @@ class Allocation:
         self.holds = holds
         self._max_num_seqs = max_num_seqs
         self._prompt_tail = memory.layout.prompt_tail
-        self.free_slots = self._all_slots
+        self.free_rows = self._all_rows
 
     @property
-    def _all_slots(self) -> list[int]:
+    def _all_rows(self) -> list[int]:
         return list(range(self._max_num_seqs - 1, -1, -1))
 
     def clear(self) -> None:
         """Take back everything that sequences have, and clear the memory."""
         self.memory.clear()
         self.holds.clear()
-        self.free_slots = self._all_slots
+        self.free_rows = self._all_rows
 
     def attach(self, request: Request, seq: Sequence, most_cached: int | None, *, from_disk: bool = False) -> None:
         """Give a sequence block tables that begin with the cached blocks of its tokens.
@@ -162,11 +162,11 @@ class Allocation:
         return [memory.block_table(seq.seq_id, group) for group in range(len(memory.layout.groups))]
 
     def release(self, seq: Sequence) -> None:
-        """Release the blocks and the slot of a sequence, if it has any, in the pool or in host memory."""
-        if seq.slot >= 0:
+        """Release the blocks and the row of a sequence, if it has any, in the pool or in host memory."""
+        if seq.row >= 0:
             if seq.parent is None:
                 self.drop(seq)
-            self._release_slot(seq)
+            self._release_row(seq)
         elif self.memory.swap_space.holds(seq.seq_id):
             self.drop(seq)
         seq.parent = None
@@ -188,26 +188,26 @@ class Allocation:
         if moved is None:
             return None
         for seq in live:
-            self._release_slot(seq)
+            self._release_row(seq)
         source = {(copy.group, copy.dst): copy.src for copy in unmade}
         return [move._replace(device_block=source.get(move[:2], move.device_block)) for move in moved]
 
     def swap_in(self, live: list[Sequence]) -> list[SwapCopy]:
-        """Move the blocks of a request's sequences back to the pool. Admission found enough slots and blocks."""
+        """Move the blocks of a request's sequences back to the pool. Admission found enough rows and blocks."""
         owners = [seq.seq_id for seq in live if seq.parent is None]
         moved = self.memory.swap_space.move_in(owners, keep_room=False)
         assert moved is not None, "a request that is swapped in was found to have room"
         for seq in live:
-            seq.slot = self.free_slots.pop()
+            seq.row = self.free_rows.pop()
         return moved
 
-    def _release_slot(self, seq: Sequence) -> None:
-        self.free_slots.append(seq.slot)
-        seq.slot = -1
+    def _release_row(self, seq: Sequence) -> None:
+        self.free_rows.append(seq.row)
+        seq.row = -1
         seq.capacity = 0
 
     def drop(self, seq: Sequence) -> None:
-        """Release the sequence's blocks, in the pool or in host memory, but not its slot."""
+        """Release the sequence's blocks, in the pool or in host memory, but not its row."""
         self.memory.free(seq.seq_id)
 
     def drop_any(self, seq: Sequence) -> None:

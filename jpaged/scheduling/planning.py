@@ -77,7 +77,7 @@ class NextTokens:
                 tables = self._allocation.tables(seq)
             length += len(drafts)
             plan.num_drafts += len(drafts)
-            plan.free_rows -= len(drafts)
+            plan.draft_rows -= len(drafts)
             chunks.append(Chunk(seq, seq.num_computed, length, source_row(seq, end - len(drafts)), tables, drafts))
             plan.left -= length
             plan.reserved -= missing == 1

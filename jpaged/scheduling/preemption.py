@@ -105,7 +105,7 @@ class Preemption:
         self.num_recomputes += 1
 
     def bring_back(self, request: Request, plan: StepPlan) -> bool:
-        """Give a swapped request, which was found to have room, its slots and memory again; return False where memory
+        """Give a swapped request, which was found to have room, its rows and memory again; return False where memory
         is short for its holds, so that it is preempted once more.
 
         Its tokens of the step before it was preempted have reached the host by then.

@@ -40,7 +40,7 @@ class Sequence:
             verified, 1 stands for the one that is sure to come.
         num_computed: tokens whose KV was written, counting the step in flight but not the drafts in it.
         capacity: tokens its blocks hold without a new one; 0 asks the memory manager again.
-        slot: row of the engine's persistent batch arrays that it has, -1 while it is not running.
+        row: row of the engine's persistent batch arrays that it has, -1 while it is not running.
         pending_row: row of the last step's samples that holds its pending token.
         needs_host: whether the host must see the pending token before the next can be planned: drafts are being
             verified, or may be worth making after it.
@@ -60,7 +60,7 @@ class Sequence:
     num_pending: int = 0
     num_computed: int = 0
     capacity: int = 0
-    slot: int = -1
+    row: int = -1
     pending_row: int = -1
     needs_host: bool = False
     parent: Sequence | None = None

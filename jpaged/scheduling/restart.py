@@ -18,7 +18,7 @@ def begin_again(request: Request) -> None:
         _search_again(request)
     for seq in request.sequences:
         seq.num_pending = seq.num_computed = seq.capacity = seq.fork_at = 0
-        seq.slot = seq.pending_row = -1
+        seq.row = seq.pending_row = -1
         seq.needs_host = False
         seq.parent = seq.candidates = None
         del seq.logprobs[seq.num_output :]

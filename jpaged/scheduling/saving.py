@@ -99,8 +99,9 @@ REQUEST_FIELDS = (
 )
 """Fields of a request that are plain as they are, by the names that saved states have for them."""
 
-RENAMED = {"packed": "compact_placement", "alone": "runs_exclusively"}
-"""Attributes of a request whose saved name is another: that of version 0.2.0, whose states are to be loaded."""
+RENAMED = {"packed": "compact_placement", "alone": "runs_exclusively", "slot": "row"}
+"""Attributes of requests and sequences whose saved name is another: that of version 0.2.0, whose states are to be
+loaded."""
 
 TIMES = ("arrival_time", "first_scheduled_time", "first_token_time", "finished_time")
 
@@ -117,7 +118,7 @@ SEQUENCE_FIELDS = (
     "stop_reason",
     "score",
 )
-"""Fields of a sequence that are plain as they are."""
+"""Fields of a sequence that are plain as they are, by the names that saved states have for them."""
 
 
 def request_data(request: Request, now: float, arrays: SavedArrays | None = None) -> dict[str, Any]:
@@ -193,7 +194,7 @@ def _sequence_data(request: Request, seq: Sequence) -> dict[str, Any]:
     # An ended sequence may have a pending token for ever: the step that drew it was not read back.
     assert seq.num_pending == 0 or seq.finished, "a sequence is saved when all its tokens have reached the host"
     return {
-        **{name: getattr(seq, name) for name in SEQUENCE_FIELDS},
+        **{name: getattr(seq, RENAMED.get(name, name)) for name in SEQUENCE_FIELDS},
         "output_token_ids": seq.output_token_ids,
         "candidates": None if seq.candidates is None else list(seq.candidates),
         "logprobs": [[logprob, list(ranking)] for logprob, ranking in seq.logprobs],
@@ -203,7 +204,7 @@ def _sequence_data(request: Request, seq: Sequence) -> dict[str, Any]:
 
 def _load_sequence(prompt: list[int], data: Mapping[str, Any]) -> Sequence:
     return Sequence(
-        **{name: data[name] for name in SEQUENCE_FIELDS},
+        **{RENAMED.get(name, name): data[name] for name in SEQUENCE_FIELDS},
         token_ids=prompt + data["output_token_ids"],
         candidates=None if data["candidates"] is None else TokenRanking(*data["candidates"]),
         logprobs=[(logprob, TokenRanking(*ranking)) for logprob, ranking in data["logprobs"]],
@@ -236,12 +237,12 @@ def _time(age: float | None, now: float) -> Any:
 
 
 def scheduler_data(scheduler: Scheduler) -> dict[str, Any]:
-    """Return the order of the requests and of the free slots, and the counts; the requests are saved separately."""
+    """Return the order of the requests and of the free rows, and the counts; the requests are saved separately."""
     speculation = scheduler.speculation
     return {
         "requests": [request.request_id for request in scheduler.requests],
         "max_num_seqs": scheduler.max_num_seqs,
-        "free_slots": list(scheduler.allocation.free_slots),
+        "free_slots": list(scheduler.allocation.free_rows),
         "num_added": scheduler.num_added,
         "num_recomputes": scheduler.preemption.num_recomputes,
         "num_swaps": scheduler.preemption.num_swaps,
@@ -259,7 +260,7 @@ def load_scheduler(scheduler: Scheduler, data: Mapping[str, Any], requests: Iter
     scheduler.num_added = data["num_added"]
     for request in requests:
         scheduler.restore(request)
-    _give_slots(scheduler, data)
+    _give_rows(scheduler, data)
     preemption, speculation = scheduler.preemption, scheduler.speculation
     preemption.num_recomputes, preemption.num_swaps = data["num_recomputes"], data["num_swaps"]
     if speculation is not None and data["speculation"] is not None:
@@ -268,14 +269,14 @@ def load_scheduler(scheduler: Scheduler, data: Mapping[str, Any], requests: Iter
             speculation.load(learnt)
 
 
-def _give_slots(scheduler: Scheduler, data: Mapping[str, Any]) -> None:
-    """Leave sequences the slots that they had; with another number of slots they get new ones."""
+def _give_rows(scheduler: Scheduler, data: Mapping[str, Any]) -> None:
+    """Leave sequences the rows that they had; with another number of rows they get new ones."""
     running = [seq for request in scheduler.running for seq in request.live]
-    free = scheduler.allocation.free_slots
+    free = scheduler.allocation.free_rows
     if data["max_num_seqs"] != scheduler.max_num_seqs:
         for seq in running:
-            seq.slot = free.pop()
+            seq.row = free.pop()
         return
-    taken, saved = {seq.slot for seq in running}, data["free_slots"]
-    given_up = [slot for slot in free if slot not in taken and slot not in set(saved)]
-    free[:] = [slot for slot in saved if slot not in taken] + given_up
+    taken, saved = {seq.row for seq in running}, data["free_slots"]
+    given_up = [row for row in free if row not in taken and row not in set(saved)]
+    free[:] = [row for row in saved if row not in taken] + given_up

@@ -32,7 +32,7 @@ class Scheduler:
     """Decides, step by step, which tokens of which sequences run, and owns the order of requests.
 
     It is composed of parts: `Queues` holds the requests, `Admission` answers whether one has room, `Allocation` gives
-    blocks and slots, `Preemption` takes them back, `NextTokens` plans the chunks of running requests.
+    blocks and rows, `Preemption` takes them back, `NextTokens` plans the chunks of running requests.
 
     The engine runs ahead by one step: `schedule` may be called once more before `update` brings the tokens of the step
     before. A sequence that `update` finds to have ended has run one token too many, which is dropped. Between the two,
@@ -182,7 +182,7 @@ class Scheduler:
         if self.disk_prefetch is not None:
             self.disk_prefetch.begin_step()
         plan = StepPlan(self.max_num_batched_tokens)
-        plan.free_rows = self._free_rows
+        plan.draft_rows = self._draft_rows
         self._plan_running(plan)
         if not (plan.preempted or plan.admission_stopped):
             while (request := self.queues.next_in_line()) is not None and self._try_admit(request, plan):
@@ -192,13 +192,13 @@ class Scheduler:
         return plan.step()
 
     @property
-    def _free_rows(self) -> int:
+    def _draft_rows(self) -> int:
         """Return how many rows of the sampler drafts may take.
 
-        0 while a request is swapped out, or one waits although a slot is free: they lack tokens or memory, which drafts
-        would take too. Requests that lack a slot only do not keep drafts from the rows that no sequence can have.
+        0 while a request is swapped out, or one waits although a row is free: they lack tokens or memory, which drafts
+        would take too. Requests that lack a row only do not keep drafts from the rows that no sequence can have.
         """
-        free = len(self.allocation.free_slots)
+        free = len(self.allocation.free_rows)
         if self.swapped or (self.waiting and free):
             return 0
         return free + self._rows_for_drafts
@@ -246,7 +246,7 @@ class Scheduler:
         return not plan.admission_stopped
 
     def _try_admit(self, request: Request, plan: StepPlan) -> bool:
-        """Bring the next in line into the batch if slots, budget and memory allow, or would without requests that are
+        """Bring the next in line into the batch if rows, budget and memory allow, or would without requests that are
         strictly less urgent, which are preempted then."""
         if any(seq.num_pending for seq in request.live):
             return False
@@ -270,9 +270,9 @@ class Scheduler:
         live = request.live
         first = live[0]
         may_preempt = self.running and urgency(request) < urgency(self.running[-1])
-        if not may_preempt:  # compare it with the free slots, tokens and blocks first, which is cheap
-            slots, tokens = self.allocation.free_slots, plan.left - plan.reserved
-            if len(live) > len(slots) or not is_enough(tokens) or not self.admission.may_fit(request):
+        if not may_preempt:  # compare it with the free rows, tokens and blocks first, which is cheap
+            free, tokens = len(self.allocation.free_rows), plan.left - plan.reserved
+            if len(live) > free or not is_enough(tokens) or not self.admission.may_fit(request):
                 return False
         if self._shared_prefills.worth_waiting(request, plan):
             return False
@@ -290,7 +290,7 @@ class Scheduler:
         chunks, copies, left = planned
         plan.left = left + plan.reserved
         for seq in live:
-            seq.slot = self.allocation.free_slots.pop()
+            seq.row = self.allocation.free_rows.pop()
         if request.first_scheduled_time is None:
             request.first_scheduled_time = time.monotonic()
             request.num_cached_tokens = first.num_computed
@@ -373,7 +373,7 @@ class Scheduler:
             token_ids = seq.token_ids
             token_ids.append(token)
             seq.cumulative_logprob += logprob
-            if seq.slot >= 0:
+            if seq.row >= 0:
                 seq.num_computed += bool(drafts)  # the step computed the draft that this token follows
                 if drafts or len(token_ids) >= seq.capacity:
                     self.allocation.commit(seq)  # the token ends a block that a step on its way fills
@@ -385,7 +385,7 @@ class Scheduler:
                     went_on[seq] = request
                 drafting.took(seq)
         if drafting is not None:
-            drafting.learn(step, went_on, self._free_rows)
+            drafting.learn(step, went_on, self._draft_rows)
         return finished
 
     def finish(self, request: Request, seq: Sequence, reason: FinishReason, stop_reason: str | int | None) -> bool:

@@ -148,7 +148,7 @@ class StepPlan:
         left: tokens of the budget not planned yet.
         reserved: part of `left` that decodes not planned yet will take.
         admission_stopped: whether a request could not enter the batch, so that none after it may.
-        free_rows: rows of the sampler that drafts may still take.
+        draft_rows: rows of the sampler that drafts may still take.
         num_drafts: drafts planned so far.
         decodes: chunks of one token, as planned so far.
         prefills: chunks of more than one token and whose they are, as planned so far.
@@ -161,7 +161,7 @@ class StepPlan:
         self.left = budget
         self.reserved = 0
         self.admission_stopped = False
-        self.free_rows = 0
+        self.draft_rows = 0
         self.num_drafts = 0
         self.preempted: list[Request] = []
         self.decodes: list[Chunk] = []

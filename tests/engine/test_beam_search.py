@@ -61,7 +61,7 @@ def assert_nothing_is_left(llm):
     memory = llm.control.engine.memory
     memory.check_invariants()
     assert memory.num_used_blocks == 0 and not llm.control.engine.has_work
-    assert len(llm.control.engine.scheduler.allocation.free_slots) == SETTINGS["max_num_seqs"]
+    assert len(llm.control.engine.scheduler.allocation.free_rows) == SETTINGS["max_num_seqs"]
 
 
 def expected(family, params):

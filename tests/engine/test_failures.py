@@ -72,7 +72,7 @@ def assert_nothing_is_left(llm):
     engine.memory.check_invariants()
     (replica,) = engine.replicas
     assert not replica.in_flight and replica.load == 0
-    assert sorted(engine.scheduler.allocation.free_slots) == list(range(SETTINGS["max_num_seqs"]))
+    assert sorted(engine.scheduler.allocation.free_rows) == list(range(SETTINGS["max_num_seqs"]))
 
 
 @pytest.fixture

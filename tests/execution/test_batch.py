@@ -36,8 +36,8 @@ def builder() -> BatchBuilder:
     return builder_of(full, window)
 
 
-def sequence(tokens: list[int], slot: int, num_prompt: int | None = None) -> Sequence:
-    return Sequence(slot + 100, 0, tokens, len(tokens) if num_prompt is None else num_prompt, slot=slot)
+def sequence(tokens: list[int], row: int, num_prompt: int | None = None) -> Sequence:
+    return Sequence(row + 100, 0, tokens, len(tokens) if num_prompt is None else num_prompt, row=row)
 
 
 def request(seq: Sequence) -> Request:

@@ -20,7 +20,7 @@ def step_of(*chunks: tuple[int, int]) -> ScheduledStep:
     made, samples = [], []
     for number, (start, length) in enumerate(chunks):
         end = start + length
-        seq = Sequence(number, 0, list(range(1000 * number, 1000 * number + end)), end, slot=number)
+        seq = Sequence(number, 0, list(range(1000 * number, 1000 * number + end)), end, row=number)
         request = Request(number, seq.token_ids, SamplingParams(), 0, 999, frozenset(), frozenset(), [seq])
         blocks = [100 * number + i for i in range(-(-end // SIZE))]
         made.append(Chunk(seq, start, length, -1, [blocks]))

@@ -101,7 +101,7 @@ def test_a_block_copy_out_of_range_is_an_error(shared, bad):
 def one_token_step() -> ScheduledStep:
     request = make_request(0, [5], 4, temperature=0.0)
     seq = request.sequences[0]
-    seq.slot = 0
+    seq.row = 0
     chunk = Chunk(seq, 0, 1, -1, [[0]])
     return ScheduledStep([chunk], [Sample(request, seq, chunk)])
 

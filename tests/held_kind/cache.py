@@ -66,7 +66,7 @@ class SteeringCache(LayerCache):
     def untabled_blocks(self, step: ScheduledStep) -> Iterable[int]:
         return (block for row in step.rows.get(Steering.kind, ()) for block in row.blocks)
 
-    def batch(self, step: HostStep, tables: Sequence[np.ndarray], plans: Sequence[GroupLayout]) -> SteeringBatch:
+    def batch(self, step: HostStep, tables: Sequence[np.ndarray], layouts: Sequence[GroupLayout]) -> SteeringBatch:
         of_seq = {row.seq_id: row.blocks for row in step.rows[Steering.kind]}
         blocks = np.full((step.padded_tokens, self.group.most), -1, np.int32)
         ends = np.cumsum(step.lengths)

@@ -180,13 +180,14 @@ TestEmbeddings = Embeddings.TestCase
 TestImageKV = ImageKV.TestCase
 TestAllKinds = AllKinds.TestCase
 
+NOTICED = r"shared but empty|is another's|is still cached|are not its own"
 MUTANT = settings(COMMON, max_examples=300, derandomize=True, database=None, phases=[Phase.generate])
 
 
 @pytest.mark.parametrize("machine", [Embeddings, ImageKV])
 def test_an_image_that_is_found_although_a_part_of_it_was_evicted_is_noticed(machine, monkeypatch):
     monkeypatch.setattr(SharedBlocks, "evicted", lambda self, block: None)
-    with pytest.raises((AssertionError, RuntimeError), match=r"shared but empty|is another's|is still cached"):
+    with pytest.raises((AssertionError, RuntimeError), match=NOTICED):
         run_state_machine_as_test(machine, settings=MUTANT)
 
 

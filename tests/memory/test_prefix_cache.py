@@ -165,6 +165,8 @@ def test_copy_on_write_and_hits_hold_at_once():
     assert [owners(manager, block) for block in table] == [3, 3, 2]
     copies = manager.allocate(2, 11, first_write=10)
     assert [copy.src for copy in copies] == [table[2]]
+    assert [owners(manager, block) for block in table] == [3, 3, 2], "the copy reads it until it is dispatched"
+    manager.dispatched()
     assert [owners(manager, block) for block in table] == [3, 3, 1]
 
 

@@ -170,8 +170,8 @@ class FakeDevice:
         """Write the KV of a chunk's tokens; return their names."""
         seq, start, length, source_row, tables, drafts = chunk
         if tables is not None:
-            self.rows[seq.slot] = [list(table) for table in tables]
-        tables = self.rows[seq.slot]
+            self.rows[seq.row] = [list(table) for table in tables]
+        tables = self.rows[seq.row]
         tokens = [*seq.token_ids[start : start + length - len(drafts)], *drafts]
         if source_row >= 0:
             assert len(tokens) == length - 1, "the host and the device both have the token"

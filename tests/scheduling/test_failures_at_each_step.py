@@ -29,7 +29,7 @@ from jpaged.scheduling import Request, Scheduler, Status, disk_prefetch
 from jpaged.scheduling.inputs import asks_for
 
 PREFIX = [2, 7, 1, 8, 2, 8, 1, 8, 2]
-NUM_SLOTS = 4
+NUM_ROWS = 4
 
 SEQUENCES = "add match_prefix allocate commit dispatched fork free pack pin read_ahead"
 WHOLES = "hold release take_pending encoded"
@@ -93,13 +93,13 @@ class FailingMemory:
         return self._faults.around(f"{self._part} {name}".strip(), found) if name in self._steps else found
 
 
-class FailingSlots(list):
-    """Free slots of the batch whose acquire and release fail where `faults` says."""
+class FailingRows(list):
+    """Free rows of the batch whose acquire and release fail where `faults` says."""
 
-    def __init__(self, slots: list[int], faults: Faults) -> None:
-        super().__init__(slots)
-        self.pop = faults.around("pop a slot", super().pop)
-        self.append = faults.around("append a slot", super().append)
+    def __init__(self, rows: list[int], faults: Faults) -> None:
+        super().__init__(rows)
+        self.pop = faults.around("pop a row", super().pop)
+        self.append = faults.around("append a row", super().append)
 
 
 class Workload(NamedTuple):
@@ -155,7 +155,7 @@ def pools(layer_bytes: int, stays: bool) -> list[GroupSpec]:
     ]
 
 
-SHARED = {"max_num_seqs": NUM_SLOTS, "budget": 14, "prefix_caching": True}
+SHARED = {"max_num_seqs": NUM_ROWS, "budget": 14, "prefix_caching": True}
 WORKLOADS = {
     "recomputed": Workload(
         lambda: {**SHARED, "num_blocks": 8, "groups": pools(4, False)}, lambda: of_all_kinds(stays=False), pins=True
@@ -183,7 +183,7 @@ class Play:
         names = ("max_num_seqs", "max_num_batched_tokens")
         kept = {name: getattr(whole, name) for name in names} | {"preemption_mode": whole.preemption.mode}
         scheduler = Scheduler(FailingMemory(whole.memory, "", faults), **kept)
-        scheduler.allocation.free_slots = FailingSlots(scheduler.allocation.free_slots, faults)
+        scheduler.allocation.free_rows = FailingRows(scheduler.allocation.free_rows, faults)
         self.loop = Loop(scheduler)
         self.pins = PinnedSequences(scheduler.memory, 1)
         self.num_recovered = 0
@@ -253,7 +253,7 @@ class Play:
         assert [found.used for found in report.groups] == [0] * len(report.groups)
         assert not any(blocks.held for blocks in memory.shared.values())
         assert not memory.swap_space.sequences and memory.swap_space.host.used_bytes == 0
-        assert sorted(scheduler.allocation.free_slots) == list(range(NUM_SLOTS))
+        assert sorted(scheduler.allocation.free_rows) == list(range(NUM_ROWS))
         for request in scheduler.requests:
             assert request.status is Status.WAITING and not request.held
 
@@ -303,7 +303,7 @@ def no_stops(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_workloads_acquire_and_release_whatever_there_is():
     passed = Counter(point for name in WORKLOADS for point in points(name))
     kinds = [f"{part} {step}".strip() for part, steps in STEPS.items() for step in steps.split()]
-    kinds += ["pop a slot", "append a slot"]
+    kinds += ["pop a row", "append a row"]
     missing = [kind for kind in kinds if not passed[f"after {kind}"]]
     assert missing == ["adapters forget"], "only where blocks of an adapter lie scattered"
 

@@ -87,7 +87,7 @@ def test_a_request_takes_a_slot_for_each_output_from_the_beginning():
     loop.scheduler.add(wide)
     loop.scheduler.add(late)
     loop.step()
-    assert len(loop.scheduler.allocation.free_slots) == 1
+    assert len(loop.scheduler.allocation.free_rows) == 1
     loop.run()
     assert loop.finished == [wide, late]
 
@@ -111,7 +111,7 @@ def test_abort_before_and_after_the_fork_frees_everything(steps_before):
         loop.step()
     loop.scheduler.abort(request)
     assert loop.num_used_blocks == 0
-    assert sorted(loop.scheduler.allocation.free_slots) == [0, 1, 2, 3]
+    assert sorted(loop.scheduler.allocation.free_rows) == [0, 1, 2, 3]
     loop.run()
     assert loop.finished == []
 

@@ -147,12 +147,12 @@ def may_enter(scheduler: Scheduler, request: Request, blocks: dict[int, int]) ->
 def plain_search(scheduler: Scheduler, request: Request, plan, is_enough) -> list[Request] | None:
     """`Admission.find_victims` by asking for one victim after another."""
     victims: list[Request] = []
-    slots, tokens, memory = len(scheduler.allocation.free_slots), plan.left - plan.reserved, scheduler.memory
+    rows, tokens, memory = len(scheduler.allocation.free_rows), plan.left - plan.reserved, scheduler.memory
     need, estimate = scheduler.admission.need(request), memory.reclaim_estimate()
     while True:
         others = scheduler.running[: len(scheduler.running) - len(victims)]
         crowded = others and (request.runs_exclusively or others[0].runs_exclusively)
-        has_place = len(request.live) <= slots and is_enough(tokens) and not crowded
+        has_place = len(request.live) <= rows and is_enough(tokens) and not crowded
         if has_place and scheduler.admission.fits(request, need, others, estimate):
             return victims
         if not others or others[-1].priority <= request.priority:
@@ -161,7 +161,7 @@ def plain_search(scheduler: Scheduler, request: Request, plan, is_enough) -> lis
         for seq in others[-1].live:
             if seq.parent is None:
                 estimate.add_sequence(seq.seq_id)
-        slots += len(others[-1].live)
+        rows += len(others[-1].live)
         tokens += sum(missing_tokens(others[-1], seq) == 1 for seq in others[-1].live)
 
 

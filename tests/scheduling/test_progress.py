@@ -22,6 +22,7 @@ def steps_alone(scheduler: Scheduler, request: Request) -> int:
     before, steps = None, 0
     while scheduler.has_work or before is not None:
         step = scheduler.schedule()
+        scheduler.dispatched(step)
         if before is not None:
             scheduler.update(before, [steps % 7 for _ in before.samples], [-0.5] * len(before.samples))
         before = step if step.chunks else None
@@ -187,6 +188,7 @@ def test_whatever_is_accepted_ends_beside_others(
             scheduler.add(request)
         made = [pair for pair in made if pair[1] > now]
         step = scheduler.schedule()
+        scheduler.dispatched(step)
         if before is not None:
             scheduler.update(before, [now % 7 for _ in before.samples], [-0.5] * len(before.samples))
         before = step if step.chunks else None

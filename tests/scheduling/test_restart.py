@@ -113,7 +113,7 @@ def test_every_request_gets_its_tokens_after_an_exception_at_any_line(
             want = alone(request, GROUPS[groups], index=seq.index)
             assert (seq.output_token_ids, seq.finish_reason) == want
     assert loop.num_used_blocks == 0
-    assert sorted(loop.scheduler.allocation.free_slots) == list(range(4))
+    assert sorted(loop.scheduler.allocation.free_rows) == list(range(4))
 
 
 def begin_anew(loop: Loop) -> None:

@@ -114,7 +114,7 @@ def test_a_scheduler_that_is_saved_again_and_again_gives_the_same_tokens(
     assert loop.num_used_blocks == 0
     loop.step()
     assert not loop.device.host
-    assert sorted(loop.scheduler.allocation.free_slots) == list(range(max_num_seqs))
+    assert sorted(loop.scheduler.allocation.free_rows) == list(range(max_num_seqs))
 
 
 PARAMS = SamplingParams(
@@ -176,7 +176,8 @@ def test_every_field_of_requests_and_sequences_is_saved_or_follows_from_what_is(
     assert {f.name for f in fields(Request)} == {*plain, *TIMES, *apart, *others}
     derived = {"num_pending", "capacity", "pending_row", "grammar", "stop_search"}
     apart = {"token_ids", "candidates", "logprobs", "parent"}
-    assert {f.name for f in fields(Sequence)} == {*SEQUENCE_FIELDS, *apart, *derived}
+    plain = {RENAMED.get(name, name) for name in SEQUENCE_FIELDS}
+    assert {f.name for f in fields(Sequence)} == {*plain, *apart, *derived}
 
 
 def test_what_a_request_has_comes_back_and_its_times_go_on():

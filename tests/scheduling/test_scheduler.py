@@ -96,13 +96,13 @@ def test_max_num_seqs_sequences_run_at_once_and_no_more():
     assert len(loop.finished) == 7
 
 
-def test_slots_are_distinct_and_within_max_num_seqs():
+def test_rows_are_distinct_and_within_max_num_seqs():
     loop = Loop(make_scheduler(max_num_seqs=3))
     for request in [make_request(2, n) for n in (1, 5, 2, 4, 3)]:
         loop.scheduler.add(request)
     while loop.scheduler.has_work:
-        slots = [chunk.seq.slot for chunk in loop.step().chunks if chunk.seq.slot >= 0]
-        assert len(set(slots)) == len(slots) and set(slots) <= {0, 1, 2}
+        rows = [chunk.seq.row for chunk in loop.step().chunks if chunk.seq.row >= 0]
+        assert len(set(rows)) == len(rows) and set(rows) <= {0, 1, 2}
 
 
 def test_a_budget_below_max_num_seqs_is_refused():

@@ -82,5 +82,5 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
     assert loop.num_used_blocks == 0
     loop.step()  # tells the device what was dropped last
     assert not loop.device.host
-    assert sorted(scheduler.allocation.free_slots) == list(range(max_num_seqs))
+    assert sorted(scheduler.allocation.free_rows) == list(range(max_num_seqs))
     assert all(s.num_pending == 0 for request in accepted for s in request.sequences)

@@ -54,7 +54,7 @@ def fork(loop: Loop, request: Request) -> Forked:
     child.index = len(request.sequences)
     child.seq_id = -(1000 * request.request_id + child.index)
     child.token_ids = [*parent.token_ids[:-1], (parent.token_ids[-1] + child.index) % 11]
-    child.slot = loop.scheduler.allocation.free_slots.pop()
+    child.row = loop.scheduler.allocation.free_rows.pop()
     loop.scheduler.allocation.fork(parent, child)
     request.sequences.append(child)
     return Forked(request, child, len(child.token_ids))
@@ -241,7 +241,7 @@ def test_forked_sequences_get_the_tokens_they_would_get_alone(
             elif (
                 request.status is Status.RUNNING
                 and len(seq.token_ids) == seq.num_computed + 1 > seq.num_prompt
-                and len(loop.scheduler.allocation.free_slots) >= width - 1
+                and len(loop.scheduler.allocation.free_rows) >= width - 1
             ):
                 forked += [fork(loop, request) for _ in range(width - 1)]
                 del waiting[key]

@@ -253,5 +253,5 @@ def _end(part: Request, reason: str) -> None:
     logger.warning("request %d ends: %s", part.request_id, reason)
     for seq in part.live:
         seq.finish_reason, seq.stop_reason = "abort", reason
-        seq.slot, seq.parent = -1, None
+        seq.row, seq.parent = -1, None
     part.status, part.finished_time = Status.FINISHED, time.monotonic()

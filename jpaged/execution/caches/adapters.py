@@ -132,11 +132,11 @@ class AdapterCache(LayerCache):
     def untabled_blocks(self, step: ScheduledStep) -> Iterable[int]:
         return (block for use in step.rows.get(Adapters.kind, ()) for block in use.held.blocks)
 
-    def batch(self, step: HostStep, tables: Sequence[np.ndarray], plans: Sequence[GroupLayout]) -> Any:
+    def batch(self, step: HostStep, tables: Sequence[np.ndarray], layouts: Sequence[GroupLayout]) -> Any:
         uses: Sequence[AdapterUse] | None = step.rows.get(Adapters.kind)
         if uses is None:
             return AdapterBatch()
-        (plan,), group = plans, self.group
+        (layout,), group = layouts, self.group
         most = self.most_blocks
         table = np.full((group.adapters, sum(most)), -1, np.int32)
         present = np.zeros((len(group.sites), group.adapters), bool)
@@ -145,7 +145,7 @@ class AdapterCache(LayerCache):
         place_of = step.memo.of(use.adapter.digest for use in uses)
         for use in uses:
             place = place_of[use.adapter.digest]
-            _fill(table[place], present[:, place], use.held.blocks, use.adapter.site_blocks, most, plan.num_blocks)
+            _fill(table[place], present[:, place], use.held.blocks, use.adapter.site_blocks, most, layout.num_blocks)
             place_of_seq[seq_of[use.seq_id]] = place
         rows = np.full(step.padded_tokens, -1, np.int32)
         rows[: len(step.seq_of_token)] = place_of_seq[step.seq_of_token]

@@ -48,9 +48,9 @@ class TokenSlots(LayerCache):
     by_token: ClassVar[tuple[str, ...] | None] = ("slots", "last_keys")
     by_seq: ClassVar[tuple[str, ...]] = ("table",)
 
-    def batch(self, step: HostStep, tables: Sequence[np.ndarray], plans: Sequence[GroupLayout]) -> Any:
-        (table,), (plan,) = tables, plans
-        return AttentionBatch(table, write_slots(step, table, plan, step.positions))
+    def batch(self, step: HostStep, tables: Sequence[np.ndarray], layouts: Sequence[GroupLayout]) -> Any:
+        (table,), (layout,) = tables, layouts
+        return AttentionBatch(table, write_slots(step, table, layout, step.positions))
 
     def one_by_one(self, arrays: Any, rows: slice | Int[np.ndarray, " rows"], seqs: Int[np.ndarray, " rows"]) -> Any:
         return super().one_by_one(arrays, rows, seqs)._replace(last_keys=None)  # a token alone sees none after it
@@ -60,18 +60,18 @@ class TokenSlots(LayerCache):
 
 
 def write_slots(
-    step: HostStep, table: np.ndarray, plan: GroupLayout, places: Int[np.ndarray, " tokens"]
+    step: HostStep, table: np.ndarray, layout: GroupLayout, places: Int[np.ndarray, " tokens"]
 ) -> Int[np.ndarray, " padded_tokens"]:
     """Return the slots of the pool for the step's tokens; `places` are their places in their sequences' blocks.
 
     Raises:
         RuntimeError: a token has no block to be written to.
     """
-    size = plan.spec.block_size
+    size = layout.spec.block_size
     blocks = table[step.seq_of_token, places // size]
     if blocks.size and blocks.min() < 0:
-        raise RuntimeError(f"a token of group {plan.spec.name} has no block to be written to")
-    slots = np.full(step.padded_tokens, plan.num_blocks * size, np.int32)
+        raise RuntimeError(f"a token of group {layout.spec.name} has no block to be written to")
+    slots = np.full(step.padded_tokens, layout.num_blocks * size, np.int32)
     slots[: len(places)] = blocks * size + places % size
     return slots
 
@@ -97,7 +97,7 @@ def _ends_of_chunks(call: LayerCall, num_tokens: int) -> Int[Array, " tokens"]:
     return lens[jnp.minimum(seq, len(lens) - 1)] - 1
 
 
-class AttentionPlan(NamedTuple):
+class PreparedKernels(NamedTuple):
     """Results of attention kernels' plans, which depend on the batch alone; None if there is no plan or each layer
     makes its own.
 
@@ -119,7 +119,7 @@ class Place(NamedTuple):
         kv_lens: tokens of each sequence that lie there.
         last_keys: see `AttentionBatch`.
         extra: what else `attend`'s `finish` needs.
-        plan: what the kernels need, if it is alike for all layers.
+        prepared: what the kernels need, if it is alike for all layers.
     """
 
     layer: Int[Array, ""]
@@ -128,7 +128,7 @@ class Place(NamedTuple):
     kv_lens: Int[HostOrDevice, " seqs"]
     extra: Any = ()
     last_keys: Int[HostOrDevice, " tokens"] | None = None
-    plan: AttentionPlan = AttentionPlan()
+    prepared: PreparedKernels = PreparedKernels()
 
 
 class Mask(TypedDict, total=False):
@@ -138,9 +138,9 @@ class Mask(TypedDict, total=False):
     chunk_size: int | None
 
 
-def plan_of_slots(
+def prepared_for_slots(
     call: LayerCall, dtype: jnp.dtype, num_tokens: int, q_per_kv: int | None, mask: Mask
-) -> AttentionPlan:
+) -> PreparedKernels:
     """Return the kernels' plan of a step whose `AttentionBatch` serves all layers of the group.
 
     Args:
@@ -166,7 +166,7 @@ def plan_of_slots(
             impl=call.impl,
             **mask,
         )
-    return AttentionPlan(plan_writes(view, slots, impl=call.impl), attention)
+    return PreparedKernels(plan_writes(view, slots, impl=call.impl), attention)
 
 
 def attend(
@@ -193,7 +193,7 @@ def attend(
         view = pool.reshape(call.views[0])
         if kv:
             new_k, new_v = kv
-            view = kv_write(view, place.layer, new_k, new_v, place.slots, plan=place.plan.writes, impl=call.impl)
+            view = kv_write(view, place.layer, new_k, new_v, place.slots, plan=place.prepared.writes, impl=call.impl)
         out = paged_attention(
             q,
             view,
@@ -207,7 +207,7 @@ def attend(
             sinks=sinks,
             last_keys=place.last_keys,
             max_query_len=call.max_query_len,
-            plan=place.plan.attention,
+            plan=place.prepared.attention,
             impl=call.impl,
         )
         if finish is not None:
@@ -247,8 +247,8 @@ class AttentionCache(TokenSlots):
         heads = group.kv_heads // form.shards
         return view_shape(1, 1, heads, group.head_dim, form.block_size, form.dtype, form.tile)[2:]
 
-    def batch(self, step: HostStep, tables: Sequence[np.ndarray], plans: Sequence[GroupLayout]) -> Any:
-        arrays = super().batch(step, tables, plans)
+    def batch(self, step: HostStep, tables: Sequence[np.ndarray], layouts: Sequence[GroupLayout]) -> Any:
+        arrays = super().batch(step, tables, layouts)
         return arrays._replace(last_keys=last_keys(step)) if self.group.sees_images else arrays
 
     def pool_groups(self) -> tuple[GroupSpec, ...]:
@@ -264,8 +264,8 @@ class AttentionCache(TokenSlots):
             (len(group.layers) + group.readers) * group.head_dim,
         )
 
-    def plan(self, call: LayerCall, num_tokens: int) -> AttentionPlan:
-        return plan_of_slots(call, self.format.dtype, num_tokens, self.group.q_per_kv, self.mask)
+    def prepare(self, call: LayerCall, num_tokens: int) -> PreparedKernels:
+        return prepared_for_slots(call, self.format.dtype, num_tokens, self.group.q_per_kv, self.mask)
 
     def operate(
         self,
@@ -293,14 +293,16 @@ class AttentionCache(TokenSlots):
                 mask["sliding_window"] = window - 1
             place = Place(jnp.asarray(index, jnp.int32), table, slots, lens)
             return attend(call, pool, place, q, k, v, scale=scale, soft_cap=soft_cap, sinks=sinks, mask=mask)
-        plan = call.plan or AttentionPlan()
+        prepared = call.prepared or PreparedKernels()
         if sees_ahead:
             assert last_keys is None, "of a head that drafts all rows are read"
             seen_last = _ends_of_chunks(call, len(q))
-            plan = AttentionPlan(plan.writes)  # attention was planned for queries that see no token after them
+            prepared = PreparedKernels(
+                prepared.writes
+            )  # attention was planned for queries that see no token after them
         elif last_keys is not None:
             seen_last = last_keys if seen_last is None else jnp.where(last_keys < 0, -1, seen_last)
-        place = Place(jnp.asarray(index, jnp.int32), table, slots, call.kv_lens, last_keys=seen_last, plan=plan)
+        place = Place(jnp.asarray(index, jnp.int32), table, slots, call.kv_lens, last_keys=seen_last, prepared=prepared)
         return attend(call, pool, place, q, k, v, scale=scale, soft_cap=soft_cap, sinks=sinks, mask=self.mask)
 
 

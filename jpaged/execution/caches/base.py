@@ -99,7 +99,7 @@ class LayerCall:
         views: shapes on one device of the pool as each of the kind's pool groups sees it.
         max_query_len: most tokens of a sequence, where that is known when the step is compiled.
         impl: which kernels run; None = what the current platform is best at.
-        plan: what `LayerCache.plan` made for this step, and the calls of all layers share.
+        prepared: what `LayerCache.prepare` made for this step, and the calls of all layers share.
     """
 
     mesh: Mesh
@@ -109,7 +109,7 @@ class LayerCall:
     views: tuple[tuple[int, ...], ...]
     max_query_len: int | None
     impl: Impl | None
-    plan: Any = None
+    prepared: Any = None
 
 
 class Reads(NamedTuple):
@@ -172,23 +172,23 @@ class LayerCache(ABC):
         layer_bytes = prod(self.layer_shape) * self.format.dtype.itemsize
         return GroupSpec(name, layer_bytes, num_layers, self.format.block_size, policy, **options)
 
-    def view(self, plan: GroupLayout) -> tuple[int, ...]:
+    def view(self, layout: GroupLayout) -> tuple[int, ...]:
         """Return the shape of the whole pool on one device as blocks of a pool group, ``[blocks, layers,
         *layer_shape]``."""
-        return (plan.num_blocks, plan.padded_layers, *self.layer_shape)
+        return (layout.num_blocks, layout.padded_layers, *self.layer_shape)
 
     # ------------------------------------------------------------------ a step's arrays, on the host
 
     @abstractmethod
     def batch(
-        self, step: HostStep, tables: Sequence[Int[np.ndarray, "padded_seqs pages"]], plans: Sequence[GroupLayout]
+        self, step: HostStep, tables: Sequence[Int[np.ndarray, "padded_seqs pages"]], layouts: Sequence[GroupLayout]
     ) -> Any:
         """Return the arrays of a step, a `Batch`, padded so that padding reads and writes no block.
 
         Args:
             tables: one for each of the pool groups, logical block -> physical block of the batch's sequences; -1 where
                 there is none.
-            plans: the pool groups as they lie in the pool.
+            layouts: the pool groups as they lie in the pool.
 
         Raises:
             RuntimeError: a token has no block to be written to.
@@ -243,7 +243,7 @@ class LayerCache(ABC):
 
     # ------------------------------------------------------------------ a layer, on the devices
 
-    def plan(self, call: LayerCall, num_tokens: int) -> Any:
+    def prepare(self, call: LayerCall, num_tokens: int) -> Any:
         """Compute on the devices, before the first layer, values that depend on the batch alone and that all layers
         use.
 
@@ -251,7 +251,7 @@ class LayerCache(ABC):
         default: nothing is.
 
         Args:
-            call: the step; its `plan` is not made yet.
+            call: the step; its `prepared` is not made yet.
             num_tokens: rows of the batch, with padding.
         """
         return None

@@ -75,15 +75,15 @@ class CrossAttentionCache(EncodedCache):
     def table_width(self, spec: GroupSpec, max_model_len: int) -> int:
         return 0  # images' blocks are in no sequence's table
 
-    def batch(self, step: HostStep, tables: Sequence[np.ndarray], plans: Sequence[GroupLayout]) -> Any:
+    def batch(self, step: HostStep, tables: Sequence[np.ndarray], layouts: Sequence[GroupLayout]) -> Any:
         reads = image_reads(step)
         if reads is None:
             return CrossAttentionBatch()
-        (plan,) = plans
+        (layout,) = layouts
         table = np.full((step.padded_seqs, self.pages), -1, np.int32)
         seen = np.zeros(step.padded_tokens, np.int32)
         for read, rows in reads:
-            blocks = blocks_of_image(read.blocks, plan)
+            blocks = blocks_of_image(read.blocks, layout)
             table[step.seq_of_token[rows.start], : len(blocks)] = blocks
             seen[rows] = read.image.seen(np.arange(read.start, read.stop))
         return CrossAttentionBatch(table, seen)

@@ -103,15 +103,15 @@ class ImageCache(EncodedCache):
     def reads(self) -> Reads:
         return Reads(0, None, 0)  # once for each token of an image, not for each token
 
-    def batch(self, step: HostStep, tables: Sequence[np.ndarray], plans: Sequence[GroupLayout]) -> Any:
+    def batch(self, step: HostStep, tables: Sequence[np.ndarray], layouts: Sequence[GroupLayout]) -> Any:
         reads = image_reads(step)
         if reads is None:
             return ImageBatch()
-        (plan,) = plans
-        size, rows = plan.spec.block_size, np.full(step.padded_tokens, -1, np.int32)
+        (layout,) = layouts
+        size, rows = layout.spec.block_size, np.full(step.padded_tokens, -1, np.int32)
         for read, of_read in reads:
             feature = np.arange(read.start, read.stop) - read.image.start
-            blocks = blocks_of_image(read.blocks, plan)
+            blocks = blocks_of_image(read.blocks, layout)
             rows[of_read] = blocks[feature // size] * size + feature % size
         return ImageBatch(rows)
 
@@ -194,13 +194,13 @@ def image_reads(step: HostStep) -> list[tuple[ImageRead, slice]] | None:
     return [(read, slice(first[read.seq_id] + read.start, first[read.seq_id] + read.stop)) for read in reads]
 
 
-def blocks_of_image(blocks: Sequence[int], plan: GroupLayout) -> Int[np.ndarray, " blocks"]:
+def blocks_of_image(blocks: Sequence[int], layout: GroupLayout) -> Int[np.ndarray, " blocks"]:
     """Return an image's blocks as an array.
 
     Raises:
         RuntimeError: one is out of the pool's range.
     """
     found = np.asarray(blocks, np.int32)
-    if found.min() < 0 or found.max() >= plan.num_blocks:
-        raise RuntimeError(f"blocks {found.min()}..{found.max()} of an image are not in [0, {plan.num_blocks})")
+    if found.min() < 0 or found.max() >= layout.num_blocks:
+        raise RuntimeError(f"blocks {found.min()}..{found.max()} of an image are not in [0, {layout.num_blocks})")
     return found

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jpaged.execution.caches.attention import AttentionPlan, Place, TokenSlots, plan_of_slots
+from jpaged.execution.caches.attention import Place, PreparedKernels, TokenSlots, prepared_for_slots
 from jpaged.execution.caches.base import LayerCall, Pool, Reads
 from jpaged.execution.mesh import over_tensor
 from jpaged.memory.layout import GroupSpec
@@ -38,10 +38,10 @@ class LatentCache(TokenSlots):
         lanes = (self.group.width + self.group.rank) / 2
         return Reads(spec.real_bytes / spec.block_size, None, round(len(self.group.layers) * lanes))
 
-    def plan(self, call: LayerCall, num_tokens: int) -> AttentionPlan:
+    def prepare(self, call: LayerCall, num_tokens: int) -> PreparedKernels:
         heads = self.group.heads
         own = None if heads is None else heads // self.format.shards
-        return plan_of_slots(call, self.format.dtype, num_tokens, own, {})
+        return prepared_for_slots(call, self.format.dtype, num_tokens, own, {})
 
     def operate(
         self,
@@ -57,7 +57,7 @@ class LatentCache(TokenSlots):
 
         def on_shard(pool, place, q, rows, query_starts):
             view = latent_write(
-                pool.reshape(call.views[0]), place.layer, rows, place.slots, plan=place.plan.writes, impl=call.impl
+                pool.reshape(call.views[0]), place.layer, rows, place.slots, plan=place.prepared.writes, impl=call.impl
             )
             out = latent_attention(
                 q,
@@ -69,7 +69,7 @@ class LatentCache(TokenSlots):
                 rank=self.group.rank,
                 scale=scale,
                 max_query_len=call.max_query_len,
-                plan=place.plan.attention,
+                plan=place.prepared.attention,
                 impl=call.impl,
             )
             return view.reshape(pool.shape), out
@@ -78,6 +78,6 @@ class LatentCache(TokenSlots):
         sharded = over_tensor(
             on_shard, call.mesh, in_specs=(shard, whole, heads, whole, whole), out_specs=(shard, heads)
         )
-        plan, (table, slots, _) = call.plan or AttentionPlan(), call.arrays
-        place = Place(jnp.asarray(index, jnp.int32), table, slots, call.kv_lens, plan=plan)
+        prepared, (table, slots, _) = call.prepared or PreparedKernels(), call.arrays
+        place = Place(jnp.asarray(index, jnp.int32), table, slots, call.kv_lens, prepared=prepared)
         return sharded(pool, place, q, rows, call.query_starts)

@@ -72,9 +72,9 @@ class PoolSpec:
     def views(self) -> tuple[tuple[int, ...], ...]:
         """Return the shape on one device of each view, one for each of the layout's groups."""
         return tuple(
-            cache.view(plan)
+            cache.view(layout)
             for cache, group_slice in zip(self.caches, self.slices, strict=True)
-            for plan in self.layout.groups[group_slice]
+            for layout in self.layout.groups[group_slice]
         )
 
     @property

@@ -72,17 +72,17 @@ class PreviousTokenCache(LayerCache):
         policy, padding = SlidingWindow(2), ROW_TILE * 4 * LANES
         return (self.spec(self.group.name, self.places, policy, row_bytes=padding),)
 
-    def view(self, plan: GroupLayout) -> tuple[int, ...]:
-        rows = plan.layer_bytes // (LANES * self.format.dtype.itemsize)
-        return (plan.num_blocks, plan.padded_layers, rows, LANES)
+    def view(self, layout: GroupLayout) -> tuple[int, ...]:
+        rows = layout.layer_bytes // (LANES * self.format.dtype.itemsize)
+        return (layout.num_blocks, layout.padded_layers, rows, LANES)
 
     def reads(self) -> Reads:
         (spec,) = self.pool_groups()
         return Reads(2 * spec.layer_bytes, 1, 0)  # read and written
 
-    def batch(self, step: HostStep, tables: Sequence[np.ndarray], plans: Sequence[GroupLayout]) -> Any:
-        (table,), (plan,), places = tables, plans, self.places
-        size, starts, lengths = plan.spec.block_size, step.starts, step.lengths
+    def batch(self, step: HostStep, tables: Sequence[np.ndarray], layouts: Sequence[GroupLayout]) -> Any:
+        (table,), (layout,), places = tables, layouts, self.places
+        size, starts, lengths = layout.spec.block_size, step.starts, step.lengths
         first = np.full(step.padded_seqs, step.padded_tokens, np.int32)
         first[: len(starts)] = np.cumsum(lengths) - lengths
         read, read_place = np.full(step.padded_seqs, _PADDING, np.int32), np.zeros(step.padded_seqs, np.int32)
@@ -92,7 +92,7 @@ class PreviousTokenCache(LayerCache):
         positions = step.positions
         blocks = table[step.seq_of_token, positions // size]
         if (read[seqs] < 0).any() or (blocks < 0).any():
-            raise RuntimeError(f"a token of group {plan.spec.name} has no block")
+            raise RuntimeError(f"a token of group {layout.spec.name} has no block")
         last = np.minimum((starts + lengths)[step.seq_of_token], (positions // size + 1) * size)
         write, write_place = np.full((2, step.padded_tokens), _PADDING, np.int32)
         write[: len(positions)] = np.where(positions + places < last, -2 - blocks, blocks)

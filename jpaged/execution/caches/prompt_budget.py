@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jpaged.execution.caches.attention import AttentionPlan, FullAttentionCache, Place, attend, write_slots
+from jpaged.execution.caches.attention import FullAttentionCache, Place, PreparedKernels, attend, write_slots
 from jpaged.execution.caches.base import HostStep, LayerCall, Pool
 from jpaged.execution.mesh import HostOrDevice
 from jpaged.memory.layout import GroupLayout, GroupSpec
@@ -69,16 +69,16 @@ class PromptBudgetCache(FullAttentionCache):
             for band in bands
         )
 
-    def batch(self, step: HostStep, tables: Sequence[np.ndarray], plans: Sequence[GroupLayout]) -> Any:
+    def batch(self, step: HostStep, tables: Sequence[np.ndarray], layouts: Sequence[GroupLayout]) -> Any:
         dropped, ending = cut_prompts(step, self.budgets)
         slots = [
-            write_slots(step, table, plan, step.positions - of_band[step.seq_of_token])
-            for table, plan, of_band in zip(tables, plans, dropped, strict=True)
+            write_slots(step, table, layout, step.positions - of_band[step.seq_of_token])
+            for table, layout, of_band in zip(tables, layouts, dropped, strict=True)
         ]
         return PromptBudgetBatch(np.stack(tables), np.stack(slots), dropped, ending)
 
-    def plan(self, call: LayerCall, num_tokens: int) -> AttentionPlan:
-        return AttentionPlan()  # a layer's band says which tables are its own
+    def prepare(self, call: LayerCall, num_tokens: int) -> PreparedKernels:
+        return PreparedKernels()  # a layer's band says which tables are its own
 
     def operate(
         self,

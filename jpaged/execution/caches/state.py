@@ -50,7 +50,7 @@ class StateTables:
     """Says where the states of a step's sequences lie.
 
     Attributes:
-        plan: the layer group as it lies in the pool.
+        layout: the layer group as it lies in the pool.
         checkpoints: block tables. Entry ``j`` holds the state after token ``(j + 1) * block_size`` once that is
             computed, and before then, where `ring` is None, the running state of the tokens up to there; entries
             without a block are passed over.
@@ -58,22 +58,22 @@ class StateTables:
             verify no drafts.
     """
 
-    plan: GroupLayout
+    layout: GroupLayout
     checkpoints: Int[np.ndarray, "seqs pages"]
     ring: Int[np.ndarray, "seqs slots"] | None = None
 
     def of(self, rows: slice | Int[np.ndarray, " some"]) -> StateTables:
         """Return the tables of some of the sequences."""
-        return StateTables(self.plan, self.checkpoints[rows], None if self.ring is None else self.ring[rows])
+        return StateTables(self.layout, self.checkpoints[rows], None if self.ring is None else self.ring[rows])
 
     def holders(self, lengths: Int[np.ndarray, " seqs"]) -> Int[np.ndarray, " seqs"]:
         """Return, for each sequence, the block of the state after a number of tokens (1 or more); -1 = none."""
-        table, size = self.checkpoints, self.plan.spec.block_size
+        table, size = self.checkpoints, self.layout.spec.block_size
         if self.ring is not None:
             entries = np.clip(lengths // size - 1, 0, table.shape[1] - 1)
             ends = np.where(lengths % size == 0, _entries(table, entries), -1)
             return np.where(ends >= 0, ends, _entries(self.ring, lengths % self.ring.shape[1]))
-        first, policy = np.maximum(-(-lengths // size) - 1, 0), self.plan.spec.policy
+        first, policy = np.maximum(-(-lengths // size) - 1, 0), self.layout.spec.policy
         assert isinstance(policy, StateCheckpoints)
         found = self._next(first, policy.interval // size)
         if (far := np.flatnonzero(found < 0)).size:  # inside a prompt, where checkpoints may lie further apart
@@ -109,18 +109,18 @@ def state_batch(step: HostStep, tables: StateTables) -> StateBatch:
         units.append(_pieces(tables.of(slice(number, number + 1)), start, start + length, drafts, at))
         at += length
     verifies = tables.ring is not None
-    most = most_units(step.padded_tokens, step.padded_seqs, tables.plan, verifies=verifies)
+    most = most_units(step.padded_tokens, step.padded_seqs, tables.layout, verifies=verifies)
     return _padded(np.concatenate(units), num_decodes, most)
 
 
-def most_units(tokens: int, seqs: int, plan: GroupLayout, *, verifies: bool = False) -> int:
+def most_units(tokens: int, seqs: int, layout: GroupLayout, *, verifies: bool = False) -> int:
     """Return the most units that `tokens` tokens of `seqs` sequences are cut into.
 
     A sequence's tokens are cut at multiples of `UNIT`, at regular checkpoints and at up to two ends of the sequence,
     and after each of the drafts where the step verifies any: there are no more of them than sequences that fit.
     """
-    assert isinstance(plan.spec.policy, StateCheckpoints)
-    apart = plan.spec.policy.interval
+    assert isinstance(layout.spec.policy, StateCheckpoints)
+    apart = layout.spec.policy.interval
     between = tokens // UNIT + (0 if apart % UNIT == 0 else tokens // apart + seqs)
     return min(tokens, between + (5 if verifies else 4) * seqs)
 
@@ -167,14 +167,14 @@ def _decodes(step: HostStep, tables: StateTables) -> Int[np.ndarray, "units 4"]:
     units[:, 0], units[:, 1] = np.arange(count), 1
     units[:, 2] = np.where(starts > 0, tables.holders(starts), NEW)
     units[:, 3] = tables.holders(starts + 1)
-    _check(tables.plan, units[starts > 0, 2], units[:, 3])
+    _check(tables.layout, units[starts > 0, 2], units[:, 3])
     return units
 
 
 def _pieces(tables: StateTables, start: int, stop: int, drafts: int, at: int) -> Int[np.ndarray, "units 4"]:
     """Cut the tokens of one sequence from position `start` to `stop`, which begin at token `at` of the step and end
     with so many drafts."""
-    size, row = tables.plan.spec.block_size, tables.checkpoints[0]
+    size, row = tables.layout.spec.block_size, tables.checkpoints[0]
     entries = np.arange(start // size, -(-stop // size))
     checkpoints = (entries[row[entries] >= 0] + 1) * size
     kept = np.union1d(checkpoints[checkpoints < stop], np.arange(stop - drafts, stop + 1))
@@ -186,13 +186,13 @@ def _pieces(tables: StateTables, start: int, stop: int, drafts: int, at: int) ->
     units[:, 0], units[:, 1], units[:, 2] = starts - start + at, ends - starts, CARRY
     units[0, 2] = tables.holders(np.asarray([start]))[0] if start else NEW
     units[:, 3] = np.where(is_kept := np.isin(ends, kept), every.holders(ends), -1)
-    _check(tables.plan, units[:1, 2] if start else units[:0, 2], units[is_kept, 3])
+    _check(tables.layout, units[:1, 2] if start else units[:0, 2], units[is_kept, 3])
     return units
 
 
-def _check(plan: GroupLayout, *blocks: np.ndarray) -> None:
+def _check(layout: GroupLayout, *blocks: np.ndarray) -> None:
     if any((array < 0).any() for array in blocks):
-        raise RuntimeError(f"a state of group {plan.spec.name} has no block")
+        raise RuntimeError(f"a state of group {layout.spec.name} has no block")
 
 
 def _padded(units: Int[np.ndarray, "units 4"], num_decodes: int, size: int) -> StateBatch:
@@ -234,9 +234,9 @@ class StateCache(LayerCache):
         number, padding = len(self.group.layers), ROW_TILE * 4 * LANES
         return tuple(self.spec(name, number, policy, row_bytes=padding) for name, policy in policies.items())
 
-    def view(self, plan: GroupLayout) -> tuple[int, ...]:
-        rows = plan.layer_bytes // (LANES * self.format.dtype.itemsize)
-        return (plan.num_blocks, plan.padded_layers, rows, LANES)
+    def view(self, layout: GroupLayout) -> tuple[int, ...]:
+        rows = layout.layer_bytes // (LANES * self.format.dtype.itemsize)
+        return (layout.num_blocks, layout.padded_layers, rows, LANES)
 
     def reads(self) -> Reads:
         spec = self.pool_groups()[0]
@@ -245,8 +245,8 @@ class StateCache(LayerCache):
     def table_width(self, spec: GroupSpec, max_model_len: int) -> int:
         return spec.policy.num_blocks(max_model_len, spec.block_size)
 
-    def batch(self, step: HostStep, tables: Sequence[np.ndarray], plans: Sequence[GroupLayout]) -> Any:
-        return state_batch(step, StateTables(plans[0], *tables))
+    def batch(self, step: HostStep, tables: Sequence[np.ndarray], layouts: Sequence[GroupLayout]) -> Any:
+        return state_batch(step, StateTables(layouts[0], *tables))
 
     def one_by_one(self, arrays: Any, rows: slice | Int[np.ndarray, " rows"], seqs: Int[np.ndarray, " rows"]) -> Any:
         assert isinstance(rows, slice), "no model has states and images whose tokens see each other"

@@ -61,8 +61,8 @@ class BlockMover:
         self.spec = spec
         self.mesh = mesh
         self.num_replicas = num_replicas(mesh)
-        self.sizes = [launch_sizes(plan.block_bytes) for plan in spec.layout.groups]
-        policies = (plan.spec.policy for plan in spec.layout.groups)
+        self.sizes = [launch_sizes(layout.block_bytes) for layout in spec.layout.groups]
+        policies = (layout.spec.policy for layout in spec.layout.groups)
         self.adapters = next((g for g, policy in enumerate(policies) if isinstance(policy, Adapters)), None)
 
         def program(make: Callable[..., jax.stages.Wrapped], name: str, group: int, counts: bool) -> Program:
@@ -137,9 +137,9 @@ class BlockMover:
     def shapes(self) -> Iterator[tuple[str, Callable[[], Compile]]]:
         """Yield every shape of a launch of blocks that sequences may have: its name, and a call that traces it and
         returns a call that compiles it."""
-        for group, plan in enumerate(self.spec.layout.groups):
+        for group, layout in enumerate(self.spec.layout.groups):
             for size in self.sizes[group] if group != self.adapters else ():
-                name = f"x{size}, {plan.spec.name}"
+                name = f"x{size}, {layout.spec.name}"
                 yield f"swap out {name}", partial(self.prepare_gather, group, size)
                 yield f"swap in {name}", partial(self.prepare_scatter, group, size)
 

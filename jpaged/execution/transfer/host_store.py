@@ -88,8 +88,8 @@ class HostStore:
         """Return the bytes of some blocks of each group, in the order of `blocks`."""
         spec, read, found = self._mover.spec, dict[int, BlockBytes](), []
         shards = slice(replica * spec.shards, (replica + 1) * spec.shards)
-        for group, plan in enumerate(spec.layout.groups):
-            rows = np.empty((spec.shards, len(blocks[group]), plan.block_bytes), np.uint8)
+        for group, layout in enumerate(spec.layout.groups):
+            rows = np.empty((spec.shards, len(blocks[group]), layout.block_bytes), np.uint8)
             for place, block in enumerate(blocks[group]):
                 batch, row = self._place[replica, group, block]
                 if id(batch) not in read:

@@ -15,7 +15,7 @@ class Drafting:
 
     Args:
         speculation: makes drafts.
-        max_num_seqs: number of slots for sequences.
+        max_num_seqs: number of rows for sequences.
     """
 
     def __init__(self, speculation: Speculation, allocation: Allocation, max_num_seqs: int) -> None:
@@ -25,15 +25,15 @@ class Drafting:
 
     @property
     def _batch(self) -> int:
-        """Return how many sequences have a slot; at least 1, because the sequence in question may have lost its slot
+        """Return how many sequences have a row; at least 1, because the sequence in question may have lost its row
         while its last step was computed."""
-        return max(1, self._max_num_seqs - len(self._allocation.free_slots))
+        return max(1, self._max_num_seqs - len(self._allocation.free_rows))
 
     def drafts(self, request: Request, seq: Sequence, plan: StepPlan) -> tuple[int, ...]:
         """Return the drafts to verify after a sequence's newest token, the only one that it has to compute."""
         if seq.num_pending or not _may_draft(request, seq):
             return ()
-        most = min(plan.free_rows, plan.left - plan.reserved)
+        most = min(plan.draft_rows, plan.left - plan.reserved)
         return self._speculation.draft(request, seq, most, batch=self._batch, verifies=plan.num_drafts > 0)
 
     def took(self, seq: Sequence) -> None:

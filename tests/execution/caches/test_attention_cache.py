@@ -39,7 +39,7 @@ def call_of(cache, spec, impl, lengths, query_lengths, padded):
         max_query_len=None,
         impl=impl,
     )
-    return replace(call, plan=cache.plan(call, padded))
+    return replace(call, prepared=cache.prepare(call, padded))
 
 
 @pytest.mark.parametrize("impl", ["cpu", "xla", rarely("reference"), "tpu_interpret"])

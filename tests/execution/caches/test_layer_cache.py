@@ -81,16 +81,16 @@ class SumCache(LayerCache):
     def reads(self) -> Reads:
         return Reads(4 * self.group.width * len(self.group.layers), 1, 0)
 
-    def batch(self, step: HostStep, tables: Sequence[np.ndarray], plans: Sequence[GroupLayout]) -> Any:
-        (table,), (plan,) = tables, plans
-        size, seqs = plan.spec.block_size, np.arange(len(step.chunks))
+    def batch(self, step: HostStep, tables: Sequence[np.ndarray], layouts: Sequence[GroupLayout]) -> Any:
+        (table,), (layout,) = tables, layouts
+        size, seqs = layout.spec.block_size, np.arange(len(step.chunks))
         before = np.full(step.padded_seqs, -1, np.int32)
         before[: len(seqs)] = np.where(step.starts > 0, table[seqs, np.maximum(step.starts - 1, 0) // size], -1)
         ends = (step.starts + step.lengths - 1)[step.seq_of_token]
         written = (step.positions == ends) | (step.positions % size == size - 1)
-        after = np.full(step.padded_tokens, plan.num_blocks, np.int32)
+        after = np.full(step.padded_tokens, layout.num_blocks, np.int32)
         blocks = table[step.seq_of_token, step.positions // size]
-        after[: len(blocks)] = np.where(written, blocks, plan.num_blocks)
+        after[: len(blocks)] = np.where(written, blocks, layout.num_blocks)
         if (after < 0).any() or (before[: len(seqs)][step.starts > 0] < 0).any():
             raise RuntimeError(f"a state of group {self.group.name} has no block")
         return SumBatch(before, after)

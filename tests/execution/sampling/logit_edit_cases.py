@@ -15,7 +15,7 @@ VOCAB = 40
 
 def request_of(prompt: list[int], output: list[int], *, bad_words=(), allowed=None, stop_ids=(), **params) -> Request:
     tokens = prompt + output
-    seq = Sequence(0, 0, tokens, len(prompt), slot=0)
+    seq = Sequence(0, 0, tokens, len(prompt), row=0)
     settings = SamplingParams(max_tokens=None, **params)
     request = Request(0, prompt, settings, 0, 10**6, frozenset(stop_ids), frozenset(), [seq])
     request.bad_words = tuple(map(tuple, bad_words))

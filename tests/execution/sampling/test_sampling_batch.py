@@ -21,8 +21,8 @@ from jpaged.scheduling import Chunk, Request, Sample, Sequence
 VOCAB = 50
 
 
-def sequence(tokens: list[int], slot: int, num_prompt: int | None = None) -> Sequence:
-    return Sequence(slot + 100, 0, tokens, len(tokens) if num_prompt is None else num_prompt, slot=slot)
+def sequence(tokens: list[int], row: int, num_prompt: int | None = None) -> Sequence:
+    return Sequence(row + 100, 0, tokens, len(tokens) if num_prompt is None else num_prompt, row=row)
 
 
 def request(seq: Sequence, *, seed: int = 0, eos: tuple[int, ...] = (), **params) -> Request:
@@ -63,7 +63,7 @@ def test_temperatures_that_float32_arithmetic_takes_for_0_draw_the_most_likely_t
 
 
 def test_every_output_has_a_random_stream_of_its_own_and_output_0_the_requests():
-    seqs = [Sequence(i, i, [1], 1, slot=i) for i in range(3)]
+    seqs = [Sequence(i, i, [1], 1, row=i) for i in range(3)]
     wide = Request(0, [1], SamplingParams(n=3), 2**63 - 1, 16, frozenset(), frozenset(), seqs)
     chunk = Chunk(seqs[0], 0, 1, -1, None)
     args = sampling_arrays([Sample(wide, seq, chunk) for seq in seqs], 3, VOCAB)

@@ -7,8 +7,9 @@ import pytest
 from vision_checkpoints import FAMILIES, check_empty, picture, prompt_of
 
 from jpaged import LLM, SamplingParams
-from jpaged.execution import encode, runner, shapes
+from jpaged.execution import encode
 from jpaged.execution.encode import calls, numbers_together
+from jpaged.execution.work import images
 from jpaged.model_api import CrossAttentionGroup, ImageGroup
 
 SETTINGS = {
@@ -25,7 +26,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=1
 @pytest.fixture
 def together(monkeypatch):
     """Let a CPU encode several images at once, as other devices do, and count the images of each call."""
-    monkeypatch.setattr(shapes, "platform", lambda mesh: "tpu")
+    monkeypatch.setattr(images, "platform", lambda mesh: "tpu")
     made, stacked = [], encode.calls
 
     def counted(each, numbers):
@@ -33,7 +34,7 @@ def together(monkeypatch):
             made.append(len(call[0][1]))
             yield call
 
-    monkeypatch.setattr(runner, "calls", counted)
+    monkeypatch.setattr(images, "calls", counted)
     return made
 
 

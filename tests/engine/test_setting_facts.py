@@ -227,7 +227,7 @@ def test_a_pools_facts_have_the_names_that_states_of_0_2_have():
         "replicas": 1,
         "deterministic": False,
         "prefix_caching": True,
-        "prefix_eviction": "predicted",
+        "prefix_eviction": "aligned",
         "groups": [],
     }
 

@@ -24,19 +24,16 @@ from jpaged.setting import (
     Need,
     check_needs,
     choice,
-    instance,
-    optional,
-    real,
     refuse,
     setting,
     settings_of,
-    switch,
     text,
     whole,
     with_facts,
 )
 from jpaged.short_values import short_values, shown
 from jpaged.speculative import WAYS, Speculative, read_speculative
+from jpaged.validation import instance, optional, real, switch
 from jpaged.vllm_refusals import name_in
 
 if TYPE_CHECKING:

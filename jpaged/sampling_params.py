@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import partial
@@ -12,7 +12,20 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 from jpaged.short_tracebacks import short_init
 from jpaged.short_values import shortened, shown
 from jpaged.structured_outputs import StructuredOutputsParams
-from jpaged.validation import boolean, did_you_mean, integer, number, several, texts, whole
+from jpaged.validation import (
+    Check,
+    boolean,
+    did_you_mean,
+    instance,
+    integer,
+    number,
+    optional,
+    real,
+    several,
+    switch,
+    texts,
+    whole,
+)
 from jpaged.vllm_refusals import name_in, refuse_parameters, with_vllms_attributes
 
 MOST_OUTPUTS = 16384
@@ -41,10 +54,6 @@ class RequestOutputKind(Enum):
     """Everything, in a single output at the end."""
 
 
-Check = Callable[[str, Any], Any]
-"""Takes a parameter's name and the value that a user gave; returns the value to store, or raises a ValueError that
-names both and the limit."""
-
 Part = Literal["edit", "ends", "output", "random stream"]
 """Where a parameter acts: in an `Edit` of `jpaged.execution.sampling`, on when a sequence ends, on what the caller
 gets, or on the random numbers."""
@@ -52,7 +61,7 @@ gets, or on the random numbers."""
 
 @dataclass(frozen=True)
 class Parameter:
-    """What is known of a field of `SamplingParams` besides its name, type and default.
+    """Describes a field of `SamplingParams` besides its name, type and default.
 
     Attributes:
         check: checks a value.
@@ -92,32 +101,6 @@ def parameters_of(params: type[SamplingParams]) -> Mapping[str, Parameter]:
 def integers(low: int, high: int | None = None) -> Check:
     """Take integers in [`low`, `high`], of any library, and floats that are integers; store Python's."""
     return lambda name, value: integer(name, whole(value), low=low, high=high)
-
-
-def numbers(low: float, high: float, *, above: bool = False) -> Check:
-    """Take numbers in [`low`, `high`], without `low` where they have to be `above` it."""
-    return lambda name, value: number(name, value, low=low, high=high, open_low=above)
-
-
-def optional(check: Check) -> Check:
-    """Take None besides."""
-    return lambda name, value: None if value is None else check(name, value)
-
-
-def instance(kind: type, named: str) -> Check:
-    """Take an object of a class, which the message calls `named`."""
-
-    def check(name: str, value: Any) -> Any:
-        if not isinstance(value, kind):
-            raise ValueError(f"{name}={shown(value)} must be {named}")
-        return value
-
-    return check
-
-
-def _switch(name: str, value: Any) -> bool:
-    boolean(name, value)
-    return value
 
 
 def _seed(name: str, value: Any) -> int | None:
@@ -225,13 +208,13 @@ class SamplingParams:
     """
 
     n: int = parameter(1, integers(1, MOST_OUTPUTS), "random stream")
-    temperature: float = parameter(1.0, numbers(0.0, 1e30), "edit")
+    temperature: float = parameter(1.0, real(0.0, 1e30), "edit")
     top_k: int = parameter(0, integers(-1), "edit")
-    top_p: float = parameter(1.0, numbers(0.0, 1.0, above=True), "edit")
-    min_p: float = parameter(0.0, numbers(0.0, 1.0), "edit")
-    presence_penalty: float = parameter(0.0, numbers(-2.0, 2.0), "edit")
-    frequency_penalty: float = parameter(0.0, numbers(-2.0, 2.0), "edit")
-    repetition_penalty: float = parameter(1.0, numbers(0.001, 1000.0), "edit")
+    top_p: float = parameter(1.0, real(0.0, 1.0, above=True), "edit")
+    min_p: float = parameter(0.0, real(0.0, 1.0), "edit")
+    presence_penalty: float = parameter(0.0, real(-2.0, 2.0), "edit")
+    frequency_penalty: float = parameter(0.0, real(-2.0, 2.0), "edit")
+    repetition_penalty: float = parameter(1.0, real(0.001, 1000.0), "edit")
     logit_bias: Mapping[int, float] | None = parameter(None, optional(_bias), "edit")
     allowed_token_ids: Sequence[int] | None = parameter(None, optional(_allowed), "edit")
     bad_words: Sequence[str] = parameter((), _bad_words, "edit")
@@ -240,11 +223,11 @@ class SamplingParams:
     seed: int | None = parameter(None, _seed, "random stream")
     stop: str | Sequence[str] | None = parameter(None, _stops, "ends")
     stop_token_ids: Sequence[int] = parameter((), _tokens, "ends")
-    ignore_eos: bool = parameter(False, _switch, "ends")
-    include_stop_str_in_output: bool = parameter(False, _switch, "output")
-    skip_special_tokens: bool = parameter(True, _switch, "output")
-    spaces_between_special_tokens: bool = parameter(True, _switch, "output")
-    detokenize: bool = parameter(True, _switch, "output")
+    ignore_eos: bool = parameter(False, switch, "ends")
+    include_stop_str_in_output: bool = parameter(False, switch, "output")
+    skip_special_tokens: bool = parameter(True, switch, "output")
+    spaces_between_special_tokens: bool = parameter(True, switch, "output")
+    detokenize: bool = parameter(True, switch, "output")
     logprobs: int | None = parameter(None, optional(integers(-1)), "output")
     prompt_logprobs: int | None = parameter(None, optional(integers(-1)), "output")
     truncate_prompt_tokens: int | None = parameter(None, optional(_cut), "ends")

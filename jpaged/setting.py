@@ -8,11 +8,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, get_args
 
 from jpaged.short_values import short_values, shown
-from jpaged.validation import boolean, integer, number, one_of
-
-Check = Callable[[str, Any], Any]
-"""Takes a setting's name and the value that a user gave; returns the value to store, or raises a ValueError that names
-both and the limit."""
+from jpaged.validation import Check, integer, one_of
 
 Commands = Literal["model", "batch", "adapters", "requests", "serve"]
 """The commands that have a flag, each set within the one before: all that run a model; those that run many requests at
@@ -224,11 +220,6 @@ def whole(least: int) -> Check:
     return lambda name, value: integer(name, value, low=least)
 
 
-def real(low: float, high: float = float("inf"), *, above: bool = False) -> Check:
-    """Take numbers in [`low`, `high`], or those above `low`."""
-    return lambda name, value: number(name, value, low=low, high=high, open_low=above)
-
-
 def choice(known: Collection[str], spellings: Mapping[str, str] | None = None) -> Check:
     """Take one of the `known` names, or another spelling of one."""
 
@@ -240,30 +231,8 @@ def choice(known: Collection[str], spellings: Mapping[str, str] | None = None) -
     return check
 
 
-def switch(name: str, value: Any) -> bool:
-    """Take True and False."""
-    boolean(name, value)
-    return value
-
-
 def text(name: str, value: Any) -> str:
     """Take a string that is not blank."""
     if not (isinstance(value, str) and value.strip()):
         raise ValueError(f"{name}={shown(value)} must be a non-empty string")
     return value
-
-
-def instance(kind: type, named: str) -> Check:
-    """Take an object of a class, which the message calls `named`."""
-
-    def check(name: str, value: Any) -> Any:
-        if not isinstance(value, kind):
-            raise ValueError(f"{name}={shown(value)} must be {named}")
-        return value
-
-    return check
-
-
-def optional(check: Check) -> Check:
-    """Take None besides."""
-    return lambda name, value: None if value is None else check(name, value)

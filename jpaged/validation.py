@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
 from numbers import Real
 from operator import index
@@ -133,3 +133,37 @@ def texts(name: str, values: Iterable[str] | None) -> tuple[str, ...]:
             raise ValueError(f"{name}={shown(list(found))} must be non-empty strings, got {shown(text)}")
         check_unicode(name, text)
     return found
+
+
+# ---------------------------------------------------------------- checks of fields
+
+Check = Callable[[str, Any], Any]
+"""Takes the name of a setting or parameter and the value that a user gave; returns the value to store, or raises a
+ValueError that names both and the limit."""
+
+
+def real(low: float, high: float = math.inf, *, above: bool = False) -> Check:
+    """Take numbers in [`low`, `high`], or those above `low`."""
+    return lambda name, value: number(name, value, low=low, high=high, open_low=above)
+
+
+def switch(name: str, value: Any) -> bool:
+    """Take True and False."""
+    boolean(name, value)
+    return value
+
+
+def instance(kind: type, named: str) -> Check:
+    """Take an object of a class, which the message calls `named`."""
+
+    def check(name: str, value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise ValueError(f"{name}={shown(value)} must be {named}")
+        return value
+
+    return check
+
+
+def optional(check: Check) -> Check:
+    """Take None besides."""
+    return lambda name, value: None if value is None else check(name, value)

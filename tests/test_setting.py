@@ -17,16 +17,14 @@ from jpaged.setting import (
     affecting,
     check_needs,
     choice,
-    optional,
-    real,
     refuse,
     setting,
     settings_of,
-    switch,
     text,
     whole,
     with_facts,
 )
+from jpaged.validation import optional, real, switch
 
 
 @dataclass(frozen=True, kw_only=True)

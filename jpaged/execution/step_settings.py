@@ -1,4 +1,4 @@
-"""What the steps of an engine may be like, which bounds their shapes."""
+"""Says what the steps of an engine may be like, which bounds their shapes."""
 
 from __future__ import annotations
 

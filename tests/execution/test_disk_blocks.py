@@ -126,7 +126,7 @@ def test_an_error_of_the_disk_turns_it_off(runner, thread, monkeypatch, caplog):
     asked = read(runner, thread, written)
     assert not asked.contents and not thread.is_open
     assert "the disk tier is off from now on: [Errno 5] Input/output error" in caplog.text
-    runner.dispatch(ScheduledStep(work={"to_disk": written}))  # nobody minds
+    runner.dispatch(ScheduledStep(work={"to_disk": written}))  # nothing fails
 
 
 def test_closing_ends_the_thread_and_again_is_no_error(runner, thread):

@@ -297,9 +297,8 @@ class AttentionCache(TokenSlots):
         if sees_ahead:
             assert last_keys is None, "of a head that drafts all rows are read"
             seen_last = _ends_of_chunks(call, len(q))
-            prepared = PreparedKernels(
-                prepared.writes
-            )  # attention was planned for queries that see no token after them
+            # Attention was planned for queries that see no token after them.
+            prepared = PreparedKernels(prepared.writes)
         elif last_keys is not None:
             seen_last = last_keys if seen_last is None else jnp.where(last_keys < 0, -1, seen_last)
         place = Place(jnp.asarray(index, jnp.int32), table, slots, call.kv_lens, last_keys=seen_last, prepared=prepared)

@@ -30,7 +30,7 @@ from pallas_kernels.platform import Impl
 
 @dataclass(frozen=True, kw_only=True)
 class WorkContext:
-    """What kinds of work are made of.
+    """Holds what kinds of work are made of.
 
     Attributes:
         settings: what the steps may be like.

@@ -12,7 +12,7 @@ from jpaged.memory.policies.base import UNBOUNDED, Policy
 class NoTable(Policy):
     """Blocks that are in no sequence's table: it is always empty, and a prefix of any length is valid without it.
 
-    They belong to contents that requests hold while they run, see `jpaged.memory.shared_blocks`. Whoever makes a
+    They belong to contents that requests hold while they run, see `jpaged.memory.shared_blocks`. What makes a
     request's demand counts them in addition to the blocks of its sequences.
 
     Attributes:

@@ -198,7 +198,7 @@ class Held(ABC):
 
 
 class Content(Protocol):
-    """What requests ask for of a kind that is held as a whole.
+    """Is what requests ask for of a kind that is held as a whole.
 
     Attributes:
         digest: names the content; requests that ask for equal ones share its blocks.

@@ -18,7 +18,7 @@ KINDS: dict[str, type[Held]] = {held.kind: held for held in (ImageHolds, Adapter
 
 
 class PrefixName(NamedTuple):
-    """What keeps a request's tokens apart from equal tokens of other requests in the prefix cache.
+    """Keeps a request's tokens apart from equal tokens of other requests in the prefix cache.
 
     Attributes:
         salt: of all of them.

@@ -12,15 +12,16 @@ from jaxtyping import Array, Float, Int
 
 from jpaged.execution.mesh import HostOrDevice
 from jpaged.execution.sampling.edit import Edit, history_of, newest, pending_row
-from jpaged.sampling_params import SamplingParams, numbers, parameter
+from jpaged.sampling_params import SamplingParams, parameter
 from jpaged.scheduling import Request, Sample
+from jpaged.validation import real
 
 
 @dataclass(kw_only=True)
 class EchoParams(SamplingParams):
     """Parameters with `echo_penalty`: a number subtracted from the logit of the newest token; in [0, 100]."""
 
-    echo_penalty: float = parameter(0.0, numbers(0.0, 100.0), "edit")
+    echo_penalty: float = parameter(0.0, real(0.0, 100.0), "edit")
 
 
 class EchoRows(NamedTuple):

@@ -88,16 +88,14 @@ class Preemption:
         request.pause()
         self._allocation.holds.release(request)
         swaps = self.mode == "swap" or (self.mode == "auto" and len(live) > 1)
-        if swaps:
-            moved = self._allocation.swap_out(live, unmade)
-            if moved is not None:
-                self._allocation.memory.cancel(unmade)
-                plan.add_work(SWAP_OUT, moved)
-                request.status = Status.SWAPPED
-                request.num_swaps += 1
-                self.num_swaps += 1
-                return
+        moved = self._allocation.swap_out(live, unmade) if swaps else None
         self._allocation.memory.cancel(unmade)
+        if moved is not None:
+            plan.add_work(SWAP_OUT, moved)
+            request.status = Status.SWAPPED
+            request.num_swaps += 1
+            self.num_swaps += 1
+            return
         for seq in live:
             self._allocation.release(seq)
             seq.num_computed = 0

@@ -6,8 +6,8 @@ token ``p + 1`` (`token_before` says what that asks of the pool).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -30,7 +30,8 @@ class HeadNames:
     """A checkpoint's names of a head's parts; the defaults are Qwen's.
 
     Attributes:
-        tables: names of the embedding and the vocabulary's head by their attributes, where the head has its own.
+        tables: attributes and names of the embedding and the vocabulary's head, where the head has its own. Names are
+            part of a module, which is hashed to find compiled programs.
     """
 
     fc: str = "mtp.fc"
@@ -38,14 +39,14 @@ class HeadNames:
     hidden_norm: str = "mtp.pre_fc_norm_hidden"
     layer: str = "mtp.layers.0"
     norm: str = "mtp.norm"
-    tables: Mapping[str, str] = field(default_factory=dict)
+    tables: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of_further_layer(cls, config: Any) -> HeadNames:
         """Return the names of a head that is stored as one more layer of the model (DeepSeek-V3, GLM-4.5)."""
         layer = f"model.layers.{config.num_hidden_layers}"
         fc, embedding_norm, hidden_norm = (f"{layer}.{name}" for name in ("eh_proj", "enorm", "hnorm"))
-        tables = {"embed_tokens": f"{layer}.embed_tokens", "lm_head": f"{layer}.shared_head.head"}
+        tables = (("embed_tokens", f"{layer}.embed_tokens"), ("lm_head", f"{layer}.shared_head.head"))
         return cls(fc, embedding_norm, hidden_norm, layer, f"{layer}.shared_head.norm", tables)
 
 
@@ -128,7 +129,7 @@ class PredictionHead(Decoder):
     def weights(self) -> Iterator[WeightSource]:
         """Yield the sources of all parameters; those of the tables where the checkpoint may have them."""
         size, names = self.size, self.names
-        for table, name in names.tables.items():
+        for table, name in names.tables:
             held = getattr(self, table)
             if held is not None:
                 rows = convert.vocab_rows(self.vocab_size, padded(self.vocab_size, self.shards))

@@ -30,6 +30,10 @@ from pallas_kernels.paged_attention.tpu_units import BLOCK_ROWS, ONE_ROW, Tile, 
 
 MAX_SPAN_KEYS = 256
 """Keys that are multiplied at once."""
+SUBLANES = 8
+"""Rows of a register: fewer query rows of a head take as many."""
+ROWS_OF_BLOCK = 8
+"""Rows of the batch whose queries come in one DMA, and whose results go in one, where units are of one row."""
 MAX_HEADS = 8
 """KV heads a grid step takes at once."""
 MAX_DEPTH = 32
@@ -145,11 +149,16 @@ def _launch(
     rows = group * tile.chunk * copies
     heads = max(n for n in range(1, min(kv_heads, MAX_HEADS) + 1) if kv_heads % n == 0)
     row_bytes = heads * tiles * LANES * view.dtype.itemsize
-    span_pages, step_pages = pages_of_step(row_bytes, block_size, shared.pages, plan.tuning)
+    one_row = tile == ONE_ROW
+    tuning = plan.tuning.for_decodes(heads * max(rows, SUBLANES)) if one_row else plan.tuning
+    span_pages, step_pages = pages_of_step(row_bytes, block_size, shared.pages, tuning)
     whole_tables = plan.tables.ndim == 1
-    depth = _ring_depth(step_pages * block_size * row_bytes, plan.tuning, None if whole_tables else shared.pages)
+    depth = _ring_depth(
+        step_pages * block_size * row_bytes, tuning, None if whole_tables else shared.pages, 4 if one_row else 2
+    )
     value_lanes = len(shared.held.values) * LANES
     zero_dead_units = plan.prompts is None
+    block_chunks = ROWS_OF_BLOCK if one_row else tile.chunks
 
     queries = in_chunks(q, tile)
     queries = in_halves(queries) if copies == 2 else queries
@@ -157,7 +166,12 @@ def _launch(
     def tile_of_unit(h, u, _, work, *__):
         # Units past the last live one name its tile again, which moves no memory.
         listed = Units.of(work)
-        return listed.tile[jnp.minimum(u, jnp.maximum(listed.num_units[0] - 1, 0))], h, 0, 0
+        row = listed.tile[jnp.minimum(u, jnp.maximum(listed.num_units[0] - 1, 0))]
+        return row, h
+
+    def block_of_tile(h, u, _, work, *__):
+        row, _ = tile_of_unit(h, u, _, work)
+        return lax.div(row, ROWS_OF_BLOCK) if one_row else row, h, 0, 0
 
     def block_of_unit(h, u, _, work, *__):
         listed = Units.of(work)
@@ -166,11 +180,11 @@ def _launch(
         return lax.div(tile_of_unit(h, u, _, work)[0], BLOCK_ROWS), h
 
     def own_row(h, u, *_):  # the rows of units that are not live become zero
-        return u, h, 0, 0
+        return lax.div(u, ROWS_OF_BLOCK), h, 0, 0
 
     in_hbm = pl.BlockSpec(memory_space=pltpu.HBM)
     in_specs, inputs = ([], []) if whole_tables else ([in_hbm], [plan.tables])
-    in_specs += [pl.BlockSpec((tile.chunks, heads, rows, lanes), tile_of_unit), in_hbm]
+    in_specs += [pl.BlockSpec((block_chunks, heads, rows, lanes), block_of_tile), in_hbm]
     inputs += [queries, view]
     if shared.sinks is not None:
         of_rows = jnp.tile(jnp.repeat(shared.sinks, tile.chunk, axis=1), (1, copies))
@@ -187,8 +201,8 @@ def _launch(
         out_spec = pl.BlockSpec(block, block_of_unit)
     else:
         out_shape = (*queries.shape[:3], value_lanes)
-        block = (tile.chunks, heads, rows, value_lanes)
-        out_spec = pl.BlockSpec(block, own_row if zero_dead_units else tile_of_unit)
+        block = (block_chunks, heads, rows, value_lanes)
+        out_spec = pl.BlockSpec(block, own_row if zero_dead_units else block_of_tile)
     if into is not None:
         in_specs.append(out_spec)
         inputs.append(into)
@@ -209,7 +223,7 @@ def _launch(
         scratch += [pltpu.SMEM((windows, *plan.tables.shape[1:]), jnp.int32), pltpu.SemaphoreType.DMA((windows,))]
     ring_bytes = depth * step_pages * block_rows * row_bytes
     state_bytes = 4 * tile.chunks * heads * rows * (2 * LANES + value_lanes)
-    moved = tile.chunks * heads * rows * lanes + math.prod(block) * (1 if into is None else 2)
+    moved = block_chunks * heads * rows * lanes + math.prod(block) * (1 if into is None else 2)
     moved_bytes = 2 * q.dtype.itemsize * moved  # double buffers
     out = pl.pallas_call(
         functools.partial(
@@ -220,6 +234,7 @@ def _launch(
             has_last_keys=last_keys is not None,
             side_by_side=plan.side_by_side,
             zero_dead_units=zero_dead_units,
+            one_row=one_row,
             **shared.options,
         ),
         out_shape=jax.ShapeDtypeStruct(out_shape, q.dtype),
@@ -255,13 +270,14 @@ def pages_of_step(key_bytes: int, block_size: int, pages: int, tuning: Tuning) -
     return span, max(1, keys // (span * block_size)) * span
 
 
-def _ring_depth(step_bytes: int, tuning: Tuning, pages: int | None) -> int:
+def _ring_depth(step_bytes: int, tuning: Tuning, pages: int | None, least: int) -> int:
     """Return the number of steps that VMEM holds at once: one is computed, the others are in flight.
 
     Args:
         pages: width of block tables that are copied one by one, see `tpu_ring`; None = all are in scalar memory.
+        least: steps that are held however large they are, if the tables of so many fit.
     """
-    depth = 2
+    depth = least
     while 2 * depth * step_bytes <= tuning.flight_bytes and depth < MAX_DEPTH:
         depth *= 2
     return depth if pages is None else min(depth, deepest_ring(pages))

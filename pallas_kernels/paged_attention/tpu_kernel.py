@@ -37,6 +37,8 @@ little of a tile costs little arithmetic. Rows of other sequences in a chunk are
 
 from __future__ import annotations
 
+import functools
+import itertools
 from typing import Any
 
 import jax.numpy as jnp
@@ -68,6 +70,7 @@ def attend_to_unit(
     has_last_keys: bool,
     side_by_side: bool,
     zero_dead_units: bool,
+    one_row: bool,
 ):
     """Attend from one unit's queries to its keys, for one chunk of heads.
 
@@ -78,15 +81,15 @@ def attend_to_unit(
     penalty [1, step keys], and the windows of `TableWindows`, if tables are in HBM. `chunk`: rows of the batch in a
     chunk. `span_pages`: pages whose keys are multiplied at once. `layers`: those of the view, whose rows are blocks and
     layers together. `has_sinks`, `has_last_keys`: whether there are these. `zero_dead_units`: units that are not live
-    have rows of `out`. `side_by_side`: out is [rows of the batch, heads * group * value lanes], and begins with zeros,
-    or, where units are of one row, with the block of the prompts' result that is given before it.
+    have rows of `out`. `one_row`: units are of one row, and queries and `out` are blocks of rows instead of chunks.
+    `side_by_side`: out is [rows of the batch, heads * group * value lanes], and begins with zeros, or, where units are
+    of one row, with the block of the prompts' result that is given before it.
     """
     layer, work, tables, q, view, *more = refs
-    chunks, heads, rows, _ = q.shape
-    decodes = chunk * chunks == 1  # known when traced: the two kinds of units are two programs
+    _, heads, rows, _ = q.shape
     sinks, more = more[:has_sinks], more[has_sinks:]
     last_keys, more = more[:has_last_keys], more[has_last_keys:]
-    into, more = more[: side_by_side and decodes], more[side_by_side and decodes :]
+    into, more = more[: side_by_side and one_row], more[side_by_side and one_row :]
     out, buffers, top, total, acc, penalty, cursor, sems, *windows = more
     units = Units.of(work)
     step_pages = buffers.shape[1]
@@ -94,6 +97,8 @@ def attend_to_unit(
     span, spans = span_pages * block_size, step_pages // span_pages
     step_keys = step_pages * block_size
     unit = pl.program_id(1)
+    # Queries of units of one row come, and results go, in blocks of rows: fewer DMAs to wait for.
+    mine_of_block = lax.rem(units.tile[jnp.minimum(unit, jnp.maximum(units.num_units[0] - 1, 0))], q.shape[0])
     # Rows of the view are blocks and layers together: beginning at the layer's row, block n lies at row n * layers.
     view = view.at[pl.ds(layer[0], view.shape[0] - (layers - 1))]
     ids = TableWindows(units, tables, *windows) if windows else WholeTables(tables)
@@ -101,11 +106,20 @@ def attend_to_unit(
 
     def softmax(c):
         """Return the state of a chunk's queries."""
-        return OnlineSoftmax(q.at[c], top.at[c], total.at[c], acc.at[c], scale, soft_cap, compute_dtype, *sinks)
+        return OnlineSoftmax(
+            q.at[mine_of_block if one_row else c],
+            top.at[c],
+            total.at[c],
+            acc.at[c],
+            scale,
+            soft_cap,
+            compute_dtype,
+            *sinks,
+        )
 
     def each_chunk(do):
         """Call ``do(c)`` for the chunks that hold queries of the unit."""
-        if decodes:
+        if one_row:
             do(0)
         else:
             stop = lax.div(units.stop[unit] + (chunk - 1), chunk)
@@ -113,7 +127,7 @@ def attend_to_unit(
 
     def queries(c):
         """Return the positions of the unit's first and last query in a chunk."""
-        if decodes:
+        if one_row:
             return units.query_pos[unit], units.query_pos[unit]
         start = c * chunk
         first, stop = jnp.maximum(units.first[unit], start), jnp.minimum(units.stop[unit], start + chunk)
@@ -127,20 +141,9 @@ def attend_to_unit(
         """Load some tiles of a buffer's span i."""
         return [load_tile(buffers, at, i * span_pages, span_pages, t, compute_dtype) for t in tiles_of]
 
-    def attend_plain(c, at, fetch_share):
-        """Attend to a step all of whose keys all queries see; `fetch_share` is called after each span's loads."""
-
-        def keys(i):
-            k = load(at, i, held.keys)
-            fetch_share(i, 2 * spans)
-            return k
-
-        def values(i):
-            v = load(at, i, held.values)
-            fetch_share(spans + i, 2 * spans)
-            return v
-
-        softmax(c).add(keys, values, spans)
+    def attend_plain(c, at):
+        """Attend to a step all of whose keys all queries see."""
+        softmax(c).add(lambda i: load(at, i, held.keys), lambda i: load(at, i, held.values), spans)
 
     def last_of_rows(c):
         """Return the last key that each row sees, [rows, 1]: lane ``place`` of the chunk's."""
@@ -164,6 +167,33 @@ def attend_to_unit(
         if reach.limited:
             seen &= key >= reach.first_key(query)
         softmax(c).add(lambda _: load(at, i, held.keys), values, 1, seen)
+
+    def attend_rounded(at, free, start, size, surely, masked):
+        """Attend from one row to the keys that it sees of a step's first `size` spans, and start the copies of another
+        step. It sees all keys of the first `surely` spans, but for those before its window or chunk; where nothing is
+        `masked`, it sees all."""
+
+        def keys(i):
+            k = load(at, i, held.keys)
+            ring.fetch_share(free, i, 2 * size)
+            return k
+
+        def values(i):
+            v = load(at, i, held.values)
+            ring.fetch_share(free, size + i, 2 * size)
+            if not masked or (i < surely and not (i == 0 and reach.limited)):
+                return v
+            first = start + i * span  # zero unseen values: memory that was never written may hold NaN
+            return [tile.only(units.key_start[unit] - first, units.key_stop[unit] - first) for tile in v]
+
+        seen = None
+        if masked:
+            key = start + lax.broadcasted_iota(jnp.int32, (rows, size * span), 1) + penalty[:, : size * span]
+            seen = key < units.key_stop[unit]
+            if reach.limited:
+                seen &= key >= units.key_start[unit]
+        softmax(0).add(keys, values, size, seen)
+        write(0)  # after each step, though the last would do: in this block most of it fills bundles that were empty
 
     def hide_missing_blocks(at, entry, pages):
         """Zero the buffers of pages without a block, into which row 0 was copied, and mark their keys in `penalty`."""
@@ -195,19 +225,17 @@ def attend_to_unit(
 
     def attend_one_row(at, step, start, broken):
         """Attend from a sequence that decodes to a step, and start the copies of another."""
-        (lowest, highest), free = queries(0), ring.free()
-        plain = (start >= reach.first_key(highest)) & (start + step_keys <= jnp.where(broken, 0, lowest + 1))
-
-        def run_plain():
-            ring.wait_full(at)
-            attend_plain(0, at, lambda share, shares: ring.fetch_share(free, share, shares))
-
-        def run_masked():
-            with_step(at, step, broken, lambda pages: attend_masked(0, at, start, pages))
-
-        # The plain branch has no loop and no other branch. Only such a block lets the compiler pack the scalar work of
-        # the DMAs into the bundles of the arithmetic, and it needs the next step's pages to be a number it knows.
-        lax.cond(plain & ring.next_is_full(), run_plain, run_masked)
+        free, pages = ring.free(), jnp.minimum(units.num_pages[unit] - step * step_pages, step_pages)
+        plain = (start >= units.key_start[unit]) & (start + step_keys <= jnp.where(broken, 0, units.key_stop[unit]))
+        ring.wait(at, pages)
+        hide(at, step, pages, broken)
+        # A branch has no loop and no other branch. Only such a block lets the compiler pack the scalar work of the DMAs
+        # into the bundles of the arithmetic. Which branch is taken, the sequence alone decides, hence also its bits.
+        pl.when(plain)(lambda: attend_rounded(at, free, start, spans, spans, masked=False))
+        for below, size in _sizes(spans):
+            fits = ~plain & (pages > below * span_pages) & (pages <= size * span_pages)
+            pl.when(fits)(functools.partial(attend_rounded, at, free, start, size, max(below, 0), masked=True))
+        unhide(broken)
 
     def attend_chunks(at, step, start, broken):
         """Attend from the chunks of a prompt to a step, and start the copies of another."""
@@ -219,7 +247,7 @@ def attend_to_unit(
                 plain = (start >= reach.first_key(highest)) & (start + step_keys <= jnp.where(broken, 0, lowest + 1))
                 lax.cond(
                     plain,
-                    lambda: attend_plain(c, at, lambda share, shares: None),
+                    lambda: attend_plain(c, at),
                     lambda: attend_masked(c, at, start, pages),
                 )
 
@@ -232,11 +260,16 @@ def attend_to_unit(
         ring.fetch(ring.free())
         ring.wait(at, pages)
 
-        @pl.when(broken)
-        def _():
-            hide_missing_blocks(at, units.entry[unit] + step * step_pages, pages)
-
+        hide(at, step, pages, broken)
         run(pages)
+        unhide(broken)
+
+    def hide(at, step, pages, broken):
+        """Hide the missing blocks of a step, if the sequence has some."""
+        pl.when(broken)(lambda: hide_missing_blocks(at, units.entry[unit] + step * step_pages, pages))
+
+    def unhide(broken):
+        """Forget which blocks of a step were missing."""
 
         @pl.when(broken)
         def _():
@@ -246,24 +279,24 @@ def attend_to_unit(
         """Write the rows of a chunk that are the unit's own."""
         result = softmax(c).result()
         if side_by_side:
-            place = lax.broadcasted_iota(jnp.int32, (BLOCK_ROWS if decodes else chunk, 1), 0)
+            place = lax.broadcasted_iota(jnp.int32, (BLOCK_ROWS if one_row else chunk, 1), 0)
             first, stop = units.first[unit] - c * chunk, units.stop[unit] - c * chunk
-            own = place == lax.rem(units.tile[unit], BLOCK_ROWS) if decodes else (place >= first) & (place < stop)
-            start = 0 if decodes else pl.multiple_of(c * chunk, chunk)
+            own = place == lax.rem(units.tile[unit], BLOCK_ROWS) if one_row else (place >= first) & (place < stop)
+            start = 0 if one_row else pl.multiple_of(c * chunk, chunk)
             result = of_halves(result) if has_scales(buffers.dtype) else result
             write_side_by_side(out, pl.ds(start, len(place)), result, own, chunk)
             return
         # Rows of other units in the chunk were computed too: keep the tile's results for them.
-        if not decodes:
+        if not one_row:
             mine = (places(c) >= units.first[unit]) & (places(c) < units.stop[unit])
             result = jnp.where(mine, result, out[c].astype(jnp.float32))
-        out[c] = result.astype(out.dtype)
+        out[mine_of_block if one_row else c] = result.astype(out.dtype)
 
     if side_by_side:
-        of_block = BLOCK_ROWS if decodes else 1
+        of_block = BLOCK_ROWS if one_row else 1
         block, before = (lax.div(units.tile[at], of_block) for at in (unit, jnp.maximum(unit - 1, 0)))
         # For units of one row, the units after the live ones name the last live one's block again.
-        begins = (block != before) & (unit < units.num_units[0]) if decodes else block != before
+        begins = (block != before) & (unit < units.num_units[0]) if one_row else block != before
 
         @pl.when((unit == 0) | begins)
         def _begin():
@@ -282,13 +315,27 @@ def attend_to_unit(
         @pl.loop(0, jnp.maximum(lax.div(units.num_pages[unit] + (step_pages - 1), step_pages), 1))
         def _(step):
             start = units.first_key[unit] + step * step_keys
-            (attend_one_row if decodes else attend_chunks)(ring.taken(), step, start, broken)
+            (attend_one_row if one_row else attend_chunks)(ring.taken(), step, start, broken)
             ring.release()
 
-        each_chunk(write)
+        if not one_row:
+            each_chunk(write)
 
     if zero_dead_units:
 
         @pl.when(unit >= units.num_units[0])
         def _():
-            out[...] = jnp.zeros_like(out)
+            # units of one row: unit u is row u
+            out[lax.rem(unit, out.shape[0])] = jnp.zeros(out.shape[1:], out.dtype)
+
+
+def _sizes(spans: int) -> list[tuple[int, int]]:
+    """Return the numbers of spans that a part of a step is rounded up to, each with the number below it.
+
+    The smallest one takes no span too.
+    """
+    sizes = {spans, (3 * spans + 3) // 4}  # of the longest, each span less counts most
+    while spans > 1:
+        spans = (spans + 1) // 2
+        sizes.add(spans)
+    return list(itertools.pairwise([-1, *sorted(sizes)]))

@@ -51,6 +51,9 @@ class Tuning(NamedTuple):
         step_keys: most keys of a step.
         product_rows: most query rows of a KV head in a product, and so of a sequence that decodes.
         tile_rows: most query rows of a KV head that share the KV that is read, in launches for prompts.
+        decode_scores: most scores of a step of a sequence that decodes, where these allow longer steps than
+            `step_bytes` and `step_keys`: a step is one chain of products, maximum and exponentials, which takes five
+            hundred cycles whatever its length.
     """
 
     flight_bytes: int = 4 * MIB
@@ -58,7 +61,16 @@ class Tuning(NamedTuple):
     step_keys: int = 1024
     product_rows: int = 128
     tile_rows: int = 512
+    decode_scores: int = 2**16
 
+    def for_decodes(self, rows: int) -> Tuning:
+        """Return the sizes of a launch for decodes, of so many query rows of all heads of a step."""
+        keys = min(_DECODE_KEYS, self.decode_scores // rows)
+        return self if keys < self.step_keys else self._replace(step_keys=keys, step_bytes=4 * MIB)
+
+
+_DECODE_KEYS = 4096
+"""Most keys of a step of a decode: of more, the starts of a step's DMAs would outgrow its arithmetic."""
 
 _BY_CHIP: Mapping[str, Tuning] = {
     "v5e": Tuning(),

@@ -16,6 +16,7 @@ ring reaches the unit before it (`TableWindows`). The window stays until the uni
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,17 +187,16 @@ class Ring:
         """Count the step in `taken` as computed."""
         self.cursor[TAKEN] += 1
 
-    def next_is_full(self):
-        """Tell whether there is a next step to fetch, it has all its pages, and none is without a block."""
-        unit = self.cursor[UNIT]
-        whole = self.units.broken[jnp.minimum(unit, len(self.units.broken) - 1)] == 0
-        return (unit < self.units.num_units[0]) & (self.cursor[LEFT] >= self.step_pages) & whole
-
     def fetch_share(self, at, share: int, shares: int) -> None:
-        """Start one of `shares` shares of the next step's DMAs by straight-line code; only if `next_is_full`."""
+        """Start one of `shares` shares of the next step's DMAs, if it has them, by code without a branch.
+
+        The compiler gives each start a predicate, so that a step of any size is fetched amid a block of arithmetic.
+        """
         unit, entry = self.cursor[UNIT], self.cursor[ENTRY]
+        count = jnp.where(unit < self.units.num_units[0], self.cursor[LEFT], 0)
+        last = entry + jnp.maximum(count - 1, 0)  # loads have no predicate: none may be beyond the table
         for page in range(share * self.step_pages // shares, (share + 1) * self.step_pages // shares):
-            self._dma(self.tables.row(unit, entry + page), at, page).start()
+            pl.when(page < count)(functools.partial(self._start, unit, jnp.minimum(entry + page, last), at, page))
         if share + 1 == shares:
             self._move_on()
 
@@ -206,8 +206,7 @@ class Ring:
         count = jnp.minimum(self.cursor[LEFT], self.step_pages)
 
         def start_page(page):
-            # A missing page has row -1. Row 0 is copied in its place, so that waiting needs no exception for it.
-            self._dma(jnp.maximum(self.tables.row(unit, entry + page), 0), at, page).start()
+            self._start(unit, entry + page, at, page)
 
         @pl.when(unit < self.units.num_units[0])
         def _():
@@ -223,10 +222,6 @@ class Ring:
             pl.loop(even, count)(start_page)
             self._move_on()
 
-    def wait_full(self, at) -> None:
-        """Wait for the DMAs of a full step, all at once."""
-        self._wait(at, self.step_pages)
-
     def wait(self, at, count) -> None:
         """Wait for the DMAs of a step of `count` pages, one power of two at a time."""
         # A wait takes a size that is known when traced, so the count is waited for bit by bit, not page by page.
@@ -240,6 +235,10 @@ class Ring:
         place = self.buffers.at[at, pl.ds(0, pages)]
         # A wait uses only the size of its copy, so any source will do.
         pltpu.make_async_copy(place, place, self.sems.at[at]).wait()
+
+    def _start(self, unit, entry, at, page) -> None:
+        # A missing page has row -1. Row 0 is copied in its place, so that waiting needs no exception for it.
+        self._dma(jnp.maximum(self.tables.row(unit, entry), 0), at, page).start()
 
     def _dma(self, row, at, page):
         heads = self.buffers.shape[2]

@@ -23,7 +23,7 @@ IMPLS = ["reference", "xla", "cpu", "tpu_interpret"]
 @pytest.fixture(autouse=True)
 def small_tuning(monkeypatch):
     """Steps of 128 keys, tiles of 32 query rows in products of 16: short contexts and prompts take several."""
-    tuning = Tuning(flight_bytes=2**21, step_keys=128, product_rows=16, tile_rows=32)
+    tuning = Tuning(flight_bytes=2**21, decode_scores=0, step_keys=128, product_rows=16, tile_rows=32)
     monkeypatch.setattr(tpu_plan, "tuning_of", lambda *_: tuning)
 
 

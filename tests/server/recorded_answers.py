@@ -17,8 +17,6 @@ from pathlib import Path
 from unittest import mock
 
 import httpx
-
-HERE = Path(__file__).parent
 from scripted_model import Script, ScriptedModel
 
 from jpaged import EngineBusy, EngineStopped, SamplingParams
@@ -27,7 +25,7 @@ from jpaged.server.app import create_app
 from jpaged.server.endpoints.common import FINGERPRINT
 from jpaged.server.settings import ServerSettings
 
-RECORD = HERE / "recorded_answers.json"
+RECORD = Path(__file__).with_suffix(".json")
 CHAT, COMPLETE, RESPOND = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 
 

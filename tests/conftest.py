@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Generator
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from silence import Silence
 
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(platformdirs.user_cache_dir("jpaged")) / "xla-tests"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+if "--nightly" not in sys.argv and "PYTEST_XDIST_WORKER" not in os.environ:
+    # Most of a run is XLA compiling programs that run for milliseconds. The night's are optimised as users' are.
+    os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("PALLAS_KERNELS_GPU", "triton")  # what is compiled and planned for GPUs here; not the default
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Threads of OpenMP wait for each other by spinning, which takes the core from the other worker.
@@ -74,6 +78,13 @@ def own_log() -> Generator[None]:
             jpaged.setLevel(level)
 
 
+@pytest.fixture(autouse=True)
+def optimised_for_hardware(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what is compiled for other hardware be optimised on a commit too: tests count its instructions and bytes."""
+    if request.node.get_closest_marker("aot"):
+        monkeypatch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS", raising=False)
+
+
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do the work of a plan's child here, where one device will do: a process takes seconds to start."""
@@ -92,9 +103,14 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return encodable(report)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m looks at markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is nightly, and put long files first where workers share them, so that none ends with a long one
     while the other has nothing."""
+    listed = thorough.for_the_night()
+    for item in items:
+        if item.nodeid in listed:
+            item.add_marker("nightly")
     if not thorough.NIGHTLY:
         later = [item for item in items if item.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=later)

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import thorough
 import yaml
 
 import jpaged
@@ -74,6 +75,12 @@ def test_every_commit_measures_what_an_import_takes_against_at_most_twice_the_go
     (limits,) = re.findall(r"import_time\.py\S? --most (\S+) --most-help (\S+)", text)
     assert float(limits[0]) <= 2 * 0.15 and float(limits[1]) <= 2 * 0.4
     assert "bash scripts/check_wheel.sh" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_each_test_that_is_left_to_the_night_is_there():
+    for test in thorough.for_the_night():
+        file, name = re.fullmatch(r"([^:]+)::(\w+)(?:\[.*\])?", test).groups()
+        assert f"\ndef {name}(" in (ROOT / file).read_text(), test
 
 
 def test_only_a_tag_is_published_and_by_trusted_publishing():

@@ -1,6 +1,7 @@
 """How thorough a run of the tests is: all that a commit has to pass, or with ``--nightly`` all there is."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,3 +31,9 @@ def by_name(cases: Mapping[str, Any], *often: str) -> list[Any]:
 def rarely(*values: Any) -> Any:
     """Return one set of a test's parameters, for the night."""
     return pytest.param(*values, marks=pytest.mark.nightly)
+
+
+def for_the_night() -> frozenset[str]:
+    """Return the node ids of tests/for_the_night.txt, which says how they were chosen."""
+    lines = Path(__file__).with_name("for_the_night.txt").read_text().splitlines()
+    return frozenset(line for line in lines if line and not line.startswith("#"))

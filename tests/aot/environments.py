@@ -42,7 +42,7 @@ def run_program(target: str, program: str, *arguments: str, timeout: float = 600
         capture_output=True,
         text=True,
         timeout=timeout,
-        env=os.environ | {"PYTHONPATH": PATH, "JAX_PLATFORMS": "cpu"},
+        env=os.environ | {"PYTHONPATH": PATH, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"},
     )
     assert done.returncode == 0, f"{program} failed:\n{done.stderr[-4000:]}"
     return done.stdout

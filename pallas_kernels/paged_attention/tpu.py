@@ -150,7 +150,7 @@ def _launch(
     heads = max(n for n in range(1, min(kv_heads, MAX_HEADS) + 1) if kv_heads % n == 0)
     row_bytes = heads * tiles * LANES * view.dtype.itemsize
     one_row = tile == ONE_ROW
-    tuning = plan.tuning.for_decodes(heads * max(rows, SUBLANES)) if one_row else plan.tuning
+    tuning = plan.tuning.for_decodes(heads * max(rows, SUBLANES), block_size) if one_row else plan.tuning
     span_pages, step_pages = pages_of_step(row_bytes, block_size, shared.pages, tuning)
     whole_tables = plan.tables.ndim == 1
     depth = _ring_depth(

@@ -25,10 +25,10 @@ from one unit to the next:
                     scores, online softmax, values
         write the unit's own rows
 
-Units of one row. Nearly all steps of a long context are *plain*: every query sees every key. A plain step of a decode,
-while the step to fetch is a full one, is one basic block, so that the compiler packs the scalar instructions that start
-DMAs into the same bundles as the arithmetic (see `tpu_softmax`). It keeps starts and loads in the order they are
-written in, hence the DMAs are started in shares, one after each span's loads.
+Units of one row. A step is rounded up to one of a few sizes, each of which is one basic block with one chain of products,
+maximum and exponentials, and the result. The compiler packs the scalar instructions that start DMAs, with predicates,
+into the same bundles as the arithmetic (see `tpu_softmax`). It keeps starts and loads in the order they are written in,
+hence the DMAs are started in shares, one after each span's loads. The sequence alone decides which block it takes.
 
 Units of prompts. A unit is the prompt's part of a tile of the batch: some chunks of rows. A step is fetched once for
 all chunks; then each chunk that holds queries of the unit is multiplied with the spans it sees. So a prompt that fills

@@ -63,14 +63,15 @@ class Tuning(NamedTuple):
     tile_rows: int = 512
     decode_scores: int = 2**16
 
-    def for_decodes(self, rows: int) -> Tuning:
+    def for_decodes(self, rows: int, block_size: int) -> Tuning:
         """Return the sizes of a launch for decodes, of so many query rows of all heads of a step."""
-        keys = min(_DECODE_KEYS, self.decode_scores // rows)
+        keys = min(_DECODE_KEYS, _DECODE_PAGES * block_size, self.decode_scores // rows)
         return self if keys < self.step_keys else self._replace(step_keys=keys, step_bytes=4 * MIB)
 
 
-_DECODE_KEYS = 4096
-"""Most keys of a step of a decode: of more, the starts of a step's DMAs would outgrow its arithmetic."""
+_DECODE_KEYS, _DECODE_PAGES = 4096, 64
+"""Most keys of a step of a decode, and most pages of a longer one: the start of each page's DMA is compiled several
+times, which with blocks of 16 and no limit added half of a step's time to compile."""
 
 _BY_CHIP: Mapping[str, Tuning] = {
     "v5e": Tuning(),

@@ -25,8 +25,8 @@ from one unit to the next:
                     scores, online softmax, values
         write the unit's own rows
 
-Units of one row. A step is rounded up to one of a few sizes, each of which is one basic block with one chain of products,
-maximum and exponentials, and the result. The compiler packs the scalar instructions that start DMAs, with predicates,
+Units of one row. A step is rounded up to one of a few sizes, each of which is one basic block with one chain: products,
+maximum, exponentials and result. The compiler packs the scalar instructions that start DMAs, with predicates,
 into the same bundles as the arithmetic (see `tpu_softmax`). It keeps starts and loads in the order they are written in,
 hence the DMAs are started in shares, one after each span's loads. The sequence alone decides which block it takes.
 

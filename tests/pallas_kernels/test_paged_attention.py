@@ -489,6 +489,16 @@ def test_a_decode_has_the_same_bits_whatever_its_batch_on_tpu(monkeypatch, codes
         np.testing.assert_array_equal(attend(q, view, layer, tables, starts, only)[row], together[row])
 
 
+@pytest.mark.nightly
+def test_the_steps_of_a_chip_agree_with_dense_attention_at_every_size_that_a_part_has(monkeypatch):
+    """A step of one head has 4,096 keys there: 4, 8, 12 or 16 spans."""
+    monkeypatch.setattr(tpu_plan, "tuning_of", lambda *_: Tuning())
+    lengths = [0, 700, 2100, 3200, 4095, 4200]
+    case = Case(dtype="bfloat16", block_size=128, kv_heads=1, tokens=8, seqs=6, max_query_len=1, pages=33, layers=1)
+    batch = make_batch(case, [1] * len(lengths), lengths)
+    assert_close(compiled("tpu_interpret", case, "chip")(*batch.arrays), dense_attention(case, batch), case.dtype)
+
+
 def test_the_tpu_kernel_takes_heads_in_chunks(monkeypatch):
     monkeypatch.setattr(tpu, "MAX_HEADS", 2)
     case = Case(kv_heads=6, head_dim=64)

@@ -83,7 +83,9 @@ def test_a_request_that_is_refused_or_cut_off_has_its_line_too(serve, lines, pac
     server = serve(log_prompts=True)
     server.refusal(TEXT, {"prompt": "secret " * 200})
     pace.left = 3
-    with server.http.stream("POST", TEXT, json={"prompt": "cut off", "max_tokens": 90, "stream": True}) as response:
+    with server.http.stream(
+        "POST", TEXT, json={"prompt": "cut off", "max_tokens": 90, "ignore_eos": True, "stream": True}
+    ) as response:
         next(response.iter_lines())
     pace.go_on()
     until(lambda: len(written(lines)) == 2)

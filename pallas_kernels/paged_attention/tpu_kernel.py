@@ -118,17 +118,12 @@ def attend_to_unit(
         )
 
     def each_chunk(do):
-        """Call ``do(c)`` for the chunks that hold queries of the unit."""
-        if one_row:
-            do(0)
-        else:
-            stop = lax.div(units.stop[unit] + (chunk - 1), chunk)
-            pl.loop(lax.div(units.first[unit], chunk), stop)(do)
+        """Call ``do(c)`` for the chunks that hold queries of a prompt's unit."""
+        stop = lax.div(units.stop[unit] + (chunk - 1), chunk)
+        pl.loop(lax.div(units.first[unit], chunk), stop)(do)
 
     def queries(c):
-        """Return the positions of the unit's first and last query in a chunk."""
-        if one_row:
-            return units.query_pos[unit], units.query_pos[unit]
+        """Return the positions of the first and last query of a prompt's unit in a chunk."""
         start = c * chunk
         first, stop = jnp.maximum(units.first[unit], start), jnp.minimum(units.stop[unit], start + chunk)
         return units.query_pos[unit] + first, units.query_pos[unit] + stop - 1

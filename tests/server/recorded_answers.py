@@ -1,4 +1,4 @@
-"""The answers of a scripted model on the generating paths, as bytes.
+"""The answers of a scripted model on the generating paths, as texts.
 
 ``PYTHONPATH=tests/server:tests/engine:tests/models python tests/server/recorded_answers.py --write`` records them.
 Regenerate the record only where an answer is meant to change, and read its difference.

@@ -15,7 +15,7 @@ from jpaged.outputs import Logprob
 
 @dataclass
 class Script:
-    """What the model writes: for each output its pieces, each a token, and how it ends."""
+    """Says what the model writes: for each output its pieces, each a token, and how it ends."""
 
     pieces: tuple[str, ...]
     reason: str = "stop"

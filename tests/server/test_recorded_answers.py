@@ -1,4 +1,4 @@
-"""The generating paths give the recorded answers, byte for byte, and ask the engine for the same."""
+"""The generating paths give the recorded answers, character for character, and ask the engine for the same."""
 
 import asyncio
 import json

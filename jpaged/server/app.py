@@ -7,7 +7,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from jpaged import AsyncLLM, __version__
 from jpaged.server.access import PathAccess
-from jpaged.server.endpoints import chat, completions, pages, responses, status, tokens, vectors
+from jpaged.server.endpoints import chat, completions, pages, pins, responses, status, tokens, vectors
 from jpaged.server.errors import add_handlers
 from jpaged.server.memory_page import memory_routes
 from jpaged.server.middleware import BodyLimit, HostCheck, RequestMiddleware
@@ -40,6 +40,7 @@ def routers_of(serving: Serving) -> tuple[APIRouter, ...]:
         tokens.router,
         *info,
         vectors.router,
+        pins.router,
         memory,
     )
 

@@ -6,6 +6,7 @@ from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.disk import DiskTier
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.prefix_prediction import PredictedPrefixes
+from jpaged.memory.retention import Retention
 from jpaged.memory.shared_blocks import SharedBlocks
 from jpaged.memory.step_blocks import StepBlocks
 
@@ -21,10 +22,12 @@ class EvictionListener:
         shared: contents that requests hold, by their groups. One that loses a block is lost as a whole.
         predicted: learns which prefixes were evicted; None = nothing is predicted.
         step: knows the blocks whose content is not in the pool yet; None = there are none.
+        retention: the priorities that requests gave to contents; None = there are none.
     """
 
     def __init__(self, cache: PrefixCache, disk: DiskTier | None) -> None:
         self._cache = cache
+        self.retention: Retention | None = None
         self._disk = disk
         self.shared: dict[int, SharedBlocks] = {}
         self.predicted: PredictedPrefixes | None = None
@@ -43,6 +46,8 @@ class EvictionListener:
                 self._disk.unfill(g, block)
             else:
                 self._disk.evicted(g, block, link)
+        if link is not None and self.retention is not None:
+            self.retention.forget(g, link.digest)
         self._cache.forget(g, block)
 
     def discard_torn(self) -> None:

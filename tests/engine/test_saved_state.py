@@ -457,7 +457,7 @@ def test_another_format_another_model_and_other_weights_are_refused(saved, fresh
         match number:
             case 0:
                 about["format"] += 1
-                told = rf"has state format {FORMAT + 1}, written by jpaged .*; this version reads 3 and {FORMAT}"
+                told = rf"has state format {FORMAT + 1}, written by jpaged .*; this version reads 3, 4 and {FORMAT}"
             case 1:
                 about["model"] |= {"name": "somebody/else", "config": "0"}
                 told = "it is of another model, 'somebody/else', whose configuration is not that of"

@@ -325,8 +325,8 @@ class EngineControl:
         """Return the commit that lists the pinned prefixes."""
         prefixes = self.engine.prefixes
         return lambda: [
-            PinnedPrefix(seq_id, pin.requests[0].kept_tokens, pin.requests[0].name, prefixes.seconds_left(pin))
-            for seq_id, pin in prefixes.held.items()
+            PinnedPrefix(seq_id, request.kept_tokens, request.name, prefixes.seconds_left(prefixes.held[seq_id]))
+            for seq_id, request in prefixes.requests.items()
         ]
 
     # ------------------------------------------------------------------ saved states

@@ -18,7 +18,8 @@ from jpaged.engine.request_registry import RequestRegistry
 from jpaged.engine.stats import Counters, EngineStats, StatsLog, watched
 from jpaged.execution import Runner
 from jpaged.memory import MemoryManager
-from jpaged.scheduling import Request, Scheduler
+from jpaged.memory.hash_chain import last_end
+from jpaged.scheduling import Request, Scheduler, Status
 
 
 class Engine:
@@ -57,6 +58,7 @@ class Engine:
         self.requests = RequestRegistry()
         self.recovery = Recovery(self.replicas, self.requests, runner)
         self._closed = False
+        self._with_breakpoints: list[tuple[Replica, Request]] = []  # whose prompts are still to be computed
         self._process = os.getpid()
         self._lock = threading.RLock()
         self.refusal: Callable[[], RuntimeError] | None = None
@@ -109,6 +111,20 @@ class Engine:
             raise
 
     def _add_to(self, replica: Replica, request: Request, *, first: bool = False) -> None:
+        if request.retention is not None and request.retention.breakpoints:
+            last = max(place for place, _ in request.retention.breakpoints)
+            spans = replica.scheduler.prefix_name(request).spans
+            step = replica.memory.layout.prefix_step
+            request.kept_tokens = last_end(min(last, len(request.prompt_token_ids)), spans, step)
+            self._with_breakpoints.append((replica, request))
+        try:
+            self._queue(replica, request, first=first)
+        except ValueError:
+            if not self.prefixes.drop_breakpoints(replica):
+                raise
+            self._queue(replica, request, first=first)
+
+    def _queue(self, replica: Replica, request: Request, *, first: bool) -> None:
         with self.change(refusal=ValueError):
             replica.add(request, first=first)
             self.requests.register(replica, request)
@@ -200,6 +216,11 @@ class Engine:
         for replica, newest in zip(self.replicas, dispatched, strict=True):
             while replica.in_flight and replica.in_flight[0] is not newest:
                 self._read_back(replica)
+        for replica, request in list(self._with_breakpoints):
+            if request.first_token_time is not None:
+                self.prefixes.keep_breakpoints(replica, request)
+            if request.first_token_time is not None or request.status is Status.FINISHED:
+                self._with_breakpoints.remove((replica, request))
 
     def settle(self, caller: str = "save_state()") -> None:
         """Read back all steps in flight, so that the host has every token and its counts match the pool.

@@ -6,16 +6,24 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Protocol
 
 from jpaged.engine.replica import Replica
+from jpaged.memory import TokenSpan
 from jpaged.scheduling import Request, Status
 from jpaged.scheduling.restart import copy_unstarted
 
 logger = logging.getLogger(__name__)
+
+BREAKPOINTS_SHARE = 0.25
+"""Part of a pool's large pages that pins may take before those of breakpoints end early: clients send these with each
+turn, and nothing but pins would run one request at a time."""
+FIRST_BREAKPOINT = 1 << 40
+"""Sequence ids of breakpoints are above it; those of sequences and of other pins are below."""
 
 
 class Change(Protocol):
@@ -30,15 +38,18 @@ class Pin:
 
     Attributes:
         requests: one for each replica, with the prefix as prompt; each runs if its replica has to compute the prefix.
+            None = it is a breakpoint's, which one replica holds, and is not computed again.
         seconds: how long it stays once every replica holds it; None = until it is unpinned.
         expires: when its time is over, on the clock of `PinnedPrefixes`.
         held: whether every replica has held it, so that its caller was answered.
+        content: names the replica and tokens of a breakpoint's.
     """
 
-    requests: list[Request]
+    requests: list[Request] | None
     seconds: float | None = None
     expires: float = math.inf
     held: bool = False
+    content: bytes = b""
 
 
 class PinnedPrefixes:
@@ -141,12 +152,55 @@ class PinnedPrefixes:
                         self._give_up(number, seq_id, reason or _too_long(request))
         for number, replica in enumerate(self._replicas):
             for seq_id in sorted(replica.pins.lost):
+                if self._pins[seq_id].requests is None:
+                    self._unpin_everywhere(seq_id)
+                    continue
                 if any(key[1] == seq_id for key in self._coming):  # restored pins have one request id in all replicas
                     continue
                 try:
                     self._compute(number, seq_id)
                 except ValueError as error:
                     self._give_up(number, seq_id, str(error))
+
+    def keep_breakpoints(self, replica: Replica, request: Request) -> None:
+        """Pin the prefixes that a request asks to keep, in the replica that has just computed its prompt.
+
+        One that is pinned already stays longer. One that is not cached any more, or has no room, is left out; all of
+        them together have `BREAKPOINTS_SHARE` of a pool, which the newest take.
+        """
+        self.expire()
+        number, name = self._replicas.index(replica), replica.scheduler.prefix_name(request)
+        for position, seconds in request.retention.breakpoints if request.retention is not None else ():
+            tokens = request.prompt_token_ids[:position]
+            spans = [span for span in name.spans if span.stop <= len(tokens)]
+            content = blake2b(repr((number, name.salt, spans, tokens)).encode(), digest_size=16).digest()
+            seq_id = next((key for key, pin in self._pins.items() if pin.content == content), None)
+            if seq_id is not None:
+                pin = self._pins.pop(seq_id)
+            else:
+                seq_id, pin = max([FIRST_BREAKPOINT, *self._pins]) + 1, Pin(None, held=True, content=content)
+                if self._hold(replica, seq_id, tokens, name.salt, spans) is not None:
+                    continue
+            self._pins[seq_id] = pin  # the newest is the last
+            pin.seconds = seconds
+            self._end_at(pin, max(seconds, pin.expires - self._clock() if pin.expires < math.inf else 0.0))
+            most = BREAKPOINTS_SHARE * replica.memory.layout.num_pages
+            while replica.memory.parts.pinned.num_pages > most and self._drop_oldest(replica):
+                pass
+
+    def drop_breakpoints(self, replica: Replica) -> bool:
+        """Unpin all prefixes of breakpoints in a replica, for a request without room; return whether there are any."""
+        dropped = False
+        while self._drop_oldest(replica):
+            dropped = True
+        return dropped
+
+    def _drop_oldest(self, replica: Replica) -> bool:
+        for seq_id, pin in self._pins.items():
+            if pin.requests is None and seq_id in replica.pins.seq_ids:
+                self._unpin_everywhere(seq_id)
+                return True
+        return False
 
     @property
     def num_coming(self) -> int:
@@ -192,9 +246,9 @@ class PinnedPrefixes:
 
     @property
     def held(self) -> dict[int, Pin]:
-        """Return the prefixes that every replica has held, by the pin's sequence id."""
+        """Return the prefixes that every replica has held, by the pin's sequence id; not those of breakpoints."""
         self.expire()
-        return {seq_id: pin for seq_id, pin in self._pins.items() if pin.held}
+        return {seq_id: pin for seq_id, pin in self._pins.items() if pin.held and pin.requests is not None}
 
     def seconds_left(self, pin: Pin) -> float | None:
         """Return how long a pin stays; None = until it is unpinned."""
@@ -203,12 +257,12 @@ class PinnedPrefixes:
     @property
     def lengths(self) -> dict[int, int]:
         """Return the number of tokens kept of each prefix, by the pin's sequence id."""
-        return {seq_id: pin.requests[0].kept_tokens for seq_id, pin in self.held.items()}
+        return {seq_id: _first(pin).kept_tokens for seq_id, pin in self.held.items()}
 
     @property
     def requests(self) -> dict[int, Request]:
         """Return the request that computes each prefix, by the pin's sequence id; all replicas' requests are alike."""
-        return {seq_id: pin.requests[0] for seq_id, pin in self.held.items()}
+        return {seq_id: _first(pin) for seq_id, pin in self.held.items()}
 
     def take_over(self, requests: Mapping[int, Request], seconds: Mapping[int, float | None]) -> None:
         """Register the prefixes of a saved state, which each replica already holds or has marked as lost.
@@ -241,15 +295,23 @@ class PinnedPrefixes:
         Raises:
             ValueError: it could never fit.
         """
-        request = copy_unstarted(self._pins[seq_id].requests[number])
+        requests = self._pins[seq_id].requests
+        assert requests is not None, "breakpoints are not computed again"
+        request = copy_unstarted(requests[number])
         self._begin(self._replicas[number], request)
         self._coming[number, seq_id] = request
 
     def _keep(self, replica: Replica, seq_id: int, request: Request) -> str | None:
+        name = replica.scheduler.prefix_name(request)
+        return self._hold(replica, seq_id, request.prompt_token_ids, name.salt, name.spans)
+
+    def _hold(
+        self, replica: Replica, seq_id: int, tokens: Sequence[int], salt: Hashable, spans: Sequence[TokenSpan]
+    ) -> str | None:
         """Pin a cached prefix; return None, or why that is not done: "" = some of it is not cached."""
         try:
             with self._change(refusal=ValueError):
-                if not replica.pins.pin(seq_id, request.prompt_token_ids, *replica.scheduler.prefix_name(request)):
+                if not replica.pins.pin(seq_id, tokens, salt, spans):
                     return ""
         except ValueError as error:
             return str(error)
@@ -258,7 +320,7 @@ class PinnedPrefixes:
         with self._change():
             replica.pins.unpin(seq_id)
         return (
-            f"pinning the prompt's {request.kept_tokens} tokens would leave too little of the pool of "
+            f"pinning the prompt's {len(tokens)} tokens would leave too little of the pool of "
             f"{replica.memory.layout.num_pages} large pages for a request that was accepted: pin it when that has "
             "ended, or raise kv_cache_memory_bytes or memory_utilization"
         )
@@ -286,6 +348,11 @@ class PinnedPrefixes:
             for replica in self._replicas:
                 if seq_id in replica.pins.seq_ids:
                     replica.pins.unpin(seq_id)
+
+
+def _first(pin: Pin) -> Request:
+    assert pin.requests is not None, "breakpoints are left out"
+    return pin.requests[0]
 
 
 def _too_long(request: Request) -> str:

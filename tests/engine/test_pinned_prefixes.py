@@ -9,6 +9,7 @@ from fake_device import FakeDevice
 from small_schedulers import group, make_request, make_scheduler
 from unpaged import alone, hash_model
 
+from jpaged.cache_retention import read_retention
 from jpaged.engine.engine import Engine
 from jpaged.engine.saved_state.load import _take_over_memory
 from jpaged.execution import StepResults
@@ -319,3 +320,70 @@ def test_a_restored_pin_stays_for_the_seconds_that_it_had_left():
     assert other.prefixes.lengths == {PIN: 16}
     later.now = 20.0
     assert other.prefixes.lengths == {} and nothing_is_left(other)
+
+
+# ---------------------------------------------------------------------- breakpoints of requests
+
+
+def asking(tokens, breakpoints, output: int = 4):
+    request = make_request(tokens, output)
+    request.retention = read_retention(None, breakpoints)
+    return request
+
+
+def pinned(engine: Engine, tokens) -> int:
+    return engine.memory.pinned_prefix([*tokens, -1])
+
+
+def test_a_breakpoint_pins_its_prefix_for_its_seconds_and_the_next_request_extends_it():
+    engine, clock = timed_engine()
+    engine.add(request := asking(range(21), [(12, 300.0), (21, 60.0)]))
+    finish(engine, request)
+    assert pinned(engine, range(21)) == 20 and engine.prefixes.lengths == {}
+    clock.now = 50.0
+    engine.add(request := asking(range(21), [(12, 300.0), (21, 60.0)]))
+    finish(engine, request)
+    clock.now = 100.0
+    engine.prefixes.expire()
+    assert pinned(engine, range(21)) == 20
+    clock.now = 110.0
+    engine.prefixes.expire()
+    assert pinned(engine, range(21)) == 12
+    clock.now = 350.0
+    engine.prefixes.expire()
+    assert nothing_is_left(engine)
+
+
+@pytest.mark.parametrize("what", ["lose the pool", "abort", "other weights"])
+def test_a_breakpoint_leaves_nothing_when_its_prefix_is_lost(what):
+    engine, _ = timed_engine()
+    engine.add(request := asking(range(40), [(40, 300.0)], 1))
+    if what == "abort":
+        engine.step()
+        engine.abort(request)
+    else:
+        finish(engine, request)
+        assert pinned(engine, range(40)) == 40
+        (lose_the_pool if what == "lose the pool" else forget_the_old_weights)(engine)
+    engine.add(other := make_request([9, 9], 3))
+    finish(engine, other)
+    assert pinned(engine, range(40)) == 0 and nothing_is_left(engine)
+
+
+def test_breakpoints_take_a_quarter_of_the_pool_and_the_newest_stay():
+    engine, _ = timed_engine(num_blocks=40)
+    for number in range(6):
+        engine.add(request := asking([number] * 16, [(16, 300.0)]))
+        finish(engine, request)
+    assert [pinned(engine, [number] * 16) for number in range(6)] == [0, 0, 0, 0, 16, 16]
+    assert engine.memory.num_used_blocks == 8
+
+
+def test_a_request_without_room_ends_breakpoints_rather_than_to_be_refused():
+    engine, _ = timed_engine(num_blocks=16, max_model_len=8)
+    engine.add(request := asking([1] * 16, [(16, 300.0)]))
+    finish(engine, request)
+    assert pinned(engine, [1] * 16) == 16
+    engine.add(request := make_request([5] * 6, 54))
+    finish(engine, request)
+    assert nothing_is_left(engine)

@@ -36,6 +36,7 @@ from jpaged.outputs import (
     PinnedPrefix,
     PoolingRequestOutput,
     RequestOutput,
+    SavedPrefix,
     SavedState,
     ScoringOutput,
 )
@@ -501,6 +502,18 @@ class AsyncLLM:
     async def pinned_prefixes(self) -> list[PinnedPrefix]:
         """Return the pinned prefixes, including restored ones, for `unpin`."""
         return await self._run(self.control.prepare_pinned())
+
+    async def save_prefix(self, folder: str | Path, prompt: Prompt, cache_salt: str | None = None) -> SavedPrefix:
+        """Do what `LLM.save_prefix` does; clients are served meanwhile."""
+        pinned = await self.pin_prefix(prompt, cache_salt)
+        try:
+            return await asyncio.to_thread(self.control.save_prefix, folder, pinned)
+        finally:
+            self._thread.ask(self.control.prepare_pin_cancel(pinned))
+
+    async def load_prefix(self, folder: str | Path, cache_salt: str | None = None) -> int:
+        """Do what `LLM.load_prefix` does; clients are served while the files are read."""
+        return await asyncio.to_thread(self.control.load_prefix, folder, cache_salt)
 
     # ------------------------------------------------------------------ saved states
 

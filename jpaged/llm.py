@@ -27,6 +27,7 @@ from jpaged.outputs import (
     PinnedPrefix,
     PoolingRequestOutput,
     RequestOutput,
+    SavedPrefix,
     SavedState,
     ScoringOutput,
     StreamDelta,
@@ -627,6 +628,41 @@ class LLM:
     def pinned_prefixes(self) -> list[PinnedPrefix]:
         """Return the pinned prefixes, including restored ones, for `unpin`."""
         return self.control.run(self.control.prepare_pinned())
+
+    @short_traceback
+    def save_prefix(self, folder: str | Path, prompt: Prompt, cache_salt: str | None = None) -> SavedPrefix:
+        """Write the KV of a prompt's whole blocks, which is computed if needed, for `load_prefix` of other processes.
+
+        Args:
+            folder: created if missing; it holds this prefix and nothing else.
+            prompt: of text or token ids; images cannot be saved.
+            cache_salt: see `pin_prefix`.
+
+        Raises:
+            ValueError: see `pin_prefix`; or the prompt has images.
+            OSError: writing fails; what the folder held stays.
+        """
+        pinned = self.pin_prefix(prompt, cache_salt)
+        try:
+            return self.control.save_prefix(folder, pinned)
+        finally:
+            self.control.run(self.control.prepare_pin_cancel(pinned))
+
+    @short_traceback
+    def load_prefix(self, folder: str | Path, cache_salt: str | None = None) -> int:
+        """Put a prefix that `save_prefix` wrote into the prefix cache, and return how many tokens it has.
+
+        Prompts that begin with it find it until it is evicted; `pin_prefix` with the same prompt keeps it.
+
+        Args:
+            cache_salt: salt that prompts must have to find it; None = the one that it was saved with.
+
+        Raises:
+            StateRefused: there is no prefix, or it is damaged, or of other weights, another dtype, or other layers,
+                block sizes or devices.
+            ValueError: prefix caching is off, or the pool has no room for it.
+        """
+        return self.control.load_prefix(folder, cache_salt)
 
     # ------------------------------------------------------------------ saved states
 

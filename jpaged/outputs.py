@@ -185,6 +185,21 @@ class StreamDelta:
 
 
 @dataclass(frozen=True)
+class SavedPrefix:
+    """A prefix that `LLM.save_prefix` wrote.
+
+    Attributes:
+        path: its folder.
+        num_tokens: tokens in the prompt's whole blocks, which were saved.
+        num_bytes: size on disk.
+    """
+
+    path: str
+    num_tokens: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
 class SavedState:
     """A save of an engine's state, with its size and duration.
 

@@ -16,10 +16,10 @@ from jpaged.engine.stats import EngineStats, metrics_of
 from jpaged.engine.weights import HeldWeights, Running, hold_as_float32, replacement
 from jpaged.memory import MemoryMap, MemoryReport
 from jpaged.metrics import Metric
-from jpaged.outputs import PinnedPrefix, SavedState
+from jpaged.outputs import PinnedPrefix, SavedPrefix, SavedState
 from jpaged.sampling_params import SamplingParams
 from jpaged.text.input_processor import PREFILL_ONLY
-from jpaged.text.prompt import Prompt
+from jpaged.text.prompt import Prompt, check_salt
 from jpaged.validation import boolean, number, one_of
 
 if TYPE_CHECKING:
@@ -340,3 +340,14 @@ class EngineControl:
         """Load a saved state between two steps and return its requests in order of arrival; see `LLM.load_state`."""
         self.check()
         return self._keeper.load(folder)
+
+    def save_prefix(self, folder: str | Path, pinned: PinnedPrefix) -> SavedPrefix:
+        """Copy a pinned prefix between two steps, write it and return; see `LLM.save_prefix`."""
+        self.check()
+        return self._keeper.save_prefix(folder, pinned.seq_id)
+
+    def load_prefix(self, folder: str | Path, cache_salt: str | None) -> int:
+        """Load a prefix between two steps and return its tokens; see `LLM.load_prefix`."""
+        self.check()
+        check_salt(cache_salt)
+        return self._keeper.load_prefix(folder, cache_salt)

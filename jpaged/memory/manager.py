@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, get_args
 from jpaged.cache_retention import CacheRetention
 from jpaged.memory import invariants
 from jpaged.memory.allocator import BlockAllocator
-from jpaged.memory.block_tables import BlockTables, RequestBlocks, Sequences, request_groups
+from jpaged.memory.block_tables import NO_BLOCK, BlockTables, RequestBlocks, Sequences, request_groups
 from jpaged.memory.capacity import CapacityCheck, Fit, Lifetime, Need, ReclaimEstimate
 from jpaged.memory.copies import BlockCopy
 from jpaged.memory.disk import DiskTier, Prefix
@@ -390,6 +390,46 @@ class MemoryManager:
             return
         self._updater.share_all(child)
         self._sequences[child_id] = child
+
+    def adopt(
+        self, seq_id: int, token_ids: Sequence[int], places: Sequence[Sequence[int]], *, salt: Hashable = None
+    ) -> list[list[tuple[int, int]]] | None:
+        """Add a sequence that owns the blocks of a prefix whose content comes from elsewhere.
+
+        The prefix cache finds them from now on, so they have to be filled before the next step, and the sequence freed.
+
+        Args:
+            token_ids: the tokens of the prefix, a whole number of blocks of every group.
+            places: numbers of the logical blocks of each group that there is content for.
+
+        Returns:
+            For each group, the places (their positions in `places`) that the pool lacked, and their blocks; None, with
+            nothing changed, when memory is short.
+
+        Raises:
+            ValueError: there is no prefix cache, or content for other blocks than the layers read.
+        """
+        if not self.prefix_caching:
+            raise ValueError("a prefix can be loaded only with enable_prefix_caching=True")
+        self.add(seq_id, -1 - seq_id)
+        try:
+            taken = self._lookup.adopt(self._sequences[seq_id], token_ids, places, salt)
+        except ValueError:
+            self.free(seq_id)
+            raise
+        if taken is None:
+            self.free(seq_id)
+        return taken
+
+    def drop_adopted(self, seq_id: int) -> None:
+        """Free a sequence of `adopt` whose blocks were not filled: their content is found no more."""
+        tables = [list(table) for table in self._sequences[seq_id].tables]
+        for g, table in enumerate(tables):
+            for block in table:
+                if block != NO_BLOCK and self._allocator.groups[g].ref_count[block] == 1:
+                    self._cache.forget(g, block)
+        self._sequences[seq_id].num_hashed = [0] * len(tables)
+        self.free(seq_id)
 
     def pack(self, seq_id: int) -> None:
         """Place future blocks of the sequence's request where they open the fewest large pages."""

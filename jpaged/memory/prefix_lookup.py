@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import BlockTables, RequestBlocks
 from jpaged.memory.disk import DiskFill, DiskTier
 from jpaged.memory.eviction_key import EvictionKey
-from jpaged.memory.hash_chain import HashChain, TokenSpan
+from jpaged.memory.hash_chain import HashChain, Link, TokenSpan
 from jpaged.memory.policies import Policy
 from jpaged.memory.prefix_cache import PrefixCache, longest_prefix, prefix_tables
 from jpaged.memory.prefix_prediction import PredictedPrefixes
@@ -19,7 +19,7 @@ from jpaged.memory.step_blocks import StepBlocks
 from jpaged.memory.table_updater import TableUpdater
 
 if TYPE_CHECKING:
-    import numpy as np
+    pass
 
 
 MOST_NAMED = 4
@@ -94,6 +94,24 @@ class PrefixLookup:
             self._updater.attach(sequence, prefix_tables(sequence.request.groups, found, length), length)
         return length
 
+    def adopt(
+        self, sequence: BlockTables, token_ids: Sequence[int], places: Sequence[Sequence[int]], salt: Hashable
+    ) -> list[list[tuple[int, int]]] | None:
+        """Attach a prefix whose content comes from elsewhere; see `MemoryManager.adopt`."""
+        length = len(token_ids)
+        sequence.chains = self._cache.chains(salt)
+        _, found = self._cache.match(sequence, token_ids, length)
+        self._begin(sequence, length)
+        active = [
+            [i for run in policy.active_blocks(length, size) for i in run] for policy, size in sequence.request.groups
+        ]
+        if active != [list(mine) for mine in places]:
+            raise ValueError(f"a prefix of {length} tokens has blocks {places}, and the layers here read {active}")
+        lacking = [[(row, i) for row, i in enumerate(mine) if found[g][i] is None] for g, mine in enumerate(places)]
+        if self._attach_contents(sequence, found, length) is None:
+            return None
+        return [[(row, sequence.tables[g][i]) for row, i in mine] for g, mine in enumerate(lacking)]
+
     def cached(self, token_ids: Sequence[int], salt: Hashable, spans: Sequence[TokenSpan]) -> int:
         """Return how many tokens `attach` would find in the pool now; nothing is attached."""
         request = RequestBlocks(-1, self._allocator.new_request(), self._groups, 0)
@@ -122,9 +140,10 @@ class PrefixLookup:
         if length <= cached:
             return 0
         self._begin(sequence, length)
-        fills = self._attach_staged(sequence, found, length, staged)
-        if fills is None:
+        attached = self._attach_contents(sequence, found, length)
+        if attached is None:
             return 0
+        fills = [DiskFill(g, block, staged[g, link.digest]) for g, block, link in attached]
         self._step.filled.update((fill.group, fill.block) for fill in fills)
         self._disk.fill(fills, length - cached)
         return length
@@ -137,21 +156,16 @@ class PrefixLookup:
             self._predicted.lost.requested(sequence.request.request_id, length)
             self._predicted.predict(sequence, shared)
 
-    def _attach_staged(
-        self,
-        sequence: BlockTables,
-        found: list[list[int | None]],
-        length: int,
-        staged: Mapping[tuple[int, bytes], np.ndarray],
-    ) -> list[DiskFill] | None:
-        """Attach a prefix of `length` tokens; return the fills of the blocks that it took for what was read from disk,
-        or None, with nothing attached, when the pool is short of blocks.
+    def _attach_contents(
+        self, sequence: BlockTables, found: list[list[int | None]], length: int
+    ) -> list[tuple[int, int, Link]] | None:
+        """Attach a prefix of `length` tokens; return the blocks that it took for content from elsewhere, or None, with
+        nothing attached, when the pool is short of blocks.
 
         The prefix cache finds these blocks from now on, so they have to be filled before any chunk of this step runs.
 
         Args:
             found: for each group, the block of the pool for each logical one, None where it has none.
-            staged: bytes that were read, by group and digest.
         """
         groups = sequence.request.groups
         active = [
@@ -172,7 +186,7 @@ class PrefixLookup:
             links = self._cache.chain(sequence, g).links
             for i, block in zip(mine, taken[g], strict=True):
                 found[g][i] = block
-                fills.append(DiskFill(g, block, staged[g, links[i].digest]))
+                fills.append((g, block, links[i]))
                 held.append((g, block))
                 if self._cache.twin(g, links[i]) is None:
                     self._cache.insert(g, block, links[i])

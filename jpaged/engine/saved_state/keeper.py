@@ -22,10 +22,12 @@ from jpaged.engine.saved_state.folder import StateFiles, newest, read_about, rea
 from jpaged.engine.saved_state.identity import model_difference, model_facts, pool_difference, pool_facts
 from jpaged.engine.saved_state.incremental import LastSave
 from jpaged.engine.saved_state.load import check_fresh, load
+from jpaged.engine.saved_state.prefix import KIND as PREFIX
+from jpaged.engine.saved_state.prefix import NOT_OF_BLOCKS, capture_prefix, load_prefix
 from jpaged.errors import EngineStopped, StateRefused
 from jpaged.execution.mesh import is_local
 from jpaged.image_sources import ImageSources
-from jpaged.outputs import SavedState
+from jpaged.outputs import SavedPrefix, SavedState
 from jpaged.pyramid_kv import PyramidKV
 from jpaged.scheduling import Request
 from jpaged.speculative import WAYS
@@ -109,6 +111,8 @@ class StateKeeper:
             self._engine.check_memory("load_state()")
             check_fresh(self._engine)
             files = read_state(Path(folder))
+            if "kind" in files.about:
+                raise StateRefused(f"{files.path} holds a {files.about['kind']}, no state: load_prefix() takes it up")
             _, about = self._about()
             difference = model_difference(files.about["model"], about["model"], self._model_config)
             if difference is not None:
@@ -126,6 +130,57 @@ class StateKeeper:
             f"; all is computed again, as {', '.join(differing)} differ" if differing else "",
         )
         return requests
+
+    def save_prefix(self, folder: str | Path, seq_id: int) -> SavedPrefix:
+        """Write a pinned prefix; see `LLM.save_prefix`.
+
+        Raises:
+            ValueError, RuntimeError: see `capture_prefix`; RuntimeError also where the weights are replaced meanwhile.
+            OSError: writing fails; what the folder held stays.
+        """
+        with self._alone(), writing(Path(folder)):
+            self._engine.check_memory("save_prefix()")
+            updates, about = self._about()
+            model = self._engine.runner.worker.model
+            then, captured = self._between_steps(lambda: (model.num_updates, capture_prefix(self._engine, seq_id)))
+            if then != updates:
+                raise RuntimeError("the weights were replaced while the prefix was saved: save it again")
+            about = {"kind": PREFIX, **{name: about[name] for name in ("jpaged", "model", "pool")}}
+            num_bytes = write_state(Path(folder), about, captured.host, captured.arrays())
+            return SavedPrefix(str(newest(Path(folder))), len(captured.host["tokens"]), num_bytes)
+
+    def load_prefix(self, folder: str | Path, cache_salt: str | None) -> int:
+        """Load a prefix into the pools and return how many tokens it has; see `LLM.load_prefix`.
+
+        Raises:
+            StateRefused: there is none, or it is damaged, of other weights, or of a pool whose blocks mean something
+                else. The engine is unchanged.
+            ValueError, RuntimeError: see `load_prefix`.
+        """
+        with self._alone():
+            self._engine.check_memory("load_prefix()")
+            files = read_state(Path(folder))
+            if files.about.get("kind") != PREFIX:
+                raise StateRefused(f"{files.path} holds a saved state, not a prefix: load_state() takes it up")
+            updates, about = self._about()
+            difference = model_difference(files.about["model"], about["model"], self._model_config)
+            if difference is not None:
+                raise StateRefused(f"{files.path} cannot be loaded: {difference}")
+            facts = pool_difference(files.about["pool"], about["pool"], type(self._config))
+            if differing := [fact for fact in facts if fact not in NOT_OF_BLOCKS]:
+                raise StateRefused(
+                    f"{files.path} cannot be loaded: its blocks mean something else here, as {', '.join(differing)} "
+                    "differ; save_prefix() with this engine's settings"
+                )
+            salt = files.host["cache_salt"] if cache_salt is None else cache_salt
+            model, seq_id = self._engine.runner.worker.model, self._inputs.new_seq_id()
+
+            def put() -> int:
+                if model.num_updates != updates:
+                    raise RuntimeError("the weights were replaced while the prefix was loaded: load it again")
+                return load_prefix(self._engine, seq_id, files.host, files.array, salt)
+
+            return self._between_steps(put)
 
     def _of_one_model(self, folder: Path) -> tuple[int, dict[str, Any], Capture, dict[str, np.ndarray]]:
         """Return the number of weight updates, the description of the weights, and the state computed with them.

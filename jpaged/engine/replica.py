@@ -10,7 +10,7 @@ from operator import add
 from jpaged.engine.stats import Counters, EngineStats
 from jpaged.execution import InFlight, StepResults
 from jpaged.execution.compile.program import Compilations
-from jpaged.memory import MemoryManager, MemoryMap, MemoryReport, PinnedSequences
+from jpaged.memory import MISS_REASONS, MemoryManager, MemoryMap, MemoryReport, PinnedSequences
 from jpaged.scheduling import Request, ScheduledStep, Scheduler
 
 
@@ -160,4 +160,7 @@ def take_snapshot(replicas: Sequence[Replica], compilations: Compilations, count
         num_compiled_in_background=compilations.num_in_background,
         num_shapes_to_come=compilations.num_to_come,
         disk=None if disk is None else disk.stats(),
+        prefix_misses={
+            reason: sum(replica.memory.misses.tokens[reason] for replica in replicas) for reason in MISS_REASONS
+        },
     )

@@ -78,6 +78,8 @@ class EngineStats:
         num_compiled_in_background: shapes that were compiled in the background while the engine served.
         num_shapes_to_come: shapes that are still to be compiled in the background.
         disk: gauges and counters of the disk tier; None = there is no disk tier.
+        prefix_misses: prompt tokens that were not in the prefix cache when their request was first admitted, by reason,
+            see `jpaged.memory.MissReasons`.
     """
 
     num_running: int
@@ -107,6 +109,7 @@ class EngineStats:
     num_compiled_in_background: int
     num_shapes_to_come: int
     disk: DiskStats | None = None
+    prefix_misses: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_preemptions(self) -> int:
@@ -294,6 +297,8 @@ def metrics_of(stats: EngineStats) -> list[Metric]:
         metrics += _disk(stats.disk)
     for way, count in (("recompute", stats.num_recomputes), ("swap", stats.num_swaps)):
         metrics.append(Counter(f"{PREFIX}preemptions_by_way", count, labels={"way": way}))
+    for reason, count in stats.prefix_misses.items():
+        metrics.append(Counter(f"{PREFIX}prefix_cache_missed_tokens", count, labels={"reason": reason}))
     for reason, count in stats.finished.items():
         metrics.append(Counter(f"{PREFIX}request_success", count, labels={"finished_reason": reason}))
     metrics.append(_steps(stats))

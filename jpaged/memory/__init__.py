@@ -19,6 +19,8 @@ from jpaged.memory.hash_chain import TokenSpan
 from jpaged.memory.layout import GroupLayout, GroupSpec, PoolLayout, spread_checkpoints
 from jpaged.memory.manager import MemoryManager
 from jpaged.memory.memory_map import MapChanges, MemoryMap
+from jpaged.memory.miss_reasons import REASONS as MISS_REASONS
+from jpaged.memory.miss_reasons import MissReasons
 from jpaged.memory.pinned_sequences import PinnedSequences
 from jpaged.memory.policies import (
     Adapters,
@@ -37,6 +39,7 @@ from jpaged.memory.report import BlockCounts, GroupReport, MemoryReport
 from jpaged.memory.shared_blocks import HeldAdapter, HeldImage, StoredAdapter, StoredImage
 
 __all__ = [
+    "MISS_REASONS",
     "NO_BLOCK",
     "Adapters",
     "Block",
@@ -65,6 +68,7 @@ __all__ = [
     "MemoryManager",
     "MemoryMap",
     "MemoryReport",
+    "MissReasons",
     "Need",
     "NoTable",
     "PinnedSequences",

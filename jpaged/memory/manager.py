@@ -25,6 +25,7 @@ from jpaged.memory.hash_chain import TokenSpan
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.map_tracker import MapTracker
 from jpaged.memory.memory_map import MemoryMap
+from jpaged.memory.miss_reasons import MissReasons
 from jpaged.memory.pinned_blocks import PinnedBlocks
 from jpaged.memory.policies import Policy
 from jpaged.memory.prefix_cache import PrefixCache
@@ -93,6 +94,7 @@ class MemoryManager:
 
     Attributes:
         swap_space: the swapped sequences and their host memory.
+        misses: counts why prompt tokens were not found, over its whole life.
         shared: the blocks of layer groups whose contents belong to no sequence (images, adapters), by their kinds.
 
     Raises:
@@ -129,6 +131,7 @@ class MemoryManager:
         self._groups = [(group.spec.policy, group.spec.block_size) for group in layout.groups]
         if not prefix_caching:
             self._groups = [(policy.for_prefix(0, 0), size) for policy, size in self._groups]
+        self.misses = MissReasons(layout)
         self.clear()
 
     def clear(self) -> None:
@@ -139,6 +142,7 @@ class MemoryManager:
         layout = self.layout
         if self.disk is not None:
             self.disk.clear()
+        self.misses.forget()
         self._cache = PrefixCache(self._groups)
         self._listener = listener = EvictionListener(self._cache, self.disk)
         self._allocator = BlockAllocator(
@@ -445,6 +449,8 @@ class MemoryManager:
             sequence = self.swap_space.free(seq_id)
         else:
             sequence = self._sequences[seq_id]
+            if self.prefix_caching:
+                self.misses.ended(sequence)
             self._updater.release_all(sequence)
             del self._sequences[seq_id]
         if seq_id in self._pinned.seq_ids:
@@ -463,12 +469,14 @@ class MemoryManager:
         if any(group.num_used for group in self._allocator.groups):
             return False
         self._listener.forget(self._allocator)
+        self.misses.forget()
         return True
 
     def new_generation(self) -> None:
         """Forget cached content because the weights change: no later request finds a block that the old ones computed,
         not even one of a sequence that goes on."""
         self._cache.generation += 1
+        self.misses.forget()
         self._listener.forget(self._allocator)
 
     def take_vacated_pages(self, *, at_once: bool = False) -> list[int]:
@@ -559,6 +567,17 @@ class MemoryManager:
     def cached_prefix(self, token_ids: Sequence[int], *, salt: Hashable = None, spans: Sequence[TokenSpan] = ()) -> int:
         """Return how many tokens `match_prefix` would attach now; nothing is attached."""
         return self._lookup.cached(token_ids, salt, spans) if self.prefix_caching else 0
+
+    def note_misses(self, seq_id: int, prompt_tokens: int, *, computes_all: bool = False) -> None:
+        """Count, by their reasons, the tokens of a prompt that `match_prefix` has just not found for a sequence.
+
+        Args:
+            computes_all: whether the request computes them even where they are cached.
+        """
+        if not self.prefix_caching or computes_all:
+            self.misses.off(prompt_tokens)
+        else:
+            self.misses.missed(self._sequences[seq_id], self._cache, prompt_tokens)
 
     def prefix_to_come(self, seq_id: int, num_tokens: int) -> int:
         """Return how many of the first `num_tokens` tokens of a sequence can be found as a prefix once it has computed

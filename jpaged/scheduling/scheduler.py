@@ -294,6 +294,9 @@ class Scheduler:
         if request.first_scheduled_time is None:
             request.first_scheduled_time = time.monotonic()
             request.num_cached_tokens = first.num_computed
+            self.memory.note_misses(
+                first.seq_id, len(request.prompt_token_ids), computes_all=request.computes_whole_prompt
+            )
         request.end_pause()
         if disk is not None:
             disk.let_go(request)

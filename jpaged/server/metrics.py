@@ -67,6 +67,8 @@ _HELP = {
     "computed_tokens": "Tokens that steps computed, prompts and outputs, without those from the prefix cache.",
     "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
     "prefix_cache_hits": "Prompt tokens found in the prefix cache.",
+    "prefix_cache_missed_tokens": "Prompt tokens not found in the prefix cache, by reason: never_seen, evicted, "
+    "other_salt (or adapter), inside_block, no_checkpoint (of a recurrent state) or caching_off.",
     "spec_decode_num_drafts": "Times that a sequence's drafts were verified.",
     "spec_decode_num_draft_tokens": "Draft tokens that were verified.",
     "spec_decode_num_accepted_tokens": "Draft tokens that were kept.",

@@ -95,12 +95,12 @@ def test_a_prefix_of_other_weights_settings_or_bytes_is_refused(model, tmp_path)
     with pytest.raises(StateRefused, match="has no saved state"):
         llm.load_prefix(tmp_path / "nothing")
     other = LLM(folder, **{**SETTINGS, "block_size": 16})
-    with pytest.raises(StateRefused, match="its blocks mean something else here, as .*groups"):
+    with pytest.raises(StateRefused, match=r"its blocks mean something else here, as .*groups"):
         other.load_prefix(tmp_path / "prefix")
     make_checkpoint(name, tmp_path / "others", seed=1)
     with pytest.raises(StateRefused, match="it is of other weights than"):
         LLM(str(tmp_path / "others"), **SETTINGS).load_prefix(tmp_path / "prefix")
-    with pytest.raises(StateRefused, match="mean something else here, as .*dtype"):
+    with pytest.raises(StateRefused, match=r"mean something else here, as .*dtype"):
         LLM(folder, **{**SETTINGS, "dtype": "bfloat16"}).load_prefix(tmp_path / "prefix")
     about = tmp_path / "prefix" / "000001" / "host.msgpack"
     content = about.read_bytes()

@@ -43,7 +43,14 @@ def test_the_help_of_every_metric_says_what_is_measured():
     disk = DiskStats(**{field.name: 1 for field in fields(DiskStats)})
     known = {field.name: 1 for field in fields(EngineStats)}
     stats = EngineStats(
-        **known | {"blocks": (counts,), "disk": disk, "finished": {"stop": 1}, "step_times": Counters().step_times}
+        **known
+        | {
+            "blocks": (counts,),
+            "disk": disk,
+            "finished": {"stop": 1},
+            "prefix_misses": {"evicted": 1},
+            "step_times": Counters().step_times,
+        }
     )
     engine = SimpleNamespace(get_metrics=lambda: metrics_of(stats))
     text = ServerMetrics(engine, "m").text().decode()

@@ -192,6 +192,18 @@ class PlaceImageFeatures(Protocol):
     ) -> tuple[Any, Float[Array, "tokens embed"]]: ...
 
 
+class PlaceOnAxes(Protocol):
+    """Returns where each token lies on the axes of an `ImageGroup` that has several: text at the same place on all.
+
+    The same callback as `PlaceImageFeatures`, called with `positions`, those in the sequences, in the place of hidden
+    states. The cache comes back as it went in.
+    """
+
+    def __call__(
+        self, cache: Any, layer: LayerRef, *, positions: Int[Array, " tokens"]
+    ) -> tuple[Any, Int[Array, "tokens axes"]]: ...
+
+
 class AttendToImages(Protocol):
     """Runs a layer of a `CrossAttentionGroup` in the engine: each token attends to the image that it sees.
 

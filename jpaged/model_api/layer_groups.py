@@ -79,14 +79,17 @@ class ImageGroup(LayerGroup):
         width: width of the vectors, that of the language model's hidden states.
         dtype: name of the dtype they are kept in, whatever the pool's.
         whole: whether all tokens of an image have to be computed in one step, because they see each other.
+        axes: on how many axes a token has a place, by which the model rotates its queries and keys; see `PlaceOnAxes`.
+            1 = it has its position in the sequence alone.
 
     Raises:
-        ValueError: the width is not positive.
+        ValueError: the width or the number of axes is not positive.
     """
 
     width: int
     dtype: str = "float32"
     whole: bool = False
+    axes: int = 1
 
     @property
     def kind(self) -> str:
@@ -95,6 +98,8 @@ class ImageGroup(LayerGroup):
     def __post_init__(self) -> None:
         if self.width < 1:
             raise ValueError(f"layer group {self.name!r}: width={self.width} must be positive")
+        if self.axes < 1:
+            raise ValueError(f"layer group {self.name!r}: axes={self.axes} must be positive")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from jpaged.images import (
     open_image_processor,
     read_images,
 )
-from jpaged.scheduling.inputs import PromptImage, joined
+from jpaged.scheduling.inputs import PromptItem, joined
 
 _MOST_PREPARED = 8
 """Prepared images that are remembered, as the same image tends to come in several prompts."""
@@ -52,7 +52,7 @@ def _is_empty(value: Any) -> bool:
 
 
 class ImageInputs:
-    """Makes a model's `PromptImage`s; any number of threads may do so at once.
+    """Makes a model's `PromptItem`s; any number of threads may do so at once.
 
     The model's image processor is opened when the first image comes: prompts without images need neither Pillow nor the
     files that say how images are prepared.
@@ -110,7 +110,7 @@ class ImageInputs:
         salt: str | None = None,
         *,
         prepare: bool = True,
-    ) -> tuple[list[int], tuple[PromptImage, ...]]:
+    ) -> tuple[list[int], tuple[PromptItem, ...]]:
         """Return the ids of a prompt of text, in which each image has its tokens, and the images.
 
         Args:
@@ -130,7 +130,7 @@ class ImageInputs:
 
     def of_ids(
         self, ids: Sequence[int], images: Sequence[Any], salt: str | None = None
-    ) -> tuple[list[int], tuple[PromptImage, ...]]:
+    ) -> tuple[list[int], tuple[PromptItem, ...]]:
         """Return the same for a prompt of ids, whose images have their tokens already or a placeholder each.
 
         Raises:
@@ -176,13 +176,13 @@ class ImageInputs:
         pictures: Sequence[Picture],
         spans: Sequence[tuple[int, int]],
         salt: str | None,
-    ) -> tuple[PromptImage, ...]:
+    ) -> tuple[PromptItem, ...]:
         placed = []
         for picture, (start, length) in zip(pictures, spans, strict=True):
             alone = len(pictures) == 1
             digest = processor.digest(picture, alone=alone)
             made = self._prepare(processor, picture, (salt, digest), alone)
-            placed.append(PromptImage(start, length, digest, made.features, made.arrays, self._whole))
+            placed.append(PromptItem(start, length, digest, made.features, made.arrays, self._whole))
         if self._most_together is None:
             return tuple(placed)
         runs = joined(placed)

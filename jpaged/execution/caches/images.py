@@ -37,9 +37,11 @@ class ImageBatch(NamedTuple):
     Attributes:
         rows: which feature of the pool each token takes, ``block * block_size + place``; -1 for a token that stands for
             no image. None where no token does.
+        places: where each token lies on the group's axes. None where it has one axis.
     """
 
     rows: Int[HostOrDevice, " tokens"] | None = None
+    places: Int[HostOrDevice, "tokens axes"] | None = None
 
 
 class EncodedCache(LayerCache):
@@ -80,7 +82,7 @@ class ImageCache(EncodedCache):
 
     group: ImageGroup
     Batch: ClassVar[type[tuple[Any, ...]]] = ImageBatch
-    by_token: ClassVar[tuple[str, ...] | None] = ("rows",)
+    by_token: ClassVar[tuple[str, ...] | None] = ("rows", "places")
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -104,25 +106,53 @@ class ImageCache(EncodedCache):
         return Reads(0, None, 0)  # once for each token of an image, not for each token
 
     def batch(self, step: HostStep, tables: Sequence[np.ndarray], layouts: Sequence[GroupLayout]) -> Any:
-        reads = image_reads(step)
+        reads, places = image_reads(step), self._places(step)
         if reads is None:
-            return ImageBatch()
+            return ImageBatch(None, places)
         (layout,) = layouts
         size, rows = layout.spec.block_size, np.full(step.padded_tokens, -1, np.int32)
         for read, of_read in reads:
-            feature = np.arange(read.start, read.stop) - read.image.start
+            feature = read.image.taken(read.start, read.stop)
             blocks = blocks_of_image(read.blocks, layout)
-            rows[of_read] = blocks[feature // size] * size + feature % size
-        return ImageBatch(rows)
+            rows[of_read] = np.where(feature < 0, -1, blocks[feature // size] * size + feature % size)
+        return ImageBatch(rows, places)
+
+    def _places(self, step: HostStep) -> Int[np.ndarray, "tokens axes"] | None:
+        """Return the tokens' places on the group's axes; None where it has one.
+
+        Raises:
+            RuntimeError: a sequence has places on another number of axes.
+        """
+        axes = self.group.axes
+        if axes == 1:
+            return None
+        places = np.zeros((step.padded_tokens, axes), np.int32)
+        places[: len(step.positions)] = step.positions[:, None]
+        row = 0
+        for chunk in step.chunks:
+            own = chunk.seq.places
+            if own is not None:
+                if own.axes != axes:
+                    raise RuntimeError(f"sequence {chunk.seq.seq_id} has places on {own.axes} axes, not {axes}")
+                places[row : row + chunk.length] = own.of(chunk.start, chunk.start + chunk.length)
+            row += chunk.length
+        return places
 
     def operate(
         self,
         call: LayerCall,
         pool: Pool,
         index: int | Int[Array, ""],
-        hidden: Float[Array, "tokens embed"],
-    ) -> tuple[Pool, Float[Array, "tokens embed"]]:
-        """Put features in the place of tokens that stand for images; see `jpaged.model_api.PlaceImageFeatures`."""
+        hidden: Float[Array, "tokens embed"] | None = None,
+        *,
+        positions: Int[Array, " tokens"] | None = None,
+    ) -> tuple[Pool, Array]:
+        """Put features in the place of tokens that stand for images, see `jpaged.model_api.PlaceImageFeatures`; or
+        return the places of tokens at `positions`, see `jpaged.model_api.PlaceOnAxes`."""
+        if positions is not None:
+            places = call.arrays.places
+            return pool, positions[:, None] if places is None else jnp.asarray(places)
+        assert hidden is not None
         rows = call.arrays.rows
         if rows is None:
             return pool, hidden

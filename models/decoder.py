@@ -183,6 +183,11 @@ class Decoder(nnx.Module):
         if isinstance(group, ImageGroup):
             take: PlaceImageFeatures = attend  # type: ignore[assignment]  # as above
             cache, hidden = take(cache, LayerRef(group.name, 0), hidden)
+            if group.levels > 1:
+                none = jnp.zeros_like(hidden)
+                added = [take(cache, LayerRef(group.name, level), none)[1] for level in range(1, group.levels)]
+                if not any(each is none for each in added):  # some token stands for an image
+                    shared = replace(shared, added=jnp.stack(added))
         if hasattr(self, "encodes_prompts"):
             attend = both_ways(attend, self._reach)
         hidden, cache, *within = self.layers(hidden, shared, cache, attend)

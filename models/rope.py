@@ -152,10 +152,21 @@ def rotary_from_config(
         frequencies, magnitude = _longrope(frequencies, parameters, limit, limit if longest is None else longest)
     else:
         frequencies, magnitude = _SCALINGS[kind](frequencies, parameters, limit)
-    return Rotary(tuple(frequencies.tolist()), float(magnitude), _axes(parameters, len(frequencies)))
+    sections, interleaved = _AXES_OF_FAMILY.get(config.model_type, ((), False))
+    axes = _axes({"mrope_section": sections, **parameters}, len(frequencies), interleaved)
+    return Rotary(tuple(frequencies.tolist()), float(magnitude), axes)
 
 
-def _axes(parameters: Mapping[str, Any], pairs: int) -> tuple[int, ...]:
+_AXES_OF_FAMILY = {
+    "qwen3_vl_text": ((24, 20, 20), True),
+    "qwen3_vl_moe_text": ((24, 20, 20), True),
+    "qwen3_5_text": ((11, 11, 10), True),
+    "qwen3_5_moe_text": ((11, 11, 10), True),
+}
+"""The sections of families whose configs may leave them out, and whether they always alternate."""
+
+
+def _axes(parameters: Mapping[str, Any], pairs: int, interleaved: bool) -> tuple[int, ...]:
     """Return the axis that turns each pair; () where the config names none.
 
     ``mrope_section`` says how many pairs each of the axes time, height and width turns: one axis after the other, or
@@ -163,7 +174,7 @@ def _axes(parameters: Mapping[str, Any], pairs: int) -> tuple[int, ...]:
     good as none: text does not need them, and `Rotary.tables` refuses what does.
     """
     sections = parameters.get("mrope_section") or ()
-    if parameters.get("mrope_interleaved"):
+    if interleaved or parameters.get("mrope_interleaved"):
         axes = [0] * pairs
         for axis, number in enumerate(sections[1:], start=1):
             for pair in range(axis, min(len(sections) * number, pairs), len(sections)):

@@ -91,12 +91,12 @@ class ImageCache(EncodedCache):
 
     @property
     def columns(self) -> int:
-        """Return how many columns of a feature each shard keeps, those of padding included."""
+        """Return how many columns of a feature's level each shard keeps, those of padding included."""
         return -(-self.group.width // self.format.shards)
 
     @property
     def layer_shape(self) -> tuple[int, ...]:
-        elements = -(-self.columns * self.dtype.itemsize // self.format.dtype.itemsize)
+        elements = -(-self.group.levels * self.columns * self.dtype.itemsize // self.format.dtype.itemsize)
         return (self.format.block_size, -(-elements // LANES), LANES)
 
     def pool_groups(self) -> tuple[GroupSpec, ...]:
@@ -147,8 +147,9 @@ class ImageCache(EncodedCache):
         *,
         positions: Int[Array, " tokens"] | None = None,
     ) -> tuple[Pool, Array]:
-        """Put features in the place of tokens that stand for images, see `jpaged.model_api.PlaceImageFeatures`; or
-        return the places of tokens at `positions`, see `jpaged.model_api.PlaceOnAxes`."""
+        """Put features in the place of tokens that stand for images, or add their level `index` to them, see
+        `jpaged.model_api.PlaceImageFeatures`; or return the places of tokens at `positions`, see
+        `jpaged.model_api.PlaceOnAxes`."""
         if positions is not None:
             places = call.arrays.places
             return pool, positions[:, None] if places is None else jnp.asarray(places)
@@ -160,7 +161,7 @@ class ImageCache(EncodedCache):
         def on_shard(pool, rows):
             view = pool.reshape(call.views[0])
             size = self.format.block_size
-            own = self._features(view[rows // size, 0, rows % size])
+            own = self._features(view[rows // size, 0, rows % size])[:, index]
             # Gathered here: columns of their own would stay apart, and be gathered again by each layer.
             return jax.lax.all_gather(own, TENSOR_AXIS, axis=1, tiled=True)
 
@@ -169,7 +170,10 @@ class ImageCache(EncodedCache):
             pool, jnp.maximum(jnp.asarray(rows), 0)
         )
         taken = taken[:, : self.group.width].astype(hidden.dtype)
-        return pool, jnp.where(jnp.asarray(rows)[:, None] >= 0, taken, hidden)
+        stands = jnp.asarray(rows)[:, None] >= 0
+        if isinstance(index, int) and index == 0:
+            return pool, jnp.where(stands, taken, hidden)
+        return pool, jnp.where(stands, hidden + taken, hidden)
 
     def launch_rows(self, features: int) -> int:
         return max(_LEAST_ROWS, 1 << (features - 1).bit_length())
@@ -179,23 +183,24 @@ class ImageCache(EncodedCache):
         mesh: Mesh,
         view: tuple[int, ...],
         pool: Pool,
-        encoded: Float[Array, "features embed"],
+        encoded: Float[Array, "features embeds"],
         rows: Int[HostOrDevice, " rows"],
         impl: Impl | None = None,
     ) -> Pool:
         missing = self.columns * self.format.shards - self.group.width
         features, rows = encoded[: len(rows)], rows[: len(encoded)]
-        features = jnp.pad(features.astype(self.dtype), ((0, 0), (0, missing)))
+        features = features.astype(self.dtype).reshape(len(features), self.group.levels, self.group.width)
+        features = jnp.pad(features, ((0, 0), (0, 0), (0, missing)))
 
         def on_shard(pool, features, rows):
             blocks, size = pool.reshape(view), self.format.block_size
             return blocks.at[rows // size, 0, rows % size].set(self._stored(features), mode="drop").reshape(pool.shape)
 
-        shard, columns = PartitionSpec(TENSOR_AXIS), PartitionSpec(None, TENSOR_AXIS)
+        shard, columns = PartitionSpec(TENSOR_AXIS), PartitionSpec(None, None, TENSOR_AXIS)
         sharded = over_tensor(on_shard, mesh, in_specs=(shard, columns, PartitionSpec()), out_specs=shard)
         return sharded(pool, features, rows)
 
-    def _stored(self, features: Float[Array, "features columns"]) -> Array:
+    def _stored(self, features: Float[Array, "features levels columns"]) -> Array:
         """Return features as rows of a block, in the pool's dtype."""
         if self.dtype != self.format.dtype:
             features = jax.lax.bitcast_convert_type(features, self.format.dtype)
@@ -203,15 +208,16 @@ class ImageCache(EncodedCache):
         tiles = self.layer_shape[1]
         return jnp.pad(flat, ((0, 0), (0, tiles * LANES - flat.shape[1]))).reshape(-1, tiles, LANES)
 
-    def _features(self, stored: Array) -> Float[Array, "features columns"]:
+    def _features(self, stored: Array) -> Float[Array, "features levels columns"]:
         """Return rows of a block as features."""
         flat, ratio = stored.reshape(len(stored), -1), self.dtype.itemsize // self.format.dtype.itemsize
-        flat = flat[:, : self.columns * ratio]
+        shape = len(flat), self.group.levels, self.columns
+        flat = flat[:, : self.group.levels * self.columns * ratio]
         if self.dtype == self.format.dtype:
-            return flat
+            return flat.reshape(shape)
         if ratio > 1:
             flat = flat.reshape(len(flat), -1, ratio)
-        return jax.lax.bitcast_convert_type(flat, self.dtype)
+        return jax.lax.bitcast_convert_type(flat, self.dtype).reshape(shape)
 
 
 def image_reads(step: HostStep) -> list[tuple[ImageRead, slice]] | None:

@@ -19,7 +19,7 @@ from jpaged.server.fair_queue import FairQueue
 from jpaged.server.logs import PromptLog
 from jpaged.server.messages.chat_turn import ChatTurn
 from jpaged.server.metrics import RequestTimes, ServerMetrics
-from jpaged.server.protocol.chat import ChatRequest
+from jpaged.server.openai.bodies.chat import ChatRequest
 from jpaged.server.settings import ServerSettings
 from jpaged.server.tracing import Traces
 
@@ -269,6 +269,11 @@ class Serving:
         async with aclosing(outputs):
             async for output in outputs:
                 yield output
+
+
+def serving_of(request: Request) -> Serving:
+    """Return the state that the app's endpoints share."""
+    return request.app.state.serving
 
 
 @dataclass

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jpaged.server.messages.parts import CallArguments, CallStart, Content, Reasoning
-from jpaged.server.responses.answer import Items
-from jpaged.server.responses.event_replay import EventReplay, ends, kind_of, without_false_ends
+from jpaged.server.openai.responses.answer import Items
+from jpaged.server.openai.responses.event_replay import EventReplay, ends, kind_of, without_false_ends
 from jpaged.server.streaming import event
 
 TEXT = st.text("ab\n\né", min_size=1, max_size=8)

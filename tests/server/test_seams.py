@@ -15,7 +15,7 @@ from jpaged.server.messages.chat_turn import ChatTurn
 from jpaged.server.messages.parts import CallArguments, CallStart, Content, Reasoning
 from jpaged.server.messages.thoughts import THOUGHT_FORMATS, ThoughtFormat
 from jpaged.server.messages.tool_calls import TOOL_FORMATS, ToolFormat, tool_families
-from jpaged.server.protocol.chat import ChatRequest
+from jpaged.server.openai.bodies.chat import ChatRequest
 from jpaged.server.settings import ServerSettings
 
 HELLO = [{"role": "user", "content": "hi"}]

@@ -15,7 +15,7 @@ from jpaged.server.messages.chat_turn import ChatTurn
 from jpaged.server.messages.parts import CallArguments, CallCut, CallStart, Content, PlainReader, Reasoning
 from jpaged.server.messages.thoughts import THINK
 from jpaged.server.messages.tool_calls import TOOL_FORMATS, ToolReader, format_of
-from jpaged.server.protocol.chat import ChatRequest
+from jpaged.server.openai.bodies.chat import ChatRequest
 
 ONE = '{"name": "f", "arguments": {"a": "}\\" ]", "b": [1, {"c": 2}]}}'
 TWO = '{"name": "g", "arguments": {}}'

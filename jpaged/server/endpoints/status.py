@@ -10,10 +10,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from jpaged import EngineStopped, __version__
 from jpaged.server.access import admin_only, open_to_all
-from jpaged.server.endpoints.common import serving_of
 from jpaged.server.errors import ApiError, shortened
 from jpaged.server.openapi import errors
-from jpaged.server.serving import Serving
+from jpaged.server.serving import Serving, serving_of
 
 router = APIRouter()
 

@@ -8,13 +8,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from jpaged import AsyncLLM
-from jpaged.server.endpoints.common import serving_of
+from jpaged.server.bodies import check_model
 from jpaged.server.errors import ApiError, refused
+from jpaged.server.openai.bodies.chat import SENT_AS_MESSAGES, image_paths
+from jpaged.server.openai.bodies.prompts import DetokenizeRequest, TokenizeRequest
 from jpaged.server.openapi import errors
-from jpaged.server.protocol.chat import SENT_AS_MESSAGES, image_paths
-from jpaged.server.protocol.fields import check_model
-from jpaged.server.protocol.prompts import DetokenizeRequest, TokenizeRequest
-from jpaged.server.serving import Serving
+from jpaged.server.serving import Serving, serving_of
 
 router, info_router = APIRouter(), APIRouter()
 MOST_TOKENS = 2**17

@@ -10,8 +10,8 @@ from jpaged.server.errors import ApiError, shortened
 from jpaged.server.messages.parts import PlainReader, Reader
 from jpaged.server.messages.thoughts import THOUGHT_FORMATS, Thought, ThoughtReader, ThoughtTokens, shape_rule
 from jpaged.server.messages.tool_calls import format_of
-from jpaged.server.protocol.chat import AllowedTools, ChatRequest, Function, NamedTool, Tool
-from jpaged.server.protocol.field_classes import EFFORT, VERBOSITY
+from jpaged.server.openai.bodies.chat import AllowedTools, ChatRequest, Function, NamedTool, Tool
+from jpaged.server.openai.bodies.field_classes import EFFORT, VERBOSITY
 
 
 class ChatTurn:

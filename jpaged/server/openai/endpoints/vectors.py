@@ -12,13 +12,12 @@ from fastapi import APIRouter, Request
 
 from jpaged import PoolingParams
 from jpaged.outputs import PoolingRequestOutput
+from jpaged.server.bodies import check_model
 from jpaged.server.caller import Caller
-from jpaged.server.endpoints.common import serving_of
 from jpaged.server.errors import ApiError, refused
+from jpaged.server.openai.bodies.vectors import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
 from jpaged.server.openapi import GENERATES
-from jpaged.server.protocol.fields import check_model
-from jpaged.server.protocol.vectors import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
-from jpaged.server.serving import Serving
+from jpaged.server.serving import Serving, serving_of
 from jpaged.server.streaming import while_connected
 
 router = APIRouter()

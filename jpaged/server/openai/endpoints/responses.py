@@ -8,13 +8,13 @@ from typing import Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from jpaged.server.endpoints.common import serving_of
+from jpaged.server.bodies import check_model
 from jpaged.server.errors import ApiError
+from jpaged.server.openai.bodies.responses import ResponsesRequest
+from jpaged.server.openai.responses.job import Job
+from jpaged.server.openai.responses.store import ResponseStore
 from jpaged.server.openapi import GENERATES, errors
-from jpaged.server.protocol.fields import check_model
-from jpaged.server.protocol.responses import ResponsesRequest
-from jpaged.server.responses.job import Job
-from jpaged.server.responses.store import ResponseStore
+from jpaged.server.serving import serving_of
 from jpaged.server.streaming import STREAMED, stream, while_connected, whole
 
 router = APIRouter()

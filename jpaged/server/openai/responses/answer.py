@@ -8,13 +8,13 @@ from contextlib import aclosing
 from typing import Any
 
 from jpaged import CompletionOutput, RequestOutput
+from jpaged.server.bodies import unhonoured
 from jpaged.server.caller import Caller
 from jpaged.server.errors import ApiError, described
-from jpaged.server.logprobs import chat_logprobs
 from jpaged.server.messages.custom_tools import CustomInput
 from jpaged.server.messages.parts import CallArguments, CallCut, CallStart, Content, Part, Reasoning
-from jpaged.server.protocol.fields import unhonoured
-from jpaged.server.protocol.responses import CalledTool, ResponsesRequest
+from jpaged.server.openai.bodies.responses import CalledTool, ResponsesRequest
+from jpaged.server.openai.logprobs import chat_logprobs
 from jpaged.server.serving import Serving
 
 

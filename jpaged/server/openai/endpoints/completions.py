@@ -12,14 +12,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from jpaged import BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
+from jpaged.server.bodies import check_model, unhonoured
 from jpaged.server.caller import Caller
-from jpaged.server.endpoints.common import FINGERPRINT, StreamUsage, ending, serving_of, usage
 from jpaged.server.errors import ApiError
-from jpaged.server.logprobs import HALF, CompletionLogprobs, prompt_logprobs
+from jpaged.server.openai.bodies.prompts import CompletionRequest
+from jpaged.server.openai.endpoints.common import FINGERPRINT, StreamUsage, ending, usage
+from jpaged.server.openai.logprobs import HALF, CompletionLogprobs, prompt_logprobs
 from jpaged.server.openapi import GENERATES
-from jpaged.server.protocol.fields import check_model, unhonoured
-from jpaged.server.protocol.prompts import CompletionRequest
-from jpaged.server.serving import Serving, collected, merged
+from jpaged.server.serving import Serving, collected, merged, serving_of
 from jpaged.server.streaming import DONE, STREAMED, Events, stream, while_connected, whole
 
 router = APIRouter()

@@ -9,10 +9,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
 
 from jpaged.json_schema import first_unfollowed
+from jpaged.server.bodies import Body, FieldClasses, only_fields
 from jpaged.server.errors import ApiError, refused
-from jpaged.server.protocol import field_classes
-from jpaged.server.protocol.field_classes import FieldClasses
-from jpaged.server.protocol.fields import Body, SamplingFields, only_fields
+from jpaged.server.openai.bodies import field_classes
+from jpaged.server.openai.bodies.fields import SamplingFields
 
 
 class ImageUrl(Body):

@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fastapi import Request
-
 from jpaged import CompletionOutput, RequestOutput, __version__
-from jpaged.server.serving import Serving
 
 FINGERPRINT = f"jpaged-{__version__}"
-
-
-def serving_of(request: Request) -> Serving:
-    """Return the state that the app's endpoints share."""
-    return request.app.state.serving
 
 
 def usage(outputs: Sequence[RequestOutput], completion_tokens: int, thought: int | None = None) -> dict[str, Any]:

@@ -11,17 +11,17 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from jpaged import CompletionOutput
+from jpaged.server.bodies import check_model, unhonoured
 from jpaged.server.caller import Caller
-from jpaged.server.endpoints.common import FINGERPRINT, StreamUsage, added, ending, serving_of, usage
 from jpaged.server.errors import ApiError
-from jpaged.server.logprobs import chat_logprobs, prompt_logprobs
 from jpaged.server.messages.chat_turn import ChatTurn
 from jpaged.server.messages.custom_tools import CustomInput
 from jpaged.server.messages.parts import CallArguments, CallCut, CallStart, Content, Part, Reasoning
+from jpaged.server.openai.bodies.chat import ChatRequest
+from jpaged.server.openai.endpoints.common import FINGERPRINT, StreamUsage, added, ending, usage
+from jpaged.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from jpaged.server.openapi import GENERATES
-from jpaged.server.protocol.chat import ChatRequest
-from jpaged.server.protocol.fields import check_model, unhonoured
-from jpaged.server.serving import Serving, collected
+from jpaged.server.serving import Serving, collected, serving_of
 from jpaged.server.streaming import DONE, STREAMED, Events, stream, while_connected, whole
 
 router = APIRouter()

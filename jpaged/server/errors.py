@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import reprlib
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -107,6 +108,27 @@ def refused(
             message = f"{param}: {message}" if start < 0 else f"{message[:start]}{param}{message[end:]}"
     message = _PARAMETER.sub(lambda found: sent_as.get(found[1], found[0]), message)
     return ApiError(message, param=param, code=code)
+
+
+@dataclass(frozen=True)
+class ClientNames:
+    """The client's names of what its request has, by which errors speak.
+
+    Attributes:
+        fields, sent_as, images: see `refused`.
+    """
+
+    fields: Collection[str] = ()
+    sent_as: Mapping[str, str] = field(default_factory=dict)
+    images: Sequence[str] = ()
+
+    def refusal(self, error: Exception) -> ApiError:
+        """Return the error for a value that jpaged refuses."""
+        return refused(error, self.fields, self.sent_as, self.images)
+
+    def about(self, name: str, message: str) -> ApiError:
+        """Return the error of a message about one field of a turn."""
+        return ApiError(message, param=self.sent_as.get(name, name), code="invalid_value")
 
 
 def engine_error(error: Exception) -> ApiError | None:

@@ -17,11 +17,12 @@ from jpaged.server.caller import Caller, caller_of
 from jpaged.server.errors import ApiError
 from jpaged.server.fair_queue import FairQueue
 from jpaged.server.logs import PromptLog
-from jpaged.server.messages.chat_turn import ChatTurn
+from jpaged.server.messages.answer_reader import AnswerReader
+from jpaged.server.messages.turn_form import TurnForm
 from jpaged.server.metrics import RequestTimes, ServerMetrics
-from jpaged.server.openai.bodies.chat import ChatRequest
 from jpaged.server.settings import ServerSettings
 from jpaged.server.tracing import Traces
+from jpaged.server.turn import Step, Turn
 
 
 class Serving:
@@ -154,30 +155,48 @@ class Serving:
             if self._traces is not None:
                 self._traces.record(caller, params, seen.last, seen.times.num_tokens.total(), seen.failure)
 
-    async def start_turn(
-        self, body: ChatRequest, turn: ChatTurn, caller: Caller, *, truncate: bool = False
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Return the outputs of a conversation's next turn as they come; the engine begins when the first is awaited.
+    def form_of(self, turn: Turn) -> TurnForm:
+        """Return a turn with the server's model.
 
-        Args:
-            truncate: whether the oldest messages of a conversation that does not fit are dropped.
+        Raises:
+            ApiError: the turn needs a feature that the server or the model lacks.
+        """
+        settings = self.settings
+        parsers = {"tool_parser": settings.tool_parser, "reasoning_parser": settings.reasoning_parser}
+        return TurnForm(turn, self.engine.tokenizer, **parsers)
+
+    async def rendered(self, form: TurnForm) -> Mapping[str, Any]:
+        """Return the prompt of a conversation's next turn.
+
+        Raises:
+            ApiError: the conversation does not fit the chat template, or the model.
+        """
+        turn = form.turn
+        try:
+            if turn.drops_oldest:
+                return await asyncio.to_thread(self._newest, turn.messages, **form.template_options())
+            options = {"truncate_prompt_tokens": turn.last_tokens, **form.template_options()}
+            return await asyncio.to_thread(self.engine.chat_prompt, turn.messages, **options)
+        except ValueError as error:
+            raise turn.names.refusal(error) from error
+
+    async def answer(self, form: TurnForm, caller: Caller) -> AsyncGenerator[Step, None]:
+        """Return what the model adds to the answers as it comes; the engine begins when the first is awaited.
 
         Raises:
             ApiError: the conversation does not fit the chat template, or a field is refused.
         """
-        try:
-            messages, options = body.template_messages(), turn.template_options()
-            cut = {} if truncate else {"truncate_prompt_tokens": body.truncate_prompt_tokens}
-            render: Callable[..., Any] = self._newest if truncate else self.engine.chat_prompt
-            made = await asyncio.to_thread(render, messages, **cut, **options)
-        except ValueError as error:
-            raise body.refusal(error) from error
-        turn.follow(made["prompt"])
-        prompt: Mapping[str, Any] = made if body.cache_salt is None else {**made, "cache_salt": body.cache_salt}
-        params = self._turn_params(body, turn)
-        return self.generate(prompt, params, caller, model=body.model, priority=body.priority, refusal=body.refusal)
+        turn, made = form.turn, await self.rendered(form)
+        form.follow(made["prompt"])
+        prompt: Mapping[str, Any] = made if turn.cache_salt is None else {**made, "cache_salt": turn.cache_salt}
+        return _steps(
+            form,
+            self.generate(
+                prompt, form.params(), caller, model=turn.model, priority=turn.priority, refusal=turn.names.refusal
+            ),
+        )
 
-    def _newest(self, messages: list[dict[str, Any]], **options: Any) -> Any:
+    def _newest(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Any:
         """Return the prompt of a conversation's newest messages that fit, which begin with one of the user.
 
         System messages at the beginning stay. A quarter of the context is left for the answer.
@@ -187,7 +206,7 @@ class Serving:
         begins = [i for i in range(num_system, len(messages)) if messages[i]["role"] == "user" or i == num_system]
 
         def render(begin: int, cut: int | None = None) -> Any:
-            kept = messages[:num_system] + messages[begin:]
+            kept = [*messages[:num_system], *messages[begin:]]
             return self.engine.chat_prompt(kept, truncate_prompt_tokens=cut, **options)
 
         def fits(begin: int) -> bool:  # one token too many is enough to know
@@ -201,27 +220,6 @@ class Serving:
         last = len(begins) - 1
         first = bisect_left(range(last), True, lo=1, key=lambda i: fits(begins[i]))
         return render(begins[first])
-
-    def _turn_params(self, body: ChatRequest, turn: ChatTurn) -> SamplingParams | BeamSearchParams:
-        if body.use_beam_search:
-            if body.tools:
-                raise ApiError("tools have no meaning with use_beam_search=true", param="tools", code="invalid_value")
-            most = body.most_tokens
-            return body.beam_params(most_tokens=self.engine.max_model_len if most is None else most)
-        extra: dict[str, Any] = {"max_tokens": body.most_tokens, **turn.parameters()}
-        if body.logprobs:
-            extra["logprobs"] = body.top_logprobs or 0
-        return body.sampling_params(self.engine.get_default_sampling_params(), **extra)
-
-    def turn_of(self, body: ChatRequest) -> ChatTurn:
-        """Return the turn that a chat request asks for.
-
-        Raises:
-            ApiError: the request needs a feature that the server or the model lacks.
-        """
-        settings = self.settings
-        parsers = {"tool_parser": settings.tool_parser, "reasoning_parser": settings.reasoning_parser}
-        return ChatTurn(body, self.engine.tokenizer, **parsers)
 
     def _count(
         self, output: RequestOutput, params: SamplingParams | BeamSearchParams, caller: Caller, seen: _Progress
@@ -298,6 +296,19 @@ def _shutting_down() -> ApiError:
 
 
 Outputs = AsyncGenerator[RequestOutput, None]
+
+
+async def _steps(form: TurnForm, outputs: Outputs) -> AsyncGenerator[Step, None]:
+    """Yield a turn's answers of the engine's outputs. Closing ends the request."""
+    readers: dict[int, AnswerReader] = {}
+    async with aclosing(outputs):
+        async for output in outputs:
+            pieces = []
+            for one in output.outputs:
+                if one.index not in readers:
+                    readers[one.index] = form.answer_reader()
+                pieces.append(readers[one.index].read(output, one))
+            yield Step(output.prompt_token_ids, output.num_cached_tokens, output.prompt_logprobs, pieces)
 
 
 async def merged(each: Sequence[Outputs]) -> AsyncGenerator[tuple[int, RequestOutput], None]:

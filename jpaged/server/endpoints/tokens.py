@@ -39,7 +39,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
             "add_generation_prompt": body.add_generation_prompt and not body.continue_final_message,
             "continue_final_message": body.continue_final_message,
             "chat_template_kwargs": body.chat_template_kwargs,
-            "tools": None if body.tools is None else [tool.shown() for tool in body.tools],
+            "tools": None if body.tools is None else [tool.in_turn().shown() for tool in body.tools],
         }
         try:
             made = await asyncio.to_thread(engine.chat_prompt, messages, max_tokens=most, **options)

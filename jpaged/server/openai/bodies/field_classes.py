@@ -63,8 +63,6 @@ _FUNCTION = {
     "defer_loading": "the prompt has all tools",
     "output_schema": "the model is not shown the results' schema",
 }
-EFFORT = "the model's chat template has no control of its effort"
-VERBOSITY = "the model's chat template has no control of its verbosity"
 LARK_INPUT = "an input's grammar in Lark cannot stand within a call's JSON; a regex can"
 _NAMED = {"request_id": "the header X-Request-Id names a request"}
 SAMPLING = FieldClasses(without_effect=_CACHE, not_honoured=_NAMED)

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from jpaged import CompletionOutput
 from jpaged.server.bodies import check_model, unhonoured
 from jpaged.server.caller import Caller
 from jpaged.server.errors import ApiError
-from jpaged.server.messages.chat_turn import ChatTurn
 from jpaged.server.messages.custom_tools import CustomInput
-from jpaged.server.messages.parts import CallArguments, CallCut, CallStart, Content, Part, Reasoning
 from jpaged.server.openai.bodies.chat import ChatRequest
-from jpaged.server.openai.endpoints.common import FINGERPRINT, StreamUsage, added, ending, usage
+from jpaged.server.openai.endpoints.common import FINGERPRINT, Usage, added
 from jpaged.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from jpaged.server.openapi import GENERATES
-from jpaged.server.serving import Serving, collected, serving_of
+from jpaged.server.serving import Serving, serving_of
 from jpaged.server.streaming import DONE, STREAMED, Events, stream, while_connected, whole
+from jpaged.server.turn import Arguments, CallBegun, Ended, Event, Piece, Step, Text, Thought
 
 router = APIRouter()
 
@@ -47,8 +45,9 @@ class _Chat:
         self._body = body
         self._caller = caller
         self._check()
-        self._turn = serving.turn_of(body)
-        named = serving.not_honoured(unhonoured(body) | self._turn.unhonoured)
+        engine = serving.engine
+        self._form = serving.form_of(body.turn(engine.get_default_sampling_params(), engine.max_model_len))
+        named = serving.not_honoured(unhonoured(body) | self._form.unhonoured)
         for name in ("user", "safety_identifier"):
             if getattr(body, name) is not None:
                 caller.log[name] = getattr(body, name)
@@ -74,141 +73,147 @@ class _Chat:
             message = "logprobs=true has no meaning with use_beam_search=true"
             raise ApiError(message, param="logprobs", code="invalid_value")
 
-    # ------------------------------------------------------------------ whole
-
     async def whole(self) -> dict[str, Any]:
         """Return the answer's JSON."""
-        (output,) = await collected([await self._serving.start_turn(self._body, self._turn, self._caller)])
-        tokens = sum(len(one.token_ids) for one in output.outputs)
-        each = [MessageFields(self._turn, i, self._caller.answer_id) for i in range(len(output.outputs))]
-        pairs = zip(each, output.outputs, strict=True)
-        choices = [self._choice(fields, i, one) for i, (fields, one) in enumerate(pairs)]
-        answer: dict[str, Any] = {**self._head, "choices": choices}
-        answer["usage"] = usage([output], tokens, added(fields.thought_tokens for fields in each))
+        usage, each = Usage(), dict[int, _Message]()
+        tokens: dict[int, list[Piece]] = {}
+        async with aclosing(await self._serving.answer(self._form, self._caller)) as steps:
+            async for step in steps:
+                _count(usage, step)
+                for piece in step.pieces:
+                    self._message(each, piece).add(piece)
+                    tokens.setdefault(piece.index, []).append(piece)
+        choices = [self._choice(index, each[index], tokens[index]) for index in sorted(each)]
+        usage.thought = added(message.thought_tokens for message in each.values())
+        answer: dict[str, Any] = {**self._head, "choices": choices, "usage": usage.now()}
         if self._body.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
+            answer["prompt_logprobs"] = prompt_logprobs(step.prompt_logprobs)
         if self._body.return_token_ids:
-            answer["prompt_token_ids"] = output.prompt_token_ids
+            answer["prompt_token_ids"] = step.prompt_token_ids
         return answer
 
-    def _choice(self, fields: MessageFields, index: int, one: CompletionOutput) -> dict[str, Any]:
-        fields.add(one.text, one.token_ids, ended=True)
-        choice = {"index": index, "message": fields.message(), "logprobs": self._logprobs(one)}
-        choice |= fields.ending(ending(one))
-        return choice | ({"token_ids": list(one.token_ids)} if self._body.return_token_ids else {})
+    def _choice(self, index: int, message: _Message, pieces: Sequence[Piece]) -> dict[str, Any]:
+        found = {"index": index, "message": message.whole(), "logprobs": None, **_ending(pieces[-1].ended)}
+        if pieces[0].logprobs is not None:
+            found["logprobs"] = {"content": [one for piece in pieces for one in self._logprobs(piece)["content"]]}
+        token_ids = [token for piece in pieces for token in piece.token_ids]
+        return found | ({"token_ids": token_ids} if self._body.return_token_ids else {})
 
-    def _logprobs(self, one: CompletionOutput) -> dict[str, Any] | None:
-        if one.logprobs is None:
-            return None
+    def _message(self, each: dict[int, _Message], piece: Piece) -> _Message:
+        if piece.index not in each:
+            shows = self._form.turn.shows_thoughts
+            each[piece.index] = _Message(f"call_{self._caller.answer_id}_{piece.index}", self._form.custom, shows=shows)
+        return each[piece.index]
+
+    def _logprobs(self, piece: Piece) -> dict[str, Any]:
+        assert piece.logprobs is not None
         tokenizer = self._serving.engine.tokenizer
-        return chat_logprobs(one.token_ids, one.logprobs, self._body.top_logprobs or 0, tokenizer)
-
-    # ------------------------------------------------------------------ streamed
+        return chat_logprobs(piece.token_ids, piece.logprobs, self._body.top_logprobs or 0, tokenizer)
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """Yield the answer as server-sent events."""
         options = self._body.stream_options
-        counted = StreamUsage(
+        counted = Usage(
             include=options is not None and options.include_usage,
             continuous=options is not None and options.continuous_usage_stats,
         )
-        each: dict[int, MessageFields] = {}
+        each: dict[int, _Message] = {}
         event = Events(self._head)
-        async with aclosing(await self._serving.start_turn(self._body, self._turn, self._caller)) as outputs:
-            async for output in outputs:
-                counted.count(0, output)
-                for one in output.outputs:
-                    if one.index not in each:
-                        each[one.index] = MessageFields(self._turn, one.index, self._caller.answer_id)
-                        first = {"index": one.index, "delta": {"role": "assistant", "content": ""}}
+        async with aclosing(await self._serving.answer(self._form, self._caller)) as steps:
+            async for step in steps:
+                _count(counted, step)
+                for piece in step.pieces:
+                    if piece.index not in each:
+                        first = {"index": piece.index, "delta": {"role": "assistant", "content": ""}}
                         choice = {**first, "logprobs": None, "finish_reason": None}
-                        prompt = {"prompt_token_ids": output.prompt_token_ids} if self._body.return_token_ids else {}
+                        prompt = {"prompt_token_ids": step.prompt_token_ids} if self._body.return_token_ids else {}
                         yield event({"choices": [choice], **prompt, **counted.field()})
-                    delta = self._delta(each[one.index], one)
+                    delta = self._delta(self._message(each, piece), piece)
                     if counted.include:
-                        counted.thought = added(fields.thought_tokens for fields in each.values())
+                        counted.thought = added(message.thought_tokens for message in each.values())
                     if delta is not None:
                         yield event({"choices": [delta], **counted.field()})
         if counted.include:
             yield event({"choices": [], "usage": counted.now()})
         yield DONE
 
-    def _delta(self, fields: MessageFields, one: CompletionOutput) -> dict[str, Any] | None:
-        delta = fields.add(one.text, one.token_ids, ended=one.finish_reason is not None)
-        if not (delta or one.finish_reason or one.logprobs or self._body.return_token_ids):
+    def _delta(self, message: _Message, piece: Piece) -> dict[str, Any] | None:
+        delta = message.add(piece)
+        if not (delta or piece.ended or piece.logprobs or self._body.return_token_ids):
             return None
-        choice = {"index": one.index, "delta": delta, "logprobs": self._logprobs(one), **fields.ending(ending(one))}
-        return choice | ({"token_ids": list(one.token_ids)} if self._body.return_token_ids else {})
+        logprobs = None if piece.logprobs is None else self._logprobs(piece)
+        choice = {"index": piece.index, "delta": delta, "logprobs": logprobs, **_ending(piece.ended)}
+        return choice | ({"token_ids": list(piece.token_ids)} if self._body.return_token_ids else {})
 
 
-class MessageFields:
-    """Collects one output's message and returns what each piece of text adds to it.
+def _count(usage: Usage, step: Step) -> None:
+    new = sum(len(piece.token_ids) for piece in step.pieces)
+    usage.count(0, len(step.prompt_token_ids), step.cached_tokens, new)
+
+
+def _ending(ended: Ended | None) -> dict[str, Any]:
+    """Return the fields of an answer's end; `stop_reason` is vLLM's."""
+    if ended is None:
+        return {"finish_reason": None, "stop_reason": None}
+    return {"finish_reason": "tool_calls" if ended.reason == "calls" else ended.reason, "stop_reason": ended.stop}
+
+
+class _Message:
+    """Collects one answer's message and returns what each piece adds to it.
 
     Args:
-        turn: makes the reader of its text.
-        index: number of the choice.
-        answer_id: prefix of the ids of its tool calls.
+        prefix: prefix of the ids of its calls.
+        custom: names of the tools whose calls have an input in place of arguments.
+        shows: whether it has the model's thoughts.
     """
 
-    def __init__(self, turn: ChatTurn, index: int, answer_id: str) -> None:
-        self._turn = turn
-        self._reader = turn.reader()
-        self._thought = turn.thought_tokens(self._reader)
-        self._id = f"call_{answer_id}_{index}"
+    def __init__(self, prefix: str, custom: Collection[str], *, shows: bool) -> None:
+        self._prefix = prefix
+        self._custom = custom
+        self._shows = shows
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[dict[str, Any]] = []
         self._input: CustomInput | None = None  # of the last call, if its tool is a custom one
-        self._is_cut = False  # whether the output ended within a call
+        self.thought_tokens: int | None = None
 
-    @property
-    def thought_tokens(self) -> int | None:
-        """Return the tokens of its thought so far; None if thoughts are not split off."""
-        return None if self._thought is None else self._thought.total
-
-    def add(self, text: str, token_ids: Sequence[int], *, ended: bool) -> dict[str, Any]:
-        """Add more of the output; return the `delta` of a chunk, empty if no part is settled."""
-        parts = self._reader.push(text)
-        if ended:
-            parts = [*parts, *self._reader.finish()]
-        if self._thought is not None:
-            self._thought.add(token_ids, text)
+    def add(self, piece: Piece) -> dict[str, Any]:
+        """Add more of the answer; return the `delta` of a chunk, empty if nothing is settled."""
+        self.thought_tokens = piece.thought_tokens
         delta: dict[str, Any] = {}
-        for part in parts:
-            self._add(part, delta)
+        for event in piece.events:
+            self._add(event, delta)
         return delta
 
-    def _add(self, part: Part, delta: dict[str, Any]) -> None:
-        if isinstance(part, Content):
-            self._content.append(part.text)
-            delta["content"] = delta.get("content", "") + part.text
-        elif isinstance(part, Reasoning):
-            if self._turn.include_reasoning:
-                self._reasoning.append(part.text)
-                delta["reasoning_content"] = delta.get("reasoning_content", "") + part.text
-        elif isinstance(part, CallStart):
-            custom = part.name in self._turn.custom
+    def _add(self, event: Event, delta: dict[str, Any]) -> None:
+        if isinstance(event, Text):
+            self._content.append(event.text)
+            delta["content"] = delta.get("content", "") + event.text
+        elif isinstance(event, Thought):
+            if self._shows:
+                self._reasoning.append(event.text)
+                delta["reasoning_content"] = delta.get("reasoning_content", "") + event.text
+        elif isinstance(event, CallBegun):
+            custom = event.name in self._custom
             self._input = CustomInput() if custom else None
             kind, text = ("custom", "input") if custom else ("function", "arguments")
-            called = {"name": part.name, text: ""}
-            call = {"id": f"{self._id}_{part.index}", "type": kind, kind: called}
+            called = {"name": event.name, text: ""}
+            call = {"id": f"{self._prefix}_{event.index}", "type": kind, kind: called}
             self._calls.append({**call, kind: {**called}})
-            delta.setdefault("tool_calls", []).append({"index": part.index, **call})
-        elif isinstance(part, CallCut):
-            self._is_cut = True
-        elif isinstance(part, CallArguments):
+            delta.setdefault("tool_calls", []).append({"index": event.index, **call})
+        elif isinstance(event, Arguments):
             kind, text = ("function", "arguments") if self._input is None else ("custom", "input")
-            new = part.text if self._input is None else self._input.push(part.text)
+            new = event.text if self._input is None else self._input.push(event.text)
             if not new:
                 return
-            self._calls[part.index][kind][text] += new
+            self._calls[event.index][kind][text] += new
             calls = delta.setdefault("tool_calls", [])
-            if calls and calls[-1]["index"] == part.index:
+            if calls and calls[-1]["index"] == event.index:
                 calls[-1][kind][text] += new
             else:
-                calls.append({"index": part.index, kind: {text: new}})
+                calls.append({"index": event.index, kind: {text: new}})
 
-    def message(self) -> dict[str, Any]:
+    def whole(self) -> dict[str, Any]:
         """Return the whole message."""
         content: str | None = "".join(self._content)
         if self._calls and not content:
@@ -219,9 +224,3 @@ class MessageFields:
         if self._calls:
             message["tool_calls"] = self._calls
         return message
-
-    def ending(self, ending: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields of the message's end: "tool_calls" if it has calls and none was cut off."""
-        if self._calls and not self._is_cut and ending["finish_reason"] == "stop":
-            return {**ending, "finish_reason": "tool_calls"}
-        return ending

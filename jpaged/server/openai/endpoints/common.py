@@ -1,31 +1,13 @@
-"""Helpers of several endpoints: the usage and the ending of an answer."""
+"""The usage and the ending of an answer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from jpaged import CompletionOutput, RequestOutput, __version__
+from jpaged import CompletionOutput, __version__
 
 FINGERPRINT = f"jpaged-{__version__}"
-
-
-def usage(outputs: Sequence[RequestOutput], completion_tokens: int, thought: int | None = None) -> dict[str, Any]:
-    """Return the `usage` of an answer. A prompt's tokens count once, however many outputs it has.
-
-    Args:
-        thought: tokens of thoughts among `completion_tokens`; None if thoughts are not split off.
-    """
-    prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    found: dict[str, Any] = {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)},
-    }
-    if thought is not None:
-        found["completion_tokens_details"] = {"reasoning_tokens": thought}
-    return found
 
 
 def ending(output: CompletionOutput) -> dict[str, Any]:
@@ -33,33 +15,41 @@ def ending(output: CompletionOutput) -> dict[str, Any]:
     return {"finish_reason": output.finish_reason, "stop_reason": output.stop_reason}
 
 
-class StreamUsage:
-    """Counts the tokens of a stream.
+class Usage:
+    """Counts the tokens of an answer. A prompt's tokens count once, however many outputs it has.
 
     Args:
-        include: whether a last chunk has the usage.
+        include: whether a stream's last chunk has the usage.
         continuous: whether every chunk has it.
 
     Attributes:
         thought: tokens of thoughts so far; None if thoughts are not split off.
     """
 
-    def __init__(self, *, include: bool, continuous: bool) -> None:
+    def __init__(self, *, include: bool = False, continuous: bool = False) -> None:
         self.include = include
         self.continuous = continuous and include
-        self._seen: dict[int, RequestOutput] = {}
+        self._prompts: dict[int, tuple[int, int]] = {}
         self._tokens = 0
         self.thought: int | None = None
 
-    def count(self, prompt: int, output: RequestOutput) -> None:
-        """Count the new tokens of a prompt."""
-        self._seen[prompt] = output
-        for each in output.outputs:
-            self._tokens += len(each.token_ids)
+    def count(self, prompt: int, prompt_tokens: int, cached_tokens: int, new_tokens: int) -> None:
+        """Count the tokens of a prompt, by its number, and the new ones of its outputs."""
+        self._prompts[prompt] = prompt_tokens, cached_tokens
+        self._tokens += new_tokens
 
     def now(self) -> dict[str, Any]:
         """Return the `usage` so far."""
-        return usage(list(self._seen.values()), self._tokens, self.thought)
+        prompt = sum(tokens for tokens, _ in self._prompts.values())
+        found: dict[str, Any] = {
+            "prompt_tokens": prompt,
+            "completion_tokens": self._tokens,
+            "total_tokens": prompt + self._tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(cached for _, cached in self._prompts.values())},
+        }
+        if self.thought is not None:
+            found["completion_tokens_details"] = {"reasoning_tokens": self.thought}
+        return found
 
     def field(self) -> dict[str, Any]:
         """Return a chunk's usage field: null before the last chunk, unless every chunk has the usage."""

@@ -223,18 +223,3 @@ def only_fields(body: Body, fields: Collection[str], where: str, what: str) -> N
     for name in sorted(body.model_fields_set - set(fields)):
         alias = type(body).model_fields[name].alias or name
         raise ApiError(f"{where}.{alias} has no meaning in {what}", param=f"{where}.{alias}", code="invalid_value")
-
-
-def check_model(model: str | None, names: Collection[str]) -> None:
-    """Check that the server has a model; None stands for its only one.
-
-    Raises:
-        ApiError: 404.
-    """
-    if model is not None and model not in names:
-        raise ApiError(
-            f"The model `{shortened(model)}` does not exist; this server has {', '.join(names)}",
-            status=404,
-            param="model",
-            code="model_not_found",
-        )

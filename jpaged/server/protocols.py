@@ -17,7 +17,7 @@ from jpaged.server.errors import CLIENT_GONE, ApiError, ClientGone, described, o
 from jpaged.server.protocol import Protocol
 from jpaged.vllm_names import ROUTES
 
-PROTOCOLS = ["jpaged.server.openai.protocol"]
+PROTOCOLS = ["jpaged.server.openai.protocol", "jpaged.server.anthropic.protocol"]
 """Modules with the rows, each called `PROTOCOL`; a new protocol is a folder and its module here. They are imported when
 they are asked for, since a protocol's folder uses this module."""
 

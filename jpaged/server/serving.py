@@ -14,15 +14,19 @@ from fastapi import Request
 
 from jpaged import AsyncLLM, BeamSearchParams, RequestOutput, RequestOutputKind, SamplingParams
 from jpaged.server.caller import Caller, caller_of
-from jpaged.server.errors import ApiError
+from jpaged.server.errors import ApiError, shortened
 from jpaged.server.fair_queue import FairQueue
 from jpaged.server.logs import PromptLog
 from jpaged.server.messages.answer_reader import AnswerReader
+from jpaged.server.messages.system_messages import SystemMessages
 from jpaged.server.messages.turn_form import TurnForm
 from jpaged.server.metrics import RequestTimes, ServerMetrics
 from jpaged.server.settings import ServerSettings
 from jpaged.server.tracing import Traces
 from jpaged.server.turn import Step, Turn
+
+MOST_TOKENS = 2**17
+"""Limit on the tokens of a text that is only counted, or eight times `max_model_len`, where that is more."""
 
 
 class Serving:
@@ -54,16 +58,28 @@ class Serving:
         places = engine.config.max_num_seqs * engine.config.data_parallel_size
         self.queue = FairQueue(settings.keys, places=places + max(4, places // 4), max_waiting=settings.max_waiting)
         self._names: set[str] = set()
+        self._system_messages = SystemMessages()
         self._closed = False
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the accepted values of a request's `model`: the model's names and those of its adapters."""
+        """Return the names of the model, of which some may be patterns, and those of its adapters."""
         return (*self.settings.names, *self.engine.adapters)
 
     def adapter_of(self, model: str | None) -> str | None:
         """Return the adapter that a request's `model` names; None: the model without an adapter."""
-        return model if model is not None and model not in self.settings.names else None
+        return model if model in self.engine.adapters else None
+
+    def check_model(self, model: str | None) -> None:
+        """Check that the server has a model; None stands for its only one.
+
+        Raises:
+            ApiError: 404.
+        """
+        if model is None or model in self.engine.adapters or self.settings.has(model):
+            return
+        message = f"The model `{shortened(model)}` does not exist; this server has {', '.join(self.names)}"
+        raise ApiError(message, status=404, param="model", code="model_not_found")
 
     async def cut_off(self) -> None:
         """End all running requests with their output so far and finish_reason "abort", and refuse those that have not
@@ -165,18 +181,26 @@ class Serving:
         parsers = {"tool_parser": settings.tool_parser, "reasoning_parser": settings.reasoning_parser}
         return TurnForm(turn, self.engine.tokenizer, **parsers)
 
-    async def rendered(self, form: TurnForm) -> Mapping[str, Any]:
+    async def rendered(self, form: TurnForm, *, counts: bool = False) -> Mapping[str, Any]:
         """Return the prompt of a conversation's next turn.
+
+        Args:
+            counts: whether the prompt may have more tokens than the model takes.
 
         Raises:
             ApiError: the conversation does not fit the chat template, or the model.
         """
         turn = form.turn
         try:
+            messages = turn.messages
+            if turn.moves_system:
+                messages = await asyncio.to_thread(self._system_messages.placed, messages, self.engine.chat_prompt)
             if turn.drops_oldest:
-                return await asyncio.to_thread(self._newest, turn.messages, **form.template_options())
+                return await asyncio.to_thread(self._newest, messages, **form.template_options())
             options = {"truncate_prompt_tokens": turn.last_tokens, **form.template_options()}
-            return await asyncio.to_thread(self.engine.chat_prompt, turn.messages, **options)
+            if counts:
+                options["max_tokens"] = max(MOST_TOKENS, 8 * self.engine.max_model_len)
+            return await asyncio.to_thread(self.engine.chat_prompt, messages, **options)
         except ValueError as error:
             raise turn.names.refusal(error) from error
 

@@ -74,6 +74,7 @@ class Turn:
         begins_message: whether the prompt ends with the beginning of the assistant's message.
         continues_message: whether the answer continues the last message.
         drops_oldest: whether the oldest messages of a conversation that does not fit are dropped.
+        moves_system: whether a message of the system joins a neighbour where the template cannot show it.
         last_tokens: the prompt's tokens that are kept, from its end; None: all.
         hides_marks: whether the text lacks special tokens; None: as the model's tool calls need.
         resumable: whether an aborted answer may go on in another process, so that nothing is said to end with it.
@@ -95,6 +96,7 @@ class Turn:
     begins_message: bool = True
     continues_message: bool = False
     drops_oldest: bool = False
+    moves_system: bool = False
     last_tokens: int | None = None
     hides_marks: bool | None = None
     resumable: bool = False

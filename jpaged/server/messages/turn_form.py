@@ -14,6 +14,7 @@ from jpaged.server.messages.thoughts import THOUGHT_FORMATS, Thought, ThoughtRea
 from jpaged.server.messages.tool_calls import format_of
 from jpaged.server.turn import Tool, Turn
 
+_THINKS = "the model's chat template cannot switch thoughts off"
 _CONTROLS = {
     "reasoning_effort": "the model's chat template has no control of its effort",
     "verbosity": "the model's chat template has no control of its verbosity",
@@ -87,6 +88,8 @@ class TurnForm:
         thinks = self.turn.controls.get("thinks")
         if thinks is not None and "enable_thinking" in text:
             controls["enable_thinking"] = thinks
+        elif thinks is False and self._marks is not None:
+            self.unhonoured["thinks"] = _THINKS
         for name, reason in _CONTROLS.items():
             value = self.turn.controls.get(name)
             if value is None:

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from jpaged.server.bodies import check_model, unhonoured
+from jpaged.server.bodies import unhonoured
 from jpaged.server.caller import Caller
 from jpaged.server.errors import ApiError
 from jpaged.server.messages.custom_tools import CustomInput
@@ -30,7 +30,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     """Write the next message of a conversation."""
     serving = serving_of(request)
     caller = serving.begin(request)
-    check_model(body.model, serving.names)
+    serving.check_model(body.model)
     answer = _Chat(serving, body, caller)
     if body.stream:
         return await stream(request, caller, answer.chunks(), serving.settings.stall_timeout)

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from jpaged import BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
-from jpaged.server.bodies import check_model, unhonoured
+from jpaged.server.bodies import unhonoured
 from jpaged.server.caller import Caller
 from jpaged.server.errors import ApiError
 from jpaged.server.openai.bodies.prompts import CompletionRequest
@@ -32,7 +32,7 @@ async def complete(body: CompletionRequest, request: Request) -> Response:
     """Continue one or several prompts."""
     serving = serving_of(request)
     caller = serving.begin(request)
-    check_model(body.model, serving.names)
+    serving.check_model(body.model)
     answer = _Completion(serving, body, caller)
     if body.stream:
         return await stream(request, caller, answer.chunks(), serving.settings.stall_timeout)

@@ -8,7 +8,6 @@ from typing import Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from jpaged.server.bodies import check_model
 from jpaged.server.errors import ApiError
 from jpaged.server.openai.bodies.responses import ResponsesRequest
 from jpaged.server.openai.responses.job import Job
@@ -29,7 +28,7 @@ async def respond(body: ResponsesRequest, request: Request) -> Response:
     """Write a response."""
     serving = serving_of(request)
     caller = serving.begin(request)
-    check_model(body.model, serving.names)
+    serving.check_model(body.model)
     job = _store(request).begin(body, caller)
     if body.background and not body.stream:
         return whole(job.response)

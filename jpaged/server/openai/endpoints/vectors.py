@@ -12,7 +12,6 @@ from fastapi import APIRouter, Request
 
 from jpaged import PoolingParams
 from jpaged.outputs import PoolingRequestOutput
-from jpaged.server.bodies import check_model
 from jpaged.server.caller import Caller
 from jpaged.server.errors import ApiError, refused
 from jpaged.server.openai.bodies.vectors import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
@@ -127,7 +126,7 @@ def _begin(serving: Serving, request: Request, body: _Body, field: str, prompts:
         ApiError: the server is draining, does not know the model, or takes fewer prompts.
     """
     caller = serving.begin(request)
-    check_model(body.model, serving.names)
+    serving.check_model(body.model)
     caller.log |= {"user": body.user} if body.user else {}
     most = serving.settings.max_waiting
     if not 1 <= prompts <= most:

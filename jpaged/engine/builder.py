@@ -285,6 +285,7 @@ def make_scheduler(
         max_step_tokens=min(config.max_num_batched_tokens, config.long_prefill_token_threshold or max_model_len),
         swap_space_bytes=_swap_space_bytes(config, spec),
         tiers=tiers,
+        cache_salt_bytes=config.cache_salt_bytes,
     )
     return Scheduler(
         memory,

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jpaged.cache_retention import CacheRetention
 from jpaged.memory import ImageFeatures
 from jpaged.outputs import FinishReason, RequestMetrics
 from jpaged.pooling_params import Pooling
@@ -118,6 +119,7 @@ class Request:
         held: what it holds of them in the pool, by their kinds; empty while it does not run.
         kept_tokens: leading tokens of the prompt that are to be found as a prefix once they are computed, see
             `MemoryManager.add`; 0 = wherever the layers see fit.
+        retention: what it asks of the prefix cache; None = nothing.
         allowed_mask: packed bits of the tokens it may draw, as in `TokenMasks.mask`; None = all.
         beam: the beam search of a beam request, whose sequences are the beams, best first; None for others.
         compact_placement: whether its blocks go where they open fewest large pages, see `MemoryManager.pack`.
@@ -151,6 +153,7 @@ class Request:
     beam: BeamSearch | None = None
     encoder_tokens: int = 0
     kept_tokens: int = 0
+    retention: CacheRetention | None = None
     asks: dict[str, Any] = field(default_factory=dict)
     held: dict[str, Any] = field(default_factory=dict)
     pooling: Pooling | None = None

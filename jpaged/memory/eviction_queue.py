@@ -39,7 +39,7 @@ class EvictionQueue:
         """Take a block out and return its key; return `default` where it is not there."""
         level = self._level_of.pop(block, 0) if self._level_of else 0
         if not level:
-            return self._plain.pop(block, default)  # type: ignore[arg-type]
+            return self._plain.pop(block, default)
         mine = self._by_level[level]
         key = mine.pop(block)
         if not mine:

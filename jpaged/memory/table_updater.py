@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jpaged.cache_retention import CacheRetention
 from jpaged.memory.allocator import BlockAllocator
@@ -24,6 +24,7 @@ class TableUpdater:
         aligned: whether, among blocks needed last together, the longest prefix is evicted first in every group.
         recent: remembers the prefixes of sequences that end; None = nothing needs them.
         predicted: protects the blocks that it expects to be needed again; None = none.
+        filled: called when a block is cached, see `Tiers.filled`; None = nothing needs it.
         retention: the priorities that requests gave.
 
     Attributes:
@@ -40,12 +41,14 @@ class TableUpdater:
         aligned: bool = True,
         recent: RecentPrefixes | None = None,
         predicted: PredictedPrefixes | None = None,
+        filled: Callable[[int, int, Link, bool], None] | None = None,
         retention: Retention,
     ) -> None:
         self._retention = retention
         self._recent = recent
         self._aligned = aligned
         self._predicted = predicted
+        self._filled = filled
         self._allocator = allocator
         self._cache = cache
         self._step = step
@@ -161,6 +164,8 @@ class TableUpdater:
             if kept is not None:
                 self._retention.put(g, link.digest, kept)
         self._cache.insert(g, block, link)
+        if self._filled is not None:
+            self._filled(g, block, link, (g, block) not in self._step.filled)
         return True
 
     def share_all(self, sequence: BlockTables) -> None:

@@ -12,15 +12,12 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 
 from jpaged.outputs import PinnedPrefix
+from jpaged.server.bodies import NOTHING, Body, FieldClasses
 from jpaged.server.caller import Caller, caller_of
-from jpaged.server.endpoints.common import serving_of
 from jpaged.server.errors import ApiError, refused, shortened
+from jpaged.server.openai.bodies.chat import SENT_AS_MESSAGES, Message, Tool
 from jpaged.server.openapi import GENERATES, errors
-from jpaged.server.protocol import field_classes
-from jpaged.server.protocol.chat import SENT_AS_MESSAGES, Message, Tool
-from jpaged.server.protocol.field_classes import FieldClasses
-from jpaged.server.protocol.fields import Body, check_model
-from jpaged.server.serving import Serving
+from jpaged.server.serving import Serving, serving_of
 from jpaged.server.streaming import while_connected
 
 router = APIRouter()
@@ -39,7 +36,7 @@ class PinRequest(Body):
         cache_salt: that of the requests which are to share it.
     """
 
-    classes: ClassVar[FieldClasses] = field_classes.NOTHING
+    classes: ClassVar[FieldClasses] = NOTHING
 
     model: str | None = None
     prompt: str | list[int] | None = None
@@ -55,7 +52,7 @@ async def pin(body: PinRequest, request: Request) -> dict[str, Any]:
     """Keep a prefix in the pool for so many seconds; requests that run go on while it is computed."""
     serving = serving_of(request)
     caller = serving.begin(request)
-    check_model(body.model, serving.names)
+    serving.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError("a pin takes either prompt or messages", param="prompt", code="invalid_value")
     if len(await _own(serving, caller)) >= MOST_PINS:
@@ -108,7 +105,7 @@ async def _prompt(serving: Serving, body: PinRequest) -> Mapping[str, Any]:
         [message.as_template_takes_it(f"messages.{i}") for i, message in enumerate(body.messages)],
         add_generation_prompt=False,
         chat_template_kwargs=body.chat_template_kwargs,
-        tools=None if body.tools is None else [tool.shown() for tool in body.tools],
+        tools=None if body.tools is None else [tool.in_turn().shown() for tool in body.tools],
     )
 
 

@@ -15,11 +15,14 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from jpaged.answers.rows import thought_formats, tool_formats
 from jpaged.config import EngineConfig
 from jpaged.short_values import with_short_values
 from jpaged.vllm_compat import missing_flag
 from jpaged.vllm_names import COMMANDS
 
+TOOL_HELP = f"Format of the model's tool calls: {', '.join(tool_formats())}."
+THOUGHT_HELP = f"Format of its thoughts, which are split off the answer: {', '.join(thought_formats())}."
 _FLAG_NAMES = {
     "tls_certificate": "ssl_certfile",
     "tls_key": "ssl_keyfile",

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from jpaged.cli.engine_options import EngineOptions, with_engine_options
-from jpaged.cli.options import Model, bad_parameters, check_place, check_serve_extra
+from jpaged.cli.options import THOUGHT_HELP, TOOL_HELP, Model, bad_parameters, check_place, check_serve_extra
 
 AGAIN = 75
 """Exit status if some requests have no answer (EX_TEMPFAIL)."""
@@ -27,8 +27,8 @@ def run_batch(
     served_model_name: Annotated[str | None, typer.Option(help="Name of the model in requests; default: MODEL.")] = (
         None
     ),
-    tool_parser: Annotated[str | None, typer.Option(help="Format of tool calls: hermes, llama3 or mistral.")] = None,
-    reasoning_parser: Annotated[str | None, typer.Option(help="think splits <think>...</think> off.")] = None,
+    tool_parser: Annotated[str | None, typer.Option(help=TOOL_HELP)] = None,
+    reasoning_parser: Annotated[str | None, typer.Option(help=THOUGHT_HELP)] = None,
     *,
     engine: EngineOptions,
 ) -> None:

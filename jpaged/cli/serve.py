@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from jpaged.cli.engine_options import EngineOptions, with_engine_options
-from jpaged.cli.options import bad_parameters, check_otel_extra, check_serve_extra
+from jpaged.cli.options import THOUGHT_HELP, TOOL_HELP, bad_parameters, check_otel_extra, check_serve_extra
 from jpaged.cli.waiting import PROGRESS, waiting
 
 
@@ -46,15 +46,8 @@ def serve(
     read_timeout: Annotated[float, typer.Option(help="Most seconds for a request to arrive, head and body.")] = 30.0,
     stall_timeout: Annotated[float, typer.Option(help="Seconds that a client may stop reading its stream.")] = 60.0,
     drain_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds to end requests after SIGTERM.")] = 30.0,
-    tool_parser: Annotated[
-        str | None,
-        typer.Option(
-            help="Format of the model's tool calls: hermes (Qwen too; the demo model's default), llama3 or mistral."
-        ),
-    ] = None,
-    reasoning_parser: Annotated[
-        str | None, typer.Option(help="think: split <think>...</think> off the answer.")
-    ] = None,
+    tool_parser: Annotated[str | None, typer.Option(help=TOOL_HELP)] = None,
+    reasoning_parser: Annotated[str | None, typer.Option(help=THOUGHT_HELP)] = None,
     state_dir: Annotated[
         Path | None, typer.Option(help="Folder of the saved state, from which a restarted server continues.")
     ] = None,

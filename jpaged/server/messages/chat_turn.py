@@ -6,10 +6,12 @@ from functools import partial
 from typing import Any
 
 from jpaged import StructuredOutputsParams
+from jpaged.answers.bound import BoundFormat, format_of
+from jpaged.answers.grammar import Thought, shape_rule
+from jpaged.answers.reader import AnswerReader
+from jpaged.answers.thought_tokens import ThoughtTokens
 from jpaged.server.errors import ApiError, shortened
 from jpaged.server.messages.parts import PlainReader, Reader
-from jpaged.server.messages.thoughts import THOUGHT_FORMATS, Thought, ThoughtReader, ThoughtTokens, shape_rule
-from jpaged.server.messages.tool_calls import format_of
 from jpaged.server.protocol.chat import AllowedTools, ChatRequest, Function, NamedTool, Tool
 from jpaged.server.protocol.field_classes import EFFORT, VERBOSITY
 
@@ -18,8 +20,8 @@ class ChatTurn:
     """The next turn of a conversation, as a request asks for it.
 
     Args:
-        tool_parser: family whose tool calls are read, of `tool_calls.TOOL_FORMATS`; None: tools are refused.
-        reasoning_parser: family whose thoughts are split off, of `thoughts.THOUGHT_FORMATS`; None: none are.
+        tool_parser: family whose tool calls are read, of `answers.rows.ANSWER_FORMATS`; None: tools are refused.
+        reasoning_parser: family whose thoughts are split off, of the same; None: none are.
         tokenizer: the model's tokenizer, for the special tokens of tool calls.
 
     Attributes:
@@ -35,14 +37,15 @@ class ChatTurn:
         self, body: ChatRequest, tokenizer: Any, *, tool_parser: str | None = None, reasoning_parser: str | None = None
     ) -> None:
         self._body = body
-        self._marks = None if reasoning_parser is None else THOUGHT_FORMATS[reasoning_parser]
         self._tokenizer = tokenizer
         self.include_reasoning = body.include_reasoning
         self._tools = self._offered(tool_parser)
         self.custom = frozenset(tool.custom.name for tool in self._tools if tool.custom is not None)
         self.unhonoured: dict[str, str] = {}
         self._controls = self._template_controls()
-        self._form = format_of(tool_parser, self._special) if self._tools and tool_parser else None
+        form = format_of(tool_parser if self._tools else None, reasoning_parser, tokenizer)
+        self._form = BoundFormat(form, tokenizer)
+        self._thinks = form.thought is not None
         self._thought: Thought = "none"
         both = body.continue_final_message and body.add_generation_prompt
         if both and "add_generation_prompt" in body.model_fields_set:
@@ -96,14 +99,14 @@ class ChatTurn:
 
     def follow(self, prompt: str) -> None:
         """Take note of the prompt that the answer follows: it may have begun or ended a thought."""
-        if self._marks is not None:
+        if self._thinks:
             last = (self._body.messages[-1].content or "") if self._body.continue_final_message else ""
             begun = last if isinstance(last, str) else "".join(part.text or "" for part in last)
-            self._thought = self._marks.after(prompt, begun)
+            self._thought = self._form.after(prompt, begun)
 
     def parameters(self) -> dict[str, Any]:
         """Return the sampling parameters for tool calls or for a shape after a thought. Call `follow` before."""
-        if self._form is None:
+        if not self._tools:
             return self._shape_after_thought()
         body, choice = self._body, self._body.tool_choice
         named = isinstance(choice, NamedTool)
@@ -113,19 +116,17 @@ class ChatTurn:
         if body.structured_outputs is not None and thought == "may":
             thought = "none"  # the shape applies to the whole text
         try:
-            grammar = self._form.grammar(
-                [{"name": one.name, "parameters": one.parameters, "strict": one.strict} for one in functions],
-                self._special,
+            grammar = self._form.grammar.answer(
+                _described(functions),
                 forced=named or required,
                 parallel=body.parallel_tool_calls and not named,
                 thought=thought,
                 shape=shape,
-                **({} if self._marks is None else {"marks": self._marks}),
             )
         except ValueError as error:
             about_shape = body.structured_outputs is not None and not str(error).startswith("the parameters of")
             raise _refusal("structured_outputs" if about_shape else "tools", str(error)) from error
-        shown = {"skip_special_tokens": False} if any(self._special(mark) for mark in self._form.special) else {}
+        shown = {"skip_special_tokens": False} if self._form.tokens else {}
         if shown and body.skip_special_tokens:
             raise _refusal("skip_special_tokens", "skip_special_tokens=true would hide the model's tool calls")
         return {"structured_outputs": StructuredOutputsParams(grammar=grammar), **shown}
@@ -152,7 +153,7 @@ class ChatTurn:
 
         A shape of structured_outputs applies to the whole text, thought included, unless the prompt began a thought.
         """
-        if self._marks is None or self._thought == "over":
+        if not self._thinks or self._thought == "over":
             return {}
         if self._body.structured_outputs is not None:
             if self._thought != "runs":
@@ -161,39 +162,37 @@ class ChatTurn:
                 rule = shape_rule(self._body.structured_outputs.shape())
             except (ValueError, TypeError) as error:
                 raise _refusal("structured_outputs", str(error)) from error
-            grammar = self._marks.before_rule(rule, self._thought)
+            grammar = self._form.grammar.before_rule(rule, self._thought)
             return {"structured_outputs": StructuredOutputsParams(grammar=grammar)}
         form = self._body.response_format
         shape = None if form is None else form.shape()
         if shape is None:
             return {}
         schema = shape.json if shape.json is not None else {"type": "object"}
-        grammar = self._marks.before_json(schema, self._thought)
+        grammar = self._form.grammar.before_json(schema, self._thought)
         return {"structured_outputs": StructuredOutputsParams(grammar=grammar)}
-
-    def _special(self, text: str) -> int | None:
-        token = None if self._tokenizer is None else _token_of(self._tokenizer, text)
-        return token if token is not None and token in self._tokenizer.all_special_ids else None
 
     @property
     def splits(self) -> bool:
         """Tell whether the text is read for tool calls or thoughts."""
-        return self._marks is not None or self._form is not None
+        return self._thinks or bool(self._tools)
 
     def reader(self) -> Reader:
         """Return a reader of one output."""
         choice = self._body.tool_choice
         may = choice in (None, "auto") or (isinstance(choice, AllowedTools) and choice.mode == "auto")
         shaped = self._body.has_shape and may
-        answer: Reader = PlainReader() if self._form is None else self._form.reader(shaped=shaped)
-        return answer if self._marks is None else self._marks.reader(answer, inside=self._thought == "runs")
+        if not self.splits:
+            return PlainReader()
+        functions = _described([tool.as_function() for tool in self._tools])
+        return self._form.reader(thought=self._thought, shaped=shaped and bool(self._tools), functions=functions)
 
     def thought_tokens(self, reader: Reader) -> ThoughtTokens | None:
         """Return a counter for the thought of the output that `reader` reads; None if thoughts are not split off."""
-        if self._marks is None or not isinstance(reader, ThoughtReader):
+        if not self._thinks or not isinstance(reader, AnswerReader):
             return None
         tokenizer = self._tokenizer
-        end = _token_of(tokenizer, self._marks.end)
+        end = self._form.end_of_thought
         decode = partial(tokenizer.decode, skip_special_tokens=self._body.skip_special_tokens is not False)
         return ThoughtTokens(reader, end, decode)
 
@@ -210,13 +209,8 @@ def _listed(names: list[str]) -> str:
     return shortened(", ".join(names))
 
 
-def _token_of(tokenizer: Any, text: str) -> int | None:
-    """Return the token that is a text, or None.
-
-    A tokenizer with an unknown token gives that token's id for a text that is no token.
-    """
-    token = tokenizer.convert_tokens_to_ids(text)
-    return token if token is not None and tokenizer.convert_ids_to_tokens(token) == text else None
+def _described(functions: list[Function]) -> list[dict[str, Any]]:
+    return [{"name": one.name, "parameters": one.parameters, "strict": one.strict} for one in functions]
 
 
 def _refusal(name: str, message: str) -> ApiError:

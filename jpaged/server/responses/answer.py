@@ -12,7 +12,7 @@ from jpaged.server.caller import Caller
 from jpaged.server.errors import ApiError, described
 from jpaged.server.logprobs import chat_logprobs
 from jpaged.server.messages.custom_tools import CustomInput
-from jpaged.server.messages.parts import CallArguments, CallCut, CallStart, Content, Part, Reasoning
+from jpaged.server.messages.parts import CallArguments, CallCut, CallEnd, CallStart, Content, Part, Reasoning
 from jpaged.server.protocol.fields import unhonoured
 from jpaged.server.protocol.responses import CalledTool, ResponsesRequest
 from jpaged.server.serving import Serving
@@ -230,7 +230,7 @@ class Items:
 
     def add(self, part: Part) -> Iterator[Event]:
         """Add a part; yield its events."""
-        if isinstance(part, Reasoning) and not self._include_reasoning:
+        if isinstance(part, CallEnd) or (isinstance(part, Reasoning) and not self._include_reasoning):
             return
         if isinstance(part, CallCut):
             self._is_cut = True

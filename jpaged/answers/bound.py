@@ -26,7 +26,8 @@ class BoundFormat:
         marks = Marks(form.texts(), self._token_of)
         self.tokens = marks.tokens
         self.grammar = AnswerGrammar(form, marks)
-        self._patterns = Patterns(form, marks)
+        self._of_tokens = Patterns(form, marks)
+        self._of_text = Patterns(form, Marks((), self._token_of)) if self.tokens else self._of_tokens
 
     def _token_of(self, text: str) -> int | None:
         return mark_token(self._tokenizer, text)
@@ -37,10 +38,30 @@ class BoundFormat:
         thought: Thought = "may",
         shaped: bool = False,
         functions: Sequence[Mapping[str, Any]] = (),
+        placed: bool = False,
     ) -> AnswerReader:
-        """Return a reader of one output; see `AnswerReader`."""
+        """Return a reader of one output; see `AnswerReader`.
+
+        Args:
+            placed: whether the reader is given the places of tokens; a mark that is a token then counts only there.
+                Otherwise text that spells it counts.
+        """
         schemas = {one["name"]: one.get("parameters") or {} for one in functions}
-        return AnswerReader(self._patterns, thought=thought, shaped=shaped, functions=schemas)
+        patterns = self._of_tokens if placed else self._of_text
+        return AnswerReader(patterns, thought=thought, shaped=shaped, functions=schemas)
+
+    @property
+    def hides_thoughts(self) -> bool:
+        """Tell whether a text without special tokens lacks the marks of thoughts."""
+        marks = self.form.thought
+        texts = () if marks is None else (*marks.begin, *marks.end)
+        hidden = () if self._tokenizer is None else self._tokenizer.all_special_ids
+        return any(token in hidden for mark, token in self.tokens.items() if any(mark in text for text in texts))
+
+    @property
+    def end_tokens(self) -> list[int]:
+        """Return the tokens that end the turn besides the model's end-of-sequence tokens."""
+        return [self.tokens[mark] for mark in self.form.ends if mark in self.tokens]
 
     @property
     def end_of_thought(self) -> int | None:

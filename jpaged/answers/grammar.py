@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from jpaged.answers.format import AnswerFormat, Calls, pieces_of
+from jpaged.answers.format import AnswerFormat, Calls, Region, pieces_of
 from jpaged.answers.marks import Marks
 from jpaged.answers.notations import Json, Literals
 from jpaged.answers.value_rules import ANY, JSON_STYLE, literal_rules, tagged_rules
@@ -131,9 +131,18 @@ class AnswerGrammar:
     # ------------------------------------------------------------------ thoughts
 
     @property
+    def _thought(self) -> Region | None:
+        """Return the marks of thoughts; of marks of which some are tokens, these."""
+        thought = self.form.thought
+        if thought is None or not any(map(self._is_token, thought.begin)):
+            return thought
+        begin, end = (tuple(filter(self._is_token, marks)) for marks in (thought.begin, thought.end))
+        return replace(thought, begin=begin, end=end or thought.end)
+
+    @property
     def _thought_is_of_tokens(self) -> bool:
         """Tell whether thoughts begin and end with tokens, which no text spells."""
-        thought = self.form.thought
+        thought = self._thought
         return thought is not None and all(self._is_token(mark) for mark in (*thought.begin, *thought.end))
 
     def _is_token(self, mark: str) -> bool:
@@ -163,7 +172,7 @@ class AnswerGrammar:
         return [*([f"gap: ({skipped})+"] if self.form.skipped else []), f"GAP: /{SPACE}{{1,8}}/"]
 
     def _thought_rules(self, thought: Thought) -> list[str]:
-        marks = self.form.thought
+        marks = self._thought
         assert marks is not None
         if self._thought_is_of_tokens:
             begin, end = self._either(marks.begin), self._either(marks.end)
@@ -224,7 +233,7 @@ class AnswerGrammar:
         thought to `first`, an answer that does not begin like one. After a thought that is over, `first` is the only
         one. A thought need not end. The token that begins calls ends it too.
         """
-        marks = self.form.thought
+        marks = self._thought
         if marks is None:
             thought = "none"
         gap = self._gap_of_skipped
@@ -279,13 +288,15 @@ class AnswerGrammar:
         """
         text = f"{name.upper()}_TEXT"
         rules = [f"{text}: {ANY} & ~CALLED{limit}"]
-        shown = text
+        shown, regions = text, ""
         region = self.form.text
         if region.begin and all(self._is_token(mark) for mark in (*region.begin, *region.end)):
             shown = f"{name}_marked"
             end = f"({self._either(region.end)} {self._gap_of_skipped})?"
             marked = f"{self._either(region.begin)} {text}? {end}"
-            rules.append(f"{shown}: {text} | {marked}" if not region.anywhere else f"{shown}: ({text})? | ({marked})+")
+            rules.append(f"{name}_region: {marked}")
+            rules.append(f"{shown}: {text} | {name}_region{'+' if region.anywhere else ''}")
+            regions = f"{name}_region* "
         alternatives, heads = [shown], []
         by_mark: dict[str, list[int]] = {}
         for i, calls in enumerate(self._calls):
@@ -303,7 +314,7 @@ class AnswerGrammar:
                 head = f"{name.upper()}_HEAD" + (f"_{len(alternatives)}" if len(by_mark) > 1 else "")
                 rules += [f"{head}_ANY: {ANY} {json.dumps(begin)}", f"{head}: {head}_ANY{limit}"]
                 heads.append(f"{head.lower()}[lazy]: {head}")
-                alternatives.append(f"{head.lower()} {block}")
+                alternatives.append(f"{regions}{head.lower()} {block}")
         return [*rules, f"{name}: {' | '.join(alternatives)}", *heads]
 
     # ------------------------------------------------------------------ a shape next to calls without a mark
@@ -317,7 +328,8 @@ class AnswerGrammar:
         It is one schema, since llguidance's lexer cannot tell the beginning of a call's text from that of other JSON.
         Each part has an ``$id``, against which its own ``$ref`` are resolved.
         """
-        form, schema = self._calls[0], json_of(shape)
+        schema = json_of(shape)
+        form = next((calls for calls in self._calls if calls.is_json and not calls.opening), self._calls[0])
         if schema is None or not form.is_json or form.opening:
             message = "next to tools must be JSON for this model, whose calls have no mark before them"
             if schema is not None:

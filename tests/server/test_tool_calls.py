@@ -574,7 +574,7 @@ def test_whatever_an_answer_is_a_reader_finds_calls_of_the_tools_only(allows, fa
         and "</think>" not in text
         and (thought == "runs" or text.lstrip()[:7] == "<think>")
     ):
-        return  # a call in an unclosed thought is as the model wrote it: the mark is text there, which may be a quotation
+        return  # a call in an unclosed thought is as the model wrote it: it may have been a quotation
     found = [part for part in read(reader, text.replace("\n", "")) if isinstance(part, tuple)]
     for _, name, arguments in found:
         assert name == "g" or (name == "f" and isinstance(json.loads(arguments)["a"], int)), text

@@ -107,7 +107,8 @@ class ChatTurn:
     def parameters(self) -> dict[str, Any]:
         """Return the sampling parameters for tool calls or for a shape after a thought. Call `follow` before."""
         if not self._tools:
-            return self._shape_after_thought()
+            hides = self._thinks and self._form.hides_thoughts and self._body.skip_special_tokens is not True
+            return self._shape_after_thought() | ({"skip_special_tokens": False} if hides else {})
         body, choice = self._body, self._body.tool_choice
         named = isinstance(choice, NamedTool)
         required = choice.mode == "required" if isinstance(choice, AllowedTools) else choice == "required"
@@ -126,9 +127,11 @@ class ChatTurn:
         except ValueError as error:
             about_shape = body.structured_outputs is not None and not str(error).startswith("the parameters of")
             raise _refusal("structured_outputs" if about_shape else "tools", str(error)) from error
-        shown = {"skip_special_tokens": False} if self._form.tokens else {}
+        shown: dict[str, Any] = {"skip_special_tokens": False} if self._form.tokens else {}
         if shown and body.skip_special_tokens:
             raise _refusal("skip_special_tokens", "skip_special_tokens=true would hide the model's tool calls")
+        if ends := self._form.end_tokens:
+            shown["stop_token_ids"] = [*(body.stop_token_ids or ()), *ends]
         return {"structured_outputs": StructuredOutputsParams(grammar=grammar), **shown}
 
     def _callable(self) -> list[Function]:

@@ -113,8 +113,10 @@ class AnswerGrammar:
         call = f"call{suffix}: {' '.join(made)}"
         if isinstance(calls.notation, Json):
             return [call, f"{arguments}: %json {json.dumps({**schema, 'x-guidance': options})}"]
-        rules = literal_rules if isinstance(calls.notation, Literals) else tagged_rules
-        return [call, *rules(calls.notation, arguments, schema, self.marks, options)]  # type: ignore[operator]
+        rest = (arguments, schema, self.marks, options)
+        if isinstance(calls.notation, Literals):
+            return [call, *literal_rules(calls.notation, *rest)]
+        return [call, *tagged_rules(calls.notation, *rest)]
 
     def _call_text(self, text: str, name: str, arguments: str) -> str:
         text = text.replace('"$name"', json.dumps(name)).replace("$name", name)

@@ -8,7 +8,7 @@ A row's name is a value of ``--tool-parser`` if the family has calls, and of ``-
 from __future__ import annotations
 
 from jpaged.answers.format import JSON_CALL, AnswerFormat, Calls, Region
-from jpaged.answers.notations import Literals, Tagged
+from jpaged.answers.notations import Json, Literals, Tagged
 
 THINK = Region(("<think>",), ("</think>",))
 _PYTHON = Literals(keywords=True)
@@ -18,8 +18,7 @@ _PARAMETER_CALL = '{"name": "$name", "parameters": $arguments}'
 
 def _in_tags(begin: str, end: str, call: str = JSON_CALL, notation: Tagged | None = None) -> Calls:
     """Return calls that are each between two tags, in lines of their own."""
-    marks = {"opening": "\n", "between": f"\n{end}\n{begin}\n", "closing": f"\n{end}"}
-    return Calls(begin, call, **marks) if notation is None else Calls(begin, call, **marks, notation=notation)
+    return Calls(begin, call, "\n", f"\n{end}\n{begin}\n", f"\n{end}", notation or Json())
 
 
 def _listed(begin: str, end: str = "", call: str = JSON_CALL, *, is_read_only: bool = False) -> Calls:

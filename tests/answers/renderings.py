@@ -20,14 +20,19 @@ _ARG = "{% for k, v in f.arguments.items() %}"
 _RAW = "{{ v if v is string else v | tojson }}"
 _JSON = "{{ {'name': f.name, 'arguments': f.arguments} | tojson }}"
 _LIST = _EACH + "{{ ', ' if not loop.first }}" + _JSON + "{% endfor %}"
-_PY = """{% macro py(v) %}{% if v is string %}{{ v | tojson }}{% elif v is boolean %}{{ 'True' if v else
-'False' }}{% elif v is none %}None{% elif v is mapping %}{{ '{' }}{% for k, w in v.items() %}{{ ', ' if not
-loop.first }}{{ k | tojson }}: {{ py(w) }}{% endfor %}{{ '}' }}{% elif v is sequence %}[{% for w in v %}{{ ', ' if not loop.first }}{{ py(w)
-}}{% endfor %}]{% else %}{{ v }}{% endif %}{% endmacro %}"""
+_PY = (
+    "{% macro py(v) %}{% if v is string %}{{ v | tojson }}{% elif v is boolean %}{{ 'True' if v else 'False' }}"
+    "{% elif v is none %}None{% elif v is mapping %}{{ '{' }}{% for k, w in v.items() %}"
+    "{{ ', ' if not loop.first }}{{ k | tojson }}: {{ py(w) }}{% endfor %}{{ '}' }}{% elif v is sequence %}["
+    "{% for w in v %}{{ ', ' if not loop.first }}{{ py(w) }}{% endfor %}]{% else %}{{ v }}{% endif %}{% endmacro %}"
+)
 _KEYWORDS = "{{ f.name }}(" + _ARG + "{{ ', ' if not loop.first }}{{ k }}={{ py(v) }}{% endfor %})"
-_OWN = """{% macro own(v, q) %}{% if v is string %}{{ q }}{{ v }}{{ q }}{% elif v is mapping %}{{ '{' }}{% for k, w in
-v.items() %}{{ ',' if not loop.first }}{{ k }}:{{ own(w, q) }}{% endfor %}{{ '}' }}{% elif v is sequence %}[{% for w in
-v %}{{ ',' if not loop.first }}{{ own(w, q) }}{% endfor %}]{% else %}{{ v | tojson }}{% endif %}{% endmacro %}"""
+_OWN = (
+    "{% macro own(v, q) %}{% if v is string %}{{ q }}{{ v }}{{ q }}{% elif v is mapping %}{{ '{' }}"
+    "{% for k, w in v.items() %}{{ ',' if not loop.first }}{{ k }}:{{ own(w, q) }}{% endfor %}{{ '}' }}"
+    "{% elif v is sequence %}[{% for w in v %}{{ ',' if not loop.first }}{{ own(w, q) }}{% endfor %}]"
+    "{% else %}{{ v | tojson }}{% endif %}{% endmacro %}"
+)
 
 
 def _tagged(begin, end):

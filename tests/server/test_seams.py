@@ -4,6 +4,7 @@ import pytest
 from fastapi import APIRouter
 from llguidance import LLMatcher, LLTokenizer
 from tiny_chat_model import byte_level_tokenizer
+from turn_forms import form_of
 from typer.testing import CliRunner
 
 from jpaged.answers.format import AnswerFormat, Calls, Region
@@ -12,9 +13,8 @@ from jpaged.answers.rows import ANSWER_FORMATS, thought_formats, tool_formats
 from jpaged.cli.main import app as command
 from jpaged.server import app
 from jpaged.server.access import Key, admin_only, open_to_all
-from jpaged.server.messages.chat_turn import ChatTurn
 from jpaged.server.messages.parts import CallArguments, CallEnd, CallStart, Content, Reasoning
-from jpaged.server.protocol.chat import ChatRequest
+from jpaged.server.openai.bodies.chat import ChatRequest
 from jpaged.server.settings import ServerSettings
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -38,7 +38,7 @@ def test_a_form_of_tool_calls_is_one_row(monkeypatch):
     monkeypatch.setitem(ANSWER_FORMATS, "angles", AnswerFormat(calls=(Calls("<<", between=">><<", closing=">>"),)))
     settings = ServerSettings(model="m", tool_parser="angles")
     body = ChatRequest(messages=HELLO, tools=[TOOL], tool_choice="required")
-    turn = ChatTurn(body, byte_level_tokenizer(), tool_parser=settings.tool_parser)
+    turn = form_of(body, byte_level_tokenizer(), tool_parser=settings.tool_parser)
     turn.follow("hi")
     text = '<<{"name": "f", "arguments": {}}>>'
     assert allows(turn.parameters()["structured_outputs"].grammar, text)
@@ -50,7 +50,7 @@ def test_a_form_of_tool_calls_without_json_is_one_row_too(monkeypatch):
     words = Calls("<<", "$name$arguments", between=">><<", closing=">>", notation=Tagged(" $key=$value;"))
     monkeypatch.setitem(ANSWER_FORMATS, "words", AnswerFormat(calls=(words,)))
     body = ChatRequest(messages=HELLO, tools=[WEATHER], tool_choice="required")
-    turn = ChatTurn(body, byte_level_tokenizer(), tool_parser="words")
+    turn = form_of(body, byte_level_tokenizer(), tool_parser="words")
     turn.follow("hi")
     grammar = turn.parameters()["structured_outputs"].grammar
     assert allows(grammar, "<<f city=Paris;>>") and allows(grammar, "<<f>>")
@@ -68,7 +68,7 @@ def test_a_form_of_thoughts_is_one_row(monkeypatch, begin, end):
     monkeypatch.setitem(ANSWER_FORMATS, "other", AnswerFormat(Region((begin,), (end,))))
     settings = ServerSettings(model="m", reasoning_parser="other")
     body = ChatRequest(messages=HELLO, response_format={"type": "json_object"})
-    turn = ChatTurn(body, byte_level_tokenizer(), reasoning_parser=settings.reasoning_parser)
+    turn = form_of(body, byte_level_tokenizer(), reasoning_parser=settings.reasoning_parser)
     turn.follow("hi")
     text = f"{begin}so{end}{{}}"
     assert allows(turn.parameters()["structured_outputs"].grammar, text)

@@ -108,15 +108,16 @@ def meant(thought, text, *calls):
     return [*made, *(("call", name, as_json(arguments)) for name, arguments in calls)]
 
 
+@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("family", ROWS)
-def test_what_a_template_renders_is_read_back_however_it_is_cut(family):
+def test_what_a_template_renders_is_read_back_however_it_is_cut(family, step):
     form, _ = bound(family, tokens=False)
     for answer in answers(family):
         text = rendered(family, *answer)
-        for size in (1, 2, 3, 7, 10**6):
+        for size in (1, 3, 10**6):
             found = read(form, [(text[at : at + size], ()) for at in range(0, len(text), size)])
             assert found == meant(*answer), (size, text)
-        for cut in range(1, len(text)):
+        for cut in range(1, len(text), step):
             assert read(form, [(text[:cut], ()), (text[cut:], ())]) == meant(*answer), (cut, text)
 
 

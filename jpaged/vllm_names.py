@@ -807,8 +807,8 @@ model_executor.model_loader: `jpaged convert` and `jpaged quantize` save checkpo
 model_executor.layers.quantization: quantization= names a form of weights; docs/adding_a_weight_format.md adds one
 platforms: jax.devices() says which devices there are
 profiler: @profiler
-parser reasoning tool_parsers: --reasoning-parser and --tool-parser of `jpaged serve` name the formats; both are tables
-    in jpaged/server/messages
+parser reasoning tool_parsers: --reasoning-parser and --tool-parser of `jpaged serve` name the formats; both name
+    rows of jpaged/answers/rows.py
 entrypoints.chat_utils renderers: LLM.chat_prompt() renders messages; chat_template= takes the text of a template
 snapshot: LLM.save_state() and load_state() keep an engine's state
 tasks: @pooled

@@ -110,8 +110,8 @@ class Conversation:
         Raises:
             ValueError: the question is too long, or as `LLM.stream`; the conversation is as it was.
         """
-        from jpaged.server.messages.parts import Content, PlainReader, Reasoning
-        from jpaged.server.messages.thoughts import THINK
+        from jpaged.answers.bound import BoundFormat, format_of
+        from jpaged.answers.parts import Content, Reasoning
 
         before = list(self.messages)
         self.messages.append({"role": "user", "content": question})
@@ -119,7 +119,8 @@ class Conversation:
         self.cut_off = ""
         try:
             prompt = self._prompt()
-            reader = THINK.reader(PlainReader(), inside=THINK.after(prompt["prompt"]) == "runs")
+            form = BoundFormat(format_of(None, "think"))
+            reader = form.reader(thought="runs" if form.after(prompt["prompt"]) == "runs" else "may")
             deltas = self._llm.stream(prompt, self.params)
             try:
                 for part in self._parts(deltas, reader):

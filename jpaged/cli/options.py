@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -15,11 +16,21 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from jpaged.answers.rows import thought_formats, tool_formats
 from jpaged.config import EngineConfig
 from jpaged.short_values import with_short_values
 from jpaged.vllm_compat import missing_flag
 from jpaged.vllm_names import COMMANDS
 
+NO_FORMAT = "none"
+TOOL_HELP = (
+    "Format of the model's tool calls; default: the one that its chat template renders; none: no tools. "
+    f"One of {', '.join(tool_formats())}."
+)
+THOUGHT_HELP = (
+    "Format of its thoughts, which are split off the answer; default: the one that its chat template renders; none: "
+    f"they stay text. One of {', '.join(thought_formats())}."
+)
 _FLAG_NAMES = {
     "tls_certificate": "ssl_certfile",
     "tls_key": "ssl_keyfile",
@@ -210,3 +221,33 @@ def check_otel_extra() -> None:
         found = None
     if found is None:
         raise typer.BadParameter("--otlp-traces-endpoint needs OpenTelemetry: pip install '.[otel]' in a clone")
+
+
+def given_format(name: str | None) -> str | None:
+    """Return the row that ``--tool-parser`` or ``--reasoning-parser`` names; None: none, or one is to be found."""
+    return None if name == NO_FORMAT else name
+
+
+def found_formats(tokenizer: Any, tool_parser: str | None, reasoning_parser: str | None) -> dict[str, str | None]:
+    """Return the settings of answer formats: what the options name, or what the chat template is found to render.
+
+    The log says what was found, or why nothing was.
+    """
+    if tool_parser is not None and reasoning_parser is not None:
+        return {"tool_parser": given_format(tool_parser), "reasoning_parser": given_format(reasoning_parser)}
+    from jpaged.text.answer_choice import chosen_formats
+
+    choice = chosen_formats(tokenizer)
+    found = {}
+    for setting, what, given, row, why in (
+        ("tool_parser", "tool calls", tool_parser, choice.tools, choice.why_no_tools),
+        ("reasoning_parser", "thoughts", reasoning_parser, choice.thoughts, choice.why_no_thoughts),
+    ):
+        found[setting] = row if given is None else given_format(given)
+        if given is None:
+            flag = f"--{setting.replace('_', '-')}"
+            said = (
+                f"no {what} are read, as {why}; {flag} names a format" if row is None else f"{what} are read as {row}"
+            )
+            logging.getLogger("jpaged.server").info("%s", said)
+    return found

@@ -9,7 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from jpaged.cli.engine_options import EngineOptions, with_engine_options
-from jpaged.cli.options import Model, bad_parameters, check_place, check_serve_extra
+from jpaged.cli.options import (
+    THOUGHT_HELP,
+    TOOL_HELP,
+    Model,
+    bad_parameters,
+    check_place,
+    check_serve_extra,
+    found_formats,
+    given_format,
+)
 
 AGAIN = 75
 """Exit status if some requests have no answer (EX_TEMPFAIL)."""
@@ -27,8 +36,8 @@ def run_batch(
     served_model_name: Annotated[str | None, typer.Option(help="Name of the model in requests; default: MODEL.")] = (
         None
     ),
-    tool_parser: Annotated[str | None, typer.Option(help="Format of tool calls: hermes, llama3 or mistral.")] = None,
-    reasoning_parser: Annotated[str | None, typer.Option(help="think splits <think>...</think> off.")] = None,
+    tool_parser: Annotated[str | None, typer.Option(help=TOOL_HELP)] = None,
+    reasoning_parser: Annotated[str | None, typer.Option(help=THOUGHT_HELP)] = None,
     *,
     engine: EngineOptions,
 ) -> None:
@@ -52,8 +61,8 @@ def run_batch(
         asked = batch.read_requests(requests_file)
         settings = ServerSettings(
             model=served_model_name or model,
-            tool_parser=tool_parser,
-            reasoning_parser=reasoning_parser,
+            tool_parser=given_format(tool_parser),
+            reasoning_parser=given_format(reasoning_parser),
         )
         claim = claim_file(answers_file)  # before it is read: another run appends to it
     with claim:
@@ -65,7 +74,8 @@ def run_batch(
         batch.answered(answers_file)  # a run that cannot start leaves the file as it was
         if llm is not None:
             concurrency = 2 * llm.config.max_num_seqs
-            settings = replace(settings, max_waiting=max(256, concurrency))
+            formats = found_formats(llm.tokenizer, tool_parser, reasoning_parser)
+            settings = replace(settings, max_waiting=max(256, concurrency), **formats)
             try:
                 asyncio.run(_answer(llm, settings, left, answers_file, concurrency))
             except batch.Unanswered as error:

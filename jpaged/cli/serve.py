@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,15 @@ from typing import Annotated, Any
 import typer
 
 from jpaged.cli.engine_options import EngineOptions, with_engine_options
-from jpaged.cli.options import bad_parameters, check_otel_extra, check_serve_extra
+from jpaged.cli.options import (
+    THOUGHT_HELP,
+    TOOL_HELP,
+    bad_parameters,
+    check_otel_extra,
+    check_serve_extra,
+    found_formats,
+    given_format,
+)
 from jpaged.cli.waiting import PROGRESS, waiting
 
 
@@ -46,15 +55,8 @@ def serve(
     read_timeout: Annotated[float, typer.Option(help="Most seconds for a request to arrive, head and body.")] = 30.0,
     stall_timeout: Annotated[float, typer.Option(help="Seconds that a client may stop reading its stream.")] = 60.0,
     drain_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds to end requests after SIGTERM.")] = 30.0,
-    tool_parser: Annotated[
-        str | None,
-        typer.Option(
-            help="Format of the model's tool calls: hermes (Qwen too; the demo model's default), llama3 or mistral."
-        ),
-    ] = None,
-    reasoning_parser: Annotated[
-        str | None, typer.Option(help="think: split <think>...</think> off the answer.")
-    ] = None,
+    tool_parser: Annotated[str | None, typer.Option(help=TOOL_HELP)] = None,
+    reasoning_parser: Annotated[str | None, typer.Option(help=THOUGHT_HELP)] = None,
     state_dir: Annotated[
         Path | None, typer.Option(help="Folder of the saved state, from which a restarted server continues.")
     ] = None,
@@ -120,7 +122,7 @@ def serve(
 
     with bad_parameters():
         names = served_model_name or [model]
-        if tool_parser is None and model == ALIAS:
+        if tool_parser is None and model == ALIAS and chat_template is None:
             tool_parser = "hermes"  # so that tools, which newcomers try first, need no flag
         keys = [Key.unnamed(secret) for secret in api_key or ()]
         keys += [Key.unnamed(secret, admin=True) for secret in admin_api_key or ()]
@@ -141,8 +143,8 @@ def serve(
             drain_seconds=drain_seconds,
             max_waiting=max_waiting_requests,
             max_stored_responses=max_stored_responses,
-            tool_parser=tool_parser,
-            reasoning_parser=reasoning_parser,
+            tool_parser=given_format(tool_parser),
+            reasoning_parser=given_format(reasoning_parser),
             state_dir=state_dir,
             save_every=30.0 if save_every is None else save_every,
             otlp_traces_endpoint=otlp_traces_endpoint,
@@ -156,7 +158,8 @@ def serve(
     with nullcontext() if claim is None else claim:
         limit_heaps()
         llm = engine.build(model, logs=True, background_compilation=warmup is None, chat_template=template)
-        _warn_of_template(llm, tool_parser)
+        _warn_of_template(llm, settings.tool_parser)
+        settings = replace(settings, **found_formats(llm.tokenizer, tool_parser, reasoning_parser))
         if warmup:
             with waiting("compiling all programs before the first request", logs=True):
                 llm.warmup()

@@ -8,11 +8,10 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jpaged.answers.rows import thought_formats, tool_formats
 from jpaged.claims import Claim, InUse, claim_folder
 from jpaged.errors import StateRefused
 from jpaged.server.access import Key
-from jpaged.server.messages.thoughts import THOUGHT_FORMATS
-from jpaged.server.messages.tool_calls import tool_families
 from jpaged.validation import boolean, integer, number, one_of
 
 
@@ -37,14 +36,14 @@ class ServerSettings:
         drain_seconds: seconds that running requests have to end after SIGTERM.
         max_waiting: limit on waiting requests; further ones get 429.
         max_stored_responses: limit on stored responses of one key.
-        tool_parser: family whose tool calls are read, of `messages.tool_calls.TOOL_FORMATS`; None: tools are refused.
+        tool_parser: family whose tool calls are read, of `jpaged.answers.rows.ANSWER_FORMATS`; None: tools are refused.
         tokenizer_info: whether `/tokenizer_info` answers.
         strict_fields: whether fields that are accepted but not honoured are refused; see `protocol.field_classes`.
         state_dir: folder of the saved state, from which a restarted server continues; None: nothing is saved.
         save_every: seconds between two saves.
         otlp_traces_endpoint: URL of the OpenTelemetry collector for spans of requests; None: no spans.
         log_prompts: whether the log contains prompts and outputs.
-        reasoning_parser: family whose thoughts are split off, of `messages.thoughts.THOUGHT_FORMATS`; None: none are.
+        reasoning_parser: family whose thoughts are split off, of the same table; None: none are.
 
     Raises:
         ValueError: a value is out of range, two keys share a name, or the server would be open to the network without
@@ -90,7 +89,7 @@ class ServerSettings:
         boolean("log_prompts", self.log_prompts)
         boolean("tokenizer_info", self.tokenizer_info)
         boolean("strict_fields", self.strict_fields)
-        for name, known in (("tool_parser", tool_families()), ("reasoning_parser", tuple(THOUGHT_FORMATS))):
+        for name, known in (("tool_parser", tool_formats()), ("reasoning_parser", thought_formats())):
             if getattr(self, name) is not None:
                 one_of(name, getattr(self, name), known)
         if (self.tls_certificate is None) != (self.tls_key is None):

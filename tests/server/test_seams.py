@@ -1,7 +1,5 @@
 """One row adds a form of tool calls or of thoughts; one router adds a path, with the access that its marks say."""
 
-import json
-
 import pytest
 from fastapi import APIRouter
 from llguidance import LLMatcher, LLTokenizer
@@ -9,12 +7,13 @@ from tiny_chat_model import byte_level_tokenizer
 from turn_forms import form_of
 from typer.testing import CliRunner
 
+from jpaged.answers.format import AnswerFormat, Calls, Region
+from jpaged.answers.notations import Tagged
+from jpaged.answers.rows import ANSWER_FORMATS, thought_formats, tool_formats
 from jpaged.cli.main import app as command
 from jpaged.server import app
 from jpaged.server.access import Key, admin_only, open_to_all
-from jpaged.server.messages.parts import CallArguments, CallStart, Content, Reasoning
-from jpaged.server.messages.thoughts import THOUGHT_FORMATS, ThoughtFormat
-from jpaged.server.messages.tool_calls import TOOL_FORMATS, ToolFormat, tool_families
+from jpaged.server.messages.parts import CallArguments, CallEnd, CallStart, Content, Reasoning
 from jpaged.server.openai.bodies.chat import ChatRequest
 from jpaged.server.settings import ServerSettings
 
@@ -36,7 +35,7 @@ def allows(grammar, text):
 def test_a_form_of_tool_calls_is_one_row(monkeypatch):
     with pytest.raises(ValueError, match="tool_parser='angles'"):
         ServerSettings(model="m", tool_parser="angles")
-    monkeypatch.setitem(TOOL_FORMATS, "angles", ToolFormat("<<", "", ">><<", ">>"))
+    monkeypatch.setitem(ANSWER_FORMATS, "angles", AnswerFormat(calls=(Calls("<<", between=">><<", closing=">>"),)))
     settings = ServerSettings(model="m", tool_parser="angles")
     body = ChatRequest(messages=HELLO, tools=[TOOL], tool_choice="required")
     turn = form_of(body, byte_level_tokenizer(), tool_parser=settings.tool_parser)
@@ -44,53 +43,29 @@ def test_a_form_of_tool_calls_is_one_row(monkeypatch):
     text = '<<{"name": "f", "arguments": {}}>>'
     assert allows(turn.parameters()["structured_outputs"].grammar, text)
     reader = turn.reader()
-    assert [*reader.push(text), *reader.finish()] == [CallStart(0, "f"), CallArguments(0, "{}")]
+    assert [*reader.push(text), *reader.finish()] == [CallStart(0, "f"), CallArguments(0, "{}"), CallEnd(0)]
 
 
-class WordCalls(ToolFormat):
-    """Calls as ``<<f city=Paris>>``: arguments are words, not JSON."""
-
-    def call_rules(self, number, function, special):
-        names = " | ".join(f'"{name}"' for name in function["parameters"]["properties"])
-        return [f'call_{number}: "{function["name"]}" (" " name_{number} "=" /\\w+/)*', f"name_{number}: {names}"]
-
-
-class WordReader:
-    """Reads outputs of `WordCalls`, whole."""
-
-    def __init__(self, form, *, shaped=False):
-        self.form, self.text = form, ""
-
-    def push(self, text):
-        self.text += text
-        return []
-
-    def finish(self):
-        said, found, call = self.text.partition(self.form.begin)
-        if not found:
-            return [Content(said)]
-        name, *words = call.removesuffix(self.form.closing).split()
-        return [CallStart(0, name), CallArguments(0, json.dumps(dict(word.split("=") for word in words)))]
-
-
-def test_a_form_of_tool_calls_without_json_is_a_subclass_and_its_reader(monkeypatch):
-    monkeypatch.setitem(TOOL_FORMATS, "words", WordCalls("<<", "", ">><<", ">>", parser=WordReader))
+def test_a_form_of_tool_calls_without_json_is_one_row_too(monkeypatch):
+    words = Calls("<<", "$name$arguments", between=">><<", closing=">>", notation=Tagged(" $key=$value;"))
+    monkeypatch.setitem(ANSWER_FORMATS, "words", AnswerFormat(calls=(words,)))
     body = ChatRequest(messages=HELLO, tools=[WEATHER], tool_choice="required")
     turn = form_of(body, byte_level_tokenizer(), tool_parser="words")
     turn.follow("hi")
     grammar = turn.parameters()["structured_outputs"].grammar
-    assert allows(grammar, "<<f city=Paris>>") and allows(grammar, "<<f>>")
-    assert not allows(grammar, "<<f town=Paris>>") and not allows(grammar, '<<{"name": "f", "arguments": {}}>>')
+    assert allows(grammar, "<<f city=Paris;>>") and allows(grammar, "<<f>>")
+    assert not allows(grammar, "<<f town=Paris;>>") and not allows(grammar, '<<{"name": "f", "arguments": {}}>>')
     reader = turn.reader()
-    parts = [*reader.push("<<f city="), *reader.push("Paris>>"), *reader.finish()]
-    assert parts == [CallStart(0, "f"), CallArguments(0, '{"city": "Paris"}')]
+    parts = [*reader.push("<<f city="), *reader.push("Paris;>>"), *reader.finish()]
+    texts = [part.text for part in parts if isinstance(part, CallArguments)]
+    assert parts[0] == CallStart(0, "f") and "".join(texts) == '{"city": "Paris"}' and parts[-1] == CallEnd(0)
 
 
 @pytest.mark.parametrize(("begin", "end"), [("[THINK]", "[/THINK]"), ("(*", "*)")])
 def test_a_form_of_thoughts_is_one_row(monkeypatch, begin, end):
     with pytest.raises(ValueError, match="reasoning_parser='other'"):
         ServerSettings(model="m", reasoning_parser="other")
-    monkeypatch.setitem(THOUGHT_FORMATS, "other", ThoughtFormat(begin, end))
+    monkeypatch.setitem(ANSWER_FORMATS, "other", AnswerFormat(Region((begin,), (end,))))
     settings = ServerSettings(model="m", reasoning_parser="other")
     body = ChatRequest(messages=HELLO, response_format={"type": "json_object"})
     turn = form_of(body, byte_level_tokenizer(), reasoning_parser=settings.reasoning_parser)
@@ -106,7 +81,7 @@ def test_a_form_of_thoughts_is_one_row(monkeypatch, begin, end):
 @pytest.mark.parametrize("name", ["serve", "run-batch"])
 def test_the_help_names_every_row(name):
     text = CliRunner().invoke(command, [name, "--help"]).stdout
-    assert all(family in text for family in (*tool_families(), *THOUGHT_FORMATS))
+    assert all(family in text for family in (*tool_formats(), *thought_formats()))
 
 
 def test_a_path_is_one_router(monkeypatch, serve):

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_chat_model import byte_level_tokenizer
 
-from jpaged.server.messages.parts import PlainReader
-from jpaged.server.messages.thoughts import THINK, ThoughtTokens
+from jpaged.answers.bound import BoundFormat, format_of
+from jpaged.answers.thought_tokens import ThoughtTokens
 
+THINK = BoundFormat(format_of(None, "think"))
 TOKENIZER = byte_level_tokenizer()
 CHAT = "/v1/chat/completions"
 END = 150
@@ -53,7 +54,7 @@ def test_the_tokens_up_to_the_end_of_the_thought_count(text, sizes, one_token):
         before, after = text.split("</think>")
         ids, end = [*encode(before), END, *encode(after)], END
         count = len(encode(before)) + 1 if thought else 0
-    reader = THINK.reader(PlainReader(), inside=inside)
+    reader = THINK.reader(thought="runs" if inside else "may")
     counter, at, pieces = ThoughtTokens(reader, end, decode), 0, texts_of(ids)
     for size in itertools.cycle(sizes):
         piece = "".join(pieces[at : at + size])
@@ -67,7 +68,7 @@ def test_the_tokens_up_to_the_end_of_the_thought_count(text, sizes, one_token):
 
 
 def test_text_that_lags_behind_its_tokens_does_not_move_a_thoughts_end():
-    reader = THINK.reader(PlainReader(), inside=True)
+    reader = THINK.reader(thought="runs")
     counter = ThoughtTokens(reader, END, decode)
     for ids, piece in (([5, 6], ""), ([END], "ab"), ([7, 8, 9], "</think>"), ([10], "yes")):
         reader.push(piece)

@@ -1,6 +1,1 @@
-"""Splits the text that a model writes into the parts of an answer: content, thoughts and tool calls.
-
-A `Reader` (parts.py) takes one output's text as it grows and returns the parts that no later text can change, so that a
-stream and a whole answer are read alike. thoughts.py and tool_calls.py each hold a table: a row names the marks and the
-parser of one model family. chat_turn.py applies the request's fields to both.
-"""
+"""Turns of one model: template options, grammar and reader of its answers, whose forms are in `jpaged.answers`."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jpaged import CompletionOutput, RequestOutput
-from jpaged.server.messages.parts import CallArguments, CallCut, CallStart, Content, Part, Reader
-from jpaged.server.messages.thoughts import ThoughtTokens
+from jpaged.answers.thought_tokens import ThoughtTokens
+from jpaged.server.messages.parts import CallArguments, CallCut, CallEnd, CallStart, Content, Part, Reader
 from jpaged.server.turn import Arguments, Begun, CallBegun, CallEnded, Ended, Event, Piece, Text, Thought
 
 
@@ -58,9 +58,9 @@ class AnswerReader:
             self._is_cut = True
         elif isinstance(part, CallArguments):
             yield Arguments(part.index, part.text)
-        else:
+        elif not isinstance(part, CallEnd):  # the event comes when the marks after a call are read
             if self._call is not None:
-                yield CallEnded(self._call)
+                yield CallEnded(self._call, self._is_cut)
                 self._call = None
             if isinstance(part, CallStart):
                 self._call, self._num_calls = part.index, self._num_calls + 1

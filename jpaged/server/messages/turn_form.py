@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from jpaged import BeamSearchParams, SamplingParams, StructuredOutputsParams
+from jpaged.answers.bound import BoundFormat, format_of
+from jpaged.answers.grammar import Thought, shape_rule
+from jpaged.answers.reader import AnswerReader as PartReader
+from jpaged.answers.thought_tokens import ThoughtTokens
 from jpaged.server.errors import shortened
 from jpaged.server.messages.answer_reader import AnswerReader
 from jpaged.server.messages.parts import PlainReader, Reader
-from jpaged.server.messages.thoughts import THOUGHT_FORMATS, Thought, ThoughtReader, ThoughtTokens, shape_rule
-from jpaged.server.messages.tool_calls import format_of
 from jpaged.server.turn import Tool, Turn
 
 _THINKS = "the model's chat template cannot switch thoughts off"
@@ -28,8 +31,8 @@ class TurnForm:
     Args:
         turn: what the client asks.
         tokenizer: the model's tokenizer, for the special tokens of tool calls.
-        tool_parser: family whose tool calls are read, of `tool_calls.TOOL_FORMATS`; None: tools are refused.
-        reasoning_parser: family whose thoughts are split off, of `thoughts.THOUGHT_FORMATS`; None: none are.
+        tool_parser: family whose tool calls are read, of `jpaged.answers.rows.ANSWER_FORMATS`; None: tools are refused.
+        reasoning_parser: family whose thoughts are split off, of the same table; None: none are.
 
     Attributes:
         custom: names of the tools whose calls have an input in place of arguments.
@@ -43,13 +46,14 @@ class TurnForm:
         self, turn: Turn, tokenizer: Any, *, tool_parser: str | None = None, reasoning_parser: str | None = None
     ) -> None:
         self.turn = turn
-        self._marks = None if reasoning_parser is None else THOUGHT_FORMATS[reasoning_parser]
         self._tokenizer = tokenizer
         self._tools = self._offered(tool_parser)
+        form = format_of(tool_parser if self._tools else None, reasoning_parser, tokenizer)
+        self._form = BoundFormat(form, tokenizer)
+        self._thinks = form.thought is not None
         self.custom = frozenset(tool.name for tool in self._tools if tool.takes_text)
         self.unhonoured: dict[str, str] = {}
         self._controls = self._template_controls()
-        self._form = format_of(tool_parser, self._special) if self._tools and tool_parser else None
         self._thought: Thought = "none"
 
     def _offered(self, tool_parser: str | None) -> tuple[Tool, ...]:
@@ -88,7 +92,7 @@ class TurnForm:
         thinks = self.turn.controls.get("thinks")
         if thinks is not None and "enable_thinking" in text:
             controls["enable_thinking"] = thinks
-        elif thinks is False and self._marks is not None:
+        elif thinks is False and self._thinks:
             self.unhonoured["thinks"] = _THINKS
         for name, reason in _CONTROLS.items():
             value = self.turn.controls.get(name)
@@ -104,10 +108,10 @@ class TurnForm:
 
     def follow(self, prompt: str) -> None:
         """Take note of the prompt that the answer follows: it may have begun or ended a thought."""
-        if self._marks is not None:
+        if self._thinks:
             last = (self.turn.messages[-1].get("content") or "") if self.turn.continues_message else ""
             begun = last if isinstance(last, str) else "".join(part.get("text") or "" for part in last)
-            self._thought = self._marks.after(prompt, begun)
+            self._thought = self._form.after(prompt, begun)
 
     def params(self) -> SamplingParams | BeamSearchParams:
         """Return the engine's parameters. Call `follow` before.
@@ -126,28 +130,29 @@ class TurnForm:
 
     def parameters(self) -> dict[str, Any]:
         """Return the sampling parameters for tool calls or for a shape after a thought. Call `follow` before."""
-        if self._form is None:
-            return self._shape_after_thought()
+        if not self._tools:
+            hides = self._thinks and self._form.hides_thoughts and self.turn.hides_marks is not True
+            return self._shape_after_thought() | ({"skip_special_tokens": False} if hides else {})
         turn, refuse = self.turn, self.turn.names.about
         thought = self._thought
         if turn.covers_thought and thought == "may":
             thought = "none"  # the shape applies to the whole text
         try:
-            grammar = self._form.grammar(
-                [{"name": one.name, "parameters": one.parameters, "strict": one.strict} for one in self._callable()],
-                self._special,
+            grammar = self._form.grammar.answer(
+                _described(self._callable()),
                 forced=turn.choice.mode == "required",
                 parallel=turn.choice.parallel,
                 thought=thought,
                 shape=turn.shape,
-                **({} if self._marks is None else {"marks": self._marks}),
             )
         except ValueError as error:
             about_shape = turn.covers_thought and not str(error).startswith("the parameters of")
             raise refuse("structured_outputs" if about_shape else "tools", str(error)) from error
-        shown = {"skip_special_tokens": False} if any(self._special(mark) for mark in self._form.special) else {}
+        shown: dict[str, Any] = {"skip_special_tokens": False} if self._form.tokens else {}
         if shown and turn.hides_marks:
             raise refuse("skip_special_tokens", "skip_special_tokens=true would hide the model's tool calls")
+        if (ends := self._form.end_tokens) and isinstance(turn.params, SamplingParams):
+            shown["stop_token_ids"] = [*(turn.params.stop_token_ids or ()), *ends]
         return {"structured_outputs": StructuredOutputsParams(grammar=grammar), **shown}
 
     def _callable(self) -> list[Tool]:
@@ -158,34 +163,31 @@ class TurnForm:
     def _shape_after_thought(self) -> dict[str, Any]:
         """Return a shape that allows a thought first, if thoughts are split off; see `Turn.covers_thought`."""
         shape = self.turn.shape
-        if self._marks is None or self._thought == "over" or shape is None:
+        if not self._thinks or self._thought == "over" or shape is None:
             return {}
         if not self.turn.covers_thought:
             schema = shape.json if shape.json is not None else {"type": "object"}
-            grammar = self._marks.before_json(schema, self._thought)
+            grammar = self._form.grammar.before_json(schema, self._thought)
         elif self._thought == "runs":
             try:
-                grammar = self._marks.before_rule(shape_rule(shape), self._thought)
+                grammar = self._form.grammar.before_rule(shape_rule(shape), self._thought)
             except ValueError as error:
                 raise self.turn.names.about("structured_outputs", str(error)) from error
         else:
             return {}
         return {"structured_outputs": StructuredOutputsParams(grammar=grammar)}
 
-    def _special(self, text: str) -> int | None:
-        token = None if self._tokenizer is None else _token_of(self._tokenizer, text)
-        return token if token is not None and token in self._tokenizer.all_special_ids else None
-
     @property
     def splits(self) -> bool:
         """Tell whether the text is read for tool calls or thoughts."""
-        return self._marks is not None or self._form is not None
+        return self._thinks or bool(self._tools)
 
     def reader(self) -> Reader:
         """Return a reader of one output's text."""
-        shaped = self.turn.shape is not None and self.turn.choice.mode == "auto"
-        answer: Reader = PlainReader() if self._form is None else self._form.reader(shaped=shaped)
-        return answer if self._marks is None else self._marks.reader(answer, inside=self._thought == "runs")
+        if not self.splits:
+            return PlainReader()
+        shaped = self.turn.shape is not None and self.turn.choice.mode == "auto" and bool(self._tools)
+        return self._form.reader(thought=self._thought, shaped=shaped, functions=_described(self._tools))
 
     def answer_reader(self) -> AnswerReader:
         """Return a reader of one of the turn's answers. Call `follow` before."""
@@ -194,10 +196,10 @@ class TurnForm:
 
     def _thought_tokens(self, reader: Reader) -> ThoughtTokens | None:
         """Return a counter for the thought of the output that `reader` reads; None if thoughts are not split off."""
-        if self._marks is None or not isinstance(reader, ThoughtReader):
+        if not self._thinks or not isinstance(reader, PartReader):
             return None
         tokenizer = self._tokenizer
-        end = _token_of(tokenizer, self._marks.end)
+        end = self._form.end_of_thought
         decode = partial(tokenizer.decode, skip_special_tokens=self.turn.hides_marks is not False)
         return ThoughtTokens(reader, end, decode)
 
@@ -207,10 +209,5 @@ def _listed(names: list[str]) -> str:
     return shortened(", ".join(names))
 
 
-def _token_of(tokenizer: Any, text: str) -> int | None:
-    """Return the token that is a text, or None.
-
-    A tokenizer with an unknown token gives that token's id for a text that is no token.
-    """
-    token = tokenizer.convert_tokens_to_ids(text)
-    return token if token is not None and tokenizer.convert_ids_to_tokens(token) == text else None
+def _described(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    return [{"name": one.name, "parameters": one.parameters, "strict": one.strict} for one in tools]

@@ -1,0 +1,129 @@
+"""A format in one tokenizer: the readers and grammars that a server or an engine's caller takes from here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jpaged.answers.format import AnswerFormat
+from jpaged.answers.grammar import AnswerGrammar, Thought
+from jpaged.answers.marks import Marks
+from jpaged.answers.reader import AnswerReader, Patterns
+from jpaged.answers.rows import ANSWER_FORMATS
+
+
+class BoundFormat:
+    """A format with the tokens that its marks are in a tokenizer.
+
+    Attributes:
+        tokens: the marks that are tokens, with their ids.
+        grammar: makes its grammars.
+    """
+
+    def __init__(self, form: AnswerFormat, tokenizer: Any = None) -> None:
+        self.form = form
+        self._tokenizer = tokenizer
+        marks = Marks(form.texts(), self._token_of)
+        self.tokens = marks.tokens
+        self.grammar = AnswerGrammar(form, marks)
+        self._of_tokens = Patterns(form, marks)
+        self._of_text = Patterns(form, Marks((), self._token_of)) if self.tokens else self._of_tokens
+
+    def _token_of(self, text: str) -> int | None:
+        return mark_token(self._tokenizer, text)
+
+    def reader(
+        self,
+        *,
+        thought: Thought = "may",
+        shaped: bool = False,
+        functions: Sequence[Mapping[str, Any]] = (),
+        placed: bool = False,
+    ) -> AnswerReader:
+        """Return a reader of one output; see `AnswerReader`.
+
+        Args:
+            placed: whether the reader is given the places of tokens; a mark that is a token then counts only there.
+                Otherwise text that spells it counts.
+        """
+        schemas = {one["name"]: one.get("parameters") or {} for one in functions}
+        patterns = self._of_tokens if placed else self._of_text
+        return AnswerReader(patterns, thought=thought, shaped=shaped, functions=schemas)
+
+    @property
+    def hides_thoughts(self) -> bool:
+        """Tell whether a text without special tokens lacks the marks of thoughts."""
+        marks = self.form.thought
+        texts = () if marks is None else (*marks.begin, *marks.end)
+        hidden = () if self._tokenizer is None else self._tokenizer.all_special_ids
+        return any(token in hidden for mark, token in self.tokens.items() if any(mark in text for text in texts))
+
+    @property
+    def end_tokens(self) -> list[int]:
+        """Return the tokens that end the turn besides the model's end-of-sequence tokens."""
+        return [self.tokens[mark] for mark in self.form.ends if mark in self.tokens]
+
+    @property
+    def end_of_thought(self) -> int | None:
+        """Return the token that ends a thought; None if it is none, or more than one does."""
+        marks = self.form.thought
+        return None if marks is None or len(marks.end) != 1 else token_of(self._tokenizer, marks.end[0].strip())
+
+    def after(self, prompt: str, continued: str = "") -> Thought:
+        """Return the thought that an answer to a prompt may have.
+
+        Args:
+            prompt: the rendered conversation.
+            continued: the beginning of the answer, if the conversation's last message is continued.
+        """
+        marks = self.form.thought
+        if marks is None:
+            return "none"
+        prompt, continued = prompt.rstrip(), continued.strip()
+        begins, ends = tuple(map(str.rstrip, marks.begin)), tuple(map(str.strip, marks.end))
+        begun = continued.startswith(begins)
+        if prompt.endswith(ends) or (begun and any(end in continued for end in ends)):
+            return "over"
+        return "runs" if begun or prompt.endswith(begins) else "may"
+
+
+def token_of(tokenizer: Any, text: str) -> int | None:
+    """Return the token that is a text, or None.
+
+    A tokenizer with an unknown token gives that token's id for a text that is no token.
+    """
+    if tokenizer is None:
+        return None
+    token = tokenizer.convert_tokens_to_ids(text)
+    return token if token is not None and tokenizer.convert_ids_to_tokens(token) == text else None
+
+
+def mark_token(tokenizer: Any, text: str) -> int | None:
+    """Return the token that is a mark and that no text spells; None if there is none.
+
+    These are the tokenizer's special tokens, and added ones of the form ``<...>``, as llguidance has it.
+    """
+    token = token_of(tokenizer, text)
+    if token is None:
+        return None
+    added = tokenizer.added_tokens_decoder.get(token)
+    if added is None:
+        return token if token in tokenizer.all_special_ids else None
+    return token if added.special or (text.startswith("<") and text.endswith(">")) else None
+
+
+def format_of(tools: str | None, thoughts: str | None, tokenizer: Any = None) -> AnswerFormat:
+    """Return the format with the calls of one row and the thoughts of another, each None for none.
+
+    A row's name also means its variant, if the tokenizer has the variant's token.
+    """
+    made = AnswerFormat() if tools is None else variant_of(tools, tokenizer)
+    return made.with_thoughts_of(None if thoughts is None else variant_of(thoughts, tokenizer))
+
+
+def variant_of(name: str, tokenizer: Any = None) -> AnswerFormat:
+    """Return the row of a name, or that of its variant; see `format_of`."""
+    for form in ANSWER_FORMATS.values():
+        if form.variant_of == name and mark_token(tokenizer, form.variant_token) is not None:
+            return form
+    return ANSWER_FORMATS[name]

@@ -1,0 +1,409 @@
+"""Notations of a call's arguments: JSON, literals of Python or of a family's own, and tagged values.
+
+A notation makes the reader that turns arguments into JSON as they come, and the rules of a grammar that the arguments
+follow; see `value_rules`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import regex
+
+from jpaged.answers.marks import Marks
+from jpaged.answers.schema_types import property_of, types_of
+
+State = Literal["more", "done", "broken"]
+"""What a reader of arguments waits for: more text; nothing, as they are whole; or nothing, as they cannot be read."""
+
+
+class ArgumentReader(Protocol):
+    """Reads the arguments of one call."""
+
+    def push(self, held: str) -> tuple[str, int, State]:
+        """Return the JSON text that the beginning of `held` settles, and how many characters that beginning has.
+
+        The rest has to be pushed again, with more text after it.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Json:
+    """Arguments are a JSON object."""
+
+    begins = r"(?=\{)"
+    ends_itself = True
+
+    def reader(self, marks: Marks, schema: Mapping[str, Any]) -> ArgumentReader:
+        return _JsonReader()
+
+
+@dataclass(frozen=True)
+class Literals:
+    """Arguments are an object or keyword arguments in another notation than JSON.
+
+    Attributes:
+        keywords: whether they are ``a=1, b=2``, which end before the bracket of the call; otherwise an object.
+        bare_keys: whether the keys of all objects have no quotes.
+        quotes: the pairs of marks around a string.
+        escapes: whether a backslash in a string begins an escape.
+        words: the words for true, false and null, the first of each written, in that order.
+        comma: what is written between two arguments.
+        colon: what is written after a key in an object.
+    """
+
+    keywords: bool = False
+    bare_keys: bool = False
+    quotes: tuple[tuple[str, str], ...] = (('"', '"'), ("'", "'"))
+    escapes: bool = True
+    words: tuple[str, str, str] = ("True", "False", "None")
+    comma: str = ", "
+    colon: str = ": "
+
+    @property
+    def begins(self) -> str:
+        return "" if self.keywords else r"(?=\{)"
+
+    @property
+    def ends_itself(self) -> bool:
+        return not self.keywords
+
+    def reader(self, marks: Marks, schema: Mapping[str, Any]) -> ArgumentReader:
+        return _LiteralReader(self, marks)
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """Arguments are values between tags, strings without quotes.
+
+    Attributes:
+        form: one argument: ``$key`` and ``$value`` stand for its name and value, ``$string`` for "true" or "false",
+            which tells whether the value is a string; without it, the function's schema tells.
+    """
+
+    form: str
+    begins = ""
+    ends_itself = False
+
+    def parts(self) -> tuple[str, str, str]:
+        """Return the texts before the key, between key and value, and after the value."""
+        before, _, rest = self.form.partition("$key")
+        between, _, after = rest.partition("$value")
+        return before, between, after
+
+    def reader(self, marks: Marks, schema: Mapping[str, Any]) -> ArgumentReader:
+        return _TaggedReader(self, marks, schema)
+
+
+Notation = Json | Literals | Tagged
+
+
+class _JsonReader:
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = self._escaped = False
+
+    def push(self, held: str) -> tuple[str, int, State]:
+        for i, character in enumerate(held):
+            if self._in_string:
+                if self._escaped:
+                    self._escaped = False
+                elif character == "\\":
+                    self._escaped = True
+                elif character == '"':
+                    self._in_string = False
+            elif character == '"':
+                self._in_string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if not self._depth:
+                    return held[: i + 1], i + 1, "done"
+        return held, len(held), "more"
+
+
+_NUMBER = regex.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_ATOM = regex.compile(r"[^\s,:=()\[\]{}'\"<]+")
+_BARE = regex.compile(r"[\w.$-]+")
+_ESCAPE = regex.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|[^ux]|[ux](?![0-9a-fA-F]))", regex.DOTALL)
+_SHORT = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": "", "/": "/"}
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+
+
+@dataclass
+class _Bracket:
+    """An open bracket.
+
+    Attributes:
+        kind: "(" for keyword arguments, "[" or "{".
+        count: items so far.
+        wants: what comes next: "key", "colon", "value" or "comma".
+    """
+
+    kind: str
+    count: int = 0
+    wants: str = "key"
+
+
+class _Unreadable(Exception):
+    """The text is none of the notation."""
+
+
+class _LiteralReader:
+    """Turns literals into JSON. Separators are those of Python's json.dumps, whatever the text has."""
+
+    def __init__(self, form: Literals, marks: Marks) -> None:
+        self._form = form
+        self._marks = marks
+        self._open = [(regex.compile(marks.pattern(a)), regex.compile(marks.pattern(b))) for a, b in form.quotes]
+        self._stack: list[_Bracket] = [_Bracket("(")] if form.keywords else []
+        self._end: regex.Pattern[str] | None = None  # of the string that is open
+        self._key: str | None = None  # the text so far, if the string is a key
+        self._begun = False
+        self._made: list[str] = []
+        self._num_settled = 0  # leading texts of `_made` up to the last value's: a key without a value is held back
+        true, false, null = form.words
+        self._words = {true: "true", false: "false", null: "null", "true": "true", "false": "false", "null": "null"}
+
+    def push(self, held: str) -> tuple[str, int, State]:
+        made = self._made
+        at, state = 0, "more"
+        if self._form.keywords and not self._begun and held:
+            self._begun = True
+            made.append("{")
+        try:
+            while at < len(held) and state == "more":
+                if self._end is not None:
+                    new = self._string(held, at, made)
+                elif held[at].isspace():
+                    new = at + 1
+                else:
+                    new = self._token(held, at, made)
+                if new is None:
+                    break
+                at = new
+                if not self._stack or self._stack[-1].wants == "comma" or (self._end is not None and self._key is None):
+                    self._num_settled = len(made)
+                if not self._stack:
+                    state = "done"
+                    if self._form.keywords:
+                        at -= 1  # the bracket belongs to the call
+        except _Unreadable:
+            state = "broken"
+        settled, self._made = "".join(made[: self._num_settled]), made[self._num_settled :]
+        self._num_settled = 0
+        return settled, at, state  # type: ignore[return-value]
+
+    def _token(self, held: str, at: int, made: list[str]) -> int | None:
+        """Read one token; return where it ends, None if it may go on."""
+        if not self._stack:
+            if held[at] != "{" or self._begun:
+                raise _Unreadable
+            self._begun = True
+            made.append("{")
+            self._stack.append(_Bracket("{"))
+            return at + 1
+        top = self._stack[-1]
+        if held[at] == _CLOSING[top.kind]:
+            if top.wants == "colon" or (top.wants == "value" and top.kind != "["):
+                raise _Unreadable
+            made.append("]" if top.kind == "[" else "}")
+            self._stack.pop()
+            self._ended()
+            return at + 1
+        if top.wants == "comma":
+            if held[at] != ",":
+                raise _Unreadable
+            top.wants = "value" if top.kind == "[" else "key"
+            return at + 1
+        if top.wants == "colon":
+            if held[at] != ("=" if top.kind == "(" else ":"):
+                raise _Unreadable
+            made.append(": ")
+            top.wants = "value"
+            return at + 1
+        return self._key_or_value(held, at, made, top)
+
+    def _key_or_value(self, held: str, at: int, made: list[str], top: _Bracket) -> int | None:
+        is_key = top.wants == "key"
+        for begin, end in self._open:
+            found = begin.match(held, at, partial=True)
+            if found is None or (top.kind == "(" and is_key):
+                continue
+            if found.partial:
+                return None
+            self._separate(made, top, is_key)
+            self._end, self._key = end, "" if is_key else None
+            made += [] if is_key else ['"']
+            return found.end()
+        if is_key:
+            if top.kind != "(" and not self._form.bare_keys:
+                raise _Unreadable
+            found = _BARE.match(held, at)
+            if found is None:
+                raise _Unreadable
+            if found.end() == len(held):
+                return None
+            self._separate(made, top, is_key)
+            made.append(json.dumps(self._marks.decoded(found[0])))
+            top.wants = "colon"
+            return found.end()
+        if held[at] in "[{":
+            self._separate(made, top, is_key)
+            made.append(held[at])
+            self._stack.append(_Bracket(held[at], wants="value" if held[at] == "[" else "key"))
+            return at + 1
+        found = _ATOM.match(held, at)
+        if found is None:
+            raise _Unreadable
+        if found.end() == len(held):
+            return None
+        word = self._words.get(found[0]) or (found[0] if _NUMBER.fullmatch(found[0]) else None)
+        if word is None:
+            raise _Unreadable
+        self._separate(made, top, is_key)
+        made.append(word)
+        self._ended()
+        return found.end()
+
+    def _separate(self, made: list[str], top: _Bracket, is_key: bool) -> None:
+        """Write the comma before an item that is not the first."""
+        if is_key or top.kind == "[":
+            made += [", "] if top.count else []
+            top.count += 1
+
+    def _ended(self) -> None:
+        """Note that a value has ended."""
+        if self._stack:
+            self._stack[-1].wants = "comma"
+
+    def _string(self, held: str, at: int, made: list[str]) -> int | None:
+        """Read on in a string."""
+        assert self._end is not None
+        found = self._end.search(held, at, partial=True)
+        stop = len(held) if found is None else found.start()
+        escape = held.find("\\", at, stop) if self._form.escapes else -1
+        if escape >= 0:
+            stop = escape
+        if stop > at:
+            self._say(self._marks.decoded(held[at:stop]), made)
+            return stop
+        if escape >= 0:
+            code = _ESCAPE.match(held, at, partial=True)
+            if code is None or code.partial or (code[0] in (r"\u", r"\x") and len(held) - at < 3):
+                return None
+            if code[0].startswith(r"\u") and len(code[0]) > 2:
+                self._say(code[0], made, raw=True)
+            elif code[0].startswith(r"\x") and len(code[0]) > 2:
+                self._say(chr(int(code[0][2:], 16)), made)
+            else:
+                letter = code[0][1:]
+                self._say(_SHORT.get(letter, letter if letter in "\\'\"" else code[0]), made)
+            return code.end()
+        assert found is not None
+        if found.partial:
+            return None
+        if self._key is None:
+            made.append('"')
+            self._ended()
+        else:
+            made.append(f'"{self._key}"')
+            self._stack[-1].wants = "colon"
+        self._end = self._key = None
+        return found.end()
+
+    def _say(self, text: str, made: list[str], raw: bool = False) -> None:
+        text = text if raw else json.dumps(text, ensure_ascii=False)[1:-1]
+        if self._key is None:
+            made.append(text)
+        else:
+            self._key += text
+
+
+class _TaggedReader:
+    """Turns tagged values into JSON. The text of a string streams; another value is read when it is whole."""
+
+    def __init__(self, form: Tagged, marks: Marks, schema: Mapping[str, Any]) -> None:
+        before, between, after = form.parts()
+        if "$string" in between:
+            head, _, tail = between.partition("$string")
+            middle = rf"{marks.pattern(head)}(?P<string>\w+){marks.pattern(tail)}"
+        else:
+            middle = marks.pattern(between.rstrip("\n"))
+        self._begin = regex.compile(rf"\s*{marks.pattern(before)}\s*(?P<key>[^<>\"\n]+?)\s*{middle}")
+        inner = after.lstrip("\n")
+        self._end = regex.compile((r"\n?" if inner != after else "") + marks.pattern(inner.rstrip()))
+        self._marks = marks
+        self._schema = schema
+        self._has_line = between.endswith("\n")  # a line break before a value belongs to its tag
+        self._at_line = False
+        self._count = 0
+        self._types: frozenset[str] | None = None  # of the open value
+        self._is_string: bool | None = None  # None: no value is open; False: only its whole text tells
+
+    def push(self, held: str) -> tuple[str, int, State]:
+        made: list[str] = []
+        at = 0
+        while True:
+            if self._is_string is None:
+                found = self._begin.match(held, at, partial=True)
+                if found is None:
+                    made.append("}" if self._count else "{}")
+                    return "".join(made), at, "done"
+                if found.partial:
+                    return "".join(made), at, "more"
+                key = self._marks.decoded(found["key"])
+                made.append(f"{', ' if self._count else '{'}{json.dumps(key, ensure_ascii=False)}: ")
+                self._count += 1
+                self._types = types_of(property_of(self._schema, key), self._schema)
+                told = found.groupdict().get("string")
+                if told is not None:
+                    self._types = frozenset({"string"}) if told == "true" else None
+                self._is_string = self._types == {"string"}
+                made += ['"'] if self._is_string else []
+                at, self._at_line = found.end(), self._has_line
+                continue
+            if self._at_line and at < len(held):
+                at, self._at_line = at + held.startswith("\n", at), False
+            found = self._end.search(held, at, partial=True)
+            whole = found is not None and not found.partial
+            stop = len(held) if found is None else found.start()
+            if self._is_string:
+                made.append(json.dumps(self._marks.decoded(held[at:stop]), ensure_ascii=False)[1:-1])
+                at = stop
+            if not whole:
+                return "".join(made), at, "more"
+            assert found is not None
+            made.append('"' if self._is_string else _typed(self._marks.decoded(held[at:stop]), self._types))
+            self._is_string, at = None, found.end()
+
+
+_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+
+
+def _typed(text: str, types: frozenset[str] | None) -> str:
+    """Return the JSON of a value's text: that of another type than a string if it is one that the schema allows."""
+    plain = text.strip()
+    plain = _PYTHON_WORDS.get(plain, plain)
+    try:
+        value = json.loads(plain, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        return json.dumps(text, ensure_ascii=False)
+    kind = "number" if _type_of(value) == "integer" and types is not None and "number" in types else _type_of(value)
+    if types is not None and "string" in types and kind not in types:
+        return json.dumps(text, ensure_ascii=False)
+    return plain
+
+
+def _no_number(word: str) -> Any:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _type_of(value: Any) -> str:
+    kinds = {bool: "boolean", int: "integer", float: "number", str: "text", list: "array", dict: "object"}
+    return kinds.get(type(value), "null")

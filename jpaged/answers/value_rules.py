@@ -1,0 +1,294 @@
+"""Rules of a grammar for arguments that are no JSON: literals of Python or of a family's own, and tagged values.
+
+What a schema says of a value is followed as far as the notation can show it; texts that a grammar allows are read back
+as values that fit the schema.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jpaged.answers.marks import Marks
+from jpaged.answers.notations import Literals, Tagged
+from jpaged.answers.schema_types import resolved
+
+ANY = "/(.|\\n)*/"
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON as Python's json.dumps writes it, which is how the families were trained."""
+_TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
+_DEEPEST = 8
+"""Levels of values without a schema, and of references; deeper ones are of no use to a call."""
+_OF_STRINGS = ("pattern", "minLength", "maxLength", "format")
+
+
+class ValueRules:
+    """Collects the rules of one call's arguments.
+
+    Args:
+        name: prefix of the rules' names.
+        schema: the schema of the arguments.
+        options: llguidance's options for schemas.
+    """
+
+    def __init__(self, name: str, schema: Mapping[str, Any], marks: Marks, options: Mapping[str, Any]) -> None:
+        self.rules: list[str] = []
+        self._name = name
+        self._root = schema
+        self._marks = marks
+        self._options = options
+        self._shared: dict[tuple[int, int], str] = {}
+
+    def new(self, rule: str, *, terminal: bool = False, lazy: bool = False) -> str:
+        """Add a rule and return its name."""
+        name = f"{self._name}_{len(self.rules)}"
+        name = name.upper() if terminal else name
+        self.rules.append(f"{name}{'[lazy]' if lazy else ''}: {rule}")
+        return name
+
+    def json(self, schema: Any) -> str:
+        """Return the rule of a value in JSON."""
+        own = dict(schema) if isinstance(schema, Mapping) else {}
+        for keyword in ("$defs", "definitions"):
+            if isinstance(self._root.get(keyword), Mapping):
+                own[keyword] = self._root[keyword]
+        return self.new(f"%json {json.dumps({**own, 'x-guidance': dict(self._options)})}")
+
+    def resolved(self, schema: Any) -> Any:
+        return resolved(schema, self._root)
+
+    def branches(self, schema: Any) -> list[Any]:
+        """Return the schemas of which a value fits any: one for each type that is allowed."""
+        schema = self.resolved(schema)
+        if not isinstance(schema, Mapping):
+            return [{"type": kind} for kind in _TYPES]
+        for keyword in ("anyOf", "oneOf"):
+            if isinstance(schema.get(keyword), list):
+                rest = {key: value for key, value in schema.items() if key not in (keyword, "title", "description")}
+                each = (self.resolved(one) for one in schema[keyword])
+                return [
+                    branch for one in each for branch in self.branches({**rest, **(one if one is not True else {})})
+                ]
+        if isinstance(schema.get("allOf"), list):
+            merged = {key: value for key, value in schema.items() if key != "allOf"}
+            for one in schema["allOf"]:
+                merged |= self.resolved(one) or {}
+            return self.branches(merged)
+        if "enum" in schema or "const" in schema:
+            return [schema]
+        given = schema.get("type")
+        kinds = [given] if isinstance(given, str) else given if isinstance(given, list) else self._kinds(schema)
+        return [{**schema, "type": kind} for kind in kinds]
+
+    def _kinds(self, schema: Mapping[str, Any]) -> Sequence[str]:
+        """Return the types of a schema that names none."""
+        if "properties" in schema:
+            return ("object",)
+        return ("array",) if "items" in schema else _TYPES
+
+    def values(self, schema: Mapping[str, Any]) -> list[Any] | None:
+        """Return the values that a schema lists; None: it lists none."""
+        if "const" in schema:
+            return [schema["const"]]
+        listed = schema.get("enum")
+        return list(listed) if isinstance(listed, list) else None
+
+    def text(self, schema: Mapping[str, Any], end: str) -> str:
+        """Return the rule of a string without escapes, and of the mark after it."""
+        limits = self._limits(schema)
+        if self._starts_with_token(end):
+            body = self.new(" & ".join([ANY, *limits]), terminal=True)
+            return f"{body} {self.exact(end)}"
+        shown = json.dumps(end)
+        body = self.new(" & ".join([f"~({ANY} {shown} {ANY})", *limits]), terminal=True)
+        whole = self.new(f"{body} {shown}", terminal=True)
+        return self.new(whole, lazy=True)
+
+    def _starts_with_token(self, text: str) -> bool:
+        pieces = self._marks.pieces(text)
+        return bool(pieces) and pieces[0] in self._marks.tokens
+
+    def exact(self, text: str) -> str:
+        """Return a literal text as a rule, its line breaks included."""
+        tokens = self._marks.tokens
+        return " ".join(
+            f"<[{tokens[piece]}]>" if piece in tokens else json.dumps(piece) for piece in self._marks.pieces(text)
+        )
+
+    def _limits(self, schema: Mapping[str, Any]) -> list[str]:
+        """Return the terminals that a string has to match."""
+        made = []
+        least, most = schema.get("minLength", 0), schema.get("maxLength")
+        if least or most is not None:
+            made.append(f"/(.|\\n){{{least},{'' if most is None else most}}}/")
+        if isinstance(pattern := schema.get("pattern"), str):
+            body = pattern.replace("/", "\\/").replace("\n", "\\n")
+            begin = "" if body.startswith("^") else "(.|\\n)*"
+            end = "" if body.endswith("$") and not body.endswith("\\$") else "(.|\\n)*"
+            made.append(
+                f"/{begin}({body.removeprefix('^').removesuffix('$') if not end else body.removeprefix('^')}){end}/"
+            )
+        return made
+
+    def sequence(self, items: Sequence[tuple[str, bool]], separator: str) -> str:
+        """Return the rule of items in order, of which some may be absent, with a separator between them.
+
+        Args:
+            items: each a rule, and whether it has to be there.
+        """
+        rest = then = '""'
+        for rule, is_needed in reversed(items):
+            after, first = rest, then
+            rest = self.new(f"{separator} {rule} {after}" + ("" if is_needed else f" | {after}"))
+            then = self.new(f"{rule} {after}" + ("" if is_needed else f" | {first}"))
+        return then
+
+
+def tagged_rules(
+    notation: Tagged, name: str, schema: Mapping[str, Any], marks: Marks, options: Mapping[str, Any]
+) -> list[str]:
+    """Return the rules of tagged arguments, the first of them `name`."""
+    made = ValueRules(name, schema, marks, options)
+    before, between, after = notation.parts()
+    inner = after.rstrip("\n")
+    trailing = ' "\\n"?' * (len(after) - len(inner))
+
+    def argument(key: str, value: Any) -> str:
+        return made.new(" | ".join(_tagged(made, key, each) + trailing for each in made.branches(value)))
+
+    def _tagged(made: ValueRules, key: str, value: Mapping[str, Any]) -> str:
+        def head(is_string: bool) -> str:
+            tag = between.replace("$string", "true" if is_string else "false")
+            return f"{marks.rule(before)} {key} {made.exact(tag)}"
+
+        listed = made.values(value)
+        if listed is not None:
+            each = (
+                f"{head(isinstance(one, str))} {made.exact((one if isinstance(one, str) else json.dumps(one)) + inner)}"
+                for one in listed
+            )
+            return made.new(" | ".join(each))
+        if value.get("type") == "string":
+            return f"{head(True)} {made.text(value, inner)}"
+        return f"{head(False)} {made.json(value)} {made.exact(inner)}"
+
+    properties = schema.get("properties") or {}
+    required = schema.get("required") or ()
+    items = [argument(json.dumps(key), value) + ("" if key in required else "?") for key, value in properties.items()]
+    if not properties and schema.get("additionalProperties") is not False:
+        key = made.new("/[A-Za-z_][\\w.-]*/", terminal=True)
+        items = [argument(key, schema.get("additionalProperties", True)) + "*"]
+    return [f"{name}: {' '.join(items) or chr(34) * 2}", *made.rules]
+
+
+def literal_rules(
+    notation: Literals, name: str, schema: Mapping[str, Any], marks: Marks, options: Mapping[str, Any]
+) -> list[str]:
+    """Return the rules of arguments in literals, the first of them `name`."""
+    made = ValueRules(name, schema, marks, options)
+    true, false, null = notation.words
+    opening, closing = notation.quotes[0]
+    comma = json.dumps(notation.comma)
+    known: dict[tuple[int, int], str] = {}
+
+    def written(value: Any) -> str:
+        """Return a value in the notation, as a rule."""
+        if isinstance(value, bool) or value is None:
+            return json.dumps(null if value is None else true if value else false)
+        if isinstance(value, str):
+            if notation.escapes:
+                return json.dumps(json.dumps(value, ensure_ascii=False))
+            return (
+                f"{made.exact(opening)} {made.exact(value)} {made.exact(closing)}"
+                if value
+                else made.exact(opening + closing)
+            )
+        if isinstance(value, list):
+            return " ".join(['"["', *_joined([written(each) for each in value]), '"]"'])
+        if isinstance(value, Mapping):
+            return " ".join(['"{"', *_joined([f"{key(name)} {written(each)}" for name, each in value.items()]), '"}"'])
+        return json.dumps(json.dumps(value))
+
+    def _joined(each: list[str]) -> list[str]:
+        return [part for i, one in enumerate(each) for part in ((comma, one) if i else (one,))]
+
+    def key(name: str) -> str:
+        if notation.bare_keys:
+            return json.dumps(name + notation.colon)
+        return f"{json.dumps(json.dumps(name, ensure_ascii=False))} {json.dumps(notation.colon)}"
+
+    def string(value: Mapping[str, Any]) -> str:
+        if not notation.escapes:
+            return f"{made.exact(opening)} {made.text(value, closing)}"
+        double = made.json({k: v for k, v in value.items() if k in ("type", *_OF_STRINGS)})
+        if any(keyword in value for keyword in _OF_STRINGS) or len(notation.quotes) < 2:
+            return double
+        single = made.new("/'([^'\\\\\\n]|\\\\[\\\\'nrt\"])*'/", terminal=True)
+        return f"({double} | {single})"
+
+    def value_rule(value: Any, depth: int) -> str:
+        at = (id(made.resolved(value)), depth) if isinstance(value, Mapping) and "$ref" in value else None
+        if at in known:
+            return known[at]
+        if at is not None:
+            known[at] = name = made.new("")  # filled in below: the value may hold itself
+        each = " | ".join(one for branch in made.branches(value) if (one := branch_rule(branch, depth)))
+        if at is None:
+            return made.new(each or "/[^\\s\\S]/")
+        place = next(i for i, rule in enumerate(made.rules) if rule.startswith(f"{name}:"))
+        made.rules[place] = f"{name}: {each}"
+        return name
+
+    def branch_rule(value: Mapping[str, Any], depth: int) -> str | None:
+        listed = made.values(value)
+        if listed is not None:
+            return " | ".join(map(written, listed))
+        kind = value.get("type")
+        if kind in ("array", "object") and depth <= 0:
+            return None
+        if kind == "string":
+            return string(value)
+        if kind == "boolean":
+            return f"{json.dumps(true)} | {json.dumps(false)}"
+        if kind == "null":
+            return json.dumps(null)
+        if kind == "array":
+            return array(value, depth - 1)
+        return object_rule(value, depth - 1) if kind == "object" else made.json(value)
+
+    def array(value: Mapping[str, Any], depth: int) -> str:
+        item = value_rule(value.get("items", True), min(depth, 2) if "items" not in value else depth)
+        least, most = value.get("minItems", 0), value.get("maxItems")
+        if most == 0:
+            return '"[]"'
+        more = f"({comma} {item}){{{max(0, least - 1)},{'' if most is None else most - 1}}}"
+        filled = f"{item} {more}"
+        return f'"[" {filled} "]"' if least else f'"[" ({filled})? "]"'
+
+    def object_rule(value: Mapping[str, Any], depth: int) -> str:
+        properties, required = value.get("properties") or {}, value.get("required") or ()
+        if properties:
+            items = [(f"{key(each)} {value_rule(sub, depth)}", each in required) for each, sub in properties.items()]
+            return f'"{{" {made.sequence(items, comma)} "}}"'
+        if value.get("additionalProperties") is False:
+            return '"{}"'
+        of_more = value.get("additionalProperties", True)
+        each = f"{any_key()} {value_rule(of_more, depth if isinstance(of_more, Mapping) else min(depth, 2))}"
+        return f'"{{" ({each} ({comma} {each})*)? "}}"'
+
+    def any_key() -> str:
+        word = "/[A-Za-z_][A-Za-z0-9_]*/" if notation.bare_keys else '/"[A-Za-z_][A-Za-z0-9_]*"/'
+        return f"{made.new(word, terminal=True)} {json.dumps(notation.colon)}"
+
+    if not notation.keywords:
+        return [f"{name}: {object_rule(schema, _DEEPEST)}", *made.rules]
+    properties, required = schema.get("properties") or {}, schema.get("required") or ()
+    items = [
+        (f"{json.dumps(each + '=')} {value_rule(sub, _DEEPEST)}", each in required) for each, sub in properties.items()
+    ]
+    if not properties and schema.get("additionalProperties") is not False:
+        word = made.new("/[A-Za-z_][A-Za-z0-9_]*/", terminal=True)
+        each = f'{word} "=" {value_rule(schema.get("additionalProperties", True), 2)}'
+        return [f"{name}: ({each} ({comma} {each})*)?", *made.rules]
+    return [f"{name}: {made.sequence(items, comma)}", *made.rules]

@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np

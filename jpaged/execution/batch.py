@@ -100,9 +100,7 @@ class BatchBuilder:
             if chunk.tables is not None:
                 self._refresh(chunk)
         chunks, num_seqs = step.chunks, len(step.chunks)
-        own_rows = np.fromiter((c.seq.row for c in chunks), np.int32, num_seqs)
-        starts = np.fromiter((c.start for c in chunks), np.int32, num_seqs)
-        lengths = np.fromiter((c.length for c in chunks), np.int32, num_seqs)
+        own_rows, starts, lengths, sources, num_drafts = _columns(chunks)
         query_starts = np.zeros(bucket.seqs + 1, np.int32)
         np.cumsum(lengths, out=query_starts[1 : num_seqs + 1])
         num_tokens = int(query_starts[num_seqs])
@@ -114,7 +112,10 @@ class BatchBuilder:
         seq_of_token = np.repeat(np.arange(num_seqs), lengths)
         offsets = np.arange(num_tokens, dtype=np.int32) - query_starts[seq_of_token]
         positions[:num_tokens] = starts[seq_of_token] + offsets
-        tokens, source_rows = self._tokens(chunks, query_starts, bucket.tokens)
+        ends = query_starts[1 : num_seqs + 1]
+        tokens, source_rows = _tokens(
+            chunks, ends - num_drafts, lengths - num_drafts, sources, num_drafts, bucket.tokens
+        )
 
         tables = [np.full((bucket.seqs, table.shape[1]), -1, np.int32) for table in self._tables]
         for padded, table in zip(tables, self._tables, strict=True):
@@ -131,7 +132,7 @@ class BatchBuilder:
                 cache.batch(host._replace(memo=memo), tables[group_slice], layouts)
                 for (cache, group_slice, layouts), memo in zip(self._caches, self._memos, strict=True)
             ),
-            sample_at=self._sample_at(step, query_starts),
+            sample_at=self._sample_at(step, ends),
             reads_all=None if bucket.decode_only else np.array([bool(step.scored or step.pooled)]),
         )
 
@@ -155,29 +156,53 @@ class BatchBuilder:
             self._tables[group][chunk.seq.row, : row.size] = row
             self._tables[group][chunk.seq.row, row.size :] = -1
 
-    def _tokens(self, chunks: list[Chunk], query_starts: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-        tokens = np.zeros(width, np.int32)
-        source_rows = np.full(width, -1, np.int32)
-        for index, (seq, start, length, source_row, _, drafts) in enumerate(chunks):
-            at = query_starts[index]
-            if drafts:
-                tokens[at + length - len(drafts) : at + length] = drafts
-                length -= len(drafts)
-            if source_row >= 0:
-                source_rows[at + length - 1] = source_row
-                length -= 1
-            if length == 1:
-                tokens[at] = seq.token_ids[start]
-            elif length:
-                tokens[at : at + length] = seq.token_ids[start : start + length]
-        return tokens, source_rows
-
-    def _sample_at(self, step: ScheduledStep, query_starts: np.ndarray) -> np.ndarray:
-        before = {chunk.seq.seq_id: int(query_starts[i]) - chunk.start for i, chunk in enumerate(step.chunks)}
+    def _sample_at(self, step: ScheduledStep, ends: Int[np.ndarray, " seqs"]) -> np.ndarray:
         sample_at = np.zeros(self._max_num_seqs, np.int32)
-        for row, (_, _, chunk) in enumerate(step.samples):
-            sample_at[row] = before[chunk.seq.seq_id] + chunk.start + chunk.length - 1
+        sampled = [chunk for _, _, chunk in step.samples]
+        if sampled == step.chunks[: len(sampled)]:  # a draw after each chunk, as in a step of decodes
+            sample_at[: len(sampled)] = ends[: len(sampled)] - 1
+            return sample_at
+        before = {c.seq.seq_id: int(end) - c.start - c.length for c, end in zip(step.chunks, ends, strict=True)}
+        sample_at[: len(sampled)] = [before[c.seq.seq_id] + c.start + c.length - 1 for c in sampled]
         return sample_at
+
+
+def _columns(chunks: list[Chunk]) -> tuple[Int[np.ndarray, " seqs"], ...]:
+    """Return of each chunk the row of its sequence, its start, length and source row, and how many drafts it has."""
+    # Column by column, as a step has hundreds of chunks.
+    seqs, starts, lengths, sources, _, drafts = zip(*chunks, strict=True) if chunks else [()] * len(Chunk._fields)
+    columns = [seq.row for seq in seqs], starts, lengths, sources, [*map(len, drafts)]
+    return tuple(np.array(column, np.int32) for column in columns)
+
+
+def _tokens(
+    chunks: list[Chunk],
+    ends: Int[np.ndarray, " seqs"],
+    known: Int[np.ndarray, " seqs"],
+    sources: Int[np.ndarray, " seqs"],
+    num_drafts: Int[np.ndarray, " seqs"],
+    width: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tokens of a batch, and where in the last step's samples those are that the host has not seen.
+
+    Args:
+        ends: row of the batch after the last token of each chunk that is no draft.
+        known, num_drafts: how many tokens of each chunk are no drafts, and how many are.
+        sources: their `Chunk.source_row`.
+    """
+    tokens = np.zeros(width, np.int32)
+    source_rows = np.full(width, -1, np.int32)
+    pending = sources >= 0
+    source_rows[ends[pending] - 1] = sources[pending]
+    # Of a decode whose token is still on the device the host has none.
+    for index in np.flatnonzero(known > pending).tolist():
+        seq, start, *_ = chunks[index]
+        length = int(known[index]) - bool(pending[index])
+        first = int(ends[index] - known[index])
+        tokens[first : first + length] = seq.token_ids[start : start + length]
+    for index in np.flatnonzero(num_drafts).tolist():
+        tokens[ends[index] : ends[index] + num_drafts[index]] = chunks[index].drafts
+    return tokens, source_rows
 
 
 def empty_batch(bucket: Bucket, spec: PoolSpec, *, max_num_seqs: int, max_model_len: int) -> StepBatch:

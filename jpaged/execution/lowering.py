@@ -17,6 +17,7 @@ from jpaged.execution.caches.pool import PoolSpec, abstract_pool
 from jpaged.execution.compile.buckets import Bucket, Buckets
 from jpaged.execution.encode import calls, decodes_read_images, image_group, make_encode, no_rows, numbers_together
 from jpaged.execution.mesh import num_replicas, own_sharding, platform, stack
+from jpaged.execution.packing import pack
 from jpaged.execution.sampling.sample_step import make_sample_step
 from jpaged.execution.sampling.sampling_batch import RANKED, blank_rows
 from jpaged.execution.step import make_step
@@ -104,6 +105,6 @@ class StepPrograms:
         bucket = replace(bucket, images=images, adapters=adapts)
         pool = abstract_pool(spec, self.mesh)
         batch = empty_batch(bucket, spec, max_num_seqs=self.max_num_seqs, max_model_len=self.max_model_len)
-        batch = with_abstract_matrices(self._of_all(batch), spec, self.mesh)
+        batch = pack(self.mesh, with_abstract_matrices(self._of_all(batch), spec, self.mesh))
         step = make_step(self.graphdef, spec, self.mesh, kernel_impl=self.kernel_impl, prefix=self.prefix)
         return step.lower(self.params, pool, batch, self._last_tokens, decode_only=bucket.decode_only)

@@ -21,6 +21,7 @@ from jpaged.execution.compile.store import ProgramStore
 from jpaged.execution.drafts import DraftProgram
 from jpaged.execution.encode import make_encode
 from jpaged.execution.mesh import HostOrDevice, is_local, own_sharding
+from jpaged.execution.packing import pack
 from jpaged.execution.params import check_like, float32_shapes, num_compact, plain_dict, to_float32
 from jpaged.execution.pooling import make_pool_hidden
 from jpaged.execution.readouts.prompt_scores import ScoreOutput, make_score
@@ -234,7 +235,8 @@ class ModelPrograms:
         bucket: Bucket,
     ) -> tuple[Any, ...]:
         """Run the model on a batch of `bucket`'s shape; see `make_step`. The pool is donated."""
-        return self._step(("step", bucket), self._weights, pool, batch, last_tokens, decode_only=bucket.decode_only)
+        packed = pack(self._mesh, batch)
+        return self._step(("step", bucket), self._weights, pool, packed, last_tokens, decode_only=bucket.decode_only)
 
     def follow(
         self,
@@ -245,9 +247,8 @@ class ModelPrograms:
         target: Float[Array, "tokens states"],
     ) -> Pool:
         """Run a head that drafts over tokens that the model has computed; see `make_follow`. The pool is donated."""
-        return self._follow(
-            ("follow", bucket), self._weights, pool, batch, last_tokens, target, decode_only=bucket.decode_only
-        )
+        packed, static = pack(self._mesh, batch), {"decode_only": bucket.decode_only}
+        return self._follow(("follow", bucket), self._weights, pool, packed, last_tokens, target, **static)
 
     def encode(
         self, pool: Pool, arrays: Mapping[str, HostOrDevice], rows: Int[HostOrDevice, "*replicas images features"]
@@ -300,7 +301,7 @@ class ModelPrograms:
     def prepare_step(self, batch: StepBatch, last_tokens: Int[HostOrDevice, " max_seqs"], bucket: Bucket) -> Compile:
         """Trace `step` for these shapes; return a call that compiles it."""
         pool, static = abstract_pool(self._spec, self._mesh), {"decode_only": bucket.decode_only}
-        return self._step.prepare(("step", bucket), self._shapes, pool, batch, last_tokens, **static)
+        return self._step.prepare(("step", bucket), self._shapes, pool, pack(self._mesh, batch), last_tokens, **static)
 
     def prepare_follow(
         self,
@@ -311,7 +312,8 @@ class ModelPrograms:
     ) -> Compile:
         """Trace `follow` for these shapes."""
         pool, static = abstract_pool(self._spec, self._mesh), {"decode_only": bucket.decode_only}
-        return self._follow.prepare(("follow", bucket), self._shapes, pool, batch, last_tokens, target, **static)
+        packed = pack(self._mesh, batch)
+        return self._follow.prepare(("follow", bucket), self._shapes, pool, packed, last_tokens, target, **static)
 
     def target_of(self, bucket: Bucket) -> jax.ShapeDtypeStruct:
         """Return what a head reads of a step in `bucket`, as shapes, after a `prepare_step`."""

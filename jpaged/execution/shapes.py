@@ -219,9 +219,9 @@ class Shapes:
         return empty_launch(batch, self.spec.caches) if bucket.decode_only else batch
 
     def _rows(self, rows: int) -> SamplingArrays:
-        """Return the settings of greedy rows of each replica, with the edits' arrays as they lie on the device."""
+        """Return the settings of greedy rows of each replica, as a worker gives them to a sampler."""
         args = self._of_all(blank_rows(rows, self.settings.vocab_size))
-        return args._replace(edits=jax.tree.map(self._on_device, args.edits))
+        return jax.tree.map(self._on_device, args)._replace(position=args.position)
 
     @property
     def _last_tokens(self) -> Any:

@@ -22,6 +22,7 @@ from jpaged.execution.caches.adapters import AdapterCache
 from jpaged.execution.caches.base import LayerCall, Pool
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.mesh import Kind, each_replica, over_tensor, own_sharding, pool_sharding, row_impl, under_mesh
+from jpaged.execution.packing import Packed, unpacked
 from jpaged.execution.params import plain_dict
 from jpaged.execution.prompt_attention import PromptAttention
 from jpaged.model_api import TENSOR_AXIS, LayerRef, SkipsUnreadRows
@@ -42,9 +43,9 @@ def make_step(
 ) -> jax.stages.Wrapped:
     """Return the step function ``step(params, pool, batch, last_tokens, decode_only=...) -> (pool, sampled, hidden)``.
 
-    `pool` is donated. `last_tokens` are the tokens of the step before, still on the device. `hidden`,
-    ``[tokens, embed]``, are the final hidden states, `sampled`, ``[max_num_seqs, embed]``, those of the rows in
-    ``batch.sample_at``.
+    `pool` is donated. `batch` may be packed (`jpaged.execution.packing`). `last_tokens` are the tokens of the step
+    before, still on the device. `hidden`, ``[tokens, embed]``, are the final hidden states, `sampled`,
+    ``[max_num_seqs, embed]``, those of the rows in ``batch.sample_at``.
 
     Args:
         kernel_impl: which kernels run; None = what the current platform is best at. Needed when compiling
@@ -57,15 +58,18 @@ def make_step(
     run = _runner(graphdef, spec, mesh, kernel_impl=kernel_impl, prefix=prefix, followed=followed)
 
     def step(
-        params: Any, pool: Pool, batch: StepBatch, last_tokens: Int[Array, " max_seqs"], *, decode_only: bool
+        params: Any, pool: Pool, batch: StepBatch | Packed, last_tokens: Int[Array, " max_seqs"], *, decode_only: bool
     ) -> tuple[Any, ...]:
+        batch = _begun(batch, mesh)
         pool, hidden, *within = run(params, pool, batch, last_tokens, decode_only=decode_only)
         return pool, hidden[batch.sample_at], hidden, *within
 
     gives: list[Kind] = ["split", "own", "own"]
     gives += ["own"] * taps
 
-    def steps(params: Any, pool: Pool, batch: StepBatch, last_tokens: Array, *, decode_only: bool) -> tuple[Array, ...]:
+    def steps(
+        params: Any, pool: Pool, batch: StepBatch | Packed, last_tokens: Array, *, decode_only: bool
+    ) -> tuple[Array, ...]:
         takes: tuple[Kind, ...] = ("shared", "split", "own", "own")
         return each_replica(partial(step, decode_only=decode_only), mesh, takes, tuple(gives))(
             params, pool, batch, last_tokens
@@ -95,18 +99,26 @@ def make_follow(
     run = _runner(graphdef, spec, mesh, kernel_impl=kernel_impl, prefix=prefix)
 
     def follow(
-        params: Any, pool: Pool, batch: StepBatch, last_tokens: Array, target: Array, *, decode_only: bool
+        params: Any, pool: Pool, batch: StepBatch | Packed, last_tokens: Array, target: Array, *, decode_only: bool
     ) -> Pool:
         takes: tuple[Kind, ...] = ("shared", "split", "own", "own", "own")
 
-        def own(*args: Any) -> Pool:
-            return run(*args, decode_only=decode_only)[0]
+        def own(params: Any, pool: Pool, batch: StepBatch | Packed, *others: Array) -> Pool:
+            return run(params, pool, _begun(batch, mesh), *others, decode_only=decode_only)[0]
 
         return each_replica(own, mesh, takes, "split")(params, pool, batch, last_tokens, target)
 
     return jax.jit(
         follow, donate_argnames=("pool",), static_argnames=("decode_only",), out_shardings=pool_sharding(mesh)
     )
+
+
+def _begun(batch: StepBatch | Packed, mesh: Mesh) -> StepBatch:
+    """Return a step's arrays, unpacked; from here on a CPU's program leaves the thread that dispatched it."""
+    move = partial(on_thread_pool, impl=row_impl(mesh))
+    if isinstance(batch, Packed):
+        return unpacked(replace(batch, words=move(batch.words)))
+    return batch._replace(source_rows=move(jnp.asarray(batch.source_rows)))
 
 
 def _runner(
@@ -130,7 +142,7 @@ def _runner(
         *,
         decode_only: bool,
     ) -> tuple[Any, ...]:
-        rows = on_thread_pool(jnp.asarray(batch.source_rows), impl=row_impl(mesh))
+        rows = jnp.asarray(batch.source_rows)
         tokens = jnp.where(rows >= 0, last_tokens[jnp.maximum(rows, 0)], batch.tokens)
         longest = 1 if decode_only else None
         operate = layer_operations(spec, mesh, batch, max_query_len=longest, impl=kernel_impl, prefix=prefix)

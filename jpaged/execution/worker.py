@@ -27,7 +27,7 @@ from jpaged.execution.programs import ModelPrograms, TargetAndDraft
 from jpaged.execution.readouts.prompt_scores import ScoreOutput
 from jpaged.execution.sampling.sample_step import StepOutput
 from jpaged.execution.sampling.sampler import SamplingArrays
-from jpaged.execution.sampling.sampling_batch import PlacedBlanks
+from jpaged.execution.sampling.sampling_batch import PlacedRows
 from jpaged.execution.step_settings import StepSettings
 from jpaged.execution.transfer.pool_blocks import PoolBlocks
 from jpaged.execution.transfer.tiers import BlockThread
@@ -149,7 +149,7 @@ class Worker:
         self.host = context.host
         self.blocks = PoolBlocks(context.mover)
         self._max_num_seqs = settings.max_num_seqs
-        self._blanks = PlacedBlanks(mesh, settings.vocab_size)
+        self._rows = PlacedRows(mesh, settings.vocab_size)
         self._begin()
 
     def _begin(self) -> None:
@@ -261,7 +261,7 @@ class Worker:
     def draw(self, args: SamplingArrays, top: int) -> StepOutput:
         """Sample the next tokens after the last `compute`, which is thereby over."""
         assert self._sampled is not None, "compute comes before draw"
-        output = self.model.sample(self._sampled, self._blanks.put(args), self._last_tokens, top)
+        output = self.model.sample(self._sampled, self._rows.put(args), self._last_tokens, top)
         self._last_tokens = output.tokens
         self._sampled = None
         self._hidden.begin()
@@ -276,7 +276,7 @@ class Worker:
         if self._deterministic and bucket.decode_only:  # a launch, as what follows a step gets
             batch = next(launches(batch, int(batch.query_starts[-1]), self.spec.caches)).batch
         self.pool, rows, _ = drafter.step(self.pool, batch, self._last_tokens, bucket)
-        return drafter.sample(rows, self._blanks.put(args), self._last_tokens, top).tokens
+        return drafter.sample(rows, self._rows.put(args), self._last_tokens, top).tokens
 
     def make_call(self, name: str, args: tuple[Any, ...]) -> None:
         """Make the device call of this name, as another process announced it.
@@ -305,7 +305,7 @@ class Worker:
             work.close()
         with contextlib.suppress(Exception):  # a pool that was never made, or was lost to a failed call
             self._pool.delete()
-        self._blanks.clear()
+        self._rows.clear()
         self._sampled = None
         self._hidden.begin()
         self._last_tokens.delete()

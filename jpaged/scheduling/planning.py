@@ -106,11 +106,12 @@ def plan_decodes(running: list[Request], position: int, plan: StepPlan, allocati
     decodes, samples, new = plan.decodes, plan.samples, tuple.__new__
     first = row = len(samples)
     for request in islice(running, position, None):
-        seq, *others = request.sequences
+        sequences = request.sequences
+        seq = sequences[0]
         start, pending = seq.num_computed, seq.num_pending
         end = start + 1
         is_last = end >= request.max_total_tokens
-        if others or is_last or not request.is_plain or end != len(seq.token_ids) + pending:
+        if len(sequences) > 1 or is_last or not request.is_plain or end != len(seq.token_ids) + pending:
             break
         tables = None
         if end > seq.capacity:

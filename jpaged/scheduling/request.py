@@ -227,7 +227,7 @@ class Request:
         """
         return (self.seed + seq.index * 0x9E3779B97F4A7C15) % 2**64
 
-    @property
+    @cached_property
     def num_top(self) -> int:
         """Return how many most likely tokens come back with each sampled one; 0 = only the token."""
         if self.beam is not None:

@@ -380,7 +380,11 @@ class Scheduler:
                 seq.num_computed += bool(drafts)  # the step computed the draft that this token follows
                 if drafts or len(token_ids) >= seq.capacity:
                     self.allocation.commit(seq)  # the token ends a block that a step on its way fills
-            stop = token_stop(request, seq) if seq.stop_search is None else find_stop(request, seq)
+            stop = None
+            if seq.stop_search is not None:
+                stop = find_stop(request, seq)
+            elif token in request.stop_ids or len(token_ids) >= request.max_total_tokens or seq.grammar is not None:
+                stop = token_stop(request, seq)  # all else goes on, which saves a call of every token
             if stop is not None and self.finish(request, seq, *stop):
                 finished.append(request)
             if drafting is not None:

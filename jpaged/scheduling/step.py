@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jpaged.scheduling.work import COPIES
@@ -118,11 +119,11 @@ class ScheduledStep:
         samples = [sample._replace(chunk=filled(sample.chunk)) for sample in self.samples]
         return replace(self, chunks=[filled(chunk) for chunk in self.chunks], samples=samples)
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         return sum(chunk.length for chunk in self.chunks)
 
-    @property
+    @cached_property
     def num_top(self) -> int:
         """Return how many most likely tokens to find for each sample: the most that any request asks for."""
         return max((request.num_top for request, _, _ in self.samples), default=0)

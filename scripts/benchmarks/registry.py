@@ -35,6 +35,7 @@ BENCHMARKS = Cases(
         "against-vllm": "against_vllm.against_vllm",
         "vllm-judge": "vllm_judge.vllm_judge",
         "scheduler": "micro.scheduler",
+        "host": "host.host",
         "allocator": "micro.allocator",
         "products": "products.products",
         "recurrent": "recurrent.recurrent",

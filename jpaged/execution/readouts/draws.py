@@ -10,10 +10,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jpaged.execution.compile.buckets import Buckets
+from jpaged.execution.mesh import num_replicas
 from jpaged.execution.readouts.base import Device, ForwardPass, Sampled, of_replica
 from jpaged.execution.sampling.sample_step import StepOutput
 from jpaged.execution.sampling.sampler import SamplingArrays
-from jpaged.execution.sampling.sampling_batch import of_all, sampling_arrays, top_size
+from jpaged.execution.sampling.sampling_batch import SamplerRows, of_all, top_size
 from jpaged.scheduling.step import ScheduledStep
 from jpaged.scheduling.top_tokens import TopTokens
 
@@ -82,6 +83,7 @@ class Draws:
         self._mesh = mesh
         self._buckets = buckets
         self._vocab_size = vocab_size
+        self._rows = [SamplerRows(vocab_size) for _ in range(num_replicas(mesh))]
         self._deterministic = deterministic
         self._is_ready = is_ready
         self._lacks = lacks
@@ -109,7 +111,7 @@ class Draws:
 
     def _arrays(self, steps: Sequence[ScheduledStep], rows: int, num_top: int) -> tuple[SamplingArrays, int]:
         """Return the sampler's arguments for a number of rows, and how many of the most likely tokens it returns."""
-        each = [sampling_arrays(step.samples, rows, self._vocab_size) for step in steps]
+        each = [of.arrays(step.samples, rows) for of, step in zip(self._rows, steps, strict=True)]
         args = of_all(self._mesh, each, self._vocab_size)
         # The plain variant may add up in another order.
         return args, 0 if args.plain and not self._deterministic else top_size(num_top)

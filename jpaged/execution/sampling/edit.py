@@ -35,6 +35,8 @@ class Edit(ABC, Generic[A]):
         arrays: a NamedTuple of its arrays, by a name that no other edit's have. An array has a row for each row of the
             sampler, or it is one of `pairs`.
         pairs: names of the arrays that list pairs of a row and a token, all of one length.
+        by_sequence: whether a row's values depend on its request and sequence alone, not on its tokens: arrays are
+            then kept until rows change.
         fewest: pairs that these arrays hold at least; longer ones go by factors of four, and compile a sampler more
             each.
     """
@@ -43,6 +45,7 @@ class Edit(ABC, Generic[A]):
     arrays: ClassVar[type[Any]]
     pairs: ClassVar[tuple[str, ...]] = ()
     fewest: ClassVar[int] = 0
+    by_sequence: ClassVar[bool] = False
 
     @abstractmethod
     def asks(self, request: Request) -> bool:

@@ -118,7 +118,13 @@ def make_sample_step(graphdef: nnx.GraphDef, mesh: Mesh) -> jax.stages.Wrapped:
         return jax.tree.map(partial(_pad_rows, hidden.shape[0]), StepOutput(tokens, logprobs, *ranked))
 
     def sample_steps(
-        params: Any, hidden: Array, args: SamplingArrays, last_tokens: Array, screen: Screen | None = None, *, top: int
+        params: Any,
+        hidden: Array,
+        args: SamplingArrays,
+        last_tokens: Array,
+        screen: Screen | None = None,
+        *,
+        top: int,
     ) -> StepOutput:
         takes: tuple[Kind, ...] = ("shared", "own", "own", "own", "shared")
         draw = each_replica(partial(sample_step, top=top), mesh, takes, "own")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
 from functools import cache
 from typing import Any
 
@@ -14,36 +13,69 @@ from jpaged.execution.mesh import num_replicas, replicate, stack
 from jpaged.execution.sampling.edit import Edit
 from jpaged.execution.sampling.registry import EDITS
 from jpaged.execution.sampling.sampler import SamplingArrays
+from jpaged.scheduling.request import Sequence
 from jpaged.scheduling.step import Sample
 
 RANKED = 8
 """Most likely tokens that every sampler but the plain one can give back; more compile another."""
 
 
-def sampling_arrays(samples: Sequence[Sample], width: int, vocab_size: int) -> SamplingArrays:
-    """Return the settings of a step's samples, padded to `width` rows with greedy ones."""
-    position, ranked = np.zeros(width, np.int32), np.zeros(width, bool)
-    asking: defaultdict[Edit[Any], list[int]] = defaultdict(list)
-    for row, (request, _, chunk) in enumerate(samples):
-        position[row] = chunk.start + chunk.length
+class SamplerRows:
+    """Makes the arrays of a sampler's rows, step by step.
+
+    Arrays that depend on the rows' requests and sequences alone are kept until rows change: the same objects come back,
+    so that the devices can keep theirs, see `PlacedRows`.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._of: tuple[int, list[Sequence]] = 0, []
+        self._ranked = np.zeros(0, bool)
+        self._asking: dict[Edit[Any], list[int]] = {}
+        self._kept: dict[Edit[Any], Any] = {}
+
+    def arrays(self, samples: Seq[Sample], width: int) -> SamplingArrays:
+        """Return the settings of a step's samples, padded to `width` rows with greedy ones."""
+        rows = width, [seq for _, seq, _ in samples]
+        if rows != self._of:
+            self._of, self._kept = rows, {}
+            self._ranked, self._asking = _asked(samples, width)
+        position = np.zeros(width, np.int32)
+        position[: len(samples)] = [chunk.start + chunk.length for _, _, chunk in samples]
+        return SamplingArrays(position, self._ranked, tuple(self._filled(edit, samples, width) for edit in EDITS))
+
+    def _filled(self, edit: Edit[Any], samples: Seq[Sample], width: int) -> Any:
+        if edit not in self._asking:
+            return None
+        if edit in self._kept:
+            return self._kept[edit]
+        arrays = edit.fill(self._asking[edit], samples, _blank(edit, width, self._vocab_size))
+        if edit.by_sequence:
+            self._kept[edit] = arrays
+        return arrays
+
+
+def sampling_arrays(samples: Seq[Sample], width: int, vocab_size: int) -> SamplingArrays:
+    """Return the settings of a step's samples, see `SamplerRows`, where no other step is known."""
+    return SamplerRows(vocab_size).arrays(samples, width)
+
+
+def _asked(samples: Seq[Sample], width: int) -> tuple[np.ndarray, dict[Edit[Any], list[int]]]:
+    """Return which rows ask for the most likely tokens, and which rows ask for each edit."""
+    ranked = np.zeros(width, bool)
+    asking: dict[Edit[Any], list[int]] = {}
+    for row, (request, _, _) in enumerate(samples):
         if request.num_top:
             ranked[row] = True
         edits = request.edits
         if edits is None:  # it asks for the same as long as it lives
             edits = request.edits = tuple(edit for edit in EDITS if edit.asks(request))
         for edit in edits:
-            asking[edit].append(row)
-    return SamplingArrays(
-        position=position,
-        ranked=ranked,
-        edits=tuple(
-            edit.fill(asking[edit], samples, _blank(edit, width, vocab_size)) if edit in asking else None
-            for edit in EDITS
-        ),
-    )
+            asking.setdefault(edit, []).append(row)
+    return ranked, asking
 
 
-def of_all(mesh: Mesh, each: Sequence[SamplingArrays], vocab_size: int) -> SamplingArrays:
+def of_all(mesh: Mesh, each: Seq[SamplingArrays], vocab_size: int) -> SamplingArrays:
     """Return the arrays of all replicas, as the worker takes them.
 
     Where a row of any replica fills an edit's arrays, those of the others are blank, and all list as many pairs.
@@ -88,27 +120,38 @@ def _blank(edit: Edit[Any], width: int, vocab_size: int) -> Any:
     return blank
 
 
-class PlacedBlanks:
-    """Keeps the arrays of edits that no row asks for on the devices, for each number of rows: most steps need them."""
+class PlacedRows:
+    """Keeps the sampler's arrays on the devices: those of edits that no row asks for, for each number of rows, as most
+    steps need them, and those that were placed last, which `SamplerRows` may ask for again."""
 
     def __init__(self, mesh: Mesh, vocab_size: int) -> None:
         self._mesh = mesh
         self._vocab_size = vocab_size
         self._blanks: dict[int, tuple[Any, ...]] = {}
+        self._placed: dict[int, tuple[Any, Any]] = {}  # by field: as they lie on the host, and on the devices
 
     def put(self, args: SamplingArrays) -> SamplingArrays:
-        """Return a step's sampling parameters, with the arrays of all edits on the devices."""
+        """Return a step's sampling parameters, with all arrays on the devices but the positions."""
         blanks = self._of(args.position.shape[-1])
-        if not any(arrays is not None for arrays in args.edits):
-            return args._replace(edits=blanks)
-        # Placed like the blank ones: a program takes arrays that lie as those did that it was compiled for.
-        filled = replicate(args.edits, self._mesh)
-        edits = zip(filled, blanks, strict=True)
-        return args._replace(edits=tuple(blank if arrays is None else arrays for arrays, blank in edits))
+        edits = (
+            blank if arrays is None else self._put(number, arrays)
+            for number, (arrays, blank) in enumerate(zip(args.edits, blanks, strict=True))
+        )
+        return args._replace(ranked=self._put(len(blanks), args.ranked), edits=tuple(edits))
+
+    def _put(self, field: int, arrays: Any) -> Any:
+        """Return the arrays of a field on the devices."""
+        on_host, placed = self._placed.get(field, (None, None))
+        if on_host is not arrays:
+            # Placed like the blank ones: a program takes arrays that lie as those did that it was compiled for.
+            placed = replicate(arrays, self._mesh)
+            self._placed[field] = arrays, placed
+        return placed
 
     def clear(self) -> None:
         """Release the devices' memory."""
         self._blanks.clear()
+        self._placed.clear()
 
     def _of(self, rows: int) -> tuple[Any, ...]:
         if rows not in self._blanks:

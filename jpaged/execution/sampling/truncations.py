@@ -39,6 +39,7 @@ class Temperature(Edit[DrawnRows]):
 
     fields = ("temperature",)
     arrays = DrawnRows
+    by_sequence = True
 
     def asks(self, request: Request) -> bool:
         return request.params.temperature > 0
@@ -67,6 +68,7 @@ class MinP(Edit[LeastWeights]):
 
     fields = ("min_p",)
     arrays = LeastWeights
+    by_sequence = True
 
     def asks(self, request: Request) -> bool:
         return request.params.temperature > 0 and request.params.min_p > 0
@@ -92,6 +94,7 @@ class TopK(Edit[LikelyTokens]):
 
     fields = ("top_k",)
     arrays = LikelyTokens
+    by_sequence = True
 
     def asks(self, request: Request) -> bool:
         return request.params.temperature > 0 and request.params.top_k > 0
@@ -124,6 +127,7 @@ class TopP(Edit[Nuclei]):
 
     fields = ("top_p",)
     arrays = Nuclei
+    by_sequence = True
 
     def asks(self, request: Request) -> bool:
         return request.params.temperature > 0 and request.params.top_p < 1

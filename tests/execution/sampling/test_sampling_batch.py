@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from logit_edit_cases import arrays_of, with_arrays
 
 from jpaged.execution.mesh import make_mesh
@@ -13,7 +15,7 @@ from jpaged.execution.sampling.edit import NO_ROW
 from jpaged.execution.sampling.logit_edits import BannedTokens, Bans, TokenMasks, WeighedTokens
 from jpaged.execution.sampling.registry import EDITS
 from jpaged.execution.sampling.sampler import sample
-from jpaged.execution.sampling.sampling_batch import PlacedBlanks, blank_rows, of_all, sampling_arrays
+from jpaged.execution.sampling.sampling_batch import PlacedRows, SamplerRows, blank_rows, of_all, sampling_arrays
 from jpaged.execution.sampling.truncations import ALL, DrawnRows, LeastWeights, LikelyTokens, Nuclei
 from jpaged.sampling_params import SamplingParams, StructuredOutputsParams, parameters_of
 from jpaged.scheduling import Chunk, Request, Sample, Sequence
@@ -175,7 +177,7 @@ def test_arrays_of_several_replicas_are_padded_to_the_longest_with_pairs_that_co
 
 
 def test_blank_arrays_lie_on_the_devices_and_those_of_rows_are_placed_like_them():
-    placed = PlacedBlanks(make_mesh(1), VOCAB)
+    placed = PlacedRows(make_mesh(1), VOCAB)
     one, two = (placed.put(sampling_of(asking(**params), start=2)) for params in ({}, {"temperature": 0.5}))
     kinds = zip(EDITS, one.edits, two.edits, strict=True)
     assert [edit for edit, mine, other in kinds if mine is not other] == [
@@ -185,3 +187,37 @@ def test_blank_arrays_lie_on_the_devices_and_those_of_rows_are_placed_like_them(
     assert one.edits[-1][0].sharding == arrays_of(two, DrawnRows).temperature.sharding
     for mine, blank in zip(one.edits, blank_rows(4, VOCAB).edits, strict=True):
         assert all(map(np.array_equal, mine, blank))
+
+
+def samples_of(requests: list[Request], start: int) -> list[Sample]:
+    return [Sample(r, r.sequences[0], Chunk(r.sequences[0], start, 1, -1, None)) for r in requests]
+
+
+def test_arrays_of_the_same_rows_are_kept_from_step_to_step_and_on_the_devices():
+    asked = [asking(temperature=0.5, top_k=3, seed=7), asking(logprobs=2), asking(frequency_penalty=0.5)]
+    rows, placed = SamplerRows(VOCAB), PlacedRows(make_mesh(1), VOCAB)
+    first, second = (rows.arrays(samples_of(asked, start), 4) for start in (2, 3))
+    assert second.position.tolist() == [4, 4, 4, 0]
+    assert second.ranked is first.ranked
+    kept = [edit for edit, one, two in zip(EDITS, first.edits, second.edits, strict=True) if one and one is two]
+    assert kept == [edit for edit in EDITS if {"temperature", "top_k"} & {*edit.fields}]
+    one, two = placed.put(first), placed.put(second)
+    assert two.ranked is one.ranked
+    assert arrays_of(two, DrawnRows) is arrays_of(one, DrawnRows)
+    assert arrays_of(two, WeighedTokens) is not arrays_of(one, WeighedTokens)
+
+
+@given(
+    steps=st.lists(st.lists(st.integers(0, 5), unique=True, max_size=4), min_size=1, max_size=6),
+    widths=st.lists(st.sampled_from([4, 8]), min_size=6, max_size=6),
+)
+@settings(max_examples=40, deadline=None)
+def test_kept_arrays_are_those_that_a_step_alone_would_have(steps: list[list[int]], widths: list[int]):
+    params = [{"temperature": 0.5 * i, "top_k": i, "seed": i} | ({"logprobs": 2} if i % 2 else {}) for i in range(5)]
+    asked = [*(asking(**each) for each in params), asking(min_tokens=4, stop_token_ids=[3])]
+    rows = SamplerRows(VOCAB)
+    for start, (chosen, width) in enumerate(zip(steps, widths, strict=False), 2):
+        samples = samples_of([asked[i] for i in chosen], start)
+        found, wanted = rows.arrays(samples, width), sampling_arrays(samples, width, VOCAB)
+        assert jax.tree.structure(found) == jax.tree.structure(wanted)
+        assert all(map(np.array_equal, jax.tree.leaves(found), jax.tree.leaves(wanted)))

@@ -9,6 +9,7 @@ together, and the questions and reports at its end are mostly one line each.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
@@ -411,6 +412,8 @@ class MemoryManager:
         not even one of a sequence that goes on."""
         self._generation = self._cache.generation = self._cache.generation + 1
         self._listener.forget(self._allocator)
+        if self.tiers is not None:
+            self.tiers.renew(secrets.token_bytes(16))
 
     def take_vacated_pages(self, *, at_once: bool = False) -> list[int]:
         """Return the large pages whose memory may go: used once, and since the last call they held no used or cached

@@ -57,6 +57,15 @@ def test_a_page_that_was_taken_anew_has_its_new_blocks_only(tmp_path):
     again.close()
 
 
+def test_a_folder_keeps_one_model_and_those_that_are_written(tmp_path):
+    first, second = opened(tmp_path), opened(tmp_path, b"x" * 16)
+    assert len(list(tmp_path.glob("*.blocks"))) == 2
+    first.close()
+    second.close()
+    opened(tmp_path, b"y" * 16).close()
+    assert [path.stem for path in tmp_path.glob("*.blocks")] == [f"jpaged-{(b'y' * 16).hex()}"]
+
+
 def test_blocks_of_other_weights_and_other_sizes_are_not_there(tmp_path):
     file = opened(tmp_path)
     write(file, 1, 0)

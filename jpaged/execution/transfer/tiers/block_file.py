@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import UInt8
 
-from jpaged.execution.transfer.tiers.block_journal import BlockJournal, Record
+from jpaged.execution.transfer.tiers.block_journal import BlockJournal, Record, remove_others
 from jpaged.memory.tiers import StoredBlock
 
 Bytes: TypeAlias = UInt8[np.ndarray, " bytes"]
@@ -78,6 +78,7 @@ class BlockFile:
             self._file = tempfile.TemporaryFile(buffering=0, dir=folder, prefix="jpaged-")  # noqa: SIM115
         else:
             path = Path(folder) / f"jpaged-{identity.hex()}"
+            remove_others(Path(folder), identity)
             self._journal = BlockJournal(path.with_suffix(".list"), identity, num_bytes, page_bytes)
         try:
             if self._journal is not None:

@@ -170,6 +170,17 @@ class BlockJournal:
         self._end = len(content)
 
 
+def remove_others(folder: Path, identity: bytes) -> None:
+    """Remove the files of other identities that no process writes, so that a folder does not grow with each model."""
+    for lock in folder.glob("jpaged-*.lock"):
+        if lock.stem == f"jpaged-{identity.hex()}":
+            continue
+        with contextlib.suppress(OSError), lock.open("r+") as held:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for suffix in (".list", ".new", ".blocks", ".lock"):
+                lock.with_suffix(suffix).unlink(missing_ok=True)
+
+
 def _size(record: Record) -> int:
     return _RECORD.size + len(record.block.tokens) + _SUM
 

@@ -431,6 +431,17 @@ class EngineConfig:
     """Order in which cached blocks are evicted, see `jpaged.memory.MemoryManager`: "lru", "aligned", or "predicted",
     which also protects prefixes that recent prompts shared."""
 
+    cache_salt_bytes: int | None = setting(
+        None,
+        optional(whole(1)),
+        affects=Affects.NOTHING,
+        needs=Need("enable_prefix_caching", (True,)),
+        flag=Flag(commands="requests", least=1, help="Most bytes of cached KV, on one device, of one cache_salt."),
+    )
+    """Most bytes, on one device, of the cached KV of one cache_salt that no request uses. A salt over its limit loses
+    blocks of its own, those of the lowest priority and least recently needed first. None sets no limit, and prompts
+    without a salt have none."""
+
     kv_budget: PyramidKV | None = setting(
         None,
         optional(instance(PyramidKV, "a PyramidKV or None")),

@@ -213,7 +213,7 @@ FLAGS = _table(
 allow_credentials allowed_headers allowed_methods: --cors-origin allows a page's origin; the other headers of CORS are
     fixed
 allowed_origins: give --cors-origin for each origin
-anthropic_disabled_thinking_effort: there is no Anthropic API: use /v1/chat/completions or /v1/responses
+anthropic_disabled_thinking_effort: a request to /v1/messages says it: thinking={"type": "disabled"}
 -asc api_server_count data_parallel_supervisor_port dp_supervisor_probe_failure_threshold dp_supervisor_probe_interval_s
     dp_supervisor_probe_timeout_s headless: the server has one process with one engine: --tensor-parallel-size and
     --data-parallel-size spread it
@@ -325,8 +325,8 @@ sweep: `jpaged bench serve` takes --rate several times
 ROUTES = _table(
     """
 /abort_requests /inference/v1/abort_requests: send DELETE or close the connection: its request is aborted
-/cohere/v2/chat /cohere/v2/chat/render /invocations /v1/chat/completions/batch /v1/messages /v1/messages/count_tokens
-    /v1/messages/render: use /v1/chat/completions
+/cohere/v2/chat /cohere/v2/chat/render /invocations /v1/chat/completions/batch /v1/messages/render: use
+    /v1/chat/completions
 /inference/v1/generate /v1/chat/completions/derender /v1/completions/derender: send prompts of token ids to
     /v1/completions, with return_token_ids=true
 /v1/chat/completions/render /v1/completions/render /v1/responses/render: use /tokenize, which takes messages too

@@ -25,6 +25,7 @@ from jpaged.execution.caches.adapters import AdapterCache
 from jpaged.execution.compile.cache import precompile_attention_loops
 from jpaged.execution.device_memory import claim_gpu_share, device_bytes, memory_limit
 from jpaged.execution.kv_dtype import resolve_kv_dtype
+from jpaged.images import GivenLayout
 from jpaged.loading import LoadedModel, load_model
 from jpaged.loading.lora import Adaptable, AdapterRegistry, adapter_group
 from jpaged.loading.pooling_head import PoolingHead
@@ -35,6 +36,7 @@ from jpaged.model_api import (
     Bfloat16Tiles,
     CausalLM,
     CrossAttentionGroup,
+    ImageGroup,
     PromptEncoder,
     TakesImages,
 )
@@ -257,7 +259,15 @@ def _image_inputs(config: EngineConfig, loaded: LoadedModel, refusal: str | None
         whole=group.whole,
         padded=loaded.model.padded,
         most_together=group.most_together if isinstance(group, CrossAttentionGroup) else None,
+        given=_given_layout(loaded.config, group),
     )
+
+
+def _given_layout(config: Any, group: Any) -> GivenLayout | None:
+    """Return how features that callers encoded are placed: those on grids, for models with an axis for each side."""
+    if not isinstance(group, ImageGroup) or group.axes != 3:
+        return None
+    return GivenLayout(group.width * group.levels, config.vision_config.spatial_merge_size)
 
 
 def make_scheduler(
@@ -276,6 +286,7 @@ def make_scheduler(
         max_step_tokens=min(config.max_num_batched_tokens, config.long_prefill_token_threshold or max_model_len),
         swap_space_bytes=_swap_space_bytes(config, spec),
         tiers=tiers,
+        cache_salt_bytes=config.cache_salt_bytes,
     )
     return Scheduler(
         memory,

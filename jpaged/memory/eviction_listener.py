@@ -5,6 +5,7 @@ from __future__ import annotations
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.prefix_prediction import PredictedPrefixes
+from jpaged.memory.retention import Retention
 from jpaged.memory.shared_blocks import SharedBlocks
 from jpaged.memory.step_blocks import StepBlocks
 from jpaged.memory.tiers import Tiers
@@ -21,11 +22,13 @@ class EvictionListener:
         shared: contents that requests hold, by their groups. One that loses a block is lost as a whole.
         predicted: learns which prefixes were evicted; None = nothing is predicted.
         step: knows the blocks whose content is not in the pool yet; None = there are none.
+        retention: the priorities that requests gave to contents; None = there are none.
     """
 
     def __init__(self, cache: PrefixCache, tiers: Tiers | None) -> None:
         self._cache = cache
         self._tiers = tiers
+        self.retention: Retention | None = None
         self.shared: dict[int, SharedBlocks] = {}
         self.predicted: PredictedPrefixes | None = None
         self.step: StepBlocks | None = None
@@ -43,6 +46,8 @@ class EvictionListener:
                 self._tiers.unfill(g, block)
             else:
                 self._tiers.evicted(g, block, link)
+        if link is not None and self.retention is not None:
+            self.retention.forget(g, link.digest)
         self._cache.forget(g, block)
 
     def discard_torn(self) -> None:

@@ -10,9 +10,11 @@ together, and the questions and reports at its end are mostly one line each.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Hashable, Mapping, Sequence
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
+from jpaged.cache_retention import CacheRetention
 from jpaged.memory import invariants
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import BlockTables, RequestBlocks, Sequences, request_groups
@@ -30,6 +32,8 @@ from jpaged.memory.prefix_lookup import PrefixLookup
 from jpaged.memory.prefix_prediction import PredictedPrefixes
 from jpaged.memory.recent_prefixes import RecentPrefixes
 from jpaged.memory.report import BlockCounts, MemoryReport, build_report
+from jpaged.memory.retention import Retention
+from jpaged.memory.salt_limits import SaltLimits
 from jpaged.memory.shared_blocks import shared_blocks
 from jpaged.memory.step_blocks import StepBlocks
 from jpaged.memory.swap import SwapSpace
@@ -53,6 +57,7 @@ class MemoryParts(NamedTuple):
         pinned: the sequences that stay for good.
         recent: the prefixes of recent requests; None = nothing needs them.
         predicted: chooses the protected ones; None = none.
+        retention: the priorities that requests gave to cached contents.
     """
 
     groups: Sequence[tuple[Policy, int]]
@@ -64,6 +69,7 @@ class MemoryParts(NamedTuple):
     pinned: PinnedBlocks
     recent: RecentPrefixes | None
     predicted: PredictedPrefixes | None
+    retention: Retention
 
 
 class MemoryManager:
@@ -82,6 +88,9 @@ class MemoryManager:
         max_step_tokens: most tokens a sequence computes in one step. It bounds what a windowed group needs at
             admission; without it a whole prompt is taken to be computed at once.
         tiers: keep cached blocks outside of the pool; None = evicted ones are lost. They need prefix caching.
+        cache_salt_bytes: most bytes of cached blocks without an owner of one cache salt, see `SaltLimits`; None = no
+            limit. Prompts without a salt have none.
+        clock: a monotonic clock in seconds, on which priorities end.
 
     Attributes:
         swap_space: the swapped sequences and their host memory.
@@ -101,6 +110,8 @@ class MemoryManager:
         swap_space_bytes: int = 0,
         prefix_eviction: PrefixEviction = "aligned",
         tiers: Tiers | None = None,
+        cache_salt_bytes: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not 0 <= swap_space_bytes <= layout.pool_bytes:
             raise ValueError(f"swap_space_bytes={swap_space_bytes:,} is outside [0, {layout.pool_bytes:,}], the pool")
@@ -114,6 +125,8 @@ class MemoryManager:
         self._swap_space_bytes = swap_space_bytes
         self._prefix_eviction = prefix_eviction
         self._generation = 0
+        self._cache_salt_bytes = cache_salt_bytes
+        self._clock = clock
         self._tracker: MapTracker | None = None
         self._groups = [(group.spec.policy, group.spec.block_size) for group in layout.groups]
         if not prefix_caching:
@@ -138,6 +151,10 @@ class MemoryManager:
             listener.evicted,
             listener.discard_torn,
         )
+        self._retention = retention = listener.retention = Retention(len(layout.groups), self._clock)
+        if self._cache_salt_bytes is not None:
+            sizes = [group.block_bytes for group in layout.groups]
+            self._allocator.watch = SaltLimits(self._cache_salt_bytes, sizes, self._cache, self._allocator.discard)
         self._step = StepBlocks(self._allocator, self._cache)
         predicts = self.prefix_caching and self._prefix_eviction == "predicted"
         # Policies with optional blocks place checkpoints where recent requests' shared prefixes end.
@@ -154,6 +171,7 @@ class MemoryManager:
             recent=recent,
             predicted=self._predicted,
             filled=None if self.tiers is None else self.tiers.filled,
+            retention=retention,
         )
         self.shared = shared_blocks(
             layout, self._allocator, self._updater.next_tick, prefix_caching=self.prefix_caching
@@ -206,6 +224,7 @@ class MemoryManager:
             self._pinned,
             self._recent,
             self._predicted,
+            self._retention,
         )
 
     def empty_copy(self, layout: PoolLayout, *, swap_space_bytes: int) -> MemoryManager:
@@ -218,6 +237,7 @@ class MemoryManager:
             max_step_tokens=self.max_step_tokens,
             swap_space_bytes=swap_space_bytes,
             prefix_eviction=self._prefix_eviction,
+            clock=self._clock,
         )
 
     # The life of a sequence.
@@ -230,6 +250,7 @@ class MemoryManager:
         encoder_tokens: int = 0,
         prompt_tokens: int | None = None,
         kept_tokens: int = 0,
+        retention: CacheRetention | None = None,
     ) -> None:
         """Add a sequence with empty tables; its blocks will be placed in the pages of its request.
 
@@ -240,6 +261,7 @@ class MemoryManager:
                 is given.
             kept_tokens: leading tokens of the prompt that are to be found as a prefix once they are computed, a
                 multiple of the layout's `prefix_step`; 0 = wherever the policies see fit.
+            retention: what the request asks of the prefix cache; its breakpoints are the caller's.
 
         Raises:
             ValueError: the sequence exists, the request has another number of encoder tokens, or no layer reads any.
@@ -249,6 +271,7 @@ class MemoryManager:
         if request is None:
             placed = self._allocator.new_request()
             request = RequestBlocks(request_id, placed, self._groups, encoder_tokens, prompt_tokens, kept_tokens)
+            request.retention = retention
             self._requests[request_id] = request
         elif request.encoder_tokens != encoder_tokens:
             raise ValueError(
@@ -351,6 +374,7 @@ class MemoryManager:
     def dispatched(self) -> None:
         """Note that the device has the step that was planned: blocks that it only reads are released, and content that
         it sends to another tier counts as sent."""
+        self._updater.end_priorities()
         self.swap_space.dispatched(self._step.dispatched(self._updater.clock))
         if self.tiers is not None:
             self.tiers.dispatched()

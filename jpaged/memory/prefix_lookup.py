@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import BlockTables, RequestBlocks
+from jpaged.memory.eviction_key import EvictionKey
 from jpaged.memory.hash_chain import HashChain, Link, TokenSpan
-from jpaged.memory.pages import EvictionKey
 from jpaged.memory.policies import Policy
 from jpaged.memory.prefix_cache import PrefixCache, longest_prefix, prefix_tables
 from jpaged.memory.prefix_prediction import PredictedPrefixes

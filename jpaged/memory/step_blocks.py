@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.copies import BlockCopy, HostBlock
-from jpaged.memory.pages import EvictionKey
+from jpaged.memory.eviction_key import EvictionKey
 from jpaged.memory.prefix_cache import PrefixCache
 
 

@@ -6,10 +6,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
+from jpaged.server.bodies import Body, FieldClasses
 from jpaged.server.errors import ApiError
-from jpaged.server.protocol.field_classes import VECTORS, FieldClasses
-from jpaged.server.protocol.fields import Body
-from jpaged.server.protocol.prompts import Prompts, each_prompt, few_prompts
+from jpaged.server.openai.bodies.field_classes import VECTORS
+from jpaged.server.openai.bodies.prompts import Prompts, each_prompt, few_prompts
 
 Texts = Annotated[list[str], BeforeValidator(few_prompts)]
 

@@ -7,10 +7,10 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
-from jpaged.server.protocol import field_classes
-from jpaged.server.protocol.chat import Message, Tool
-from jpaged.server.protocol.field_classes import FieldClasses
-from jpaged.server.protocol.fields import Body, SamplingFields
+from jpaged.server.bodies import Body, FieldClasses
+from jpaged.server.openai.bodies import field_classes
+from jpaged.server.openai.bodies.chat import Message, Tool
+from jpaged.server.openai.bodies.fields import SamplingFields
 
 MOST_PROMPTS = 2**14
 """Limit on the prompts of one body before they are read; `ServerSettings.max_waiting` is usually lower."""

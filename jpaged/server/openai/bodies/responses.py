@@ -10,11 +10,11 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, PrivateAttr, Tag, ValidationError, model_validator
 
+from jpaged.server.bodies import Body, FieldClasses, at_most, only_fields
 from jpaged.server.errors import ApiError, invalid
-from jpaged.server.protocol import field_classes
-from jpaged.server.protocol.chat import BY_CHOICE, AllowedTools, ChatRequest
-from jpaged.server.protocol.field_classes import FieldClasses
-from jpaged.server.protocol.fields import MOST_TEXTS, Body, at_most, only_fields
+from jpaged.server.openai.bodies import field_classes
+from jpaged.server.openai.bodies.chat import BY_CHOICE, AllowedTools, ChatRequest
+from jpaged.server.openai.bodies.fields import MOST_TEXTS
 
 _PART_FIELDS = {"input_image": ("image_url", "detail"), "output_text": ("text", "annotations", "logprobs")}
 """Fields of the parts that have more than text; the first one is required."""

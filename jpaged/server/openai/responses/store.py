@@ -11,14 +11,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from jpaged.server.bodies import unhonoured
 from jpaged.server.caller import Caller
 from jpaged.server.errors import ApiError
-from jpaged.server.protocol.fields import unhonoured
-from jpaged.server.protocol.responses import InputItem, ResponsesRequest, keeper_of, new_response_id
-from jpaged.server.responses.answer import Answer
-from jpaged.server.responses.event_replay import without_false_ends
-from jpaged.server.responses.job import Job
-from jpaged.server.responses.kept_files import KeptFiles
+from jpaged.server.openai.bodies.responses import InputItem, ResponsesRequest, keeper_of, new_response_id
+from jpaged.server.openai.responses.answer import Answer
+from jpaged.server.openai.responses.event_replay import without_false_ends
+from jpaged.server.openai.responses.job import Job
+from jpaged.server.openai.responses.kept_files import KeptFiles
 from jpaged.server.serving import Serving
 
 logger = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ from contextlib import aclosing
 from typing import Any
 
 from jpaged.server.errors import ClientGone, described
-from jpaged.server.responses.answer import Answer
-from jpaged.server.responses.event_replay import EventReplay, ends
-from jpaged.server.responses.kept_files import EventLog
+from jpaged.server.openai.responses.answer import Answer
+from jpaged.server.openai.responses.event_replay import EventReplay, ends
+from jpaged.server.openai.responses.kept_files import EventLog
 from jpaged.server.streaming import event
 
 logger = logging.getLogger(__name__)

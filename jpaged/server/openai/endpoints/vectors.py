@@ -13,12 +13,10 @@ from fastapi import APIRouter, Request
 from jpaged import PoolingParams
 from jpaged.outputs import PoolingRequestOutput
 from jpaged.server.caller import Caller
-from jpaged.server.endpoints.common import serving_of
 from jpaged.server.errors import ApiError, refused
+from jpaged.server.openai.bodies.vectors import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
 from jpaged.server.openapi import GENERATES
-from jpaged.server.protocol.fields import check_model
-from jpaged.server.protocol.vectors import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
-from jpaged.server.serving import Serving
+from jpaged.server.serving import Serving, serving_of
 from jpaged.server.streaming import while_connected
 
 router = APIRouter()
@@ -128,7 +126,7 @@ def _begin(serving: Serving, request: Request, body: _Body, field: str, prompts:
         ApiError: the server is draining, does not know the model, or takes fewer prompts.
     """
     caller = serving.begin(request)
-    check_model(body.model, serving.names)
+    serving.check_model(body.model)
     caller.log |= {"user": body.user} if body.user else {}
     most = serving.settings.max_waiting
     if not 1 <= prompts <= most:

@@ -8,30 +8,8 @@ and refused. docs/compatibility.md shows the table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
+from jpaged.server.bodies import FieldClasses
 from jpaged.vllm_names import FIELDS
-
-Reasons = Mapping[str, str]
-"""Names of fields, or of kinds of items, with the reason for the caller."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FieldClasses:
-    """The fields of one object that are not applied.
-
-    Attributes:
-        without_effect, not_honoured, refused: see the module. The value false asks for nothing.
-        items: for a field that is a list, the kinds of its items that are not honoured. An item's kind is its `type`,
-            or the item itself if it is text. A kind with the reason "" has no effect.
-    """
-
-    without_effect: Reasons = field(default_factory=dict)
-    not_honoured: Reasons = field(default_factory=dict)
-    refused: Reasons = field(default_factory=dict)
-    items: Mapping[str, Reasons] = field(default_factory=dict)
-
 
 _CACHED = "prefixes are cached by their tokens; cache_salt keeps them apart"
 _UNUSED = "it is for the client's own records"
@@ -85,11 +63,8 @@ _FUNCTION = {
     "defer_loading": "the prompt has all tools",
     "output_schema": "the model is not shown the results' schema",
 }
-EFFORT = "the model's chat template has no control of its effort"
-VERBOSITY = "the model's chat template has no control of its verbosity"
 LARK_INPUT = "an input's grammar in Lark cannot stand within a call's JSON; a regex can"
 _NAMED = {"request_id": "the header X-Request-Id names a request"}
-NOTHING = FieldClasses()
 SAMPLING = FieldClasses(without_effect=_CACHE, not_honoured=_NAMED)
 STREAM_OPTIONS = FieldClasses(not_honoured={"include_obfuscation": "chunks are as long as their text"})
 COMPLETION = FieldClasses(

@@ -8,13 +8,12 @@ from typing import Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from jpaged.server.endpoints.common import serving_of
 from jpaged.server.errors import ApiError
+from jpaged.server.openai.bodies.responses import ResponsesRequest
+from jpaged.server.openai.responses.job import Job
+from jpaged.server.openai.responses.store import ResponseStore
 from jpaged.server.openapi import GENERATES, errors
-from jpaged.server.protocol.fields import check_model
-from jpaged.server.protocol.responses import ResponsesRequest
-from jpaged.server.responses.job import Job
-from jpaged.server.responses.store import ResponseStore
+from jpaged.server.serving import serving_of
 from jpaged.server.streaming import STREAMED, stream, while_connected, whole
 
 router = APIRouter()
@@ -29,7 +28,7 @@ async def respond(body: ResponsesRequest, request: Request) -> Response:
     """Write a response."""
     serving = serving_of(request)
     caller = serving.begin(request)
-    check_model(body.model, serving.names)
+    serving.check_model(body.model)
     job = _store(request).begin(body, caller)
     if body.background and not body.stream:
         return whole(job.response)

@@ -8,11 +8,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
 
+from jpaged import BeamSearchParams, SamplingParams, StructuredOutputsParams
 from jpaged.json_schema import first_unfollowed
-from jpaged.server.errors import ApiError, refused
-from jpaged.server.protocol import field_classes
-from jpaged.server.protocol.field_classes import FieldClasses
-from jpaged.server.protocol.fields import Body, SamplingFields, only_fields
+from jpaged.server import turn as turns
+from jpaged.server.bodies import Body, FieldClasses, only_fields
+from jpaged.server.errors import ApiError, ClientNames
+from jpaged.server.openai.bodies import field_classes
+from jpaged.server.openai.bodies.fields import SamplingFields
 
 
 class ImageUrl(Body):
@@ -216,9 +218,11 @@ class Tool(Body):
         assert self.function is not None
         return self.function
 
-    def shown(self) -> dict[str, Any]:
-        """Return the tool for the chat template."""
-        return {"type": "function", "function": self.as_function().model_dump(exclude_unset=True)}
+    def in_turn(self) -> turns.Tool:
+        """Return the tool of a turn."""
+        function = self.as_function()
+        takes_text = self.custom is not None
+        return turns.Tool(function.name, function.description, function.parameters, function.strict, takes_text)
 
 
 class NamedFunction(Body):
@@ -344,10 +348,85 @@ class ChatRequest(SamplingFields):
         """Set the client's names, or paths, of fields and images that have others in its request, for errors."""
         self._sent_as, self._images = dict(sent_as), list(images)
 
+    @property
+    def names(self) -> ClientNames:
+        """Return the names that the client sent."""
+        images = image_paths(self.messages) if self._images is None else self._images
+        return ClientNames(type(self).model_fields, self.sent_as, images)
+
     def refusal(self, error: Exception) -> ApiError:
         """Return the error for a value that jpaged refuses, by the names that the client sent."""
-        images = image_paths(self.messages) if self._images is None else self._images
-        return refused(error, type(self).model_fields, self.sent_as, images)
+        return self.names.refusal(error)
+
+    def turn(self, defaults: SamplingParams, max_model_len: int, **more: Any) -> turns.Turn:
+        """Return what the request asks.
+
+        Args:
+            defaults: parameters of fields that the request lacks.
+            max_model_len: tokens of a beam if the request sets no limit.
+            more: further fields of the turn.
+
+        Raises:
+            ApiError: a field is wrong, or needs another.
+        """
+        both = self.continue_final_message and self.add_generation_prompt
+        if both and "add_generation_prompt" in self.model_fields_set:
+            message = "continue_final_message=true continues a message, and add_generation_prompt=true begins one"
+            raise ApiError(message, param="continue_final_message", code="invalid_value")
+        tools = [tool.in_turn() for tool in self.tools or ()]
+        choice = self._choice()
+        return turns.Turn(
+            messages=self.template_messages(),
+            params=self._params(defaults, max_model_len),
+            names=self.names,
+            tools=tools,
+            choice=choice,
+            shape=self._shape(with_tools=bool(tools) and choice.mode != "none"),
+            covers_thought=self.structured_outputs is not None,
+            shows_thoughts=self.include_reasoning,
+            controls={"reasoning_effort": self.reasoning_effort, "verbosity": self.verbosity},
+            variables=self.chat_template_kwargs or {},
+            begins_message=self.add_generation_prompt,
+            continues_message=self.continue_final_message,
+            last_tokens=self.truncate_prompt_tokens,
+            hides_marks=self.skip_special_tokens,
+            model=self.model,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            **more,
+        )
+
+    def _choice(self) -> turns.ToolChoice:
+        choice, parallel = self.tool_choice, self.parallel_tool_calls
+        if isinstance(choice, NamedTool):
+            return turns.ToolChoice("required", (choice.function.name,), parallel=False)
+        if isinstance(choice, AllowedTools):
+            return turns.ToolChoice(choice.mode, tuple(tool.name for tool in choice.tools), parallel)
+        return turns.ToolChoice(choice or "auto", None, parallel)
+
+    def _params(self, defaults: SamplingParams, max_model_len: int) -> SamplingParams | BeamSearchParams:
+        most = self.most_tokens
+        if self.use_beam_search:
+            if self.tools:
+                message = "tools have no meaning with use_beam_search=true"
+                raise ApiError(message, param="tools", code="invalid_value")
+            return self.beam_params(most_tokens=max_model_len if most is None else most)
+        scores = {"logprobs": self.top_logprobs or 0} if self.logprobs else {}
+        return self.sampling_params(defaults, max_tokens=most, structured_outputs=None, **scores)
+
+    def _shape(self, *, with_tools: bool) -> StructuredOutputsParams | None:
+        """Return the shape of the answer's text.
+
+        Raises:
+            ApiError: the shape is invalid, or there are two.
+        """
+        try:
+            return self.shape()
+        except (ValueError, TypeError) as error:
+            if not with_tools:
+                raise self.refusal(error) from error
+            name = "response_format" if self.structured_outputs is None else "structured_outputs"
+            raise ApiError(str(error), param=name, code="invalid_value") from error
 
     @property
     def most_tokens(self) -> int | None:

@@ -12,14 +12,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from jpaged import BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
+from jpaged.server.bodies import unhonoured
 from jpaged.server.caller import Caller
-from jpaged.server.endpoints.common import FINGERPRINT, StreamUsage, ending, serving_of, usage
 from jpaged.server.errors import ApiError
-from jpaged.server.logprobs import HALF, CompletionLogprobs, prompt_logprobs
+from jpaged.server.openai.bodies.prompts import CompletionRequest
+from jpaged.server.openai.endpoints.common import FINGERPRINT, Usage, ending
+from jpaged.server.openai.logprobs import HALF, CompletionLogprobs, prompt_logprobs
 from jpaged.server.openapi import GENERATES
-from jpaged.server.protocol.fields import check_model, unhonoured
-from jpaged.server.protocol.prompts import CompletionRequest
-from jpaged.server.serving import Serving, collected, merged
+from jpaged.server.serving import Serving, collected, merged, serving_of
 from jpaged.server.streaming import DONE, STREAMED, Events, stream, while_connected, whole
 
 router = APIRouter()
@@ -32,7 +32,7 @@ async def complete(body: CompletionRequest, request: Request) -> Response:
     """Continue one or several prompts."""
     serving = serving_of(request)
     caller = serving.begin(request)
-    check_model(body.model, serving.names)
+    serving.check_model(body.model)
     answer = _Completion(serving, body, caller)
     if body.stream:
         return await stream(request, caller, answer.chunks(), serving.settings.stall_timeout)
@@ -125,13 +125,15 @@ class _Completion:
     async def whole(self) -> dict[str, Any]:
         """Return the answer's JSON."""
         outputs = await collected(self._start())
-        tokens = 0 if self._body.max_tokens == 0 else sum(len(one.token_ids) for o in outputs for one in o.outputs)
+        usage = Usage()
+        for prompt, output in enumerate(outputs):
+            _count(usage, prompt, output, generated=self._body.max_tokens != 0)
         choices = [
             self._choice(prompt * self._body.n + i, output, one)
             for prompt, output in enumerate(outputs)
             for i, one in enumerate(self._best(output.outputs))
         ]
-        return {**self._head, "choices": choices, "usage": usage(outputs, tokens)}
+        return {**self._head, "choices": choices, "usage": usage.now()}
 
     def _best(self, outputs: Sequence[CompletionOutput]) -> Sequence[CompletionOutput]:
         if self._body.best_of is None:
@@ -195,7 +197,7 @@ class _Completion:
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """Yield the answer as server-sent events."""
         body, options = self._body, self._body.stream_options
-        counted = StreamUsage(
+        counted = Usage(
             include=options is not None and options.include_usage,
             continuous=options is not None and options.continuous_usage_stats,
         )
@@ -206,7 +208,7 @@ class _Completion:
         event = Events(self._head)
         async with aclosing(merged(self._start())) as outputs:
             async for prompt, output in outputs:
-                counted.count(prompt, output)
+                _count(counted, prompt, output)
                 scored[prompt] = output.prompt_logprobs or scored.get(prompt) or ()
                 for one in output.outputs:
                     index = prompt * body.n + one.index
@@ -246,6 +248,12 @@ class _Completion:
         if counted.include:
             yield event({"choices": [], "usage": counted.now()})
         yield DONE
+
+
+def _count(usage: Usage, prompt: int, output: RequestOutput, *, generated: bool = True) -> None:
+    """Count an output of the engine; without `generated` its tokens are not the answer's."""
+    tokens = sum(len(one.token_ids) for one in output.outputs) if generated else 0
+    usage.count(prompt, len(output.prompt_token_ids), output.num_cached_tokens, tokens)
 
 
 def _mean_logprob(output: CompletionOutput) -> float:

@@ -7,15 +7,14 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from jpaged import CompletionOutput, RequestOutput
+from jpaged.server.bodies import unhonoured
 from jpaged.server.caller import Caller
 from jpaged.server.errors import ApiError, described
-from jpaged.server.logprobs import chat_logprobs
 from jpaged.server.messages.custom_tools import CustomInput
-from jpaged.server.messages.parts import CallArguments, CallCut, CallStart, Content, Part, Reasoning
-from jpaged.server.protocol.fields import unhonoured
-from jpaged.server.protocol.responses import CalledTool, ResponsesRequest
+from jpaged.server.openai.bodies.responses import CalledTool, ResponsesRequest
+from jpaged.server.openai.logprobs import chat_logprobs
 from jpaged.server.serving import Serving
+from jpaged.server.turn import Arguments, CallBegun, CallEnded, Ended, Event, Piece, Text, Thought
 
 
 class Answer:
@@ -38,9 +37,10 @@ class Answer:
         self._serving = serving
         self._caller = caller
         self._body = body
-        self._chat = body.as_chat()
-        self._turn = serving.turn_of(self._chat)
-        if body.includes_logprobs and self._turn.splits:
+        chat, engine = body.as_chat(), serving.engine
+        more = {"drops_oldest": body.truncation == "auto", "resumable": True}
+        self._form = serving.form_of(chat.turn(engine.get_default_sampling_params(), engine.max_model_len, **more))
+        if body.includes_logprobs and self._form.splits:
             message = "include has logprobs, which a text that is split into tool calls or thoughts does not have"
             raise ApiError(message, param="include", code="unsupported_parameter")
         self._items = Items(caller.answer_id, body.called)
@@ -50,8 +50,8 @@ class Answer:
             if getattr(body, name) is not None:
                 caller.log[name] = getattr(body, name)
         places = {"reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity"}
-        named = unhonoured(body) | unhonoured(self._chat)
-        named |= {places[name]: reason for name, reason in self._turn.unhonoured.items()}
+        named = unhonoured(body) | unhonoured(chat)
+        named |= {places[name]: reason for name, reason in self._form.unhonoured.items()}
         self._head = self._echo(body) | serving.not_honoured(named)
         self.error: Exception | None = None
 
@@ -83,38 +83,30 @@ class Answer:
             "metadata": body.metadata or {},
         } | ({"tool_choice": "auto"} if choice is None else {})
 
-    async def events(self) -> AsyncGenerator[Event, None]:
+    async def events(self) -> AsyncGenerator[Made, None]:
         """Yield the events of the response.
 
         Raises:
             ApiError: the request is refused before the first event; a later failure becomes an event.
         """
-        outputs = await self._serving.start_turn(
-            self._chat, self._turn, self._caller, truncate=self._body.truncation == "auto"
-        )
-        reader, tokens, begun = self._turn.reader(), 0, False
-        thought = self._turn.thought_tokens(reader)
-        async with aclosing(outputs):
+        steps = await self._serving.answer(self._form, self._caller)
+        begun = False
+        async with aclosing(steps):
             try:
-                async for output in outputs:
+                async for step in steps:
                     if not begun:
                         begun = True
                         yield "response.created", {"response": self.state("in_progress")}
                         yield "response.in_progress", {"response": self.state("in_progress")}
-                    for one in output.outputs:
-                        tokens += len(one.token_ids)
-                        self._items.scored(self._logprobs(one))
-                        text = _settled(one)
-                        parts = reader.push(text) + (reader.finish() if _came_to_its_end(one) else [])
-                        if thought is not None:
-                            thought.add(one.token_ids, text)
-                        for part in parts:
-                            for made in self._items.add(part):
+                    for piece in step.pieces:
+                        self._items.scored(self._logprobs(piece))
+                        for event in piece.events:
+                            for made in self._items.add(event):
                                 yield made
-                        if one.finish_reason is not None:
-                            for made in self._items.close(_status(one)):
+                        if (ended := piece.ended) is not None:
+                            for made in self._items.close(_status(ended)):
                                 yield made
-                            yield self._last(output, one, tokens, 0 if thought is None else thought.total)
+                            yield f"response.{_status(ended)}", {"response": self._ended(ended)}
             except Exception as error:
                 if not begun:
                     raise
@@ -127,35 +119,24 @@ class Answer:
         self._caller.log["error"] = answer.code
         return {**self.state("failed"), "error": _error(answer)}
 
-    def _logprobs(self, one: CompletionOutput) -> list[dict[str, Any]]:
-        if one.logprobs is None or not self._body.includes_logprobs:
+    def _logprobs(self, piece: Piece) -> list[dict[str, Any]]:
+        if piece.logprobs is None or not self._body.includes_logprobs:
             return []
         tokenizer = self._serving.engine.tokenizer
-        return chat_logprobs(one.token_ids, one.logprobs, self._body.top_logprobs or 0, tokenizer)["content"]
+        return chat_logprobs(piece.token_ids, piece.logprobs, self._body.top_logprobs or 0, tokenizer)["content"]
 
-    def _last(self, output: RequestOutput, one: CompletionOutput, tokens: int, thought: int) -> Event:
-        ended = self._ended(output, one, tokens, thought)
-        return f"response.{ended['status']}", {"response": ended}
-
-    def _ended(self, output: RequestOutput, one: CompletionOutput, tokens: int, thought: int) -> dict[str, Any]:
-        """Return the ended response.
-
-        Args:
-            tokens: tokens of the output, including those of the thought.
-            thought: tokens of the thought.
-        """
-        whole = one.finish_reason == "stop"
-        why = "max_output_tokens" if one.finish_reason == "length" else "aborted"
-        prompt = len(output.prompt_token_ids)
+    def _ended(self, ended: Ended) -> dict[str, Any]:
+        """Return the ended response."""
+        why = "max_output_tokens" if ended.reason == "length" else "aborted"
         return {
-            **self.state(_status(one)),
-            "incomplete_details": None if whole else {"reason": why},
+            **self.state(_status(ended)),
+            "incomplete_details": {"reason": why} if _status(ended) == "incomplete" else None,
             "usage": {
-                "input_tokens": prompt,
-                "input_tokens_details": {"cached_tokens": output.num_cached_tokens},
-                "output_tokens": tokens,
-                "output_tokens_details": {"reasoning_tokens": thought},
-                "total_tokens": prompt + tokens,
+                "input_tokens": ended.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": ended.cached_tokens},
+                "output_tokens": ended.output_tokens,
+                "output_tokens_details": {"reasoning_tokens": ended.thought_tokens or 0},
+                "total_tokens": ended.prompt_tokens + ended.output_tokens,
             },
         }
 
@@ -171,44 +152,31 @@ class Answer:
         }
 
 
-def _came_to_its_end(one: CompletionOutput) -> bool:
-    return one.finish_reason not in (None, "abort")
-
-
-def _settled(one: CompletionOutput) -> str:
-    """Return the new text. An aborted output loses half a character at its end: a restarted server may complete it."""
-    return one.text.rstrip("\ufffd") if one.finish_reason == "abort" else one.text
-
-
-def _status(one: CompletionOutput) -> str:
-    return "completed" if one.finish_reason == "stop" else "incomplete"
+def _status(ended: Ended) -> str:
+    return "completed" if ended.reason in ("stop", "calls") else "incomplete"
 
 
 def _error(error: ApiError) -> dict[str, Any]:
     return {"code": error.code or "server_error", "message": error.message}
 
 
-Event = tuple[str, dict[str, Any]]
-"""An event's type and its other fields."""
+Made = tuple[str, dict[str, Any]]
+"""An event's type in OpenAI's API, and its other fields."""
 _STEMS = {"message": "output_text", "reasoning": "reasoning_text"}
 
 
 class Items:
-    """Output items in OpenAI's form, made from the parts of one output. Each is closed before the next begins.
+    """Output items in OpenAI's form, made from the events of one answer. Each is closed before the next begins.
 
     Args:
         response_id: prefix of the items' ids.
         tools: the tools that may be called, by the names that the model is shown.
-        include_reasoning: whether thoughts become items.
     """
 
-    def __init__(
-        self, response_id: str, tools: Mapping[str, CalledTool] | None = None, *, include_reasoning: bool = True
-    ) -> None:
+    def __init__(self, response_id: str, tools: Mapping[str, CalledTool] | None = None) -> None:
         self._id = response_id
         self._tools = tools or {}
         self._input = CustomInput()
-        self._include_reasoning = include_reasoning
         self._items: list[dict[str, Any]] = []
         self._open = False
         self._is_cut = False  # whether the output ended within a call
@@ -228,39 +196,41 @@ class Items:
         self._items[-1]["content"][0]["logprobs"] += scores
         return scores
 
-    def add(self, part: Part) -> Iterator[Event]:
-        """Add a part; yield its events."""
-        if isinstance(part, Reasoning) and not self._include_reasoning:
-            return
-        if isinstance(part, CallCut):
-            self._is_cut = True
-        elif isinstance(part, CallStart):
-            yield from self._call(part)
-        elif isinstance(part, CallArguments) and self._items[-1]["type"] == "custom_tool_call":
-            new = self._input.push(part.text)
+    def add(self, event: Event) -> Iterator[Made]:
+        """Add an event of the answer; yield those that it becomes."""
+        if isinstance(event, CallEnded):
+            self._is_cut = event.is_cut
+        elif isinstance(event, CallBegun):
+            yield from self._call(event)
+        elif isinstance(event, Arguments) and self._items[-1]["type"] == "custom_tool_call":
+            new = self._input.push(event.text)
             self._items[-1]["input"] += new
             if new:
                 yield "response.custom_tool_call_input.delta", {**self._place(), "delta": new}
-        elif isinstance(part, CallArguments):
-            self._items[-1]["arguments"] += part.text
-            yield "response.function_call_arguments.delta", {**self._place(), "delta": part.text}
-        else:
-            kind = "message" if isinstance(part, Content) else "reasoning"
-            if not self._open or self._items[-1]["type"] != kind:
-                extra: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
-                yield from self._begin(kind, **extra, content=[])
-                self._items[-1]["content"].append(self._part(kind, ""))
-                if kind == "message":
-                    fields = {**self._place(), "content_index": 0, "part": self._part(kind, "")}
-                    yield "response.content_part.added", fields
-            self._items[-1]["content"][0]["text"] += part.text
-            delta = {**self._place(), "content_index": 0, "delta": part.text}
-            yield (
-                f"response.{_STEMS[kind]}.delta",
-                delta | ({"logprobs": self._take_scores()} if kind == "message" else {}),
-            )
+        elif isinstance(event, Arguments):
+            self._items[-1]["arguments"] += event.text
+            yield "response.function_call_arguments.delta", {**self._place(), "delta": event.text}
+        elif isinstance(event, Text | Thought):
+            yield from self._more(event)
 
-    def close(self, status: str = "completed") -> Iterator[Event]:
+    def _more(self, event: Text | Thought) -> Iterator[Made]:
+        """Yield the events of more text."""
+        kind = "message" if isinstance(event, Text) else "reasoning"
+        if not self._open or self._items[-1]["type"] != kind:
+            extra: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
+            yield from self._begin(kind, **extra, content=[])
+            self._items[-1]["content"].append(self._part(kind, ""))
+            if kind == "message":
+                fields = {**self._place(), "content_index": 0, "part": self._part(kind, "")}
+                yield "response.content_part.added", fields
+        self._items[-1]["content"][0]["text"] += event.text
+        delta = {**self._place(), "content_index": 0, "delta": event.text}
+        yield (
+            f"response.{_STEMS[kind]}.delta",
+            delta | ({"logprobs": self._take_scores()} if kind == "message" else {}),
+        )
+
+    def close(self, status: str = "completed") -> Iterator[Made]:
         """Yield the events that end the open item, if there is one.
 
         Args:
@@ -290,11 +260,11 @@ class Items:
         item["status"] = "incomplete" if self._is_cut and item["type"].endswith("_call") else status
         yield "response.output_item.done", {"output_index": place["output_index"], "item": item}
 
-    def _call(self, part: CallStart) -> Iterator[Event]:
+    def _call(self, event: CallBegun) -> Iterator[Made]:
         """Yield the events that begin a call."""
-        called = self._tools.get(part.name)
-        name = part.name if called is None else called.tool.name
-        fields: dict[str, Any] = {"call_id": f"call_{self._id}_{part.index}", "name": name}
+        called = self._tools.get(event.name)
+        name = event.name if called is None else called.tool.name
+        fields: dict[str, Any] = {"call_id": f"call_{self._id}_{event.index}", "name": name}
         if called is not None and called.namespace is not None:
             fields["namespace"] = called.namespace
         if called is not None and called.tool.type == "custom":
@@ -303,7 +273,7 @@ class Items:
         else:
             yield from self._begin("function_call", **fields, arguments="")
 
-    def _begin(self, kind: str, **fields: Any) -> Iterator[Event]:
+    def _begin(self, kind: str, **fields: Any) -> Iterator[Made]:
         yield from self.close()
         number = len(self._items)
         prefix = {"message": "msg", "function_call": "fc", "custom_tool_call": "ctc", "reasoning": "rs"}[kind]

@@ -524,6 +524,10 @@ class MemoryManager:
         """Return how many leading tokens of a prompt are sure to be found, because they lie in pinned blocks."""
         return self._pinned.prefix(token_ids, salt, encoder_tokens, spans) if self.prefix_caching else 0
 
+    def tier_tokens(self, seq_id: int) -> Mapping[str, int]:
+        """Return how many leading tokens of a sequence's request were found in each tier below the pool."""
+        return self._sequences[seq_id].request.tier_tokens
+
     def cached_prefix(self, token_ids: Sequence[int], *, salt: Hashable = None, spans: Sequence[TokenSpan] = ()) -> int:
         """Return how many tokens `match_prefix` would attach now; nothing is attached."""
         return self._lookup.cached(token_ids, salt, spans) if self.prefix_caching else 0

@@ -294,6 +294,7 @@ class Scheduler:
         if request.first_scheduled_time is None:
             request.first_scheduled_time = time.monotonic()
             request.num_cached_tokens = first.num_computed
+            request.tier_tokens = self.memory.tier_tokens(first.seq_id)
         request.end_pause()
         if ahead is not None:
             ahead.let_go(request)

@@ -43,7 +43,8 @@ def test_the_help_of_every_metric_says_what_is_measured():
     disk = TierStats(**{field.name: 1 for field in fields(TierStats)})
     known = {field.name: 1 for field in fields(EngineStats)}
     stats = EngineStats(
-        **known | {"blocks": (counts,), "disk": disk, "finished": {"stop": 1}, "step_times": Counters().step_times}
+        **known
+        | {"blocks": (counts,), "disk": disk, "ram": disk, "finished": {"stop": 1}, "step_times": Counters().step_times}
     )
     engine = SimpleNamespace(get_metrics=lambda: metrics_of(stats))
     text = ServerMetrics(engine, "m").text().decode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
@@ -146,6 +147,7 @@ class RequestOutput:
             computed.
         sequences: the outputs of a beam search in vLLM's form; empty for other requests.
         error: why the request was refused (only with ``on_error="return"``); `outputs` is then empty.
+        num_cached_by_tier: those of `num_cached_tokens` that were in no block of the pool, by tier: "ram", "disk".
     """
 
     request_id: int | str
@@ -158,6 +160,7 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     error: str | None = None
     sequences: list[BeamSearchSequence] = field(default_factory=list)
+    num_cached_by_tier: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

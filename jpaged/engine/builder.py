@@ -15,6 +15,7 @@ from jpaged.distributed import Follower, Leader, join
 from jpaged.engine.engine import Engine
 from jpaged.engine.memory_plan import plan_memory, resolve_max_model_len
 from jpaged.engine.program_folder import check_model, open_programs, with_compiled_pool
+from jpaged.engine.saved_state.identity import identity_of
 from jpaged.engine.sizes import check_compute_dtype, longest_sequence, pool_tokens, sized
 from jpaged.engine.speculation import draft_source, make_speculation
 from jpaged.engine.tiers import open_tiers
@@ -157,7 +158,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
     adapters = adapter_registry(config, loaded, spec)
     if part is not None:
         spec = spec.resized(part.smallest(spec.device_bytes))
-    tiers = open_tiers(config, spec)
+    tiers = open_tiers(config, spec, lambda: identity_of(config, loaded.config, loaded.params, mesh, spec))
     try:
         runner = Runner(
             loaded.graphdef,

@@ -6,10 +6,11 @@ import logging
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from jpaged.config import EngineConfig
 from jpaged.execution import PoolSpec
-from jpaged.execution.transfer.tiers import BlockFile, BlockMemory, BlockThread, Speeds, to_device
+from jpaged.execution.transfer.tiers import SAMPLE, BlockFile, BlockMemory, BlockThread, Speeds, to_device
 from jpaged.memory import Tier, Tiers
 from jpaged.memory.tiers import BreakEven, TierName
 
@@ -37,8 +38,11 @@ class OpenTiers:
             thread.close()
 
 
-def open_tiers(config: EngineConfig, spec: PoolSpec) -> OpenTiers:
+def open_tiers(config: EngineConfig, spec: PoolSpec, identity: Callable[[], bytes]) -> OpenTiers:
     """Return the tiers that the settings ask for; where the disk fails, those without it, with a warning.
+
+    Args:
+        identity: returns what stands for the weights and all else that blocks depend on; it reads all weights.
 
     Raises:
         ValueError: kv_offloading_size or disk_space holds no large page.
@@ -46,12 +50,12 @@ def open_tiers(config: EngineConfig, spec: PoolSpec) -> OpenTiers:
     tiers: list[Tier] = []
     threads: list[BlockThread] = []
     openers: dict[TierName, Callable[..., tuple[BlockFile | BlockMemory, Speeds] | None]]
-    openers = {"ram": _open_memory, "disk": _open_file}
+    openers = {"ram": _open_memory, "disk": partial(_open_file, identity)}
     try:
         for name, opens in openers.items():
             if (opened := opens(config, spec)) is not None:
                 threads.append(BlockThread(opened[0], name))
-                tiers.append(_tier(name, threads[-1], opened[0].num_bytes, opened[1], config, spec))
+                tiers.append(_tier(name, threads[-1], opened[0], opened[1], config, spec))
     except BaseException:
         for thread in threads:
             thread.close()
@@ -62,7 +66,7 @@ def open_tiers(config: EngineConfig, spec: PoolSpec) -> OpenTiers:
 def _tier(
     name: TierName,
     thread: BlockThread,
-    num_bytes: int,
+    opened: BlockFile | BlockMemory,
     speeds: Speeds,
     config: EngineConfig,
     spec: PoolSpec,
@@ -72,7 +76,7 @@ def _tier(
         "%s tier of %s bytes: writes %.0f MB/s, reads %.0f MB/s after %.2f ms, checksums of a disk included, and %.0f "
         "MB/s to a device; what is read rather than computed is known after the first steps with prompts",
         name,
-        f"{num_bytes:,}",
+        f"{opened.num_bytes:,}",
         speeds.write_rate / 1e6,
         speeds.read_rate / 1e6,
         1e3 * speeds.latency,
@@ -84,7 +88,12 @@ def _tier(
         device_rate=device_rate,
         min_tokens=config.disk_break_even if name == "disk" else config.kv_offloading_break_even,
     )
-    return Tier(name, spec.layout, thread, num_bytes, spec.shards, even, at_fill=name == "ram")
+    tier = Tier(name, spec.layout, thread, opened.num_bytes, spec.shards, even, at_fill=True)
+    if isinstance(opened, BlockFile):
+        tier.only_reads = not opened.writes
+        tier.index.load(opened.blocks)
+        logger.info("%d blocks are on disk%s", len(tier.index), ", written by another process" * tier.only_reads)
+    return tier
 
 
 def _whole_pages(setting: str, gib: float, spec: PoolSpec) -> int:
@@ -102,20 +111,20 @@ def _open_memory(config: EngineConfig, spec: PoolSpec) -> tuple[BlockMemory, Spe
     return memory, memory.measure()
 
 
-def _open_file(config: EngineConfig, spec: PoolSpec) -> tuple[BlockFile, Speeds] | None:
+def _open_file(identity: Callable[[], bytes], config: EngineConfig, spec: PoolSpec) -> tuple[BlockFile, Speeds] | None:
     folder = config.disk_folder
     if folder is None:
         return None
     space = DEFAULT_DISK_SPACE if config.disk_space is None else config.disk_space
-    num_bytes, file = _whole_pages("disk_space", space, spec), None
+    num_bytes, page_bytes = _whole_pages("disk_space", space, spec), spec.layout.page_bytes * spec.shards
     try:
-        file = BlockFile(folder, num_bytes)
-        return file, file.measure()
-    except BaseException as error:
-        if file is not None:
-            file.close()
-        if not isinstance(error, OSError):
-            raise
+        sample = BlockFile(folder, min(num_bytes, SAMPLE))
+        try:
+            speeds = sample.measure()
+        finally:
+            sample.close()
+        return BlockFile(folder, num_bytes, identity=identity(), page_bytes=page_bytes), speeds
+    except OSError as error:
         warnings.warn(
             f"disk_folder={folder!r}, disk_space={space} GiB: {error}; the engine runs without a disk", stacklevel=3
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jpaged.cache_retention import CacheRetention
 from jpaged.memory.hash_chain import HashChain
@@ -38,6 +38,7 @@ class RequestBlocks:
         groups: policy and block size (tokens) of each layer group, for this request.
         releases: whether any group's policy may release blocks while a sequence grows.
         retention: what it asks of the prefix cache; None = nothing.
+        tier_tokens: leading tokens that were found in each tier below the pool.
         num_seqs: number of its sequences.
     """
 
@@ -52,6 +53,7 @@ class RequestBlocks:
         "releases",
         "request_id",
         "retention",
+        "tier_tokens",
     )
 
     def __init__(
@@ -72,6 +74,7 @@ class RequestBlocks:
         self.groups = request_groups(groups, encoder_tokens, prompt_tokens)
         self.releases = any(policy.releases for policy, _ in groups)
         self.retention: CacheRetention | None = None
+        self.tier_tokens: Mapping[str, int] = {}
         self.num_seqs = 0
 
     def begin(self, cached: int, shared: int) -> None:

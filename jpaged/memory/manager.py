@@ -9,6 +9,7 @@ together, and the questions and reports at its end are mostly one line each.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
@@ -483,6 +484,8 @@ class MemoryManager:
         self._generation = self._cache.generation = self._cache.generation + 1
         self.misses.forget()
         self._listener.forget(self._allocator)
+        if self.tiers is not None:
+            self.tiers.renew(secrets.token_bytes(16))
 
     def take_vacated_pages(self, *, at_once: bool = False) -> list[int]:
         """Return the large pages whose memory may go: used once, and since the last call they held no used or cached
@@ -568,6 +571,10 @@ class MemoryManager:
     ) -> int:
         """Return how many leading tokens of a prompt are sure to be found, because they lie in pinned blocks."""
         return self._pinned.prefix(token_ids, salt, encoder_tokens, spans) if self.prefix_caching else 0
+
+    def tier_tokens(self, seq_id: int) -> Mapping[str, int]:
+        """Return how many leading tokens of a sequence's request were found in each tier below the pool."""
+        return self._sequences[seq_id].request.tier_tokens
 
     def cached_prefix(self, token_ids: Sequence[int], *, salt: Hashable = None, spans: Sequence[TokenSpan] = ()) -> int:
         """Return how many tokens `match_prefix` would attach now; nothing is attached."""

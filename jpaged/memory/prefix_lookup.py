@@ -150,6 +150,7 @@ class PrefixLookup:
             fills.append((TierFill(g, block, read.content, read.tier), link))
         self._step.filled.update((fill.group, fill.block) for fill, _ in fills)
         self._tiers.fill(fills, tokens)
+        sequence.request.tier_tokens = {name: number for name, number in tokens.items() if number}
         return length
 
     def _begin(self, sequence: BlockTables, length: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -125,6 +126,7 @@ class Request:
         compact_placement: whether its blocks go where they open fewest large pages, see `MemoryManager.pack`.
         runs_exclusively: whether it could not go on although no other request ran, because its blocks lay scattered. It
             is scheduled again with compact placement and the pool to itself.
+        tier_tokens: those of `num_cached_tokens` that were found in each tier below the pool.
         arrival_number: place in the order of arrival, given by the scheduler.
         pooling: how the hidden states of its prompt become one vector; None = no vector.
         pooled: the parts of that vector that chunks of its prompt made, by their first position: the position after
@@ -164,6 +166,7 @@ class Request:
     overflow_requests: list[Request] = field(default_factory=list)
     status: Status = Status.WAITING
     num_cached_tokens: int = 0
+    tier_tokens: Mapping[str, int] = field(default_factory=dict)
     arrival_time: float = field(default_factory=time.monotonic)
     first_scheduled_time: float | None = None
     first_token_time: float | None = None

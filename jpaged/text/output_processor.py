@@ -105,6 +105,7 @@ class OutputBuilder:
             outputs=outputs,
             finished=self._finished,
             num_cached_tokens=request.num_cached_tokens,
+            num_cached_by_tier=request.tier_tokens,
             metrics=self._metrics(),
             prompt_logprobs=prompt_logprobs,
             sequences=self._sequences(outputs),

@@ -155,14 +155,13 @@ def test_ctrl_c_while_blocks_are_read_leaves_nothing(model, llm):
 
 @pytest.mark.parametrize("name", ["to_tiers", "from_tiers"])
 def test_a_device_call_that_fails_changes_no_later_token(model, llm, monkeypatch, name):
-    answers(llm)
-    work, done = llm.control.engine.runner.worker.works[name], []
+    work, calls = llm.control.engine.runner.worker.works[name], []
     real = work.run
 
     def fails(*args):
         filled = real(*args)
-        if not done:
-            done.append(name)
+        calls.append(name)
+        if len(calls) == 2:
             raise RuntimeError(f"{name} failed")
         return filled
 
@@ -221,6 +220,29 @@ def test_a_deterministic_engine_gives_the_same_bits(model, tmp_path):
     assert logprobs(llm) == expected and logprobs(llm) == expected
     assert llm.stats().disk.hits > 0
     check_empty(llm)
+
+
+def test_after_kill_9_the_next_engine_finds_what_was_written_and_gives_the_same_tokens(model, tmp_path):
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent / 'models'}"}
+    code = (
+        "import os, signal, sys; from test_disk_cache import *; "
+        "llm = disk_engine(sys.argv[1], sys.argv[2], int(sys.argv[3])); found = answers(llm); answers(llm, [0]); "
+        "llm.control.engine.memory.tiers.each[0].store._thread.submit(lambda: None).result(); "
+        "print(found, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    command = [sys.executable, "-c", code, model.folder, str(tmp_path), str(model.pool)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert done.stdout.splitlines()[-1] == str(model.answers)
+    llm, reader = (disk_engine(model.folder, tmp_path, model.pool) for _ in range(2))
+    assert answers(reader) == answers(llm) == model.answers
+    for engine in (llm, reader):
+        disk = engine.stats().disk
+        assert disk.hits >= 4 * 48 and disk.failures == 0
+        check_empty(engine)
+    assert reader.stats().disk.written_bytes == 0, "the first one writes"
+    reader.close()
+    llm.close()
 
 
 @pytest.mark.nightly

@@ -57,6 +57,9 @@ def test_what_the_pool_lost_is_loaded_with_the_same_tokens_and_counted(model, ll
     after = llm.stats()
     assert after.ram.hits - before.ram.hits >= 3 * 56 and after.ram.failures == 0 and after.ram.skipped == 0
     assert after.num_computed_tokens - before.num_computed_tokens < sum(map(len, PROMPTS)) / 2
+    (output,) = llm.generate({"prompt_token_ids": PROMPTS[0]}, PARAMS[0], use_tqdm=False)
+    assert output.num_cached_by_tier == {"ram": output.num_cached_tokens} and output.num_cached_tokens >= 56
+    after = llm.stats()
     metrics = {metric.name: metric for metric in llm.get_metrics()}
     assert metrics["jpaged:ram_cache_hits"].value == after.ram.hits and metrics["jpaged:ram_open"].value == 1
 

@@ -226,6 +226,7 @@ def test_what_the_pool_lost_comes_back_from_host_memory():
     again = make_request(PROMPT, 4)
     serve(loop, make_request(PROMPT, 4), *others(), again)
     assert again.num_cached_tokens == 16 and loop.scheduler.memory.tiers.stats()["ram"].hits == 16
+    assert again.tier_tokens == {"ram": 16}
 
 
 def test_a_block_goes_to_host_memory_once_even_where_the_pool_computes_it_again():

@@ -47,6 +47,7 @@ def test_the_help_of_every_metric_says_what_is_measured():
         | {
             "blocks": (counts,),
             "disk": disk,
+            "ram": disk,
             "finished": {"stop": 1},
             "prefix_misses": {"evicted": 1},
             "step_times": Counters().step_times,

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from jpaged.config import EngineConfig
 from jpaged.engine.memory_plan import resolve_max_model_len
 from jpaged.engine.program_folder import configuration_digest, plain
-from jpaged.execution import Runner, platform
+from jpaged.execution import PoolSpec, platform
 from jpaged.loading.model_config import as_transformers
 from jpaged.setting import Affects, affecting, settings_of
 
 
-def model_facts(config: EngineConfig, model_config: Any, runner: Runner) -> dict[str, Any]:
+def model_facts(config: EngineConfig, model_config: Any, params: Any, mesh: Mesh) -> dict[str, Any]:
     """Return facts that identify a model: its configuration, and a sum over its weights in this layout.
 
     The sum adds up bits, so it is exact in any order. Sums can be compared only if "layout" is equal.
     """
-    params, mesh = runner.worker.model.params, runner.mesh
     return {
         "name": config.model,
         "config": configuration_digest(model_config),
@@ -49,6 +51,13 @@ def _rotation(config: EngineConfig, model_config: Any) -> list[str]:
     return ["long factors" if long else "short factors"]
 
 
+def identity_of(config: EngineConfig, model_config: Any, params: Any, mesh: Mesh, spec: PoolSpec) -> bytes:
+    """Return 16 bytes that stand for everything that the content of blocks depends on, the model's name aside."""
+    model = model_facts(config, model_config, params, mesh)
+    facts = {"config": model["config"], "pool": pool_facts(config, model, spec)}
+    return blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).digest()
+
+
 def model_difference(saved: Mapping[str, Any], here: Mapping[str, Any], model_config: Any) -> str | None:
     """Return the reason why a state belongs to another model; None if it may belong to this one.
 
@@ -69,9 +78,8 @@ def _digest_of_0_2(model_config: Any) -> str:
     return configuration_digest(as_transformers(model_config))
 
 
-def pool_facts(config: EngineConfig, model: Mapping[str, Any], runner: Runner) -> dict[str, Any]:
+def pool_facts(config: EngineConfig, model: Mapping[str, Any], spec: PoolSpec) -> dict[str, Any]:
     """Return all facts that must be equal for blocks to mean the same; the pool's size may differ."""
-    spec = runner.spec
     groups = []
     for plan, view in zip(spec.layout.groups, spec.views, strict=True):
         sizes = [plan.spec.block_size, plan.layer_bytes, plan.padded_layers, plan.block_bytes, plan.blocks_per_page]

@@ -242,12 +242,15 @@ class StateKeeper:
         """
         runner, updates = self._engine.runner, self._engine.runner.worker.model.num_updates
         if self._facts is None or self._facts[0] != updates:
-            self._facts = updates, model_facts(self._config, self._model_config, runner)
+            self._facts = (
+                updates,
+                model_facts(self._config, self._model_config, runner.worker.model.params, runner.mesh),
+            )
         model = self._facts[1]
         about = {
             "jpaged": version("jpaged"),
             "model": model,
-            "pool": pool_facts(self._config, model, runner),
+            "pool": pool_facts(self._config, model, runner.spec),
             "settings": settings_data(self._config),
         }
         return updates, about

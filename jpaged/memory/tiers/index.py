@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from jpaged.memory.hash_chain import Link
@@ -113,6 +113,25 @@ class TierIndex:
         """Hide a damaged or dropped block; its place is reclaimed with its page."""
         if self._blocks[stored.group].get(stored.digest) == stored:
             del self._blocks[stored.group][stored.digest]
+
+    def load(self, blocks: Iterable[StoredBlock]) -> None:
+        """Take in blocks that are in the store already, in the order in which they were written.
+
+        Pages that they do not fill stay so.
+        """
+        for stored in blocks:
+            number, size = stored.place // self.page_bytes, self.block_bytes[stored.group]
+            page = self._pages.get(number)
+            if page is None or page.group != stored.group or stored.place % self.page_bytes == 0:
+                for old in [] if page is None else self._pages.pop(number).blocks:
+                    self.forget(old)
+                page = self._pages[number] = _Page(stored.group, [])
+            if stored.num_bytes == size and stored.digest not in self._blocks[stored.group]:
+                page.blocks.append(stored)
+                self._blocks[stored.group][stored.digest] = stored
+        self._num_new = max(self._pages, default=-1) + 1
+        self._free = [number for number in range(self._num_new) if number not in self._pages]
+        self.limit(self.num_pages)
 
     def forget_unsent(self) -> None:
         """Forget the blocks whose bytes will not come, because the step that was to send them is given up."""

@@ -113,6 +113,8 @@ class Prefetch:
         """
         waiting = self._waiting.get(request_id)
         if waiting is None:
+            for tier in self._tiers:
+                tier.refresh(now)
             if not any(len(tier.index) and tier.is_open for tier in self._tiers):
                 return
             waiting = self._waiting[request_id] = WaitingRequest(prefix.chains)

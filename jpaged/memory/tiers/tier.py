@@ -71,6 +71,7 @@ class Tier:
         break_even: weighs reading against computing.
         at_fill: whether blocks are written when they are full; else when the pool evicts them.
         model: stands for the weights in the names of blocks.
+        only_reads: whether another process writes the blocks.
 
     Attributes:
         index: the blocks that can be found.
@@ -84,6 +85,7 @@ class Tier:
     break_even: BreakEven
     at_fill: bool = False
     model: bytes = b""
+    only_reads: bool = False
     counters: TierCounters = field(default_factory=TierCounters)
 
     def __post_init__(self) -> None:
@@ -92,6 +94,7 @@ class Tier:
         self.index = TierIndex(sizes, page_bytes, self.num_bytes // page_bytes)
         self._most_pages = self.index.num_pages
         self._unsent_bytes = 0
+        self._refreshed = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -110,7 +113,7 @@ class Tier:
 
     def put(self, g: int, link: Link) -> StoredBlock | None:
         """Give a block of the pool a place; None where it has one, or none is to be had."""
-        if not self.is_open:
+        if not self.is_open or self.only_reads:
             return None
         stored = self.index.find(g, link)
         if stored is not None:
@@ -148,6 +151,20 @@ class Tier:
         if pages != self.index.num_pages:
             for number in self.index.limit(pages):
                 self.store.give_back(number * page_bytes, page_bytes)
+
+    def refresh(self, now: float) -> None:
+        """Take in what another process wrote, at most once a second."""
+        if self.only_reads and self.is_open and now >= self._refreshed + 1.0:
+            self._refreshed = now
+            anew, blocks = self.store.fresh()
+            if anew:
+                self.index.clear()
+            self.index.load(blocks)
+
+    def renew(self, model: bytes) -> None:
+        """Forget all blocks, because the weights change: other names begin, which no other process has."""
+        self.clear()
+        self.model = model
 
     def prefix_bytes(self, tokens: int) -> int:
         """Return the size of the blocks that a prefix of so many tokens needs."""

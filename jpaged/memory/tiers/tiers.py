@@ -2,8 +2,8 @@
 
 No block in a tier is needed: tokens of a block that is missing, unreadable or damaged are computed again. A block goes
 to a tier under its name in the hash chain, so salts, adapters and images keep prefixes apart there too. It stays there
-when it is read, and is not written again. Host memory gets blocks when they are full: the pool still has them then, and
-no eviction waits for a copy. The disk, which is slow to write, gets those that the pool evicts.
+when it is read, and is not written again. A tier gets blocks when they are full: the pool still has them then, and no
+eviction waits for a copy. Where a tier cannot keep up they wait in the pool, and are written when it evicts them.
 """
 
 from __future__ import annotations
@@ -36,10 +36,14 @@ class Tiers:
         self.each = each
         layout, shards = each[0].layout, each[0].shards
         self.prefetch = Prefetch(each, layout.pool_bytes * shards // STAGED_PART)
-        self._at_fill = [number for number, tier in enumerate(each) if tier.at_fill]
-        self._full: dict[tuple[int, int], Link] = {}
+        self._forget_full()
         self._link_of: Callable[[int, int], Link | None] = lambda g, block: None
         self._begin()
+
+    def _forget_full(self) -> None:
+        """Forget the full blocks that tiers, by number, have not yet got."""
+        self._full: dict[int, dict[tuple[int, int], Link]]
+        self._full = {number: {} for number, tier in enumerate(self.each) if tier.at_fill}
 
     def _begin(self) -> None:
         self._writes: list[tuple[TierWrite, Tier, Link]] = []
@@ -57,8 +61,13 @@ class Tiers:
         for tier in self.each:
             tier.clear()
         self.prefetch.clear()
-        self._full = {}
+        self._forget_full()
         self._begin()
+
+    def renew(self, model: bytes) -> None:
+        """Begin other names, because the weights change: those of no other process, whose weights may be others."""
+        for tier in self.each:
+            tier.renew(model)
 
     def begin_pool(self, link_of: Callable[[int, int], Link | None]) -> None:
         """Begin with an empty pool; forget what was to come from the one before, and what was read for requests.
@@ -70,7 +79,7 @@ class Tiers:
             link_of: returns the known content of a group's block.
         """
         self._link_of = link_of
-        self._full = {}
+        self._forget_full()
         for tier in self.each:
             tier.give_up_step()
         self.prefetch.clear()
@@ -90,17 +99,17 @@ class Tiers:
         Args:
             is_there: whether a dispatched step brings the content; else the one in planning does.
         """
-        if self._at_fill:
-            (self._full if is_there else self._coming)[g, block] = link
+        if self._full:
+            for full in self._full.values() if is_there else (self._coming,):
+                full[g, block] = link
 
     def evicted(self, g: int, block: int, link: Link) -> None:
         """Note that the pool evicts a block, whose content is there, and write it if there is room."""
         self.prefetch.version += 1
-        is_new = self._full.pop((g, block), None) is not None
-        if self._is_planning:
-            for number, tier in enumerate(self.each):
-                if is_new or not tier.at_fill:
-                    self._write(number, tier, g, block, link)
+        for number, tier in enumerate(self.each):
+            waits = not tier.at_fill or self._full[number].pop((g, block), None) is not None
+            if waits and self._is_planning:
+                self._write(number, tier, g, block, link)
 
     def unfill(self, g: int, block: int) -> None:
         """Note that the pool evicts a block that the step in planning was to fill; its content may not be there yet."""
@@ -124,23 +133,23 @@ class Tiers:
     def take_writes(self) -> list[TierWrite]:
         """Return the blocks that the device copies out before anything else of the step, whose planning ends."""
         self._is_planning = False
-        later = {}
-        for (g, block), link in self._full.items():
-            if self._link_of(g, block) is not link:
-                continue  # it was overwritten
-            if all(self.each[number].keeps_up(g) for number in self._at_fill):
-                for number in self._at_fill:
-                    self._write(number, self.each[number], g, block, link)
-            else:
-                later[g, block] = link
-        self._full = later
+        for number, full in self._full.items():
+            tier, later = self.each[number], {}
+            for (g, block), link in full.items():
+                if self._link_of(g, block) is not link:
+                    continue  # it was overwritten
+                if tier.keeps_up(g):
+                    self._write(number, tier, g, block, link)
+                else:
+                    later[g, block] = link
+            self._full[number] = later
         # A page may have been given to others since: two writes to one place could come in any order.
         return [write for write, tier, link in self._writes if tier.index.place(write.group, link) == write.place]
 
     def _write(self, number: int, tier: Tier, g: int, block: int, link: Link) -> None:
         stored = tier.put(g, link)
         if stored is not None:
-            write = TierWrite(g, block, stored.place, tier.block_name(stored), number)
+            write = TierWrite(g, block, stored.place, tier.block_name(stored), number, stored)
             self._writes.append((write, tier, link))
 
     def take_fills(self) -> list[TierFill]:
@@ -152,8 +161,9 @@ class Tiers:
         self.prefetch.version += bool(self._writes)
         for tier in self.each:
             tier.sent()
-        if self._at_fill:  # what comes from a later tier goes to the earlier ones too
-            self._full |= self._coming | {block: link for block, (_, link) in self._fills.items()}
+        for full in self._full.values():  # what comes from a later tier goes to the earlier ones too
+            full |= self._coming
+            full |= {block: link for block, (_, link) in self._fills.items()}
         self._begin()
 
     # Measurements.

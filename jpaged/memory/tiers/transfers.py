@@ -6,10 +6,10 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from jpaged.memory.tiers.index import StoredBlock
+
 if TYPE_CHECKING:
     import numpy as np
-
-    from jpaged.memory.tiers.index import StoredBlock
 
 
 class TierWrite(NamedTuple):
@@ -19,6 +19,7 @@ class TierWrite(NamedTuple):
         place: offset in the tier's store, in bytes.
         name: stands for the content; a read that asks for another name finds nothing.
         tier: number of the tier.
+        stored: the block there; None = nothing but the name is known of it.
     """
 
     group: int
@@ -26,6 +27,7 @@ class TierWrite(NamedTuple):
     place: int
     name: bytes
     tier: int = 0
+    stored: StoredBlock | None = None
 
 
 class TierFill(NamedTuple):
@@ -100,6 +102,9 @@ class BlockStore(Protocol):
 
     def forget_all(self) -> None:
         """Drop the writes that wait, and forget all written blocks."""
+
+    def fresh(self) -> tuple[bool, list[StoredBlock]]:
+        """Return whether another process, which writes the store, began anew, and the blocks that it wrote since."""
 
     def give_back(self, place: int, num_bytes: int) -> None:
         """Free memory whose blocks were dropped, once all that was asked before is done."""

@@ -3,8 +3,8 @@ and reads them during steps. `jpaged.execution.work.tiers` copies them out of th
 they lie, is `jpaged.memory.tiers`'s.
 """
 
-from jpaged.execution.transfer.tiers.block_file import BlockFile, DamagedBlock, Speeds
+from jpaged.execution.transfer.tiers.block_file import SAMPLE, BlockFile, DamagedBlock, Speeds
 from jpaged.execution.transfer.tiers.block_memory import BlockMemory, to_device
 from jpaged.execution.transfer.tiers.block_thread import BlockThread
 
-__all__ = ["BlockFile", "BlockMemory", "BlockThread", "DamagedBlock", "Speeds", "to_device"]
+__all__ = ["SAMPLE", "BlockFile", "BlockMemory", "BlockThread", "DamagedBlock", "Speeds", "to_device"]

@@ -9,12 +9,16 @@ import os
 import tempfile
 import time
 from hashlib import blake2b
+from io import FileIO
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import UInt8
+
+from jpaged.execution.transfer.tiers.block_journal import BlockJournal, Record, remove_others
+from jpaged.memory.tiers import StoredBlock
 
 Bytes: TypeAlias = UInt8[np.ndarray, " bytes"]
 
@@ -46,49 +50,90 @@ class Speeds(NamedTuple):
 
 
 class BlockFile:
-    """Keeps blocks in a file without a name, so that no other process opens it and it goes with this one, however that
-    ends.
+    """Keeps blocks in a file without a name, which goes with this process, or in one with a journal, which stays.
 
     The whole size is reserved at once, so that a write finds its place on the disk; file systems that write copies
     (btrfs, ZFS) may be full all the same. So blocks are written by the system's call, which tells of it, and not to the
-    map, where that ends the process; they are read from the map. One thread at a time may use it. Checksums stay in
-    memory, as the file means nothing to another process.
+    map, where that ends the process; they are read from the map. One thread at a time may use it.
 
     Args:
         folder: where the file lies; made if it is not there.
         num_bytes: its size.
+        identity: 16 bytes that stand for everything blocks depend on, of a file that stays; None = it has no name. The
+            first process that opens it writes, others read.
+        page_bytes: size of a large page.
 
     Raises:
         OSError: the folder cannot be written to, or has no room for so many bytes.
     """
 
-    def __init__(self, folder: str | Path, num_bytes: int) -> None:
+    def __init__(
+        self, folder: str | Path, num_bytes: int, *, identity: bytes | None = None, page_bytes: int = 1
+    ) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
         self.num_bytes = num_bytes
-        self._file = tempfile.TemporaryFile(buffering=0, dir=folder, prefix="jpaged-")  # noqa: SIM115
+        self._journal: BlockJournal | None = None
+        self._sums: dict[int, bytes] = {}
+        if identity is None:
+            self._file = tempfile.TemporaryFile(buffering=0, dir=folder, prefix="jpaged-")  # noqa: SIM115
+        else:
+            path = Path(folder) / f"jpaged-{identity.hex()}"
+            remove_others(Path(folder), identity)
+            self._journal = BlockJournal(path.with_suffix(".list"), identity, num_bytes, page_bytes)
         try:
-            _reserve(self._file.fileno(), num_bytes)
-            self._map = mmap.mmap(self._file.fileno(), num_bytes)
+            if self._journal is not None:
+                self._file = _open(path.with_suffix(".blocks"), writes=self._journal.writes)
+                self._sums = {record.block.place: record.checksum for record in self._journal.records}
+            if self.writes and os.fstat(self._file.fileno()).st_size != num_bytes:
+                _reserve(self._file.fileno(), num_bytes)
+            access = mmap.ACCESS_WRITE if self.writes else mmap.ACCESS_READ
+            self._map = mmap.mmap(self._file.fileno(), num_bytes, access=access)
         except BaseException:
-            self._file.close()
+            self._close_files()
             raise
         self._bytes: Bytes = np.frombuffer(self._map, np.uint8)
-        self._sums: dict[int, bytes] = {}
 
-    def write(self, place: int, name: bytes, content: np.ndarray) -> None:
+    @property
+    def writes(self) -> bool:
+        """Tell whether this process writes the file."""
+        return self._journal is None or self._journal.writes
+
+    def fresh(self) -> tuple[bool, list[StoredBlock]]:
+        """Return whether the writer began another journal, and the blocks that it added since the last call."""
+        journal = self._journal
+        if journal is None or journal.writes:
+            return False, []
+        anew = journal.is_replaced()
+        if anew:
+            journal.reopen()
+        records = journal.records if anew else list(journal.fresh())
+        self._sums.update((record.block.place, record.checksum) for record in records)
+        return anew, [record.block for record in records]
+
+    @property
+    def blocks(self) -> list[StoredBlock]:
+        """Return the blocks that the file had when it was opened, in the order in which they were written."""
+        return [] if self._journal is None else [record.block for record in self._journal.records]
+
+    def write(self, place: int, name: bytes, content: np.ndarray, stored: StoredBlock | None = None) -> None:
         """Write a block at an offset of the file, over its old content.
+
+        Args:
+            stored: what the journal is to say of it.
 
         Raises:
             OSError: the disk fails, or has no room; nothing can be read at that offset then.
         """
         flat = np.ascontiguousarray(content).reshape(-1)
         self._check(place, len(flat))
-        self._sums.pop(place, None)
+        self.forget(place)
         self._file.seek(place)
         left = flat.data
         while left:
             left = left[self._file.write(left) :]
         self._sums[place] = _checksum(name, flat)
+        if self._journal is not None and stored is not None:
+            self._journal.add(Record(stored, self._sums[place]))
 
     def read(self, place: int, name: bytes, num_bytes: int) -> Bytes:
         """Return a block that was written under this name.
@@ -112,13 +157,17 @@ class BlockFile:
     def forget(self, place: int) -> None:
         """Invalidate what was written at an offset."""
         self._sums.pop(place, None)
+        if self._journal is not None:
+            self._journal.forget(place)
 
     def give_back(self, place: int, num_bytes: int) -> None:
         """Do nothing: the file keeps its size."""
 
     def forget_all(self) -> None:
-        """Invalidate all blocks written so far."""
+        """Invalidate all blocks written so far, for processes that start later too."""
         self._sums = {}
+        if self._journal is not None:
+            self._journal.clear()
 
     def measure(self) -> Speeds:
         """Write and read a sample, and forget it. The system's copy of it in memory is dropped in between, where the
@@ -147,13 +196,19 @@ class BlockFile:
         return Speeds(size / write_seconds, size / read_seconds, median(times))
 
     def close(self) -> None:
-        """Give the disk's space back; nothing can be read or written any more."""
-        self.forget_all()
+        """Close the file, whose space is given back unless it stays; nothing can be read or written any more."""
+        self._sums = {}
         self.num_bytes = 0
         self._bytes = np.empty(0, np.uint8)
         with contextlib.suppress(BufferError):  # a slice is still held: the map goes with it
             self._map.close()
-        self._file.close()
+        self._close_files()
+
+    def _close_files(self) -> None:
+        if hasattr(self, "_file"):
+            self._file.close()
+        if self._journal is not None:
+            self._journal.close()
 
     def _slice(self, place: int, num_bytes: int) -> Bytes:
         self._check(place, num_bytes)
@@ -167,6 +222,12 @@ class BlockFile:
         if hasattr(mmap, "MADV_DONTNEED") and hasattr(os, "posix_fadvise"):
             self._map.madvise(mmap.MADV_DONTNEED, 0, num_bytes)
             os.posix_fadvise(self._file.fileno(), 0, num_bytes, os.POSIX_FADV_DONTNEED)
+
+
+def _open(path: Path, *, writes: bool) -> FileIO:
+    if writes:
+        path.touch(mode=0o600)
+    return FileIO(path, "r+" if writes else "r")
 
 
 def _reserve(descriptor: int, num_bytes: int) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from jpaged.execution.transfer.tiers.block_file import DamagedBlock, Speeds
+from jpaged.memory.tiers import StoredBlock
 
 Bytes: TypeAlias = UInt8[np.ndarray, " bytes"]
 
@@ -34,7 +35,7 @@ class BlockMemory:
         self._bytes: Bytes = np.frombuffer(self._map, np.uint8)
         self._names: dict[int, bytes] = {}
 
-    def write(self, place: int, name: bytes, content: np.ndarray) -> None:
+    def write(self, place: int, name: bytes, content: np.ndarray, stored: StoredBlock | None = None) -> None:
         """Write a block at an offset, over its old content."""
         self._names.pop(place, None)
         there = self._slice(place, content.size).reshape(content.shape)
@@ -61,6 +62,10 @@ class BlockMemory:
     def forget_all(self) -> None:
         """Invalidate all blocks written so far."""
         self._names = {}
+
+    def fresh(self) -> tuple[bool, list[StoredBlock]]:
+        """Return nothing: no other process writes here."""
+        return False, []
 
     def give_back(self, place: int, num_bytes: int) -> None:
         """Return memory to the system; it is zeros then."""

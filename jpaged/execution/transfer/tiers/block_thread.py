@@ -83,6 +83,14 @@ class BlockThread:
             if self._is_open:
                 self._thread.submit(self._file.forget_all)
 
+    def fresh(self) -> tuple[bool, list[StoredBlock]]:
+        """Return what another process wrote, see `BlockFile.fresh`."""
+        try:
+            return self._file.fresh() if self._is_open else (False, [])
+        except OSError as error:
+            self._fail(error)
+            return False, []
+
     def give_back(self, place: int, num_bytes: int) -> None:
         """Free memory whose blocks were dropped, once all that was asked before is done."""
         with self._lock:
@@ -121,7 +129,7 @@ class BlockThread:
             if epoch == self._epoch and self._is_open:
                 rows = block_bytes(np.asarray(launch))
                 for row, write in writes:
-                    self._file.write(write.place, write.name, rows[:, row])
+                    self._file.write(write.place, write.name, rows[:, row], write.stored)
         except OSError as error:
             self._fail(error)
         except Exception:  # the step before failed, and what was copied out of the pool with it

@@ -1,0 +1,162 @@
+"""Files of blocks that stay: found again by the next process, torn ones refused, one writer and several readers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jpaged.execution.transfer.tiers import BlockFile, DamagedBlock
+from jpaged.memory.hash_chain import Link
+from jpaged.memory.tiers import StoredBlock, TierIndex
+
+IDENTITY, SIZE, PAGE = bytes(range(16)), 4096, 8192
+
+
+def opened(folder, identity=IDENTITY, pages=4) -> BlockFile:
+    return BlockFile(folder, pages * PAGE, identity=identity, page_bytes=PAGE)
+
+
+def block(number: int, place: int) -> StoredBlock:
+    return StoredBlock(0, number.to_bytes(16, "little"), b"tokens %d" % number, place * SIZE, SIZE)
+
+
+def content(number: int) -> np.ndarray:
+    return np.full(SIZE, number, np.uint8)
+
+
+def write(file: BlockFile, number: int, place: int) -> StoredBlock:
+    stored = block(number, place)
+    file.write(stored.place, b"%d" % number, content(number), stored)
+    return stored
+
+
+def check(file: BlockFile, number: int, place: int) -> None:
+    assert (file.read(place * SIZE, b"%d" % number, SIZE) == content(number)).all()
+
+
+def test_the_next_process_finds_what_was_written(tmp_path):
+    file = opened(tmp_path)
+    stored = [write(file, number, number) for number in range(5)]
+    file.close()
+    again = opened(tmp_path)
+    assert again.writes and again.blocks == stored
+    for number in range(5):
+        check(again, number, number)
+    again.close()
+
+
+def test_a_page_that_was_taken_anew_has_its_new_blocks_only(tmp_path):
+    file = opened(tmp_path)
+    for number, place in ((1, 0), (2, 1), (3, 2), (4, 0)):
+        write(file, number, place)
+    file.close()
+    again = opened(tmp_path)
+    assert [stored.digest[0] for stored in again.blocks] == [3, 4]
+    again.close()
+
+
+def test_a_folder_keeps_one_model_and_those_that_are_written(tmp_path):
+    first, second = opened(tmp_path), opened(tmp_path, b"x" * 16)
+    assert len(list(tmp_path.glob("*.blocks"))) == 2
+    first.close()
+    second.close()
+    opened(tmp_path, b"y" * 16).close()
+    assert [path.stem for path in tmp_path.glob("*.blocks")] == [f"jpaged-{(b'y' * 16).hex()}"]
+
+
+def test_blocks_of_other_weights_and_other_sizes_are_not_there(tmp_path):
+    file = opened(tmp_path)
+    write(file, 1, 0)
+    file.close()
+    for identity, pages in ((b"x" * 16, 4), (IDENTITY, 5), (IDENTITY, 4)):
+        other = opened(tmp_path, identity, pages)
+        assert not other.blocks
+        other.close()
+
+
+@pytest.mark.parametrize("spoil", ["cut", "bytes", "content"])
+def test_torn_files_are_refused(tmp_path, spoil):
+    file = opened(tmp_path)
+    for number in range(3):
+        write(file, number, number)
+    file.close()
+    (journal,), (blocks,) = tmp_path.glob("*.list"), tmp_path.glob("*.blocks")
+    there = bytearray((blocks if spoil == "content" else journal).read_bytes())
+    if spoil == "cut":
+        journal.write_bytes(there[:-3])
+    elif spoil == "bytes":
+        there[-30] ^= 1
+        journal.write_bytes(there)
+    else:
+        there[2 * SIZE + 7] ^= 1
+        blocks.write_bytes(there)
+    again = opened(tmp_path)
+    check(again, 0, 0)
+    check(again, 1, 1)
+    with pytest.raises(DamagedBlock):
+        again.read(2 * SIZE, b"2", SIZE)
+    assert len(again.blocks) == (3 if spoil == "content" else 2)
+    write(again, 9, 2)
+    again.close()
+    third = opened(tmp_path)
+    check(third, 9, 2)
+    third.close()
+
+
+def test_one_process_writes_and_others_read_what_it_writes(tmp_path):
+    writer = opened(tmp_path)
+    write(writer, 1, 0)
+    readers = [opened(tmp_path) for _ in range(2)]
+    write(writer, 2, 1)
+    for reader in readers:
+        assert not reader.writes and len(reader.blocks) == 1
+        assert [stored.digest[0] for stored in reader.fresh()[1]] == [2] and reader.fresh() == (False, [])
+        check(reader, 1, 0)
+        check(reader, 2, 1)
+    write(writer, 3, 0)  # over what readers know
+    with pytest.raises(DamagedBlock):
+        readers[0].read(0, b"1", SIZE)
+    writer.forget_all()
+    assert readers[0].fresh() == (True, [])
+    writer.close()
+    successor = opened(tmp_path)
+    assert successor.writes and not successor.blocks
+    for file in (*readers, successor):
+        file.close()
+
+
+def test_a_reader_with_another_size_is_refused(tmp_path):
+    writer = opened(tmp_path)
+    with pytest.raises(OSError, match="is of other blocks, and another process writes it"):
+        opened(tmp_path, pages=2)
+    writer.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(numbers=st.lists(st.integers(0, 30), max_size=60), cut=st.integers(0, 200))
+def test_whatever_was_written_and_cut_an_index_loads_it_and_every_block_is_right(tmp_path_factory, numbers, cut):
+    folder = tmp_path_factory.mktemp("blocks")
+    file, index = opened(folder), TierIndex([SIZE], PAGE, 4)
+
+    for number in numbers:
+        stored = index.put(0, Link(number.to_bytes(16, "little"), b"tokens %d" % number))
+        if stored is not None:
+            file.write(stored.place, b"%d" % number, content(number), stored)
+    file.close()
+    (journal,) = folder.glob("*.list")
+    there = journal.read_bytes()
+    journal.write_bytes(there[: max(40, len(there) - cut)])
+    again, loaded = opened(folder), TierIndex([SIZE], PAGE, 4)
+    loaded.load(again.blocks)
+    loaded.check()
+    assert len(loaded) == len(again.blocks) and (cut or len(loaded) == len(index))
+    for stored in again.blocks:
+        try:
+            assert (again.read(stored.place, b"%d" % stored.digest[0], SIZE) == content(stored.digest[0])).all()
+        except DamagedBlock:
+            assert cut, "its place was another's by then"
+    assert loaded.put(0, Link(b"n" * 16, b"new")) is not None
+    loaded.check()
+    again.close()

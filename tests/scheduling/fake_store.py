@@ -1,13 +1,13 @@
-"""A disk made of a dictionary, whose reads are done some steps later."""
+"""A tier's store made of a dictionary, whose reads are done some steps later."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 
-from jpaged.memory import DiskRead
+from jpaged.memory import TierRead
 
 
-class FakeDisk:
+class FakeStore:
     """Keeps what blocks hold by place and name. A read is done after so many more steps as `delay` says."""
 
     def __init__(self, delay: int = 0) -> None:
@@ -15,14 +15,14 @@ class FakeDisk:
         self.is_open = True
         self.num_queued_bytes = 0
         self.kept: dict[int, tuple[bytes, list[Hashable]]] = {}
-        self.reads: list[tuple[int, DiskRead]] = []
+        self.reads: list[tuple[int, TierRead]] = []
         self.num_read = self.num_written = 0
 
     def write(self, place: int, name: bytes, content: list[Hashable]) -> None:
         self.num_written += 1
         self.kept[place] = name, content
 
-    def read(self, read: DiskRead) -> None:
+    def read(self, read: TierRead) -> None:
         for block, name in zip(read.blocks, read.names, strict=True):
             there, content = self.kept.get(block.place, (b"", []))
             if there == name:
@@ -45,3 +45,6 @@ class FakeDisk:
 
     def forget_all(self) -> None:
         self.kept.clear()
+
+    def give_back(self, place: int, num_bytes: int) -> None:
+        self.kept = {other: kept for other, kept in self.kept.items() if not place <= other < place + num_bytes}

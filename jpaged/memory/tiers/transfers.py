@@ -1,4 +1,4 @@
-"""Request and result types of the disk store, and its interface."""
+"""Request and result types of a tier's store, and its interface."""
 
 from __future__ import annotations
 
@@ -9,36 +9,40 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 if TYPE_CHECKING:
     import numpy as np
 
-    from jpaged.memory.disk.index import StoredBlock
+    from jpaged.memory.tiers.index import StoredBlock
 
 
-class DiskWrite(NamedTuple):
-    """A block of the pool whose content is copied out before anything of the step changes it, and written to disk.
+class TierWrite(NamedTuple):
+    """A block of the pool whose content is copied out before anything of the step changes it, and written to a tier.
 
     Attributes:
-        place: offset in the file, in bytes.
+        place: offset in the tier's store, in bytes.
         name: stands for the content; a read that asks for another name finds nothing.
+        tier: number of the tier.
     """
 
     group: int
     block: int
     place: int
     name: bytes
+    tier: int = 0
 
 
-class DiskFill(NamedTuple):
-    """A block of the pool to be filled with bytes from disk, before the step's block copies and chunks.
+class TierFill(NamedTuple):
+    """A block of the pool to be filled with bytes from a tier, before the step's block copies and chunks.
 
     Attributes:
         content: the bytes of all shards, one shard's after another's.
+        tier: number of the tier that they come from.
     """
 
     group: int
     block: int
     content: np.ndarray
+    tier: int = 0
 
 
-class DiskRead:
+class TierRead:
     """Blocks to be read, and the result. The store's thread fills it in until `is_done`; other threads read it then.
 
     Args:
@@ -81,7 +85,7 @@ class DiskRead:
 
 
 class BlockStore(Protocol):
-    """Moves blocks to disk and back, one request after another, in order."""
+    """Moves blocks to a tier and back, one request after another, in order."""
 
     @property
     def is_open(self) -> bool:
@@ -89,10 +93,13 @@ class BlockStore(Protocol):
 
     @property
     def num_queued_bytes(self) -> int:
-        """Return the bytes that were copied out of the pool and are not on disk yet."""
+        """Return the bytes that were copied out of the pool and are not written yet."""
 
-    def read(self, read: DiskRead) -> None:
+    def read(self, read: TierRead) -> None:
         """Begin to read blocks; returns at once."""
 
     def forget_all(self) -> None:
         """Drop the writes that wait, and forget all written blocks."""
+
+    def give_back(self, place: int, num_bytes: int) -> None:
+        """Free memory whose blocks were dropped, once all that was asked before is done."""

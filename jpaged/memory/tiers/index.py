@@ -1,4 +1,4 @@
-"""Maps content to its place on disk, within a bound; the least recently needed pages are dropped first."""
+"""Maps content to its place in a tier, within a bound; the least recently needed pages are dropped first."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from jpaged.memory.hash_chain import Link
 
 
 class StoredBlock(NamedTuple):
-    """A block on disk.
+    """A block in a tier.
 
     Attributes:
         digest, tokens: see `Link`.
-        place: offset in the file, in bytes.
+        place: offset in the store, in bytes.
     """
 
     group: int
@@ -31,35 +31,31 @@ class _Page(NamedTuple):
     blocks: list[StoredBlock]
 
 
-class DiskIndex:
-    """Maps content to its place in a file that is cut as the pool is: into large pages, each with blocks of one group.
+class TierIndex:
+    """Maps content to its place in a store that is cut as the pool is: into large pages, each with blocks of one group.
 
     A page is filled from its beginning. When none is free, the one that was written or read least recently is
-    dropped whole, so that blocks of all sizes share the file and no gap stays.
+    dropped whole, so that blocks of all sizes share the store and no gap stays.
 
     Args:
         block_bytes: size of a block, for each group; each divides `page_bytes`.
         page_bytes: size of a large page.
-        num_pages: large pages that the file has.
+        num_pages: large pages that the store has.
     """
 
     def __init__(self, block_bytes: Sequence[int], page_bytes: int, num_pages: int) -> None:
         self.block_bytes = block_bytes
         self.page_bytes = page_bytes
         self.num_pages = num_pages
-        self._epoch = 0
-        self._clear()
+        self.clear()
 
     def clear(self) -> None:
-        """Forget everything. Blocks that are still being written get names that no later read uses."""
-        self._epoch += 1
-        self._clear()
-
-    def _clear(self) -> None:
+        """Forget everything."""
         self._blocks: list[dict[bytes, StoredBlock]] = [{} for _ in self.block_bytes]
         self._pages: OrderedDict[int, _Page] = OrderedDict()  # the least recently needed first
         self._open: list[int | None] = [None] * len(self.block_bytes)
         self._num_new = 0  # pages that were ever used
+        self._free: list[int] = []  # pages that were used and given back
         self._unsent: set[tuple[int, bytes]] = set()  # have a place, but are not on their way to it yet
 
     def __len__(self) -> int:
@@ -81,9 +77,10 @@ class DiskIndex:
         """Return the block if a read that begins now finds it: the store writes and reads in order."""
         return None if (g, link.digest) in self._unsent else self.find(g, link)
 
-    def name(self, stored: StoredBlock) -> bytes:
-        """Return the name under which a block is written and read."""
-        return self._epoch.to_bytes(8, "little") + stored.group.to_bytes(2, "little") + stored.digest
+    def place(self, g: int, link: Link) -> int | None:
+        """Return where a block lies; None = it cannot be found."""
+        stored = self.find(g, link)
+        return None if stored is None else stored.place
 
     def touch(self, stored: StoredBlock) -> None:
         """Note that a block that can be found is needed now."""
@@ -117,9 +114,23 @@ class DiskIndex:
         if self._blocks[stored.group].get(stored.digest) == stored:
             del self._blocks[stored.group][stored.digest]
 
+    def forget_unsent(self) -> None:
+        """Forget the blocks whose bytes will not come, because the step that was to send them is given up."""
+        for g, digest in self._unsent:
+            self._blocks[g].pop(digest, None)
+        self._unsent.clear()
+
+    def limit(self, num_pages: int) -> list[int]:
+        """Set how many pages may be in use; return the numbers of those that are dropped for it."""
+        self.num_pages = max(0, num_pages)
+        dropped = [self._drop_oldest() for _ in range(len(self._pages) - self.num_pages)]
+        self._free += dropped
+        return dropped
+
     def check(self) -> None:
-        """Raise AssertionError where two blocks overlap, one lies outside the file, or a count is wrong; for tests."""
-        assert len(self._pages) <= self.num_pages, "more pages than the file has"
+        """Raise AssertionError where two blocks overlap or a count is wrong; for tests."""
+        assert len(self._pages) <= self.num_pages, "more pages than the store has"
+        assert not self._pages.keys() & set(self._free), "a page in use is free"
         end = 0
         for stored in sorted((s for blocks in self._blocks for s in blocks.values()), key=lambda s: s.place):
             assert stored.place >= end, f"{stored} overlaps the block before"
@@ -127,18 +138,24 @@ class DiskIndex:
             page = self._pages.get(stored.place // self.page_bytes)
             assert page is not None and page.group == stored.group, f"{stored} lies in another group's page"
             assert stored in page.blocks, f"{stored} is not known to its page"
-        assert end <= self.num_pages * self.page_bytes, f"{end} bytes are outside the file"
+        assert end <= self._num_new * self.page_bytes, f"{end} bytes are outside the pages"
         for g, number in enumerate(self._open):
             assert number is None or self._pages[number].group == g, f"group {g} fills another's page"
 
     def _take_page(self, g: int) -> int:
-        if self._num_new < self.num_pages:
-            number, self._num_new = self._num_new, self._num_new + 1
+        if len(self._pages) >= self.num_pages:
+            number = self._drop_oldest()
+        elif self._free:
+            number = self._free.pop()
         else:
-            number, page = self._pages.popitem(last=False)
-            for stored in page.blocks:
-                self.forget(stored)
-            if self._open[page.group] == number:
-                self._open[page.group] = None
+            number, self._num_new = self._num_new, self._num_new + 1
         self._pages[number] = _Page(g, [])
+        return number
+
+    def _drop_oldest(self) -> int:
+        number, page = self._pages.popitem(last=False)
+        for stored in page.blocks:
+            self.forget(stored)
+        if self._open[page.group] == number:
+            self._open[page.group] = None
         return number

@@ -109,6 +109,13 @@ class BlockFile:
             start = place // mmap.PAGESIZE * mmap.PAGESIZE
             self._map.madvise(mmap.MADV_WILLNEED, start, place + num_bytes - start)
 
+    def forget(self, place: int) -> None:
+        """Invalidate what was written at an offset."""
+        self._sums.pop(place, None)
+
+    def give_back(self, place: int, num_bytes: int) -> None:
+        """Do nothing: the file keeps its size."""
+
     def forget_all(self) -> None:
         """Invalidate all blocks written so far."""
         self._sums = {}

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import examples
 
-from jpaged.memory.disk import DiskIndex
 from jpaged.memory.hash_chain import Link
+from jpaged.memory.tiers import TierIndex
 
 
 def link(number: int) -> Link:
@@ -15,7 +15,7 @@ def link(number: int) -> Link:
 
 
 def test_a_block_is_found_by_digest_and_tokens():
-    index = DiskIndex([4], 4, 10)
+    index = TierIndex([4], 4, 10)
     stored = index.put(0, link(1))
     assert index.find(0, link(1)) == stored and stored.place == 0 and stored.num_bytes == 4
     assert index.find(0, link(1)._replace(tokens=b"other")) is None
@@ -23,14 +23,14 @@ def test_a_block_is_found_by_digest_and_tokens():
 
 
 def test_blocks_of_two_groups_lie_in_pages_of_their_own():
-    index = DiskIndex([3, 2], 6, 2)
+    index = TierIndex([3, 2], 6, 2)
     places = [index.put(g, link(number)).place for number, g in enumerate((0, 1, 0, 1, 1))]
     assert places == [0, 6, 3, 8, 10]
     index.check()
 
 
 def test_the_page_that_was_needed_least_recently_is_given_up_whole():
-    index = DiskIndex([2], 4, 2)
+    index = TierIndex([2], 4, 2)
     first, second, third, _ = (index.put(0, link(number)) for number in range(4))
     index.touch(first)
     assert index.put(0, link(4)).place == third.place
@@ -39,11 +39,11 @@ def test_the_page_that_was_needed_least_recently_is_given_up_whole():
 
 
 def test_without_room_for_a_page_nothing_is_kept():
-    assert DiskIndex([2], 4, 0).put(0, link(1)) is None
+    assert TierIndex([2], 4, 0).put(0, link(1)) is None
 
 
 def test_what_was_forgotten_has_another_place():
-    index = DiskIndex([2], 2, 3)
+    index = TierIndex([2], 2, 3)
     stored = index.put(0, link(1))
     index.forget(stored)
     assert index.find(0, link(1)) is None and len(index) == 0
@@ -63,7 +63,7 @@ def test_what_was_forgotten_has_another_place():
     ),
 )
 def test_places_never_overlap_and_the_newest_block_is_there(num_pages, sizes, moves):
-    index = DiskIndex(sizes, 6, num_pages)
+    index = TierIndex(sizes, 6, num_pages)
     for what, g, number in moves:
         g %= len(sizes)
         stored = index.find(g, link(number))

@@ -1,7 +1,8 @@
-"""Tells from measurements whether reading blocks from disk is faster than computing their tokens again."""
+"""Tells from measurements whether reading blocks from a tier is faster than computing their tokens again."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from statistics import median
@@ -20,18 +21,22 @@ LONGEST = 1 << 20
 
 
 class BreakEven:
-    """Weighs the time of a read, ``latency + bytes / rate``, against that of computing tokens.
+    """Weighs the time of loading, ``latency + bytes / rate + bytes / device rate``, against that of computing tokens.
 
     Args:
         latency: seconds from asking for a block to its first bytes.
         read_rate: bytes a second that a read brings, checksum included.
+        device_rate: bytes a second that the devices take from the host; infinite = the transfer does not count.
         min_tokens: fewest tokens that are read, regardless of measurements; None = measurements decide.
     """
 
-    def __init__(self, *, latency: float, read_rate: float, min_tokens: int | None = None) -> None:
+    def __init__(
+        self, *, latency: float, read_rate: float, device_rate: float = math.inf, min_tokens: int | None = None
+    ) -> None:
         self.latency = latency
         self.min_tokens = min_tokens
         self._seconds_per_byte = 1 / read_rate
+        self._transfer = 1 / device_rate
         self._steps: deque[float] = deque(maxlen=STEPS)
 
     @property
@@ -55,8 +60,8 @@ class BreakEven:
             self._seconds_per_byte += NEWEST_READ * (newest - self._seconds_per_byte)
 
     def read_seconds(self, num_bytes: int) -> float:
-        """Return how long a read of so many bytes is expected to take."""
-        return self.latency + num_bytes * self._seconds_per_byte
+        """Return how long a read of so many bytes is expected to take, transfer to the devices included."""
+        return self.latency + num_bytes * (self._seconds_per_byte + self._transfer)
 
     def is_worth(self, tokens: int, num_bytes: int) -> bool:
         """Tell whether so many bytes should be read rather than so many tokens computed."""

@@ -1,4 +1,4 @@
-"""Reads blocks from disk ahead: when a request is queued, and again when it comes into the batch next."""
+"""Reads blocks from tiers ahead: when a request is queued, and again when it comes into the batch next."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from jpaged.memory import DiskTier, MemoryManager
+from jpaged.memory import MemoryManager, Tiers
 from jpaged.scheduling.held import Holds
 from jpaged.scheduling.request import Request
 from jpaged.scheduling.step import ScheduledStep
@@ -18,13 +18,13 @@ LONGEST_STOP = 0.01
 """Seconds that planning waits for a read where nothing else can run: signals wait as long."""
 
 
-class DiskPrefetch:
+class TierPrefetch:
     """Makes the memory read ahead for requests that wait, and measures how long steps take.
 
-    It holds no blocks: what was read is staged by the disk tier until a request is admitted or ends.
+    It holds no blocks: what was read is staged by the tiers until a request is admitted or ends.
 
     Args:
-        disk: the memory's disk tier.
+        tiers: the memory's tiers.
         holds: names prefixes.
         budget: most tokens of a step.
         clock: returns seconds that only grow.
@@ -33,14 +33,14 @@ class DiskPrefetch:
     def __init__(
         self,
         memory: MemoryManager,
-        disk: DiskTier,
+        tiers: Tiers,
         holds: Holds,
         budget: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._memory = memory
         self._holds = holds
-        self._disk = disk
+        self._tiers = tiers
         self._clock = clock
         self._timed_tokens = min(TIMED_TOKENS, max(1, budget // 2))
         self._dispatched: deque[tuple[float, int]] = deque()  # times, and tokens of the steps
@@ -61,23 +61,23 @@ class DiskPrefetch:
             is_idle: whether nothing else can run in the meantime. If so, this call waits a little itself.
         """
         self._look(request, is_next=True)
-        read = self._disk.prefetch.waits_for(request.request_id, self._clock())
+        read = self._tiers.prefetch.waits_for(request.request_id, self._clock())
         if read is not None and is_idle and read.wait(LONGEST_STOP):
             self._look(request, is_next=True)  # it may go on where the first read ended
-            read = self._disk.prefetch.waits_for(request.request_id, self._clock())
+            read = self._tiers.prefetch.waits_for(request.request_id, self._clock())
         return read is not None
 
     def has_read(self, request: Request) -> bool:
         """Tell whether something was read for a request."""
-        return bool(self._disk.prefetch.staged(request.request_id))
+        return bool(self._tiers.prefetch.staged(request.request_id))
 
     def let_go(self, request: Request) -> None:
         """Drop the blocks that were read for a request, which runs now or has ended."""
-        self._disk.prefetch.let_go(request.request_id)
+        self._tiers.prefetch.let_go(request.request_id)
 
     def begin_step(self) -> None:
         """Note that a step is being planned."""
-        self._disk.begin_step()
+        self._tiers.begin_step()
 
     def dispatched(self, step: ScheduledStep) -> None:
         """Note when a step was dispatched: it begins then, or when the one before ends."""
@@ -91,7 +91,7 @@ class DiskPrefetch:
             began, size = self._dispatched.popleft()
             if size == tokens:  # steps between them were dropped: all their requests had ended
                 if tokens - step.num_decodes >= self._timed_tokens:
-                    self._disk.computed(tokens, now - max(began, self._updated))
+                    self._tiers.computed(tokens, now - max(began, self._updated))
                 break
         self._updated = now
 

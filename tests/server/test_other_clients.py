@@ -34,7 +34,7 @@ def test_langchain_talks_streams_and_gets_structured_answers(server):
 def test_anthropic_talks_streams_counts_and_knows_errors(server):
     anthropic = wanted.module("anthropic")
     client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
-    asked = {"model": "tiny", "messages": MESSAGES, "temperature": 0}
+    asked = {"model": "tiny", "messages": MESSAGES, "extra_body": {"temperature": 0}}
     whole = client.messages.create(max_tokens=8, **asked)
     with client.messages.stream(max_tokens=8, **asked) as stream:
         text = "".join(stream.text_stream)

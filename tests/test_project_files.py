@@ -53,7 +53,7 @@ def test_the_lower_end_of_every_dependency_is_installed_and_tried_by_a_job():
 def test_extras_that_only_a_nightly_run_has_are_asked_for_where_nothing_may_be_missing():
     """`pytest.importorskip` skips such a test even there; `wanted.module` fails it."""
     found = {path.name: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
-    names = "tunix|litellm|langchain_openai"
+    names = "tunix|litellm|langchain_openai|anthropic"
     assert [name for name, text in found.items() if re.search(rf'importorskip\("({names})\b', text)] == []
     asked = {module for text in found.values() for module in re.findall(r'wanted\.module\("(\w+)', text)}
     assert set(names.split("|")) <= asked
@@ -202,7 +202,7 @@ def test_the_nightly_run_has_the_clients_and_the_browser_without_which_tests_are
     installed = {re.split(r"[>=\[]", one)[0].replace("-", "_") for one in needed}
     files = [path.read_text() for path in (ROOT / "tests" / "server").glob("test_*.py")]
     asked = {name for text in files for name in re.findall(r'wanted\.module\("(\w+)', text)}
-    assert asked == {"litellm", "langchain_openai", "playwright"} and asked <= installed
+    assert asked == {"anthropic", "litellm", "langchain_openai", "playwright"} and asked <= installed
 
 
 def test_another_version_is_tried_in_an_environment_elsewhere_and_named(tmp_path):

@@ -24,6 +24,7 @@ from jpaged.cli.main import app
 from jpaged.config import EngineConfig
 from jpaged.engine_args import EngineArgs
 from jpaged.metrics import Counter, Gauge, Histogram
+from jpaged.server.anthropic import endpoints as messages
 from jpaged.server.bodies import Body
 from jpaged.server.endpoints import pages, status, tokens
 from jpaged.server.openai.bodies.chat import ChatRequest
@@ -263,7 +264,7 @@ def test_fields_of_bodies_are_known_or_say_what_to_use(route):
 
 
 def test_routes_exist_or_say_what_to_use():
-    parts = (pages, status, completions, chat, responses, tokens, vectors)
+    parts = (pages, status, completions, chat, responses, tokens, vectors, messages)
     paths = {route.path for part in parts for route in part.router.routes} | {"/tokenizer_info"}
     for route in NAMES["routes"]:
         path = route.split()[1]

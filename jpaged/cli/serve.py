@@ -31,7 +31,8 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     served_model_name: Annotated[
-        list[str] | None, typer.Option(help="Name of the model in requests; may be repeated. Default: MODEL.")
+        list[str] | None,
+        typer.Option(help="Name of the model in requests, as tiny or claude-*; repeatable. Default: MODEL."),
     ] = None,
     api_key: Annotated[list[str] | None, typer.Option(help="Accepted API key; may be repeated.")] = None,
     admin_api_key: Annotated[
@@ -122,6 +123,8 @@ def serve(
 
     with bad_parameters():
         names = served_model_name or [model]
+        if "*" in names[0]:  # a pattern names no model
+            names = [model, *names]
         if tool_parser is None and model == ALIAS and chat_template is None:
             tool_parser = "hermes"  # so that tools, which newcomers try first, need no flag
         keys = [Key.unnamed(secret) for secret in api_key or ()]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jpaged.server.anthropic.field_classes import TABLE as OF_MESSAGES
 from jpaged.server.messages.custom_tools import CustomInput
 from jpaged.server.openai.bodies.field_classes import TABLE
 
@@ -241,7 +242,7 @@ def test_a_pattern_that_cannot_be_followed_is_named(with_tools):
 
 def test_the_documents_table_is_the_servers():
     page = (Path(__file__).resolve().parents[2] / "docs" / "compatibility.md").read_text(encoding="utf-8")
-    for name, classes in TABLE.items():
+    for name, classes in (TABLE | OF_MESSAGES).items():
         for what, fields in (
             ("without effect", classes.without_effect),
             ("not honoured", classes.not_honoured),

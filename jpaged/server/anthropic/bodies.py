@@ -103,8 +103,8 @@ class Block(Body):
             url = self.source.url or f"data:{self.source.media_type or 'image/png'};base64,{self.source.data}"
             return [{"type": "image_url", "image_url": {"url": url}}]
         if self.type == "search_result":
-            head = "\n".join(text for text in (self.title, self.source) if isinstance(text, str))
-            return [{"type": "text", "text": head}, *_parts(self.content, f"{where}.content")]
+            about = "\n".join(text for text in (self.title, self.source) if isinstance(text, str))
+            return [{"type": "text", "text": about}, *_parts(self.content, f"{where}.content")]
         if self.type == "document" and isinstance(self.source, Source) and self.source.type in ("text", "content"):
             head = [{"type": "text", "text": text} for text in (self.title, self.context) if text]
             content = self.source.data if self.source.type == "text" else self.source.content
@@ -193,8 +193,8 @@ def _said(blocks: list[Block], places: list[str]) -> dict[str, Any]:
         else:
             texts += block.parts(where)
             if texts and texts[-1]["type"] != "text":
-                message = f"{where} is an image, which only a message of the role 'user' may have"
-                raise ApiError(message, param=where, code="invalid_value")
+                why = f"{where} is an image, which only a message of the role 'user' may have"
+                raise ApiError(why, param=where, code="invalid_value")
     message: dict[str, Any] = {"role": "assistant", "content": _content(texts) if texts else None}
     if message["content"] is None and not calls:
         message["content"] = ""

@@ -78,3 +78,10 @@ CONVERSATION = FieldClasses(
     },
     items={"tools": _SERVER_TOOLS},
 )
+TABLE = {
+    "conversation of messages": CONVERSATION,
+    "message of messages": MESSAGE,
+    "block of messages": BLOCK,
+    "tool of messages": TOOL,
+}
+"""Every row, by the object that a caller sends."""

@@ -1,1 +1,1 @@
-"""Turns of one model: template options, grammar and reader of its answers, whose forms are in `jpaged.answers`."""
+"""Turns with one model: template options, grammar, and events of its answers, whose forms are in `jpaged.answers`."""

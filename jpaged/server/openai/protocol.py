@@ -49,8 +49,9 @@ def _of_chat(fields: Mapping[str, Any]) -> Iterator[Any]:
 
 def _of_completion(fields: Mapping[str, Any]) -> Iterator[Any]:
     prompt = fields.get("prompt")
-    several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
-    yield prompt[0] if several else prompt  # the first of several prompts decides
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        prompt = prompt[0]  # the first of several prompts decides
+    yield prompt
 
 
 def _of_response(fields: Mapping[str, Any]) -> Iterator[Any]:

@@ -111,7 +111,8 @@ class BlockAllocator:
         """Count one owner less; a block without owners is evictable if its content is kept, else empty.
 
         Args:
-            time: its last need; never less than that of an earlier release in the same group.
+            time: its last need; never less than that of an earlier release in the same group, nor more than one that
+                is negative too.
             keep: whether the content is kept, as the prefix cache knows it.
             protect: whether new requests may not evict a block that is kept.
         """
@@ -134,6 +135,8 @@ class BlockAllocator:
                 time = EvictionKey(PROTECTED + time.tick, time.negative_end)
                 pages.num_protected[page] += 1
             (group.protected if protect else group.evictable)[block] = time
+            if time.tick < 0:
+                group.evictable.move_to_end(block, last=False)
             pages.num_evictable[page] += 1
             pages.newest[page] = time
             self._list_stale(g, page)
@@ -314,7 +317,7 @@ class BlockAllocator:
         if not pages.num_evictable[page]:
             self._free_page(g, page)
             return
-        if pages.empty[page] or pages.num_protected[page] or pages.is_guarded(page):
+        if pages.empty[page] or pages.num_protected[page] or not 0 <= pages.newest[page].tick < PROTECTED:
             # The newest block may have been hit and emptied since, or is not the last released: look again.
             first = page * group.blocks_per_page
             mine = range(first, first + group.blocks_per_page)

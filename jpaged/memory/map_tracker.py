@@ -166,7 +166,7 @@ class GroupTracker:
                 filled = size if owner == NOBODY else self._tokens[block]
             elif (time := self._blocks.evictable.get(block) or self._blocks.protected.get(block)) is not None:
                 state, filled, prefix = _CACHED, size, self._cached_prefix(block)
-                need = time.tick - PROTECTED if time.tick >= PROTECTED else time.tick
+                need = time.tick - PROTECTED if time.tick >= PROTECTED else abs(time.tick)
             else:
                 state = _EMPTY if page_groups[block // per_page] == number else _NONE
             states.append(state)

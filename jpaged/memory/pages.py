@@ -23,7 +23,8 @@ class EvictionKey(NamedTuple):
     """Order of eviction: the time of a block's last need on one logical clock for all groups. The least goes first.
 
     Attributes:
-        tick: blocks released together share a tick.
+        tick: blocks released together share a tick. A negative one is that of a block that hardly any request will
+            need: it goes before all others, the newest such first, so that the older ones get a chance.
         negative_end: minus the last token position the block's prefix covers, so that among equal ticks the
             longest prefix goes first and all groups lose the same tokens (Jenga's aligned eviction).
     """

@@ -177,7 +177,10 @@ class TableUpdater:
             gap_starts = [0, *(run.stop for run in runs[:-1])]
             for start, run in zip(reversed(gap_starts), reversed(runs), strict=True):
                 gap = range(max(start, first), run.start)
-                self._release(sequence, g, gap)
+                if self._aligned and policy.appends:
+                    self._release_passed(sequence, g, gap, length)
+                else:
+                    self._release(sequence, g, gap)
                 for i in gap:
                     table[i] = NO_BLOCK
             sequence.released_below[g] = first_active
@@ -204,9 +207,38 @@ class TableUpdater:
             self._predicted.ended(sequence)
             self._trim()
 
-    def _release(self, sequence: BlockTables, g: int, logical: range) -> None:
-        """Release the blocks `logical` of a table, the longest prefix first."""
-        tick, table = self.clock, sequence.tables[g]
+    def _release_passed(self, sequence: BlockTables, g: int, passed: range, length: int) -> None:
+        """Release blocks that a window has passed; those that no prefix is likely to end near are evicted first.
+
+        A later prompt begins where this one's end is near, where it parted from an earlier one or what it began with:
+        there it needs the window before. Of other places there are many, and a sequence passes them later than an
+        earlier one ended, whose last window would be evicted for them: none of several sessions would hit any more
+        (vLLM, issue 48435).
+        """
+        request = sequence.request
+        policy, size = request.groups[g]
+        end = max(length, request.prompt_tokens or 0)
+        for _ in range(2):  # a question after a document is shorter than a window, so begin two before the end
+            end = policy.active_blocks(end, size)[0].start * size
+        wanted = [range(end // size, passed.stop)]
+        for prefix in (request.begun or (0,))[0], request.parts_at:
+            wanted += policy.active_blocks(prefix, size) if prefix else ()
+        wanted += sequence.predicted[g]
+        unlikely = [i for i in passed if not any(i in run for run in wanted)]
+        if unlikely:
+            kept = set(passed).difference(unlikely)
+            self._release(sequence, g, sorted(kept))
+            self._release(sequence, g, unlikely[::-1], first=True)
+        else:
+            self._release(sequence, g, passed)
+
+    def _release(self, sequence: BlockTables, g: int, logical: Sequence[int], *, first: bool = False) -> None:
+        """Release the blocks `logical` of a table, the last of them first.
+
+        Args:
+            first: whether they are evicted before all others, the last one released before these.
+        """
+        tick, table = -self.clock if first else self.clock, sequence.tables[g]
         policy, size = sequence.request.groups[g]
         runs, release = sequence.predicted[g], self._allocator.release
         for i in reversed(logical):

@@ -1,5 +1,5 @@
-"""Repeats what users of vLLM, SGLang and tpu-inference reported of prefix caches and pools, on vLLM's scheduler and this
-project's.
+"""Repeats what users of vLLM, SGLang and tpu-inference reported of prefix caches and pools, on two schedulers: vLLM's
+and this project's.
 
 Each report has the shape of its model, its requests, and a pool of a size at which what it saw would be seen. Bytes of
 layers are such that vLLM picks the block size that the report names. tests/scripts/test_public_reports.py demands the
@@ -133,7 +133,7 @@ REPORTS: dict[str, Report] = {
         together=12,
         warm=12,
         vllm={"ram": 4.0},
-        jpaged={"preemption_mode": "swap", "swap_space_bytes": 24 << 30},
+        jpaged={"preemption_mode": "swap", "swap_space_bytes": 5 << 30},
     ),
     "sglang #39436": Report(
         "a hybrid's evicted prompts from host memory", QWEN_27B, replayed, warm=24, vllm={"ram": 4.0}
@@ -154,7 +154,12 @@ def public_reports(env: Path | None = None, reports: list[str] | None = None) ->
 
     --env is the environment that peer_engines/environment.sh vllm-core makes; without one jpaged runs alone. "found
     then" is the share of prompt tokens found once the prefixes were seen as often as jpaged needs.
+
+    Raises:
+        ValueError: an unknown report, or no environment there.
     """
+    if unknown := set(reports or ()) - set(REPORTS):
+        raise ValueError(f"reports={sorted(unknown)} are none of {', '.join(REPORTS)}")
     vllm = Vllm(env) if env else None
     try:
         for name, report in REPORTS.items():

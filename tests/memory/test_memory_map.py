@@ -72,7 +72,7 @@ def check_map(manager: MemoryManager, seen: MemoryMap, lengths: dict[int, int]) 
             elif block.state is BlockState.CACHED:
                 assert block.prefix != 0 and (block.request, block.sequence) == (-1, -1)
                 group = manager.parts.allocator.groups[g]
-                tick = (group.evictable.get(number) or group.protected.get(number)).tick % PROTECTED
+                tick = abs((group.evictable.get(number) or group.protected.get(number)).tick) % PROTECTED
                 assert block.last_need == tick <= seen.clock
             else:
                 assert block == wanted

@@ -177,6 +177,7 @@ def request_data(request: RequestBlocks, open_pages: NumberedOpenPages) -> dict[
         "prompt_tokens": request.prompt_tokens,
         "kept_tokens": request.kept_tokens,
         "begun": None if request.begun is None else list(request.begun),
+        "parts_at": request.parts_at,
     }
 
 
@@ -190,6 +191,7 @@ def load_request(
     request = RequestBlocks(data["id"], open_pages[data["association"]], groups, *tokens)
     if data["begun"] is not None:
         request.begin(*data["begun"])
+    request.parts_at = data.get("parts_at", 0)  # 0.2.0 did not ask
     return request
 
 

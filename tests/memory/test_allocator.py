@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from thorough import examples
 
 from jpaged.memory.allocator import BlockAllocator
-from jpaged.memory.pages import NO_GROUP, EvictionKey
+from jpaged.memory.eviction_key import EvictionKey
+from jpaged.memory.pages import NO_GROUP
 
 
 class Pool:
@@ -70,21 +71,6 @@ def test_the_time_of_a_page_is_that_of_its_newest_block():
     pool.release(*new)
     pool.release(old[1])  # makes the page with the oldest block the newest page
     assert pool.take(pool.request(), 2) == new
-
-
-def test_blocks_of_negative_ticks_go_first_the_newest_of_them_before_and_do_not_make_a_page_old():
-    pool = Pool([1], 3)
-    old, *passed = pool.take(pool.request(), 3)
-    pool.release(old)
-    for tick, block in enumerate(passed, 10):
-        pool.allocator.release(0, block, EvictionKey(-tick, 0), keep=True)
-    assert pool.take(pool.request(), 3) == [*passed[::-1], old]
-    pool = Pool([2], 2)
-    (kept, passed), (new, newer) = (pool.take(pool.request(), 2) for _ in range(2))
-    for block in (new, kept, newer):
-        pool.release(block)
-    pool.allocator.release(0, passed, EvictionKey(-9, 0), keep=True)
-    assert pool.take(pool.request(), 2) == [kept, passed], "a page is as old as its newest block"
 
 
 def test_the_time_of_a_page_forgets_blocks_that_are_empty_again():

@@ -12,7 +12,7 @@ from statistics import mean
 
 import pytest
 from fake_device import Loop
-from fake_disk import FakeDisk
+from fake_store import FakeStore
 from small_schedulers import group, make_request, make_scheduler
 from unpaged import alone
 
@@ -34,6 +34,7 @@ class Overload:
 
     def __init__(self, mode: str, seed: int, *, check_every: int) -> None:
         self.rng, self.check_every = random.Random(seed), check_every
+        self.ram, self.disk = FakeStore(), FakeStore(delay=2)
         self.scheduler = make_scheduler(
             20,
             groups=GROUPS,
@@ -41,7 +42,9 @@ class Overload:
             preemption_mode=mode,
             prefix_caching=True,
             swap_blocks=6 if mode == "swap" else 0,
-            disk=FakeDisk(delay=2),
+            ram=self.ram,
+            ram_pages=15,
+            disk=self.disk,
             disk_pages=60,
             max_num_seqs=6,
             budget=24,
@@ -123,7 +126,7 @@ class Overload:
             self.step()
         assert not self.running and self.ended == self.accepted, "a request was lost"
         assert self.loop.num_used_blocks == 0
-        assert self.preempted and self.cancelled and self.loop.device.disk.num_read
+        assert self.preempted and self.cancelled and self.ram.num_read and self.disk.num_read
         first, last = (mean(self.calls[number] for number in window) for window in (early, late))
         assert last < 1.2 * first, f"a step takes {last:.0f} calls, not {first:.0f} as at first"
 

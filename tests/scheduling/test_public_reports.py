@@ -10,7 +10,7 @@ from itertools import count
 
 import pytest
 from fake_device import Loop
-from fake_disk import FakeDisk
+from fake_store import FakeStore
 from small_schedulers import group, layout_of, make_request, make_scheduler
 from unpaged import alone
 
@@ -96,14 +96,15 @@ def test_a_hybrid_starts_with_host_memory_for_its_blocks_and_swaps(mode):  # vll
     assert loop.num_used_blocks == 0
 
 
-def test_a_hybrids_evicted_prompts_come_back_with_their_states():  # sglang #39436
+@pytest.mark.parametrize("tier", ["ram", "disk"])
+def test_a_hybrids_evicted_prompts_come_back_with_their_states(tier):  # sglang #39436
     groups = hybrid()
-    disk = FakeDisk()
-    loop = Loop(make_scheduler(12, groups=groups, prefix_caching=True, disk=disk, disk_pages=60))
+    store = FakeStore()
+    loop = Loop(make_scheduler(12, groups=groups, prefix_caching=True, **{tier: store, f"{tier}_pages": 60}))
     heads = [tokens(72) for _ in range(8)]
     served(loop, groups, heads, output=1)
     found = served(loop, groups, [head + tokens(3) for head in heads[-4:]], output=1)
-    assert min(found) >= 64 and disk.num_read
+    assert min(found) >= 64 and store.num_read
 
 
 def test_a_long_request_needs_its_kv_and_few_states():  # tpu-inference #3483

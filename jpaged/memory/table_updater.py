@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from jpaged.cache_retention import CacheRetention
 from jpaged.memory.allocator import BlockAllocator
@@ -240,15 +240,13 @@ class TableUpdater:
         for prefix in (request.begun or (0,))[0], request.parts_at:
             wanted += policy.active_blocks(prefix, size) if prefix else ()
         wanted += sequence.predicted[g]
-        unlikely = [i for i in passed if not any(i in run for run in wanted)]
-        self._release(sequence, g, sorted(set(passed).difference(unlikely)))
-        self._release(sequence, g, unlikely, level=UNLIKELY)
+        self._release(sequence, g, passed, {i for i in passed if not any(i in run for run in wanted)})
 
-    def _release(self, sequence: BlockTables, g: int, logical: Sequence[int], *, level: int = 0) -> None:
+    def _release(self, sequence: BlockTables, g: int, logical: range, unlikely: Container[int] = frozenset()) -> None:
         """Release the blocks `logical` of a table, the longest prefix first.
 
         Args:
-            level: their level of priority where no request gave them another.
+            unlikely: those that hardly any prefix will need.
         """
         tick, table = self.clock, sequence.tables[g]
         policy, size = sequence.request.groups[g]
@@ -262,9 +260,9 @@ class TableUpdater:
                 time = EvictionKey(tick, -end if self._aligned else 0)
                 protect = bool(runs) and any(i in run for run in runs)
                 cached = self._is_cached(sequence, g, i)
-                asked = self._level(retention, g, block, end) if cached and ranked else 0
-                if asked or level:
-                    time, protect = time.at_level(asked or level), False  # the user knows better than the prediction
+                level = self._level(retention, g, block, end) if cached and ranked else 0
+                if level or i in unlikely:
+                    time, protect = time.at_level(level or UNLIKELY), False  # the user knows better than the prediction
                 release(g, block, time, cached, protect)
 
     def _level(self, retention: CacheRetention | None, g: int, block: int, end: int) -> int:

@@ -136,7 +136,12 @@ REPORTS: dict[str, Report] = {
         jpaged={"preemption_mode": "swap", "swap_space_bytes": 5 << 30},
     ),
     "sglang #39436": Report(
-        "a hybrid's evicted prompts from host memory", QWEN_27B, replayed, warm=24, vllm={"ram": 4.0}
+        "a hybrid's evicted prompts from host memory",
+        QWEN_27B,
+        replayed,
+        warm=24,
+        vllm={"ram": 4.0},
+        jpaged={"ram": 4.0},
     ),
     "tpu-inference #3483": Report("one request of 65,536 tokens in 6 GiB", QWEN_27B, one_long, warm=1),
 }

@@ -35,6 +35,8 @@ class RequestBlocks:
         prompt_tokens: length of its prompt; None = unknown.
         kept_tokens: leading tokens that are to be found as a prefix once they are computed; 0 = none.
         begun: arguments of the first `begin`; None before it.
+        parts_at: leading tokens that layers without windows had cached when it began: its prompt parts from another
+            one there, and later ones may, too.
         groups: policy and block size (tokens) of each layer group, for this request.
         releases: whether any group's policy may release blocks while a sequence grows.
         retention: what it asks of the prefix cache; None = nothing.
@@ -49,6 +51,7 @@ class RequestBlocks:
         "kept_tokens",
         "num_seqs",
         "open_pages",
+        "parts_at",
         "prompt_tokens",
         "releases",
         "request_id",
@@ -71,6 +74,7 @@ class RequestBlocks:
         self.prompt_tokens = prompt_tokens
         self.kept_tokens = kept_tokens
         self.begun: tuple[int, int] | None = None
+        self.parts_at = 0
         self.groups = request_groups(groups, encoder_tokens, prompt_tokens)
         self.releases = any(policy.releases for policy, _ in groups)
         self.retention: CacheRetention | None = None

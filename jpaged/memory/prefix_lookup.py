@@ -11,6 +11,7 @@ from jpaged.memory.block_tables import BlockTables, RequestBlocks
 from jpaged.memory.eviction_key import EvictionKey
 from jpaged.memory.hash_chain import HashChain, Link, TokenSpan
 from jpaged.memory.policies import Policy
+from jpaged.memory.policies.attention import leading_hits
 from jpaged.memory.prefix_cache import PrefixCache, longest_prefix, prefix_tables
 from jpaged.memory.prefix_prediction import PredictedPrefixes
 from jpaged.memory.recent_prefixes import RecentPrefixes
@@ -85,6 +86,7 @@ class PrefixLookup:
             return length
         length, found = self._cache.match(sequence, token_ids, limit, spans)
         self._named.append(_NamedPrompt(known, _copies(sequence.chains)))
+        sequence.request.parts_at = max(length, self._kept_of(found))
         self._begin(sequence, length)
         if length:
             self._updater.attach(sequence, prefix_tables(sequence.request.groups, found, length), length)
@@ -113,6 +115,13 @@ class PrefixLookup:
         request = RequestBlocks(-1, self._allocator.new_request(), self._groups, 0)
         tables = BlockTables(request, self._cache.chains(salt, spans), 0)
         return self._cache.match(tables, token_ids, max(len(token_ids) - 1, 0), spans)[0]
+
+    def _kept_of(self, found: list[list[int | None]]) -> int:
+        """Return how many leading tokens are cached of the layers that release nothing; 0 where all release or none."""
+        groups = [(g, size) for g, (policy, size) in enumerate(self._groups) if not policy.releases]
+        if len(groups) == len(self._groups):
+            return 0
+        return min((leading_hits([block is not None for block in found[g]]) * size for g, size in groups), default=0)
 
     def _chains_of(self, known: tuple[Any, ...]) -> dict[int, HashChain] | None:
         """Take the hash chains of a prompt out of the memory of recent lookups; None where they are not in it."""

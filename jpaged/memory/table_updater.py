@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from jpaged.cache_retention import CacheRetention
 from jpaged.memory.allocator import BlockAllocator
@@ -15,6 +15,9 @@ from jpaged.memory.prefix_prediction import PredictedPrefixes
 from jpaged.memory.recent_prefixes import RecentPrefixes
 from jpaged.memory.retention import Retention, level_at
 from jpaged.memory.step_blocks import StepBlocks
+
+UNLIKELY = -1000
+"""Level of priority, below all that requests can ask for, of blocks that hardly any prefix will need."""
 
 
 class TableUpdater:
@@ -190,7 +193,10 @@ class TableUpdater:
             gap_starts = [0, *(run.stop for run in runs[:-1])]
             for start, run in zip(reversed(gap_starts), reversed(runs), strict=True):
                 gap = range(max(start, first), run.start)
-                self._release(sequence, g, gap)
+                if self._aligned and policy.appends:
+                    self._release_passed(sequence, g, gap, length)
+                else:
+                    self._release(sequence, g, gap)
                 for i in gap:
                     table[i] = NO_BLOCK
             sequence.released_below[g] = first_active
@@ -217,8 +223,31 @@ class TableUpdater:
             self._predicted.ended(sequence)
             self._trim()
 
-    def _release(self, sequence: BlockTables, g: int, logical: range) -> None:
-        """Release the blocks `logical` of a table, the longest prefix first."""
+    def _release_passed(self, sequence: BlockTables, g: int, passed: range, length: int) -> None:
+        """Release blocks that a window has passed; those that no prefix is likely to end near are evicted first.
+
+        A later prompt begins where this one's end is near, where it parted from an earlier one or what it began with:
+        there it needs the window before. Of other places there are many, and a sequence passes them later than an
+        earlier one ended, whose last window would be evicted for them: none of several sessions would hit any more
+        (vLLM, issue 48435).
+        """
+        request = sequence.request
+        policy, size = request.groups[g]
+        end = max(length, request.prompt_tokens or 0)
+        for _ in range(2):  # a question after a document is shorter than a window, so begin two before the end
+            end = policy.active_blocks(end, size)[0].start * size
+        wanted = [range(end // size, passed.stop)]
+        for prefix in (request.begun or (0,))[0], request.parts_at:
+            wanted += policy.active_blocks(prefix, size) if prefix else ()
+        wanted += sequence.predicted[g]
+        self._release(sequence, g, passed, {i for i in passed if not any(i in run for run in wanted)})
+
+    def _release(self, sequence: BlockTables, g: int, logical: range, unlikely: Container[int] = frozenset()) -> None:
+        """Release the blocks `logical` of a table, the longest prefix first.
+
+        Args:
+            unlikely: those that hardly any prefix will need.
+        """
         tick, table = self.clock, sequence.tables[g]
         policy, size = sequence.request.groups[g]
         runs, release = sequence.predicted[g], self._allocator.release
@@ -231,8 +260,9 @@ class TableUpdater:
                 time = EvictionKey(tick, -end if self._aligned else 0)
                 protect = bool(runs) and any(i in run for run in runs)
                 cached = self._is_cached(sequence, g, i)
-                if cached and ranked and (level := self._level(retention, g, block, end)):
-                    time, protect = time.at_level(level), False  # the user knows better than the prediction
+                level = self._level(retention, g, block, end) if cached and ranked else 0
+                if level or i in unlikely:
+                    time, protect = time.at_level(level or UNLIKELY), False  # the user knows better than the prediction
                 release(g, block, time, cached, protect)
 
     def _level(self, retention: CacheRetention | None, g: int, block: int, end: int) -> int:

@@ -211,7 +211,10 @@ class Scheduler:
         plan.reserved = decodes_due(running[position:])
         while position < len(running):
             current = running[position]
-            if (overtakes and self._admit_urgent(current, plan)) or self._extend(current, plan):
+            admitted = overtakes and self._admit_urgent(current, plan)
+            if not admitted and (position == len(running) or running[position] is not current):
+                continue  # it was preempted for one that found no place after all, as a prefix on disk takes blocks
+            if admitted or self._extend(current, plan):
                 position += 1
                 if in_bulk:
                     position = plan_decodes(running, position, plan, self.allocation)

@@ -123,6 +123,7 @@ class Served:
 
     Attributes:
         asked, found: prompt tokens, and those that were found as a prefix when their request first ran.
+        hits: the tokens found of each request.
         running: after each schedule, the tokens of each running request.
         held: bytes that requests held then.
         seconds: median host time of a step.
@@ -134,6 +135,7 @@ class Served:
     running: list[list[int]]
     held: list[int]
     seconds: float
+    hits: list[int]
 
 
 Server = Callable[[ModelShape, Sequence[Ask]], Served]
@@ -175,7 +177,8 @@ def by_jpaged(
         unfinished -= len(step.ended)
         running.append(server.lengths)
         held.append(server.held_bytes())
-    return Served(server.asked, server.cached, server.preemptions, running, held, statistics.median(times))
+    hits = [server.hits[key] for key in range(len(asks))]
+    return Served(server.asked, server.cached, server.preemptions, running, held, statistics.median(times), hits)
 
 
 class Vllm:

@@ -33,6 +33,7 @@ BENCHMARKS = Cases(
         "perplexity": "perplexity.perplexities",
         "rounded-activations": "rounded_activations.rounded_activations",
         "against-vllm": "against_vllm.against_vllm",
+        "public-reports": "public_reports.public_reports",
         "vllm-judge": "vllm_judge.vllm_judge",
         "scheduler": "micro.scheduler",
         "host": "host.host",

@@ -127,6 +127,7 @@ class PagedServer:
         )
         self.shift, self._image_tokens = shift, image_tokens
         self.cached = self.asked = 0
+        self.hits: dict[int, int] = {}
         self._rankings = Rankings(seed)
         self._ids = count()
         self._keys: dict[int, int] = {}
@@ -204,7 +205,8 @@ class PagedServer:
         number = len(planned.samples)
         top = self._rankings.of(planned)
         for request in self.scheduler.update(planned, [0] * number, [0.0] * number, top):
-            step.ended.append(self._keys.pop(request.request_id))
+            step.ended.append(key := self._keys.pop(request.request_id))
+            self.hits[key] = request.num_cached_tokens
             self.cached += request.num_cached_tokens
             self.asked += len(request.prompt_token_ids)
         return step

@@ -19,7 +19,6 @@ from test_memory_machine import BUDGET_8, FULL_3, IMAGES, SPARSE, STATE, WINDOW_
 from thorough import examples
 
 from jpaged.memory import NO_BLOCK, Block, BlockState, MemoryManager, MemoryMap
-from jpaged.memory.eviction_key import PROTECTED
 
 TOKENS = list(range(100))
 
@@ -72,7 +71,7 @@ def check_map(manager: MemoryManager, seen: MemoryMap, lengths: dict[int, int]) 
             elif block.state is BlockState.CACHED:
                 assert block.prefix != 0 and (block.request, block.sequence) == (-1, -1)
                 group = manager.parts.allocator.groups[g]
-                tick = (group.evictable.get(number) or group.protected.get(number)).tick % PROTECTED
+                tick = (group.evictable.get(number) or group.protected.get(number)).time
                 assert block.last_need == tick <= seen.clock
             else:
                 assert block == wanted

@@ -15,6 +15,7 @@ from jpaged.memory import (
     MemoryManager,
     Need,
     PoolLayout,
+    SlidingWindow,
     StateCheckpoints,
     TokenBudget,
 )
@@ -197,3 +198,19 @@ def test_a_draft_models_layers_are_one_more_group_of_the_same_sequence():
     manager.fork(0, 1)
     assert [copy.group for copy in manager.allocate(1, 11, first_write=10)] == [0, 1]
     assert serve(manager, 2, TOKENS[:10]) == 8
+
+
+@pytest.mark.parametrize("order, kept", [("aligned", True), ("predicted", True), ("lru", False)])
+def test_blocks_that_a_window_passed_far_from_an_end_are_evicted_before_older_ones(order, kept):
+    manager = manager_of((SlidingWindow(4), 2), num_blocks=20, prefix_caching=True, prefix_eviction=order)
+    first, second = list(range(40)), list(range(100, 140))
+    for number, prompt in enumerate((first, second, second)):  # each takes all 20 blocks, two active ones at once
+        manager.add(number, number, prompt_tokens=40)
+        cached = manager.match_prefix(number, prompt)
+        for length in range(cached + 2, 42, 2):
+            assert manager.allocate(number, length, first_write=length - 2) is not None
+            manager.commit(number, prompt, length)
+            manager.check_invariants()
+        manager.free(number)
+    manager.add(9, 9)
+    assert (manager.match_prefix(9, first) > 0) == kept

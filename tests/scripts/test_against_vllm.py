@@ -24,7 +24,7 @@ for line in sys.stdin:
         sys.exit(3)
     lengths = [len(tokens) for tokens, _ in case["asks"]]
     answer = {"asked": sum(lengths), "found": 10, "preemptions": 0, "running": [lengths], "held": [1 << 20]}
-    print(json.dumps(answer | {"seconds": 0.001}), flush=True)
+    print(json.dumps(answer | {"seconds": 0.001, "hits": lengths}), flush=True)
 """
 
 
@@ -80,8 +80,8 @@ def test_this_project_serves_every_request_and_finds_what_was_asked_before():
 
 
 def test_sums_over_loads():
-    one = Served(100, 20, 1, [[10, 20], [30]], [1 << 20, 2 << 20], 0.001)
-    other = Served(300, 80, 2, [[10]], [1 << 20], 0.003)
+    one = Served(100, 20, 1, [[10, 20], [30]], [1 << 20, 2 << 20], 0.001, [20])
+    other = Served(300, 80, 2, [[10]], [1 << 20], 0.003, [80])
     row = summed(SMALL, [one, other])
     assert (row["steps"], row["found"], row["batch"], row["preemptions"]) == (3, 0.25, 4 / 3, 3)
     assert row["held MiB"] == 2 and row["us a step"] == pytest.approx(2000)

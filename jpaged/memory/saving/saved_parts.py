@@ -180,6 +180,7 @@ def request_data(request: RequestBlocks, open_pages: NumberedOpenPages) -> dict[
         "kept_tokens": request.kept_tokens,
         "directives": [] if request.retention is None else [list(one) for one in request.retention.directives],
         "begun": None if request.begun is None else list(request.begun),
+        "parts_at": request.parts_at,
     }
 
 
@@ -194,6 +195,7 @@ def load_request(
     request.retention = read_retention(data.get("directives"), None)  # 0.2.0 saved none
     if data["begun"] is not None:
         request.begin(*data["begun"])
+    request.parts_at = data.get("parts_at", 0)  # 0.2.0 did not ask
     return request
 
 

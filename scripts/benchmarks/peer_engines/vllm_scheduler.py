@@ -210,6 +210,7 @@ def serve(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         "running": running,
         "held": [blocks * block_bytes for blocks in held],
         "seconds": statistics.median(times),
+        "hits": [found[str(number)] for number in range(len(case["asks"]))],
     }
 
 

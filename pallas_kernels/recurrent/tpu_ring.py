@@ -32,8 +32,8 @@ from jaxtyping import Array, Float, Int, Shaped
 from pallas_kernels.recurrent.layout import LANES, StatePlace, Units
 
 PIECE_BYTES = 512 * 1024
-RING_BYTES = 4 * 2**20
-"""VMEM of the ring. Half of it, 2 MiB, is being read, which is more than HBM delivers during the latency of a DMA."""
+RING_BYTES = 8 * 2**20
+"""VMEM of the ring. Half of it, 4 MiB, is being read, which is more than HBM delivers during the latency of a DMA."""
 MIN_RING, MAX_RING = 4, 32
 TURN_BYTES = 256 * 1024
 """Most bytes of operands of a turn's tokens, of which VMEM holds two turns."""

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack, aclosing, suppress
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
@@ -26,6 +26,7 @@ from jpaged.engine.saved_state.keeper import PeriodicSaver
 from jpaged.engine.stats import EngineStats
 from jpaged.engine.thread import EngineThread
 from jpaged.engine.weights import Running
+from jpaged.errors import EngineStopped
 from jpaged.llm import LLM
 from jpaged.memory import MemoryMap, MemoryReport
 from jpaged.metrics import Metric
@@ -468,16 +469,38 @@ class AsyncLLM:
         """Do what `LLM.reset_prefix_cache` does."""
         return await self._run(self.control.prepare_cache_reset())
 
-    async def pin_prefix(self, prompt: Prompt, cache_salt: str | None = None) -> PinnedPrefix:
-        """Do what `LLM.pin_prefix` does, best before clients come: while requests run it raises.
+    async def pin_prefix(
+        self, prompt: Prompt, cache_salt: str | None = None, *, seconds: float | None = None, name: str | None = None
+    ) -> PinnedPrefix:
+        """Do what `LLM.pin_prefix` does; clients are served meanwhile. Cancelling the call unpins the prefix.
 
         Args and raises: see `LLM.pin_prefix`.
         """
-        return await self._run(await asyncio.to_thread(self.control.prepare_pin, prompt, cache_salt))
+        control = self.control
+        commit = await asyncio.to_thread(partial(control.prepare_pin, prompt, cache_salt, seconds, name, wait=False))
+        begun = self._thread.ask(commit)
+
+        def drop(begun: Future[PinnedPrefix]) -> None:
+            if not begun.cancelled() and begun.exception() is None:
+                with suppress(EngineStopped):
+                    self._thread.ask(control.prepare_pin_cancel(begun.result()))
+
+        try:
+            pinned = await asyncio.shield(asyncio.wrap_future(begun))  # the commit runs even if this call is cancelled
+            while not await self._run(control.prepare_pin_check(pinned)):
+                pass  # the engine's thread has run a step in between
+        except BaseException:
+            begun.add_done_callback(drop)
+            raise
+        return pinned
 
     async def unpin(self, pinned: PinnedPrefix) -> None:
         """Do what `LLM.unpin` does."""
         await self._run(self.control.prepare_unpin(pinned))
+
+    async def pinned_prefixes(self) -> list[PinnedPrefix]:
+        """Return the pinned prefixes, including restored ones, for `unpin`."""
+        return await self._run(self.control.prepare_pinned())
 
     # ------------------------------------------------------------------ saved states
 

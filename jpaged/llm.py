@@ -600,21 +600,24 @@ class LLM:
         return self.control.run(self.control.prepare_cache_reset())
 
     @short_traceback
-    def pin_prefix(self, prompt: Prompt, cache_salt: str | None = None) -> PinnedPrefix:
+    def pin_prefix(
+        self, prompt: Prompt, cache_salt: str | None = None, *, seconds: float | None = None, name: str | None = None
+    ) -> PinnedPrefix:
         """Keep the KV of a prompt's whole blocks in the pool until `unpin`, and compute it if needed.
 
         Longer prompts that begin with it share it (the shared prefix that a provider registers; PagedAttention, section
-        4.4). Each replica keeps a copy.
+        4.4). Each replica keeps a copy. Requests that run, as those of `stream`, go on in the steps that compute it.
 
         Args:
             cache_salt: salt that prompts must have to share the prefix; the prompt's mapping may hold it instead.
+            seconds: how long it stays at most, from when it is computed; None = until `unpin`.
+            name: a name for it, which `pinned_prefixes` returns, also after a saved state was loaded.
 
         Raises:
             ValueError: the prompt fills no block, prefix caching is off, or the rest of the pool would be too small
-                for a sequence of max_model_len tokens.
-            RuntimeError: requests are running.
+                for a sequence of max_model_len tokens or for a request that was accepted.
         """
-        return self.control.run(self.control.prepare_pin(prompt, cache_salt))
+        return self.control.run(self.control.prepare_pin(prompt, cache_salt, seconds, name, wait=True))
 
     def unpin(self, pinned: PinnedPrefix) -> None:
         """Unpin a prefix, so that it can be evicted; ValueError if it is no longer pinned."""
@@ -638,9 +641,9 @@ class LLM:
             folder: created if missing; it holds the last save and nothing else.
 
         Raises:
-            RuntimeError: `pin_prefix` is computing a prefix, or `embed`, `classify` or `score` a vector; a handler of
-                another signal calls it in the middle of a step, or any handler in the middle of a save; or the devices
-                belong to several processes.
+            RuntimeError: `embed`, `classify` or `score` is computing a vector; a handler of another signal calls it in
+                the middle of a step, or any handler in the middle of a save; or the devices belong to several
+                processes.
             OSError: writing fails, or another process saves to the folder, as a server does to its `--state-dir`.
         """
         return self.control.save_state(folder)

@@ -210,10 +210,14 @@ class PinnedPrefix:
     Attributes:
         seq_id: the engine's id of the pin.
         num_tokens: tokens in the prompt's whole blocks, which are kept.
+        name: the caller's own name for it; None = it has none.
+        seconds_left: how long it stayed from when this was made; None = until it is unpinned.
     """
 
     seq_id: int
     num_tokens: int
+    name: str | None = None
+    seconds_left: float | None = None
 
 
 @with_vllms_attributes

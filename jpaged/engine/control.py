@@ -20,7 +20,7 @@ from jpaged.outputs import PinnedPrefix, SavedState
 from jpaged.sampling_params import SamplingParams
 from jpaged.text.input_processor import PREFILL_ONLY
 from jpaged.text.prompt import Prompt
-from jpaged.validation import boolean, one_of
+from jpaged.validation import boolean, number, one_of
 
 if TYPE_CHECKING:
     from jpaged.engine.builder import ServedModel
@@ -271,6 +271,7 @@ class EngineControl:
         engine = self.engine
 
         def reset() -> bool:
+            engine.prefixes.expire()
             if engine.has_work:
                 return False
             forgotten = all(replica.memory.reset_prefix_cache() for replica in engine.replicas)
@@ -279,18 +280,39 @@ class EngineControl:
 
         return reset
 
-    def prepare_pin(self, prompt: Prompt, cache_salt: str | None) -> Commit[PinnedPrefix]:
-        """Tokenise a prefix and return the commit that pins it; see `LLM.pin_prefix`."""
+    def prepare_pin(
+        self, prompt: Prompt, cache_salt: str | None, seconds: float | None, name: str | None, *, wait: bool
+    ) -> Commit[PinnedPrefix]:
+        """Tokenise a prefix and return the commit that pins it; see `LLM.pin_prefix`.
+
+        Args:
+            wait: whether the commit runs steps until the prefix is computed; else `prepare_pin_check` tells when it is.
+        """
         engine, inputs = self.engine, self._inputs
+        if seconds is not None:
+            seconds = number("seconds", seconds, low=0.0, open_low=True)
         prefix = inputs.prefix(prompt, cache_salt)
 
         def pin() -> PinnedPrefix:
             # Take ids here, in the commit: a state loaded before it runs may bring ids that were given out earlier.
             seq_id = inputs.new_seq_id()
             requests = [inputs.request(prefix, PREFILL_ONLY) for _ in engine.replicas]
-            return PinnedPrefix(seq_id, engine.pin_prefix(seq_id, requests))
+            for request in requests:
+                request.name = name
+            begin = engine.pin_prefix if wait else engine.begin_pin
+            return PinnedPrefix(seq_id, begin(seq_id, requests, seconds), name, seconds)
 
         return pin
+
+    def prepare_pin_check(self, pinned: PinnedPrefix) -> Commit[bool]:
+        """Return the commit that tells whether a prefix is pinned by now."""
+        engine = self.engine
+        return lambda: engine.is_pinned(pinned.seq_id)
+
+    def prepare_pin_cancel(self, pinned: PinnedPrefix) -> Commit[None]:
+        """Return the commit that drops a prefix whose caller waits no longer."""
+        prefixes = self.engine.prefixes
+        return lambda: prefixes.cancel(pinned.seq_id)
 
     def prepare_unpin(self, pinned: PinnedPrefix) -> Commit[None]:
         """Return the commit that unpins a prefix; see `LLM.unpin`."""
@@ -302,7 +324,10 @@ class EngineControl:
     def prepare_pinned(self) -> Commit[list[PinnedPrefix]]:
         """Return the commit that lists the pinned prefixes."""
         prefixes = self.engine.prefixes
-        return lambda: [PinnedPrefix(seq_id, length) for seq_id, length in prefixes.lengths.items()]
+        return lambda: [
+            PinnedPrefix(seq_id, pin.requests[0].kept_tokens, pin.requests[0].name, prefixes.seconds_left(pin))
+            for seq_id, pin in prefixes.held.items()
+        ]
 
     # ------------------------------------------------------------------ saved states
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
@@ -17,7 +18,7 @@ from jpaged.engine.request_registry import RequestRegistry
 from jpaged.engine.stats import Counters, EngineStats, StatsLog, watched
 from jpaged.execution import Runner
 from jpaged.memory import MemoryManager
-from jpaged.scheduling import Request, Scheduler, Status
+from jpaged.scheduling import Request, Scheduler
 
 
 class Engine:
@@ -30,6 +31,7 @@ class Engine:
     Args:
         schedulers: one for each replica; each request goes to the replica with the fewest unfinished sequences.
         max_model_len: most tokens of a sequence, prompt and output.
+        clock: a monotonic clock in seconds, on which pins end.
 
     Attributes:
         requests: its requests, and those that callers still hold.
@@ -39,7 +41,14 @@ class Engine:
         refusal: makes the error that callers get while the engine is lent or after it was closed; None = no error.
     """
 
-    def __init__(self, schedulers: Iterable[Scheduler], runner: Runner, *, max_model_len: int) -> None:
+    def __init__(
+        self,
+        schedulers: Iterable[Scheduler],
+        runner: Runner,
+        *,
+        max_model_len: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.replicas = [Replica(scheduler, max_model_len) for scheduler in schedulers]
         self.runner = runner
         self.max_model_len = max_model_len
@@ -52,9 +61,7 @@ class Engine:
         self._lock = threading.RLock()
         self.refusal: Callable[[], RuntimeError] | None = None
         self.background: BackgroundCompiler | None = None
-        self.prefixes = PinnedPrefixes(
-            self.replicas, self.change, compute=self._compute, begin=self._begin, abort=self.abort
-        )
+        self.prefixes = PinnedPrefixes(self.replicas, self.change, begin=self._begin, abort=self.abort, clock=clock)
 
     @property
     def lock(self) -> threading.RLock:
@@ -92,6 +99,7 @@ class Engine:
             ValueError: it could never fit the pool.
         """
         self.requests.reassign_ids(request)
+        self.prefixes.expire()
         try:
             self.requests.awaited[request.request_id] = request
             for part in request.all_requests:
@@ -293,38 +301,51 @@ class Engine:
         self._stop_unawaited_prefixes()
 
     def _stop_unawaited_prefixes(self) -> None:
-        """Abort the requests that compute lost prefixes if no others are left; the KV computed so far stays cached."""
-        if len(self.requests.unfinished) == self.prefixes.num_coming:
+        """Abort the requests that compute lost prefixes if no others are left and no caller waits for a prefix; the KV
+        computed so far stays cached."""
+        if len(self.requests.unfinished) == self.prefixes.num_coming and not self.prefixes.is_awaited:
             self.prefixes.stop()
 
     def change(self, refusal: type[Exception] | tuple[()] = ()) -> AbstractContextManager[None]:
         """Return the context manager of a change of the state; see `Recovery.change`."""
         return self.recovery.change(refusal)
 
-    def pin_prefix(self, seq_id: int, requests: list[Request]) -> int:
-        """Keep the KV of a prefix in each replica's pool until `unpin`; see `PinnedPrefixes.pin`.
+    def begin_pin(self, seq_id: int, requests: list[Request], seconds: float | None = None) -> int:
+        """Begin to keep the KV of a prefix in each replica's pool; see `PinnedPrefixes.begin` and `is_held`.
+
+        Requests that run go on: they were promised room to grow, one at a time, and the pin must leave it.
+        """
+        self.check_memory("pin_prefix()")
+        return self.prefixes.begin(seq_id, requests, seconds)
+
+    def is_pinned(self, seq_id: int) -> bool:
+        """Tell whether every replica holds a prefix that `begin_pin` began to pin.
 
         Raises:
-            RuntimeError: requests are running, to which the memory is promised.
+            ValueError: see `PinnedPrefixes.is_held`.
+            RuntimeError: the devices' memory was released.
         """
-        self.prefixes.stop()
-        if self.has_work:
-            raise RuntimeError("pin_prefix() is refused while requests run, which were promised the memory")
-        return self.prefixes.pin(seq_id, requests)
+        self.check_memory("pin_prefix()")
+        return self.prefixes.is_held(seq_id)
+
+    def pin_prefix(self, seq_id: int, requests: list[Request], seconds: float | None = None) -> int:
+        """Keep the KV of a prefix in each replica's pool until `unpin` or for so many seconds, and return its tokens.
+
+        Other requests run in the steps that compute it.
+        """
+        length = self.begin_pin(seq_id, requests, seconds)
+        try:
+            while not self.is_pinned(seq_id):
+                self._advance()
+        except BaseException:
+            self.prefixes.stop()
+            self.prefixes.cancel(seq_id)
+            raise
+        return length
 
     def unpin(self, seq_id: int) -> None:
         """Unpin a prefix in every replica, so that it can be evicted; see `PinnedPrefixes.unpin`."""
         self.prefixes.unpin(seq_id)
-
-    def _compute(self, replica: Replica, request: Request) -> None:
-        """Run a request to its end in a replica; other requests run in the same steps."""
-        self.requests.reassign_ids(request)
-        try:
-            self._add_to(replica, request)
-            while request.status is not Status.FINISHED:
-                self._advance()
-        finally:
-            self.abort(request)
 
     def _begin(self, replica: Replica, request: Request) -> None:
         """Queue a request in a replica before all others."""

@@ -1,10 +1,14 @@
-"""Keeps pinned prefixes in every pool, and computes them again when a pool has lost them."""
+"""Keeps pinned prefixes in every pool until they are unpinned or their time is over, and computes those that a pool
+lacks."""
 
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
 from jpaged.engine.replica import Replica
@@ -20,15 +24,35 @@ class Change(Protocol):
     def __call__(self, refusal: type[Exception] | tuple[()] = ()) -> AbstractContextManager[None]: ...
 
 
+@dataclass(eq=False)
+class Pin:
+    """A prefix that is pinned in every replica, or about to be.
+
+    Attributes:
+        requests: one for each replica, with the prefix as prompt; each runs if its replica has to compute the prefix.
+        seconds: how long it stays once every replica holds it; None = until it is unpinned.
+        expires: when its time is over, on the clock of `PinnedPrefixes`.
+        held: whether every replica has held it, so that its caller was answered.
+    """
+
+    requests: list[Request]
+    seconds: float | None = None
+    expires: float = math.inf
+    held: bool = False
+
+
 class PinnedPrefixes:
     """The prefixes that are pinned in every replica, with the requests that compute them.
+
+    A prefix that a replica lacks, because it is new there or a rebuild of the engine's state lost it, is computed by a
+    request that is served before all waiting ones.
 
     Args:
         replicas: the engine's replicas; each has its own `PinnedSequences`.
         change: guards every change of a pool.
-        compute: runs a request to its end in a replica.
         begin: queues a request in a replica before all others; raises ValueError if it could never fit.
         abort: drops requests of any replica.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -36,78 +60,108 @@ class PinnedPrefixes:
         replicas: Sequence[Replica],
         change: Change,
         *,
-        compute: Callable[[Replica, Request], None],
         begin: Callable[[Replica, Request], None],
         abort: Callable[..., None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._replicas = replicas
         self._change = change
-        self._compute = compute
         self._begin = begin
         self._abort = abort
-        self._requests: dict[int, list[Request]] = {}  # the requests that computed each prefix, by the pin's id
-        self._coming: dict[int, tuple[Replica, Request]] = {}  # the request that computes a lost prefix now
+        self._clock = clock
+        self._pins: dict[int, Pin] = {}  # by the pin's sequence id
+        self._refused: dict[int, str] = {}  # why a prefix could not be pinned, until its caller has asked
+        self._coming: dict[tuple[int, int], Request] = {}  # computes a prefix now, by replica and pin
+        self._next_end = math.inf
 
-    def pin(self, seq_id: int, requests: list[Request]) -> int:
-        """Pin a prefix in each replica and return how many tokens are kept.
+    def begin(self, seq_id: int, requests: list[Request], seconds: float | None = None) -> int:
+        """Begin to pin a prefix in each replica and return how many tokens will be kept; `is_held` tells when it is.
 
         Args:
             seq_id: a new sequence id, for the pin.
-            requests: one for each replica, with the prefix as prompt; it runs if the replica has to compute the prefix.
+            requests: see `Pin`.
+            seconds: see `Pin`.
 
         Raises:
             ValueError: for the reasons of `PinnedSequences.pin`; then nothing is pinned.
         """
+        self.expire()
         first = self._replicas[0]
         spans = first.scheduler.prefix_name(requests[0]).spans
         length = first.pins.length(len(requests[0].prompt_token_ids), spans)
-        self._requests[seq_id] = requests
         for request in requests:
             request.kept_tokens = length
+        self._pins[seq_id] = Pin(requests, seconds)
         try:
-            for replica, request in zip(self._replicas, requests, strict=True):
-                if not self._pin_in(replica, seq_id, request):
-                    self._compute(replica, request)
-                    if not self._pin_in(replica, seq_id, request):
-                        raise ValueError(
-                            f"the prompt's {length} tokens are more than the pool can cache at once: raise "
-                            "kv_cache_memory_bytes or memory_utilization"
-                        )
+            for number, replica in enumerate(self._replicas):
+                if (reason := self._keep(replica, seq_id, requests[number])) is None:
+                    continue
+                if reason:
+                    raise ValueError(reason)
+                replica.pins.expect(seq_id)
+            self.pin_again()
         except BaseException:
             self._unpin_everywhere(seq_id)
             raise
+        if (reason := self._refused.pop(seq_id, None)) is not None:
+            raise ValueError(reason)
         return length
 
-    def pin_again(self) -> None:
-        """Pin lost prefixes that are computed again by now, and queue requests that compute the other ones.
+    def is_held(self, seq_id: int) -> bool:
+        """Tell whether every replica holds a prefix that `begin` began to pin. Call it again after a step.
 
-        A rebuild of the engine's state loses prefixes. Their requests are served before all waiting ones. Call this
-        before and after each step. A prefix is unpinned if it would leave no room for a request accepted meanwhile.
+        Raises:
+            ValueError: some replica has no room for it; then it is pinned nowhere.
         """
-        for seq_id, (replica, request) in list(self._coming.items()):
+        self.pin_again()
+        if (reason := self._refused.pop(seq_id, None)) is not None:
+            raise ValueError(reason)
+        if seq_id not in self._pins:
+            raise ValueError(f"prefix {seq_id} was unpinned before it was computed")
+        pin = self._pins[seq_id]
+        if not pin.held and not any(seq_id in replica.pins.lost for replica in self._replicas):
+            pin.held = True
+            if pin.seconds is not None:
+                self._end_at(pin, pin.seconds)
+        return pin.held
+
+    def pin_again(self) -> None:
+        """Pin missing prefixes that are computed by now, and queue requests that compute the other ones.
+
+        Call this before and after each step. A prefix is unpinned if it would leave no room for a request accepted
+        meanwhile.
+        """
+        self.expire()
+        for (number, seq_id), request in list(self._coming.items()):
             if request.status is Status.FINISHED:
-                if request.sequences[0].finish_reason != "abort" and not self._keep(replica, seq_id, request):
-                    self._give_up(replica, seq_id)
-                del self._coming[seq_id]
+                del self._coming[number, seq_id]
+                if request.sequences[0].finish_reason != "abort":
+                    reason = self._keep(self._replicas[number], seq_id, request)
+                    if reason is not None:
+                        self._give_up(number, seq_id, reason or _too_long(request))
         for number, replica in enumerate(self._replicas):
-            for seq_id in sorted(replica.pins.lost - self._coming.keys()):
-                request = copy_unstarted(self._requests[seq_id][number])
+            for seq_id in sorted(replica.pins.lost):
+                if any(key[1] == seq_id for key in self._coming):  # restored pins have one request id in all replicas
+                    continue
                 try:
-                    self._begin(replica, request)
-                except ValueError:
-                    self._give_up(replica, seq_id)
-                else:
-                    self._coming[seq_id] = replica, request
+                    self._compute(number, seq_id)
+                except ValueError as error:
+                    self._give_up(number, seq_id, str(error))
 
     @property
     def num_coming(self) -> int:
-        """Return how many requests compute lost prefixes now."""
+        """Return how many requests compute prefixes now."""
         return len(self._coming)
 
+    @property
+    def is_awaited(self) -> bool:
+        """Tell whether a caller waits for a prefix that is computed."""
+        return any(not self._pins[seq_id].held for _, seq_id in self._coming)
+
     def stop(self) -> None:
-        """Abort the requests that compute lost prefixes; the next step starts new ones."""
+        """Abort the requests that compute prefixes; the next step starts new ones."""
         if self._coming:
-            requests = [request for _, request in self._coming.values()]
+            requests = list(self._coming.values())
             self._coming.clear()
             self._abort(*requests)
 
@@ -117,63 +171,128 @@ class PinnedPrefixes:
         Raises:
             ValueError: no prefix is pinned under this id.
         """
-        if not self._is_pinned(seq_id):
+        self.expire()
+        if seq_id not in self._pins:
             raise ValueError(f"prefix {seq_id} is not pinned, or no longer")
         self._unpin_everywhere(seq_id)
+
+    def cancel(self, seq_id: int) -> None:
+        """Unpin a prefix whose caller waits no longer; one that is not pinned is left alone."""
+        self._refused.pop(seq_id, None)
+        if seq_id in self._pins:
+            self._unpin_everywhere(seq_id)
+
+    def expire(self) -> None:
+        """Unpin the prefixes whose time is over."""
+        if self._next_end > (now := self._clock()):
+            return
+        for seq_id in [seq_id for seq_id, pin in self._pins.items() if pin.expires <= now]:
+            self._unpin_everywhere(seq_id)
+        self._next_end = min((pin.expires for pin in self._pins.values()), default=math.inf)
+
+    @property
+    def held(self) -> dict[int, Pin]:
+        """Return the prefixes that every replica has held, by the pin's sequence id."""
+        self.expire()
+        return {seq_id: pin for seq_id, pin in self._pins.items() if pin.held}
+
+    def seconds_left(self, pin: Pin) -> float | None:
+        """Return how long a pin stays; None = until it is unpinned."""
+        return None if pin.seconds is None else max(0.0, pin.expires - self._clock())
 
     @property
     def lengths(self) -> dict[int, int]:
         """Return the number of tokens kept of each prefix, by the pin's sequence id."""
-        return {seq_id: requests[0].kept_tokens for seq_id, requests in self._requests.items()}
+        return {seq_id: pin.requests[0].kept_tokens for seq_id, pin in self.held.items()}
 
     @property
     def requests(self) -> dict[int, Request]:
         """Return the request that computes each prefix, by the pin's sequence id; all replicas' requests are alike."""
-        return {seq_id: requests[0] for seq_id, requests in self._requests.items()}
+        return {seq_id: pin.requests[0] for seq_id, pin in self.held.items()}
 
-    def take_over(self, requests: Mapping[int, Request]) -> None:
-        """Register the prefixes of a saved state, which each replica already holds or has marked as lost."""
+    def take_over(self, requests: Mapping[int, Request], seconds: Mapping[int, float | None]) -> None:
+        """Register the prefixes of a saved state, which each replica already holds or has marked as lost.
+
+        Args:
+            seconds: how long each stays; those without an entry stay until they are unpinned.
+        """
         for seq_id, request in requests.items():
-            self._requests[seq_id] = [copy_unstarted(request) for _ in self._replicas]
+            copies = [copy_unstarted(request) for _ in self._replicas]
+            self._pins[seq_id] = pin = Pin(copies, seconds.get(seq_id), held=True)
+            if pin.seconds is not None:
+                self._end_at(pin, pin.seconds)
 
     def forget(self) -> None:
         """Forget all pins, after the replicas' memories were cleared."""
         self.stop()
-        self._requests.clear()
+        self._pins.clear()
+        self._refused.clear()
         for replica in self._replicas:
             replica.pins.seq_ids.clear()
             replica.pins.lost.clear()
 
-    def _pin_in(self, replica: Replica, seq_id: int, request: Request) -> bool:
-        with self._change(refusal=ValueError):
-            return replica.pins.pin(seq_id, request.prompt_token_ids, *replica.scheduler.prefix_name(request))
+    def _end_at(self, pin: Pin, seconds: float) -> None:
+        pin.expires = self._clock() + seconds
+        self._next_end = min(self._next_end, pin.expires)
 
-    def _keep(self, replica: Replica, seq_id: int, request: Request) -> bool:
-        """Pin a prefix that was computed again, if there is room for it."""
+    def _compute(self, number: int, seq_id: int) -> None:
+        """Queue a request that computes a prefix.
+
+        Raises:
+            ValueError: it could never fit.
+        """
+        request = copy_unstarted(self._pins[seq_id].requests[number])
+        self._begin(self._replicas[number], request)
+        self._coming[number, seq_id] = request
+
+    def _keep(self, replica: Replica, seq_id: int, request: Request) -> str | None:
+        """Pin a cached prefix; return None, or why that is not done: "" = some of it is not cached."""
         try:
-            return self._pin_in(replica, seq_id, request) and _leaves_room(replica)
-        except ValueError:
-            return False
-
-    def _give_up(self, replica: Replica, seq_id: int) -> None:
-        logger.warning("pinned prefix %d was lost, finds no room and is not pinned any more", seq_id)
+            with self._change(refusal=ValueError):
+                if not replica.pins.pin(seq_id, request.prompt_token_ids, *replica.scheduler.prefix_name(request)):
+                    return ""
+        except ValueError as error:
+            return str(error)
+        if _leaves_room(replica):
+            return None
         with self._change():
             replica.pins.unpin(seq_id)
-            if not self._is_pinned(seq_id):
-                self._requests.pop(seq_id, None)
+        return (
+            f"pinning the prompt's {request.kept_tokens} tokens would leave too little of the pool of "
+            f"{replica.memory.layout.num_pages} large pages for a request that was accepted: pin it when that has "
+            "ended, or raise kv_cache_memory_bytes or memory_utilization"
+        )
 
-    def _is_pinned(self, seq_id: int) -> bool:
-        return any(seq_id in replica.pins.seq_ids for replica in self._replicas)
+    def _give_up(self, number: int, seq_id: int, reason: str) -> None:
+        """Unpin a prefix that a replica cannot hold: everywhere, if its caller still waits for it."""
+        pin, replica = self._pins[seq_id], self._replicas[number]
+        if not pin.held:
+            self._refused[seq_id] = reason
+            self._unpin_everywhere(seq_id)
+            return
+        logger.warning("pinned prefix %d was lost, finds no room and is not pinned any more", seq_id)
+        with self._change():
+            if seq_id in replica.pins.seq_ids:
+                replica.pins.unpin(seq_id)
+            if not any(seq_id in replica.pins.seq_ids for replica in self._replicas):
+                del self._pins[seq_id]
 
     def _unpin_everywhere(self, seq_id: int) -> None:
-        _, coming = self._coming.pop(seq_id, (None, None))
-        if coming is not None:
-            self._abort(coming)
+        coming = [key for key in self._coming if key[1] == seq_id]
+        if coming:
+            self._abort(*[self._coming.pop(key) for key in coming])
         with self._change():
-            self._requests.pop(seq_id, None)
+            self._pins.pop(seq_id, None)
             for replica in self._replicas:
                 if seq_id in replica.pins.seq_ids:
                     replica.pins.unpin(seq_id)
+
+
+def _too_long(request: Request) -> str:
+    return (
+        f"the prompt's {request.kept_tokens} tokens are more than the pool can cache at once: raise "
+        "kv_cache_memory_bytes or memory_utilization"
+    )
 
 
 def _leaves_room(replica: Replica) -> bool:

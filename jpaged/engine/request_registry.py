@@ -76,12 +76,6 @@ class RequestRegistry:
         """Return the restored requests that no client has taken up, by name, in order of arrival."""
         return {name_of(request): request for request in self.restored.values()}
 
-    @property
-    def is_pinning(self) -> bool:
-        """Tell whether a request without a caller runs: one that computes a prefix to be pinned."""
-        awaited = {part.request_id for request in self.awaited.values() for part in request.all_requests}
-        return not awaited.issuperset(self.unfinished)
-
 
 def name_of(request: Request) -> str:
     """Return the name that the client gave to a request, or its number."""

@@ -12,8 +12,20 @@ or O(log pages), apart from carving and evicting a page, which visit its blocks 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from jpaged.memory.pages import NO_GROUP, PROTECTED, EvictionKey, GroupBlocks, LargePages, OpenPages
+from jpaged.memory.eviction_key import PROTECTED, EvictionKey
+from jpaged.memory.pages import NO_GROUP, GroupBlocks, LargePages, OpenPages
+
+
+class EvictableWatch(Protocol):
+    """Hears of the cached blocks without an owner."""
+
+    def kept(self, g: int, block: int, key: EvictionKey) -> None:
+        """Note that a block is one of them now, or has another key; it may `discard` some of them."""
+
+    def left(self, g: int, block: int) -> None:
+        """Note that a block is none of them any more, if it was one."""
 
 
 class BlockAllocator:
@@ -24,6 +36,9 @@ class BlockAllocator:
         num_pages: large pages in the pool.
         on_evict: called with (group, block) when a cached block loses its content; it changes no block.
         after_evicting: called when all blocks that were to be evicted are; it may `discard` more.
+
+    Attributes:
+        watch: hears of the cached blocks without an owner; None = nothing needs it.
     """
 
     def __init__(
@@ -37,6 +52,7 @@ class BlockAllocator:
         self.groups = [GroupBlocks(num_pages, n) for n in blocks_per_page]
         self._on_evict = on_evict
         self._after_evicting = after_evicting
+        self.watch: EvictableWatch | None = None
 
     def new_request(self) -> OpenPages:
         """Return the open pages of a new request: none yet."""
@@ -105,13 +121,15 @@ class BlockAllocator:
                 self._mark_used(g, page)
             self.pages.num_evictable[page] -= 1
             self._list_stale(g, page)
+            if self.watch is not None:
+                self.watch.left(g, block)
         group.ref_count[block] += 1
 
     def release(self, g: int, block: int, time: EvictionKey, keep: bool, protect: bool = False) -> None:
         """Count one owner less; a block without owners is evictable if its content is kept, else empty.
 
         Args:
-            time: its last need; never less than that of an earlier release in the same group.
+            time: its last need; never less than that of an earlier release in the same group, at the same level.
             keep: whether the content is kept, as the prefix cache knows it.
             protect: whether new requests may not evict a block that is kept.
         """
@@ -144,20 +162,26 @@ class BlockAllocator:
             group.num_empty += 1
         if pages.num_used[page] == 0:
             self._settle_unused(g, page)
+        if keep and self.watch is not None:
+            self.watch.kept(g, block, time)
 
-    def unprotect(self, g: int, block: int, time: EvictionKey) -> None:
-        """Make a protected block an evictable one that was needed at `time`, which is not before any other's."""
+    def requeue(self, g: int, block: int, time: EvictionKey) -> None:
+        """Make a protected or evictable block an evictable one that was needed at `time`, which is not before any
+        other's of its level."""
         group, page = self.groups[g], block // self.groups[g].blocks_per_page
         idle = self.pages.is_idle[page]
         if group.changed is not None:
             group.changed.add(block)
         if idle:
             self._leave_idle(g, page)
-        del group.protected[block]
+        if group.evictable.pop(block, None) is None:
+            del group.protected[block]
+            self.pages.num_protected[page] -= 1
         group.evictable[block] = time
-        self.pages.num_protected[page] -= 1
         if idle:
             self._settle_unused(g, page)
+        if self.watch is not None:
+            self.watch.kept(g, block, time)
 
     def discard(self, g: int, block: int) -> None:
         """Evict one block at once, because its content is cached elsewhere or useless."""
@@ -314,7 +338,13 @@ class BlockAllocator:
         if not pages.num_evictable[page]:
             self._free_page(g, page)
             return
-        if pages.empty[page] or pages.num_protected[page] or pages.is_guarded(page):
+        if (
+            pages.empty[page]
+            or pages.num_protected[page]
+            or pages.is_guarded(page)
+            or group.evictable.has_levels
+            or pages.newest[page].level
+        ):
             # The newest block may have been hit and emptied since, or is not the last released: look again.
             first = page * group.blocks_per_page
             mine = range(first, first + group.blocks_per_page)
@@ -346,6 +376,8 @@ class BlockAllocator:
         self.pages.num_evictable[page] -= 1
         self._list_stale(g, page)
         self._make_empty(g, block)
+        if self.watch is not None:
+            self.watch.left(g, block)
         self._on_evict(g, block)
 
     def _evict_page(self, g: int, page: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jpaged.cache_retention import CacheRetention
 from jpaged.memory.hash_chain import HashChain
 from jpaged.memory.pages import OpenPages
 from jpaged.memory.policies import UNBOUNDED, Policy
@@ -36,6 +37,7 @@ class RequestBlocks:
         begun: arguments of the first `begin`; None before it.
         groups: policy and block size (tokens) of each layer group, for this request.
         releases: whether any group's policy may release blocks while a sequence grows.
+        retention: what it asks of the prefix cache; None = nothing.
         num_seqs: number of its sequences.
     """
 
@@ -49,6 +51,7 @@ class RequestBlocks:
         "prompt_tokens",
         "releases",
         "request_id",
+        "retention",
     )
 
     def __init__(
@@ -68,6 +71,7 @@ class RequestBlocks:
         self.begun: tuple[int, int] | None = None
         self.groups = request_groups(groups, encoder_tokens, prompt_tokens)
         self.releases = any(policy.releases for policy, _ in groups)
+        self.retention: CacheRetention | None = None
         self.num_seqs = 0
 
     def begin(self, cached: int, shared: int) -> None:

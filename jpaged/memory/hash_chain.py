@@ -70,11 +70,19 @@ class Link(NamedTuple):
         digest: 16 bytes that stand for the salt and all tokens up to the block's end.
         tokens: the block's own token ids, and the images that they stand for, to be compared on a hit.
         first: digest of the chain's first block, by which prompts that begin alike are shown together.
+        tenant: stands for the cache salt, whatever else marks the chain's root; empty where there is none.
     """
 
     digest: bytes
     tokens: bytes
     first: bytes = b""
+    tenant: bytes = b""
+
+
+def tenant_of(salt: Hashable) -> bytes:
+    """Return a name for the cache salt that a salt is, or that a tuple begins with; empty for None."""
+    own = salt[0] if isinstance(salt, tuple) else salt
+    return b"" if own is None else blake2b(repr(own).encode(), digest_size=16).digest()
 
 
 class HashChain:
@@ -83,16 +91,20 @@ class HashChain:
     Args:
         salt: keeps the chain apart from those of other salts.
         spans: tokens that stand for images, in order; a block that holds some of them is named by the images too.
+        tenant: see `Link`.
 
     Attributes:
         root: 16 bytes that stand for the salt.
         links: one for each full block, from the first on.
-        spans: see the arguments.
+        spans, tenant: see the arguments.
     """
 
-    __slots__ = ("block_size", "links", "root", "spans")
+    __slots__ = ("block_size", "links", "root", "spans", "tenant")
 
-    def __init__(self, block_size: int, salt: Hashable = None, spans: Sequence[TokenSpan] = ()) -> None:
+    def __init__(
+        self, block_size: int, salt: Hashable = None, spans: Sequence[TokenSpan] = (), tenant: bytes = b""
+    ) -> None:
+        self.tenant = tenant
         self.block_size = block_size
         self.links: list[Link] = []
         self.spans = spans
@@ -109,7 +121,7 @@ class HashChain:
                 tokens += marks(self.spans, start, start + size)
             digest = blake2b(digest + tokens, digest_size=16).digest()
             first = first or digest
-            self.links.append(Link(digest, tokens, first))
+            self.links.append(Link(digest, tokens, first, self.tenant))
 
     def truncate(self, num_blocks: int) -> None:
         """Drop the links of blocks that are about to be rewritten."""
@@ -119,5 +131,5 @@ class HashChain:
         """Return an independent chain with the same links, for a fork."""
         twin = HashChain.__new__(HashChain)
         twin.block_size, twin.links, twin.root = self.block_size, self.links.copy(), self.root
-        twin.spans = self.spans
+        twin.spans, twin.tenant = self.spans, self.tenant
         return twin

@@ -16,7 +16,7 @@ from jpaged.memory.block_records import ROW, BlockState, GroupMap, frozen, zero_
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables, Sequences
 from jpaged.memory.layout import GroupLayout, PoolLayout
 from jpaged.memory.memory_map import MapChanges, MemoryMap
-from jpaged.memory.pages import NO_GROUP, PROTECTED, GroupBlocks
+from jpaged.memory.pages import NO_GROUP, GroupBlocks
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.versioned_array import Indices, Rows, Snapshot, VersionedArray
 
@@ -166,7 +166,7 @@ class GroupTracker:
                 filled = size if owner == NOBODY else self._tokens[block]
             elif (time := self._blocks.evictable.get(block) or self._blocks.protected.get(block)) is not None:
                 state, filled, prefix = _CACHED, size, self._cached_prefix(block)
-                need = time.tick - PROTECTED if time.tick >= PROTECTED else time.tick
+                need = time.time
             else:
                 state = _EMPTY if page_groups[block // per_page] == number else _NONE
             states.append(state)

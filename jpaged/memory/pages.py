@@ -11,25 +11,11 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple
+
+from jpaged.memory.eviction_key import PROTECTED, EvictionKey
+from jpaged.memory.eviction_queue import EvictionQueue
 
 NO_GROUP = -1
-
-PROTECTED = 1 << 62
-"""Added to the tick of a protected block's time: it is evicted after all that are not."""
-
-
-class EvictionKey(NamedTuple):
-    """Order of eviction: the time of a block's last need on one logical clock for all groups. The least goes first.
-
-    Attributes:
-        tick: blocks released together share a tick.
-        negative_end: minus the last token position the block's prefix covers, so that among equal ticks the
-            longest prefix goes first and all groups lose the same tokens (Jenga's aligned eviction).
-    """
-
-    tick: int
-    negative_end: int
 
 
 class OpenPages:
@@ -124,7 +110,8 @@ class GroupBlocks:
 
     Attributes:
         ref_count: owners of each block, by block id.
-        evictable: blocks with count 0 whose content is cached, least recently needed first.
+        evictable: blocks with count 0 whose content is cached, those of the lowest priority and least recently needed
+            first.
         protected: the same, but only evicted when nothing else is left, and not for new requests.
         open_pages: mixed pages with empty blocks (step 4 takes from them).
         stale_pages: mixed pages with cached blocks that no sequence uses.
@@ -153,7 +140,7 @@ class GroupBlocks:
         self.blocks_per_page = blocks_per_page
         self.num_blocks = num_pages * blocks_per_page
         self.ref_count = [0] * self.num_blocks
-        self.evictable: OrderedDict[int, EvictionKey] = OrderedDict()
+        self.evictable = EvictionQueue()
         self.protected: OrderedDict[int, EvictionKey] = OrderedDict()
         self.open_pages: OrderedDict[int, None] = OrderedDict()
         self.stale_pages: OrderedDict[int, None] = OrderedDict()

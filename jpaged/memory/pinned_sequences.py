@@ -80,6 +80,11 @@ class PinnedSequences:
         self.lost.discard(seq_id)
         return True
 
+    def expect(self, seq_id: int) -> None:
+        """Mark a new prefix as lost: it waits to be computed and pinned."""
+        self.seq_ids.add(seq_id)
+        self.lost.add(seq_id)
+
     def lose(self) -> None:
         """Mark every prefix as lost: the memory was cleared, so the blocks are gone, and the prefixes wait to be pinned
         again."""

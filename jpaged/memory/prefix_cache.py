@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Container, Hashable, Iterator, Mapping, Sequence
 
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
-from jpaged.memory.hash_chain import HashChain, Link, TokenSpan, may_end
+from jpaged.memory.hash_chain import HashChain, Link, TokenSpan, may_end, tenant_of
 from jpaged.memory.policies import Policy
 
 
@@ -58,6 +58,10 @@ class PrefixCache:
         """Return the hash chain by which a sequence's blocks of a group are named, as far as it has grown."""
         return tables.chains[self._chain_keys[g]]
 
+    def named(self, g: int, digest: bytes) -> int | None:
+        """Return the block of a group whose content has this digest, or None."""
+        return self._block_of[g].get(digest)
+
     def holds(self, g: int, block: int) -> bool:
         """Tell whether the content of `block` can be found."""
         return block in self._link_of[g]
@@ -82,10 +86,11 @@ class PrefixCache:
     def chains(self, salt: Hashable = None, spans: Sequence[TokenSpan] = ()) -> dict[int, HashChain]:
         """Return the empty hash chains of a new sequence, by block size (of tokens) or minus the block size (of encoder
         tokens)."""
+        tenant = tenant_of(salt)
         if self.generation:
             salt = ("generation", self.generation, salt)
         return {
-            key: HashChain(key, salt, spans) if key > 0 else HashChain(-key, ("encoder", salt))
+            key: HashChain(key, salt, spans, tenant) if key > 0 else HashChain(-key, ("encoder", salt), (), tenant)
             for key in self._chain_keys
         }
 

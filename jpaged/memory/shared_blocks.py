@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jpaged.memory.allocator import BlockAllocator
+from jpaged.memory.eviction_key import EvictionKey
 from jpaged.memory.layout import PoolLayout
-from jpaged.memory.pages import EvictionKey
 from jpaged.memory.policies import NoTable
 
 

@@ -1,7 +1,7 @@
 """Records the blocks that the step in planning fills from another memory or still reads, until it is dispatched.
 
 A step's work runs in phases (`jpaged.scheduling.work`), after all its blocks were chosen. Two rules follow. A block
-that comes from host memory or disk holds nothing yet, so it can go to neither before. And a block that is still read
+that comes from another tier holds nothing yet, so it can go to neither before. And a block that is still read
 keeps an owner, so that no other content is put there first: the source of a copy, and a host block that is swapped in.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.copies import BlockCopy, HostBlock
-from jpaged.memory.pages import EvictionKey
+from jpaged.memory.eviction_key import EvictionKey
 from jpaged.memory.prefix_cache import PrefixCache
 
 
@@ -23,7 +23,7 @@ class StepBlocks:
         allocator, cache: the pool's blocks and their contents.
 
     Attributes:
-        filled: blocks of the pool, as (group, block), that are filled from host memory or disk.
+        filled: blocks of the pool, as (group, block), that are filled from another tier.
         sources: blocks of the pool that copies read; each copy is an owner of its source.
         host: host blocks that are swapped in, which have an owner more.
     """

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from jpaged.cache_retention import CacheRetention
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
 from jpaged.memory.copies import BlockCopy
+from jpaged.memory.eviction_key import EvictionKey
 from jpaged.memory.hash_chain import Link
-from jpaged.memory.pages import EvictionKey
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.prefix_prediction import PredictedPrefixes
 from jpaged.memory.recent_prefixes import RecentPrefixes
+from jpaged.memory.retention import Retention, level_at
 from jpaged.memory.step_blocks import StepBlocks
 
 
@@ -22,6 +24,8 @@ class TableUpdater:
         aligned: whether, among blocks needed last together, the longest prefix is evicted first in every group.
         recent: remembers the prefixes of sequences that end; None = nothing needs them.
         predicted: protects the blocks that it expects to be needed again; None = none.
+        filled: called when a block is cached, see `Tiers.filled`; None = nothing needs it.
+        retention: the priorities that requests gave.
 
     Attributes:
         clock: tick of the newest release, see `EvictionKey`.
@@ -37,10 +41,14 @@ class TableUpdater:
         aligned: bool = True,
         recent: RecentPrefixes | None = None,
         predicted: PredictedPrefixes | None = None,
+        filled: Callable[[int, int, Link, bool], None] | None = None,
+        retention: Retention,
     ) -> None:
+        self._retention = retention
         self._recent = recent
         self._aligned = aligned
         self._predicted = predicted
+        self._filled = filled
         self._allocator = allocator
         self._cache = cache
         self._step = step
@@ -151,8 +159,13 @@ class TableUpdater:
         if twin is not None:
             if self._allocator.groups[g].ref_count[twin]:
                 return False
+            kept = self._retention.get(g, link.digest)
             self._allocator.discard(g, twin)
+            if kept is not None:
+                self._retention.put(g, link.digest, kept)
         self._cache.insert(g, block, link)
+        if self._filled is not None:
+            self._filled(g, block, link, (g, block) not in self._step.filled)
         return True
 
     def share_all(self, sequence: BlockTables) -> None:
@@ -209,12 +222,36 @@ class TableUpdater:
         tick, table = self.clock, sequence.tables[g]
         policy, size = sequence.request.groups[g]
         runs, release = sequence.predicted[g], self._allocator.release
+        retention = sequence.request.retention
+        ranked = retention is not None or bool(self._retention)
         for i in reversed(logical):
             block = table[i]
             if block != NO_BLOCK:
-                time = EvictionKey(tick, -policy.prefix_end(i, size) if self._aligned else 0)
+                end = policy.prefix_end(i, size)
+                time = EvictionKey(tick, -end if self._aligned else 0)
                 protect = bool(runs) and any(i in run for run in runs)
-                release(g, block, time, self._is_cached(sequence, g, i), protect)
+                cached = self._is_cached(sequence, g, i)
+                if cached and ranked and (level := self._level(retention, g, block, end)):
+                    time, protect = time.at_level(level), False  # the user knows better than the prediction
+                release(g, block, time, cached, protect)
+
+    def _level(self, retention: CacheRetention | None, g: int, block: int, end: int) -> int:
+        """Return the level of priority of a cached block whose prefix ends at `end`, after noting what a request that
+        releases it asks for."""
+        link = self._cache.link(g, block)
+        assert link is not None, "a cached block has a content"
+        asked = None if retention is None else level_at(retention, end - 1)
+        if asked is not None:
+            self._retention.note(g, link.digest, *asked)
+        return self._retention.level(g, link.digest)
+
+    def end_priorities(self) -> None:
+        """Give blocks whose priority has ended the default one, as if they were needed now."""
+        for g, digest in self._retention.take_ended():
+            block = self._cache.named(g, digest)
+            key = None if block is None else self._allocator.groups[g].evictable.get(block)
+            if block is not None and key is not None:
+                self._allocator.requeue(g, block, EvictionKey(self.next_tick(), key.negative_end))
 
     def _is_cached(self, sequence: BlockTables, g: int, logical: int) -> bool:
         """Tell whether a block's content can be found. It is cached now if its twin was evicted or is unused."""
@@ -230,4 +267,4 @@ class TableUpdater:
         while (oldest := self._predicted.overflow()) is not None:
             self.clock += 1
             g, block, negative_end = oldest
-            self._allocator.unprotect(g, block, EvictionKey(self.clock, negative_end))
+            self._allocator.requeue(g, block, EvictionKey(self.clock, negative_end))

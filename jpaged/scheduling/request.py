@@ -11,9 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from jpaged.cache_retention import CacheRetention
+from jpaged.memory import ImageFeatures
 from jpaged.outputs import FinishReason, RequestMetrics
 from jpaged.pooling_params import Pooling
 from jpaged.sampling_params import SamplingParams
+from jpaged.scheduling.axis_positions import AxisPositions, axis_positions
 from jpaged.scheduling.beam import BeamSearch
 from jpaged.scheduling.hooks import StopSearch, TokenRules
 from jpaged.scheduling.top_tokens import TokenRanking
@@ -51,6 +54,7 @@ class Sequence:
         candidates: most likely next tokens of a beam while those of other beams are awaited.
         score: score of a finished beam; None for other sequences.
         logprobs: each generated token's log-probability and ranking, for requests that ask for logprobs.
+        places: where its tokens lie on several axes of positions; None where all are text.
     """
 
     seq_id: int
@@ -73,6 +77,7 @@ class Sequence:
     logprobs: list[tuple[float, TokenRanking]] = field(default_factory=list)
     grammar: TokenRules | None = None
     stop_search: StopSearch | None = None
+    places: AxisPositions | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -114,6 +119,7 @@ class Request:
         held: what it holds of them in the pool, by their kinds; empty while it does not run.
         kept_tokens: leading tokens of the prompt that are to be found as a prefix once they are computed, see
             `MemoryManager.add`; 0 = wherever the layers see fit.
+        retention: what it asks of the prefix cache; None = nothing.
         allowed_mask: packed bits of the tokens it may draw, as in `TokenMasks.mask`; None = all.
         beam: the beam search of a beam request, whose sequences are the beams, best first; None for others.
         compact_placement: whether its blocks go where they open fewest large pages, see `MemoryManager.pack`.
@@ -147,6 +153,7 @@ class Request:
     beam: BeamSearch | None = None
     encoder_tokens: int = 0
     kept_tokens: int = 0
+    retention: CacheRetention | None = None
     asks: dict[str, Any] = field(default_factory=dict)
     held: dict[str, Any] = field(default_factory=dict)
     pooling: Pooling | None = None
@@ -165,6 +172,11 @@ class Request:
     num_swaps: int = 0
     pause_times: list[float] = field(default_factory=list)
     edits: tuple[Any, ...] | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        places = axis_positions(self.asks.get(ImageFeatures.kind, ()))
+        for seq in self.sequences:
+            seq.places = places
 
     @property
     def all_requests(self) -> list[Request]:

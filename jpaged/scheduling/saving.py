@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from jpaged.cache_retention import read_retention
 from jpaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from jpaged.scheduling.beam import BeamSearch, Hypothesis
 from jpaged.scheduling.held import KINDS, SavedArrays
@@ -135,6 +136,7 @@ def request_data(request: Request, now: float, arrays: SavedArrays | None = None
         **{name: _age(getattr(request, name), now) for name in TIMES},
         "pause_ages": [now - then for then in request.pause_times],
         **{held.saved_name: held.data(request, arrays) for held in KINDS.values()},
+        "retention": None if request.retention is None else [[list(one) for one in each] for each in request.retention],
         "params": params_data(request.params),
         "stop_ids": sorted(request.stop_ids),
         "eos_ids": sorted(request.eos_ids),
@@ -169,6 +171,7 @@ def load_request(data: Mapping[str, Any], now: float, arrays: Seq[Arrays] = ()) 
     request = Request(
         **plain,
         asks=asks,
+        retention=read_retention(*(data.get("retention") or (None, None))),  # 0.2.0 saved none
         **{name: _time(data[name], now) for name in TIMES},
         pause_times=[now - age for age in data["pause_ages"]],
         params=load_params(data["params"]),

@@ -233,6 +233,7 @@ class InputProcessor:
             prompt=prompt.text,
             priority=priority,
             cache_salt=prompt.cache_salt,
+            retention=prompt.retention,
             bad_words=bad_words,
             allowed_mask=allowed_mask(params, self.vocab_size),
             asks=asks_for(prompt.images, adapter),

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any, cast
 
-from jpaged.scheduling.inputs import PromptImage
+from jpaged.cache_retention import CacheRetention, read_retention
+from jpaged.scheduling.inputs import PromptItem
 from jpaged.text.chat_template import ChatOptions, Messages, images_in, templated
 from jpaged.text.images import ImageInputs, images_of
 from jpaged.text.long_text import TokenBound, beginning, encode_bounded
@@ -16,7 +17,8 @@ from jpaged.validation import boolean, check_unicode, integer, whole
 from jpaged.vllm_refusals import check_prompt_keys
 
 Prompt = str | Mapping[str, Any] | Sequence[int]
-_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_RETENTION = ("retention_directives", "cache_breakpoints")
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt", *_RETENTION)
 _TEXT_KEYS = {"prompt", "cache_salt"}
 
 
@@ -35,7 +37,8 @@ class ParsedPrompt:
     text: str | None
     token_ids: list[int]
     cache_salt: str | None = None
-    images: tuple[PromptImage, ...] = ()
+    retention: CacheRetention | None = None
+    images: tuple[PromptItem, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ def parse_prompt(
                 bound=bound,
             )
         return parse_prompt(said["prompt"], tokenizer, tokenization, add_special_tokens=False, bound=bound)
-    text, ids, salt, pictures = None, None, None, []
+    text, ids, salt, retention, pictures = None, None, None, None, []
     if isinstance(prompt, str):
         text = prompt
     elif isinstance(prompt, Mapping):
@@ -128,13 +131,14 @@ def parse_prompt(
         if text is None and ids is None:
             raise ValueError("a prompt needs 'prompt' or 'prompt_token_ids', and has neither")
         check_salt(salt)
+        retention = read_retention(*map(prompt.get, _RETENTION))
     elif prompt is None:
         raise ValueError("prompt=None must be text, a mapping or token ids")
     else:
         ids = prompt
     if text is not None and not isinstance(text, str):
         raise ValueError(f"prompt={text!r} must be text")
-    placed: tuple[PromptImage, ...] = ()
+    placed: tuple[PromptItem, ...] = ()
     if ids is None:
         if tokenizer is None:
             raise ValueError("the model has no tokenizer: give prompt_token_ids")
@@ -167,7 +171,7 @@ def parse_prompt(
             f"{tokenization.max_length} would cut it: prompts with images are not cut"
         )
     kept = plain if tokenization.max_length is None else plain[-tokenization.max_length :]
-    return ParsedPrompt(text, kept, salt, placed)
+    return ParsedPrompt(text, kept, salt, retention, placed)
 
 
 def with_text_before(prompt: Prompt, text: str) -> Prompt:

@@ -16,7 +16,7 @@ from jpaged.execution.caches.registry import layer_caches
 from jpaged.execution.compile.buckets import Buckets
 from jpaged.memory import MemoryManager, PoolLayout
 from jpaged.memory.allocator import BlockAllocator
-from jpaged.memory.pages import EvictionKey
+from jpaged.memory.eviction_key import EvictionKey
 from jpaged.model_api import AttentionGroup
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Request, ScheduledStep, Scheduler, Sequence

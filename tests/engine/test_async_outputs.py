@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from dataclasses import replace
@@ -154,7 +155,7 @@ def test_a_client_that_leaves_while_its_prompt_is_tokenised_holds_nothing(llm, m
     assert llm.control.engine.memory.num_used_blocks == 0 and not llm.control.engine.has_work
 
 
-def test_prefixes_are_pinned_before_clients_come_and_not_while_they_are_served(llm):
+def test_prefixes_are_pinned_while_clients_are_served_and_a_pin_that_is_cancelled_holds_nothing(llm):
     prefix = [40] * 20
 
     async def client(engine):
@@ -163,8 +164,24 @@ def test_prefixes_are_pinned_before_clients_come_and_not_while_they_are_served(l
         pinned = await engine.pin_prefix(prefix)
         outputs = engine.generate({"prompt_token_ids": [*prefix, 41]}, replace(DRAWN, max_tokens=90), "r")
         first = await anext(outputs)
-        with pytest.raises(RuntimeError, match="while requests run"):
-            await engine.pin_prefix([50] * 20)
+        second = await engine.pin_prefix([50] * 20, seconds=900, name="mine")
+        (_, listed) = await engine.pinned_prefixes()
+        assert (listed.seq_id, listed.num_tokens, listed.name) == (second.seq_id, 16, "mine")
+        assert 0 < listed.seconds_left <= 900
+        await engine.unpin(second)
+        for pauses in range(4):  # wherever the call is, nothing of it stays
+            task = asyncio.ensure_future(engine.pin_prefix([51 + pauses] * 20))
+            for _ in range(pauses):
+                await asyncio.sleep(0.002)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await engine.unpin(await task)
+        task = asyncio.ensure_future(engine.pin_prefix([60] * 20))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert [one.seq_id for one in await engine.pinned_prefixes()] == [pinned.seq_id]
         await outputs.aclose()
         report = await engine.memory_report()
         await engine.unpin(pinned)

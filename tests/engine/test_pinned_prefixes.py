@@ -174,10 +174,148 @@ def test_a_saved_prefix_that_a_replica_does_not_hold_is_a_lost_one():
     with other.change():
         saved = {"memory": memory_data(engine.memory), "lost_pins": []}
         _take_over_memory(other.replicas[0], saved, [], pins)
-        other.prefixes.take_over(pins)
+        other.prefixes.take_over(pins, {})
     assert other.replicas[0].pins.lost == {PIN}
     other.add(request := make_request([6] * 6, 4))  # what is cached holds nothing here
     finish(other, request)
     assert other.memory.pinned_prefix([*range(8), 3]) == 8
     other.unpin(PIN)
     assert other.memory.num_used_blocks == 0
+
+
+# ---------------------------------------------------------------------- while requests run, and for so many seconds
+
+
+class Clock:
+    """A clock that stands still until a test moves it."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def timed_engine(num_blocks: int = 400, max_model_len: int = 40, **options) -> tuple[Engine, Clock]:
+    clock = Clock()
+    scheduler = make_scheduler(num_blocks, prefix_caching=True, max_num_seqs=4, budget=16, **options)
+    return Engine([scheduler], FakeRunner(scheduler), max_model_len=max_model_len, clock=clock), clock
+
+
+def running(engine: Engine, number: int = 6, tokens: int = 10) -> list:
+    requests = [make_request([9, i], tokens) for i in range(number)]
+    for request in requests:
+        engine.add(request)
+    engine.step()
+    return requests
+
+
+def nothing_is_left(engine: Engine) -> bool:
+    return (
+        engine.memory.num_used_blocks == 0
+        and not engine.has_work
+        and not engine.requests.unfinished
+        and not engine.prefixes.lengths
+        and not engine.replicas[0].pins.seq_ids
+        and engine.prefixes.num_coming == 0
+    )
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_prefix_is_pinned_while_requests_run_which_get_their_tokens(policy):
+    engine, _ = timed_engine(policy=policy)
+    requests = [make_request([9, i], 10, priority=None if policy == "fcfs" else i % 3) for i in range(6)]
+    for request in requests:
+        engine.add(request)
+    engine.step()
+    pin(engine, 36)
+    assert engine.has_work and engine.memory.pinned_prefix([*range(36), 3]) == 36
+    finish(engine, *requests)
+    engine.unpin(PIN)
+    assert nothing_is_left(engine)
+
+
+def test_a_pin_that_would_leave_a_request_no_room_is_refused_and_the_request_goes_on():
+    engine, _ = timed_engine(num_blocks=12, max_model_len=8)
+    (request,) = running(engine, 1, 38)  # grows to 10 blocks of 4
+    with pytest.raises(ValueError, match="for a request that was accepted"):
+        engine.pin_prefix(PIN, [make_request(range(12), 1)])
+    assert not engine.replicas[0].pins.seq_ids and not engine.prefixes.lengths
+    finish(engine, request)
+    assert nothing_is_left(engine)
+
+
+def test_a_pin_ends_when_its_seconds_are_over_and_not_before():
+    engine, clock = timed_engine()
+    clock.now = 5.0
+    assert engine.pin_prefix(PIN, [make_request(range(16), 1)], 30.0) == 16
+    clock.now = 34.9
+    assert engine.prefixes.lengths == {PIN: 16}
+    assert engine.prefixes.seconds_left(engine.prefixes.held[PIN]) == pytest.approx(0.1)
+    clock.now = 35.0
+    assert engine.prefixes.lengths == {} and nothing_is_left(engine)
+    with pytest.raises(ValueError, match="is not pinned, or no longer"):
+        engine.unpin(PIN)
+
+
+def test_a_pin_that_is_over_takes_no_room_from_the_next_request():
+    engine, clock = timed_engine(num_blocks=12)
+    engine.pin_prefix(PIN, [make_request(range(8), 1)], 30.0)
+    with pytest.raises(ValueError, match="can never fit"):
+        engine.add(make_request([5] * 6, 41))
+    clock.now = 31.0
+    engine.add(request := make_request([5] * 6, 41))
+    finish(engine, request)
+    assert nothing_is_left(engine)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5, 30])
+@pytest.mark.parametrize("end", ["cancel", "lose the pool", "save"])
+def test_a_pin_that_is_begun_never_stays_when_its_caller_goes(steps, end):
+    engine, _ = timed_engine()
+    requests = running(engine)
+    assert engine.begin_pin(PIN, [make_request(range(36), 1)], 30.0) == 36
+    for _ in range(steps):
+        engine.step()
+        engine.is_pinned(PIN)
+    if end == "lose the pool":
+        lose_the_pool(engine)
+    elif end == "save":
+        engine.settle()
+        engine.prefixes.stop()
+        assert set(engine.prefixes.requests) == ({PIN} if engine.prefixes.lengths else set())
+        assert len(engine.prefixes.held) == (steps == 30)
+    engine.prefixes.cancel(PIN)
+    engine.prefixes.cancel(PIN)
+    finish(engine, *requests)
+    assert nothing_is_left(engine)
+
+
+def test_a_pin_whose_pool_is_lost_in_between_is_computed_anew():
+    engine, _ = timed_engine()
+    engine.begin_pin(PIN, [make_request(range(36), 1)])
+    engine.step()
+    lose_the_pool(engine)
+    while not engine.is_pinned(PIN):
+        engine.step()
+    assert engine.memory.pinned_prefix([*range(36), 3]) == 36
+
+
+def test_a_restored_pin_stays_for_the_seconds_that_it_had_left():
+    engine, clock = timed_engine()
+    engine.pin_prefix(PIN, [make_request(range(16), 1)], 30.0)
+    clock.now = 10.0
+    left = {seq_id: engine.prefixes.seconds_left(one) for seq_id, one in engine.prefixes.held.items()}
+    other, later = timed_engine()
+    with other.change():
+        pages = _take_over_memory(
+            other.replicas[0],
+            {"memory": memory_data(engine.memory), "lost_pins": []},
+            [],
+            {PIN: engine.prefixes.requests[PIN]},
+        )
+        other.prefixes.take_over(engine.prefixes.requests, left)
+    assert pages and other.memory.pinned_prefix([*range(16), 3]) == 16
+    later.now = 19.9
+    assert other.prefixes.lengths == {PIN: 16}
+    later.now = 20.0
+    assert other.prefixes.lengths == {} and nothing_is_left(other)

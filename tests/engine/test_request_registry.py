@@ -65,12 +65,3 @@ def test_what_is_put_back_waits_over_an_empty_memory_and_what_had_ended_is_told(
     book.put_back([replica])
     assert book.take_finished() == [ended]
     assert running.status is Status.WAITING and replica.memory.num_used_blocks == 0 and replica.load == 1
-
-
-def test_a_request_that_nobody_awaits_computes_a_prefix_to_be_pinned(replica):
-    book = RequestRegistry()
-    awaited, other = registered(book, replica, make_request(5), make_request(6))
-    book.awaited[awaited.request_id] = awaited
-    assert book.is_pinning
-    book.abort(other)
-    assert not book.is_pinning

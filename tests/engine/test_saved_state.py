@@ -380,22 +380,22 @@ def fresh(model):
     assert undisturbed(llm) == model.expected
 
 
-LAYOUT_OF_FORMAT_4 = {
-    "": "inputs pictures pins replicas requests",
+LAYOUT_OF_FORMAT_5 = {
+    "": "inputs pictures pin_seconds pins replicas requests",
     "inputs": "requests seeds sequences",
     "requests": "adapter alone allowed_mask arrival_number arrival_time bad_words beam cache_salt encoder_tokens "
     "eos_ids finished_time first_scheduled_time first_token_time images kept_tokens later max_total_tokens name "
     "num_cached_tokens "
     "num_preemptions num_swaps packed params pause_ages priority prompt prompt_logprobs prompt_token_ids request_id "
-    "seed sequences status stop_ids",
+    "retention seed sequences status stop_ids",
     "requests.sequences": "candidates cumulative_logprob finish_reason fork_at index logprobs needs_host num_computed "
     "num_prompt output_token_ids parent score seq_id slot stop_reason",
     "replicas": "held host_blocks lost_pins memory scheduler",
     "replicas.memory": "associations blocks cached clock generation host images links lost pinned protected_bytes "
-    "recent requests sequences swapped version",
+    "recent requests retained sequences swapped version",
     "replicas.memory.blocks": "free groups num_pages pages touched",
     "replicas.memory.blocks.groups": "evictable open protected stale",
-    "replicas.memory.requests": "association begun encoder_tokens id kept_tokens prompt_tokens",
+    "replicas.memory.requests": "association begun directives encoder_tokens id kept_tokens prompt_tokens",
     "replicas.memory.host": "free owners",
     "replicas.scheduler": "free_slots max_num_seqs num_added num_recomputes num_swaps requests speculation",
 }
@@ -404,9 +404,9 @@ LAYOUT_OF_FORMAT_4 = {
 def test_the_layout_of_a_format_never_changes(saved):
     """Whoever changes what is saved raises `FORMAT`, unless it is read without what came new, and writes the new layout
     down here."""
-    assert FORMAT == 4
+    assert FORMAT == 5
     host = read_state(saved).host
-    for path, names in LAYOUT_OF_FORMAT_4.items():
+    for path, names in LAYOUT_OF_FORMAT_5.items():
         data = host
         for step in filter(None, path.split(".")):
             data = data[0][step] if isinstance(data, list) else data[step]
@@ -457,7 +457,7 @@ def test_another_format_another_model_and_other_weights_are_refused(saved, fresh
         match number:
             case 0:
                 about["format"] += 1
-                told = rf"has state format {FORMAT + 1}, written by jpaged .*; this version reads 3 and {FORMAT}"
+                told = rf"has state format {FORMAT + 1}, written by jpaged .*; this version reads 3, 4 and {FORMAT}"
             case 1:
                 about["model"] |= {"name": "somebody/else", "config": "0"}
                 told = "it is of another model, 'somebody/else', whose configuration is not that of"

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from thorough import examples
 
 from jpaged.memory.allocator import BlockAllocator
-from jpaged.memory.pages import NO_GROUP, EvictionKey
+from jpaged.memory.eviction_key import EvictionKey
+from jpaged.memory.pages import NO_GROUP
 
 
 class Pool:

@@ -8,8 +8,8 @@ import pytest
 from memory_pools import full_manager, serve
 
 from jpaged.memory.allocator import BlockAllocator
+from jpaged.memory.eviction_key import EvictionKey
 from jpaged.memory.map_tracker import differences
-from jpaged.memory.pages import EvictionKey
 
 TOKENS = list(range(100))
 
@@ -58,7 +58,7 @@ def test_whatever_an_operation_changes_is_noted(seed):
             h, block = owned.pop(rng.randrange(len(owned)))
             allocator.release(h, block, EvictionKey(tick, 0), keep=rng.random() < 0.8, protect=rng.random() < 0.3)
         elif what == "unprotect" and group.protected:
-            allocator.unprotect(g, next(iter(group.protected)), EvictionKey(tick, 0))
+            allocator.requeue(g, next(iter(group.protected)), EvictionKey(tick, 0))
         elif what == "discard" and cached:
             allocator.discard(g, rng.choice(cached))
         else:

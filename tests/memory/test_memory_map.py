@@ -19,7 +19,7 @@ from test_memory_machine import BUDGET_8, FULL_3, IMAGES, SPARSE, STATE, WINDOW_
 from thorough import examples
 
 from jpaged.memory import NO_BLOCK, Block, BlockState, MemoryManager, MemoryMap
-from jpaged.memory.pages import PROTECTED
+from jpaged.memory.eviction_key import PROTECTED
 
 TOKENS = list(range(100))
 

@@ -72,21 +72,20 @@ def capture(engine: Engine, inputs: InputProcessor, before: LastSave | None = No
     """Read back all steps in flight and copy the state. Only the thread that holds the engine may call it.
 
     The plain data are: "inputs", ids and seeds; "requests", all awaited requests with their parts; "pins", the requests
-    that compute pinned prefixes; "pictures", the encoder inputs of the images of both, not copied as they never change;
-    and "replicas", for each replica its memory, its queues, its lost pins, and its blocks in the order of the arrays.
+    that compute pinned prefixes, and "pin_seconds" how long each stays; "pictures", the encoder inputs of the images of
+    both, not copied as they never change; and "replicas", for each replica its memory, its queues, its lost pins, and
+    its blocks in the order of the arrays.
 
     Args:
         before: this engine's blocks in the previous save; blocks that are still cached under the same name have the
             same content and are not copied again.
 
     Raises:
-        RuntimeError: a prefix is being pinned, or vectors of prompts are being computed, which no caller could take up.
+        RuntimeError: vectors of prompts are being computed, which no caller could take up.
     """
     start = time.perf_counter()
     engine.settle()
     engine.prefixes.stop()
-    if engine.requests.is_pinning:
-        raise RuntimeError("save_state() is refused while pin_prefix() computes a prefix: save when it has returned")
     if any(request.pooling is not None for request in engine.requests.awaited.values()):
         raise RuntimeError(
             "save_state() is refused while embed(), classify() or score() runs: save when it has returned"
@@ -115,6 +114,7 @@ def capture(engine: Engine, inputs: InputProcessor, before: LastSave | None = No
             "pins": {
                 seq_id: request_data(request, now, pictures) for seq_id, request in engine.prefixes.requests.items()
             },
+            "pin_seconds": {seq_id: engine.prefixes.seconds_left(pin) for seq_id, pin in engine.prefixes.held.items()},
             "pictures": pictures.data(),
             "replicas": replicas,
         }

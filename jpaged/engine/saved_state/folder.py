@@ -28,10 +28,10 @@ from jpaged.loading.hugging_face import without_lines
 from jpaged.loading.orbax.zarr_array import ZarrArray
 from jpaged.scheduling.saving import plain_array
 
-FORMAT = 4
+FORMAT = 5
 """Number of the format that is written. Increase it whenever data change their meaning, and with a release whose states
 have entries that the version before does not know: it would meet them unprepared, not refuse the state."""
-FORMATS_BEFORE = (3,)
+FORMATS_BEFORE = (3, 4)
 """Formats that are read too, without what came new; a state of another format is refused."""
 
 ABOUT, HOST, BLOCKS = "state.json", "host.msgpack", "blocks"
@@ -162,7 +162,7 @@ def read_about(path: Path) -> dict[str, Any]:
     if about["format"] not in known:
         raise StateRefused(
             f"{path} has state format {about['format']}, written by jpaged {about.get('jpaged')}; this version reads "
-            f"{' and '.join(map(str, known))}"
+            f"{', '.join(map(str, FORMATS_BEFORE))} and {FORMAT}"
         )
     return about
 

@@ -71,7 +71,7 @@ class StateKeeper:
         """Write the state as it is between two steps; see `LLM.save_state`.
 
         Raises:
-            RuntimeError: a prefix is being pinned, this thread is already in the middle of a save or load, the devices'
+            RuntimeError: this thread is already in the middle of a save or load, the devices'
                 memory was released, or they belong to several processes.
             OSError: writing fails, or another process has claimed the folder; the previous save stays.
         """

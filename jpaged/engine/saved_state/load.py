@@ -73,7 +73,7 @@ def load(
                 _go_on(engine, saved, parts, pins, arrays)
             else:
                 _compute_again(engine, parts.values(), pins)
-            engine.prefixes.take_over(pins)
+            engine.prefixes.take_over(pins, host.get("pin_seconds", {}))  # 0.2.0 saved pins without an end only
         inputs.load(host["inputs"])
         engine.requests.reassign_ids = inputs.reassign_ids
     except BaseException:

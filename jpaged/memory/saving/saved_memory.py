@@ -56,6 +56,7 @@ def memory_data(memory: MemoryManager) -> dict[str, Any]:
         "recent": recent_data(parts.recent),
         "protected_bytes": 0 if predicted is None else predicted.limit_bytes,
         "lost": None if predicted is None else predicted.lost.data(),
+        "retained": parts.retention.data(),
         "clock": parts.updater.clock,
         "version": parts.updater.version,
         "links": links.data(),
@@ -104,6 +105,12 @@ def load_memory(memory: MemoryManager, data: Mapping[str, Any]) -> None:
         shared.release_all()
     for seq_id in data["pinned"]:
         memory.pin(seq_id)
+    parts.retention.load(data.get("retained", ()))  # 0.2.0 saved none
+    if parts.allocator.watch is not None:
+        for g, group in enumerate(parts.allocator.groups):
+            for block, key in [*group.evictable.items(), *group.protected.items()]:
+                if block in group.evictable or block in group.protected:  # one before it may have taken it away
+                    parts.allocator.watch.kept(g, block, key)
     if parts.recent is not None and data["recent"] is not None:
         load_recent(parts.recent, data["recent"])
     if parts.predicted is not None:

@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jpaged.cache_retention import read_retention
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import BlockTables, RequestBlocks
+from jpaged.memory.eviction_key import EvictionKey
 from jpaged.memory.hash_chain import HashChain, Link, TokenSpan
-from jpaged.memory.pages import NO_GROUP, EvictionKey, OpenPages
+from jpaged.memory.pages import NO_GROUP, OpenPages
 from jpaged.memory.policies import Policy
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.recent_prefixes import Recent, RecentPrefixes
@@ -176,6 +178,7 @@ def request_data(request: RequestBlocks, open_pages: NumberedOpenPages) -> dict[
         "encoder_tokens": request.encoder_tokens,
         "prompt_tokens": request.prompt_tokens,
         "kept_tokens": request.kept_tokens,
+        "directives": [] if request.retention is None else [list(one) for one in request.retention.directives],
         "begun": None if request.begun is None else list(request.begun),
     }
 
@@ -188,6 +191,7 @@ def load_request(
     encoder_tokens = data["encoder_tokens"] if any(policy.reads_encoder for policy, _ in groups) else 0
     tokens = encoder_tokens, data["prompt_tokens"], data["kept_tokens"]
     request = RequestBlocks(data["id"], open_pages[data["association"]], groups, *tokens)
+    request.retention = read_retention(data.get("directives"), None)  # 0.2.0 saved none
     if data["begun"] is not None:
         request.begin(*data["begun"])
     return request
@@ -205,7 +209,12 @@ def tables_data(tables: BlockTables, links: Links) -> dict[str, Any]:
         "version": tables.version,
         "predicted": [[[run.start, run.stop] for run in runs] for runs in tables.predicted],
         "chains": {
-            key: [chain.root, [links.number(link) for link in chain.links], [list(span) for span in chain.spans]]
+            key: [
+                chain.root,
+                [links.number(link) for link in chain.links],
+                [list(span) for span in chain.spans],
+                chain.tenant,
+            ]
             for key, chain in tables.chains.items()
         },
     }
@@ -214,8 +223,8 @@ def tables_data(tables: BlockTables, links: Links) -> dict[str, Any]:
 def load_tables(data: Mapping[str, Any], request: RequestBlocks, links: Sequence[Link]) -> BlockTables:
     """Return the tables and the progress of a sequence."""
     chains = {
-        key: _chain(abs(key), root, [links[number] for number in mine], [TokenSpan(*span) for span in spans])
-        for key, (root, mine, spans) in data["chains"].items()
+        key: _chain(abs(key), root, [links[number] for number in mine], [TokenSpan(*span) for span in spans], *tenant)
+        for key, (root, mine, spans, *tenant) in data["chains"].items()  # 0.2.0 saved no tenant
     }
     tables = BlockTables(request, chains, data["version"])
     tables.tables = [list(table) for table in data["tables"]]
@@ -225,8 +234,10 @@ def load_tables(data: Mapping[str, Any], request: RequestBlocks, links: Sequence
     return tables
 
 
-def _chain(block_size: int, root: bytes, links: list[Link], spans: Sequence[TokenSpan]) -> HashChain:
-    chain = HashChain(block_size, spans=spans)
+def _chain(
+    block_size: int, root: bytes, links: list[Link], spans: Sequence[TokenSpan], tenant: bytes = b""
+) -> HashChain:
+    chain = HashChain(block_size, spans=spans, tenant=tenant)
     chain.root, chain.links = root, links
     return chain
 

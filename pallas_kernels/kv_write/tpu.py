@@ -27,9 +27,9 @@ from jaxtyping import Array, Float, Int, Int8
 from pallas_kernels.kv_codes import TPU_TILE, check_tpu_view, encode, has_scales, stored, tokens_of
 from pallas_kernels.layout import LANES
 
-RING_BYTES = 16 * 2**20
+RING_BYTES = 20 * 2**20
 """VMEM that the ring of block and row buffers may hold. A block of 128 tokens with 8 heads is half a MiB and its rows
-more: fewer than eight would be waited for."""
+more: fewer than eight would be waited for, and half as many with heads of 256."""
 SPARE_VMEM = 4 * 2**20
 """VMEM for the compiler's temporaries."""
 MAX_RING = 32

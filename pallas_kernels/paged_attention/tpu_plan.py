@@ -17,9 +17,11 @@ room for tiles that a prompt does not fill. docs/tpu.md counts the rows of a pro
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -88,14 +90,39 @@ _KINDS = {"v5 lite": "v5e", "v5e": "v5e", "v5p": "v5p", "v5": "v5p", "v6 lite": 
 """Maps a part of a device's name to its chip; a longer part precedes any part that it contains."""
 
 
-def tuning_of(device_kind: str, kv_heads: int, head_dim: int) -> Tuning:
+SIZES = Path(__file__).with_name("tpu_sizes.json")
+"""Sizes that were simulated to take less time than the rules': by chip, `key_of` a shape and field of `Tuning`; and the
+versions that compiled them. ``python -m scripts.compiled_code tune --write`` writes it."""
+
+
+@cache
+def read_sizes() -> dict[str, dict[str, Any]]:
+    """Return the table in `SIZES`."""
+    return json.loads(SIZES.read_text(encoding="utf-8"))
+
+
+def key_of(kv_heads: int, q_per_kv: int, head_dim: int) -> str:
+    """Return the table's key of a shape."""
+    return f"{kv_heads} x {q_per_kv} x {head_dim}"
+
+
+def tuning_of(device_kind: str, kv_heads: int, head_dim: int, q_per_kv: int | None = None) -> Tuning:
     """Return the sizes for a device, such as ``TPU v5 lite``; an unknown device gets those of a v5e.
 
     Args:
         kv_heads: KV heads of one device.
         head_dim: width of a head.
+        q_per_kv: query heads of a KV head, for sizes that were simulated; None = the rules'.
     """
     chip = next((chip for name, chip in _KINDS.items() if name in device_kind.lower()), "v5e")
+    rules = rules_of(chip, kv_heads, head_dim)
+    if q_per_kv is None:
+        return rules
+    return rules._replace(**read_sizes().get(chip, {}).get(key_of(kv_heads, q_per_kv, head_dim), {}))
+
+
+def rules_of(chip: str, kv_heads: int, head_dim: int) -> Tuning:
+    """Return the sizes for a chip as they follow from the shape."""
     tuning = _BY_CHIP[chip]
     if kv_heads <= 2:
         tuning = tuning._replace(product_rows=_FEW_HEADS_ROWS)
@@ -174,7 +201,8 @@ def make_plan(
     check_tpu_view(view)
     blocks, layers, kv_heads, tiles_of_head = view.shape[:4]
     if tuning is None:
-        tuning = tuning_of(device_kind or current_device_kind(), kv_heads, tiles_of_head * LANES // 2)
+        width = tiles_of_head * LANES // 2
+        tuning = tuning_of(device_kind or current_device_kind(), kv_heads, width, q_per_kv)
     block_size = tokens_of(view)
     seqs, pages = block_tables.shape
     whole = fit_whole(seqs, pages)

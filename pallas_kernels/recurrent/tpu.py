@@ -39,7 +39,7 @@ def begin_scan(tokens, out, scratch):
         tiles = n // LANES
         for group in range(groups):
             for tile in range(tiles):
-                columns[group, pl.ds(tile * LANES, LANES)] = _column(given[0, pl.ds(group * tiles + tile, 1)])
+                columns[group, pl.ds(tile * LANES, LANES)] = _column(given[pl.ds(group * tiles + tile, 1)])
     out[...] = jnp.zeros(out.shape, out.dtype)
 
 
@@ -53,7 +53,7 @@ def update_scan(piece, number, tokens, constants, out, scratch, *, states, rows,
     # Spans of channels outside: their decays, inputs and outputs stay in registers over all states of the piece.
     for first in range(0, rows, span):
         channels, group = pl.ds(first, span), first // (rows // groups)
-        decay, given, y = decays[0, channels], inputs[0, channels], out[0, channels]
+        decay, given, y = decays[channels], inputs[channels], out[channels]
         for state in range(states):
             n = number * states + state
             kept = jnp.exp(decay * constants[0][n, channels]) if constants else decay
@@ -61,7 +61,7 @@ def update_scan(piece, number, tokens, constants, out, scratch, *, states, rows,
             value = kept * piece.read(state * rows + first, span) + of_b[group, own] * given
             y += of_c[group, own] * value
             piece.write(state * rows + first, value)
-        out[0, channels] = y
+        out[channels] = y
 
 
 def begin_delta(tokens, out, scratch):
@@ -76,12 +76,12 @@ def update_delta(piece, number, tokens, constants, out, scratch, *, heads, size)
     queries, keys, values, decays, rates = tokens
     for nth in range(heads):
         head = pl.ds(number * heads + nth, 1)
-        key, query = (_column(of[0, head])[:size] for of in (keys, queries))
-        state = decays[0, head] * piece.read(nth * size, size)
+        key, query = (_column(of[head])[:size] for of in (keys, queries))
+        state = decays[head] * piece.read(nth * size, size)
         said = jnp.sum(key * state, axis=0, keepdims=True)
-        state += key * (rates[0, head] * (values[0, head] - said))
+        state += key * (rates[head] * (values[head] - said))
         piece.write(nth * size, state)
-        out[0, head] = jnp.sum(query * state, axis=0, keepdims=True)
+        out[head] = jnp.sum(query * state, axis=0, keepdims=True)
 
 
 def begin_conv(tokens, out, scratch):
@@ -94,7 +94,7 @@ def update_conv(piece, number, tokens, constants, out, scratch, *, width, silu):
     (inputs,), (weights, offset), (window,) = tokens, constants, scratch
     # A tap has `rows` rows, which need not be whole tiles. The state goes through float32 scratch, where slices may
     # begin at any row; the ring's buffer is read and written whole.
-    rows, given = offset.shape[0], inputs[0]
+    rows, given = offset.shape[0], inputs[...]
     window[...] = piece.read(0, window.shape[0])
     y = offset[...] + weights[width - 1] * given
     taps = [window[pl.ds(tap * rows, rows)] for tap in range(width - 1)]
@@ -103,7 +103,7 @@ def update_conv(piece, number, tokens, constants, out, scratch, *, width, silu):
     for tap, then in enumerate([*taps[1:], given]):
         window[pl.ds(tap * rows, rows)] = then
     piece.write(0, window[...])
-    out[0] = y * jax.nn.sigmoid(y) if silu else y
+    out[...] = y * jax.nn.sigmoid(y) if silu else y
 
 
 SPAN = 64

@@ -2,12 +2,13 @@
 
 Memory. The pool stays in HBM, read and written by DMAs that the kernel starts itself. A *piece* is a run of rows of one
 layer's state in one block, at most `PIECE_BYTES`. One DMA brings it into a buffer of a ring in VMEM, [ring, rows, 128];
-the cell updates it in the buffer; another DMA writes it to the block that takes the state. A token's operands and
-output, [1, rows, 128] each, are blocks that Pallas moves; constants stay in VMEM for the whole launch.
+the cell updates it in the buffer; another DMA writes it to the block that takes the state. All operands of a token
+are rows of one array, [tokens, rows, 128]. Pallas moves them and the outputs in blocks of some tokens, `TURN_BYTES`: a
+DMA for each token would be waited for longer than a small state takes. Constants stay in VMEM for the whole launch.
 
-Loops. The grid has one turn per decode, in order; a turn loops over the pieces of its state. Pieces of all decodes are
-numbered through, and piece n uses buffer ``n % ring``. While piece n is computed, up to half of the ring is being read
-and the other half may still be written:
+Loops. The grid has one turn per block of tokens, in order; a turn loops over its decodes, and over the pieces of their
+states. Pieces of all decodes are numbered through, and piece n uses buffer ``n % ring``. While piece n is computed, up
+to half of the ring is being read and the other half may still be written:
 
     take(n): wait for the read of n; update; start the write of n; wait for the write of n - ring / 2, which is the
              last user of the buffer of n + ring / 2; start the read of n + ring / 2
@@ -18,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import jax
@@ -30,9 +32,13 @@ from jaxtyping import Array, Float, Int, Shaped
 from pallas_kernels.recurrent.layout import LANES, StatePlace, Units
 
 PIECE_BYTES = 512 * 1024
-RING_BYTES = 4 * 2**20
-"""VMEM of the ring. Half of it, 2 MiB, is being read, which is more than HBM delivers during the latency of a DMA."""
+RING_BYTES = 8 * 2**20
+"""VMEM of the ring. Half of it, 4 MiB, is being read, which is more than HBM delivers during the latency of a DMA."""
 MIN_RING, MAX_RING = 4, 32
+TURN_BYTES = 256 * 1024
+"""Most bytes of operands of a turn's tokens, of which VMEM holds two turns."""
+MOST_TURN = 8
+"""Most tokens of a turn. The first turn begins when all of its operands are there."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class Cell:
     Attributes:
         update: ``update(piece, number, tokens, constants, out, scratch)`` updates the pieces' `Piece` in place, for
             piece `number` of a state, and adds to the token's row of `out`, ``[out_rows, 128]``, which is empty before
-            piece 0. `tokens` and `constants` are refs: ``[1, rows, 128]`` of the token, and whole.
+            piece 0. `tokens` and `constants` are refs: ``[rows, 128]`` of the token, and whole.
         begin: ``begin(tokens, out, scratch)`` runs before a token's first piece.
         tokens: arrays of the batch, ``[tokens, rows, 128]`` float32.
         constants: arrays that all tokens share, whole in VMEM.
@@ -95,20 +101,20 @@ class Piece:
         self.buffers[self.at, pl.ds(first * self.ratio, rows)] = raw
 
 
-def _kernel(layer, count, read, write, *refs, cell: Cell, place: StatePlace):
-    """Update the state of this grid turn's decode, piece by piece.
+def _kernel(layer, count, read, write, given, *refs, cell: Cell, place: StatePlace):
+    """Update the states of this grid turn's decodes, piece by piece.
 
     SMEM: layer, count [1]; read, write [units].
-    VMEM: the token's rows of `cell.tokens`; `cell.constants`; after the view, which is not used, and the view again,
-    aliased: the token's row of the output; buffers [ring, rows of the pool, 128]; `cell.scratch`.
+    VMEM: given [turn, rows, 128], the operands of the turn's tokens; `cell.constants`; after the view, which is not
+    used, and the view again, aliased: outputs [turn, out rows, 128]; buffers [ring, rows of the pool, 128];
+    `cell.scratch`.
     sems [2, ring]: a piece's read, its write.
     """
-    inputs = len(cell.tokens) + len(cell.constants)
-    tokens, constants = refs[: len(cell.tokens)], refs[len(cell.tokens) : inputs]
-    _view, view, out, buffers, sems, *scratch = refs[inputs:]
+    constants = refs[: len(cell.constants)]
+    _view, view, outs, buffers, sems, *scratch = refs[len(cell.constants) :]
     ring, rows, _ = buffers.shape
-    ahead, pieces = ring // 2, cell.pieces
-    unit, total = pl.program_id(0), count[0] * pieces
+    ahead, pieces, turn = ring // 2, cell.pieces, len(given)
+    first, total = pl.program_id(0) * turn, count[0] * pieces
 
     # `number` counts the pieces of all decodes. A negative block means no read (a new state) or no write.
     def copy(number, outward):
@@ -140,7 +146,7 @@ def _kernel(layer, count, read, write, *refs, cell: Cell, place: StatePlace):
 
             start(number, False)
 
-    def take(number):
+    def take(unit, number, tokens, out):
         piece = unit * pieces + number
         slot = lax.rem(piece, ring)
 
@@ -152,23 +158,30 @@ def _kernel(layer, count, read, write, *refs, cell: Cell, place: StatePlace):
         start(piece, True)
         fetch(piece + ahead)
 
-    @pl.when(unit == 0)
+    @pl.when(first == 0)
     def fill_the_ring():
         pl.loop(0, ahead)(fetch)
 
-    @pl.when(unit < count[0])
-    def take_all_pieces():
+    @pl.loop(0, jnp.minimum(turn, count[0] - first))
+    def take_all_pieces(nth):
+        tokens, out = _parts(given.at[nth], cell), outs.at[nth]
         cell.begin(tokens, out, scratch)
         if pieces == 1:
-            take(0)
+            take(first + nth, 0, tokens, out)
         else:
-            pl.loop(0, pieces)(take)
+            pl.loop(0, pieces)(lambda number: take(first + nth, number, tokens, out))
 
-    @pl.when(unit == count[0] - 1)
+    @pl.when(first + turn >= count[0])
     def drain_the_ring():
         @pl.loop(jnp.maximum(total - ring, 0), total)
         def wait_for_write(number):
             wait(number, True)
+
+
+def _parts(given: Any, cell: Cell) -> tuple[Any, ...]:
+    """Return the refs of each operand of a token, of which `given` holds all rows."""
+    rows = [operand.shape[1] for operand in cell.tokens]
+    return tuple(given.at[pl.ds(end - own, own)] for end, own in zip(accumulate(rows), rows, strict=True))
 
 
 def decode(
@@ -186,11 +199,13 @@ def decode(
     piece_bytes = rows * LANES * view.dtype.itemsize
     ring = max(MIN_RING, min(MAX_RING, RING_BYTES // piece_bytes))
 
-    def of_token(unit, *_):
-        return unit, 0, 0
+    given = jnp.concatenate(cell.tokens, axis=1)
+    turn = max(1, min(MOST_TURN, decodes, TURN_BYTES // (given.shape[1] * LANES * 4)))
+
+    def of_turn(nth, *_):
+        return nth, 0, 0
 
     in_hbm = pl.BlockSpec(memory_space=pltpu.HBM)
-    token_specs = [pl.BlockSpec((1, *array.shape[1:]), of_token) for array in cell.tokens]
     # `partial` keeps each constant's own number of axes.
     whole = [pl.BlockSpec(array.shape, partial(_first, array.ndim)) for array in cell.constants]
     scalars = (jnp.asarray(layer, jnp.int32)[None], units.num_decodes[None], units.read, units.write)
@@ -202,20 +217,21 @@ def decode(
         ),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
-            grid=(jnp.maximum(units.num_decodes, 1),),  # dynamic, as each turn costs its start even without a decode
-            in_specs=[*token_specs, *whole, in_hbm],
-            out_specs=[in_hbm, pl.BlockSpec((1, cell.out_rows, LANES), of_token)],
+            # Dynamic, as each turn costs its start even without a decode.
+            grid=(pl.cdiv(jnp.maximum(units.num_decodes, 1), turn),),
+            in_specs=[pl.BlockSpec((turn, *given.shape[1:]), of_turn), *whole, in_hbm],
+            out_specs=[in_hbm, pl.BlockSpec((turn, cell.out_rows, LANES), of_turn)],
             scratch_shapes=[
                 pltpu.VMEM((ring, rows, LANES), view.dtype),
                 pltpu.SemaphoreType.DMA((2, ring)),
                 *(pltpu.VMEM(shape, jnp.float32) for shape in cell.scratch),
             ],
         ),
-        input_output_aliases={len(scalars) + len(cell.tokens) + len(cell.constants): 0},
+        input_output_aliases={len(scalars) + 1 + len(cell.constants): 0},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), disable_bounds_checks=True),
         interpret=interpret,
         name="recurrent_decode",
-    )(*scalars, *cell.tokens, *cell.constants, view)
+    )(*scalars, given, *cell.constants, view)
     return view, out
 
 

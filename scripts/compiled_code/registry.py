@@ -13,6 +13,7 @@ COMPILED = Cases(
         "tpu-calibration": "tpu_recompiled.recompiled",
         "tpu-recurrent": "tpu_recurrent.recurrent",
         "tpu-rows": "tpu_rows.rows",
+        "tune": "tpu_tune.tune",
         "tpu-experts": "tpu_experts.experts",
         "tpu-layers": "tpu_layers.layers",
         "gpu-bytes": "gpu_bytes.step_bytes",

@@ -311,7 +311,8 @@ class _Core:
             for memory, address in zip((source, target), ends, strict=True):
                 if memory == "hbm":
                     self._count(address, size, address == ends[0], at)
-            seconds = size / (chip.strided if given["strided"] else chip.efficiency) / chip.hbm
+            crossings = 2 if source == target == "hbm" else 1
+            seconds = crossings * size / (chip.strided if given["strided"] else chip.efficiency) / chip.hbm
         self.counted.copies += 1
         self.engine_free = max(self.engine_free, self.now) + seconds * chip.clock
         heapq.heappush(self.in_flight, (self.engine_free + chip.latency * chip.clock, flag, granules))

@@ -112,9 +112,21 @@ def row_of(run: Run, kind: Kind, chip: str) -> Row:
         "empty": run.empty_share,
         "bytes": run.moved,
         "bytes at HBM's peak, us": run.moved / (here.hbm * run.cores) * 1e6,
+        "aim": aim_of(run, chip),
         "DMAs": run.copies,
         "simulated; error of its kind": error_text(kind, chip),
     }
+
+
+def aim_of(run: Run, chip: str) -> str:
+    """Say whether a launch meets its aim: 1.1 times the time of its bytes at 0.9 of HBM's peak, where these take longer
+    than the bundles that are not empty, or else less than 0.15 of empty bundles."""
+    here = CHIPS[chip]
+    of_bytes = run.moved / (0.9 * here.hbm * run.cores) * here.clock
+    if of_bytes > run.bundles - run.empty:
+        ratio = run.cycles / of_bytes
+        return f"{'met' if ratio <= 1.1 else 'missed'}: {ratio:.2f} x bytes"
+    return f"{'met' if run.empty_share < 0.15 else 'missed'}: {run.empty_share:.2f} empty"
 
 
 def _short_name(dtype: Any) -> str:

@@ -1,4 +1,4 @@
-"""Simulates the TPU kernels of attention and of writing K and V."""
+"""Simulates the TPU kernels of attention, of writing K and V, and of copying blocks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def attention(
     block_size: int = 128,
     kv: Literal["bfloat16", "int8", "fp8"] = "bfloat16",
 ) -> Iterator[Row]:
-    """Simulated time of a launch of attention or of `kv_write`: some ten seconds a row.
+    """Simulated time of a launch of attention, `kv_write` or `block_copy`: some ten seconds a row.
 
     A decode has 64 sequences of 4,096 keys, or of lengths drawn from 1 to 4,096; a mixed batch has 60 of them and four
     prompts of 241 tokens, and its row of attention is the launch for these. A row has:
@@ -32,6 +32,7 @@ def attention(
       empty                    the share of them that is latency
       bytes                    that it reads from and writes to HBM; of a decode those that the shape needs, or an error
       bytes at HBM's peak, us  the time that these would take at least
+      aim                      whether the launch meets its aim, see `aim_of`
       simulated; ...           the median error of such kernels' simulated times, where times were published
     """
     need_compiler("tpu")

@@ -13,12 +13,35 @@ from scripts.compiled_code.tpu_chips import CHIPS, Chip
 
 
 class Heads(NamedTuple):
-    """Describes the attention heads of one device; `sinks`: each query head has one."""
+    """Describes the attention heads of one device.
+
+    Attributes:
+        sinks: each query head has one.
+        window: tokens that a query sees; None = all.
+        rank: width of latents, of which a row has `dim` lanes (DeepSeek); None = K and V.
+    """
 
     kv: int
     q_per_kv: int
     dim: int
     sinks: bool = False
+    window: int | None = None
+    rank: int | None = None
+
+    @property
+    def lanes(self) -> int:
+        """Return the lanes of a head as the kernel counts them: half of those that a token's K and V take."""
+        return self.view_shape(128, "bfloat16")[3] * 128 // 2
+
+    def view_shape(self, block_size: int, dtype: Any) -> tuple[int, ...]:
+        """Return the shape of the pool's view."""
+        from pallas_kernels.kv_codes import TPU_TILE
+        from pallas_kernels.layout import latent_view_shape, view_shape
+
+        blocks = BLOCKS * 16 // block_size
+        if self.rank is not None:
+            return latent_view_shape(blocks, LAYERS, self.dim, block_size, dtype, TPU_TILE)
+        return view_shape(blocks, LAYERS, self.kv, self.dim, block_size, dtype, TPU_TILE)
 
 
 SHAPES = {
@@ -28,9 +51,13 @@ SHAPES = {
     "gemma-3-27b": Heads(16, 2, 128),
     "qwen3-0.6b": Heads(8, 2, 128),
     "gpt-oss-20b": Heads(8, 8, 64, sinks=True),
+    "gpt-oss-20b window": Heads(8, 8, 64, sinks=True, window=128),
+    "gemma-3-27b window": Heads(16, 2, 128, window=1024),
+    "gemma-2-9b": Heads(8, 2, 256),
+    "deepseek-v3 x8": Heads(1, 16, 576, rank=512),
 }
 KV_DTYPES = {"bfloat16": "bfloat16", "int8": "int8", "fp8": "uint8"}
-SEQS, CONTEXT, MIXED_TOKENS, PROMPTS, LAYERS, BLOCKS = 64, 4096, 1024, 4, 2, 16384
+SEQS, CONTEXT, MIXED_TOKENS, PROMPTS, LAYERS, BLOCKS, COPIES = 64, 4096, 1024, 4, 2, 16384, 16
 
 
 def arrays_of(chip: Chip) -> tuple[Callable[..., Any], Any]:
@@ -88,12 +115,17 @@ def batch_of(kind: str, lengths: str) -> Batch:
     return Batch(queries, keys)
 
 
-def attention_kernel(target: str, heads: Heads, batch: str, block_size: int, kv: str, lengths: str) -> Launch:
-    """Return the launch of attention for the sequences of a batch that decode, or for its prompts."""
+def attention_kernel(
+    target: str, heads: Heads, batch: str, block_size: int, kv: str, lengths: str, tuning: Any = None
+) -> Launch:
+    """Return the launch of attention for the sequences of a batch that decode, or for its prompts.
+
+    Args:
+        tuning: sizes of the launch, a `Tuning`; None = the kernel's own.
+    """
     import jax.numpy as jnp
 
-    from pallas_kernels.kv_codes import TPU_TILE
-    from pallas_kernels.layout import view_shape
+    from pallas_kernels.latent_attention import latent_attention
     from pallas_kernels.paged_attention import paged_attention, plan_attention
 
     array, device = arrays_of(CHIPS[target])
@@ -104,14 +136,17 @@ def attention_kernel(target: str, heads: Heads, batch: str, block_size: int, kv:
     def run(q, view, layer, *where, sinks=None):
         limits: dict[str, Any] = {"max_query_len": longest, "impl": "tpu"}
         shapes = {"tokens": step.tokens, "q_per_kv": heads.q_per_kv, "device_kind": device.device_kind}
-        plan = plan_attention(view, *where, **shapes, **limits)
-        return paged_attention(q, view, layer, *where, scale=1.0, sinks=sinks, plan=plan, **limits)
+        plan = plan_attention(view, *where, sliding_window=heads.window, tuning=tuning, **shapes, **limits)
+        if heads.rank is not None:
+            return latent_attention(q[:, 0], view, layer, *where, rank=heads.rank, scale=1.0, plan=plan, **limits)
+        mask = {"sliding_window": heads.window, "sinks": sinks}
+        return paged_attention(q, view, layer, *where, scale=1.0, plan=plan, **mask, **limits)
 
     def run_with_sinks(*arguments):
         *others, sinks = arguments
         return run(*others, sinks=sinks)
 
-    shape = view_shape(BLOCKS * 16 // block_size, LAYERS, heads.kv, heads.dim, block_size, dtype, TPU_TILE)
+    shape = heads.view_shape(block_size, dtype)
     arguments = (
         array((step.tokens, heads.kv, heads.q_per_kv, heads.dim), jnp.bfloat16),
         array(shape, dtype),
@@ -127,7 +162,8 @@ def attention_kernel(target: str, heads: Heads, batch: str, block_size: int, kv:
     if batch == "mixed":  # how often a prompt's keys are read depends on its tiles
         return Launch(function, arguments, "paged_attention_prompts", "prompt attention", known, {})
     block_bytes = prod(shape[2:]) * dtype.itemsize
-    moved = int((-(-step.keys // block_size)).sum()) * block_bytes
+    first = np.zeros_like(step.keys) if heads.window is None else np.maximum(step.keys - heads.window, 0)
+    moved = int((-(-step.keys // block_size) - first // block_size).sum()) * block_bytes
     return Launch(function, arguments, "paged_attention_decode", "decode attention", known, {1: moved})
 
 
@@ -135,18 +171,19 @@ def kv_write_kernel(target: str, heads: Heads, batch: str, block_size: int, kv: 
     """Return the launch of `kv_write` for a step's tokens, which are the last of their sequences."""
     import jax.numpy as jnp
 
-    from pallas_kernels.kv_codes import TPU_TILE
     from pallas_kernels.kv_write import kv_write
-    from pallas_kernels.layout import view_shape
+    from pallas_kernels.latent_attention import latent_write
 
     array, _ = arrays_of(CHIPS[target])
     dtype = jnp.dtype(KV_DTYPES[kv])
     step = batch_of(batch, lengths)
-    shape = view_shape(BLOCKS * 16 // block_size, LAYERS, heads.kv, heads.dim, block_size, dtype, TPU_TILE)
+    shape = heads.view_shape(block_size, dtype)
     new = array((step.tokens, heads.kv, heads.dim), jnp.bfloat16)
 
-    def run(*arguments):
-        return kv_write(*arguments, impl="tpu")
+    def run(view, layer, k, v, slots):
+        if heads.rank is not None:
+            return latent_write(view, layer, k[:, 0], slots, impl="tpu")
+        return kv_write(view, layer, k, v, slots, impl="tpu")
 
     layer, tables, _, keys = step.known(0, block_size).values()
     places = [
@@ -174,4 +211,23 @@ def _rows_of_runs(step: Batch, block_size: int, block_rows: int, tile: int) -> I
                 yield block_rows + (block_rows - block_size if stop - first == block_size else block_rows)
 
 
-KERNELS = {"attention": attention_kernel, "kv_write": kv_write_kernel}
+def block_copy_kernel(target: str, heads: Heads, batch: str, block_size: int, kv: str, lengths: str) -> Launch:
+    """Return the launch of `block_copy` that gives 16 sequences blocks of their own (copy-on-write), all layers."""
+    import jax.numpy as jnp
+
+    from pallas_kernels.block_copy import block_copy
+
+    array, _ = arrays_of(CHIPS[target])
+    dtype = jnp.dtype(KV_DTYPES[kv])
+    shape = heads.view_shape(block_size, dtype)
+    pairs = np.random.default_rng(0).permutation(shape[0])[: 2 * COPIES].astype(np.int32).reshape(2, COPIES)
+    arguments = (array(shape, dtype), array((COPIES,)), array((COPIES,)))
+    moved = 2 * COPIES * prod(shape[1:]) * dtype.itemsize
+
+    def run(blocks, src, dst):
+        return block_copy(blocks, src, dst, impl="tpu")
+
+    return Launch(run, arguments, "block_copy", "other", {1: pairs[0], 2: pairs[1]}, {0: moved}, (0,))
+
+
+KERNELS = {"attention": attention_kernel, "kv_write": kv_write_kernel, "block_copy": block_copy_kernel}

@@ -24,7 +24,7 @@ from recurrent_cases import (
 from thorough import rarely
 from tpu_interpreter import run_recording_races
 
-from pallas_kernels.recurrent import tpu
+from pallas_kernels.recurrent import tpu, tpu_ring
 from pallas_kernels.recurrent.layout import NEW, StatePlace, Units
 
 IMPL = "tpu_interpret"
@@ -33,8 +33,9 @@ DECODES = [Run(3, (1,), (3,)), Run(NEW, (1,), (0,)), Run(7, (1,), (-1,)), Run(6,
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    """Pieces of 16 KB, so that small states have several."""
+    """Pieces of 16 KB, so that small states have several, and turns of two tokens, so that few decodes have several."""
     monkeypatch.setattr(tpu, "PIECE_BYTES", 16 * 1024)
+    monkeypatch.setattr(tpu_ring, "MOST_TURN", 2)
 
 
 @pytest.mark.parametrize("name", TILED)
@@ -99,10 +100,10 @@ def test_bits_of_decodes_depend_on_their_sequence_only(name):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["tiled ssd", "tiled causal_conv"])
+@pytest.mark.parametrize("name", ["tiled ssd", "tiled causal_conv", "tiled gated_delta"])
 def test_copies_of_pieces_never_race(name, monkeypatch):
     """More pieces than buffers, so that each buffer is used again."""
-    monkeypatch.setattr("pallas_kernels.recurrent.tpu_ring.MAX_RING", 4)
+    monkeypatch.setattr(tpu_ring, "MAX_RING", 4)
     operands, constants = given_operands(name)
     operands = [operand[:6] for operand in operands]
     operands, constants = (tuple(jnp.asarray(of, jnp.float32) for of in each) for each in (operands, constants))

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from scripts.compiled_code.launch_operands import launch_operands
 from scripts.compiled_code.scalar_core import Run, SimulationError
-from scripts.compiled_code.simulated import Launch, check_bytes, read_schedules, row_of
+from scripts.compiled_code.simulated import Launch, aim_of, check_bytes, read_schedules, row_of
 from scripts.compiled_code.tpu_chips import CHIPS
 from scripts.compiled_code.tpu_schedule import parse
 
@@ -83,6 +83,21 @@ def test_a_row_says_the_time_the_bytes_and_how_wrong_such_figures_are():
     assert (row["bytes"], row["DMAs"]) == (1640, 3)
     assert row["bytes at HBM's peak, us"] == pytest.approx(1e-3)
     assert "0.7 %" in row["simulated; error of its kind"]
+
+
+@pytest.mark.parametrize(
+    ("bundles", "empty", "cycles", "aim"),
+    [
+        (1000, 500, 1090, "met: 1.09 x bytes"),
+        (1000, 500, 1200, "missed: 1.20 x bytes"),
+        (2000, 400, 2000, "missed: 0.20 empty"),
+        (2000, 200, 3000, "met: 0.10 empty"),
+    ],
+)
+def test_a_launchs_aim_is_that_of_its_bytes_or_that_of_its_bundles(bundles, empty, cycles, aim):
+    run = Run(cycles=cycles, bundles=bundles, empty=empty)
+    run.read[0] = int(1000 / CHIPS["v6e"].clock * 0.9 * CHIPS["v6e"].hbm)
+    assert aim_of(run, "v6e") == aim
 
 
 def test_launches_one_after_the_other_take_their_times_and_bytes_together():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jpaged.memory.allocator import BlockAllocator
+from jpaged.memory.checkpoint_share import CheckpointShare
 from jpaged.memory.disk import DiskTier
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.prefix_prediction import PredictedPrefixes
@@ -20,6 +21,7 @@ class EvictionListener:
     Attributes:
         shared: contents that requests hold, by their groups. One that loses a block is lost as a whole.
         predicted: learns which prefixes were evicted; None = nothing is predicted.
+        checkpoints: bounds cached states; None = there are none.
         step: knows the blocks whose content is not in the pool yet; None = there are none.
     """
 
@@ -28,6 +30,7 @@ class EvictionListener:
         self._disk = disk
         self.shared: dict[int, SharedBlocks] = {}
         self.predicted: PredictedPrefixes | None = None
+        self.checkpoints: CheckpointShare | None = None
         self.step: StepBlocks | None = None
 
     def evicted(self, g: int, block: int) -> None:
@@ -35,6 +38,8 @@ class EvictionListener:
         if g in self.shared:
             self.shared[g].evicted(block)
             return
+        if self.checkpoints is not None and g in self.checkpoints.groups:
+            self.checkpoints.forget(g, block)
         link = self._cache.link(g, block)
         if link is not None and self.predicted is not None:
             self.predicted.lost.evicted(g, link.digest)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import BlockTables, RequestBlocks
+from jpaged.memory.checkpoint_share import CheckpointShare
 from jpaged.memory.disk import DiskFill, DiskTier
 from jpaged.memory.hash_chain import HashChain, TokenSpan
 from jpaged.memory.pages import EvictionKey
@@ -47,6 +48,8 @@ class PrefixLookup:
         recent: hears of each prompt that begins; None = nothing needs it.
         predicted: chooses which of its blocks to protect; None = none.
         disk: has content that the pool lost; None = there is none.
+        checkpoints: learns where requests part; None = no layers keep states.
+        prefix_step: number of tokens of which every prefix is a multiple.
     """
 
     def __init__(
@@ -60,8 +63,12 @@ class PrefixLookup:
         recent: RecentPrefixes | None,
         predicted: PredictedPrefixes | None,
         disk: DiskTier | None,
+        checkpoints: CheckpointShare | None,
+        prefix_step: int,
     ) -> None:
+        self._checkpoints = checkpoints
         self._groups = groups
+        self._prefix_step = prefix_step
         self._allocator = allocator
         self._cache = cache
         self._updater = updater
@@ -89,7 +96,7 @@ class PrefixLookup:
             return length
         length, found = self._cache.match(sequence, token_ids, limit, spans)
         self._named.append(_NamedPrompt(known, _copies(sequence.chains)))
-        self._begin(sequence, length)
+        self._begin(sequence, length, spans)
         if length:
             self._updater.attach(sequence, prefix_tables(sequence.request.groups, found, length), length)
         return length
@@ -121,7 +128,7 @@ class PrefixLookup:
         cached = longest_prefix(sequence.request.groups, here, limit, spans)
         if length <= cached:
             return 0
-        self._begin(sequence, length)
+        self._begin(sequence, length, spans)
         fills = self._attach_staged(sequence, found, length, staged)
         if fills is None:
             return 0
@@ -129,10 +136,15 @@ class PrefixLookup:
         self._disk.fill(fills, length - cached)
         return length
 
-    def _begin(self, sequence: BlockTables, length: int) -> None:
+    def _begin(self, sequence: BlockTables, length: int, spans: Sequence[TokenSpan]) -> None:
         """Fix the policies and predictions of a sequence that begins with a cached prefix of `length` tokens."""
         shared = 0 if self._recent is None else self._recent.arrived(sequence)
-        sequence.request.begin(length, shared)
+        if self._checkpoints is not None and self._recent is not None and shared:
+            self._checkpoints.arrived(shared, goes_on=self._recent.goes_on(sequence.request.request_id))
+        request = sequence.request
+        seen = self._checkpoints
+        ends = request.known_ends(self._prefix_step, spans, parts=seen is not None and seen.parts)
+        request.begin(length, shared, ends, goes_on=seen is not None and seen.goes_on)
         if self._predicted is not None:
             self._predicted.lost.requested(sequence.request.request_id, length)
             self._predicted.predict(sequence, shared)

@@ -57,6 +57,7 @@ class Allocation:
             encoder_tokens=request.encoder_tokens,
             prompt_tokens=len(request.prompt_token_ids),
             kept_tokens=request.kept_tokens,
+            marks=request.prefix_ends,
         )
         if request.compact_placement:
             self.memory.pack(seq.seq_id)

@@ -177,6 +177,8 @@ def request_data(request: RequestBlocks, open_pages: NumberedOpenPages) -> dict[
         "prompt_tokens": request.prompt_tokens,
         "kept_tokens": request.kept_tokens,
         "begun": None if request.begun is None else list(request.begun),
+        "ends": list(request.ends),
+        "goes_on": request.goes_on,
     }
 
 
@@ -189,7 +191,8 @@ def load_request(
     tokens = encoder_tokens, data["prompt_tokens"], data["kept_tokens"]
     request = RequestBlocks(data["id"], open_pages[data["association"]], groups, *tokens)
     if data["begun"] is not None:
-        request.begin(*data["begun"])
+        # Saved by 0.2.0 without ends.
+        request.begin(*data["begun"], data.get("ends", ()), goes_on=data.get("goes_on", False))
     return request
 
 

@@ -120,7 +120,7 @@ class TableUpdater:
         left = []
         for g in self._checkpoints.of_answers:
             policy, size = sequence.request.groups[g]
-            if length % size or policy.answer_end(length) != length or length // size > sequence.num_hashed[g]:
+            if policy.answer_end(length, size) != length or length // size > sequence.num_hashed[g]:
                 continue
             entry, table = policy.num_blocks(length, size) - 1, sequence.tables[g]
             if (entry + 1) * size == length or entry in replaced[g] or entry >= len(table):
@@ -149,8 +149,8 @@ class TableUpdater:
         policy, size = sequence.request.groups[g]
         links = self._cache.chain(sequence, g).links
         self._cache.insert(g, block, links[length // size - 1])
-        before = policy.answer_end(length - 1)
-        old = self._cache.find(g, links[before // size - 1]) if before and before % size == 0 else None
+        before = policy.answer_end(length - 1, size)
+        old = self._cache.find(g, links[before // size - 1]) if before else None
         if old is not None:
             self._checkpoints.drop(g, old)
 

@@ -386,7 +386,7 @@ LAYOUT_OF_FORMAT_4 = {
     "requests": "adapter alone allowed_mask arrival_number arrival_time bad_words beam cache_salt encoder_tokens "
     "eos_ids finished_time first_scheduled_time first_token_time images kept_tokens later max_total_tokens name "
     "num_cached_tokens "
-    "num_preemptions num_swaps packed params pause_ages priority prompt prompt_logprobs prompt_token_ids request_id "
+    "num_preemptions num_swaps packed params pause_ages prefix_ends priority prompt prompt_logprobs prompt_token_ids request_id "
     "seed sequences status stop_ids",
     "requests.sequences": "candidates cumulative_logprob finish_reason fork_at index logprobs needs_host num_computed "
     "num_prompt output_token_ids parent score seq_id slot stop_reason",
@@ -395,7 +395,7 @@ LAYOUT_OF_FORMAT_4 = {
     "recent requests sequences swapped version",
     "replicas.memory.blocks": "free groups num_pages pages touched",
     "replicas.memory.blocks.groups": "evictable open protected stale",
-    "replicas.memory.requests": "association begun encoder_tokens id kept_tokens prompt_tokens",
+    "replicas.memory.requests": "association begun encoder_tokens ends goes_on id kept_tokens prompt_tokens",
     "replicas.memory.host": "free owners",
     "replicas.scheduler": "free_slots max_num_seqs num_added num_recomputes num_swaps requests speculation",
 }

@@ -57,7 +57,7 @@ class Policy(ABC):
         may begin with so many tokens as each of `kept`, the likeliest first; 0 = none."""
         return self
 
-    def answer_end(self, length: int) -> int:
+    def answer_end(self, length: int, block_size: int) -> int:
         """Return the last length, at most `length`, within a request's answer after which its block is worth a copy
         before the next token changes it, as a later request may begin there; 0 = there is none."""
         return 0

@@ -42,7 +42,7 @@ class StateCheckpoints(Policy):
         dense_from: length in tokens, a multiple of `interval`, up to which checkpoints lie `spacing` apart.
         most_kept: most of `ends` that a request does not begin with.
         prompt: tokens of the request's prompt; None = unknown.
-        answers: whether states are kept after an eighth of an interval of an answer, the newest only.
+        answers: whether a state is kept after every eighth of an interval of an answer, the newest only.
 
     Raises:
         ValueError: when `interval` is not positive, or `spacing` no multiple of it.
@@ -104,14 +104,14 @@ class StateCheckpoints(Policy):
     def optional_blocks(self) -> int:
         return 1 + self.most_kept if self.ends is None else 0
 
-    @property
-    def _answers_apart(self) -> int:
-        return max(1, self.interval // LEAST_APART)
+    def _answers_apart(self, block_size: int) -> int:
+        return max(1, self.interval // LEAST_APART // block_size) * block_size
 
-    def answer_end(self, length: int) -> int:
+    def answer_end(self, length: int, block_size: int) -> int:
         if self.prompt is None or not self.answers:
             return 0
-        end = length // self._answers_apart * self._answers_apart
+        apart = self._answers_apart(block_size)
+        end = length // apart * apart
         return end if end > self.prompt else 0
 
     def end_after(self, length: int) -> int:
@@ -169,7 +169,8 @@ class StateCheckpoints(Policy):
         end = num_blocks * block_size
         if self.prompt is None or not self.answers:
             return end
-        return min(end, -(-max(num_slots, self.prompt + 1) // self._answers_apart) * self._answers_apart)
+        apart = self._answers_apart(block_size)
+        return min(end, -(-max(num_slots, self.prompt + 1) // apart) * apart)
 
     def num_blocks(self, length: int, block_size: int) -> int:
         return self.end_after(length) // block_size

@@ -343,6 +343,27 @@ class EngineConfig:
     """vLLM's form of swap_space_bytes, in GiB; capped at the pool's size. Without a preemption_mode it
     implies "auto"."""
 
+    kv_offloading_size: float | None = setting(
+        None,
+        optional(real(0.0, above=True)),
+        affects=Affects.NOTHING,
+        needs=Need("enable_prefix_caching", (True,), "it keeps cached blocks"),
+        refused={
+            "replicas": "replicas keep no blocks in host memory",
+            "several hosts": "each host has a part of every block",
+            "models without KV": "there are no blocks to keep",
+        },
+        flag=Flag(commands="requests", help="GiB of host memory that keeps cached KV. Default: none."),
+    )
+    """GiB of host memory that keeps cached blocks, those of all devices together, as in vLLM. Blocks are copied there
+    as they fill, and come back where that is faster than computing their tokens. Swapped blocks count in it too. It
+    needs enable_prefix_caching, one replica and one host."""
+
+    kv_offloading_break_even: int | None = setting(
+        None, optional(whole(1)), affects=Affects.NOTHING, needs=Need("kv_offloading_size")
+    )
+    """Fewest tokens that are loaded from host memory rather than computed. None takes the measured number."""
+
     disk_folder: str | None = setting(
         None,
         optional(text),

@@ -36,8 +36,8 @@ grammars: structured outputs run on llguidance: give SamplingParams(structured_o
 profiler: call jax.profiler.start_trace(folder) and jax.profiler.stop_trace()
 watermark: tokens are not watermarked
 extensions: there are no extensions that would read it
-transfer: KV is not moved between engines; preemption_mode='swap' with swap_space moves it to host memory, disk_folder
-    with disk_space to a local disk
+transfer: KV is not moved between engines; kv_offloading_size keeps it in host memory, disk_folder with disk_space on a
+    local disk
 routing: the experts that tokens were routed to are not returned
 server: it is a setting of a server, not of the engine: see `jpaged serve --help`
 waiting: AsyncLLM(max_waiting_requests=...) and `jpaged serve --max-waiting-requests` bound the requests that wait
@@ -119,8 +119,7 @@ config_format hf_config_path hf_overrides rope_scaling rope_theta: the model's c
 hf_token: HF_TOKEN in the environment, or `hf auth login`, tells the hub who you are
 code_revision: no code of a model's repository is run
 ec_manager_config ec_transfer_config kv_events_config kv_transfer_config: @transfer
-kv_offloading_backend kv_offloading_size: preemption_mode='swap' with swap_space moves KV to host memory, disk_folder
-    with disk_space to a local disk
+kv_offloading_backend: kv_offloading_size keeps cached KV in host memory, disk_folder with disk_space on a local disk
 ignore_patterns load_format max_parallel_loading_workers model_loader_extra_config model_weights pt_load_map_location
     safetensors_load_strategy safetensors_prefetch_block_size safetensors_prefetch_num_threads use_tqdm_on_load: the
     format is known from the files: safetensors, GGUF, or a checkpoint saved by `jpaged convert`
@@ -214,7 +213,7 @@ FLAGS = _table(
 allow_credentials allowed_headers allowed_methods: --cors-origin allows a page's origin; the other headers of CORS are
     fixed
 allowed_origins: give --cors-origin for each origin
-anthropic_disabled_thinking_effort: there is no Anthropic API: use /v1/chat/completions or /v1/responses
+anthropic_disabled_thinking_effort: a request to /v1/messages says it: thinking={"type": "disabled"}
 -asc api_server_count data_parallel_supervisor_port dp_supervisor_probe_failure_threshold dp_supervisor_probe_interval_s
     dp_supervisor_probe_timeout_s headless: the server has one process with one engine: --tensor-parallel-size and
     --data-parallel-size spread it
@@ -326,8 +325,8 @@ sweep: `jpaged bench serve` takes --rate several times
 ROUTES = _table(
     """
 /abort_requests /inference/v1/abort_requests: send DELETE or close the connection: its request is aborted
-/cohere/v2/chat /cohere/v2/chat/render /invocations /v1/chat/completions/batch /v1/messages /v1/messages/count_tokens
-    /v1/messages/render: use /v1/chat/completions
+/cohere/v2/chat /cohere/v2/chat/render /invocations /v1/chat/completions/batch /v1/messages/render: use
+    /v1/chat/completions
 /inference/v1/generate /v1/chat/completions/derender /v1/completions/derender: send prompts of token ids to
     /v1/completions, with return_token_ids=true
 /v1/chat/completions/render /v1/completions/render /v1/responses/render: use /tokenize, which takes messages too

@@ -22,6 +22,7 @@ from jpaged.model_api import (
     LayerGroup,
     LayerRef,
     PlaceImageFeatures,
+    PlaceOnAxes,
     WeightSource,
     padded,
 )
@@ -168,16 +169,25 @@ class Decoder(nnx.Module):
     ) -> tuple[Any, ...]:
         hidden = self.embed(tokens, positions, live_rows)
         own = self.per_layer(tokens, hidden, live_rows)
-        shared = replace(self.shared(positions, live_rows), per_layer=own)
+        places, group = positions, self.image_group
+        if isinstance(group, ImageGroup) and group.axes > 1:
+            place: PlaceOnAxes = attend  # type: ignore[assignment]  # one callback serves groups of every kind
+            cache, places = place(cache, LayerRef(group.name, 0), positions=positions)
+        shared = replace(self.shared(places, live_rows), per_layer=own)
         if self.layers.stacked:  # XLA:TPU would compute sines in each layer anew, as their angles take less memory
             shared = replace(shared, tables=jax.lax.optimization_barrier(shared.tables))
         if read is not None and live_rows is not None:
             number = jnp.max(jnp.where(read, jnp.arange(1, len(read) + 1, dtype=jnp.int32), 0))
             last = Read(jnp.where(read, positions, -1), jnp.minimum(number, live_rows))
             shared = replace(shared, every=Read(positions, live_rows), read=last, last=self.layers.depth - 1)
-        if isinstance(self.image_group, ImageGroup):
-            take: PlaceImageFeatures = attend  # type: ignore[assignment]  # one callback serves groups of every kind
-            cache, hidden = take(cache, LayerRef(self.image_group.name, 0), hidden)
+        if isinstance(group, ImageGroup):
+            take: PlaceImageFeatures = attend  # type: ignore[assignment]  # as above
+            cache, hidden = take(cache, LayerRef(group.name, 0), hidden)
+            if group.levels > 1:
+                none = jnp.zeros_like(hidden)
+                added = [take(cache, LayerRef(group.name, level), none)[1] for level in range(1, group.levels)]
+                if not any(each is none for each in added):  # some token stands for an image
+                    shared = replace(shared, added=jnp.stack(added))
         if hasattr(self, "encodes_prompts"):
             attend = both_ways(attend, self._reach)
         hidden, cache, *within = self.layers(hidden, shared, cache, attend)

@@ -29,14 +29,30 @@ class Rotary:
     Attributes:
         frequencies: radians per position of each pair (i, i + half), half being their number.
         magnitude: multiplies rotated vectors (YaRN's attention temperature; 1 otherwise).
+        axes: the axis of positions that turns each pair, where tokens have places on several (M-RoPE; Qwen2-VL, Wang
+            et al., 2024, section 2.1); () = there is one.
     """
 
     frequencies: tuple[float, ...]
     magnitude: float = 1.0
+    axes: tuple[int, ...] = ()
 
-    def tables(self, positions: Int[Array, " tokens"]) -> RotaryTables:
-        """Return the tables that `rotate` takes."""
-        angles = positions.astype(jnp.float32)[:, None] * jnp.asarray(self.frequencies, jnp.float32)
+    def tables(self, positions: Int[Array, " tokens"] | Int[Array, "tokens axes"]) -> RotaryTables:
+        """Return the tables that `rotate` takes; of tokens that are given one position, as text is, all axes have that
+        one.
+
+        Raises:
+            ValueError: positions on several axes are given, and the config says of no pair which turns it.
+        """
+        if positions.ndim == 2:
+            if not self.axes:
+                raise ValueError(
+                    "tokens have places on several axes, but the config has no mrope_section, or none of as many pairs"
+                )
+            places = positions[:, np.asarray(self.axes)]
+        else:
+            places = positions[:, None]
+        angles = places.astype(jnp.float32) * jnp.asarray(self.frequencies, jnp.float32)
         return jnp.cos(angles) * self.magnitude, jnp.sin(angles) * self.magnitude
 
 
@@ -136,7 +152,35 @@ def rotary_from_config(
         frequencies, magnitude = _longrope(frequencies, parameters, limit, limit if longest is None else longest)
     else:
         frequencies, magnitude = _SCALINGS[kind](frequencies, parameters, limit)
-    return Rotary(tuple(frequencies.tolist()), float(magnitude))
+    sections, interleaved = _AXES_OF_FAMILY.get(config.model_type, ((), False))
+    axes = _axes({"mrope_section": sections, **parameters}, len(frequencies), interleaved)
+    return Rotary(tuple(frequencies.tolist()), float(magnitude), axes)
+
+
+_AXES_OF_FAMILY = {
+    "qwen3_vl_text": ((24, 20, 20), True),
+    "qwen3_vl_moe_text": ((24, 20, 20), True),
+    "qwen3_5_text": ((11, 11, 10), True),
+    "qwen3_5_moe_text": ((11, 11, 10), True),
+}
+"""The sections of families whose configs may leave them out, and whether they always alternate."""
+
+
+def _axes(parameters: Mapping[str, Any], pairs: int, interleaved: bool) -> tuple[int, ...]:
+    """Return the axis that turns each pair; () where the config names none.
+
+    ``mrope_section`` says how many pairs each of the axes time, height and width turns: one axis after the other, or
+    with ``mrope_interleaved`` (Qwen3-VL) in turns, time taking those that are left. Sections that do not fit are as
+    good as none: text does not need them, and `Rotary.tables` refuses what does.
+    """
+    sections = parameters.get("mrope_section") or ()
+    if interleaved or parameters.get("mrope_interleaved"):
+        axes = [0] * pairs
+        for axis, number in enumerate(sections[1:], start=1):
+            for pair in range(axis, min(len(sections) * number, pairs), len(sections)):
+                axes[pair] = axis
+        return tuple(axes)
+    return tuple(axis for axis, number in enumerate(sections) for _ in range(number)) if sum(sections) == pairs else ()
 
 
 def _default(frequencies: np.ndarray, parameters: Mapping[str, Any], limit: int) -> tuple[np.ndarray, float]:

@@ -71,6 +71,7 @@ class Shared:
         read: the tokens whose results of the last layer are read; None = all. Each layer gets the tokens whose results
             of that layer are read.
         last: the number of the last layer, if there is `read`.
+        added: what is added to the tokens' hidden states after each of the first layers; None = nothing.
     """
 
     tables: Mapping[str, RotaryTables | None]
@@ -80,6 +81,7 @@ class Shared:
     every: Read | None = None
     read: Read | None = None
     last: int | None = None
+    added: Float[Array, "layers tokens embed"] | None = None
 
     def of_layer(self, number: int | Array) -> Shared:
         """Return the arguments of layer `number` of the model."""
@@ -91,6 +93,16 @@ class Shared:
             keys = jnp.where(is_last, self.read.last_keys, self.every.last_keys)
             own = replace(own, read=Read(keys, jnp.where(is_last, self.read.rows, self.every.rows)))
         return own
+
+    def after_layer(self, number: int | Array, hidden: Array | PendingResidual) -> Array | PendingResidual:
+        """Return what leaves layer `number` of the model with what is added to it."""
+        if self.added is None:
+            return hidden
+        own = jax.lax.dynamic_index_in_dim(self.added, jnp.minimum(number, len(self.added) - 1), keepdims=False)
+        own = jnp.where(number < len(self.added), own, 0)
+        if isinstance(hidden, PendingResidual):
+            return PendingResidual(hidden.hidden, hidden.rest + own)
+        return hidden + own
 
     @property
     def read_rows(self) -> LiveRows:
@@ -252,6 +264,7 @@ class LayerStack(nnx.Module):
                     cache = pool, within
                 else:
                     hidden, cache = layer(taken, own, cache, ref, attend)
+                hidden = shared.after_layer(which, hidden)
             return hidden, cache
 
         def carried(hidden: Array) -> Array | PendingResidual:

@@ -24,12 +24,13 @@ from jpaged.cli.main import app
 from jpaged.config import EngineConfig
 from jpaged.engine_args import EngineArgs
 from jpaged.metrics import Counter, Gauge, Histogram
-from jpaged.server.endpoints import chat, completions, pages, responses, status, tokens, vectors
-from jpaged.server.protocol.chat import ChatRequest
-from jpaged.server.protocol.fields import Body
-from jpaged.server.protocol.prompts import CompletionRequest, DetokenizeRequest, TokenizeRequest
-from jpaged.server.protocol.responses import ResponsesRequest
-from jpaged.server.protocol.vectors import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
+from jpaged.server.bodies import Body
+from jpaged.server.endpoints import pages, status, tokens
+from jpaged.server.openai.bodies.chat import ChatRequest
+from jpaged.server.openai.bodies.prompts import CompletionRequest, DetokenizeRequest, TokenizeRequest
+from jpaged.server.openai.bodies.responses import ResponsesRequest
+from jpaged.server.openai.bodies.vectors import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
+from jpaged.server.openai.endpoints import chat, completions, responses, vectors
 from jpaged.vllm_compat import engine_settings, missing_flag
 
 NAMES = json.loads((Path(__file__).parent / "vllm_names.json").read_text())

@@ -12,28 +12,30 @@ from typing import Any
 
 from jpaged.config import EngineConfig, SizedConfig
 from jpaged.distributed import Follower, Leader, join
-from jpaged.engine.disk_tier import open_disk
 from jpaged.engine.engine import Engine
 from jpaged.engine.memory_plan import plan_memory, resolve_max_model_len
 from jpaged.engine.program_folder import check_model, open_programs, with_compiled_pool
 from jpaged.engine.sizes import check_compute_dtype, longest_sequence, pool_tokens, sized
 from jpaged.engine.speculation import draft_source, make_speculation
+from jpaged.engine.tiers import open_tiers
 from jpaged.engine.whole_prompts import for_whole_prompts
 from jpaged.execution import PoolSpec, Runner, StepSettings, enable_compilation_cache, make_mesh, platform
 from jpaged.execution.caches.adapters import AdapterCache
 from jpaged.execution.compile.cache import precompile_attention_loops
 from jpaged.execution.device_memory import claim_gpu_share, device_bytes, memory_limit
 from jpaged.execution.kv_dtype import resolve_kv_dtype
+from jpaged.images import GivenLayout
 from jpaged.loading import LoadedModel, load_model
 from jpaged.loading.lora import Adaptable, AdapterRegistry, adapter_group
 from jpaged.loading.pooling_head import PoolingHead
-from jpaged.memory import DiskTier, MemoryManager, StateCheckpoints
+from jpaged.memory import MemoryManager, StateCheckpoints, Tiers
 from jpaged.memory.policies import VerifiedStates
 from jpaged.model_api import (
     AdapterGroup,
     Bfloat16Tiles,
     CausalLM,
     CrossAttentionGroup,
+    ImageGroup,
     PromptEncoder,
     TakesImages,
 )
@@ -155,7 +157,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
     adapters = adapter_registry(config, loaded, spec)
     if part is not None:
         spec = spec.resized(part.smallest(spec.device_bytes))
-    disk = open_disk(config, spec)
+    tiers = open_tiers(config, spec)
     try:
         runner = Runner(
             loaded.graphdef,
@@ -179,11 +181,10 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
             draft=drafting.program,
             examples=_examples(loaded.model) if no_images is None else (),
             programs=open_programs(config, loaded, spec, max_model_len, collect),
-            disk=None if disk is None else disk.thread,
+            tiers=tiers.threads,
         )
     except BaseException:
-        if disk is not None:
-            disk.thread.close()
+        tiers.close()
         raise
     if isinstance(part, Follower):
         part.follow(runner)
@@ -192,9 +193,8 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
     speculation = None
     if config.speculative is not None:
         speculation = make_speculation(config.speculative, platform(mesh), drafting)
-    tier = None if disk is None else disk.tier  # several replicas have no disk tier
-    schedulers = [
-        make_scheduler(config, spec, max_model_len, speculation, tier) for _ in range(config.data_parallel_size)
+    schedulers = [  # several replicas have no tiers
+        make_scheduler(config, spec, max_model_len, speculation, tiers.tiers) for _ in range(config.data_parallel_size)
     ]
     engine = Engine(schedulers, runner, max_model_len=max_model_len)
     inputs = InputProcessor(
@@ -259,7 +259,15 @@ def _image_inputs(config: EngineConfig, loaded: LoadedModel, refusal: str | None
         whole=group.whole,
         padded=loaded.model.padded,
         most_together=group.most_together if isinstance(group, CrossAttentionGroup) else None,
+        given=_given_layout(loaded.config, group),
     )
+
+
+def _given_layout(config: Any, group: Any) -> GivenLayout | None:
+    """Return how features that callers encoded are placed: those on grids, for models with an axis for each side."""
+    if not isinstance(group, ImageGroup) or group.axes != 3:
+        return None
+    return GivenLayout(group.width * group.levels, config.vision_config.spatial_merge_size)
 
 
 def make_scheduler(
@@ -267,7 +275,7 @@ def make_scheduler(
     spec: PoolSpec,
     max_model_len: int,
     speculation: Speculation | None = None,
-    disk: DiskTier | None = None,
+    tiers: Tiers | None = None,
 ) -> Scheduler:
     """Make a replica's scheduler, with the memory manager of its pool."""
     memory = MemoryManager(
@@ -276,8 +284,8 @@ def make_scheduler(
         prefix_caching=config.enable_prefix_caching,
         prefix_eviction=config.prefix_eviction,
         max_step_tokens=min(config.max_num_batched_tokens, config.long_prefill_token_threshold or max_model_len),
-        swap_space_bytes=_swap_space_bytes(config, spec.layout.pool_bytes),
-        disk=disk,
+        swap_space_bytes=_swap_space_bytes(config, spec),
+        tiers=tiers,
     )
     return Scheduler(
         memory,
@@ -291,12 +299,15 @@ def make_scheduler(
     )
 
 
-def _swap_space_bytes(config: EngineConfig, pool_bytes: int) -> int:
+def _swap_space_bytes(config: EngineConfig, spec: PoolSpec) -> int:
     if config.preemption_mode == "recompute":
         return 0
+    most = spec.layout.pool_bytes
+    if config.kv_offloading_size is not None:  # one bound for all blocks in host memory
+        most = min(most, int(config.kv_offloading_size * (1 << 30)) // spec.shards)
     if config.swap_space_bytes is not None:
-        return config.swap_space_bytes
-    return min(pool_bytes, DEFAULT_SWAP_LIMIT if config.swap_space is None else int(config.swap_space * (1 << 30)))
+        return min(most, config.swap_space_bytes) if config.kv_offloading_size is not None else config.swap_space_bytes
+    return min(most, DEFAULT_SWAP_LIMIT if config.swap_space is None else int(config.swap_space * (1 << 30)))
 
 
 def adapters_of(config: EngineConfig, loaded: Adaptable) -> AdapterGroup | None:

@@ -130,7 +130,8 @@ def take_snapshot(replicas: Sequence[Replica], compilations: Compilations, count
     finished: Counter[str] = Counter()
     for replica in replicas:
         finished.update(replica.ended)
-    disk = replicas[0].memory.disk  # several replicas have no disk tier
+    tiers = replicas[0].memory.tiers  # several replicas have none
+    of_tiers = {} if tiers is None else tiers.stats()
     speculations = [scheduler.speculation for scheduler in schedulers if scheduler.speculation is not None]
     return EngineStats(
         num_running=sum(len(scheduler.running) for scheduler in schedulers),
@@ -159,5 +160,6 @@ def take_snapshot(replicas: Sequence[Replica], compilations: Compilations, count
         num_recompiles=compilations.num_recompiles,
         num_compiled_in_background=compilations.num_in_background,
         num_shapes_to_come=compilations.num_to_come,
-        disk=None if disk is None else disk.stats(),
+        ram=of_tiers.get("ram"),
+        disk=of_tiers.get("disk"),
     )

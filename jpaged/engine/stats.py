@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Protocol, TypeVar
 
-from jpaged.memory import BlockCounts, DiskStats
+from jpaged.memory import BlockCounts, TierStats
 from jpaged.metrics import Counter, Gauge, Histogram, Metric
 from jpaged.scheduling import ScheduledStep
 from jpaged.scheduling.work import ENCODES, LOADS
@@ -77,7 +77,7 @@ class EngineStats:
         num_recompiles: shapes compiled after a warm-up.
         num_compiled_in_background: shapes that were compiled in the background while the engine served.
         num_shapes_to_come: shapes that are still to be compiled in the background.
-        disk: gauges and counters of the disk tier; None = there is no disk tier.
+        ram, disk: gauges and counters of each tier below the pool; None = there is no such tier.
     """
 
     num_running: int
@@ -106,7 +106,8 @@ class EngineStats:
     num_recompiles: int
     num_compiled_in_background: int
     num_shapes_to_come: int
-    disk: DiskStats | None = None
+    disk: TierStats | None = None
+    ram: TierStats | None = None
 
     @property
     def num_preemptions(self) -> int:
@@ -218,17 +219,17 @@ def describe(before: EngineStats, now: EngineStats, seconds: float) -> str:
     output = now.num_output_tokens - before.num_output_tokens
     queries, hits = now.prefix_queries - before.prefix_queries, now.prefix_hits - before.prefix_hits
     preempted = now.num_preemptions - before.num_preemptions
-    disk = ""
-    if now.disk is not None and before.disk is not None:
-        least = now.disk.break_even
-        disk = f"; {now.disk.hits - before.disk.hits} prompt tokens from disk, which pays " + (
-            "nowhere yet" if least is None else f"from {least} tokens on"
-        )
+    tiers = ""
+    for name in ("ram", "disk"):
+        tier, earlier = getattr(now, name), getattr(before, name)
+        if tier is not None and earlier is not None:
+            pays = "nowhere yet" if tier.break_even is None else f"from {tier.break_even} tokens on"
+            tiers += f"; {tier.hits - earlier.hits} prompt tokens from {name}, which pays {pays}"
     return (
         f"{prompt / seconds:.1f} prompt tokens/s, {output / seconds:.1f} output tokens/s; {now.num_running} running, "
         f"{now.num_waiting} waiting, {now.num_swapped} swapped; {now.kv_cache_usage:.1%} of the KV pool in use, "
         f"{hits / queries if queries else 0:.1%} of prompt tokens from the prefix cache; {preempted} preempted, "
-        f"{now.num_compiled - before.num_compiled} shapes compiled{disk}"
+        f"{now.num_compiled - before.num_compiled} shapes compiled{tiers}"
     )
 
 
@@ -290,8 +291,9 @@ def metrics_of(stats: EngineStats) -> list[Metric]:
             labels = {"group": blocks.name, "state": state}
             metrics.append(Gauge(f"{PREFIX}kv_blocks", getattr(blocks, state), labels=labels))
     metrics += [Counter(PREFIX + name, value) for name, value in counters.items()]
-    if stats.disk is not None:
-        metrics += _disk(stats.disk)
+    for name, tier in (("ram", stats.ram), ("disk", stats.disk)):
+        if tier is not None:
+            metrics += _tier(name, tier)
     for way, count in (("recompute", stats.num_recomputes), ("swap", stats.num_swaps)):
         metrics.append(Counter(f"{PREFIX}preemptions_by_way", count, labels={"way": way}))
     for reason, count in stats.finished.items():
@@ -300,24 +302,24 @@ def metrics_of(stats: EngineStats) -> list[Metric]:
     return metrics
 
 
-def _disk(disk: DiskStats) -> list[Metric]:
+def _tier(name: str, tier: TierStats) -> list[Metric]:
     gauges = {
-        "disk_usage_perc": disk.used_bytes / disk.limit_bytes,
-        "disk_blocks": disk.num_blocks,
-        "disk_read_bytes_per_second": disk.read_rate,
-        "disk_open": int(disk.is_open),
+        "usage_perc": tier.used_bytes / tier.limit_bytes,
+        "blocks": tier.num_blocks,
+        "read_bytes_per_second": tier.read_rate,
+        "open": int(tier.is_open),
     }
-    if disk.break_even is not None:  # left out while nothing is read from disk, or nothing is known yet
-        gauges["disk_break_even_tokens"] = disk.break_even
+    if tier.break_even is not None:  # left out while nothing is read, or nothing is known yet
+        gauges["break_even_tokens"] = tier.break_even
     counters = {
-        "disk_cache_hits": disk.hits,
-        "disk_read_bytes": disk.read_bytes,
-        "disk_written_bytes": disk.written_bytes,
-        "disk_failures": disk.failures,
-        "disk_skipped_blocks": disk.skipped,
+        "cache_hits": tier.hits,
+        "read_bytes": tier.read_bytes,
+        "written_bytes": tier.written_bytes,
+        "failures": tier.failures,
+        "skipped_blocks": tier.skipped,
     }
-    metrics: list[Metric] = [Gauge(PREFIX + name, value) for name, value in gauges.items()]
-    return metrics + [Counter(PREFIX + name, value) for name, value in counters.items()]
+    metrics: list[Metric] = [Gauge(f"{PREFIX}{name}_{of}", value) for of, value in gauges.items()]
+    return metrics + [Counter(f"{PREFIX}{name}_{of}", value) for of, value in counters.items()]
 
 
 def _steps(stats: EngineStats) -> Histogram:

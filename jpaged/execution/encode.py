@@ -16,6 +16,7 @@ from jpaged.execution.caches.cross_attention import CrossAttentionCache
 from jpaged.execution.caches.images import EncodedCache, blocks_of_image
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.mesh import Kind, each_replica, pool_sharding, under_mesh
+from jpaged.images import GIVEN_FEATURES
 from jpaged.memory import StoredImage
 from jpaged.memory.layout import GroupLayout
 from jpaged.model_api import CrossAttentionGroup
@@ -33,9 +34,10 @@ def make_encode(
 ) -> jax.stages.Wrapped:
     """Return ``encode(params, pool, arrays, rows) -> pool``; the pool is donated.
 
-    `arrays` are those of some images, by name, with an axis of images; `rows`, [images, rows], say where their features
-    go, as `feature_rows` does, and lie out of range where nothing is to be written. On a data-parallel mesh both are
-    those of all replicas, stacked.
+    `arrays` are those of some images, by name, with an axis of images; or the features of images that the caller has
+    encoded, by `GIVEN_FEATURES` alone, which are left in the pool as they are. `rows`, [images, rows], say where their
+    features go, as `feature_rows` does, and lie out of range where nothing is to be written. On a data-parallel mesh
+    both are those of all replicas, stacked.
 
     Args:
         prefix: what the names of the model's layer groups begin with in `spec`.
@@ -46,7 +48,8 @@ def make_encode(
         model = nnx.merge(graphdef, params)
         cache, group_slice = _encoded(spec, prefix + model.image_group.name)
         with under_mesh(mesh):
-            encoded = model.encode(arrays)
+            given = arrays.get(GIVEN_FEATURES)
+            encoded = model.encode(arrays) if given is None else given
             for number, image_rows in enumerate(rows):
                 own = jax.tree.map(lambda array, number=number: array[number], encoded)
                 pool = cache.write(mesh, spec.views[group_slice.start], pool, own, image_rows, kernel_impl)

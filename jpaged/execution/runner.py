@@ -26,7 +26,7 @@ from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.execution.shapes import SAMPLERS, Shapes, compiled_in_threads, sampler_name
 from jpaged.execution.step_dump import StepMemory, StepRecorder
 from jpaged.execution.step_settings import StepSettings
-from jpaged.execution.transfer.disk import BlockThread
+from jpaged.execution.transfer.tiers import BlockThread
 from jpaged.execution.worker import Worker
 from jpaged.memory import Adapters, ImageFeatures
 from jpaged.scheduling.step import ScheduledStep
@@ -43,7 +43,7 @@ class Runner:
         draft: what makes drafts on the device; None = nothing does.
         examples: images to compile the encoder for, see `jpaged.model_api.TakesImages`.
         programs: where the model's programs are loaded from, or collected for; None = neither.
-        disk: writes blocks to disk and reads them; None = nothing does.
+        tiers: write blocks to each tier below the pool and read them.
 
     Attributes:
         worker: owns the device state.
@@ -64,7 +64,7 @@ class Runner:
         draft: DraftProgram | None = None,
         examples: Iterable[tuple[Mapping[str, np.ndarray], int]] = (),
         programs: ProgramStore | None = None,
-        disk: BlockThread | None = None,
+        tiers: Sequence[BlockThread] = (),
     ) -> None:
         self.spec = spec
         self.mesh = mesh
@@ -80,7 +80,7 @@ class Runner:
             draft=draft,
             examples=tuple(examples),
             programs=programs,
-            disk=disk,
+            tiers=tiers,
         )
         self.num_replicas = num_replicas(mesh)
         self._builders = [

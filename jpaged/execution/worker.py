@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
@@ -29,8 +29,8 @@ from jpaged.execution.sampling.sample_step import StepOutput
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.execution.sampling.sampling_batch import PlacedBlanks
 from jpaged.execution.step_settings import StepSettings
-from jpaged.execution.transfer.disk import BlockThread
 from jpaged.execution.transfer.pool_blocks import PoolBlocks
+from jpaged.execution.transfer.tiers import BlockThread
 from jpaged.execution.work.base import WorkContext
 from jpaged.execution.work.registry import pool_works
 from pallas_kernels.zero_pages import frees_memory
@@ -92,7 +92,7 @@ class Worker:
         draft: what drafts; None = nothing does.
         programs: where the model's programs are loaded from, or collected for; None = neither.
         examples: images to compile the encoder for, see `jpaged.model_api.TakesImages`.
-        disk: writes blocks to disk and reads them; None = nothing does.
+        tiers: write blocks to each tier below the pool and read them.
 
     Attributes:
         models: weights and programs of the model, and of what drafts.
@@ -118,7 +118,7 @@ class Worker:
         draft: DraftProgram | None = None,
         examples: tuple[tuple[Mapping[str, np.ndarray], int], ...] = (),
         programs: ProgramStore | None = None,
-        disk: BlockThread | None = None,
+        tiers: Sequence[BlockThread] = (),
     ) -> None:
         self.spec = spec
         self.mesh = mesh
@@ -142,7 +142,7 @@ class Worker:
             on_compile=on_compile,
             store=programs,
             can_swap=can_swap,
-            disk=disk,
+            tiers=tiers,
             examples=examples,
         )
         self.works = pool_works(context)

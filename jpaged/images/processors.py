@@ -216,7 +216,7 @@ def open_image_processor(folder: str | os.PathLike[str], config: Any, tokenizer:
 def placeholder_of(config: Any, tokenizer: Any) -> Placeholder:
     """Return the text for an image in a prompt: for Gemma 3 the begin-of-image token, else the image token itself."""
     image = config.image_token_id
-    image_text = tokenizer.convert_ids_to_tokens(image)
+    image_text = "" if tokenizer is None else tokenizer.convert_ids_to_tokens(image)
     if config.model_type != "gemma3":
         return Placeholder(image, image_text, image, image_text)
     begin, end = (tokenizer.convert_ids_to_tokens(token) for token in (config.boi_token_id, config.eoi_token_id))

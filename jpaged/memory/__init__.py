@@ -6,7 +6,7 @@ each kind of layer still needs.
 
 Read in this order: layout, policies, block_records, pages, allocator, hash_chain, block_tables, prefix_cache,
 recent_prefixes, prefix_prediction, copies, table_updater, prefix_lookup, shared_blocks, eviction_listener,
-pinned_sequences, capacity, swap, manager, pins; then report, memory_map and map_tracker; then saving. `disk` is the
+pinned_sequences, capacity, swap, manager, pins; then report, memory_map and map_tracker; then saving. `tiers` is the
 third tier: cached blocks that the pool loses.
 """
 
@@ -14,7 +14,6 @@ from jpaged.memory.block_records import Block, BlockState, GroupMap
 from jpaged.memory.block_tables import NO_BLOCK
 from jpaged.memory.capacity import Fit, Lifetime, Need, ReclaimEstimate
 from jpaged.memory.copies import BlockCopy, HostBlock, SwapCopy
-from jpaged.memory.disk import DiskFill, DiskRead, DiskStats, DiskTier, DiskWrite
 from jpaged.memory.hash_chain import TokenSpan
 from jpaged.memory.layout import GroupLayout, GroupSpec, PoolLayout, spread_checkpoints
 from jpaged.memory.manager import MemoryManager
@@ -35,6 +34,7 @@ from jpaged.memory.policies import (
 )
 from jpaged.memory.report import BlockCounts, GroupReport, MemoryReport
 from jpaged.memory.shared_blocks import HeldAdapter, HeldImage, StoredAdapter, StoredImage
+from jpaged.memory.tiers import Tier, TierFill, TierRead, Tiers, TierStats, TierWrite
 
 __all__ = [
     "NO_BLOCK",
@@ -45,11 +45,6 @@ __all__ = [
     "BlockState",
     "ChunkedLocalAttention",
     "CrossAttention",
-    "DiskFill",
-    "DiskRead",
-    "DiskStats",
-    "DiskTier",
-    "DiskWrite",
     "Fit",
     "FullAttention",
     "GroupLayout",
@@ -77,6 +72,12 @@ __all__ = [
     "StoredAdapter",
     "StoredImage",
     "SwapCopy",
+    "Tier",
+    "TierFill",
+    "TierRead",
+    "TierStats",
+    "TierWrite",
+    "Tiers",
     "TokenBudget",
     "TokenSpan",
     "spread_checkpoints",

@@ -1,14 +1,14 @@
-"""Handles evictions: updates the prefix cache, what requests hold, and the disk tier."""
+"""Handles evictions: updates the prefix cache, what requests hold, and the tiers."""
 
 from __future__ import annotations
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.checkpoint_share import CheckpointShare
-from jpaged.memory.disk import DiskTier
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.prefix_prediction import PredictedPrefixes
 from jpaged.memory.shared_blocks import SharedBlocks
 from jpaged.memory.step_blocks import StepBlocks
+from jpaged.memory.tiers import Tiers
 
 
 class EvictionListener:
@@ -16,7 +16,7 @@ class EvictionListener:
 
     Args:
         cache: the contents of full blocks of sequences.
-        disk: gets the content of evicted blocks; None = it is lost.
+        tiers: get the content of evicted blocks; None = it is lost.
 
     Attributes:
         shared: contents that requests hold, by their groups. One that loses a block is lost as a whole.
@@ -25,16 +25,16 @@ class EvictionListener:
         step: knows the blocks whose content is not in the pool yet; None = there are none.
     """
 
-    def __init__(self, cache: PrefixCache, disk: DiskTier | None) -> None:
+    def __init__(self, cache: PrefixCache, tiers: Tiers | None) -> None:
         self._cache = cache
-        self._disk = disk
+        self._tiers = tiers
         self.shared: dict[int, SharedBlocks] = {}
         self.predicted: PredictedPrefixes | None = None
         self.checkpoints: CheckpointShare | None = None
         self.step: StepBlocks | None = None
 
     def evicted(self, g: int, block: int) -> None:
-        """Forget the content of a block that is being evicted, after the disk tier could take it."""
+        """Forget the content of a block that is being evicted, after the tiers could take it."""
         if g in self.shared:
             self.shared[g].evicted(block)
             return
@@ -43,11 +43,11 @@ class EvictionListener:
         link = self._cache.link(g, block)
         if link is not None and self.predicted is not None:
             self.predicted.lost.evicted(g, link.digest)
-        if link is not None and self._disk is not None:
+        if link is not None and self._tiers is not None:
             if self.step is not None and (g, block) in self.step.filled:
-                self._disk.unfill(g, block)
+                self._tiers.unfill(g, block)
             else:
-                self._disk.evicted(g, block, link)
+                self._tiers.evicted(g, block, link)
         self._cache.forget(g, block)
 
     def discard_torn(self) -> None:
@@ -56,9 +56,9 @@ class EvictionListener:
             blocks.discard_torn()
 
     def forget(self, allocator: BlockAllocator) -> None:
-        """Forget all cached content, on disk too."""
+        """Forget all cached content, in the tiers too."""
         allocator.drop_evictable()
-        if self._disk is not None:
-            self._disk.clear()
+        if self._tiers is not None:
+            self._tiers.clear()
         if self.predicted is not None:
             self.predicted.lost.forget()

@@ -18,7 +18,6 @@ from jpaged.memory.block_tables import BlockTables, RequestBlocks, Sequences, re
 from jpaged.memory.capacity import CapacityCheck, Fit, Lifetime, Need, ReclaimEstimate
 from jpaged.memory.checkpoint_share import CheckpointShare
 from jpaged.memory.copies import BlockCopy
-from jpaged.memory.disk import DiskTier, Prefix
 from jpaged.memory.eviction_listener import EvictionListener
 from jpaged.memory.hash_chain import TokenSpan
 from jpaged.memory.layout import PoolLayout
@@ -35,6 +34,7 @@ from jpaged.memory.shared_blocks import shared_blocks
 from jpaged.memory.step_blocks import StepBlocks
 from jpaged.memory.swap import SwapSpace
 from jpaged.memory.table_updater import TableUpdater
+from jpaged.memory.tiers import Prefix, Tiers
 
 PrefixEviction = Literal["lru", "aligned", "predicted"]
 
@@ -83,7 +83,7 @@ class MemoryManager:
             protected from new requests, as far as that pays, see `PredictedPrefixes`.
         max_step_tokens: most tokens a sequence computes in one step. It bounds what a windowed group needs at
             admission; without it a whole prompt is taken to be computed at once.
-        disk: gets the cached blocks that the pool evicts; None = they are lost. It needs prefix caching.
+        tiers: keep cached blocks outside of the pool; None = evicted ones are lost. They need prefix caching.
 
     Attributes:
         swap_space: the swapped sequences and their host memory.
@@ -102,19 +102,20 @@ class MemoryManager:
         max_step_tokens: int | None = None,
         swap_space_bytes: int = 0,
         prefix_eviction: PrefixEviction = "aligned",
-        disk: DiskTier | None = None,
+        tiers: Tiers | None = None,
     ) -> None:
         if not 0 <= swap_space_bytes <= layout.pool_bytes:
             raise ValueError(f"swap_space_bytes={swap_space_bytes:,} is outside [0, {layout.pool_bytes:,}], the pool")
         if prefix_eviction not in get_args(PrefixEviction):
             raise ValueError(f"prefix_eviction={prefix_eviction!r} is not one of {', '.join(get_args(PrefixEviction))}")
         self.layout = layout
-        self.disk = disk
+        self.tiers = tiers
         self.prefix_caching = prefix_caching
         self.max_step_tokens = max_step_tokens
         self._watermark = watermark
         self._swap_space_bytes = swap_space_bytes
         self._prefix_eviction = prefix_eviction
+        self._generation = 0
         self._tracker: MapTracker | None = None
         self._groups = [
             (policy.for_pool(group.num_blocks) if prefix_caching else policy.for_prefix(0, 0), group.spec.block_size)
@@ -124,15 +125,17 @@ class MemoryManager:
         self.clear()
 
     def clear(self) -> None:
-        """Forget every sequence, pin, swapped block and all cached content, in whatever state an exception left them.
+        """Forget every sequence, pin, swapped block and all content of the pool, in whatever state an exception left
+        them. The tiers keep theirs.
 
-        The contents of the pool and of host memory mean nothing afterwards.
+        The contents of the pool and of swapped blocks mean nothing afterwards.
         """
         layout = self.layout
-        if self.disk is not None:
-            self.disk.clear()
         self._cache = PrefixCache(self._groups)
-        self._listener = listener = EvictionListener(self._cache, self.disk)
+        self._cache.generation = self._generation
+        if self.tiers is not None:
+            self.tiers.begin_pool(self._cache.link)
+        self._listener = listener = EvictionListener(self._cache, self.tiers)
         self._allocator = BlockAllocator(
             [group.blocks_per_page for group in layout.groups],
             layout.num_pages,
@@ -156,6 +159,7 @@ class MemoryManager:
             recent=recent,
             predicted=self._predicted,
             checkpoints=self._checkpoints,
+            filled=None if self.tiers is None else self.tiers.filled,
         )
         self.shared = shared_blocks(
             layout, self._allocator, self._updater.next_tick, prefix_caching=self.prefix_caching
@@ -170,9 +174,9 @@ class MemoryManager:
             self._step,
             recent=recent,
             predicted=self._predicted,
-            disk=self.disk,
             checkpoints=self._checkpoints,
             prefix_step=layout.prefix_step,
+            tiers=self.tiers,
         )
         self._sequences = Sequences()
         self._pinned = PinnedBlocks(layout, self._cache, self._sequences)
@@ -194,6 +198,7 @@ class MemoryManager:
             self._sequences,
             limit_bytes=self._swap_space_bytes,
             capacity=self._capacity,
+            changed=None if self.tiers is None else self.tiers.leave_ram,
         )
 
     @property
@@ -213,7 +218,7 @@ class MemoryManager:
         )
 
     def empty_copy(self, layout: PoolLayout, *, swap_space_bytes: int) -> MemoryManager:
-        """Return an empty memory without a disk on another pool of the same layer groups; its other settings are
+        """Return an empty memory without tiers on another pool of the same layer groups; its other settings are
         equal."""
         return MemoryManager(
             layout,
@@ -272,7 +277,7 @@ class MemoryManager:
         salt: Hashable = None,
         spans: Sequence[TokenSpan] = (),
         max_tokens: int | None = None,
-        from_disk: bool = False,
+        from_tiers: bool = False,
     ) -> int:
         """Attach the cached blocks of the longest prefix of `token_ids` that is valid for every group.
 
@@ -283,8 +288,8 @@ class MemoryManager:
                 that this sequence will put into the cache: give it even where no hit is wanted (``max_tokens=0``).
             spans: tokens that stand for images, in order; they mark the blocks too.
             max_tokens: upper bound on the hit.
-            from_disk: whether blocks that were read from disk for the request count as cached. They take blocks of the
-                pool, which have to be filled before the step's chunks run.
+            from_tiers: whether blocks that were read from tiers for the request count as cached. They take blocks of
+                the pool, which have to be filled before the step's chunks run.
 
         Returns:
             Cached tokens: a multiple of every block size, at most ``len(token_ids) - 1``, so that the last
@@ -299,7 +304,7 @@ class MemoryManager:
         if not self.prefix_caching:
             return 0
         limit = len(token_ids) - 1 if max_tokens is None else min(len(token_ids) - 1, max_tokens)
-        return self._lookup.attach(sequence, token_ids, max(limit, 0), salt=salt, spans=spans, from_disk=from_disk)
+        return self._lookup.attach(sequence, token_ids, max(limit, 0), salt=salt, spans=spans, from_tiers=from_tiers)
 
     def allocate(self, seq_id: int, num_tokens: int, *, first_write: int) -> list[BlockCopy] | None:
         """Give a sequence slots for positions [0, `num_tokens`), of which [`first_write`, `num_tokens`) get written.
@@ -365,8 +370,8 @@ class MemoryManager:
         """Note that the device has the step that was planned: blocks that it only reads are released, and content that
         it sends to another tier counts as sent."""
         self.swap_space.dispatched(self._step.dispatched(self._updater.clock))
-        if self.disk is not None:
-            self.disk.dispatched()
+        if self.tiers is not None:
+            self.tiers.dispatched()
 
     def fork(self, parent_id: int, child_id: int) -> None:
         """Add a sequence of the same request that shares every block of its parent.
@@ -414,7 +419,7 @@ class MemoryManager:
         self._pinned.add(seq_id)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached content, on disk too; refused (False) while any block is in use."""
+        """Forget all cached content, in the tiers too; refused (False) while any block is in use."""
         if any(group.num_used for group in self._allocator.groups):
             return False
         self._listener.forget(self._allocator)
@@ -423,7 +428,7 @@ class MemoryManager:
     def new_generation(self) -> None:
         """Forget cached content because the weights change: no later request finds a block that the old ones computed,
         not even one of a sequence that goes on."""
-        self._cache.generation += 1
+        self._generation = self._cache.generation = self._cache.generation + 1
         self._listener.forget(self._allocator)
 
     def take_vacated_pages(self, *, at_once: bool = False) -> list[int]:
@@ -534,16 +539,16 @@ class MemoryManager:
         prompt_tokens: int | None = None,
         is_next: bool = False,
     ) -> None:
-        """Begin to read blocks from disk that `match_prefix` would not find in the pool, where that is worth it.
+        """Begin to read blocks from tiers that `match_prefix` would not find in the pool, where that is worth it.
 
         Args:
             now, is_next: see `Prefetch.look`.
         """
-        if self.disk is None or not self.prefix_caching:
+        if self.tiers is None or not self.prefix_caching:
             return
         groups = request_groups(self._groups, encoder_tokens, prompt_tokens)
         prefix = Prefix(token_ids, max(len(token_ids) - 1, 0), groups, self._cache.chains(salt, spans), spans)
-        self.disk.prefetch.look(request_id, prefix, self._cache, now, is_next=is_next)
+        self.tiers.prefetch.look(request_id, prefix, self._cache, now, is_next=is_next)
 
     # Counts, tables and reports.
 
@@ -622,8 +627,8 @@ class MemoryManager:
         """
         invariants.check(self._allocator, self._cache, self._sequences.values(), self.shared.values(), self._step)
         self.swap_space.check()
-        if self.disk is not None:
-            self.disk.check()
+        if self.tiers is not None:
+            self.tiers.check()
 
     def _new_id(self, seq_id: int) -> None:
         if self.holds(seq_id):

@@ -1,16 +1,15 @@
-"""Gives a new sequence the cached blocks of its prompt's beginning, from the pool or from disk."""
+"""Gives a new sequence the cached blocks of its prompt's beginning, from the pool or another tier."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import BlockTables, RequestBlocks
 from jpaged.memory.checkpoint_share import CheckpointShare
-from jpaged.memory.disk import DiskFill, DiskTier
-from jpaged.memory.hash_chain import HashChain, TokenSpan
+from jpaged.memory.hash_chain import HashChain, Link, TokenSpan
 from jpaged.memory.pages import EvictionKey
 from jpaged.memory.policies import Policy
 from jpaged.memory.prefix_cache import PrefixCache, longest_prefix, prefix_tables
@@ -18,10 +17,7 @@ from jpaged.memory.prefix_prediction import PredictedPrefixes
 from jpaged.memory.recent_prefixes import RecentPrefixes
 from jpaged.memory.step_blocks import StepBlocks
 from jpaged.memory.table_updater import TableUpdater
-
-if TYPE_CHECKING:
-    import numpy as np
-
+from jpaged.memory.tiers import Staged, TierFill, TierName, Tiers
 
 MOST_NAMED = 4
 """Prompts whose hash chains are remembered: a prompt that waits for room is looked up in every step."""
@@ -44,12 +40,12 @@ class PrefixLookup:
     Args:
         groups: policy and block size (tokens) of each layer group.
         allocator, cache, updater: the blocks, their contents and their owners.
-        step: learns which blocks are filled from disk.
+        step: learns which blocks are filled from a tier.
         recent: hears of each prompt that begins; None = nothing needs it.
         predicted: chooses which of its blocks to protect; None = none.
-        disk: has content that the pool lost; None = there is none.
         checkpoints: learns where requests part; None = no layers keep states.
         prefix_step: number of tokens of which every prefix is a multiple.
+        tiers: have content that the pool lacks; None = there are none.
     """
 
     def __init__(
@@ -62,9 +58,9 @@ class PrefixLookup:
         *,
         recent: RecentPrefixes | None,
         predicted: PredictedPrefixes | None,
-        disk: DiskTier | None,
         checkpoints: CheckpointShare | None,
         prefix_step: int,
+        tiers: Tiers | None,
     ) -> None:
         self._checkpoints = checkpoints
         self._groups = groups
@@ -75,7 +71,7 @@ class PrefixLookup:
         self._step = step
         self._recent = recent
         self._predicted = predicted
-        self._disk = disk
+        self._tiers = tiers
         self._named: deque[_NamedPrompt] = deque(maxlen=MOST_NAMED)
 
     def attach(
@@ -86,12 +82,12 @@ class PrefixLookup:
         *,
         salt: Hashable,
         spans: Sequence[TokenSpan],
-        from_disk: bool,
+        from_tiers: bool,
     ) -> int:
         """Attach at most `limit` tokens to a sequence without blocks, which keeps to `token_ids`; return how many."""
         known = (self._cache.generation, repr(salt), tuple(spans), limit, tuple(token_ids))
         sequence.chains = self._chains_of(known) or self._cache.chains(salt, spans)
-        length = self._attach_from_disk(sequence, token_ids, limit, spans) if from_disk else 0
+        length = self._attach_from_tiers(sequence, token_ids, limit, spans) if from_tiers else 0
         if length:
             return length
         length, found = self._cache.match(sequence, token_ids, limit, spans)
@@ -115,25 +111,30 @@ class PrefixLookup:
                 return named.chains
         return None
 
-    def _attach_from_disk(
+    def _attach_from_tiers(
         self, sequence: BlockTables, token_ids: Sequence[int], limit: int, spans: Sequence[TokenSpan]
     ) -> int:
-        """Attach a prefix of which a part was read from disk; return its tokens, 0 where the pool has as much of it or
+        """Attach a prefix of which a part was read from tiers; return its tokens, 0 where the pool has as much of it or
         is short of blocks."""
-        staged = {} if self._disk is None else self._disk.prefetch.staged(sequence.request.request_id)
-        if self._disk is None or not staged:
+        staged = {} if self._tiers is None else self._tiers.prefetch.staged(sequence.request.request_id)
+        if self._tiers is None or not staged:
             return 0
         length, found = self._cache.match(sequence, token_ids, limit, spans, staged)
         here = [[block is not None for block in blocks] for blocks in found]
         cached = longest_prefix(sequence.request.groups, here, limit, spans)
         if length <= cached:
             return 0
+        tokens: dict[TierName, int] = {}
+        for number, tier in enumerate(self._tiers.each):
+            nearer = {key for key, block in staged.items() if block.tier <= number}
+            reached = self._cache.match(sequence, token_ids, limit, spans, nearer)[0]
+            tokens[tier.name], cached = reached - cached, reached
         self._begin(sequence, length, spans)
         fills = self._attach_staged(sequence, found, length, staged)
         if fills is None:
             return 0
-        self._step.filled.update((fill.group, fill.block) for fill in fills)
-        self._disk.fill(fills, length - cached)
+        self._step.filled.update((fill.group, fill.block) for fill, _ in fills)
+        self._tiers.fill(fills, tokens)
         return length
 
     def _begin(self, sequence: BlockTables, length: int, spans: Sequence[TokenSpan]) -> None:
@@ -154,16 +155,16 @@ class PrefixLookup:
         sequence: BlockTables,
         found: list[list[int | None]],
         length: int,
-        staged: Mapping[tuple[int, bytes], np.ndarray],
-    ) -> list[DiskFill] | None:
-        """Attach a prefix of `length` tokens; return the fills of the blocks that it took for what was read from disk,
-        or None, with nothing attached, when the pool is short of blocks.
+        staged: Mapping[tuple[int, bytes], Staged],
+    ) -> list[tuple[TierFill, Link]] | None:
+        """Attach a prefix of `length` tokens; return the fills of the blocks that it took for what was read, and their
+        contents' names, or None, with nothing attached, when the pool is short of blocks.
 
         The prefix cache finds these blocks from now on, so they have to be filled before any chunk of this step runs.
 
         Args:
             found: for each group, the block of the pool for each logical one, None where it has none.
-            staged: bytes that were read, by group and digest.
+            staged: blocks that were read, by group and digest.
         """
         groups = sequence.request.groups
         active = [
@@ -179,12 +180,13 @@ class PrefixLookup:
             for g, block in held:
                 self._allocator.release(g, block, time, keep=True)
             return None
-        fills = []
+        fills: list[tuple[TierFill, Link]] = []
         for g, mine in enumerate(missing):
             links = self._cache.chain(sequence, g).links
             for i, block in zip(mine, taken[g], strict=True):
                 found[g][i] = block
-                fills.append(DiskFill(g, block, staged[g, links[i].digest]))
+                read = staged[g, links[i].digest]
+                fills.append((TierFill(g, block, read.content, read.tier), links[i]))
                 held.append((g, block))
                 if self._cache.twin(g, links[i]) is None:
                     self._cache.insert(g, block, links[i])

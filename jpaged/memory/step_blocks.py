@@ -1,7 +1,7 @@
 """Records the blocks that the step in planning fills from another memory or still reads, until it is dispatched.
 
 A step's work runs in phases (`jpaged.scheduling.work`), after all its blocks were chosen. Two rules follow. A block
-that comes from host memory or disk holds nothing yet, so it can go to neither before. And a block that is still read
+that comes from another tier holds nothing yet, so it can go to neither before. And a block that is still read
 keeps an owner, so that no other content is put there first: the source of a copy, and a host block that is swapped in.
 """
 
@@ -25,7 +25,7 @@ class StepBlocks:
         checkpoints: bounds cached states; None = there are none.
 
     Attributes:
-        filled: blocks of the pool, as (group, block), that are filled from host memory or disk.
+        filled: blocks of the pool, as (group, block), that are filled from another tier.
         sources: blocks of the pool that copies read; each copy is an owner of its source.
         host: host blocks that are swapped in, which have an owner more.
     """

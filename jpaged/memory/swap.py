@@ -7,7 +7,7 @@ is moved once and stays shared, also by sequences that are forked or freed in th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
@@ -24,9 +24,13 @@ class HostBlocks:
     Args:
         block_bytes: size of a block, for each group.
         limit_bytes: most bytes that all blocks with an owner take together.
+        changed: called with these bytes when they have changed; None = nothing needs it.
     """
 
-    def __init__(self, block_bytes: Sequence[int], limit_bytes: int) -> None:
+    def __init__(
+        self, block_bytes: Sequence[int], limit_bytes: int, changed: Callable[[int], None] | None = None
+    ) -> None:
+        self._changed = changed
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.ref_count: list[list[int]] = [[] for _ in block_bytes]
@@ -47,7 +51,7 @@ class HostBlocks:
         size = sum(need * size for need, size in zip(needs, self.block_bytes, strict=True))
         if self.used_bytes + size > self.limit_bytes:
             return None
-        self.used_bytes += size
+        self._use(size)
         taken = []
         for need, free, ref_count in zip(needs, self._free, self.ref_count, strict=True):
             first = len(ref_count)
@@ -64,7 +68,7 @@ class HostBlocks:
         """Restore saved owner counts and free lists."""
         self.ref_count = [list(counts) for counts in ref_count]
         self._free = [list(blocks) for blocks in free]
-        self.used_bytes = sum(self.num_used(g) * size for g, size in enumerate(self.block_bytes))
+        self._use(sum(self.num_used(g) * size for g, size in enumerate(self.block_bytes)) - self.used_bytes)
 
     def share(self, g: int, block: int) -> None:
         """Count one more owner of a block."""
@@ -78,8 +82,13 @@ class HostBlocks:
         if self.ref_count[g][block]:
             return False
         self._free[g].append(block)
-        self.used_bytes -= self.block_bytes[g]
+        self._use(-self.block_bytes[g])
         return True
+
+    def _use(self, num_bytes: int) -> None:
+        self.used_bytes += num_bytes
+        if self._changed is not None and num_bytes:
+            self._changed(self.used_bytes)
 
 
 class SwapSpace:
@@ -90,6 +99,7 @@ class SwapSpace:
         limit_bytes: most host memory that swapped blocks take, in the layout's terms (bytes of one device).
         step: the blocks that the step in planning fills or reads.
         capacity: says whether sequences that come back have room.
+        changed: see `HostBlocks`.
 
     Attributes:
         sequences: the swapped ones, by sequence id.
@@ -105,8 +115,9 @@ class SwapSpace:
         *,
         limit_bytes: int,
         capacity: CapacityCheck,
+        changed: Callable[[int], None] | None = None,
     ) -> None:
-        self.host = HostBlocks([group.block_bytes for group in layout.groups], limit_bytes)
+        self.host = HostBlocks([group.block_bytes for group in layout.groups], limit_bytes, changed)
         self.sequences: dict[int, BlockTables] = {}
         self._resident = resident
         self._capacity = capacity

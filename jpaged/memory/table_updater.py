@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
@@ -24,6 +24,7 @@ class TableUpdater:
         recent: remembers the prefixes of sequences that end; None = nothing needs them.
         predicted: protects the blocks that it expects to be needed again; None = none.
         checkpoints: bounds cached states; None = there are none.
+        filled: called when a block is cached, see `Tiers.filled`; None = nothing needs it.
 
     Attributes:
         clock: tick of the newest release, see `EvictionKey`.
@@ -40,11 +41,13 @@ class TableUpdater:
         recent: RecentPrefixes | None = None,
         predicted: PredictedPrefixes | None = None,
         checkpoints: CheckpointShare | None = None,
+        filled: Callable[[int, int, Link, bool], None] | None = None,
     ) -> None:
         self._checkpoints = checkpoints
         self._recent = recent
         self._aligned = aligned
         self._predicted = predicted
+        self._filled = filled
         self._allocator = allocator
         self._cache = cache
         self._step = step
@@ -148,7 +151,7 @@ class TableUpdater:
             return  # it was not copied, so it is gone
         policy, size = sequence.request.groups[g]
         links = self._cache.chain(sequence, g).links
-        self._cache.insert(g, block, links[length // size - 1])
+        self._remember(g, block, links[length // size - 1])
         before = policy.answer_end(length - 1, size)
         old = self._cache.find(g, links[before // size - 1]) if before else None
         if old is not None:
@@ -205,6 +208,8 @@ class TableUpdater:
                 return False
             self._allocator.discard(g, twin)
         self._cache.insert(g, block, link)
+        if self._filled is not None:
+            self._filled(g, block, link, (g, block) not in self._step.filled)
         return True
 
     def share_all(self, sequence: BlockTables) -> None:

@@ -184,12 +184,25 @@ class TakePreviousToken(Protocol):
 class PlaceImageFeatures(Protocol):
     """Replaces the hidden states of tokens that stand for images by the features in an `ImageGroup`.
 
-    `layer` names the group. The cache must be threaded through, as for `Attend`.
+    `layer` names the group; its index is 0, or the number of the level of a feature that is added to the hidden states
+    of such tokens. The cache must be threaded through, as for `Attend`.
     """
 
     def __call__(
         self, cache: Any, layer: LayerRef, hidden: Float[Array, "tokens embed"]
     ) -> tuple[Any, Float[Array, "tokens embed"]]: ...
+
+
+class PlaceOnAxes(Protocol):
+    """Returns where each token lies on the axes of an `ImageGroup` that has several: text at the same place on all.
+
+    The same callback as `PlaceImageFeatures`, called with `positions`, those in the sequences, in the place of hidden
+    states. The cache comes back as it went in.
+    """
+
+    def __call__(
+        self, cache: Any, layer: LayerRef, *, positions: Int[Array, " tokens"]
+    ) -> tuple[Any, Int[Array, "tokens axes"]]: ...
 
 
 class AttendToImages(Protocol):
@@ -227,9 +240,9 @@ class TakesImages(Protocol):
     def encode(self, arrays: Mapping[str, Array]) -> Any:
         """Return what the engine is to keep of some images, from what an image processor made of them.
 
-        For an `ImageGroup` that is what their tokens are to be, [images, features, embed]; for a `CrossAttentionGroup`
-        K and V of all its layers, a pair of [images, layers, features, kv_heads, head_dim]. What follows an
-        image's features means nothing.
+        For an `ImageGroup` that is what their tokens are to be, [images, features, levels * embed]; for a
+        `CrossAttentionGroup` K and V of all its layers, a pair of [images, layers, features, kv_heads, head_dim]. What
+        follows an image's features means nothing.
 
         Args:
             arrays: by name, each with a leading axis of images.

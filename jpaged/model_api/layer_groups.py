@@ -79,14 +79,20 @@ class ImageGroup(LayerGroup):
         width: width of the vectors, that of the language model's hidden states.
         dtype: name of the dtype they are kept in, whatever the pool's.
         whole: whether all tokens of an image have to be computed in one step, because they see each other.
+        axes: on how many axes a token has a place, by which the model rotates its queries and keys; see `PlaceOnAxes`.
+            1 = it has its position in the sequence alone.
+        levels: vectors of `width` numbers in a feature. The first takes the place of its token's hidden state, each
+            further one is added to what leaves one of the first layers (DeepStack, Meng et al., 2024, section 3).
 
     Raises:
-        ValueError: the width is not positive.
+        ValueError: the width, the number of axes or the number of levels is not positive.
     """
 
     width: int
     dtype: str = "float32"
     whole: bool = False
+    axes: int = 1
+    levels: int = 1
 
     @property
     def kind(self) -> str:
@@ -95,6 +101,8 @@ class ImageGroup(LayerGroup):
     def __post_init__(self) -> None:
         if self.width < 1:
             raise ValueError(f"layer group {self.name!r}: width={self.width} must be positive")
+        if self.axes < 1 or self.levels < 1:
+            raise ValueError(f"layer group {self.name!r}: axes={self.axes} and levels={self.levels} must be positive")
 
 
 @dataclass(frozen=True)

@@ -44,12 +44,12 @@ class Allocation:
         self.holds.clear()
         self.free_rows = self._all_rows
 
-    def attach(self, request: Request, seq: Sequence, most_cached: int | None, *, from_disk: bool = False) -> None:
+    def attach(self, request: Request, seq: Sequence, most_cached: int | None, *, from_tiers: bool = False) -> None:
         """Give a sequence block tables that begin with the cached blocks of its tokens.
 
         Args:
             most_cached: upper bound on these tokens, None = as many as there are.
-            from_disk: whether it also gets the blocks that were read from disk for the request.
+            from_tiers: whether it also gets the blocks that were read from tiers for the request.
         """
         self.memory.add(
             seq.seq_id,
@@ -69,7 +69,7 @@ class Allocation:
             salt=name.salt,
             spans=name.spans,
             max_tokens=most,
-            from_disk=from_disk,
+            from_tiers=from_tiers,
         )
 
     def detach(self, seq: Sequence) -> None:

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from jpaged.memory import ImageFeatures
 from jpaged.outputs import FinishReason, RequestMetrics
 from jpaged.pooling_params import Pooling
 from jpaged.sampling_params import SamplingParams
+from jpaged.scheduling.axis_positions import AxisPositions, axis_positions
 from jpaged.scheduling.beam import BeamSearch
 from jpaged.scheduling.hooks import StopSearch, TokenRules
 from jpaged.scheduling.top_tokens import TokenRanking
@@ -51,6 +53,7 @@ class Sequence:
         candidates: most likely next tokens of a beam while those of other beams are awaited.
         score: score of a finished beam; None for other sequences.
         logprobs: each generated token's log-probability and ranking, for requests that ask for logprobs.
+        places: where its tokens lie on several axes of positions; None where all are text.
     """
 
     seq_id: int
@@ -73,6 +76,7 @@ class Sequence:
     logprobs: list[tuple[float, TokenRanking]] = field(default_factory=list)
     grammar: TokenRules | None = None
     stop_search: StopSearch | None = None
+    places: AxisPositions | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -168,6 +172,11 @@ class Request:
     num_swaps: int = 0
     pause_times: list[float] = field(default_factory=list)
     edits: tuple[Any, ...] | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        places = axis_positions(self.asks.get(ImageFeatures.kind, ()))
+        for seq in self.sequences:
+            seq.places = places
 
     @property
     def all_requests(self) -> list[Request]:

@@ -12,7 +12,6 @@ from jpaged.outputs import FinishReason
 from jpaged.scheduling.admission import Admission, SharedPrefills
 from jpaged.scheduling.allocation import Allocation, tokens_before_end
 from jpaged.scheduling.beam_sequences import offer
-from jpaged.scheduling.disk_prefetch import DiskPrefetch
 from jpaged.scheduling.held import Holds, PrefixName, StepLimits
 from jpaged.scheduling.planning import NextTokens, plan_decodes
 from jpaged.scheduling.preemption import Preemption, PreemptionMode
@@ -22,6 +21,7 @@ from jpaged.scheduling.restart import begin_again
 from jpaged.scheduling.speculation import Speculation
 from jpaged.scheduling.speculation.drafting import Drafting, drafts_kept
 from jpaged.scheduling.step import Chunk, ScheduledStep, StepPlan, decodes_due
+from jpaged.scheduling.tier_prefetch import TierPrefetch
 from jpaged.scheduling.top_tokens import TopTokens
 from jpaged.scheduling.work_kinds import make_work
 
@@ -81,8 +81,8 @@ class Scheduler:
         self.admission = Admission(self.allocation, self.queues.running)
         self.preemption = Preemption(self.queues, self.allocation, self.admission, preemption_mode)
         self._shared_prefills = SharedPrefills(memory, holds, max_num_batched_tokens, max_chunk)
-        disk = memory.disk
-        self.disk_prefetch = None if disk is None else DiskPrefetch(memory, disk, holds, max_num_batched_tokens)
+        tiers = memory.tiers
+        self.tier_prefetch = None if tiers is None else TierPrefetch(memory, tiers, holds, max_num_batched_tokens)
 
     @property
     def has_work(self) -> bool:
@@ -139,8 +139,8 @@ class Scheduler:
         else:
             request.arrival_number = self.num_added
             self.num_added += 1
-        if self.disk_prefetch is not None:
-            self.disk_prefetch.arrived(request)
+        if self.tier_prefetch is not None:
+            self.tier_prefetch.arrived(request)
         self.queues.put(request)
         # Last: after an exception `restart` must not keep a request that the caller was never given back.
         self._unfinished[request.request_id] = request
@@ -179,8 +179,8 @@ class Scheduler:
             s.needs_host and s.num_pending for r in self.running for s in r.sequences if s.finish_reason is None
         ):
             return ScheduledStep()
-        if self.disk_prefetch is not None:
-            self.disk_prefetch.begin_step()
+        if self.tier_prefetch is not None:
+            self.tier_prefetch.begin_step()
         plan = StepPlan(self.max_num_batched_tokens)
         plan.draft_rows = self._draft_rows
         self._plan_running(plan)
@@ -276,8 +276,8 @@ class Scheduler:
                 return False
         if self._shared_prefills.worth_waiting(request, plan):
             return False
-        disk = self.disk_prefetch
-        if disk is not None and disk.worth_waiting(request, is_idle=not self.running):
+        ahead = self.tier_prefetch
+        if ahead is not None and ahead.worth_waiting(request, is_idle=not self.running):
             return False
         planned = None if request.runs_exclusively else self._place(request, live, plan, is_enough, None)
         if planned is None and not self.running:
@@ -295,8 +295,8 @@ class Scheduler:
             request.first_scheduled_time = time.monotonic()
             request.num_cached_tokens = first.num_computed
         request.end_pause()
-        if disk is not None:
-            disk.let_go(request)
+        if ahead is not None:
+            ahead.let_go(request)
         self.queues.move(request, Status.RUNNING)
         self._next_tokens.put(request, chunks, copies, plan)
         return True
@@ -315,10 +315,10 @@ class Scheduler:
         if not self.preemption.make_room(request, plan, is_enough):
             self.allocation.detach(live[0])
             return None
-        disk = self.disk_prefetch
-        if most_cached is None and disk is not None and disk.has_read(request):  # only now is there room for all of it
+        ahead = self.tier_prefetch
+        if most_cached is None and ahead is not None and ahead.has_read(request):  # only now is there room for all
             self.allocation.detach(live[0])
-            self.allocation.attach(request, live[0], None, from_disk=True)
+            self.allocation.attach(request, live[0], None, from_tiers=True)
         return self.allocation.place(request, live, plan.left - plan.reserved, self._max_chunk, most_cached)
 
     # ------------------------------------------------------------------ after the step
@@ -334,8 +334,8 @@ class Scheduler:
             if chunk.length > 1 or seq.num_computed >= seq.capacity:
                 self.allocation.commit(seq)
         self.allocation.holds.dispatched(step)
-        if self.disk_prefetch is not None:
-            self.disk_prefetch.dispatched(step)
+        if self.tier_prefetch is not None:
+            self.tier_prefetch.dispatched(step)
 
     def update(
         self, step: ScheduledStep, tokens: Seq[int], logprobs: Seq[float], top: TopTokens | None = None
@@ -347,8 +347,8 @@ class Scheduler:
         """
         finished: list[Request] = []
         went_on: dict[Sequence, Request] = {}
-        if self.disk_prefetch is not None:
-            self.disk_prefetch.updated(step)
+        if self.tier_prefetch is not None:
+            self.tier_prefetch.updated(step)
         now, drafting = time.monotonic(), self._drafting
         for row, (sample, token, logprob) in enumerate(zip(step.samples, tokens, logprobs, strict=True)):
             request, seq, chunk = sample
@@ -419,8 +419,8 @@ class Scheduler:
         ended is finished.
         """
         self.allocation.clear()
-        if self.disk_prefetch is not None:
-            self.disk_prefetch.clear()
+        if self.tier_prefetch is not None:
+            self.tier_prefetch.clear()
         self.queues.clear()
         for request in list(self._unfinished.values()):
             try:
@@ -439,8 +439,8 @@ class Scheduler:
 
     def _forget(self, request: Request) -> None:
         self.queues.remove(request)
-        if self.disk_prefetch is not None:
-            self.disk_prefetch.let_go(request)
+        if self.tier_prefetch is not None:
+            self.tier_prefetch.let_go(request)
         self.allocation.holds.release(request)
         request.status = Status.FINISHED
         self._unfinished.pop(request.request_id, None)

@@ -12,7 +12,7 @@ from jpaged.scheduling.work import COPIES
 if TYPE_CHECKING:
     from jpaged.memory import BlockCopy, StoredAdapter, StoredImage
     from jpaged.pooling_params import Pooling
-    from jpaged.scheduling.inputs import Adapter, PromptImage
+    from jpaged.scheduling.inputs import Adapter, PromptItem
     from jpaged.scheduling.request import Request, Sequence
 
 
@@ -62,7 +62,7 @@ class Sample(NamedTuple):
 class Encode(NamedTuple):
     """An image to encode before the step's chunks run; its features go to the blocks of `stored`."""
 
-    image: PromptImage
+    image: PromptItem
     stored: StoredImage
 
 

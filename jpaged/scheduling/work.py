@@ -25,14 +25,14 @@ class Phase(IntEnum):
     MAKE = 3
 
 
-TO_DISK = "to_disk"
-"""Blocks to write to disk: `DiskWrite`."""
+TO_TIERS = "to_tiers"
+"""Blocks to write to tiers, host memory or disk: `TierWrite`."""
 SWAP_OUT = "swap_out"
 """Blocks that move to host memory: `SwapCopy`; and host blocks that are forgotten first: `HostBlock`."""
 SWAP_IN = "swap_in"
 """Blocks that come back from host memory: `SwapCopy`."""
-FROM_DISK = "from_disk"
-"""Blocks to fill with content read from disk: `DiskFill`."""
+FROM_TIERS = "from_tiers"
+"""Blocks to fill with content read from tiers: `TierFill`."""
 COPIES = "copies"
 """Copies within the pool: `BlockCopy`."""
 ENCODES = "encodes"

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jpaged.memory import MemoryManager
 from jpaged.scheduling.step import StepPlan
-from jpaged.scheduling.work import COPIES, ENCODES, FROM_DISK, LOADS, SWAP_IN, SWAP_OUT, TO_DISK, Phase
+from jpaged.scheduling.work import COPIES, ENCODES, FROM_TIERS, LOADS, SWAP_IN, SWAP_OUT, TO_TIERS, Phase
 
 
 class WorkKind(NamedTuple):
@@ -26,19 +26,19 @@ def _dropped(memory: MemoryManager, plan: StepPlan) -> Iterable[Any]:
     return memory.swap_space.take_dropped()
 
 
-def _to_disk(memory: MemoryManager, plan: StepPlan) -> Iterable[Any]:
-    return () if memory.disk is None else memory.disk.take_writes()
+def _to_tiers(memory: MemoryManager, plan: StepPlan) -> Iterable[Any]:
+    return () if memory.tiers is None else memory.tiers.take_writes()
 
 
-def _from_disk(memory: MemoryManager, plan: StepPlan) -> Iterable[Any]:
-    return () if memory.disk is None else memory.disk.take_fills()
+def _from_tiers(memory: MemoryManager, plan: StepPlan) -> Iterable[Any]:
+    return () if memory.tiers is None else memory.tiers.take_fills()
 
 
 KINDS = {
-    TO_DISK: WorkKind(Phase.OUT, _to_disk),
+    TO_TIERS: WorkKind(Phase.OUT, _to_tiers),
     SWAP_OUT: WorkKind(Phase.OUT, _dropped),
     SWAP_IN: WorkKind(Phase.IN),
-    FROM_DISK: WorkKind(Phase.IN, _from_disk),
+    FROM_TIERS: WorkKind(Phase.IN, _from_tiers),
     COPIES: WorkKind(Phase.COPY),
     ENCODES: WorkKind(Phase.MAKE),
     LOADS: WorkKind(Phase.MAKE),

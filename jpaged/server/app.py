@@ -7,19 +7,19 @@ from starlette.middleware.cors import CORSMiddleware
 
 from jpaged import AsyncLLM, __version__
 from jpaged.server.access import PathAccess
-from jpaged.server.endpoints import chat, completions, pages, responses, status, tokens, vectors
-from jpaged.server.errors import add_handlers
+from jpaged.server.endpoints import pages, status, tokens
 from jpaged.server.memory_page import memory_routes
 from jpaged.server.middleware import BodyLimit, HostCheck, RequestMiddleware
+from jpaged.server.openai.responses.store import ResponseStore
 from jpaged.server.openapi import ERRORS, describe_access
-from jpaged.server.responses.store import ResponseStore
+from jpaged.server.protocols import add_handlers, protocols
 from jpaged.server.serving import Serving
 from jpaged.server.settings import ServerSettings
 from jpaged.server.tracing import Traces
 
 
 def routers_of(serving: Serving) -> tuple[APIRouter, ...]:
-    """Return the routers of all paths. A new path is one router, named here.
+    """Return the routers of all paths. A new path is one router, named here or in its protocol's row.
 
     A path needs a key unless its endpoint is marked by `access.open_to_all` or `access.admin_only`.
     """
@@ -34,12 +34,9 @@ def routers_of(serving: Serving) -> tuple[APIRouter, ...]:
     return (
         pages.router,
         status.router,
-        completions.router,
-        chat.router,
-        responses.router,
+        *(router for protocol in protocols() for router in protocol.routers()),
         tokens.router,
         *info,
-        vectors.router,
         memory,
     )
 

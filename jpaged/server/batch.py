@@ -14,15 +14,8 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message
 
-URLS = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/embeddings",
-    "/v1/score",
-    "/v1/rerank",
-)
-"""Paths that a line may name."""
+from jpaged.server.protocols import batch_paths, protocol_of
+
 _BEGINNING = '{"id": "batch_req_'
 """The beginning of every line of the output."""
 TRIES_ALONE = 5
@@ -71,8 +64,8 @@ def _read_request(line: str, where: str) -> BatchRequest:
         raise ValueError(f"{where}: custom_id={custom_id!r} must be a non-empty string")
     if found.get("method") != "POST":
         raise ValueError(f"{where}: method={found.get('method')!r} must be 'POST'")
-    if url not in URLS:
-        raise ValueError(f"{where}: url={url!r} is not one of {', '.join(URLS)}")
+    if url not in batch_paths():
+        raise ValueError(f"{where}: url={url!r} is not one of {', '.join(batch_paths())}")
     if not isinstance(body, dict):
         raise ValueError(f"{where}: body={body!r} must be an object")
     for name in ("stream", "background"):
@@ -224,7 +217,8 @@ async def run_batch(
                     advance()
                 elif not stopped:
                     stopped = reply.status == 503
-                    why = f"{request.custom_id!r} got status {reply.status}: {reply.body['error']['message']}"
+                    message = protocol_of(request.url).message(reply.body)
+                    why = f"{request.custom_id!r} got status {reply.status}: {message}"
                 if stopped:
                     return
 

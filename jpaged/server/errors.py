@@ -1,23 +1,18 @@
-"""Errors in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``."""
+"""Errors of requests, in no protocol's form: `protocols.error_response` gives them that of the request's path."""
 
 from __future__ import annotations
 
 import re
 import reprlib
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from fastapi import Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 
 from jpaged import EngineBusy, EngineStopped, short_values
 from jpaged.short_values import short_message, shown, with_short_values
-from jpaged.vllm_names import ROUTES
 
-_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _ALTERNATIVE = re.compile(r"str|int|[a-z-]+\[.*|[A-Z]\w*")
 """Matches the names that pydantic gives to the alternatives of a union in an error's place."""
 _TELLING = ("missing", "value_error")
@@ -70,16 +65,6 @@ class ApiError(Exception):
         self.code = code
         self.headers = dict(headers or {})
 
-    @property
-    def body(self) -> dict[str, Any]:
-        """Return the JSON body."""
-        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
-
-    def response(self) -> JSONResponse:
-        """Return the HTTP response."""
-        return JSONResponse(self.body, self.status, headers=self.headers)
-
 
 def shortened(text: str) -> str:
     """Return the beginning of a text that a message quotes, with lone surrogates escaped."""
@@ -125,6 +110,27 @@ def refused(
     return ApiError(message, param=param, code=code)
 
 
+@dataclass(frozen=True)
+class ClientNames:
+    """The client's names of what its request has, by which errors speak.
+
+    Attributes:
+        fields, sent_as, images: see `refused`.
+    """
+
+    fields: Collection[str] = ()
+    sent_as: Mapping[str, str] = field(default_factory=dict)
+    images: Sequence[str] = ()
+
+    def refusal(self, error: Exception) -> ApiError:
+        """Return the error for a value that jpaged refuses."""
+        return refused(error, self.fields, self.sent_as, self.images)
+
+    def about(self, name: str, message: str) -> ApiError:
+        """Return the error of a message about one field of a turn."""
+        return ApiError(message, param=self.sent_as.get(name, name), code="invalid_value")
+
+
 def engine_error(error: Exception) -> ApiError | None:
     """Return the error for an exception of the engine; None for any other exception."""
     if isinstance(error, EngineBusy):
@@ -143,34 +149,7 @@ def described(error: Exception) -> ApiError:
     return engine_error(error) or ApiError("the server failed on this request", status=500, code="internal_error")
 
 
-def add_handlers(app: Starlette) -> None:
-    """Install handlers, so that every error of an app has OpenAI's shape."""
-
-    async def known(request: Request, error: Exception) -> Response:
-        return described(error).response()
-
-    async def gone(request: Request, error: Exception) -> Response:
-        return Response(status_code=CLIENT_GONE)
-
-    async def malformed(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        return _validation(error).response()
-
-    async def http(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        message = str(error.detail)
-        if error.status_code == 404 and (instead := ROUTES.get(request.url.path)):
-            message = f"{message}: {request.url.path} is a path of vLLM's server that this one lacks: {instead}"
-        return ApiError(message, status=error.status_code, headers=error.headers).response()
-
-    for kind in (ApiError, EngineBusy, EngineStopped, TimeoutError):
-        app.add_exception_handler(kind, known)
-    app.add_exception_handler(ClientGone, gone)
-    app.add_exception_handler(RequestValidationError, malformed)
-    app.add_exception_handler(HTTPException, http)
-
-
-def _validation(error: RequestValidationError) -> ApiError:
+def of_body(error: RequestValidationError) -> ApiError:
     """Return the error of an invalid body."""
     first = error.errors()[0]
     if first["type"] == "json_invalid":

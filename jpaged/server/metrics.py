@@ -90,6 +90,16 @@ _HELP = {
     "disk_written_bytes": "Bytes written to disk.",
     "disk_failures": "Blocks that were damaged or missing when they were read, and reads that took too long.",
     "disk_skipped_blocks": "Blocks that were evicted faster than they could be written.",
+    "ram_usage_perc": "Share of kv_offloading_size that is used, from 0 to 1, without swapped blocks.",
+    "ram_blocks": "Cached blocks in host memory, now.",
+    "ram_read_bytes_per_second": "Measured rate of copies within host memory, in bytes a second.",
+    "ram_open": "1 while host memory is used.",
+    "ram_break_even_tokens": "Prefix length in tokens from which loading from host memory beats computing.",
+    "ram_cache_hits": "Prompt tokens whose KV came from host memory.",
+    "ram_read_bytes": "Bytes loaded from host memory.",
+    "ram_written_bytes": "Bytes copied to host memory.",
+    "ram_failures": "Blocks that were missing when they were loaded, and loads that took too long.",
+    "ram_skipped_blocks": "Blocks that were filled faster than they could be copied.",
 }
 """Help text by the engine's metric: its measure and unit. A test finds one that is missing."""
 

@@ -18,6 +18,7 @@ from jpaged.server.access import PathAccess, Rates, find_key
 from jpaged.server.caller import STATE, Caller
 from jpaged.server.errors import CLIENT_GONE, ApiError, described, shortened
 from jpaged.server.logs import REQUEST_ID
+from jpaged.server.protocols import error_response, protocol_of, route_path
 
 if TYPE_CHECKING:  # Ray's front imports this module without an engine
     from jpaged.server.serving import Serving
@@ -73,14 +74,14 @@ class RequestMiddleware:
             try:
                 self._admit(scope, caller)
             except ApiError as error:
-                await error.response()(scope, receive, send_with_id)
+                await error_response(error, scope)(scope, receive, send_with_id)
             else:
                 await self._app(scope, receive, send_with_id)
         except Exception as error:  # a defect: the app handles all errors that it expects
             logger.exception("a request failed", extra={"request_id": caller.request_id})
             if begun:
                 raise
-            await described(error).response()(scope, receive, send_with_id)
+            await error_response(described(error), scope)(scope, receive, send_with_id)
         finally:
             REQUEST_ID.reset(before)
             self._serving.num_active -= counts
@@ -95,11 +96,12 @@ class RequestMiddleware:
         keys, path = self._serving.settings.keys, route_path(scope)
         if not keys or self._paths.is_open(path) or scope["method"] == "OPTIONS":
             return
-        scheme, _, secret = Headers(scope=scope).get("authorization", "").partition(" ")
-        key = find_key(keys, secret.strip()) if scheme.lower() == "bearer" else None
+        protocol = protocol_of(path)
+        secret = protocol.secret(Headers(scope=scope))
+        key = None if secret is None else find_key(keys, secret)
         if key is None:
             raise ApiError(
-                "Incorrect API key provided, or none: send the header Authorization: Bearer KEY",
+                f"Incorrect API key provided, or none: send the header {protocol.secret_header}",
                 status=401,
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
@@ -164,7 +166,7 @@ class HostCheck:
                     f"the Host header {shortened(host)!r} is no name of this machine, and the server has no key: "
                     "call it as localhost, or start it with --api-key or --allow-anonymous"
                 )
-                await ApiError(message, code="invalid_host").response()(scope, receive, send)
+                await error_response(ApiError(message, code="invalid_host"), scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -253,13 +255,3 @@ class JsonCount:
         self.containers += opened
         self.members += outside.count(b":")
         self.values += opened + outside.count(b",")
-
-
-def route_path(scope: Scope) -> str:
-    """Return the path of a request without the ASGI root path, as Starlette's routing does.
-
-    Every decision by path has to use this one: "/llm/metrics" is "/metrics" to an app mounted at "/llm".
-    """
-    path: str = scope["path"]
-    below = path.removeprefix(scope.get("root_path", ""))
-    return below if not below or below.startswith("/") else path

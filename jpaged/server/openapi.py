@@ -7,23 +7,8 @@ from typing import Any
 from fastapi import FastAPI
 
 from jpaged.server.access import PathAccess
+from jpaged.server.protocols import protocol_of
 
-_BODY = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
 _MEANINGS = {
     400: "The request is refused: the error names the value and the limit.",
     401: "The request has no key, or an unknown one.",
@@ -44,7 +29,7 @@ _ALL = (400, 408, 431, 500)
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the responses of a path with these errors, for its router's decorator."""
-    content = {"application/json": {"schema": _BODY}}
+    content = {"application/json": {"schema": protocol_of("").error_schema}}
     return {status: {"description": _MEANINGS[status], "content": content} for status in statuses}
 
 
@@ -55,7 +40,7 @@ GENERATES = errors(404, 409, 429, 503, 504)
 
 
 def describe_access(app: FastAPI, paths: PathAccess) -> None:
-    """Add to the app's document the errors that follow from a path's access and body.
+    """Add to the app's document the errors that follow from a path's access and body, and the form of its protocol's.
 
     FastAPI's 422 is left out: `jpaged.server.errors` answers 400.
     """
@@ -69,6 +54,10 @@ def describe_access(app: FastAPI, paths: PathAccess) -> None:
                     for status, response in further.items():
                         operation["responses"].setdefault(str(status), response)
                     operation["responses"].pop("422", None)
+                    form = {"application/json": {"schema": protocol_of(path).error_schema}}
+                    for status, response in operation["responses"].items():
+                        if int(status) >= 400:
+                            response["content"] = form
         assert app.openapi_schema is not None
         return app.openapi_schema
 

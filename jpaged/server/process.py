@@ -24,7 +24,7 @@ from jpaged.claims import Claim
 from jpaged.server.app import create_app
 from jpaged.server.connections import connections
 from jpaged.server.kept_state import KeptState
-from jpaged.server.responses.store import ResponseStore
+from jpaged.server.openai.responses.store import ResponseStore
 from jpaged.server.serving import Serving
 from jpaged.server.settings import ServerSettings, claim_state
 from jpaged.server.tracing import Traces

@@ -14,14 +14,19 @@ from fastapi import Request
 
 from jpaged import AsyncLLM, BeamSearchParams, RequestOutput, RequestOutputKind, SamplingParams
 from jpaged.server.caller import Caller, caller_of
-from jpaged.server.errors import ApiError
+from jpaged.server.errors import ApiError, shortened
 from jpaged.server.fair_queue import FairQueue
 from jpaged.server.logs import PromptLog
-from jpaged.server.messages.chat_turn import ChatTurn
+from jpaged.server.messages.answer_reader import AnswerReader
+from jpaged.server.messages.system_messages import SystemMessages
+from jpaged.server.messages.turn_form import TurnForm
 from jpaged.server.metrics import RequestTimes, ServerMetrics
-from jpaged.server.protocol.chat import ChatRequest
 from jpaged.server.settings import ServerSettings
 from jpaged.server.tracing import Traces
+from jpaged.server.turn import Step, Turn
+
+MOST_TOKENS = 2**17
+"""Limit on the tokens of a text that is only counted, or eight times `max_model_len`, where that is more."""
 
 
 class Serving:
@@ -53,16 +58,28 @@ class Serving:
         places = engine.config.max_num_seqs * engine.config.data_parallel_size
         self.queue = FairQueue(settings.keys, places=places + max(4, places // 4), max_waiting=settings.max_waiting)
         self._names: set[str] = set()
+        self._system_messages = SystemMessages()
         self._closed = False
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the accepted values of a request's `model`: the model's names and those of its adapters."""
+        """Return the names of the model, of which some may be patterns, and those of its adapters."""
         return (*self.settings.names, *self.engine.adapters)
 
     def adapter_of(self, model: str | None) -> str | None:
         """Return the adapter that a request's `model` names; None: the model without an adapter."""
-        return model if model is not None and model not in self.settings.names else None
+        return model if model in self.engine.adapters else None
+
+    def check_model(self, model: str | None) -> None:
+        """Check that the server has a model; None stands for its only one.
+
+        Raises:
+            ApiError: 404.
+        """
+        if model is None or model in self.engine.adapters or self.settings.has(model):
+            return
+        message = f"The model `{shortened(model)}` does not exist; this server has {', '.join(self.names)}"
+        raise ApiError(message, status=404, param="model", code="model_not_found")
 
     async def cut_off(self) -> None:
         """End all running requests with their output so far and finish_reason "abort", and refuse those that have not
@@ -154,30 +171,56 @@ class Serving:
             if self._traces is not None:
                 self._traces.record(caller, params, seen.last, seen.times.num_tokens.total(), seen.failure)
 
-    async def start_turn(
-        self, body: ChatRequest, turn: ChatTurn, caller: Caller, *, truncate: bool = False
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Return the outputs of a conversation's next turn as they come; the engine begins when the first is awaited.
+    def form_of(self, turn: Turn) -> TurnForm:
+        """Return a turn with the server's model.
+
+        Raises:
+            ApiError: the turn needs a feature that the server or the model lacks.
+        """
+        settings = self.settings
+        parsers = {"tool_parser": settings.tool_parser, "reasoning_parser": settings.reasoning_parser}
+        return TurnForm(turn, self.engine.tokenizer, **parsers)
+
+    async def rendered(self, form: TurnForm, *, counts: bool = False) -> Mapping[str, Any]:
+        """Return the prompt of a conversation's next turn.
 
         Args:
-            truncate: whether the oldest messages of a conversation that does not fit are dropped.
+            counts: whether the prompt may have more tokens than the model takes.
+
+        Raises:
+            ApiError: the conversation does not fit the chat template, or the model.
+        """
+        turn = form.turn
+        try:
+            messages = turn.messages
+            if turn.moves_system:
+                messages = await asyncio.to_thread(self._system_messages.placed, messages, self.engine.chat_prompt)
+            if turn.drops_oldest:
+                return await asyncio.to_thread(self._newest, messages, **form.template_options())
+            options = {"truncate_prompt_tokens": turn.last_tokens, **form.template_options()}
+            if counts:
+                options["max_tokens"] = max(MOST_TOKENS, 8 * self.engine.max_model_len)
+            return await asyncio.to_thread(self.engine.chat_prompt, messages, **options)
+        except ValueError as error:
+            raise turn.names.refusal(error) from error
+
+    async def answer(self, form: TurnForm, caller: Caller) -> AsyncGenerator[Step, None]:
+        """Return what the model adds to the answers as it comes; the engine begins when the first is awaited.
 
         Raises:
             ApiError: the conversation does not fit the chat template, or a field is refused.
         """
-        try:
-            messages, options = body.template_messages(), turn.template_options()
-            cut = {} if truncate else {"truncate_prompt_tokens": body.truncate_prompt_tokens}
-            render: Callable[..., Any] = self._newest if truncate else self.engine.chat_prompt
-            made = await asyncio.to_thread(render, messages, **cut, **options)
-        except ValueError as error:
-            raise body.refusal(error) from error
-        turn.follow(made["prompt"])
-        prompt: Mapping[str, Any] = made if body.cache_salt is None else {**made, "cache_salt": body.cache_salt}
-        params = self._turn_params(body, turn)
-        return self.generate(prompt, params, caller, model=body.model, priority=body.priority, refusal=body.refusal)
+        turn, made = form.turn, await self.rendered(form)
+        form.follow(made["prompt"])
+        prompt: Mapping[str, Any] = made if turn.cache_salt is None else {**made, "cache_salt": turn.cache_salt}
+        return _steps(
+            form,
+            self.generate(
+                prompt, form.params(), caller, model=turn.model, priority=turn.priority, refusal=turn.names.refusal
+            ),
+        )
 
-    def _newest(self, messages: list[dict[str, Any]], **options: Any) -> Any:
+    def _newest(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Any:
         """Return the prompt of a conversation's newest messages that fit, which begin with one of the user.
 
         System messages at the beginning stay. A quarter of the context is left for the answer.
@@ -187,7 +230,7 @@ class Serving:
         begins = [i for i in range(num_system, len(messages)) if messages[i]["role"] == "user" or i == num_system]
 
         def render(begin: int, cut: int | None = None) -> Any:
-            kept = messages[:num_system] + messages[begin:]
+            kept = [*messages[:num_system], *messages[begin:]]
             return self.engine.chat_prompt(kept, truncate_prompt_tokens=cut, **options)
 
         def fits(begin: int) -> bool:  # one token too many is enough to know
@@ -201,27 +244,6 @@ class Serving:
         last = len(begins) - 1
         first = bisect_left(range(last), True, lo=1, key=lambda i: fits(begins[i]))
         return render(begins[first])
-
-    def _turn_params(self, body: ChatRequest, turn: ChatTurn) -> SamplingParams | BeamSearchParams:
-        if body.use_beam_search:
-            if body.tools:
-                raise ApiError("tools have no meaning with use_beam_search=true", param="tools", code="invalid_value")
-            most = body.most_tokens
-            return body.beam_params(most_tokens=self.engine.max_model_len if most is None else most)
-        extra: dict[str, Any] = {"max_tokens": body.most_tokens, **turn.parameters()}
-        if body.logprobs:
-            extra["logprobs"] = body.top_logprobs or 0
-        return body.sampling_params(self.engine.get_default_sampling_params(), **extra)
-
-    def turn_of(self, body: ChatRequest) -> ChatTurn:
-        """Return the turn that a chat request asks for.
-
-        Raises:
-            ApiError: the request needs a feature that the server or the model lacks.
-        """
-        settings = self.settings
-        parsers = {"tool_parser": settings.tool_parser, "reasoning_parser": settings.reasoning_parser}
-        return ChatTurn(body, self.engine.tokenizer, **parsers)
 
     def _count(
         self, output: RequestOutput, params: SamplingParams | BeamSearchParams, caller: Caller, seen: _Progress
@@ -271,6 +293,11 @@ class Serving:
                 yield output
 
 
+def serving_of(request: Request) -> Serving:
+    """Return the state that the app's endpoints share."""
+    return request.app.state.serving
+
+
 @dataclass
 class _Progress:
     """The progress of one request.
@@ -293,6 +320,19 @@ def _shutting_down() -> ApiError:
 
 
 Outputs = AsyncGenerator[RequestOutput, None]
+
+
+async def _steps(form: TurnForm, outputs: Outputs) -> AsyncGenerator[Step, None]:
+    """Yield a turn's answers of the engine's outputs. Closing ends the request."""
+    readers: dict[int, AnswerReader] = {}
+    async with aclosing(outputs):
+        async for output in outputs:
+            pieces = []
+            for one in output.outputs:
+                if one.index not in readers:
+                    readers[one.index] = form.answer_reader()
+                pieces.append(readers[one.index].read(output, one))
+            yield Step(output.prompt_token_ids, output.num_cached_tokens, output.prompt_logprobs, pieces)
 
 
 async def merged(each: Sequence[Outputs]) -> AsyncGenerator[tuple[int, RequestOutput], None]:

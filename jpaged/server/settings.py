@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ class ServerSettings:
 
     Attributes:
         model: name of the model in requests and in `/v1/models`; further names in `aliases`.
-        aliases: other names of the model.
+        aliases: other names of the model; in one, ``*`` stands for any text, as in ``claude-*``.
         host: address to listen on. Without keys it must be a local one.
         port: port to listen on; 0: a free one.
         keys: accepted keys, with different names; none: no key is needed.
@@ -114,6 +115,11 @@ class ServerSettings:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+    def has(self, name: str) -> bool:
+        """Tell whether a name is one of the model's, or fits one with ``*``, which stands for any text."""
+        patterns = (re.escape(known).replace(r"\*", ".*") for known in self.names if "*" in known)
+        return name in self.names or any(re.fullmatch(pattern, name, re.DOTALL) for pattern in patterns)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -17,6 +17,8 @@ from starlette.types import Receive, Scope, Send
 from jpaged.server.caller import Caller
 from jpaged.server.connections import ABORT
 from jpaged.server.errors import CLIENT_GONE, ClientGone, described
+from jpaged.server.protocol import Protocol
+from jpaged.server.protocols import protocol_of, route_path
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -147,7 +149,8 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        task, watch = asyncio.ensure_future(self._send(send)), asyncio.ensure_future(disconnected(receive))
+        protocol = protocol_of(route_path(scope))
+        task, watch = asyncio.ensure_future(self._send(send, protocol)), asyncio.ensure_future(disconnected(receive))
         stalled = asyncio.ensure_future(self._stalled())
         try:
             await asyncio.wait((task, watch, stalled), return_when=asyncio.FIRST_COMPLETED)
@@ -177,7 +180,7 @@ class EventStream(Response):
             await asyncio.sleep(left)
             left = self._stall_timeout - (0.0 if self._sending is None else clock() - self._sending)
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send, protocol: Protocol) -> None:
         """Send all chunks."""
         clock = asyncio.get_running_loop().time
 
@@ -198,5 +201,5 @@ class EventStream(Response):
                 if answer.status == 500:
                     logger.exception("a stream failed", extra={"request_id": self._caller.request_id})
                 self._caller.log["error"] = answer.code  # a message may repeat the prompt
-                await body(event(answer.body))
+                await body(event(protocol.error(answer, self._caller.request_id), protocol.error_event))
         await body(b"", more=False)

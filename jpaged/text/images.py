@@ -6,23 +6,31 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jpaged.images import (
+    GIVEN_FEATURES,
+    GivenImage,
+    GivenLayout,
     ImageProcessor,
     ImageSources,
     Picture,
+    Placeholder,
     PreparedImage,
+    Span,
     expand_ids,
     expand_text,
     find_spans,
+    is_given,
     open_image_processor,
+    placeholder_of,
     read_images,
 )
-from jpaged.scheduling.inputs import PromptImage, joined
+from jpaged.scheduling.inputs import PromptItem, joined
 
 _MOST_PREPARED = 8
 """Prepared images that are remembered, as the same image tends to come in several prompts."""
@@ -42,6 +50,8 @@ def images_of(data: Any) -> list[Any]:
         if key != "image" and value is not None and not _is_empty(value):
             raise ValueError(f"multi_modal_data has {key!r}: of what is no text only 'image' is taken")
     images = data.get("image")
+    if is_given(images) and images:
+        return [images]
     if images is None or _is_empty(images):
         return []
     return list(images) if isinstance(images, Sequence) and not isinstance(images, str | bytes) else [images]
@@ -51,8 +61,12 @@ def _is_empty(value: Any) -> bool:
     return isinstance(value, Sequence | Mapping) and not value
 
 
+Place = Callable[[Sequence[Span], str | None], tuple[PromptItem, ...]]
+"""Makes a prompt's images of the spans that they take and the prompt's salt."""
+
+
 class ImageInputs:
-    """Makes a model's `PromptImage`s; any number of threads may do so at once.
+    """Makes a model's `PromptItem`s; any number of threads may do so at once.
 
     The model's image processor is opened when the first image comes: prompts without images need neither Pillow nor the
     files that say how images are prepared.
@@ -67,6 +81,7 @@ class ImageInputs:
         padded: pads an image's arrays to one of few shapes.
         most_together: images that may follow one another without text in between, which later tokens then read
             together; None = tokens take the images' place, and there is no bound.
+        given: how features that callers have encoded are placed; None = they are refused.
     """
 
     def __init__(
@@ -80,6 +95,7 @@ class ImageInputs:
         whole: bool = False,
         padded: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]] = dict,
         most_together: int | None = None,
+        given: GivenLayout | None = None,
     ) -> None:
         self.refusal = refusal
         self._folder = folder
@@ -89,6 +105,7 @@ class ImageInputs:
         self._whole = whole
         self._padded = padded
         self._most_together = most_together
+        self._given = given
         self._lock = threading.Lock()
         self._opened: ImageProcessor | None = None
         self._prepared: OrderedDict[tuple[str | None, bytes], PreparedImage] = OrderedDict()
@@ -100,7 +117,7 @@ class ImageInputs:
         Raises:
             ValueError: the model takes no images, or its files do not say how.
         """
-        return self._processor().placeholder.text
+        return self._placeholder().text
 
     def of_text(
         self,
@@ -110,7 +127,7 @@ class ImageInputs:
         salt: str | None = None,
         *,
         prepare: bool = True,
-    ) -> tuple[list[int], tuple[PromptImage, ...]]:
+    ) -> tuple[list[int], tuple[PromptItem, ...]]:
         """Return the ids of a prompt of text, in which each image has its tokens, and the images.
 
         Args:
@@ -122,33 +139,57 @@ class ImageInputs:
         Raises:
             ValueError: see `_read`; or the text has more or fewer placeholders than there are images.
         """
-        processor = self._processor()
-        pictures, counts = self._read(processor, images)
-        ids = encode(expand_text(text, processor.placeholder, counts))
-        spans = find_spans(ids, processor.placeholder, counts)
-        return ids, self._placed(processor, pictures, spans, salt) if prepare else ()
+        placeholder, counts, place = self._counted(images)
+        ids = encode(expand_text(text, placeholder, counts))
+        spans = find_spans(ids, placeholder, counts)
+        return ids, place(spans, salt) if prepare else ()
 
     def of_ids(
         self, ids: Sequence[int], images: Sequence[Any], salt: str | None = None
-    ) -> tuple[list[int], tuple[PromptImage, ...]]:
+    ) -> tuple[list[int], tuple[PromptItem, ...]]:
         """Return the same for a prompt of ids, whose images have their tokens already or a placeholder each.
 
         Raises:
             ValueError: as `of_text`.
         """
-        processor = self._processor()
-        pictures, counts = self._read(processor, images)
-        placeholder, ids = processor.placeholder, list(ids)
+        placeholder, counts, place = self._counted(images)
+        ids = list(ids)
         there = ids.count(placeholder.image_token)
-        if there and (placeholder.token != placeholder.image_token or there != len(images)):
+        if there and (placeholder.token != placeholder.image_token or there != len(counts)):
             spans = find_spans(ids, placeholder, counts)
         else:
             ids, spans = expand_ids(ids, placeholder, counts)
-        return ids, self._placed(processor, pictures, spans, salt)
+        return ids, place(spans, salt)
 
-    def _processor(self) -> ImageProcessor:
+    def _counted(self, images: Sequence[Any]) -> tuple[Placeholder, list[int], Place]:
+        """Return what stands for an image, how many tokens each takes, and what places them.
+
+        Raises:
+            ValueError: see `_read` and `GivenLayout.read`.
+        """
+        self._check_taken()
+        if any(map(is_given, images)):
+            layout = self._given
+            if layout is None:
+                raise ValueError(f"the model takes images as pictures, not as {GIVEN_FEATURES!r}")
+            given = layout.read(images[0])
+            return self._placeholder(), [len(each.features) for each in given], partial(_placed_given, layout, given)
+        processor = self._processor()
+        pictures, counts = self._read(processor, images)
+        return processor.placeholder, counts, partial(self._placed, processor, pictures)
+
+    def _check_taken(self) -> None:
         if self.refusal is not None:
             raise ValueError(f"a prompt has 'multi_modal_data': {self.refusal}")
+
+    def _placeholder(self) -> Placeholder:
+        self._check_taken()
+        if self._given is None:
+            return self._processor().placeholder
+        return placeholder_of(self._config, self._tokenizer)
+
+    def _processor(self) -> ImageProcessor:
+        self._check_taken()
         with self._lock:
             if self._opened is None:
                 try:
@@ -174,15 +215,15 @@ class ImageInputs:
         self,
         processor: ImageProcessor,
         pictures: Sequence[Picture],
-        spans: Sequence[tuple[int, int]],
+        spans: Sequence[Span],
         salt: str | None,
-    ) -> tuple[PromptImage, ...]:
+    ) -> tuple[PromptItem, ...]:
         placed = []
         for picture, (start, length) in zip(pictures, spans, strict=True):
             alone = len(pictures) == 1
             digest = processor.digest(picture, alone=alone)
             made = self._prepare(processor, picture, (salt, digest), alone)
-            placed.append(PromptImage(start, length, digest, made.features, made.arrays, self._whole))
+            placed.append(PromptItem(start, length, digest, made.features, made.arrays, self._whole))
         if self._most_together is None:
             return tuple(placed)
         runs = joined(placed)
@@ -207,3 +248,22 @@ class ImageInputs:
             while len(self._prepared) > _MOST_PREPARED:
                 self._prepared.popitem(last=False)
         return made
+
+
+def _placed_given(
+    layout: GivenLayout, given: Sequence[GivenImage], spans: Sequence[Span], salt: str | None
+) -> tuple[PromptItem, ...]:
+    """Return the items of images that the caller has encoded; nothing of them is remembered, so no salt is needed."""
+    return tuple(
+        PromptItem(
+            start,
+            length,
+            image.digest,
+            length,
+            image.arrays,
+            whole=False,
+            offsets=layout.offsets(image.grid),
+            advance=layout.advance(image.grid),
+        )
+        for image, (start, length) in zip(given, spans, strict=True)
+    )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any, cast
 
-from jpaged.scheduling.inputs import PromptImage
+from jpaged.scheduling.inputs import PromptItem
 from jpaged.text.chat_template import ChatOptions, Messages, images_in, templated
 from jpaged.text.images import ImageInputs, images_of
 from jpaged.text.long_text import TokenBound, beginning, encode_bounded
@@ -36,7 +36,7 @@ class ParsedPrompt:
     text: str | None
     token_ids: list[int]
     cache_salt: str | None = None
-    images: tuple[PromptImage, ...] = ()
+    images: tuple[PromptItem, ...] = ()
     prefix_ends: tuple[int, ...] = ()
 
 
@@ -143,7 +143,7 @@ def parse_prompt(
         ids = prompt
     if text is not None and not isinstance(text, str):
         raise ValueError(f"prompt={text!r} must be text")
-    placed: tuple[PromptImage, ...] = ()
+    placed: tuple[PromptItem, ...] = ()
     if ids is None:
         if tokenizer is None:
             raise ValueError("the model has no tokenizer: give prompt_token_ids")

@@ -37,6 +37,7 @@ OF_JPAGED: dict[str, dict[str, Any]] = {
     "jpaged, lru": {"prefix_eviction": "lru"},
     "jpaged, aligned": {"prefix_eviction": "aligned"},
     "jpaged, predicted": {"prefix_eviction": "predicted"},
+    "jpaged, RAM tier": {"ram": 4.0},
 }
 OF_VLLM: dict[str, dict[str, Any]] = {
     "vLLM": {},
@@ -45,7 +46,7 @@ OF_VLLM: dict[str, dict[str, Any]] = {
     "vLLM, BLNHC": {"layout": "BLNHC"},
     "vLLM, RAM tier": {"ram": 4.0},
 }
-"""What each system of vLLM differs in from its defaults; `ram` is the host's memory over the pool's."""
+"""What each system of vLLM differs in from its defaults; `ram` is the host's memory over the pool's, here too."""
 
 
 # ---------------------------------------------------------------- loads
@@ -140,12 +141,24 @@ Server = Callable[[ModelShape, Sequence[Ask]], Served]
 
 
 def by_jpaged(
-    shape: ModelShape, asks: Sequence[Ask], *, together: int = TOGETHER, block_size: int = BLOCK_SIZE, **options: Any
+    shape: ModelShape,
+    asks: Sequence[Ask],
+    *,
+    together: int = TOGETHER,
+    block_size: int = BLOCK_SIZE,
+    ram: float = 0.0,
+    **options: Any,
 ) -> Served:
     """Serve requests in order, at most `together` at once, with this project's scheduler and memory."""
     pool = int(shape.pool_gib * 2**30)
     server = PagedServer(
-        shape.groups(block_size), pool, budget=BUDGET, max_num_seqs=MAX_NUM_SEQS, prefix_caching=True, **options
+        shape.groups(block_size),
+        pool,
+        budget=BUDGET,
+        max_num_seqs=MAX_NUM_SEQS,
+        prefix_caching=True,
+        ram_bytes=int(ram * pool),
+        **options,
     )
     waiting, unfinished, times = list(enumerate(asks))[::-1], 0, []
     running, held = [], []

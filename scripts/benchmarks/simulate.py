@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jpaged.memory import GroupSpec, MemoryManager, PoolLayout
+from jpaged.memory import GroupSpec, MemoryManager, PoolLayout, Tier, TierRead, Tiers
+from jpaged.memory.tiers import BreakEven
 from jpaged.planning.devices import find_device
 from jpaged.planning.roofline import Speed, Work, step_seconds
 from jpaged.sampling_params import BeamSearchParams, SamplingParams
@@ -56,12 +57,44 @@ class Server(Protocol):
 # ---------------------------------------------------------------- jpaged
 
 
+class StepStore:
+    """A store of a tier that has every block that was given to it. Its copies take one step and no time.
+
+    Reads end when the next step is planned: `step` says so.
+    """
+
+    is_open = True
+    num_queued_bytes = 0
+
+    def __init__(self) -> None:
+        self._reads: list[TierRead] = []
+
+    def read(self, read: TierRead) -> None:
+        self._reads.append(read)
+
+    def step(self) -> bool:
+        """End the reads; tell whether there were any."""
+        reads, self._reads = self._reads, []
+        for read in reads:
+            for block in read.blocks:
+                read.contents[block.group, block.digest] = np.broadcast_to(np.uint8(0), block.num_bytes)
+            read.finish()
+        return bool(reads)
+
+    def forget_all(self) -> None:
+        self._reads = []
+
+    def give_back(self, place: int, num_bytes: int) -> None:
+        pass
+
+
 class PagedServer:
     """jpaged's scheduler over its memory manager, with tokens that are all 0.
 
     Args:
         image_tokens: tokens of images in every request, which are not part of its prompt.
         shift: tokens of images that stand before every prompt.
+        ram_bytes: host memory for cached blocks; 0 = none.
         gap: see `Rankings`.
     """
 
@@ -77,10 +110,15 @@ class PagedServer:
         image_tokens: int = 0,
         shift: int = 0,
         seed: int = 0,
+        ram_bytes: int = 0,
         **options: Any,
     ) -> None:
         self.name = name
-        self.memory = MemoryManager(PoolLayout.plan(groups, pool_bytes), max_step_tokens=budget, **options)
+        layout, self._ram, tiers = PoolLayout.plan(groups, pool_bytes), StepStore(), None
+        if ram_bytes:
+            even = BreakEven(latency=0.0, read_rate=math.inf, min_tokens=1)
+            tiers = Tiers([Tier("ram", layout, self._ram, ram_bytes, 1, even, at_fill=True)])
+        self.memory = MemoryManager(layout, max_step_tokens=budget, tiers=tiers, **options)
         self.scheduler = Scheduler(
             self.memory,
             max_num_seqs=max_num_seqs,
@@ -147,8 +185,10 @@ class PagedServer:
 
     def step(self) -> Step | None:
         planned = self.scheduler.schedule()
+        arrived = self._ram.step()
         if not planned.chunks:
-            return None
+            self.scheduler.dispatched(planned)
+            return Step() if arrived else None
         self.scheduler.dispatched(planned)
         step = Step(samples=len(planned.samples), copied=len(planned.work_of(COPIES)))
         step.swapped = len(planned.work_of(SWAP_IN)) + len(planned.work_of(SWAP_OUT))

@@ -69,7 +69,7 @@ def answers(llm, which=(0, 1, 2, 3)):
 def hanging(llm):
     """The disk does nothing meanwhile."""
     gate = threading.Event()
-    llm.control.engine.memory.disk._store._thread.submit(gate.wait)
+    llm.control.engine.memory.tiers.each[0].store._thread.submit(gate.wait)
     try:
         yield
     finally:
@@ -79,7 +79,7 @@ def hanging(llm):
 def check_empty(llm):
     engine = llm.control.engine
     assert not engine.has_work and engine.memory.num_used_blocks == 0
-    assert not engine.memory.disk.prefetch.requests, "something is read for nobody"
+    assert not engine.memory.tiers.prefetch.requests, "something is read for nobody"
     engine.memory.check_invariants()
 
 
@@ -117,15 +117,15 @@ def test_metrics_tell_of_the_disk(model, llm):
 
 def test_a_damaged_file_is_a_miss(model, llm, caplog):
     answers(llm)
-    file = llm.control.engine.memory.disk._store._file
-    llm.control.engine.memory.disk._store._thread.submit(lambda: None).result()  # all is written
+    file = llm.control.engine.memory.tiers.each[0].store._file
+    llm.control.engine.memory.tiers.each[0].store._thread.submit(lambda: None).result()  # all is written
     file._bytes[:] ^= 1
     before = llm.stats().disk
     assert answers(llm, [0]) == model.answers[:1]
     after = llm.stats().disk
     assert after.failures == before.failures + 8 and after.hits == before.hits
     assert answers(llm) == model.answers
-    assert "blocks on disk are damaged: their tokens are computed" in caplog.text
+    assert "blocks of the disk tier are damaged: their tokens are computed" in caplog.text
 
 
 def test_a_request_that_is_aborted_while_its_blocks_are_read_leaves_nothing(model, llm):
@@ -133,7 +133,7 @@ def test_a_request_that_is_aborted_while_its_blocks_are_read_leaves_nothing(mode
     with hanging(llm):
         request = llm.input_processor.process({"prompt_token_ids": PROMPTS[0]}, PARAMS[0])
         llm.control.engine.add(request)
-        assert llm.control.engine.memory.disk.prefetch.waits_for(request.request_id, 0.0) is not None
+        assert llm.control.engine.memory.tiers.prefetch.waits_for(request.request_id, 0.0) is not None
         llm.control.engine.step()
         assert llm.control.engine.memory.num_used_blocks == 0
         llm.control.engine.abort(request)
@@ -153,7 +153,7 @@ def test_ctrl_c_while_blocks_are_read_leaves_nothing(model, llm):
     assert answers(llm) == model.answers
 
 
-@pytest.mark.parametrize("name", ["to_disk", "from_disk"])
+@pytest.mark.parametrize("name", ["to_tiers", "from_tiers"])
 def test_a_device_call_that_fails_changes_no_later_token(model, llm, monkeypatch, name):
     answers(llm)
     work, done = llm.control.engine.runner.worker.works[name], []
@@ -171,7 +171,7 @@ def test_a_device_call_that_fails_changes_no_later_token(model, llm, monkeypatch
         answers(llm)
         answers(llm)
     check_empty(llm)
-    assert llm.stats().disk.num_blocks == 0, "the pool that they were copied from may be wrong"
+    assert llm.stats().disk.num_blocks > 0, "what was sent before stays"
     assert answers(llm) == model.answers
     assert answers(llm) == model.answers
 
@@ -190,7 +190,7 @@ def test_after_the_warm_up_nothing_is_compiled_for_the_disk(model, tmp_path):
     answers(llm)
     assert answers(llm) == model.answers
     assert llm.stats().disk.hits > 0 and llm.num_recompiles == 0
-    tier = llm.control.engine.memory.disk
+    tier = llm.control.engine.memory.tiers
     llm.close()
     assert not tier.is_open
 

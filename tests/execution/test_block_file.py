@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import examples
 
-from jpaged.execution.transfer.disk import BlockFile, DamagedBlock
+from jpaged.execution.transfer.tiers import BlockFile, DamagedBlock
 
 
 @pytest.fixture

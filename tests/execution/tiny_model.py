@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ from flax import nnx
 from transformers import LlamaConfig
 
 from jpaged.execution import PoolSpec, Runner, StepSettings, make_mesh, plan_pool
-from jpaged.execution.transfer.disk import BlockThread
+from jpaged.execution.transfer.tiers import BlockThread
 from jpaged.loading.build_context import build_context
 from jpaged_models.llama import Llama
 
@@ -47,7 +48,7 @@ def tiny_runner(
     budget: int = 16,
     max_model_len: int = 64,
     can_swap: bool = False,
-    disk: BlockThread | None = None,
+    tiers: Sequence[BlockThread] = (),
 ) -> Runner:
     graphdef, params, groups = tiny_llama()
     return Runner(
@@ -62,5 +63,5 @@ def tiny_runner(
             vocab_size=VOCAB,
         ),
         can_swap=can_swap,
-        disk=disk,
+        tiers=tiers,
     )

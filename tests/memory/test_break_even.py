@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jpaged.memory.disk import BreakEven
+from jpaged.memory.tiers import BreakEven
 
 
 def known(seconds_per_token: float = 0.001, **speeds) -> BreakEven:

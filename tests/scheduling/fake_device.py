@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, ClassVar
 
 import numpy as np
-from fake_disk import FakeDisk
+from fake_store import FakeStore
 from unpaged import (
     Model,
     draw,
@@ -27,12 +27,12 @@ from unpaged import (
     num_dropped,
 )
 
-from jpaged.memory import Adapters, BlockCopy, DiskFill, DiskWrite, HostBlock, PoolLayout, SwapCopy
+from jpaged.memory import Adapters, BlockCopy, HostBlock, PoolLayout, SwapCopy, TierFill, TierWrite
 from jpaged.scheduling import Request, ScheduledStep, Scheduler
 from jpaged.scheduling.held.images import ImageRead
 from jpaged.scheduling.step import AdapterLoad, Encode
 from jpaged.scheduling.top_tokens import TopTokens
-from jpaged.scheduling.work import COPIES, ENCODES, FROM_DISK, LOADS, SWAP_IN, SWAP_OUT, TO_DISK, Phase
+from jpaged.scheduling.work import COPIES, ENCODES, FROM_TIERS, LOADS, SWAP_IN, SWAP_OUT, TO_TIERS, Phase
 from jpaged.scheduling.work_kinds import KINDS
 
 LOST = "lost"
@@ -51,13 +51,13 @@ class FakeDevice:
         self.host: dict[HostBlock, list[Hashable]] = {}
         self.seen: dict[tuple[int, int], Hashable] = {}
         self.adapted: dict[int, Hashable] = {}
-        self.disk: FakeDisk | None = None
+        self.stores: list[FakeStore] = []
         self.touched: Touched | None = None
         self.works: dict[str, Callable[[list[Any]], None]] = {
-            TO_DISK: self._to_disk,
+            TO_TIERS: self._to_tiers,
             SWAP_OUT: self._swap_out,
             SWAP_IN: self._swap_in,
-            FROM_DISK: self._from_disk,
+            FROM_TIERS: self._from_tiers,
             COPIES: self._copy,
             ENCODES: self._encode,
             LOADS: self._load,
@@ -72,8 +72,8 @@ class FakeDevice:
                 self.works[kind](step.work[kind][::-1])
             self.touched.check()
             self.touched = None
-        if self.disk is not None:
-            self.disk.step()
+        for store in self.stores:
+            store.step()
         if not step.chunks:
             return [], None
         reads = step.rows.get("images", ())
@@ -93,12 +93,12 @@ class FakeDevice:
         (g,) = (g for g, layout in enumerate(self.layout.groups) if isinstance(layout.spec.policy, Adapters))
         return g
 
-    def _to_disk(self, writes: list[DiskWrite]) -> None:
+    def _to_tiers(self, writes: list[TierWrite]) -> None:
         for write in writes:
             self._next_value()
             # A place may be another's before the step ends; whose it is not reads another name there.
-            self.touched.write(("disk", write.place, write.name))
-            self.disk.write(write.place, write.name, self._block(write.group, write.block))
+            self.touched.write(("tier", write.tier, write.place, write.name))
+            self.stores[write.tier].write(write.place, write.name, self._block(write.group, write.block))
 
     def _swap_out(self, values: list[SwapCopy | HostBlock]) -> None:
         for dropped in (value for value in values if isinstance(value, HostBlock)):
@@ -116,10 +116,10 @@ class FakeDevice:
             for offset, name in enumerate(self.host.pop(HostBlock(group, host))):
                 self._write(group, device, offset, name)
 
-    def _from_disk(self, fills: list[DiskFill]) -> None:
+    def _from_tiers(self, fills: list[TierFill]) -> None:
         for fill in fills:
             self._next_value()
-            self.touched.read(("disk", fill.group, fill.block))
+            self.touched.read(("tier", fill.group, fill.block))
             for offset, name in enumerate(fill.content):
                 self._write(fill.group, fill.block, offset, name)
 
@@ -317,7 +317,7 @@ class Touched:
 
 
 def memory_of(block: Hashable) -> str:
-    return "other" if block[0] in ("host", "disk") else "pool"
+    return "other" if block[0] in ("host", "tier") else "pool"
 
 
 class Loop:
@@ -326,14 +326,14 @@ class Loop:
     def __init__(self, scheduler: Scheduler, model: Model = hash_model) -> None:
         self.scheduler = scheduler
         self.device = FakeDevice(scheduler.memory.layout, model)
-        if scheduler.memory.disk is not None:
-            self.device.disk = scheduler.memory.disk._store
+        if scheduler.memory.tiers is not None:
+            self.device.stores = [tier.store for tier in scheduler.memory.tiers.each]
         self.in_flight: tuple[ScheduledStep, list[int], TopTokens | None] | None = None
         self.finished: list[Request] = []
 
     def step(self) -> ScheduledStep:
         step = self.scheduler.schedule()
-        reading = self.device.disk is not None and self.device.disk.reads
+        reading = any(store.reads for store in self.device.stores)
         sampled = self.device.run(step)
         self.scheduler.dispatched(step)
         dispatched = (step, *sampled) if step.chunks else None

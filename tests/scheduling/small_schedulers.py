@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import count
 
-from fake_disk import FakeDisk
+from fake_store import FakeStore
 
 from jpaged.memory import (
-    DiskTier,
     FullAttention,
     GroupSpec,
     MemoryManager,
@@ -17,9 +16,11 @@ from jpaged.memory import (
     PromptBudget,
     SlidingWindow,
     StateCheckpoints,
+    Tier,
+    Tiers,
 )
-from jpaged.memory.disk import BreakEven
 from jpaged.memory.policies import VerifiedStates
+from jpaged.memory.tiers import BreakEven
 from jpaged.sampling_params import BeamSearchParams, SamplingParams
 from jpaged.scheduling import BeamSearch, Request, Scheduler, Sequence
 from jpaged.scheduling.speculation import NGramSpeculation, StepCosts
@@ -62,24 +63,27 @@ def make_scheduler(
     watermark: float = 0.0,
     prefix_caching: bool = False,
     swap_blocks: int = 0,
-    disk: FakeDisk | None = None,
+    disk: FakeStore | None = None,
+    ram: FakeStore | None = None,
     disk_pages: int = 1000,
+    ram_pages: int = 1000,
     break_even: BreakEven | None = None,
     **options,
 ) -> Scheduler:
     """A scheduler over one full-attention group of blocks of 4 tokens, one block a large page, unless told."""
     layout = layout_of(groups or [group()], num_blocks)
-    tier = None
-    if disk is not None:
-        even = break_even or BreakEven(latency=0.0, read_rate=1e9, min_tokens=1)
-        tier = DiskTier(layout, disk, num_bytes=disk_pages * layout.page_bytes, shards=1, break_even=even)
+    tiers = []
+    for name, store, pages in (("ram", ram, ram_pages), ("disk", disk, disk_pages)):
+        if store is not None:
+            even = break_even or BreakEven(latency=0.0, read_rate=1e9, min_tokens=1)
+            tiers.append(Tier(name, layout, store, pages * layout.page_bytes, 1, even, at_fill=name == "ram"))
     memory = MemoryManager(
         layout,
         watermark=watermark,
         prefix_caching=prefix_caching,
         max_step_tokens=budget,
         swap_space_bytes=swap_blocks * layout.page_bytes,
-        disk=tier,
+        tiers=Tiers(tiers) if tiers else None,
     )
     if speculative is not None:
         options["speculation"] = NGramSpeculation(speculative, StepCosts(token=0.0, verifying=0.0))

@@ -15,7 +15,7 @@ from thorough import examples
 from unpaged import alone, feature
 
 from jpaged.memory import Fit, GroupSpec, ImageFeatures, Need
-from jpaged.scheduling.inputs import PromptImage, asks_for, joined
+from jpaged.scheduling.inputs import PromptItem, asks_for, joined
 
 PIXEL = 9
 """Every image token's id."""
@@ -39,7 +39,7 @@ def with_images(parts, max_tokens=4, whole=True, stays=False, **options):
         else:
             name, size = part
             length = 1 if stays else size
-            images.append(PromptImage(len(tokens), length, f"{name} {size}".encode(), size, {}, whole and not stays))
+            images.append(PromptItem(len(tokens), length, f"{name} {size}".encode(), size, {}, whole and not stays))
             tokens += [PIXEL] * length
     request = make_request(tokens, max_tokens, **options)
     request.asks = asks_for(joined(images) if stays else images)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 from arrivals import Arrival
 from fake_device import FakeDevice, Loop
-from fake_disk import FakeDisk
+from fake_store import FakeStore
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_schedulers import group, make_request, make_scheduler
@@ -25,7 +25,7 @@ from unpaged import hash_model
 
 from jpaged.memory import Adapters, GroupSpec, ImageFeatures, PinnedSequences
 from jpaged.sampling_params import BeamSearchParams
-from jpaged.scheduling import Request, Scheduler, Status, disk_prefetch
+from jpaged.scheduling import Request, Scheduler, Status, tier_prefetch
 from jpaged.scheduling.inputs import asks_for
 
 PREFIX = [2, 7, 1, 8, 2, 8, 1, 8, 2]
@@ -38,7 +38,7 @@ STEPS = {
     "images": f"{WHOLES} consumed",
     "adapters": f"{WHOLES} forget",
     "swap_space": "move_out move_in take_dropped",
-    "disk": "begin_step take_writes take_fills",
+    "tiers": "begin_step take_writes take_fills",
     "prefetch": "waits_for let_go",
 }
 """Methods that acquire and release, by the part of the memory that does it; "" is the memory itself."""
@@ -164,8 +164,16 @@ WORKLOADS = {
         lambda: {**SHARED, "num_blocks": 8, "groups": pools(4, True), "swap_blocks": 8, "preemption_mode": "swap"},
         lambda: of_all_kinds(stays=True),
     ),
-    "on disk": Workload(
-        lambda: {**SHARED, "num_blocks": 9, "disk": FakeDisk(1), "swap_blocks": 9, "preemption_mode": "swap"},
+    "in tiers": Workload(
+        lambda: {
+            **SHARED,
+            "num_blocks": 9,
+            "ram": FakeStore(1),
+            "ram_pages": 9,
+            "disk": FakeStore(1),
+            "swap_blocks": 9,
+            "preemption_mode": "swap",
+        },
         of_one_prompt,
         pins=True,
     ),
@@ -198,12 +206,12 @@ class Play:
         return True
 
     def _recover(self) -> None:
-        loop, disk = self.loop, self.loop.device.disk
+        loop, stores = self.loop, self.loop.device.stores
         loop.in_flight = None
         loop.scheduler.restart()
         self.pins.lose()
         loop.device = FakeDevice(self.memory.layout, hash_model)
-        loop.device.disk = disk
+        loop.device.stores = stores
         self.num_recovered += 1
         self.check_empty()
 
@@ -297,7 +305,7 @@ def check(play: Play, requests: list[Request], name: str) -> None:
 @pytest.fixture(autouse=True)
 def no_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fake disk goes on with the device's steps and not with the clock."""
-    monkeypatch.setattr(disk_prefetch, "LONGEST_STOP", 0.0)
+    monkeypatch.setattr(tier_prefetch, "LONGEST_STOP", 0.0)
 
 
 def test_the_workloads_acquire_and_release_whatever_there_is():

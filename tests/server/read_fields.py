@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from jpaged.server.protocol.fields import Body
+from jpaged.server.bodies import Body
 
 NOWHERE_TOLD = {
     ("ChatRequest", "modalities"): "text is the only one",
@@ -42,7 +42,7 @@ class Reads:
             return look(body, name)
 
         def dumped(body: Body, **options: Any) -> dict[str, Any]:
-            if not sys._getframe(1).f_globals["__name__"].startswith("jpaged.server.responses"):  # an echo
+            if not sys._getframe(1).f_globals["__name__"].startswith("jpaged.server.openai.responses"):  # an echo
                 self._all(body, set(options.get("exclude") or ()))
             return dump(body, **options)
 

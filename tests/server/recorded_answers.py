@@ -22,7 +22,7 @@ from scripted_model import Script, ScriptedModel
 from jpaged import EngineBusy, EngineStopped, SamplingParams
 from jpaged.server.access import Key
 from jpaged.server.app import create_app
-from jpaged.server.endpoints.common import FINGERPRINT
+from jpaged.server.openai.endpoints.common import FINGERPRINT
 from jpaged.server.settings import ServerSettings
 
 RECORD = Path(__file__).with_suffix(".json")

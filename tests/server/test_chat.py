@@ -333,8 +333,14 @@ def test_shapes_behind_a_thought_are_refused_by_name(serve):
     assert error["param"] == "response_format.json_schema.schema" and "objekt" in error["message"]
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<think>"}]
     body = BODY | {"messages": messages, "add_generation_prompt": False, "continue_final_message": True}
-    for shape in ({"choice": ["a"] * 10_001}, {"grammar": 'root ::= "a"'}, {"regex": "a", "choice": ["b"]}):
-        assert server.refusal(PATH, body | {"structured_outputs": shape})["param"] == "structured_outputs"
+    for param, shape in (
+        ("structured_outputs.choice", {"choice": ["a"] * 10_001}),
+        ("structured_outputs", {"grammar": 'root ::= "a"'}),
+    ):
+        assert server.refusal(PATH, body | {"structured_outputs": shape})["param"] == param
+    for asked in ({"structured_outputs": {"regex": "a"}, "response_format": bad}, {"structured_outputs": {}}):
+        for thinks in (body, BODY):  # a prompt that begins a thought makes no difference
+            assert server.refusal(PATH, thinks | asked)["code"] == "invalid_value"
 
 
 def test_thoughts_come_beside_the_answer(serve):

@@ -5,7 +5,7 @@ from kinds_of_tokenizers import TOKENIZERS
 
 from jpaged import BeamSearchParams, SamplingParams
 from jpaged.outputs import Logprob
-from jpaged.server.logprobs import CompletionLogprobs, chat_logprobs
+from jpaged.server.openai.logprobs import CompletionLogprobs, chat_logprobs
 from jpaged.text.detokenizer import IncrementalDecoder
 
 PATH = "/v1/completions"

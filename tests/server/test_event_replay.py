@@ -8,10 +8,10 @@ import json
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jpaged.server.messages.parts import CallArguments, CallStart, Content, Reasoning
-from jpaged.server.responses.answer import Items
-from jpaged.server.responses.event_replay import EventReplay, ends, kind_of, without_false_ends
+from jpaged.server.openai.responses.answer import Items
+from jpaged.server.openai.responses.event_replay import EventReplay, ends, kind_of, without_false_ends
 from jpaged.server.streaming import event
+from jpaged.server.turn import Arguments, CallBegun, Text, Thought
 
 TEXT = st.text("ab\n\né", min_size=1, max_size=8)
 
@@ -19,9 +19,9 @@ TEXT = st.text("ab\n\né", min_size=1, max_size=8)
 @st.composite
 def answers(draw):
     """Return the parts of a model's answer: thoughts, a text, calls."""
-    parts = [Reasoning(draw(TEXT))] * draw(st.integers(0, 1)) + [Content(draw(TEXT))] * draw(st.integers(0, 1))
+    parts = [Thought(draw(TEXT))] * draw(st.integers(0, 1)) + [Text(draw(TEXT))] * draw(st.integers(0, 1))
     for number in range(draw(st.integers(0, 2))):
-        parts += [CallStart(number, "f"), CallArguments(number, draw(TEXT))]
+        parts += [CallBegun(number, "f"), Arguments(number, draw(TEXT))]
     return parts
 
 
@@ -77,7 +77,7 @@ def test_sent_and_new_events_make_the_whole_wherever_it_was_cut(data):
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_every_score_is_sent_once(data):
-    parts = [Content(data.draw(TEXT))]
+    parts = [Text(data.draw(TEXT))]
     first, again = ([*begun, *end] for begun, end in (events_of(pieces(data, parts), scored=True) for _ in range(2)))
     sent = written(first)[: data.draw(st.integers(0, len(first)))]
     found = go_on(sent, again)
@@ -103,8 +103,8 @@ def test_a_false_end_is_dropped_and_numbers_stay(data):
 
 
 def test_another_answer_is_new_from_the_first_difference_on():
-    sent = written(events_of([Content("one")])[0])
-    other = events_of([Reasoning("two"), Content("three")])[0]
+    sent = written(events_of([Text("one")])[0])
+    other = events_of([Thought("two"), Text("three")])[0]
     found = go_on(sent, other)
     assert found[: len(sent)] == read(sent) and found[len(sent) :] == other[2:]
 
@@ -113,12 +113,12 @@ def pieces(data, parts):
     """The parts with their texts cut anywhere."""
     found = []
     for part in parts:
-        if isinstance(part, CallStart):
+        if isinstance(part, CallBegun):
             found.append(part)
             continue
         cuts = data.draw(st.lists(st.integers(0, len(part.text)), max_size=4))
         bounds = sorted({0, len(part.text), *cuts})
         for a, b in itertools.pairwise(bounds):
             text = part.text[a:b]
-            found.append(CallArguments(part.index, text) if isinstance(part, CallArguments) else type(part)(text))
+            found.append(Arguments(part.index, text) if isinstance(part, Arguments) else type(part)(text))
     return found

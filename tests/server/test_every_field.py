@@ -15,9 +15,9 @@ from read_fields import NOWHERE_TOLD, Reads
 
 from jpaged import AsyncLLM
 from jpaged.server.app import create_app
-from jpaged.server.protocol.chat import ChatRequest
-from jpaged.server.protocol.prompts import CompletionRequest
-from jpaged.server.protocol.responses import ResponsesRequest
+from jpaged.server.openai.bodies.chat import ChatRequest
+from jpaged.server.openai.bodies.prompts import CompletionRequest
+from jpaged.server.openai.bodies.responses import ResponsesRequest
 from jpaged.server.settings import ServerSettings
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -243,7 +243,7 @@ def test_what_is_dropped_would_be_found(reads):
 
 
 def bodies():
-    from jpaged.server.protocol.fields import Body
+    from jpaged.server.bodies import Body
 
     def below(kind):
         return {kind}.union(*(below(inner) for inner in kind.__subclasses__()))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jpaged.server.messages.custom_tools import CustomInput
-from jpaged.server.protocol.field_classes import TABLE
+from jpaged.server.openai.bodies.field_classes import TABLE
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 ASKED = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "temperature": 0}

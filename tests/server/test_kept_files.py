@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
-from jpaged.server.responses.kept_files import KeptFiles
+from jpaged.server.openai.responses.kept_files import KeptFiles
 
 ODD = ("resp_" + ":" * 128, "../" * 60, "é\ud800", "a/b", "")
 

@@ -5,11 +5,12 @@ import json
 import pytest
 from pydantic import ValidationError
 
+from jpaged.server.bodies import Body
 from jpaged.server.middleware import MOST_CONTAINERS, MOST_MEMBERS, MOST_VALUES, JsonCount
-from jpaged.server.protocol.chat import ChatRequest
-from jpaged.server.protocol.fields import MOST_BIASES, MOST_TEXTS, MOST_TOKEN_IDS, Body
-from jpaged.server.protocol.prompts import MOST_PROMPTS, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from jpaged.server.protocol.responses import ResponsesRequest
+from jpaged.server.openai.bodies.chat import ChatRequest
+from jpaged.server.openai.bodies.fields import MOST_BIASES, MOST_TEXTS, MOST_TOKEN_IDS
+from jpaged.server.openai.bodies.prompts import MOST_PROMPTS, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from jpaged.server.openai.bodies.responses import ResponsesRequest
 
 MANY = 20_000
 FEW = 10

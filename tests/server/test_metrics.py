@@ -12,7 +12,7 @@ from live_server import until
 
 from jpaged import CompletionOutput, RequestOutput
 from jpaged.engine.stats import Counters, EngineStats, metrics_of
-from jpaged.memory import BlockCounts, DiskStats
+from jpaged.memory import BlockCounts, TierStats
 from jpaged.outputs import RequestMetrics
 from jpaged.server.access import Key
 from jpaged.server.metrics import RequestTimes, ServerMetrics
@@ -40,7 +40,7 @@ def test_every_metric_of_the_dashboard_is_one_of_the_servers(server):
 
 def test_the_help_of_every_metric_says_what_is_measured():
     (counts,) = (BlockCounts("full", 1, 2, 3),)
-    disk = DiskStats(**{field.name: 1 for field in fields(DiskStats)})
+    disk = TierStats(**{field.name: 1 for field in fields(TierStats)})
     known = {field.name: 1 for field in fields(EngineStats)}
     stats = EngineStats(
         **known | {"blocks": (counts,), "disk": disk, "finished": {"stop": 1}, "step_times": Counters().step_times}

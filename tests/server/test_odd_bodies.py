@@ -14,10 +14,10 @@ from thorough import examples
 from jpaged import AsyncLLM
 from jpaged.server.app import create_app
 from jpaged.server.batch import BatchRequest, _ask
-from jpaged.server.protocol.chat import ChatRequest
-from jpaged.server.protocol.fields import Body
-from jpaged.server.protocol.prompts import CompletionRequest, DetokenizeRequest, TokenizeRequest
-from jpaged.server.protocol.responses import ResponsesRequest
+from jpaged.server.bodies import Body
+from jpaged.server.openai.bodies.chat import ChatRequest
+from jpaged.server.openai.bodies.prompts import CompletionRequest, DetokenizeRequest, TokenizeRequest
+from jpaged.server.openai.bodies.responses import ResponsesRequest
 from jpaged.server.settings import ServerSettings
 
 MESSAGES = [{"role": "user", "content": "hi"}]

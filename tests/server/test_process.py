@@ -177,7 +177,7 @@ def raises(error):
         ("jpaged.AsyncLLM.load_state", KeyboardInterrupt()),
         ("jpaged.AsyncLLM.load_state", RuntimeError("not fresh")),
         ("jpaged.AsyncLLM.save_every", KeyboardInterrupt()),
-        ("jpaged.server.responses.store.ResponseStore.restore", OSError(5, "Input/output error")),
+        ("jpaged.server.openai.responses.store.ResponseStore.restore", OSError(5, "Input/output error")),
         ("uvicorn.Server.startup", SystemExit(1)),  # the port was taken meanwhile
         ("uvicorn.Server.startup", KeyboardInterrupt()),
     ],

@@ -3,12 +3,12 @@
 import pytest
 
 from jpaged.server.access import Key
+from jpaged.server.bodies import unhonoured
 from jpaged.server.errors import refused
-from jpaged.server.protocol.chat import ChatRequest
-from jpaged.server.protocol.fields import unhonoured
-from jpaged.server.protocol.prompts import CompletionRequest, DetokenizeRequest, TokenizeRequest
-from jpaged.server.protocol.responses import ResponsesRequest
-from jpaged.server.protocol.vectors import EmbeddingRequest
+from jpaged.server.openai.bodies.chat import ChatRequest
+from jpaged.server.openai.bodies.prompts import CompletionRequest, DetokenizeRequest, TokenizeRequest
+from jpaged.server.openai.bodies.responses import ResponsesRequest
+from jpaged.server.openai.bodies.vectors import EmbeddingRequest
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hello"}]

@@ -3,7 +3,7 @@
 import openai
 import pytest
 
-from jpaged.server.protocol.responses import ResponsesRequest
+from jpaged.server.openai.bodies.responses import ResponsesRequest
 
 PATH = "/v1/responses"
 BODY = {"model": "tiny", "input": "hello", "instructions": "be kind", "max_output_tokens": 12, "seed": 3}

@@ -6,8 +6,8 @@ import shutil
 import pytest
 from live_server import until
 
-from jpaged.server.responses.kept_files import KeptFiles
-from jpaged.server.responses.store import ResponseStore
+from jpaged.server.openai.responses.kept_files import KeptFiles
+from jpaged.server.openai.responses.store import ResponseStore
 
 PATH = "/v1/responses"
 BODY = {"model": "tiny", "input": "hello", "max_output_tokens": 80, "seed": 3, "ignore_eos": True}

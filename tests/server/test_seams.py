@@ -6,16 +6,16 @@ import pytest
 from fastapi import APIRouter
 from llguidance import LLMatcher, LLTokenizer
 from tiny_chat_model import byte_level_tokenizer
+from turn_forms import form_of
 from typer.testing import CliRunner
 
 from jpaged.cli.main import app as command
 from jpaged.server import app
 from jpaged.server.access import Key, admin_only, open_to_all
-from jpaged.server.messages.chat_turn import ChatTurn
 from jpaged.server.messages.parts import CallArguments, CallStart, Content, Reasoning
 from jpaged.server.messages.thoughts import THOUGHT_FORMATS, ThoughtFormat
 from jpaged.server.messages.tool_calls import TOOL_FORMATS, ToolFormat, tool_families
-from jpaged.server.protocol.chat import ChatRequest
+from jpaged.server.openai.bodies.chat import ChatRequest
 from jpaged.server.settings import ServerSettings
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -39,7 +39,7 @@ def test_a_form_of_tool_calls_is_one_row(monkeypatch):
     monkeypatch.setitem(TOOL_FORMATS, "angles", ToolFormat("<<", "", ">><<", ">>"))
     settings = ServerSettings(model="m", tool_parser="angles")
     body = ChatRequest(messages=HELLO, tools=[TOOL], tool_choice="required")
-    turn = ChatTurn(body, byte_level_tokenizer(), tool_parser=settings.tool_parser)
+    turn = form_of(body, byte_level_tokenizer(), tool_parser=settings.tool_parser)
     turn.follow("hi")
     text = '<<{"name": "f", "arguments": {}}>>'
     assert allows(turn.parameters()["structured_outputs"].grammar, text)
@@ -76,7 +76,7 @@ class WordReader:
 def test_a_form_of_tool_calls_without_json_is_a_subclass_and_its_reader(monkeypatch):
     monkeypatch.setitem(TOOL_FORMATS, "words", WordCalls("<<", "", ">><<", ">>", parser=WordReader))
     body = ChatRequest(messages=HELLO, tools=[WEATHER], tool_choice="required")
-    turn = ChatTurn(body, byte_level_tokenizer(), tool_parser="words")
+    turn = form_of(body, byte_level_tokenizer(), tool_parser="words")
     turn.follow("hi")
     grammar = turn.parameters()["structured_outputs"].grammar
     assert allows(grammar, "<<f city=Paris>>") and allows(grammar, "<<f>>")
@@ -93,7 +93,7 @@ def test_a_form_of_thoughts_is_one_row(monkeypatch, begin, end):
     monkeypatch.setitem(THOUGHT_FORMATS, "other", ThoughtFormat(begin, end))
     settings = ServerSettings(model="m", reasoning_parser="other")
     body = ChatRequest(messages=HELLO, response_format={"type": "json_object"})
-    turn = ChatTurn(body, byte_level_tokenizer(), reasoning_parser=settings.reasoning_parser)
+    turn = form_of(body, byte_level_tokenizer(), reasoning_parser=settings.reasoning_parser)
     turn.follow("hi")
     text = f"{begin}so{end}{{}}"
     assert allows(turn.parameters()["structured_outputs"].grammar, text)

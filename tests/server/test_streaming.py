@@ -47,7 +47,7 @@ def answer(chunks, connection, *, stall=0.05, deadline=None):
         caller = Caller("r1")
         if deadline is not None:
             caller.deadline = asyncio.get_running_loop().time() + deadline
-        await EventStream(b"first", chunks(), caller, stall)({}, connection.receive, connection.send)
+        await EventStream(b"first", chunks(), caller, stall)({"path": "/"}, connection.receive, connection.send)
         return caller
 
     return asyncio.run(asyncio.wait_for(main(), 10))

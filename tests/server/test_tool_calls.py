@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from tiny_chat_model import byte_level_tokenizer
+from turn_forms import form_of
 
 from jpaged import SamplingParams, StructuredOutputsParams
 from jpaged.server.errors import ApiError
-from jpaged.server.messages.chat_turn import ChatTurn
 from jpaged.server.messages.parts import CallArguments, CallCut, CallStart, Content, PlainReader, Reasoning
 from jpaged.server.messages.thoughts import THINK
 from jpaged.server.messages.tool_calls import TOOL_FORMATS, ToolReader, format_of
-from jpaged.server.protocol.chat import ChatRequest
+from jpaged.server.openai.bodies.chat import ChatRequest
 
 ONE = '{"name": "f", "arguments": {"a": "}\\" ]", "b": [1, {"c": 2}]}}'
 TWO = '{"name": "g", "arguments": {}}'
@@ -128,7 +128,7 @@ def test_a_model_without_a_tokenizer_has_no_special_token_of_calls(family):
     body = ChatRequest.model_validate(
         {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function", "function": {"name": "f"}}]}
     )
-    assert ChatTurn(body, None, tool_parser=family).splits
+    assert form_of(body, None, tool_parser=family).splits
 
 
 @given(cuts=CUTS)
@@ -262,7 +262,7 @@ def test_a_tool_is_followed_as_far_as_can_be_unless_it_is_strict(allows, family,
 
 def test_a_refusal_of_a_strict_tool_stays_short_whatever_it_has():
     parameters = {"type": "object", "properties": {"a" * 500: {"pattern": "(?=" + "a" * 5000 + ")"}}}
-    turn = ChatTurn(
+    turn = form_of(
         ChatRequest(
             messages=[{"role": "user", "content": "hi"}],
             tools=[{"type": "function", "function": {"name": "f" * 64, "parameters": parameters, "strict": True}}],
@@ -340,7 +340,7 @@ def test_json_may_come_behind_a_thought(allows):
 )
 def test_any_shape_comes_behind_a_thought_that_the_prompt_began(allows, shape, text, other):
     body = ChatRequest(messages=[{"role": "user", "content": "hi"}], structured_outputs=shape)
-    turn = ChatTurn(body, byte_level_tokenizer(), reasoning_parser="think")
+    turn = form_of(body, byte_level_tokenizer(), reasoning_parser="think")
     turn.follow("hi")
     assert turn.parameters() == {}
     turn.follow("hi<think> ")
@@ -372,7 +372,7 @@ def test_a_thought_begins_only_where_the_prompt_leaves_room_for_one(allows, aske
     if continued is not None:
         messages.append({"role": "assistant", "content": continued})
     body = ChatRequest(messages=messages, continue_final_message=continued is not None, **asked)
-    turn = ChatTurn(body, byte_level_tokenizer(), tool_parser="hermes", reasoning_parser="think")
+    turn = form_of(body, byte_level_tokenizer(), tool_parser="hermes", reasoning_parser="think")
     turn.follow(prompt)
     shape = body.sampling_params(SamplingParams(), **turn.parameters()).structured_outputs
     grammar = shape.grammar or f"start: %json {json.dumps(shape.json)}"
@@ -389,7 +389,7 @@ def test_a_mark_that_is_no_token_is_written_as_text_where_the_tokenizer_has_an_u
     assert tokenizer.convert_tokens_to_ids(mark) == tokenizer.unk_token_id
     tools = [{"type": "function", "function": {"name": "f"}}]
     body = ChatRequest(messages=[{"role": "user", "content": "hi"}], tools=tools, tool_choice="required")
-    turn = ChatTurn(body, tokenizer, tool_parser=family)
+    turn = form_of(body, tokenizer, tool_parser=family)
     turn.follow("hi")
     grammar = turn.parameters()["structured_outputs"].grammar
     assert f'"{mark}"' in grammar and "<[" not in grammar
@@ -418,7 +418,7 @@ def test_an_answer_with_tools_and_a_shape_is_a_call_or_of_the_shape(allows, fami
 
     def turn_of(**extra):
         body = ChatRequest(messages=[{"role": "user", "content": "hi"}], tools=tools, **asked, **extra)
-        turn = ChatTurn(body, byte_level_tokenizer(), tool_parser=family, reasoning_parser="think")
+        turn = form_of(body, byte_level_tokenizer(), tool_parser=family, reasoning_parser="think")
         turn.follow("hi")
         return turn
 

@@ -37,9 +37,11 @@ class ImageBatch(NamedTuple):
     Attributes:
         rows: which feature of the pool each token takes, ``block * block_size + place``; -1 for a token that stands for
             no image. None where no token does.
+        places: where each token lies on the group's axes. None where it has one axis.
     """
 
     rows: Int[HostOrDevice, " tokens"] | None = None
+    places: Int[HostOrDevice, "tokens axes"] | None = None
 
 
 class EncodedCache(LayerCache):
@@ -80,7 +82,7 @@ class ImageCache(EncodedCache):
 
     group: ImageGroup
     Batch: ClassVar[type[tuple[Any, ...]]] = ImageBatch
-    by_token: ClassVar[tuple[str, ...] | None] = ("rows",)
+    by_token: ClassVar[tuple[str, ...] | None] = ("rows", "places")
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -89,12 +91,12 @@ class ImageCache(EncodedCache):
 
     @property
     def columns(self) -> int:
-        """Return how many columns of a feature each shard keeps, those of padding included."""
+        """Return how many columns of a feature's level each shard keeps, those of padding included."""
         return -(-self.group.width // self.format.shards)
 
     @property
     def layer_shape(self) -> tuple[int, ...]:
-        elements = -(-self.columns * self.dtype.itemsize // self.format.dtype.itemsize)
+        elements = -(-self.group.levels * self.columns * self.dtype.itemsize // self.format.dtype.itemsize)
         return (self.format.block_size, -(-elements // LANES), LANES)
 
     def pool_groups(self) -> tuple[GroupSpec, ...]:
@@ -104,25 +106,54 @@ class ImageCache(EncodedCache):
         return Reads(0, None, 0)  # once for each token of an image, not for each token
 
     def batch(self, step: HostStep, tables: Sequence[np.ndarray], layouts: Sequence[GroupLayout]) -> Any:
-        reads = image_reads(step)
+        reads, places = image_reads(step), self._places(step)
         if reads is None:
-            return ImageBatch()
+            return ImageBatch(None, places)
         (layout,) = layouts
         size, rows = layout.spec.block_size, np.full(step.padded_tokens, -1, np.int32)
         for read, of_read in reads:
-            feature = np.arange(read.start, read.stop) - read.image.start
+            feature = read.image.taken(read.start, read.stop)
             blocks = blocks_of_image(read.blocks, layout)
-            rows[of_read] = blocks[feature // size] * size + feature % size
-        return ImageBatch(rows)
+            rows[of_read] = np.where(feature < 0, -1, blocks[feature // size] * size + feature % size)
+        return ImageBatch(rows, places)
+
+    def _places(self, step: HostStep) -> Int[np.ndarray, "tokens axes"] | None:
+        """Return the tokens' places on the group's axes; None where it has one.
+
+        Raises:
+            RuntimeError: a sequence has places on another number of axes.
+        """
+        axes = self.group.axes
+        if axes == 1:
+            return None
+        places = np.zeros((step.padded_tokens, axes), np.int32)
+        places[: len(step.positions)] = step.positions[:, None]
+        row = 0
+        for chunk in step.chunks:
+            own = chunk.seq.places
+            if own is not None:
+                if own.axes != axes:
+                    raise RuntimeError(f"sequence {chunk.seq.seq_id} has places on {own.axes} axes, not {axes}")
+                places[row : row + chunk.length] = own.of(chunk.start, chunk.start + chunk.length)
+            row += chunk.length
+        return places
 
     def operate(
         self,
         call: LayerCall,
         pool: Pool,
         index: int | Int[Array, ""],
-        hidden: Float[Array, "tokens embed"],
-    ) -> tuple[Pool, Float[Array, "tokens embed"]]:
-        """Put features in the place of tokens that stand for images; see `jpaged.model_api.PlaceImageFeatures`."""
+        hidden: Float[Array, "tokens embed"] | None = None,
+        *,
+        positions: Int[Array, " tokens"] | None = None,
+    ) -> tuple[Pool, Array]:
+        """Put features in the place of tokens that stand for images, or add their level `index` to them, see
+        `jpaged.model_api.PlaceImageFeatures`; or return the places of tokens at `positions`, see
+        `jpaged.model_api.PlaceOnAxes`."""
+        if positions is not None:
+            places = call.arrays.places
+            return pool, positions[:, None] if places is None else jnp.asarray(places)
+        assert hidden is not None
         rows = call.arrays.rows
         if rows is None:
             return pool, hidden
@@ -130,7 +161,7 @@ class ImageCache(EncodedCache):
         def on_shard(pool, rows):
             view = pool.reshape(call.views[0])
             size = self.format.block_size
-            own = self._features(view[rows // size, 0, rows % size])
+            own = self._features(view[rows // size, 0, rows % size])[:, index]
             # Gathered here: columns of their own would stay apart, and be gathered again by each layer.
             return jax.lax.all_gather(own, TENSOR_AXIS, axis=1, tiled=True)
 
@@ -139,7 +170,10 @@ class ImageCache(EncodedCache):
             pool, jnp.maximum(jnp.asarray(rows), 0)
         )
         taken = taken[:, : self.group.width].astype(hidden.dtype)
-        return pool, jnp.where(jnp.asarray(rows)[:, None] >= 0, taken, hidden)
+        stands = jnp.asarray(rows)[:, None] >= 0
+        if isinstance(index, int) and index == 0:
+            return pool, jnp.where(stands, taken, hidden)
+        return pool, jnp.where(stands, hidden + taken, hidden)
 
     def launch_rows(self, features: int) -> int:
         return max(_LEAST_ROWS, 1 << (features - 1).bit_length())
@@ -149,23 +183,24 @@ class ImageCache(EncodedCache):
         mesh: Mesh,
         view: tuple[int, ...],
         pool: Pool,
-        encoded: Float[Array, "features embed"],
+        encoded: Float[Array, "features embeds"],
         rows: Int[HostOrDevice, " rows"],
         impl: Impl | None = None,
     ) -> Pool:
         missing = self.columns * self.format.shards - self.group.width
         features, rows = encoded[: len(rows)], rows[: len(encoded)]
-        features = jnp.pad(features.astype(self.dtype), ((0, 0), (0, missing)))
+        features = features.astype(self.dtype).reshape(len(features), self.group.levels, self.group.width)
+        features = jnp.pad(features, ((0, 0), (0, 0), (0, missing)))
 
         def on_shard(pool, features, rows):
             blocks, size = pool.reshape(view), self.format.block_size
             return blocks.at[rows // size, 0, rows % size].set(self._stored(features), mode="drop").reshape(pool.shape)
 
-        shard, columns = PartitionSpec(TENSOR_AXIS), PartitionSpec(None, TENSOR_AXIS)
+        shard, columns = PartitionSpec(TENSOR_AXIS), PartitionSpec(None, None, TENSOR_AXIS)
         sharded = over_tensor(on_shard, mesh, in_specs=(shard, columns, PartitionSpec()), out_specs=shard)
         return sharded(pool, features, rows)
 
-    def _stored(self, features: Float[Array, "features columns"]) -> Array:
+    def _stored(self, features: Float[Array, "features levels columns"]) -> Array:
         """Return features as rows of a block, in the pool's dtype."""
         if self.dtype != self.format.dtype:
             features = jax.lax.bitcast_convert_type(features, self.format.dtype)
@@ -173,15 +208,16 @@ class ImageCache(EncodedCache):
         tiles = self.layer_shape[1]
         return jnp.pad(flat, ((0, 0), (0, tiles * LANES - flat.shape[1]))).reshape(-1, tiles, LANES)
 
-    def _features(self, stored: Array) -> Float[Array, "features columns"]:
+    def _features(self, stored: Array) -> Float[Array, "features levels columns"]:
         """Return rows of a block as features."""
         flat, ratio = stored.reshape(len(stored), -1), self.dtype.itemsize // self.format.dtype.itemsize
-        flat = flat[:, : self.columns * ratio]
+        shape = len(flat), self.group.levels, self.columns
+        flat = flat[:, : self.group.levels * self.columns * ratio]
         if self.dtype == self.format.dtype:
-            return flat
+            return flat.reshape(shape)
         if ratio > 1:
             flat = flat.reshape(len(flat), -1, ratio)
-        return jax.lax.bitcast_convert_type(flat, self.dtype)
+        return jax.lax.bitcast_convert_type(flat, self.dtype).reshape(shape)
 
 
 def image_reads(step: HostStep) -> list[tuple[ImageRead, slice]] | None:

@@ -23,8 +23,8 @@ from jpaged.execution.compile.store import ProgramStore
 from jpaged.execution.programs import Compile, ModelPrograms
 from jpaged.execution.step_settings import StepSettings
 from jpaged.execution.transfer.block_mover import BlockMover
-from jpaged.execution.transfer.disk import BlockThread
 from jpaged.execution.transfer.host_store import HostStore
+from jpaged.execution.transfer.tiers import BlockThread
 from pallas_kernels.platform import Impl
 
 
@@ -38,7 +38,7 @@ class WorkContext:
         on_compile: callbacks of programs for which requests wait, see `Program`.
         store: where programs are loaded from, or collected for; None = neither.
         can_swap: whether blocks may be swapped to host memory.
-        disk: writes blocks to disk and reads them; None = nothing does.
+        tiers: write blocks to each tier below the pool and read them.
         examples: images to compile the encoder for, see `jpaged.model_api.TakesImages`.
         kernel_impl: which kernels run; None = what this process's platform is best at.
     """
@@ -50,14 +50,14 @@ class WorkContext:
     on_compile: tuple[Callable[[Hashable], None], Callable[[Hashable, float], None]]
     store: ProgramStore | None = None
     can_swap: bool = False
-    disk: BlockThread | None = None
+    tiers: Sequence[BlockThread] = ()
     examples: tuple[tuple[Mapping[str, np.ndarray], int], ...] = ()
     kernel_impl: Impl | None = None
 
     @cached_property
     def mover(self) -> BlockMover:
         """Return what copies blocks out of the pool and back."""
-        moves = self.can_swap or self.disk is not None
+        moves = self.can_swap or bool(self.tiers)
         return BlockMover(self.spec, self.mesh, *self.on_compile, store=self.store, moves=moves)
 
     @cached_property

@@ -5,12 +5,12 @@ from __future__ import annotations
 from jpaged.execution.work.adapters import Loads
 from jpaged.execution.work.base import PoolWork, WorkContext
 from jpaged.execution.work.copies import Copies
-from jpaged.execution.work.disk import FromDisk, ToDisk
 from jpaged.execution.work.images import Images
 from jpaged.execution.work.swapping import SwapIn, SwapOut
+from jpaged.execution.work.tiers import FromTiers, ToTiers
 from jpaged.scheduling.work_kinds import KINDS
 
-WORKS: list[type[PoolWork]] = [ToDisk, SwapOut, SwapIn, FromDisk, Copies, Images, Loads]
+WORKS: list[type[PoolWork]] = [ToTiers, SwapOut, SwapIn, FromTiers, Copies, Images, Loads]
 """One class for each kind of `jpaged.scheduling.work_kinds.KINDS`."""
 
 

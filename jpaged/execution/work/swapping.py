@@ -28,7 +28,7 @@ class SwapOut(PoolWork):
     def __init__(self, context: WorkContext) -> None:
         self.store = context.host
         self._mover = context.mover
-        self._moves = context.can_swap or context.disk is not None
+        self._moves = context.can_swap or bool(context.tiers)
 
     def calls(self, each: Sequence[Sequence[SwapCopy | HostBlock]]) -> Iterable[tuple[Any, Moves]]:
         dropped = [_rows([value for value in values if isinstance(value, HostBlock)], 2) for values in each]
@@ -40,7 +40,7 @@ class SwapOut(PoolWork):
         return pool
 
     def shapes(self) -> Iterator[tuple[str, Callable[[], Compile]]]:
-        """Yield the launches of all moves between the pool and another memory: those of the disk are the same."""
+        """Yield the launches of all moves between the pool and another memory: those of the tiers are the same."""
         if self._moves:
             yield from self._mover.shapes()
 

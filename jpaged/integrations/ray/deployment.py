@@ -14,8 +14,8 @@ from starlette.routing import Route
 from jpaged.integrations.ray.arguments import RayArguments
 from jpaged.integrations.ray.front import Front
 from jpaged.integrations.ray.replica import Replica
-from jpaged.server.errors import add_handlers
 from jpaged.server.middleware import BodyLimit
+from jpaged.server.protocols import add_handlers
 
 _MANY = 100_000
 """A limit that no front reaches: the replicas limit requests, with OpenAI's errors."""

@@ -30,7 +30,7 @@ from jpaged.integrations.ray.every_replica import (
 )
 from jpaged.integrations.ray.hints import REPLICA, Hint, need_of, prefix_chain
 from jpaged.server.errors import ApiError, described
-from jpaged.server.middleware import route_path
+from jpaged.server.protocols import error_response, protocol_of, route_path
 from jpaged.server.streaming import disconnected, event
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class Front:
             try:
                 await respond(plain, send)
             except ApiError as error:
-                await error.response()(scope, _no_body, send)
+                await error_response(error, scope)(scope, _no_body, send)
             except _NotBegun as error:
                 await _not_begun(error.refusal, "the replica has ended", None)(scope, _no_body, send)
         else:
@@ -184,7 +184,8 @@ class Front:
         """Forward a request: to the replica that stores its response, or else to any."""
         path = route_path(scope)
         need = need_of(path, body)
-        owner = hashlib.sha256(Headers(scope=scope).get("authorization", "").encode()).hexdigest()
+        secret = protocol_of(path).secret(Headers(scope=scope)) or ""
+        owner = hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
         chain = prefix_chain(path, body, owner)
         avoid: set[str] = set()
         refusal: list[Message] = []
@@ -237,11 +238,13 @@ class Front:
             if not begun:
                 if isinstance(error, RayActorError):
                     raise _NotBegun(name, []) from error
-                return await error_of(error).response()(scope, _no_body, send)
+                return await error_response(error_of(error), scope)(scope, _no_body, send)
             logger.warning("replica %s: %s while it was answering", name, type(error).__name__)
             if start is None or not _is_stream(start):
                 raise  # breaks the connection, the only sign of an incomplete answer
-            await send({"type": "http.response.body", "body": event(error_of(error).body), "more_body": False})
+            protocol = protocol_of(route_path(scope))
+            written = event(protocol.error(error_of(error), None), protocol.error_event)
+            await send({"type": "http.response.body", "body": written, "more_body": False})
         finally:
             with contextlib.suppress(Exception):
                 outputs.cancel()
@@ -254,8 +257,11 @@ def _not_begun(refusal: list[Message], message: str, field: str | None) -> ASGIA
         for part in refusal:
             await send(part)
 
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        await error_response(lost, scope)(scope, receive, send)
+
     lost = ApiError(message, status=503, param=field, code="replica_lost", headers={"Retry-After": "5"})
-    return pass_on if refusal else lost.response()
+    return pass_on if refusal else refuse
 
 
 def _refusal(answers: Answers) -> WholeAnswer | None:

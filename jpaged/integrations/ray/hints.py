@@ -9,9 +9,10 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from jpaged.server.protocol.responses import keeper_of
+from jpaged.server.openai.bodies.responses import keeper_of
+from jpaged.server.protocols import protocol_of
 
-_CHAT, _COMPLETIONS, _RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+_RESPONSES = "/v1/responses"
 REPLICA = "jpaged.replica"
 """Type of the first message of every answer, with the replica's name."""
 
@@ -64,8 +65,6 @@ CHUNK = 256
 """Bytes of a prompt's text in one link of its chain: two to four blocks of 16 tokens, depending on the language."""
 MAX_CHUNKS = 2048
 """Limit on the links of a chain; text after them does not influence routing."""
-PATHS = frozenset({_CHAT, _COMPLETIONS, _RESPONSES})
-"""Paths with a prompt in the body."""
 
 
 def prefix_chain(path: str, body: bytes, owner: str = "") -> tuple[bytes, ...]:
@@ -79,7 +78,8 @@ def prefix_chain(path: str, body: bytes, owner: str = "") -> tuple[bytes, ...]:
         body: JSON.
         owner: the caller's key; cached prefixes of two owners are never shared.
     """
-    if path not in PATHS:
+    prompt = protocol_of(path).prompts.get(path)
+    if prompt is None:
         return ()
     try:
         fields = from_json(body)
@@ -87,27 +87,13 @@ def prefix_chain(path: str, body: bytes, owner: str = "") -> tuple[bytes, ...]:
         return ()
     if not isinstance(fields, dict):
         return ()
-    text = b"".join(_pieces(path, fields))
+    text = b"".join(piece for part in prompt(fields) for piece in _items(part))
     digest = hashlib.blake2b(to_json([owner, fields.get("cache_salt"), fields.get("model")]), digest_size=16).digest()
     chain = []
     for end in range(CHUNK, min(len(text), CHUNK * MAX_CHUNKS) + 1, CHUNK):
         digest = hashlib.blake2b(digest + text[end - CHUNK : end], digest_size=16).digest()
         chain.append(digest)
     return tuple(chain)
-
-
-def _pieces(path: str, fields: dict[str, Any]) -> Iterator[bytes]:
-    """Yield the prompt in the order of chat templates: tools, then each message."""
-    if path == _COMPLETIONS:
-        prompt = fields.get("prompt")
-        if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-            prompt = prompt[0]  # the first of several prompts decides
-        yield from _items(prompt)
-        return
-    yield from _items(fields.get("tools"))
-    if path == _RESPONSES:
-        yield from _items(fields.get("instructions"))
-    yield from _items(fields.get("messages" if path == _CHAT else "input"))
 
 
 def _items(value: Any) -> Iterator[bytes]:

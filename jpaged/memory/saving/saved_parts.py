@@ -192,7 +192,8 @@ def load_request(
     request = RequestBlocks(data["id"], open_pages[data["association"]], groups, *tokens)
     if data["begun"] is not None:
         # Saved by 0.2.0 without ends.
-        request.begin(*data["begun"], data.get("ends", ()), goes_on=data.get("goes_on", False))
+        cached, shared = data["begun"]
+        request.begin(cached, shared, data.get("ends", ()), goes_on=data.get("goes_on", False))
     return request
 
 

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from jpaged.memory import HeldImage, ImageFeatures, MemoryManager, TokenSpan
 from jpaged.memory.policies import UNBOUNDED
 from jpaged.scheduling.held.base import Arrays, Held, Reach, SavedArrays, StepLimits
-from jpaged.scheduling.inputs import PromptImage
+from jpaged.scheduling.inputs import PromptItem
 from jpaged.scheduling.request import Request, Sequence, Status
 from jpaged.scheduling.step import Chunk, Encode, ScheduledStep, StepPlan
 from jpaged.scheduling.work import ENCODES
@@ -31,9 +33,9 @@ class ImageRead(NamedTuple):
     blocks: list[int]
 
     @property
-    def image(self) -> PromptImage:
+    def image(self) -> PromptItem:
         """Return the image."""
-        found: PromptImage = self.request.asks[ImageFeatures.kind][self.number]
+        found: PromptItem = self.request.asks[ImageFeatures.kind][self.number]
         return found
 
 
@@ -56,7 +58,7 @@ class ImageHolds(Held):
         super().__init__(memory, limits)
         policy = self.blocks.policy
         self._stays = isinstance(policy, ImageFeatures) and policy.stays
-        self._encoding: dict[bytes, PromptImage] = {}
+        self._encoding: dict[bytes, PromptItem] = {}
 
     def check(self, request: Request) -> None:
         """Refuse images that no step could compute.
@@ -203,7 +205,7 @@ class ImageHolds(Held):
             if read.stop == (seen_until(_images(read.request), read.number) if self._stays else image.stop):
                 blocks.release(mine.pop(read.number))
             elif not self._stays:
-                blocks.consumed(held, read.stop - image.start)
+                blocks.consumed(held, image.consumed(read.stop))
 
     # The prefix's name, and saved data.
 
@@ -219,26 +221,26 @@ class ImageHolds(Held):
         return [_image_data(image, arrays) for image in request.asks.get(cls.kind, ())]
 
     @classmethod
-    def load(cls, data: Any, arrays: Seq[Arrays]) -> tuple[PromptImage, ...] | None:
+    def load(cls, data: Any, arrays: Seq[Arrays]) -> tuple[PromptItem, ...] | None:
         return tuple(_load_image(image, arrays) for image in data) if data else None
 
 
-def _images(request: Request) -> tuple[PromptImage, ...]:
-    found: tuple[PromptImage, ...] = request.asks[ImageFeatures.kind]
+def _images(request: Request) -> tuple[PromptItem, ...]:
+    found: tuple[PromptItem, ...] = request.asks[ImageFeatures.kind]
     return found
 
 
-def images_read(images: Seq[PromptImage], start: int, stop: int) -> list[int]:
+def images_read(images: Seq[PromptItem], start: int, stop: int) -> list[int]:
     """Return the numbers of the images of which tokens are among [`start`, `stop`)."""
     return [n for n, image in enumerate(images) if image.start < stop and start < image.stop]
 
 
-def seen_until(images: Seq[PromptImage], number: int) -> int:
+def seen_until(images: Seq[PromptItem], number: int) -> int:
     """Return the position after the last token that sees an image which stays: the start of the next one, if any."""
     return images[number + 1].start if number + 1 < len(images) else UNBOUNDED
 
 
-def _image_data(image: PromptImage, arrays: SavedArrays) -> dict[str, Any]:
+def _image_data(image: PromptItem, arrays: SavedArrays) -> dict[str, Any]:
     """Return an image of a prompt, or several that stand together."""
     return {
         "start": image.start,
@@ -246,19 +248,31 @@ def _image_data(image: PromptImage, arrays: SavedArrays) -> dict[str, Any]:
         "digest": image.digest,
         "features": image.features,
         "whole": image.whole,
+        "modality": image.modality,
+        "takes": None if image.takes is None else image.takes.tolist(),
+        "offsets": None if image.offsets is None else image.offsets.tolist(),
+        "advance": image.advance,
         "picture": None if image.parts else arrays.number(image.digest, image.arrays),
         "parts": [_image_data(part, arrays) for part in image.parts],
     }
 
 
-def _load_image(data: Mapping[str, Any], arrays: Seq[Arrays]) -> PromptImage:
+def _load_image(data: Mapping[str, Any], arrays: Seq[Arrays]) -> PromptItem:
     """Return an image of a prompt, or several that stand together."""
-    return PromptImage(
+    return PromptItem(
         start=data["start"],
         length=data["length"],
         digest=data["digest"],
         features=data["features"],
         arrays={} if data["picture"] is None else arrays[data["picture"]],
         whole=data["whole"],
+        modality=data.get("modality", "image"),  # states of 0.2.0 have images only
+        takes=_array(data.get("takes")),
+        offsets=_array(data.get("offsets")),
+        advance=data.get("advance"),
         parts=tuple(_load_image(part, arrays) for part in data["parts"]),
     )
+
+
+def _array(values: Any) -> np.ndarray | None:
+    return None if values is None else np.asarray(values, np.int32)

@@ -10,8 +10,8 @@ from fastapi.responses import HTMLResponse, Response
 
 from jpaged import __version__
 from jpaged.server.access import open_to_all
-from jpaged.server.endpoints.common import serving_of
 from jpaged.server.memory_page.routes import HEADERS, POLICY
+from jpaged.server.serving import serving_of
 
 router = APIRouter()
 _LINKS = {

@@ -10,10 +10,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from jpaged import EngineStopped, __version__
 from jpaged.server.access import admin_only, open_to_all
-from jpaged.server.endpoints.common import serving_of
-from jpaged.server.errors import ApiError, shortened
+from jpaged.server.errors import ApiError
 from jpaged.server.openapi import errors
-from jpaged.server.serving import Serving
+from jpaged.server.serving import Serving, serving_of
 
 router = APIRouter()
 
@@ -61,10 +60,7 @@ async def model(name: str, request: Request) -> dict[str, Any]:
     if not name:
         return await models(request)
     serving = serving_of(request)
-    if name not in serving.names:
-        raise ApiError(
-            f"The model `{shortened(name)}` does not exist", status=404, param="model", code="model_not_found"
-        )
+    serving.check_model(name)
     return _model(serving, name)
 
 

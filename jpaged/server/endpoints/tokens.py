@@ -8,24 +8,20 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from jpaged import AsyncLLM
-from jpaged.server.endpoints.common import serving_of
 from jpaged.server.errors import ApiError, refused
+from jpaged.server.openai.bodies.chat import SENT_AS_MESSAGES, image_paths
+from jpaged.server.openai.bodies.prompts import DetokenizeRequest, TokenizeRequest
 from jpaged.server.openapi import errors
-from jpaged.server.protocol.chat import SENT_AS_MESSAGES, image_paths
-from jpaged.server.protocol.fields import check_model
-from jpaged.server.protocol.prompts import DetokenizeRequest, TokenizeRequest
-from jpaged.server.serving import Serving
+from jpaged.server.serving import MOST_TOKENS, Serving, serving_of
 
 router, info_router = APIRouter(), APIRouter()
-MOST_TOKENS = 2**17
-"""Limit on the tokens of a text at `/tokenize`, or eight times `max_model_len`, where that is more."""
 
 
 @router.post("/tokenize", responses=errors(404))
 async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
     """Return the tokens of a text or a conversation."""
     serving = serving_of(request)
-    check_model(body.model, serving.names)
+    serving.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError("/tokenize takes either prompt or messages", param="prompt", code="invalid_value")
     chat_only = {"tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"}
@@ -40,7 +36,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
             "add_generation_prompt": body.add_generation_prompt and not body.continue_final_message,
             "continue_final_message": body.continue_final_message,
             "chat_template_kwargs": body.chat_template_kwargs,
-            "tools": None if body.tools is None else [tool.shown() for tool in body.tools],
+            "tools": None if body.tools is None else [tool.in_turn().shown() for tool in body.tools],
         }
         try:
             made = await asyncio.to_thread(engine.chat_prompt, messages, max_tokens=most, **options)
@@ -61,7 +57,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
 async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any]:
     """Return the text of tokens."""
     serving = serving_of(request)
-    check_model(body.model, serving.names)
+    serving.check_model(body.model)
     size = serving.engine.vocab_size
     for token in body.tokens:
         if not 0 <= token < size:

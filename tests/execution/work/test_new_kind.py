@@ -185,5 +185,5 @@ def test_its_writes_go_with_the_phases(wiping):
 
 
 def test_work_without_a_device_s_half_is_refused_by_name():
-    with pytest.raises(ValueError, match="work of kind 'nonsense'; known: to_disk, swap_out,"):
+    with pytest.raises(ValueError, match="work of kind 'nonsense'; known: to_tiers, swap_out,"):
         tiny_runner().dispatch(ScheduledStep(work={"nonsense": [1]}))

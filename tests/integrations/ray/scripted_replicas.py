@@ -9,6 +9,7 @@ from ray.exceptions import ActorDiedError
 
 from jpaged.integrations.ray.hints import REPLICA
 from jpaged.server.errors import ApiError
+from jpaged.server.protocols import protocol_of
 
 DIED = ActorDiedError()
 DIED_AT_ONCE = ActorDiedError()
@@ -79,4 +80,4 @@ def whole(text=b'{"ok": 1}', status=200):
 
 
 def refusal(status, code):
-    return whole(json.dumps(ApiError("no", status=status, code=code).body).encode(), status)
+    return whole(json.dumps(protocol_of("").error(ApiError("no", status=status, code=code), None)).encode(), status)

@@ -11,7 +11,7 @@ from scripted_replicas import DIED, DIED_AT_ONCE, Several, refusal, whole
 
 from jpaged.integrations.ray.front import Front
 from jpaged.integrations.ray.hints import Need, need_of
-from jpaged.server.protocol.responses import keeper_of, new_response_id
+from jpaged.server.openai.bodies.responses import keeper_of, new_response_id
 
 PATH = "/v1/responses"
 MINE = new_response_id("r-1", "b")

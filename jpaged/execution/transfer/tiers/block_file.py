@@ -1,0 +1,193 @@
+"""A mapped file of a fixed size that keeps blocks of bytes, each with a checksum."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import tempfile
+import time
+from hashlib import blake2b
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from jaxtyping import UInt8
+
+Bytes: TypeAlias = UInt8[np.ndarray, " bytes"]
+
+SAMPLE = 16 << 20
+"""Bytes that are written and read to measure a folder's speed."""
+
+PIECE = 1 << 20
+"""Bytes of the sample that are written or read at once."""
+
+LATENCY_READS = 5
+"""Reads of one page of memory each, of whose times the median is the latency."""
+
+
+class DamagedBlock(Exception):
+    """The bytes of a block are not those that were written under its name, or none were."""
+
+
+class Speeds(NamedTuple):
+    """Holds the measured speeds of a folder, checksums included.
+
+    Attributes:
+        write_rate, read_rate: bytes a second, to the disk and from it.
+        latency: seconds until the first bytes of a read are there.
+    """
+
+    write_rate: float
+    read_rate: float
+    latency: float
+
+
+class BlockFile:
+    """Keeps blocks in a file without a name, so that no other process opens it and it goes with this one, however that
+    ends.
+
+    The whole size is reserved at once, so that a write finds its place on the disk; file systems that write copies
+    (btrfs, ZFS) may be full all the same. So blocks are written by the system's call, which tells of it, and not to the
+    map, where that ends the process; they are read from the map. One thread at a time may use it. Checksums stay in
+    memory, as the file means nothing to another process.
+
+    Args:
+        folder: where the file lies; made if it is not there.
+        num_bytes: its size.
+
+    Raises:
+        OSError: the folder cannot be written to, or has no room for so many bytes.
+    """
+
+    def __init__(self, folder: str | Path, num_bytes: int) -> None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self.num_bytes = num_bytes
+        self._file = tempfile.TemporaryFile(buffering=0, dir=folder, prefix="jpaged-")  # noqa: SIM115
+        try:
+            _reserve(self._file.fileno(), num_bytes)
+            self._map = mmap.mmap(self._file.fileno(), num_bytes)
+        except BaseException:
+            self._file.close()
+            raise
+        self._bytes: Bytes = np.frombuffer(self._map, np.uint8)
+        self._sums: dict[int, bytes] = {}
+
+    def write(self, place: int, name: bytes, content: np.ndarray) -> None:
+        """Write a block at an offset of the file, over its old content.
+
+        Raises:
+            OSError: the disk fails, or has no room; nothing can be read at that offset then.
+        """
+        flat = np.ascontiguousarray(content).reshape(-1)
+        self._check(place, len(flat))
+        self._sums.pop(place, None)
+        self._file.seek(place)
+        left = flat.data
+        while left:
+            left = left[self._file.write(left) :]
+        self._sums[place] = _checksum(name, flat)
+
+    def read(self, place: int, name: bytes, num_bytes: int) -> Bytes:
+        """Return a block that was written under this name.
+
+        Raises:
+            DamagedBlock: it was not, or its bytes have changed.
+        """
+        content = np.empty(num_bytes, np.uint8)
+        # NumPy releases the GIL for this copy; slicing the map would not.
+        np.copyto(content, self._slice(place, num_bytes))
+        if self._sums.get(place) != _checksum(name, content):
+            raise DamagedBlock(f"the {num_bytes} bytes at {place} are not those that were written")
+        return content
+
+    def will_read(self, place: int, num_bytes: int) -> None:
+        """Tell the system that these bytes are read soon, so that it fetches them at once."""
+        if hasattr(mmap, "MADV_WILLNEED"):
+            start = place // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_WILLNEED, start, place + num_bytes - start)
+
+    def forget(self, place: int) -> None:
+        """Invalidate what was written at an offset."""
+        self._sums.pop(place, None)
+
+    def give_back(self, place: int, num_bytes: int) -> None:
+        """Do nothing: the file keeps its size."""
+
+    def forget_all(self) -> None:
+        """Invalidate all blocks written so far."""
+        self._sums = {}
+
+    def measure(self) -> Speeds:
+        """Write and read a sample, and forget it. The system's copy of it in memory is dropped in between, where the
+        system allows that."""
+        size = min(SAMPLE, self.num_bytes)
+        pieces = [(start, min(PIECE, size - start)) for start in range(0, size, PIECE)]
+        sample = np.frombuffer(np.random.default_rng(0).bytes(min(PIECE, size)), np.uint8)
+        start = time.perf_counter()
+        for place, length in pieces:
+            self.write(place, b"sample", sample[:length])
+        os.fsync(self._file.fileno())
+        write_seconds = time.perf_counter() - start
+        self._drop_from_memory(size)
+        start = time.perf_counter()
+        for place, length in pieces:
+            self.will_read(place, length)
+            self.read(place, b"sample", length)
+        read_seconds = time.perf_counter() - start
+        self._drop_from_memory(size)
+        times = []
+        for number in range(LATENCY_READS):
+            start = time.perf_counter()
+            self._slice(number * (size // LATENCY_READS), 1).copy()
+            times.append(time.perf_counter() - start)
+        self.forget_all()
+        return Speeds(size / write_seconds, size / read_seconds, median(times))
+
+    def close(self) -> None:
+        """Give the disk's space back; nothing can be read or written any more."""
+        self.forget_all()
+        self.num_bytes = 0
+        self._bytes = np.empty(0, np.uint8)
+        with contextlib.suppress(BufferError):  # a slice is still held: the map goes with it
+            self._map.close()
+        self._file.close()
+
+    def _slice(self, place: int, num_bytes: int) -> Bytes:
+        self._check(place, num_bytes)
+        return self._bytes[place : place + num_bytes]
+
+    def _check(self, place: int, num_bytes: int) -> None:
+        if not 0 <= place <= place + num_bytes <= self.num_bytes:
+            raise ValueError(f"{num_bytes} bytes at place={place} are outside the file's {self.num_bytes}")
+
+    def _drop_from_memory(self, num_bytes: int) -> None:
+        if hasattr(mmap, "MADV_DONTNEED") and hasattr(os, "posix_fadvise"):
+            self._map.madvise(mmap.MADV_DONTNEED, 0, num_bytes)
+            os.posix_fadvise(self._file.fileno(), 0, num_bytes, os.POSIX_FADV_DONTNEED)
+
+
+def _reserve(descriptor: int, num_bytes: int) -> None:
+    """Make a file as large as that, with room on the disk for all of it.
+
+    Raises:
+        OSError: there is not so much.
+    """
+    if hasattr(os, "fstatvfs"):  # where the file system cannot reserve, the C library writes to every block instead
+        there = os.fstatvfs(descriptor)
+        if num_bytes > (free := there.f_bavail * there.f_frsize):
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} for {num_bytes:,} bytes, {free:,} are free")
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, num_bytes)
+        return
+    zeros = bytes(PIECE)
+    for start in range(0, num_bytes, PIECE):
+        os.write(descriptor, zeros[: num_bytes - start])
+
+
+def _checksum(name: bytes, content: Bytes) -> bytes:
+    hashed = blake2b(name, digest_size=16)
+    hashed.update(content.data)
+    return hashed.digest()

@@ -1,0 +1,132 @@
+"""Features of images that a caller has encoded: what is checked of them, and where a model puts their tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+GIVEN_FEATURES = "image_embeds"
+"""Name of the features in a prompt's ``multi_modal_data`` (vLLM's), and among an item's arrays."""
+
+_GRIDS = "image_grid_thw"
+_LEAST = 256
+"""Places for features that an array has at least; their number is a power of two, so that few shapes are compiled."""
+
+Grid = tuple[int, int, int]
+"""Patches of an image in time, height and width, before they are merged."""
+
+
+@dataclass(frozen=True, eq=False)
+class GivenImage:
+    """An image as the caller's encoder left it.
+
+    Attributes:
+        features: a vector for each of its tokens, row by row.
+        grid: its patches.
+    """
+
+    features: Float[np.ndarray, "features width"]
+    grid: Grid
+
+    @property
+    def digest(self) -> bytes:
+        """Return 32 bytes that are equal for equal features on an equal grid."""
+        state = hashlib.blake2b(digest_size=32, person=b"jpaged-given")
+        state.update(repr((self.grid, self.features.shape)).encode())
+        state.update(np.ascontiguousarray(self.features).tobytes())
+        return state.digest()
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return what the device is given: the features, and zeros up to one of few sizes."""
+        places = max(_LEAST, 1 << (len(self.features) - 1).bit_length())
+        return {GIVEN_FEATURES: np.pad(self.features, ((0, places - len(self.features)), (0, 0)))}
+
+
+@dataclass(frozen=True)
+class GivenLayout:
+    """How a model places the tokens of images by their grids (M-RoPE; Qwen2-VL, Wang et al., 2024, section 2.1).
+
+    Attributes:
+        width: numbers of a feature: those of a hidden state, times the levels that the model reads.
+        merge: patches on each side of a square that one token stands for.
+    """
+
+    width: int
+    merge: int
+
+    def tokens(self, grid: Grid) -> int:
+        """Return how many tokens an image takes."""
+        time, height, width = grid
+        return time * (height // self.merge) * (width // self.merge)
+
+    def offsets(self, grid: Grid) -> Int[np.ndarray, "tokens 3"]:
+        """Return where each token lies in time, height and width, from where the image begins."""
+        time, height, width = grid
+        return np.indices((time, height // self.merge, width // self.merge), np.int32).reshape(3, -1).T
+
+    def advance(self, grid: Grid) -> int:
+        """Return how far an image moves the position of the token after it: by its longer side."""
+        return max(grid[1:]) // self.merge
+
+    def read(self, data: Mapping[str, Any]) -> list[GivenImage]:
+        """Return the images of a mapping with the features of all, one after the other, and the grid of each.
+
+        Args:
+            data: ``image_embeds`` [features, width], float numbers; ``image_grid_thw`` [images, 3], or [3] for one.
+
+        Raises:
+            ValueError: something is missing or of another shape, a grid is no multiple of the squares that are merged,
+                there are more or fewer features than the grids have tokens, or a number is not finite.
+        """
+        if unknown := sorted(map(str, set(data) - {GIVEN_FEATURES, _GRIDS})):
+            raise ValueError(f"given features have {GIVEN_FEATURES!r} and {_GRIDS!r}, not {', '.join(unknown)}")
+        if missing := [name for name in (GIVEN_FEATURES, _GRIDS) if data.get(name) is None]:
+            raise ValueError(f"given features lack {' and '.join(map(repr, missing))}")
+        features = _numbers(data[GIVEN_FEATURES])
+        grids = [self._checked(grid) for grid in np.atleast_2d(np.asarray(data[_GRIDS])).tolist()]
+        if features.ndim != 2 or features.shape[1] != self.width:
+            raise ValueError(f"{GIVEN_FEATURES} of shape {list(features.shape)} must be [features, {self.width}]")
+        counts = [self.tokens(grid) for grid in grids]
+        if sum(counts) != len(features):
+            raise ValueError(
+                f"{GIVEN_FEATURES} has {len(features)} features, and {_GRIDS}={list(map(list, grids))} takes "
+                f"{sum(counts)}: merged {self.merge} x {self.merge}"
+            )
+        ends = np.cumsum(counts)
+        return [
+            GivenImage(features[end - count : end], grid)
+            for grid, count, end in zip(grids, counts, ends.tolist(), strict=True)
+        ]
+
+    def _checked(self, grid: Sequence[Any]) -> Grid:
+        merge = self.merge
+        whole = len(grid) == 3 and all(isinstance(side, int) and side > 0 for side in grid)
+        if not whole or grid[1] % merge or grid[2] % merge:
+            raise ValueError(
+                f"{_GRIDS} has {list(grid)}: each image has patches in time, height and width, the last two multiples "
+                f"of {merge}"
+            )
+        return grid[0], grid[1], grid[2]
+
+
+def is_given(images: Any) -> bool:
+    """Tell whether a prompt's images are features that the caller has encoded."""
+    return isinstance(images, Mapping)
+
+
+def _numbers(given: Any) -> np.ndarray:
+    if hasattr(given, "detach"):  # a tensor of torch, which NumPy cannot read in bfloat16
+        given = given.detach().cpu().float()
+    try:
+        features = np.asarray(given, np.float32)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{GIVEN_FEATURES} is no array of numbers: {error}") from error
+    if not np.isfinite(features).all():
+        raise ValueError(f"{GIVEN_FEATURES} has {int((~np.isfinite(features)).sum())} numbers that are not finite")
+    return features

@@ -1,0 +1,289 @@
+"""Reads blocks of tiers ahead of need, for requests that wait, into host memory; it holds no block of the pool."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from jpaged.memory.hash_chain import HashChain, Link, TokenSpan
+from jpaged.memory.policies import Policy
+from jpaged.memory.prefix_cache import PrefixCache, longest_prefix
+from jpaged.memory.tiers.index import StoredBlock
+from jpaged.memory.tiers.tier import Tier
+from jpaged.memory.tiers.transfers import TierRead
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Staged(NamedTuple):
+    """A block that was read.
+
+    Attributes:
+        tier: number of the tier that it comes from.
+        content: its bytes.
+    """
+
+    tier: int
+    content: np.ndarray
+
+
+class WaitingRequest:
+    """The reads of one request that waits.
+
+    Args:
+        chains: its empty hash chains, see `PrefixCache.chains`.
+
+    Attributes:
+        contents: the blocks that were read for it, by group and digest.
+        reads: the reads in progress, by the number of the tier.
+        deadline: time after which the request stops waiting for them.
+        num_bytes: size of all that was or is being read.
+        seen: state of the pool and the tiers, as `Prefetch.version` counts it, when it was last looked at.
+        has_given_up: whether a read took too long, so that none is begun again.
+    """
+
+    def __init__(self, chains: dict[int, HashChain]) -> None:
+        self.chains = chains
+        self.contents: dict[tuple[int, bytes], Staged] = {}
+        self.reads: dict[int, TierRead] = {}
+        self.deadline = 0.0
+        self.num_bytes = 0
+        self.seen = -1
+        self.has_given_up = False
+
+    def cancel(self) -> None:
+        """Cancel the reads in progress."""
+        for read in self.reads.values():
+            read.is_cancelled = True
+        self.reads = {}
+
+
+logger = logging.getLogger(__name__)
+
+LONGEST_WAIT = 5.0
+"""Seconds (or twice the time of computing the tokens, if that is more) after which a request stops waiting."""
+
+
+class Prefix(NamedTuple):
+    """The beginning of a request, to be looked up.
+
+    Attributes:
+        tokens: all tokens to be computed.
+        limit: most tokens that may be found.
+        groups: policy and block size (tokens) of each layer group, for this request.
+        chains: its empty hash chains, see `PrefixCache.chains`.
+        spans: tokens that stand for images, see `TokenSpan`.
+    """
+
+    tokens: Sequence[int]
+    limit: int
+    groups: Sequence[tuple[Policy, int]]
+    chains: dict[int, HashChain]
+    spans: Sequence[TokenSpan] = ()
+
+
+class Prefetch:
+    """Chooses the blocks to read for each request, and bounds how long a request waits.
+
+    Args:
+        tiers: where blocks lie; the first that has one is read.
+        most_staged: most bytes that are read ahead for several requests; one alone may have more.
+
+    Attributes:
+        version: changes when the pool loses a block, or one can be read that could not before.
+    """
+
+    def __init__(self, tiers: Sequence[Tier], most_staged: int) -> None:
+        self.version = 0
+        self._tiers = tiers
+        self._most_staged = most_staged
+        self._waiting: OrderedDict[int, WaitingRequest] = OrderedDict()
+        self._num_staged = 0
+        self._late: dict[int, TierRead] = {}
+
+    def look(self, request_id: int, prefix: Prefix, cache: PrefixCache, now: float, *, is_next: bool) -> None:
+        """Begin to read the blocks of a request's prefix that the pool lacks, if they are worth reading.
+
+        Args:
+            now: time in seconds, on the clock of `waits_for`.
+            is_next: whether the request is the next to be admitted, so that blocks read for others may be dropped.
+        """
+        waiting = self._waiting.get(request_id)
+        if waiting is None:
+            if not any(len(tier.index) and tier.is_open for tier in self._tiers):
+                return
+            waiting = self._waiting[request_id] = WaitingRequest(prefix.chains)
+        self._take(waiting)
+        if waiting.reads or waiting.has_given_up or waiting.seen == self.version:
+            return
+        usable = [number for number, tier in enumerate(self._tiers) if tier.is_open and not self._hangs(number)]
+        if not usable:
+            return
+        tokens, blocks = self._missing(waiting, prefix, cache, usable)
+        num_bytes = sum(block.num_bytes for mine in blocks.values() for block in mine)
+        if not blocks:
+            waiting.seen = self.version
+            return
+        if not self._has_room(waiting, num_bytes, is_next=is_next):
+            return
+        waiting.seen = self.version
+        computing = self._tiers[0].break_even.seconds_per_token or 0
+        waiting.deadline = now + max(LONGEST_WAIT, 2 * tokens * computing)
+        waiting.num_bytes += num_bytes
+        self._num_staged += num_bytes
+        for number, mine in blocks.items():
+            tier = self._tiers[number]
+            for block in mine:
+                tier.index.touch(block)
+            waiting.reads[number] = read = TierRead(mine, [tier.block_name(block) for block in mine])
+            tier.store.read(read)
+
+    def waits_for(self, request_id: int, now: float) -> TierRead | None:
+        """Return a read in progress for a request; None if there is none, or it takes too long."""
+        waiting = self._waiting.get(request_id)
+        if waiting is None:
+            return None
+        self._take(waiting)
+        if waiting.reads and now > waiting.deadline:
+            for number, read in waiting.reads.items():
+                tier = self._tiers[number]
+                logger.warning("%d bytes were not read from %s in time: they are computed", read.num_bytes, tier.name)
+                tier.counters.failures += 1
+            self._late |= waiting.reads
+            waiting.cancel()
+            waiting.has_given_up = True
+        return next(iter(waiting.reads.values()), None)
+
+    def staged(self, request_id: int) -> Mapping[tuple[int, bytes], Staged]:
+        """Return the blocks that were read for a request, by group and digest."""
+        waiting = self._waiting.get(request_id)
+        return {} if waiting is None else waiting.contents
+
+    def let_go(self, request_id: int) -> None:
+        """Drop all reads of a request."""
+        waiting = self._waiting.pop(request_id, None)
+        if waiting is not None:
+            waiting.cancel()
+            self._num_staged -= waiting.num_bytes
+
+    def clear(self) -> None:
+        """Drop all reads."""
+        for waiting in self._waiting.values():
+            waiting.cancel()
+        self._waiting.clear()
+        self._num_staged = 0
+        self._late = {}
+
+    @property
+    def requests(self) -> list[int]:
+        """Return the ids of the requests for which blocks were or are being read."""
+        return list(self._waiting)
+
+    def check(self) -> None:
+        """Raise AssertionError where a count is wrong; for tests."""
+        assert self._num_staged == sum(waiting.num_bytes for waiting in self._waiting.values()), "bytes read ahead"
+
+    def _hangs(self, number: int) -> bool:
+        """Tell whether a tier does not answer: no other request should wait for it."""
+        late = self._late.get(number)
+        return late is not None and not late.is_done
+
+    def _take(self, waiting: WaitingRequest) -> None:
+        """Take over the results of reads that have ended."""
+        for number, read in list(waiting.reads.items()):
+            if not read.is_done:
+                continue
+            del waiting.reads[number]
+            waiting.seen = -1
+            tier = self._tiers[number]
+            waiting.contents.update((key, Staged(number, content)) for key, content in read.contents.items())
+            tier.break_even.read(sum(map(len, read.contents.values())), read.seconds)
+            for block in read.damaged:
+                tier.index.forget(block)
+            if read.damaged:
+                tier.counters.failures += len(read.damaged)
+                logger.warning(
+                    "%d blocks of the %s tier are damaged: their tokens are computed", len(read.damaged), tier.name
+                )
+
+    def _missing(
+        self, waiting: WaitingRequest, prefix: Prefix, cache: PrefixCache, usable: Sequence[int]
+    ) -> tuple[int, dict[int, list[StoredBlock]]]:
+        """Return how many tokens more would be found if some blocks were read, and these blocks by tier.
+
+        The last tiers are left out where what they add is not worth reading.
+        """
+        here: list[list[bool]] = []
+        there: list[list[tuple[int, StoredBlock] | None]] = []
+        for g, (policy, size) in enumerate(prefix.groups):
+            links = cache.links(waiting.chains, g, prefix.tokens, policy.full_blocks(prefix.limit, 0, size))
+            here.append([cache.find(g, link) is not None or (g, link.digest) in waiting.contents for link in links])
+            there.append(
+                [
+                    None if is_here else self._first(usable, g, link)
+                    for is_here, link in zip(here[g], links, strict=True)
+                ]
+            )
+        cached: int | None = None
+        best, chosen = 0.0, (0, dict[int, list[StoredBlock]]())
+        for last in reversed(usable):
+            either = [
+                [hit or (place is not None and place[0] <= last) for hit, place in zip(hits, places, strict=True)]
+                for hits, places in zip(here, there, strict=True)
+            ]
+            length = longest_prefix(prefix.groups, either, prefix.limit, prefix.spans)
+            if not length:
+                break
+            if cached is None:
+                cached = longest_prefix(prefix.groups, here, prefix.limit, prefix.spans)
+            if length <= cached:
+                break
+            blocks: dict[int, list[StoredBlock]] = {}
+            for g, (policy, size) in enumerate(prefix.groups):
+                for run in policy.for_prefix(length, 0).active_blocks(length, size):
+                    for i in run:
+                        place = there[g][i]
+                        if place is not None:
+                            blocks.setdefault(place[0], []).append(place[1])
+            saved = self._saved(length - cached, blocks)
+            if saved > best:
+                best, chosen = saved, (length - cached, blocks)
+        return chosen
+
+    def _first(self, usable: Sequence[int], g: int, link: Link) -> tuple[int, StoredBlock] | None:
+        """Return the first tier that has a block, and where."""
+        for number in usable:
+            stored = self._tiers[number].index.readable(g, link)
+            if stored is not None:
+                return number, stored
+        return None
+
+    def _saved(self, tokens: int, blocks: Mapping[int, Sequence[StoredBlock]]) -> float:
+        """Return the seconds that reading blocks saves, of tiers whose break-even is given in tokens any positive
+        number; at most 0 = they are not worth reading."""
+        computing = self._tiers[0].break_even.seconds_per_token
+        reading = 0.0
+        for number, mine in blocks.items():
+            even = self._tiers[number].break_even
+            if even.min_tokens is None and computing is None:
+                return 0.0
+            if even.min_tokens is None:
+                reading += even.read_seconds(sum(block.num_bytes for block in mine))
+            elif tokens < even.min_tokens:
+                return 0.0
+        return tokens * (computing or 1.0) - reading
+
+    def _has_room(self, waiting: WaitingRequest, num_bytes: int, *, is_next: bool) -> bool:
+        """Tell whether so many bytes more may be read ahead: within the bound, or if no other request has any. For the
+        next request to be admitted, the bytes of the last ones are dropped."""
+        while self._num_staged + num_bytes > self._most_staged and self._num_staged > waiting.num_bytes:
+            if not is_next:
+                return False
+            last = next(
+                key for key, other in reversed(self._waiting.items()) if other is not waiting and other.num_bytes
+            )
+            self.let_go(last)
+        return True

@@ -1,0 +1,192 @@
+"""The tiers below the pool, in the order in which blocks are looked for: host memory, then disk.
+
+No block in a tier is needed: tokens of a block that is missing, unreadable or damaged are computed again. A block goes
+to a tier under its name in the hash chain, so salts, adapters and images keep prefixes apart there too. It stays there
+when it is read, and is not written again. Host memory gets blocks when they are full: the pool still has them then, and
+no eviction waits for a copy. The disk, which is slow to write, gets those that the pool evicts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from jpaged.memory.hash_chain import Link
+from jpaged.memory.tiers.prefetch import Prefetch
+from jpaged.memory.tiers.tier import Tier, TierName, TierStats
+from jpaged.memory.tiers.transfers import TierFill, TierWrite
+
+logger = logging.getLogger(__name__)
+
+STAGED_PART = 4
+"""The pool over the bytes that are read ahead for requests that wait."""
+
+
+class Tiers:
+    """Decides which blocks are written to which tier, which are read ahead, and which blocks of the pool they fill.
+
+    Args:
+        each: the first is asked first; at least one.
+
+    Attributes:
+        prefetch: the reads for requests that wait.
+    """
+
+    def __init__(self, each: Sequence[Tier]) -> None:
+        self.each = each
+        layout, shards = each[0].layout, each[0].shards
+        self.prefetch = Prefetch(each, layout.pool_bytes * shards // STAGED_PART)
+        self._at_fill = [number for number, tier in enumerate(each) if tier.at_fill]
+        self._full: dict[tuple[int, int], Link] = {}
+        self._link_of: Callable[[int, int], Link | None] = lambda g, block: None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._writes: list[tuple[TierWrite, Tier, Link]] = []
+        self._fills: dict[tuple[int, int], tuple[TierFill, Link]] = {}
+        self._coming: dict[tuple[int, int], Link] = {}
+        self._is_planning = False
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether some tier works; without any all tokens are computed."""
+        return any(tier.is_open for tier in self.each)
+
+    def clear(self) -> None:
+        """Forget all blocks: in the tiers, on their way there, and read for requests that wait."""
+        for tier in self.each:
+            tier.clear()
+        self.prefetch.clear()
+        self._full = {}
+        self._begin()
+
+    def begin_pool(self, link_of: Callable[[int, int], Link | None]) -> None:
+        """Begin with an empty pool; forget what was to come from the one before, and what was read for requests.
+
+        What the tiers have stays: a block was named only after the step that fills it was dispatched, and its copy
+        fails with that step.
+
+        Args:
+            link_of: returns the known content of a group's block.
+        """
+        self._link_of = link_of
+        self._full = {}
+        for tier in self.each:
+            tier.give_up_step()
+        self.prefetch.clear()
+        self.leave_ram(0)
+        self._begin()
+
+    # Blocks that the pool fills and evicts.
+
+    def begin_step(self) -> None:
+        """Note that a step is being planned: blocks that the pool evicts until `take_writes` may be written, as the
+        device copies them before the step changes them."""
+        self._is_planning = True
+
+    def filled(self, g: int, block: int, link: Link, is_there: bool) -> None:
+        """Note that the pool knows a block's content: a later step copies it.
+
+        Args:
+            is_there: whether a dispatched step brings the content; else the one in planning does.
+        """
+        if self._at_fill:
+            (self._full if is_there else self._coming)[g, block] = link
+
+    def evicted(self, g: int, block: int, link: Link) -> None:
+        """Note that the pool evicts a block, whose content is there, and write it if there is room."""
+        self.prefetch.version += 1
+        is_new = self._full.pop((g, block), None) is not None
+        if self._is_planning:
+            for number, tier in enumerate(self.each):
+                if is_new or not tier.at_fill:
+                    self._write(number, tier, g, block, link)
+
+    def unfill(self, g: int, block: int) -> None:
+        """Note that the pool evicts a block that the step in planning was to fill; its content may not be there yet."""
+        self.prefetch.version += 1
+        self._fills.pop((g, block), None)
+        self._coming.pop((g, block), None)
+
+    def fill(self, fills: Sequence[tuple[TierFill, Link]], tokens: Mapping[TierName, int]) -> None:
+        """Note that blocks of the pool are filled in the step that is being planned, instead of computing tokens.
+
+        Args:
+            fills: the blocks, and the names of their contents.
+            tokens: how many are found in each tier that the tiers before lack.
+        """
+        for fill, link in fills:
+            self._fills[fill.group, fill.block] = fill, link
+            self.each[fill.tier].counters.read_bytes += len(fill.content)
+        for tier in self.each:
+            tier.counters.hits += tokens.get(tier.name, 0)
+
+    def take_writes(self) -> list[TierWrite]:
+        """Return the blocks that the device copies out before anything else of the step, whose planning ends."""
+        self._is_planning = False
+        later = {}
+        for (g, block), link in self._full.items():
+            if self._link_of(g, block) is not link:
+                continue  # it was overwritten
+            if all(self.each[number].keeps_up(g) for number in self._at_fill):
+                for number in self._at_fill:
+                    self._write(number, self.each[number], g, block, link)
+            else:
+                later[g, block] = link
+        self._full = later
+        # A page may have been given to others since: two writes to one place could come in any order.
+        return [write for write, tier, link in self._writes if tier.index.place(write.group, link) == write.place]
+
+    def _write(self, number: int, tier: Tier, g: int, block: int, link: Link) -> None:
+        stored = tier.put(g, link)
+        if stored is not None:
+            write = TierWrite(g, block, stored.place, tier.block_name(stored), number)
+            self._writes.append((write, tier, link))
+
+    def take_fills(self) -> list[TierFill]:
+        """Return the blocks that the device fills before the step's block copies and chunks."""
+        return [fill for fill, _ in self._fills.values()]
+
+    def dispatched(self) -> None:
+        """Note that the device has the step: its writes can be read from now on."""
+        self.prefetch.version += bool(self._writes)
+        for tier in self.each:
+            tier.sent()
+        if self._at_fill:  # what comes from a later tier goes to the earlier ones too
+            self._full |= self._coming | {block: link for block, (_, link) in self._fills.items()}
+        self._begin()
+
+    # Measurements.
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """Learn from a step with prompts. Log the break-even once, as soon as it is known."""
+        for tier in self.each:
+            even = tier.break_even
+            was_known = even.seconds_per_token is not None
+            even.computed(tokens, seconds)
+            if not was_known and even.seconds_per_token is not None and even.min_tokens is None:
+                least = tier.least_tokens()
+                logger.info(
+                    "a prompt's token is computed in %.3g ms, %s brings %.0f MB/s: %s",
+                    1e3 * even.seconds_per_token,
+                    tier.name,
+                    even.read_rate / 1e6,
+                    "nothing is read" if least is None else f"prefixes are read from {least} tokens on",
+                )
+
+    def leave_ram(self, num_bytes: int) -> None:
+        """Leave so many bytes of host memory, in the layout's terms, to swapped blocks."""
+        for tier in self.each:
+            if tier.name == "ram":
+                tier.leave(num_bytes * tier.shards)
+
+    def stats(self) -> dict[TierName, TierStats]:
+        """Return contents and counters of each tier."""
+        return {tier.name: tier.stats() for tier in self.each}
+
+    def check(self) -> None:
+        """Raise AssertionError where a count is wrong; for tests."""
+        for tier in self.each:
+            tier.index.check()
+        self.prefetch.check()
+        assert not (self._writes or self._fills or self._is_planning), "a step was planned and not dispatched"

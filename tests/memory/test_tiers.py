@@ -1,0 +1,151 @@
+"""Which evicted blocks go to disk, under which names, and what is known of them when."""
+
+from __future__ import annotations
+
+import pytest
+from fake_store import FakeStore
+from memory_pools import run
+from small_schedulers import group, layout_of
+
+from jpaged.memory import MemoryManager, Tier, TierFill, Tiers, TierWrite
+from jpaged.memory.tiers import BreakEven
+from jpaged.memory.tiers.tier import BACKLOG_BYTES
+
+LAYOUT = layout_of([group()], 8)
+TOKENS = list(range(16))
+
+
+def make_tier(disk: FakeStore, *, pages: int = 100) -> Tiers:
+    even = BreakEven(latency=0.0, read_rate=1.0, min_tokens=1)
+    return Tiers([Tier("disk", LAYOUT, disk, pages * LAYOUT.page_bytes, 1, even)])
+
+
+@pytest.fixture
+def disk():
+    return FakeStore()
+
+
+@pytest.fixture
+def memory(disk):
+    """A pool of eight blocks that holds four cached ones of `TOKENS`, and a disk without any."""
+    memory = MemoryManager(LAYOUT, prefix_caching=True, tiers=make_tier(disk))
+    memory.add(0, 0)
+    memory.match_prefix(0, TOKENS)
+    run(memory, 0, TOKENS)
+    memory.free(0)
+    return memory
+
+
+def take_moves(memory: MemoryManager) -> tuple[list[TierWrite], list[TierFill]]:
+    """End the planning of a step, and dispatch it."""
+    moves = memory.tiers.take_writes(), memory.tiers.take_fills()
+    memory.dispatched()
+    return moves
+
+
+def fill_pool(memory: MemoryManager, seq_id: int = 1) -> None:
+    """Take all blocks, whoever has cached something in them."""
+    memory.add(seq_id, seq_id)
+    assert memory.allocate(seq_id, 32, first_write=0) is not None
+
+
+def test_what_a_step_evicts_is_written_under_a_name_and_found_from_the_next_step_on(memory):
+    memory.tiers.begin_step()
+    fill_pool(memory)
+    memory.read_ahead(2, [*TOKENS, 1], 0.0)
+    assert not memory.tiers.prefetch.staged(2), "it is not on its way yet"
+    writes, fills = take_moves(memory)
+    assert len(writes) == 4 and not fills
+    assert len({write.place for write in writes}) == len({write.name for write in writes}) == 4
+    memory.read_ahead(3, [*TOKENS, 1], 0.0)
+    memory.tiers.prefetch.waits_for(3, 0.0)
+    assert memory.tiers.stats()["disk"].failures == 4, "the fake disk was not given the writes"
+
+
+def test_what_is_lost_between_two_steps_is_not_written(memory):
+    fill_pool(memory)
+    assert take_moves(memory) == ([], []) and memory.tiers.stats()["disk"].num_blocks == 0
+
+
+def test_a_block_that_comes_from_host_memory_in_this_step_is_not_written(memory):
+    memory.tiers.begin_step()
+    memory._step.filled.update((0, block) for block in range(8))
+    fill_pool(memory)
+    assert take_moves(memory) == ([], [])
+
+
+def test_a_block_that_comes_from_disk_in_this_step_is_neither_filled_nor_written_when_its_prompt_goes(memory, disk):
+    memory.tiers.begin_step()
+    fill_pool(memory)
+    writes, _ = take_moves(memory)
+    for write in writes:
+        disk.write(write.place, write.name, b"there")
+    memory.free(1)
+    memory.tiers.begin_step()
+    memory.read_ahead(2, [*TOKENS, 1], 0.0)
+    memory.tiers.prefetch.waits_for(2, 0.0)
+    memory.add(2, 2)
+    assert memory.match_prefix(2, [*TOKENS, 1], from_tiers=True) == len(TOKENS)
+    memory.free(2)
+    fill_pool(memory, 3)
+    assert take_moves(memory) == ([], []) and not memory._step.filled
+
+
+def test_a_disk_that_cannot_keep_up_is_given_no_more(memory, disk):
+    disk.num_queued_bytes = BACKLOG_BYTES
+    memory.tiers.begin_step()
+    fill_pool(memory)
+    assert take_moves(memory) == ([], []) and memory.tiers.stats()["disk"].skipped == 4
+
+
+def test_a_disk_that_failed_is_left_alone(memory, disk):
+    disk.is_open = False
+    memory.tiers.begin_step()
+    fill_pool(memory)
+    assert take_moves(memory) == ([], [])
+    memory.read_ahead(2, [*TOKENS, 1], 0.0)
+    assert memory.tiers.prefetch.waits_for(2, 0.0) is None and not memory.tiers.stats()["disk"].is_open
+
+
+def test_other_weights_have_other_names(memory):
+    def names(seq_id):
+        memory.tiers.begin_step()
+        fill_pool(memory, seq_id)
+        written = take_moves(memory)[0]
+        memory.free(seq_id)
+        return {write.name for write in written}
+
+    before = names(1)
+    memory.new_generation()
+    assert memory.tiers.stats()["disk"].num_blocks == 0
+    memory.add(0, 0)
+    memory.match_prefix(0, TOKENS)
+    run(memory, 0, TOKENS)
+    memory.free(0)
+    after = names(1)
+    assert len(before) == len(after) == 4 and not before & after
+
+
+def test_reading_ahead_is_bounded_and_the_next_request_comes_first():
+    disk = FakeStore(delay=1)
+    memory = MemoryManager(LAYOUT, prefix_caching=True, tiers=make_tier(disk))
+    prompts = [[which] * 8 + [1] for which in range(3)]  # two blocks each; a quarter of the pool is two blocks
+    for which, prompt in enumerate(prompts):
+        memory.add(which, which)
+        memory.match_prefix(which, prompt)
+        run(memory, which, prompt)
+        memory.free(which)
+    memory.tiers.begin_step()
+    fill_pool(memory, 9)
+    for write in take_moves(memory)[0]:
+        disk.write(write.place, write.name, ["content"])
+    memory.read_ahead(10, prompts[0], 0.0)
+    memory.read_ahead(11, prompts[1], 0.0)
+    assert memory.tiers.prefetch.waits_for(10, 0.0) and memory.tiers.prefetch.waits_for(11, 0.0) is None
+    memory.read_ahead(12, prompts[2], 0.0, is_next=True)
+    assert memory.tiers.prefetch.waits_for(12, 0.0) and memory.tiers.prefetch.waits_for(10, 0.0) is None
+    disk.step()
+    memory.tiers.prefetch.waits_for(12, 0.0)
+    assert len(memory.tiers.prefetch.staged(12)) == 2 and memory.tiers.stats()["disk"].failures == 0
+    memory.tiers.prefetch.let_go(12)
+    memory.check_invariants()

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from jpaged.text.chat_template import images_in, templated
+from jpaged.text.chat_template import ChatOptions, Messages, images_in, templated
 from jpaged.text.tokenizer_errors import errors_of
 
-if TYPE_CHECKING:
-    from jpaged.text.prompt import Conversation
 
-
-def message_ends(conversation: Conversation, tokenizer: Any, text: str, token_ids: Sequence[int]) -> tuple[int, ...]:
+def message_ends(
+    messages: Messages, options: ChatOptions, tokenizer: Any, text: str, token_ids: Sequence[int]
+) -> tuple[int, ...]:
     """Return numbers of leading tokens, the likeliest to be shared first: those up to the last message's end, where the
     next turn begins; up to the message before, where the last one is asked anew; and up to the end of the system's
     messages, where other conversations begin.
@@ -24,23 +23,22 @@ def message_ends(conversation: Conversation, tokenizer: Any, text: str, token_id
     Args:
         text, token_ids: the conversation's prompt.
     """
-    messages = conversation.messages
     if images_in(messages):
         return ()  # the tokens of images are not those of the text
     system = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    alone = replace(options, add_generation_prompt=False, continue_final_message=False)
     found: list[int] = []
     for count in dict.fromkeys((len(messages), len(messages) - 1, system)):
-        end = _end_after(conversation, count, tokenizer, text, token_ids) if count else 0
+        end = _end_after(messages[:count], alone, tokenizer, text, token_ids) if count else 0
         if end and end not in found:
             found.append(end)
     return tuple(found)
 
 
-def _end_after(conversation: Conversation, count: int, tokenizer: Any, text: str, token_ids: Sequence[int]) -> int:
-    """Return the number of tokens of the first `count` messages; 0 where none ends with them."""
-    options = replace(conversation.options, add_generation_prompt=False, continue_final_message=False)
+def _end_after(messages: Messages, options: ChatOptions, tokenizer: Any, text: str, token_ids: Sequence[int]) -> int:
+    """Return the number of tokens of the first messages; 0 where none ends with them."""
     try:
-        before = templated(conversation.messages[:count], tokenizer, options)
+        before = templated(messages, tokenizer, options)
     except ValueError:  # templates may refuse a conversation that ends there
         return 0
     if not text.startswith(before):

@@ -123,7 +123,10 @@ def parse_prompt(
             )
         made = parse_prompt(said["prompt"], tokenizer, tokenization, add_special_tokens=False, bound=bound)
         if keeps_ends:
-            made = replace(made, prefix_ends=message_ends(prompt, tokenizer, said["prompt"], made.token_ids))
+            made = replace(
+                made,
+                prefix_ends=message_ends(prompt.messages, prompt.options, tokenizer, said["prompt"], made.token_ids),
+            )
         return made
     text, ids, salt, pictures = None, None, None, []
     ends: tuple[int, ...] = ()

@@ -398,8 +398,8 @@ class AsyncLLM:
             ValueError: the prompt is far too long, or as `LLM.chat_prompt`.
         """
         bound = self._bound(max_tokens, truncate_prompt_tokens)
-        inputs = self.input_processor
-        return chat_prompt(Conversation(messages, ChatOptions(**options)), inputs.tokenizer, inputs.images, bound)
+        inputs, conversation = self.input_processor, Conversation(messages, ChatOptions(**options))
+        return chat_prompt(conversation, inputs.tokenizer, inputs.images, bound, keeps_ends=inputs.keeps_ends)
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
         """Return the tokens of a text. The caller's thread does the work.

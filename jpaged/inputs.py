@@ -31,11 +31,14 @@ class TokensPrompt(TypedDict):
         prompt_token_ids: the ids.
         prompt: its text, which is only echoed in the output.
         cache_salt, multi_modal_data: as in `TextPrompt`.
+        prefix_ends: numbers of leading tokens that later prompts will share with this one, the likeliest first. Models
+            with recurrent layers keep their states there; others find prefixes of any length.
     """
 
     prompt_token_ids: Sequence[int]
     prompt: NotRequired[str | None]
     cache_salt: NotRequired[str | None]
+    prefix_ends: NotRequired[Sequence[int] | None]
     multi_modal_data: NotRequired[Mapping[str, Any] | None]
 
 

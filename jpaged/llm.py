@@ -330,7 +330,8 @@ class LLM:
         Raises:
             ValueError: there is no chat template, or the messages do not fit it, or as `chat`.
         """
-        return chat_prompt(Conversation(messages, ChatOptions(**options)), self.tokenizer, self.input_processor.images)
+        inputs, conversation = self.input_processor, Conversation(messages, ChatOptions(**options))
+        return chat_prompt(conversation, self.tokenizer, inputs.images, keeps_ends=inputs.keeps_ends)
 
     def _kept(self, deltas: Generator[StreamDelta, None, None]) -> Generator[StreamDelta, None, None]:
         """Yield a stream's deltas. The generator keeps this LLM alive, even if the caller drops the LLM."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from jpaged.cache_retention import CacheRetention
-from jpaged.memory.hash_chain import HashChain
+from jpaged.memory.checkpoint_share import Guess
+from jpaged.memory.hash_chain import HashChain, TokenSpan, last_end
 from jpaged.memory.pages import OpenPages
 from jpaged.memory.policies import UNBOUNDED, Policy
 
@@ -34,9 +35,11 @@ class RequestBlocks:
         encoder_tokens: number of encoder tokens that its cross-attention layers read.
         prompt_tokens: length of its prompt; None = unknown.
         kept_tokens: leading tokens that are to be found as a prefix once they are computed; 0 = none.
+        marks: lengths after which later prompts may part from it, the likeliest first.
         begun: arguments of the first `begin`; None before it.
         parts_at: leading tokens that layers without windows had cached when it began: its prompt parts from another
             one there, and later ones may, too.
+        ends: lengths after which it is to leave what a later request may begin with, see `Policy.for_prefix`.
         groups: policy and block size (tokens) of each layer group, for this request.
         releases: whether any group's policy may release blocks while a sequence grows.
         retention: what it asks of the prefix cache; None = nothing.
@@ -47,8 +50,11 @@ class RequestBlocks:
     __slots__ = (
         "begun",
         "encoder_tokens",
+        "ends",
+        "goes_on",
         "groups",
         "kept_tokens",
+        "marks",
         "num_seqs",
         "open_pages",
         "parts_at",
@@ -67,30 +73,56 @@ class RequestBlocks:
         encoder_tokens: int,
         prompt_tokens: int | None = None,
         kept_tokens: int = 0,
+        marks: Sequence[int] = (),
     ) -> None:
         self.request_id = request_id
         self.open_pages = open_pages
         self.encoder_tokens = encoder_tokens
         self.prompt_tokens = prompt_tokens
         self.kept_tokens = kept_tokens
+        self.marks = marks
         self.begun: tuple[int, int] | None = None
         self.parts_at = 0
+        self.ends: tuple[int, ...] = ()
+        self.goes_on = False
         self.groups = request_groups(groups, encoder_tokens, prompt_tokens)
         self.releases = any(policy.releases for policy, _ in groups)
         self.retention: CacheRetention | None = None
         self.tier_tokens: Mapping[str, int] = {}
         self.num_seqs = 0
 
-    def begin(self, cached: int, shared: int) -> None:
+    def begin(self, cached: int, shared: int, ends: Sequence[int] = (), *, goes_on: bool = False) -> None:
         """Fix the policies, which may depend on the cached prefix of `cached` tokens at the first sequence's beginning.
 
         Args:
             shared: leading tokens that recent requests began with, too.
+            ends: lengths after which others may, the likeliest first. Where `kept_tokens` is given that alone counts.
         """
         if self.begun is None:
-            self.begun = cached, shared
-        kept = self.kept_tokens or shared
-        self.groups = [(policy.for_prefix(cached, kept), size) for policy, size in self.groups]
+            self.begun, self.ends, self.goes_on = (cached, shared), tuple(ends), goes_on
+        if self.goes_on:
+            self.groups = [(policy.to_go_on(), size) for policy, size in self.groups]
+        kept = (self.kept_tokens,) if self.kept_tokens else (shared, *ends)
+        self.groups = [(policy.for_prefix(cached, *kept), size) for policy, size in self.groups]
+
+    def guess(self, end: int) -> Guess | None:
+        """Return why the state after `end` tokens is kept once no sequence owns it; None where a request began with it
+        or will certainly begin with it."""
+        if end == self.kept_tokens or (self.begun is not None and end in self.begun):
+            return None
+        inside = end not in self.ends and self.prompt_tokens is not None and end < self.prompt_tokens
+        return Guess.INSIDE if inside else Guess.AT_END
+
+    def known_ends(self, step: int, spans: Sequence[TokenSpan], *, parts: bool) -> list[int]:
+        """Return the lengths after which a later request will probably begin: the marks, and the end of the prompt.
+
+        Args:
+            parts: whether prompts are known to part inside: then their end is left out.
+            step: number of tokens of which every prefix is a multiple.
+            spans: tokens that stand for images.
+        """
+        known = self.marks if parts or not self.prompt_tokens else (*self.marks, self.prompt_tokens)
+        return [end for length in known if (end := last_end(length, spans, step))]
 
     def prefix_to_come(self, length: int, step: int) -> int:
         """Return the longest prefix, of at most `length` tokens, that can be found once a sequence has computed so

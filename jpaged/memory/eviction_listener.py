@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jpaged.memory.allocator import BlockAllocator
+from jpaged.memory.checkpoint_share import CheckpointShare
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.prefix_prediction import PredictedPrefixes
 from jpaged.memory.retention import Retention
@@ -21,6 +22,7 @@ class EvictionListener:
     Attributes:
         shared: contents that requests hold, by their groups. One that loses a block is lost as a whole.
         predicted: learns which prefixes were evicted; None = nothing is predicted.
+        checkpoints: bounds cached states; None = there are none.
         step: knows the blocks whose content is not in the pool yet; None = there are none.
         retention: the priorities that requests gave to contents; None = there are none.
     """
@@ -31,6 +33,7 @@ class EvictionListener:
         self.retention: Retention | None = None
         self.shared: dict[int, SharedBlocks] = {}
         self.predicted: PredictedPrefixes | None = None
+        self.checkpoints: CheckpointShare | None = None
         self.step: StepBlocks | None = None
 
     def evicted(self, g: int, block: int) -> None:
@@ -38,6 +41,8 @@ class EvictionListener:
         if g in self.shared:
             self.shared[g].evicted(block)
             return
+        if self.checkpoints is not None and g in self.checkpoints.groups:
+            self.checkpoints.forget(g, block)
         link = self._cache.link(g, block)
         if link is not None and self.predicted is not None:
             self.predicted.lost.evicted(g, link.digest)

@@ -19,6 +19,7 @@ from jpaged.memory import invariants
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables, RequestBlocks, Sequences, request_groups
 from jpaged.memory.capacity import CapacityCheck, Fit, Lifetime, Need, ReclaimEstimate
+from jpaged.memory.checkpoint_share import CheckpointShare
 from jpaged.memory.copies import BlockCopy
 from jpaged.memory.eviction_listener import EvictionListener
 from jpaged.memory.hash_chain import TokenSpan
@@ -59,6 +60,7 @@ class MemoryParts(NamedTuple):
         recent: the prefixes of recent requests; None = nothing needs them.
         predicted: chooses the protected ones; None = none.
         retention: the priorities that requests gave to cached contents.
+        checkpoints: bounds cached states; None = no layers keep any.
     """
 
     groups: Sequence[tuple[Policy, int]]
@@ -71,6 +73,7 @@ class MemoryParts(NamedTuple):
     recent: RecentPrefixes | None
     predicted: PredictedPrefixes | None
     retention: Retention
+    checkpoints: CheckpointShare | None
 
 
 class MemoryManager:
@@ -130,10 +133,12 @@ class MemoryManager:
         self._cache_salt_bytes = cache_salt_bytes
         self._clock = clock
         self._tracker: MapTracker | None = None
-        self._groups = [(group.spec.policy, group.spec.block_size) for group in layout.groups]
-        if not prefix_caching:
-            self._groups = [(policy.for_prefix(0, 0), size) for policy, size in self._groups]
         self.misses = MissReasons(layout)
+        self._groups = [
+            (policy.for_pool(group.num_blocks) if prefix_caching else policy.for_prefix(0, 0), group.spec.block_size)
+            for group in layout.groups
+            for policy in [group.spec.policy]
+        ]
         self.clear()
 
     def clear(self) -> None:
@@ -159,12 +164,13 @@ class MemoryManager:
         if self._cache_salt_bytes is not None:
             sizes = [group.block_bytes for group in layout.groups]
             self._allocator.watch = SaltLimits(self._cache_salt_bytes, sizes, self._cache, self._allocator.discard)
-        self._step = StepBlocks(self._allocator, self._cache)
+        # Policies with optional blocks place checkpoints where recent requests' shared prefixes end, among others.
+        states = [g for g, (policy, _) in enumerate(self._groups) if policy.optional_blocks]
+        self._checkpoints = CheckpointShare(layout, self._allocator, states) if states else None
+        self._step = StepBlocks(self._allocator, self._cache, self._checkpoints)
         predicts = self.prefix_caching and self._prefix_eviction == "predicted"
-        # Policies with optional blocks place checkpoints where recent requests' shared prefixes end.
-        places_ends = any(policy.optional_blocks for policy, _ in self._groups)
         self._requests: dict[int, RequestBlocks] = {}
-        self._recent = recent = RecentPrefixes(layout, self._requests) if predicts or places_ends else None
+        self._recent = recent = RecentPrefixes(layout, self._requests) if predicts or states else None
         self._predicted = PredictedPrefixes(layout, self._allocator, recent) if predicts and recent else None
         aligned = self._prefix_eviction != "lru"
         self._updater = TableUpdater(
@@ -174,6 +180,7 @@ class MemoryManager:
             aligned=aligned,
             recent=recent,
             predicted=self._predicted,
+            checkpoints=self._checkpoints,
             filled=None if self.tiers is None else self.tiers.filled,
             retention=retention,
         )
@@ -181,7 +188,7 @@ class MemoryManager:
             layout, self._allocator, self._updater.next_tick, prefix_caching=self.prefix_caching
         )
         listener.shared = {blocks.group: blocks for blocks in self.shared.values()}
-        listener.predicted, listener.step = self._predicted, self._step
+        listener.predicted, listener.step, listener.checkpoints = self._predicted, self._step, self._checkpoints
         self._lookup = PrefixLookup(
             self._groups,
             self._allocator,
@@ -190,6 +197,8 @@ class MemoryManager:
             self._step,
             recent=recent,
             predicted=self._predicted,
+            checkpoints=self._checkpoints,
+            prefix_step=layout.prefix_step,
             tiers=self.tiers,
         )
         self._sequences = Sequences()
@@ -229,6 +238,7 @@ class MemoryManager:
             self._recent,
             self._predicted,
             self._retention,
+            self._checkpoints,
         )
 
     def empty_copy(self, layout: PoolLayout, *, swap_space_bytes: int) -> MemoryManager:
@@ -255,6 +265,7 @@ class MemoryManager:
         prompt_tokens: int | None = None,
         kept_tokens: int = 0,
         retention: CacheRetention | None = None,
+        marks: Sequence[int] = (),
     ) -> None:
         """Add a sequence with empty tables; its blocks will be placed in the pages of its request.
 
@@ -266,6 +277,7 @@ class MemoryManager:
             kept_tokens: leading tokens of the prompt that are to be found as a prefix once they are computed, a
                 multiple of the layout's `prefix_step`; 0 = wherever the policies see fit.
             retention: what the request asks of the prefix cache; its breakpoints are the caller's.
+            marks: lengths, in tokens, after which later prompts may part from this one, the likeliest first.
 
         Raises:
             ValueError: the sequence exists, the request has another number of encoder tokens, or no layer reads any.
@@ -274,7 +286,7 @@ class MemoryManager:
         request = self._requests.get(request_id)
         if request is None:
             placed = self._allocator.new_request()
-            request = RequestBlocks(request_id, placed, self._groups, encoder_tokens, prompt_tokens, kept_tokens)
+            request = RequestBlocks(request_id, placed, self._groups, encoder_tokens, prompt_tokens, kept_tokens, marks)
             request.retention = retention
             self._requests[request_id] = request
         elif request.encoder_tokens != encoder_tokens:
@@ -338,11 +350,18 @@ class MemoryManager:
         """
         sequence = self._sequences[seq_id]
         needs, replaced = self._updater.missing_blocks(sequence, num_tokens, first_write)
+        left = self._updater.add_left(sequence, first_write, needs, replaced) if self._checkpoints is not None else []
         if any(needs):
             taken = self._allocator.take(needs, sequence.request.open_pages)
+            if taken is None and left:  # nothing is preempted for a later request's sake
+                self._updater.remove_left(left, needs, replaced)
+                left = []
+                taken = self._allocator.take(needs, sequence.request.open_pages)
             if taken is None:
                 return None
             copies = self._updater.install(sequence, num_tokens, taken, replaced, first_write)
+            for g, block in left:
+                self._updater.keep_left(sequence, g, block, first_write)
         else:
             copies = []
         sequence.num_slots = max(sequence.num_slots, num_tokens)
@@ -629,6 +648,11 @@ class MemoryManager:
         return blocks.spare + self._allocator.pages.num_available * blocks.blocks_per_page
 
     @property
+    def keeps_states(self) -> bool:
+        """Return whether prefixes end where states are kept, so that it helps to know where later prompts part."""
+        return self._checkpoints is not None
+
+    @property
     def num_used_blocks(self) -> int:
         """Return how many blocks sequences and what requests hold have, over all groups."""
         return sum(group.num_used for group in self._allocator.groups)
@@ -669,6 +693,7 @@ class MemoryManager:
             self.swap_space.host,
             self._pinned.seq_ids,
             self.shared.values(),
+            self._checkpoints,
         )
 
     def map(self, lengths: Mapping[int, int] | None = None) -> MemoryMap:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import BlockTables, RequestBlocks
+from jpaged.memory.checkpoint_share import CheckpointShare
 from jpaged.memory.eviction_key import EvictionKey
 from jpaged.memory.hash_chain import HashChain, Link, TokenSpan
 from jpaged.memory.policies import Policy
@@ -43,6 +44,8 @@ class PrefixLookup:
         step: learns which blocks are filled from a tier.
         recent: hears of each prompt that begins; None = nothing needs it.
         predicted: chooses which of its blocks to protect; None = none.
+        checkpoints: learns where requests part; None = no layers keep states.
+        prefix_step: number of tokens of which every prefix is a multiple.
         tiers: have content that the pool lacks; None = there are none.
     """
 
@@ -56,9 +59,13 @@ class PrefixLookup:
         *,
         recent: RecentPrefixes | None,
         predicted: PredictedPrefixes | None,
+        checkpoints: CheckpointShare | None,
+        prefix_step: int,
         tiers: Tiers | None,
     ) -> None:
+        self._checkpoints = checkpoints
         self._groups = groups
+        self._prefix_step = prefix_step
         self._allocator = allocator
         self._cache = cache
         self._updater = updater
@@ -87,7 +94,7 @@ class PrefixLookup:
         length, found = self._cache.match(sequence, token_ids, limit, spans)
         self._named.append(_NamedPrompt(known, _copies(sequence.chains)))
         sequence.request.parts_at = max(length, self._kept_of(found))
-        self._begin(sequence, length)
+        self._begin(sequence, length, spans)
         if length:
             self._updater.attach(sequence, prefix_tables(sequence.request.groups, found, length), length)
         return length
@@ -149,7 +156,7 @@ class PrefixLookup:
             nearer = {key for key, block in staged.items() if block.tier <= number}
             reached = self._cache.match(sequence, token_ids, limit, spans, nearer)[0]
             tokens[tier.name], cached = reached - cached, reached
-        self._begin(sequence, length)
+        self._begin(sequence, length, spans)
         attached = self._attach_contents(sequence, found, length)
         if attached is None:
             return 0
@@ -162,10 +169,15 @@ class PrefixLookup:
         sequence.request.tier_tokens = {name: number for name, number in tokens.items() if number}
         return length
 
-    def _begin(self, sequence: BlockTables, length: int) -> None:
+    def _begin(self, sequence: BlockTables, length: int, spans: Sequence[TokenSpan]) -> None:
         """Fix the policies and predictions of a sequence that begins with a cached prefix of `length` tokens."""
         shared = 0 if self._recent is None else self._recent.arrived(sequence)
-        sequence.request.begin(length, shared)
+        if self._checkpoints is not None and self._recent is not None and shared:
+            self._checkpoints.arrived(shared, goes_on=self._recent.goes_on(sequence.request.request_id))
+        request = sequence.request
+        seen = self._checkpoints
+        ends = request.known_ends(self._prefix_step, spans, parts=seen is not None and seen.parts)
+        request.begin(length, shared, ends, goes_on=seen is not None and seen.goes_on)
         if self._predicted is not None:
             self._predicted.lost.requested(sequence.request.request_id, length)
             self._predicted.predict(sequence, shared)

@@ -50,6 +50,7 @@ class RecentPrefixes:
         self.most_requests = MOST_REQUESTS
         self._running = running
         self._uses: Counter[bytes] = Counter()
+        self._ends: Counter[bytes] = Counter()
         self._num_digests = 0
         self._step = layout.prefix_step
         self.chain_key = max(group.spec.block_size for group in layout.groups if group.spec.policy.names_tokens)
@@ -68,6 +69,12 @@ class RecentPrefixes:
         shared = bisect_left(digests, True, key=lambda digest: self._uses[digest] == 0)
         self.remember(request_id, Recent(digests, len(digests), shared))
         return shared * self._step
+
+    def goes_on(self, request_id: int) -> bool:
+        """Tell whether a request that arrived begins with another one's whole prompt."""
+        entry = self.entries[request_id]
+        own = {entry.digests[entry.num_prompt - 1]} if entry.num_prompt else set()
+        return any(self._ends[digest] > (digest in own) for digest in entry.digests[: entry.shared])
 
     def ended(self, sequence: BlockTables) -> None:
         """Note the generated tokens of a sequence that was freed: they may be in the next request's prompt."""
@@ -89,6 +96,8 @@ class RecentPrefixes:
         """Add a request to the recent ones; the oldest that have ended go where they are too many."""
         self.entries[request_id] = entry
         self._uses.update(entry.digests)
+        if entry.num_prompt:
+            self._ends[entry.digests[entry.num_prompt - 1]] += 1
         self._num_digests += len(entry.digests)
         self.most_requests = max(self.most_requests, 2 * len(self._running))
         while len(self.entries) > self.most_requests or self._num_digests > self._most_digests:
@@ -101,6 +110,8 @@ class RecentPrefixes:
         entry = self.entries.pop(request_id, None)
         if entry is not None:
             self._num_digests -= len(entry.digests)
+            if entry.num_prompt:
+                self._ends[entry.digests[entry.num_prompt - 1]] -= 1
             for digest in entry.digests:
                 self._uses[digest] -= 1
                 if not self._uses[digest]:

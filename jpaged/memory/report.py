@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
+from jpaged.memory.checkpoint_share import CheckpointShare
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.shared_blocks import SharedBlocks
 from jpaged.memory.swap import HostBlocks
@@ -51,6 +52,8 @@ class GroupReport:
         padding: share of every block that these waste, see `PoolLayout.plan`.
         table_entries: blocks that the sequences would own if nothing were shared.
         pinned: used blocks that are held for good.
+        unproven: evictable blocks of states that no request has begun with, see `CheckpointShare`.
+        most_unproven: most of these that may stay.
         host_used: blocks of swapped sequences in host memory.
         host_blocks: most blocks of this group that host memory could hold.
     """
@@ -66,6 +69,8 @@ class GroupReport:
     table_entries: int
     padding: float = 0.0
     pinned: int = 0
+    unproven: int = 0
+    most_unproven: int = 0
     host_used: int = 0
     host_blocks: int = 0
 
@@ -153,6 +158,8 @@ class MemoryReport:
             lines.append(f"blocks are padded, to keep large pages small: {padded}")
         if any(g.pinned for g in self.groups):
             lines.append("pinned blocks: " + ", ".join(f"{g.name} {g.pinned}" for g in self.groups))
+        if states := ", ".join(f"{g.name} {g.unproven}/{g.most_unproven}" for g in self.groups if g.most_unproven):
+            lines.append(f"cached states that no request has begun with: {states}")
         if self.host_bytes:
             swapped = ", ".join(f"{g.name} {g.host_used}/{g.host_blocks}" for g in self.groups)
             used = f"{_size(self.host_used_bytes)} used"
@@ -168,6 +175,7 @@ def build_report(
     host: HostBlocks,
     pinned: Iterable[int],
     shared: Iterable[SharedBlocks],
+    checkpoints: CheckpointShare | None = None,
 ) -> MemoryReport:
     """Collect the report; `lengths` overrides the committed length of a sequence, `shared` are images
     and adapters. O(blocks in use)."""
@@ -189,6 +197,8 @@ def build_report(
                 table_entries=entries,
                 padding=group.padding,
                 pinned=len({block for s in pinned for block in tables[s].tables[g]} - {NO_BLOCK}),
+                unproven=0 if checkpoints is None else checkpoints.count(g),
+                most_unproven=0 if checkpoints is None else checkpoints.most(g),
                 host_used=host.num_used(g),
                 host_blocks=host.capacity(g),
             )

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from jpaged.memory.allocator import BlockAllocator
+from jpaged.memory.checkpoint_share import CheckpointShare, Guess
 from jpaged.memory.copies import BlockCopy, HostBlock
 from jpaged.memory.eviction_key import EvictionKey
 from jpaged.memory.prefix_cache import PrefixCache
@@ -21,6 +22,7 @@ class StepBlocks:
 
     Args:
         allocator, cache: the pool's blocks and their contents.
+        checkpoints: bounds cached states; None = there are none.
 
     Attributes:
         filled: blocks of the pool, as (group, block), that are filled from another tier.
@@ -28,7 +30,10 @@ class StepBlocks:
         host: host blocks that are swapped in, which have an owner more.
     """
 
-    def __init__(self, allocator: BlockAllocator, cache: PrefixCache) -> None:
+    def __init__(
+        self, allocator: BlockAllocator, cache: PrefixCache, checkpoints: CheckpointShare | None = None
+    ) -> None:
+        self._checkpoints = checkpoints
         self._allocator = allocator
         self._cache = cache
         self.filled: set[tuple[int, int]] = set()
@@ -68,4 +73,7 @@ class StepBlocks:
         return host
 
     def _release(self, g: int, block: int, time: int) -> None:
-        self._allocator.release(g, block, EvictionKey(time, 0), keep=self._cache.holds(g, block))
+        keep = self._cache.holds(g, block)
+        self._allocator.release(g, block, EvictionKey(time, 0), keep=keep)
+        if keep and self._checkpoints is not None:
+            self._checkpoints.left(g, block, Guess.AT_END)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Sequence
 from jpaged.cache_retention import CacheRetention
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
+from jpaged.memory.checkpoint_share import CheckpointShare
 from jpaged.memory.copies import BlockCopy
 from jpaged.memory.eviction_key import EvictionKey
 from jpaged.memory.hash_chain import Link
@@ -27,6 +28,7 @@ class TableUpdater:
         aligned: whether, among blocks needed last together, the longest prefix is evicted first in every group.
         recent: remembers the prefixes of sequences that end; None = nothing needs them.
         predicted: protects the blocks that it expects to be needed again; None = none.
+        checkpoints: bounds cached states; None = there are none.
         filled: called when a block is cached, see `Tiers.filled`; None = nothing needs it.
         retention: the priorities that requests gave.
 
@@ -44,10 +46,12 @@ class TableUpdater:
         aligned: bool = True,
         recent: RecentPrefixes | None = None,
         predicted: PredictedPrefixes | None = None,
+        checkpoints: CheckpointShare | None = None,
         filled: Callable[[int, int, Link, bool], None] | None = None,
         retention: Retention,
     ) -> None:
         self._retention = retention
+        self._checkpoints = checkpoints
         self._recent = recent
         self._aligned = aligned
         self._predicted = predicted
@@ -74,6 +78,8 @@ class TableUpdater:
             for block in tables[g]:
                 if block != NO_BLOCK:
                     self._allocator.share(g, block)
+                    if self._checkpoints is not None:
+                        self._checkpoints.forget(g, block)
             sequence.released_below[g] = policy.active_blocks(length, size)[-1].start
             sequence.num_hashed[g] = len(tables[g])
         sequence.tables = tables
@@ -112,6 +118,52 @@ class TableUpdater:
             replaced.append(shared)
             needs.append(len(policy.placed(range(number, total), size)) + len(shared))
         return needs, replaced
+
+    def add_left(
+        self, sequence: BlockTables, length: int, needs: list[int], replaced: list[list[int]]
+    ) -> list[tuple[int, int]]:
+        """Add to what an append takes a block for each one that holds the state after `length` tokens of an answer,
+        which the append would change; return these as (group, block).
+
+        Only tokens that are known name a state: where one of them is in flight, it is not kept.
+        """
+        assert self._checkpoints is not None
+        left = []
+        for g in self._checkpoints.of_answers:
+            policy, size = sequence.request.groups[g]
+            if policy.answer_end(length, size) != length or length // size > sequence.num_hashed[g]:
+                continue
+            entry, table = policy.num_blocks(length, size) - 1, sequence.tables[g]
+            if (entry + 1) * size == length or entry in replaced[g] or entry >= len(table):
+                continue
+            link = self._cache.chain(sequence, g).links[length // size - 1]
+            if self._cache.twin(g, link) is None:
+                needs[g] += 1
+                replaced[g].append(entry)
+                left.append((g, table[entry]))
+        return left
+
+    def remove_left(self, left: list[tuple[int, int]], needs: list[int], replaced: list[list[int]]) -> None:
+        """Undo `add_left`."""
+        for g, _ in left:
+            needs[g] -= 1
+            replaced[g].pop()
+
+    def keep_left(self, sequence: BlockTables, g: int, block: int, length: int) -> None:
+        """Cache a block that was replaced as the state after `length` tokens of an answer, in place of the one before.
+
+        Its copy owns it until the step is dispatched.
+        """
+        assert self._checkpoints is not None
+        if (g, block) not in self._step.sources:
+            return  # it was not copied, so it is gone
+        policy, size = sequence.request.groups[g]
+        links = self._cache.chain(sequence, g).links
+        self._remember(g, block, links[length // size - 1])
+        before = policy.answer_end(length - 1, size)
+        old = self._cache.find(g, links[before // size - 1]) if before else None
+        if old is not None:
+            self._checkpoints.drop(g, old)
 
     def install(
         self,
@@ -253,6 +305,7 @@ class TableUpdater:
         runs, release = sequence.predicted[g], self._allocator.release
         retention = sequence.request.retention
         ranked = retention is not None or bool(self._retention)
+        checkpoints = self._checkpoints if self._checkpoints is not None and g in self._checkpoints.groups else None
         for i in reversed(logical):
             block = table[i]
             if block != NO_BLOCK:
@@ -264,6 +317,10 @@ class TableUpdater:
                 if level or i in unlikely:
                     time, protect = time.at_level(level or UNLIKELY), False  # the user knows better than the prediction
                 release(g, block, time, cached, protect)
+                if checkpoints is not None and cached:
+                    guess = sequence.request.guess((i + 1) * size)
+                    if guess is not None:
+                        checkpoints.left(g, block, guess)
 
     def _level(self, retention: CacheRetention | None, g: int, block: int, end: int) -> int:
         """Return the level of priority of a cached block whose prefix ends at `end`, after noting what a request that

@@ -58,6 +58,7 @@ class Allocation:
             prompt_tokens=len(request.prompt_token_ids),
             kept_tokens=request.kept_tokens,
             retention=request.retention,
+            marks=request.prefix_ends,
         )
         if request.compact_placement:
             self.memory.pack(seq.seq_id)

@@ -121,6 +121,8 @@ class Request:
         kept_tokens: leading tokens of the prompt that are to be found as a prefix once they are computed, see
             `MemoryManager.add`; 0 = wherever the layers see fit.
         retention: what it asks of the prefix cache; None = nothing.
+        prefix_ends: numbers of leading tokens of the prompt after which later prompts may part from it, the likeliest
+            first: ends of messages, and where the caller says so.
         allowed_mask: packed bits of the tokens it may draw, as in `TokenMasks.mask`; None = all.
         beam: the beam search of a beam request, whose sequences are the beams, best first; None for others.
         compact_placement: whether its blocks go where they open fewest large pages, see `MemoryManager.pack`.
@@ -156,6 +158,7 @@ class Request:
     encoder_tokens: int = 0
     kept_tokens: int = 0
     retention: CacheRetention | None = None
+    prefix_ends: tuple[int, ...] = ()
     asks: dict[str, Any] = field(default_factory=dict)
     held: dict[str, Any] = field(default_factory=dict)
     pooling: Pooling | None = None

@@ -137,6 +137,7 @@ def request_data(request: Request, now: float, arrays: SavedArrays | None = None
         "pause_ages": [now - then for then in request.pause_times],
         **{held.saved_name: held.data(request, arrays) for held in KINDS.values()},
         "retention": None if request.retention is None else [[list(one) for one in each] for each in request.retention],
+        "prefix_ends": list(request.prefix_ends),
         "params": params_data(request.params),
         "stop_ids": sorted(request.stop_ids),
         "eos_ids": sorted(request.eos_ids),
@@ -175,6 +176,7 @@ def load_request(data: Mapping[str, Any], now: float, arrays: Seq[Arrays] = ()) 
         **{name: _time(data[name], now) for name in TIMES},
         pause_times=[now - age for age in data["pause_ages"]],
         params=load_params(data["params"]),
+        prefix_ends=tuple(data.get("prefix_ends", ())),  # saved by 0.2.0 without them
         stop_ids=stop_ids,
         eos_ids=eos_ids,
         bad_words=tuple(tuple(word) for word in data["bad_words"]),

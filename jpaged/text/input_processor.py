@@ -96,6 +96,7 @@ class InputProcessor:
         images: prepares images; None = none are taken.
         adapters: finds low-rank adapters; None = there are none.
         no_output: why the model generates nothing; None = it does.
+        keeps_ends: whether prompts of messages name the messages' ends, see `chat_prompt`.
     """
 
     def __init__(
@@ -112,7 +113,9 @@ class InputProcessor:
         prompt_vocab_size: int | None = None,
         no_output: str | None = None,
         adapters: AdapterSource | None = None,
+        keeps_ends: bool = False,
     ) -> None:
+        self.keeps_ends = keeps_ends
         self.adapters = adapters or NoAdapters()
         self.images = images or ImageInputs()
         self.tokenizer = tokenizer
@@ -157,7 +160,9 @@ class InputProcessor:
         if self._no_output is not None:
             raise ValueError(self._no_output)
         bound = self.bound(params.truncate_prompt_tokens if isinstance(params, SamplingParams) else None, tokenization)
-        parsed = parse_prompt(prompt, self.tokenizer, tokenization, self.images, bound=bound)
+        parsed = parse_prompt(
+            prompt, self.tokenizer, tokenization, self.images, bound=bound, keeps_ends=self.keeps_ends
+        )
         return self.request(parsed, params, priority, streamed=streamed, lora=lora, prefill_only=prefill_only)
 
     def bound(self, truncate_prompt_tokens: int | None = None, tokenization: Tokenization = DEFAULT) -> TokenBound:
@@ -234,6 +239,7 @@ class InputProcessor:
             priority=priority,
             cache_salt=prompt.cache_salt,
             retention=prompt.retention,
+            prefix_ends=self._ends_within(prompt, len(token_ids)),
             bad_words=bad_words,
             allowed_mask=allowed_mask(params, self.vocab_size),
             asks=asks_for(prompt.images, adapter),
@@ -286,6 +292,18 @@ class InputProcessor:
                 limit = f"the engine's max_logprobs={most}; max_logprobs=-1 allows all"
                 raise ValueError(f"{name}={asked}{every} is above {limit}")
         return replace(params, **whole) if whole else copy.copy(params)
+
+    def _ends_within(self, prompt: ParsedPrompt, count: int) -> tuple[int, ...]:
+        """Return the ends of a prompt's prefixes within its last `count` tokens.
+
+        Raises:
+            ValueError: one is after the prompt's own end.
+        """
+        length = len(prompt.token_ids)
+        if prompt.prefix_ends and max(prompt.prefix_ends) > length:
+            raise ValueError(f"prefix_ends={list(prompt.prefix_ends)} ends after the prompt's {length} tokens")
+        cut = length - count
+        return tuple(end - cut for end in prompt.prefix_ends if end > cut)
 
     def _truncated(self, token_ids: list[int], params: SamplingParams) -> list[int]:
         """Return the last tokens of a prompt, as many as the parameters ask for."""

@@ -12,13 +12,14 @@ from jpaged.scheduling.inputs import PromptItem
 from jpaged.text.chat_template import ChatOptions, Messages, images_in, templated
 from jpaged.text.images import ImageInputs, images_of
 from jpaged.text.long_text import TokenBound, beginning, encode_bounded
+from jpaged.text.message_ends import message_ends
 from jpaged.text.tokenizer_errors import errors_of
 from jpaged.validation import boolean, check_unicode, integer, whole
 from jpaged.vllm_refusals import check_prompt_keys
 
 Prompt = str | Mapping[str, Any] | Sequence[int]
 _RETENTION = ("retention_directives", "cache_breakpoints")
-_KEYS = ("prompt", "prompt_token_ids", "cache_salt", *_RETENTION)
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "prefix_ends", *_RETENTION)
 _TEXT_KEYS = {"prompt", "cache_salt"}
 
 
@@ -32,13 +33,14 @@ class Conversation:
 
 @dataclass(frozen=True)
 class ParsedPrompt:
-    """A prompt as the engine takes it; see `Request` for `cache_salt` and `images`."""
+    """A prompt as the engine takes it; see `Request` for `cache_salt`, `images` and `prefix_ends`."""
 
     text: str | None
     token_ids: list[int]
     cache_salt: str | None = None
     retention: CacheRetention | None = None
     images: tuple[PromptItem, ...] = ()
+    prefix_ends: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ def parse_prompt(
     add_special_tokens: bool = True,
     prepare: bool = True,
     bound: TokenBound | None = None,
+    keeps_ends: bool = False,
 ) -> ParsedPrompt:
     """Any form of a prompt as token ids. Of a mapping with text and ids, the ids are used and the text is only echoed.
 
@@ -97,6 +100,7 @@ def parse_prompt(
         images: prepares images; None = none are taken.
         bound: limit on the tokens of a text, so that a text far above it is refused without being tokenized whole;
             None = there is none. Prompts that are a little longer are returned.
+        keeps_ends: whether a conversation's prompt names the ends of its messages, where layers may keep a state.
         prepare: False leaves out the images of a text, which has their tokens all the same.
 
     Raises:
@@ -120,8 +124,15 @@ def parse_prompt(
                 prepare=prepare,
                 bound=bound,
             )
-        return parse_prompt(said["prompt"], tokenizer, tokenization, add_special_tokens=False, bound=bound)
+        made = parse_prompt(said["prompt"], tokenizer, tokenization, add_special_tokens=False, bound=bound)
+        if keeps_ends:
+            made = replace(
+                made,
+                prefix_ends=message_ends(prompt.messages, prompt.options, tokenizer, said["prompt"], made.token_ids),
+            )
+        return made
     text, ids, salt, retention, pictures = None, None, None, None, []
+    ends: tuple[int, ...] = ()
     if isinstance(prompt, str):
         text = prompt
     elif isinstance(prompt, Mapping):
@@ -132,6 +143,7 @@ def parse_prompt(
             raise ValueError("a prompt needs 'prompt' or 'prompt_token_ids', and has neither")
         check_salt(salt)
         retention = read_retention(*map(prompt.get, _RETENTION))
+        ends = prefix_ends_of(prompt.get("prefix_ends"), has_ids=ids is not None)
     elif prompt is None:
         raise ValueError("prompt=None must be text, a mapping or token ids")
     else:
@@ -171,7 +183,8 @@ def parse_prompt(
             f"{tokenization.max_length} would cut it: prompts with images are not cut"
         )
     kept = plain if tokenization.max_length is None else plain[-tokenization.max_length :]
-    return ParsedPrompt(text, kept, salt, retention, placed)
+    cut = len(plain) - len(kept)
+    return ParsedPrompt(text, kept, salt, retention, placed, tuple(end - cut for end in ends if end > cut))
 
 
 def with_text_before(prompt: Prompt, text: str) -> Prompt:
@@ -200,6 +213,21 @@ def cut_text(prompt: Prompt, tokenizer: Any, most: int, tokenization: Tokenizati
     return {**(prompt if isinstance(prompt, Mapping) else {}), "prompt": text, "prompt_token_ids": ids}
 
 
+def prefix_ends_of(ends: Sequence[int] | None, *, has_ids: bool) -> tuple[int, ...]:
+    """Return the lengths after which other prompts may part from this one, which are counted in its own tokens.
+
+    Raises:
+        ValueError: they are no positive integers, or the prompt is no token ids.
+    """
+    if ends is None:
+        return ()
+    if isinstance(ends, str | Mapping) or not isinstance(ends, Sequence):
+        raise ValueError(f"prefix_ends={ends!r} must be a list of numbers of tokens")
+    if not has_ids:
+        raise ValueError(f"prefix_ends={ends!r} counts tokens: give prompt_token_ids with it")
+    return tuple(integer("prefix_ends", whole(end), low=1) for end in ends)
+
+
 def check_salt(salt: str | None) -> None:
     """Raises:
     ValueError: it is neither None nor a non-empty string.
@@ -209,15 +237,25 @@ def check_salt(salt: str | None) -> None:
 
 
 def chat_prompt(
-    conversation: Conversation, tokenizer: Any, images: ImageInputs | None = None, bound: TokenBound | None = None
+    conversation: Conversation,
+    tokenizer: Any,
+    images: ImageInputs | None = None,
+    bound: TokenBound | None = None,
+    *,
+    keeps_ends: bool = False,
 ) -> dict[str, Any]:
     """A conversation as a prompt, through the chat template; with its images, if it has any. They are prepared when the
     prompt is run, which has a salt.
 
+    Args:
+        keeps_ends: see `parse_prompt`.
+
     Raises:
         ValueError: as `templated`, or an image cannot be used.
     """
-    parsed = parse_prompt(conversation, tokenizer, images=images, prepare=False, bound=bound)
-    prompt = {"prompt": parsed.text, "prompt_token_ids": parsed.token_ids}
+    parsed = parse_prompt(conversation, tokenizer, images=images, prepare=False, bound=bound, keeps_ends=keeps_ends)
+    prompt: dict[str, Any] = {"prompt": parsed.text, "prompt_token_ids": parsed.token_ids}
+    if parsed.prefix_ends:
+        prompt["prefix_ends"] = list(parsed.prefix_ends)
     given = images_in(conversation.messages)
     return {**prompt, "multi_modal_data": {"image": given}} if given else prompt

@@ -385,9 +385,8 @@ LAYOUT_OF_FORMAT_5 = {
     "inputs": "requests seeds sequences",
     "requests": "adapter alone allowed_mask arrival_number arrival_time bad_words beam cache_salt encoder_tokens "
     "eos_ids finished_time first_scheduled_time first_token_time images kept_tokens later max_total_tokens name "
-    "num_cached_tokens "
-    "num_preemptions num_swaps packed params pause_ages priority prompt prompt_logprobs prompt_token_ids request_id "
-    "retention seed sequences status stop_ids",
+    "num_cached_tokens num_preemptions num_swaps packed params pause_ages prefix_ends priority prompt prompt_logprobs "
+    "prompt_token_ids request_id retention seed sequences status stop_ids",
     "requests.sequences": "candidates cumulative_logprob finish_reason fork_at index logprobs needs_host num_computed "
     "num_prompt output_token_ids parent score seq_id slot stop_reason",
     "replicas": "held host_blocks lost_pins memory scheduler",
@@ -395,7 +394,8 @@ LAYOUT_OF_FORMAT_5 = {
     "recent requests retained sequences swapped version",
     "replicas.memory.blocks": "free groups num_pages pages touched",
     "replicas.memory.blocks.groups": "evictable open protected stale",
-    "replicas.memory.requests": "association begun directives encoder_tokens id kept_tokens prompt_tokens",
+    "replicas.memory.requests": "association begun directives encoder_tokens ends goes_on id kept_tokens parts_at "
+    "prompt_tokens",
     "replicas.memory.host": "free owners",
     "replicas.scheduler": "free_slots max_num_seqs num_added num_recomputes num_swaps requests speculation",
 }

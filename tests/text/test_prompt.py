@@ -34,7 +34,11 @@ def test_vllms_prompt_types_and_empty_keys_are_taken(inputs, nothing):
     [
         ("multi_modal_data", {"image": 1}, "a prompt has 'multi_modal_data': prompts are text only"),
         ("prompt_embeds", [1.0], "a prompt has 'prompt_embeds': prompts are text or token ids"),
-        ("promt", "x", r"a prompt may have 'prompt', 'prompt_token_ids' and 'cache_salt', not \['promt'\]"),
+        (
+            "promt",
+            "x",
+            r"a prompt may have 'prompt', 'prompt_token_ids', 'cache_salt' and 'prefix_ends', not \['promt'\]",
+        ),
     ],
 )
 def test_other_keys_are_refused_with_what_is_taken(inputs, key, value, message):

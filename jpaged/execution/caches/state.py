@@ -116,13 +116,15 @@ def state_batch(step: HostStep, tables: StateTables) -> StateBatch:
 def most_units(tokens: int, seqs: int, layout: GroupLayout, *, verifies: bool = False) -> int:
     """Return the most units that `tokens` tokens of `seqs` sequences are cut into.
 
-    A sequence's tokens are cut at multiples of `UNIT`, at regular checkpoints and at up to two ends of the sequence,
-    and after each of the drafts where the step verifies any: there are no more of them than sequences that fit.
+    A sequence's tokens are cut at multiples of `UNIT`, at regular checkpoints and at the ends of its own, and after
+    each of the drafts where the step verifies any: there are no more of them than sequences that fit.
     """
-    assert isinstance(layout.spec.policy, StateCheckpoints)
-    apart = layout.spec.policy.interval
+    policy, size = layout.spec.policy.for_pool(layout.num_blocks), layout.spec.block_size
+    assert isinstance(policy, StateCheckpoints)
+    apart = policy.interval
     between = tokens // UNIT + (0 if apart % UNIT == 0 else tokens // apart + seqs)
-    return min(tokens, between + (5 if verifies else 4) * seqs)
+    more_ends = min((policy.most_kept - 1) * seqs, tokens // size)
+    return min(tokens, between + (5 if verifies else 4) * seqs + more_ends)
 
 
 def token_by_token(whole: StateBatch, rows: slice) -> TokenByToken:

@@ -44,10 +44,23 @@ class Policy(ABC):
         where these are known."""
         return self
 
-    def for_prefix(self, cached: int, kept: int) -> Policy:
-        """Return the policy of a request that begins with `cached` tokens of the prefix cache, and of which a later one
-        may begin with `kept` tokens; 0 = none."""
+    def for_pool(self, num_blocks: int) -> Policy:
+        """Return the policy in a pool that caches prefixes and has so many blocks for the group."""
         return self
+
+    def to_go_on(self) -> Policy:
+        """Return the policy of a request whose prompt later ones go on from rather than part inside."""
+        return self
+
+    def for_prefix(self, cached: int, *kept: int) -> Policy:
+        """Return the policy of a request that begins with `cached` tokens of the prefix cache, and of which later ones
+        may begin with so many tokens as each of `kept`, the likeliest first; 0 = none."""
+        return self
+
+    def answer_end(self, length: int, block_size: int) -> int:
+        """Return the last length, at most `length`, within a request's answer after which its block is worth a copy
+        before the next token changes it, as a later request may begin there; 0 = there is none."""
+        return 0
 
     @property
     def optional_blocks(self) -> int:

@@ -7,6 +7,16 @@ from dataclasses import dataclass, replace
 
 from jpaged.memory.policies.base import UNBOUNDED, Policy
 
+MOST_KEPT = 4
+"""States that a request leaves for later ones, at most, in addition to those at multiples of the interval."""
+
+BLOCKS_A_KEPT = 16
+"""Blocks of the pool for each of these."""
+
+LEAST_APART = 8
+"""A state is not kept within this part of an interval from one that is likelier to be needed: there is little to
+gain."""
+
 
 @dataclass(frozen=True)
 class StateCheckpoints(Policy):
@@ -30,6 +40,9 @@ class StateCheckpoints(Policy):
         ends: further lengths, in tokens, after which a checkpoint lies; multiples of the block size, ascending. None
             until `for_prefix` decides: then a prefix may end wherever a checkpoint is cached.
         dense_from: length in tokens, a multiple of `interval`, up to which checkpoints lie `spacing` apart.
+        most_kept: most of `ends` that a request does not begin with.
+        prompt: tokens of the request's prompt; None = unknown.
+        answers: whether a state is kept after every eighth of an interval of an answer, the newest only.
 
     Raises:
         ValueError: when `interval` is not positive, or `spacing` no multiple of it.
@@ -39,6 +52,9 @@ class StateCheckpoints(Policy):
     ends: tuple[int, ...] | None = None
     spacing: int | None = None
     dense_from: int = 0
+    most_kept: int = 1
+    prompt: int | None = None
+    answers: bool = False
 
     def __post_init__(self) -> None:
         if self.interval < 1:
@@ -47,15 +63,28 @@ class StateCheckpoints(Policy):
             raise ValueError(f"spacing={self.spacing} is not a multiple of interval={self.interval}")
 
     def for_request(self, encoder_tokens: int, prompt_tokens: int | None = None) -> Policy:
-        if self.spacing is None or prompt_tokens is None:
+        if prompt_tokens is None:
             return self
-        return replace(self, dense_from=prompt_tokens // self.interval * self.interval)
+        dense = 0 if self.spacing is None else prompt_tokens // self.interval * self.interval
+        return replace(self, dense_from=dense, prompt=prompt_tokens)
 
-    def for_prefix(self, cached: int, kept: int) -> Policy:
+    def to_go_on(self) -> Policy:
+        if self.ends is not None or self.prompt is None:
+            return self
+        return replace(self, dense_from=-(-self.prompt // self.interval) * self.interval)
+
+    def for_pool(self, num_blocks: int) -> Policy:
+        return replace(self, most_kept=max(1, min(MOST_KEPT, num_blocks // BLOCKS_A_KEPT)), answers=True)
+
+    def for_prefix(self, cached: int, *kept: int) -> Policy:
         if self.ends is not None:
             return self
-        ends = (cached, kept) if kept > cached else (cached,)
-        return replace(self, ends=tuple(end for end in ends if end and end != self._regular_after(end)))
+        apart, chosen = self.interval // LEAST_APART, [cached]
+        for end in kept:
+            near = any(end == other or abs(end - other) < apart for other in chosen[1:])
+            if cached < end and not near and len(chosen) <= self.most_kept:
+                chosen.append(end)
+        return replace(self, ends=tuple(end for end in sorted(chosen) if end and end != self._regular_after(end)))
 
     def _apart(self) -> int:
         """Return the tokens between two checkpoints inside a prompt."""
@@ -73,7 +102,17 @@ class StateCheckpoints(Policy):
 
     @property
     def optional_blocks(self) -> int:
-        return 2 if self.ends is None else 0
+        return 1 + self.most_kept if self.ends is None else 0
+
+    def _answers_apart(self, block_size: int) -> int:
+        return max(1, self.interval // LEAST_APART // block_size) * block_size
+
+    def answer_end(self, length: int, block_size: int) -> int:
+        if self.prompt is None or not self.answers:
+            return 0
+        apart = self._answers_apart(block_size)
+        end = length // apart * apart
+        return end if end > self.prompt else 0
 
     def end_after(self, length: int) -> int:
         """Return the end of the checkpoint that the state after `length` tokens belongs to, in tokens."""
@@ -104,7 +143,12 @@ class StateCheckpoints(Policy):
         passed = -(-min(step_tokens, self.dense_from, length) // self._apart())
         passed += -(-min(step_tokens, dense) // self.interval)
         most = min(self._count(self._regular_after(length)), passed + 1)
-        return most + (len(self.ends or ()) + self.optional_blocks if length else 0)
+        return most + (self._most_passed(step_tokens) + self.optional_blocks if length else 0)
+
+    def _most_passed(self, step_tokens: int) -> int:
+        """Return how many of the request's own ends one step starts from or passes, at most."""
+        ends = self.ends or ()
+        return max((sum(end <= other <= end + step_tokens for other in ends) for end in ends), default=0)
 
     def _count(self, length: int) -> int:
         """Return how many ends that are not the request's own are within the first `length` tokens."""
@@ -119,6 +163,14 @@ class StateCheckpoints(Policy):
 
     def longest_prefix(self, length: int, block_size: int) -> int:
         return self.end_before(length + 1)
+
+    def capacity(self, num_blocks: int, block_size: int, num_slots: int) -> int:
+        # The state at an answer's end is looked after when the next token needs a slot.
+        end = num_blocks * block_size
+        if self.prompt is None or not self.answers:
+            return end
+        apart = self._answers_apart(block_size)
+        return min(end, -(-max(num_slots, self.prompt + 1) // apart) * apart)
 
     def num_blocks(self, length: int, block_size: int) -> int:
         return self.end_after(length) // block_size

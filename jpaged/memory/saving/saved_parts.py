@@ -181,6 +181,8 @@ def request_data(request: RequestBlocks, open_pages: NumberedOpenPages) -> dict[
         "directives": [] if request.retention is None else [list(one) for one in request.retention.directives],
         "begun": None if request.begun is None else list(request.begun),
         "parts_at": request.parts_at,
+        "ends": list(request.ends),
+        "goes_on": request.goes_on,
     }
 
 
@@ -194,7 +196,9 @@ def load_request(
     request = RequestBlocks(data["id"], open_pages[data["association"]], groups, *tokens)
     request.retention = read_retention(data.get("directives"), None)  # 0.2.0 saved none
     if data["begun"] is not None:
-        request.begin(*data["begun"])
+        # Saved by 0.2.0 without ends.
+        cached, shared = data["begun"]
+        request.begin(cached, shared, data.get("ends", ()), goes_on=data.get("goes_on", False))
     request.parts_at = data.get("parts_at", 0)  # 0.2.0 did not ask
     return request
 

@@ -228,7 +228,7 @@ def given_format(name: str | None) -> str | None:
     return None if name == NO_FORMAT else name
 
 
-def found_formats(tokenizer: Any, tool_parser: str | None, reasoning_parser: str | None) -> dict[str, str | None]:
+def found_formats(tokenizer: Any, tool_parser: str | None, reasoning_parser: str | None) -> dict[str, Any]:
     """Return the settings of answer formats: what the options name, or what the chat template is found to render.
 
     The log says what was found, or why nothing was.

@@ -33,13 +33,18 @@ def record_if_asked(built: Built, environment: Mapping[str, str] = os.environ) -
 
     def facts() -> dict[str, Any]:
         settings = settings_data(built.served.config) | {"max_model_len": runner.settings.max_model_len}
-        return {"settings": settings, "model": model_facts(built.served.config, built.served.model_config, runner)}
+        return {"settings": settings, "model": _model_facts(built)}
 
     try:
         runner.record_steps(StepRecorder(*_parse(asked), facts))
     except BaseException:
         built.engine.close()
         raise
+
+
+def _model_facts(built: Built) -> dict[str, Any]:
+    runner = built.engine.runner
+    return model_facts(built.served.config, built.served.model_config, runner.worker.model.params, runner.mesh)
 
 
 def _parse(asked: str) -> tuple[Path, range | None]:
@@ -76,7 +81,7 @@ def replay_step(path: Path, model: str | None = None, *, top: int = 5) -> Replay
     try:
         runner = built.engine.runner
         served = built.served.model_config
-        if difference := model_difference(saved, model_facts(built.served.config, served, runner), served):
+        if difference := model_difference(saved, _model_facts(built), served):
             raise ValueError(f"{path} cannot be replayed: {difference}")
         longest, most = dump.inputs.batch.kv_lens.max(), runner.settings.max_model_len
         if longest > most:

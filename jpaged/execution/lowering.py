@@ -105,6 +105,6 @@ class StepPrograms:
         bucket = replace(bucket, images=images, adapters=adapts)
         pool = abstract_pool(spec, self.mesh)
         batch = empty_batch(bucket, spec, max_num_seqs=self.max_num_seqs, max_model_len=self.max_model_len)
-        batch = pack(self.mesh, with_abstract_matrices(self._of_all(batch), spec, self.mesh))
+        packed = pack(self.mesh, with_abstract_matrices(self._of_all(batch), spec, self.mesh))
         step = make_step(self.graphdef, spec, self.mesh, kernel_impl=self.kernel_impl, prefix=self.prefix)
-        return step.lower(self.params, pool, batch, self._last_tokens, decode_only=bucket.decode_only)
+        return step.lower(self.params, pool, packed, self._last_tokens, decode_only=bucket.decode_only)

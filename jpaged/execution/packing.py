@@ -12,6 +12,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh
@@ -91,8 +92,8 @@ def unpacked(argument: Any) -> Any:
     returned as it is."""
     if not isinstance(argument, Packed):
         return argument
-    placed = iter(argument.placed)
-    leaves = [next(placed) if part is None else _read(argument.words, part) for part in argument.form.parts]
+    placed, words = iter(argument.placed), argument.words
+    leaves = [next(placed) if part is None else _read(jnp.asarray(words), part) for part in argument.form.parts]
     return jax.tree.unflatten(argument.form.tree, leaves)
 
 

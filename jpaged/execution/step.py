@@ -117,7 +117,9 @@ def _begun(batch: StepBatch | Packed, mesh: Mesh) -> StepBatch:
     """Return a step's arrays, unpacked; from here on a CPU's program leaves the thread that dispatched it."""
     move = partial(on_thread_pool, impl=row_impl(mesh))
     if isinstance(batch, Packed):
-        return unpacked(replace(batch, words=move(batch.words)))
+        assert batch.words is not None, "a step has arrays of the host"
+        whole: StepBatch = unpacked(replace(batch, words=move(jnp.asarray(batch.words))))
+        return whole
     return batch._replace(source_rows=move(jnp.asarray(batch.source_rows)))
 
 

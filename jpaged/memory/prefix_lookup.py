@@ -106,7 +106,7 @@ class PrefixLookup:
         length = len(token_ids)
         sequence.chains = self._cache.chains(salt)
         _, found = self._cache.match(sequence, token_ids, length)
-        self._begin(sequence, length)
+        self._begin(sequence, length, ())
         active = [
             [i for run in policy.active_blocks(length, size) for i in run] for policy, size in sequence.request.groups
         ]
@@ -207,7 +207,7 @@ class PrefixLookup:
             for g, block in held:
                 self._allocator.release(g, block, time, keep=True)
             return None
-        fills: list[tuple[TierFill, Link]] = []
+        fills: list[tuple[int, int, Link]] = []
         for g, mine in enumerate(missing):
             links = self._cache.chain(sequence, g).links
             for i, block in zip(mine, taken[g], strict=True):

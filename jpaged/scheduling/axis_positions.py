@@ -8,7 +8,8 @@ So a token's places may be before or after its position in the cache, which coun
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -59,6 +60,12 @@ class AxisPositions:
                 base = item.start + self._moved[number]
                 places[low - start : high - start] = base + item.offsets[low - item.start : high - item.start]
         return places
+
+
+def places_of(asks: Mapping[str, Any]) -> AxisPositions | None:
+    """Return the places of the sequences of a request that asks for these contents; None where they are those of text."""
+    items = [one for asked in asks.values() if isinstance(asked, tuple) for one in asked if isinstance(one, PromptItem)]
+    return axis_positions(items)
 
 
 def axis_positions(items: Sequence[PromptItem]) -> AxisPositions | None:

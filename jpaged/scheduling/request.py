@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from jpaged.cache_retention import CacheRetention
-from jpaged.memory import ImageFeatures
 from jpaged.outputs import FinishReason, RequestMetrics
 from jpaged.pooling_params import Pooling
 from jpaged.sampling_params import SamplingParams
-from jpaged.scheduling.axis_positions import AxisPositions, axis_positions
+from jpaged.scheduling.axis_positions import AxisPositions, places_of
 from jpaged.scheduling.beam import BeamSearch
 from jpaged.scheduling.hooks import StopSearch, TokenRules
 from jpaged.scheduling.top_tokens import TokenRanking
@@ -180,7 +179,7 @@ class Request:
     edits: tuple[Any, ...] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        places = axis_positions(self.asks.get(ImageFeatures.kind, ()))
+        places = places_of(self.asks)
         for seq in self.sequences:
             seq.places = places
 

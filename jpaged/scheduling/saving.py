@@ -138,6 +138,7 @@ def request_data(request: Request, now: float, arrays: SavedArrays | None = None
         **{held.saved_name: held.data(request, arrays) for held in KINDS.values()},
         "retention": None if request.retention is None else [[list(one) for one in each] for each in request.retention],
         "prefix_ends": list(request.prefix_ends),
+        "tier_tokens": dict(request.tier_tokens),
         "params": params_data(request.params),
         "stop_ids": sorted(request.stop_ids),
         "eos_ids": sorted(request.eos_ids),
@@ -177,6 +178,7 @@ def load_request(data: Mapping[str, Any], now: float, arrays: Seq[Arrays] = ()) 
         pause_times=[now - age for age in data["pause_ages"]],
         params=load_params(data["params"]),
         prefix_ends=tuple(data.get("prefix_ends", ())),  # saved by 0.2.0 without them
+        tier_tokens=data.get("tier_tokens", {}),
         stop_ids=stop_ids,
         eos_ids=eos_ids,
         bad_words=tuple(tuple(word) for word in data["bad_words"]),

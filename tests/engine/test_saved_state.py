@@ -386,7 +386,7 @@ LAYOUT_OF_FORMAT_5 = {
     "requests": "adapter alone allowed_mask arrival_number arrival_time bad_words beam cache_salt encoder_tokens "
     "eos_ids finished_time first_scheduled_time first_token_time images kept_tokens later max_total_tokens name "
     "num_cached_tokens num_preemptions num_swaps packed params pause_ages prefix_ends priority prompt prompt_logprobs "
-    "prompt_token_ids request_id retention seed sequences status stop_ids",
+    "prompt_token_ids request_id retention seed sequences status stop_ids tier_tokens",
     "requests.sequences": "candidates cumulative_logprob finish_reason fork_at index logprobs needs_host num_computed "
     "num_prompt output_token_ids parent score seq_id slot stop_reason",
     "replicas": "held host_blocks lost_pins memory scheduler",

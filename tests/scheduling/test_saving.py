@@ -167,14 +167,14 @@ def test_when_a_request_was_preempted_is_kept_as_ages():
 def test_every_field_of_requests_and_sequences_is_saved_or_follows_from_what_is():
     """Whoever adds a field says here which; one that is saved needs another `FORMAT`."""
     apart = {"params", "stop_ids", "eos_ids", "bad_words", "allowed_mask", "prompt_logprobs", "beam", "status"}
-    apart |= {"pause_times", "asks"}
+    apart |= {"pause_times", "asks", "retention", "prefix_ends", "tier_tokens"}
     held_again = {"held"}  # what the saved memory has is cached there; the rest is made again
     within_a_turn = {"pooling", "pooled"}  # of requests that begin and end while nobody else has the engine
     follows = {"edits"}  # from the parameters
     others = {*held_again, *within_a_turn, *follows, "sequences", "overflow_requests"}
     plain = {RENAMED.get(name, name) for name in REQUEST_FIELDS}
     assert {f.name for f in fields(Request)} == {*plain, *TIMES, *apart, *others}
-    derived = {"num_pending", "capacity", "pending_row", "grammar", "stop_search"}
+    derived = {"num_pending", "capacity", "pending_row", "grammar", "stop_search", "places"}
     apart = {"token_ids", "candidates", "logprobs", "parent"}
     plain = {RENAMED.get(name, name) for name in SEQUENCE_FIELDS}
     assert {f.name for f in fields(Sequence)} == {*plain, *apart, *derived}

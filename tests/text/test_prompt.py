@@ -37,7 +37,8 @@ def test_vllms_prompt_types_and_empty_keys_are_taken(inputs, nothing):
         (
             "promt",
             "x",
-            r"a prompt may have 'prompt', 'prompt_token_ids', 'cache_salt' and 'prefix_ends', not \['promt'\]",
+            r"a prompt may have 'prompt', 'prompt_token_ids', 'cache_salt', 'prefix_ends', 'retention_directives' and "
+            r"'cache_breakpoints', not \['promt'\]",
         ),
     ],
 )

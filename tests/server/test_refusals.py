@@ -360,7 +360,7 @@ def test_paths_of_vllms_server_say_what_to_use(server):
     for path, words in (
         ("/sleep", "the methods of AsyncLLM"),
         ("/pooling", "/v1/embeddings"),
-        ("/v1/messages", "/v1/chat"),
+        ("/invocations", "/v1/chat"),
     ):
         message = server.refusal(path, {}, 404)["message"]
         assert message.startswith(f"Not Found: {path} is a path of vLLM's server") and words in message

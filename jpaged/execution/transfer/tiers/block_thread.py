@@ -35,7 +35,7 @@ class BlockThread:
     def __init__(self, file: BlockFile | BlockMemory, name: TierName = "disk") -> None:
         self.name = name
         self._file = file
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"jpaged-{name}")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="jpaged-tier")
         self._lock = threading.Lock()
         self._reads: set[TierRead] = set()  # those that have not ended
         self._ended: Future[None] | None = None

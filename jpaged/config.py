@@ -436,6 +436,7 @@ class EngineConfig:
         optional(whole(1)),
         affects=Affects.NOTHING,
         needs=Need("enable_prefix_caching", (True,)),
+        refused={"models without KV": "there are no blocks to keep"},
         flag=Flag(commands="requests", least=1, help="Most bytes of cached KV, on one device, of one cache_salt."),
     )
     """Most bytes, on one device, of the cached KV of one cache_salt that no request uses. A salt over its limit loses

@@ -63,7 +63,7 @@ class AxisPositions:
 
 
 def places_of(asks: Mapping[str, Any]) -> AxisPositions | None:
-    """Return the places of the sequences of a request that asks for these contents; None where they are those of text."""
+    """Return the places of the sequences of a request that asks for these contents; None where they are of text."""
     items = [one for asked in asks.values() if isinstance(asked, tuple) for one in asked if isinstance(one, PromptItem)]
     return axis_positions(items)
 

@@ -123,7 +123,7 @@ REFUSED = {
     "a boolean": (ids([True]), r"prompt_token_ids=\[True\] must be integers"),
     "unknown key": (
         {"prompt": "a", "image": {}},
-        r"may have 'prompt', 'prompt_token_ids', 'cache_salt' and 'prefix_ends', not \['image'\]",
+        r"may have 'prompt', .* and 'cache_breakpoints', not \['image'\]",
     ),
     "an image": (
         {"prompt": "a", "multi_modal_data": {"image": 1}},

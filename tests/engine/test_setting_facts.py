@@ -215,7 +215,7 @@ def test_programs_in_a_folder_go_with_other_settings_that_do_not_affect_them(nam
 def facts_of_pool(kind: type[EngineConfig] = EngineConfig, **settings: Any) -> dict[str, Any]:
     spec = SimpleNamespace(layout=SimpleNamespace(groups=()), views=(), dtype="float32", shards=1)
     config = kind(model="m", **settings)
-    return pool_facts(config, {"layout": [], "weights": []}, SimpleNamespace(spec=spec))
+    return pool_facts(config, {"layout": [], "weights": []}, spec)
 
 
 def test_a_pools_facts_have_the_names_that_states_of_0_2_have():

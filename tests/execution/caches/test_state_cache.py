@@ -65,7 +65,7 @@ def test_preemption_gives_the_tokens_of_whole_sequences(runner, mode):
     alone = len(runner.spec.caches) == 1
     requests = [greedy(tokens, 2 * NUM_TOKENS) for tokens in PROMPTS]
     forked = [] if alone else [make_request(prompt(40, 3), 2 * NUM_TOKENS, width=3, temperature=1000.0)]
-    scheduler = make_scheduler(runner, 5 if alone else 30, budget=40, preemption_mode=mode)
+    scheduler = make_scheduler(runner, 6 if alone else 30, budget=40, preemption_mode=mode)
     serve(runner, scheduler, [*requests[:2], *forked, *requests[2:]])
     assert outputs(requests) == [expected(tokens, 2 * NUM_TOKENS) for tokens in PROMPTS]
     for request in forked:
@@ -74,7 +74,7 @@ def test_preemption_gives_the_tokens_of_whole_sequences(runner, mode):
     assert scheduler.memory.num_used_blocks == 0
 
 
-def test_prefixes_hit_at_multiples_of_a_block_from_the_third_request_on(runner):
+def test_prefixes_hit_where_a_prompt_ended_from_the_second_request_on(runner):
     shared, scheduler = prompt(100, 7), make_scheduler(runner)
     hits = []
     for number in range(4):
@@ -82,7 +82,7 @@ def test_prefixes_hit_at_multiples_of_a_block_from_the_third_request_on(runner):
         serve(runner, scheduler, [request])
         assert outputs([request]) == [expected(request.prompt_token_ids)]
         hits.append(request.num_cached_tokens)
-    assert hits == [0, INTERVAL, 96, 96], "the prompt's regular checkpoint, then where the shared part ends"
+    assert hits == [0, 96, 96, 96], "the last multiple of a block within the first prompt is where the shared part ends"
     together = [greedy([*shared, *prompt(9, 80 + number)]) for number in range(4)]
     serve(runner, scheduler, together)
     assert [request.num_cached_tokens for request in together] == [96] * 4
@@ -95,7 +95,7 @@ def test_prompts_that_come_together_share_what_is_worth_waiting_for(runner):
     serve(runner, make_scheduler(runner), requests)
     assert outputs(requests) == [expected(request.prompt_token_ids) for request in requests]
     hits = [request.num_cached_tokens for request in requests]
-    assert hits[0] == 0 and min(hits[1:]) == INTERVAL and hits[-1] == 96, "nobody waits where it costs more"
+    assert hits[0] == 0 and hits[1:] == [96] * 5, "the first one's end"
 
 
 def test_salts_are_kept_apart(runner):
@@ -105,7 +105,7 @@ def test_salts_are_kept_apart(runner):
         serve(runner, scheduler, [request])
         assert outputs([request]) == [expected(PROMPTS[2])]
         hits.append(request.num_cached_tokens)
-    assert hits == [0, 0, 128, 128]
+    assert hits == [0, 0, 144, 144]
 
 
 def test_a_pinned_prefix_is_kept_whole(runner):
@@ -115,10 +115,9 @@ def test_a_pinned_prefix_is_kept_whole(runner):
     def compute(_, own) -> None:
         serve(runner, scheduler, [own])
 
-    prefixes = PinnedPrefixes(
-        [replica], lambda refusal=(): nullcontext(), compute=compute, begin=compute, abort=lambda *requests: None
-    )
-    assert prefixes.pin(10**6, [greedy(system, 1)]) == 96
+    prefixes = PinnedPrefixes([replica], lambda refusal=(): nullcontext(), begin=compute, abort=lambda *requests: None)
+    assert prefixes.begin(10**6, [greedy(system, 1)]) == 96
+    assert prefixes.is_held(10**6)
     for number in range(3):  # what comes between takes the rest of the pool
         serve(runner, scheduler, [greedy(prompt(150, 30 + number))])
     request = greedy([*system, 5, 6, 7])
@@ -155,7 +154,10 @@ def test_forks_copy_the_state_once_and_no_block_of_the_prompt(runner, length, mo
     check_logprobs(request)
     (state,) = [g for g, group in enumerate(scheduler.memory.layout.groups) if group.spec.name == "state"]
     copies = [copy.group for step in made for copy in step.work_of("copies")]
-    assert copies.count(state) == (3 if length % INTERVAL else 0), "a prompt that ends with a checkpoint is not copied"
+    forked = 3 if length % INTERVAL else 0  # a prompt that ends with a checkpoint is not copied
+    ends = range(length + 1, length + NUM_TOKENS - 1)  # of an answer; the last one is not looked after
+    answers = 4 * sum(end % BLOCK == 0 and end % INTERVAL > 0 for end in ends)  # each sequence's state is kept apart
+    assert copies.count(state) == forked + answers
     assert len(copies) - copies.count(state) <= 3 * (len(scheduler.memory.layout.groups) - 1), "but partial tails"
 
 

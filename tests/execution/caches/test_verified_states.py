@@ -64,7 +64,7 @@ def test_forks_and_preempted_sequences_go_on_behind_the_drafts_that_were_kept(ru
     requests, alone = [greedy(tokens, NUM_TOKENS) for tokens in PROMPTS], len(runner.spec.caches) == 1
     if not alone:
         requests.insert(1, make_request(PROMPTS[3], NUM_TOKENS, width=3, temperature=0))
-    scheduler = make_scheduler(runner, 15 if alone else 60, budget=40, preemption_mode=mode, speculation=Guesses())
+    scheduler = make_scheduler(runner, 15 if alone else 64, budget=40, preemption_mode=mode, speculation=Guesses())
     serve(runner, scheduler, requests)
     check(requests)
     assert scheduler.num_preemptions > 0

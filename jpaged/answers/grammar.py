@@ -29,7 +29,8 @@ SPACE = "[\\s\\x1c-\\x1f]"
 """The characters that Python's str.strip removes; llguidance's ``\\s`` lacks the last four."""
 _ENDS = re.compile(r"\\.|[/\n]", re.DOTALL)
 """Escapes, and the characters that would end a regular expression in a Lark grammar."""
-_ID = "/[A-Za-z0-9_-]{1,40}/"
+_ID = "/[A-Za-z0-9_-]{1,12}/"
+"""Ids that a model is led to write: Mistral's have nine characters."""
 _NUMBER = "/[0-9]{1,3}/"
 
 

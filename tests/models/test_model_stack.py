@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jpaged.model_api import BuildContext, LayerRef, WeightSource
 from jpaged_models.parameters import LayerVector
-from jpaged_models.stack import LayerKind, LayerStack, segments
+from jpaged_models.stack import LayerKind, LayerStack, PendingResidual, Shared, segments
 from pallas_kernels.stacked_row import StackedRow, vector_of
 
 PATTERNS = ["L", "LLLL", "LG", "LGLGL", "LLLLLG" * 3 + "LL", "DMMMM", "GGGLLL", "L-L-L-", "-LLG-LLG"]
@@ -37,6 +37,9 @@ class Shift:
 
     def of_layer(self, number):
         return self
+
+    def after_layer(self, number, hidden):
+        return hidden
 
 
 SHIFT = Shift()
@@ -197,3 +200,15 @@ def test_a_stack_is_cut_before_its_end_and_between_stacked_patterns():
         LayerStack(kinds_of("LLL"), make, context(0)).cut(3)
     with pytest.raises(ValueError, match="layers=3 ends within a pattern of 2 layers"):
         LayerStack(kinds_of("LGLGLG"), make, context(0, stacked=True)).cut(3)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_what_is_added_reaches_the_hidden_states_after_its_layer_only(traced):
+    shared = Shared({}, added=jnp.array([[[1.0, 2.0]], [[10.0, 20.0]]]))
+    after = jax.jit(shared.after_layer) if traced else shared.after_layer
+    hidden = jnp.full((1, 2), 0.5)
+    found = [after(number, hidden).tolist()[0] for number in range(4)]
+    assert found == [[1.5, 2.5], [10.5, 20.5], [0.5, 0.5], [0.5, 0.5]]
+    pending = after(1, PendingResidual(hidden, hidden))
+    assert (pending.hidden + pending.rest).tolist() == [[11.0, 21.0]]
+    assert Shared({}).after_layer(0, hidden) is hidden

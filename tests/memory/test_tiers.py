@@ -8,6 +8,7 @@ from memory_pools import run
 from small_schedulers import group, layout_of
 
 from jpaged.memory import MemoryManager, Tier, TierFill, Tiers, TierWrite
+from jpaged.memory.hash_chain import Link
 from jpaged.memory.tiers import BreakEven
 from jpaged.memory.tiers.tier import BACKLOG_BYTES
 
@@ -149,3 +150,14 @@ def test_reading_ahead_is_bounded_and_the_next_request_comes_first():
     assert len(memory.tiers.prefetch.staged(12)) == 2 and memory.tiers.stats()["disk"].failures == 0
     memory.tiers.prefetch.let_go(12)
     memory.check_invariants()
+
+
+def test_content_that_comes_back_to_its_place_within_a_step_is_written_once():
+    tiers, (one, other) = make_tier(FakeStore(), pages=1), (Link(bytes([n]) * 16, b"") for n in (1, 2))
+    full = LAYOUT.groups[0].blocks_per_page
+    tiers.begin_step()
+    for block, link in enumerate([one, *[other._replace(digest=bytes([9, n])) for n in range(full)], one]):
+        tiers.evicted(0, block, link)
+    writes = tiers.take_writes()
+    assert len({write.place for write in writes}) == len(writes)
+    assert writes[-1].block == full + 1, "the block that was evicted last has the content"

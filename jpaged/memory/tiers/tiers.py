@@ -143,8 +143,9 @@ class Tiers:
                 else:
                     later[g, block] = link
             self._full[number] = later
-        # A page may have been given to others since: two writes to one place could come in any order.
-        return [write for write, tier, link in self._writes if tier.index.place(write.group, link) == write.place]
+        # A page may have been given to others since, and then back: two writes to one place could come in any order.
+        last = {(write.tier, write.place): (write, tier, link) for write, tier, link in self._writes}
+        return [write for write, tier, link in last.values() if tier.index.place(write.group, link) == write.place]
 
     def _write(self, number: int, tier: Tier, g: int, block: int, link: Link) -> None:
         stored = tier.put(g, link)

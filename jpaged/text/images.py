@@ -172,6 +172,11 @@ class ImageInputs:
             layout = self._given
             if layout is None:
                 raise ValueError(f"the model takes images as pictures, not as {GIVEN_FEATURES!r}")
+            if len(images) > 1:
+                raise ValueError(
+                    f"{len(images)} images are listed, of which some are {GIVEN_FEATURES!r}: one mapping has the "
+                    "features of all images of a prompt"
+                )
             given = layout.read(images[0])
             return self._placeholder(), [len(each.features) for each in given], partial(_placed_given, layout, given)
         processor = self._processor()

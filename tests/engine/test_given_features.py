@@ -177,4 +177,8 @@ def test_features_that_do_not_fit_are_refused_and_leave_nothing(judged):
         spoil(prompt["multi_modal_data"]["image"])
         with pytest.raises(ValueError, match=re.escape(message)):
             llm.generate(prompt, PARAMS, use_tqdm=False)
+    prompt = prompt_of([3, (1, 4, 6), 5], width)
+    prompt["multi_modal_data"]["image"] = [prompt["multi_modal_data"]["image"]] * 2
+    with pytest.raises(ValueError, match=r"2 images are listed, .* one mapping has the features of all"):
+        llm.generate(prompt, PARAMS, use_tqdm=False)
     check_empty(llm)

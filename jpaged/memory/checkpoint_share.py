@@ -24,7 +24,6 @@ MOST_OF_POOL = 2
 MOST_SEEN = 64
 """Requests from which on their effect is halved."""
 
-
 HARDLY = 5
 """Recent requests for each one of a kind, where that kind's states are not left at all."""
 
@@ -60,6 +59,7 @@ class CheckpointShare:
         self.of_answers = () if any(isinstance(policy, VerifiedStates) for policy in policies) else tuple(groups)
         self.waiting: dict[Guess, OrderedDict[tuple[int, int], None]] = {guess: OrderedDict() for guess in Guess}
         self.seen = [0, 0]
+        self._held_bytes = dict.fromkeys(Guess, 0)
 
     def arrived(self, shared: int, *, goes_on: bool) -> None:
         """Learn from a request that shares tokens with a recent one: whether it goes on from an end of that."""
@@ -98,14 +98,13 @@ class CheckpointShare:
         """Note a cached state that was given back; older ones of its kind go where they are too many."""
         if g not in self.groups or block not in self._allocator.groups[g].evictable:
             return
-        waiting = self.waiting[guess]
+        waiting, limit = self.waiting[guess], self.limit_bytes(guess)
+        if (g, block) not in waiting:
+            self._held_bytes[guess] += self._block_bytes[g]
         waiting[g, block] = None
         waiting.move_to_end((g, block))
-        held, limit = sum(self._block_bytes[g] for g, _ in waiting), self.limit_bytes(guess)
-        while held > limit and len(waiting) > 1:
-            g, block = next(iter(waiting))
-            held -= self._block_bytes[g]
-            self.drop(g, block)
+        while self._held_bytes[guess] > limit and len(waiting) > 1:
+            self.drop(*next(iter(waiting)))
 
     def drop(self, g: int, block: int) -> None:
         """Evict a state if it is a guess that no sequence owns."""
@@ -115,5 +114,7 @@ class CheckpointShare:
 
     def forget(self, g: int, block: int) -> None:
         """Note that a state is gone, or that a request begins with it."""
-        for waiting in self.waiting.values():
-            waiting.pop((g, block), None)
+        for guess, waiting in self.waiting.items():
+            if (g, block) in waiting:
+                del waiting[g, block]
+                self._held_bytes[guess] -= self._block_bytes[g]

@@ -1,4 +1,4 @@
-"""What a request asks of the prefix cache for its own tokens: priorities of eviction, and prefixes that stay."""
+"""Defines what a request asks of the prefix cache for its tokens: priorities of eviction, and prefixes that stay."""
 
 from __future__ import annotations
 

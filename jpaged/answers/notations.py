@@ -17,7 +17,7 @@ from jpaged.answers.marks import Marks
 from jpaged.answers.schema_types import property_of, types_of
 
 State = Literal["more", "done", "broken"]
-"""What a reader of arguments waits for: more text; nothing, as they are whole; or nothing, as they cannot be read."""
+"""Says whether a reader of arguments waits for more text, or for nothing, as they are whole or cannot be read."""
 
 
 class ArgumentReader(Protocol):
@@ -361,9 +361,9 @@ class _TaggedReader:
                 made.append(f"{', ' if self._count else '{'}{json.dumps(key, ensure_ascii=False)}: ")
                 self._count += 1
                 self._types = types_of(property_of(self._schema, key), self._schema)
-                told = found.groupdict().get("string")
-                if told is not None:
-                    self._types = frozenset({"string"}) if told == "true" else None
+                is_string = found.groupdict().get("string")
+                if is_string is not None:
+                    self._types = frozenset({"string"}) if is_string == "true" else None
                 self._is_string = self._types == {"string"}
                 made += ['"'] if self._is_string else []
                 at, self._at_line = found.end(), self._has_line

@@ -1,4 +1,4 @@
-"""What requests ask for in addition to text, as it lies on the host: items such as images, and adapters."""
+"""Defines what requests ask for in addition to text, as it lies on the host: items such as images, and adapters."""
 
 from __future__ import annotations
 

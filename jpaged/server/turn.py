@@ -56,7 +56,7 @@ class ToolChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What a client asks of the next message of a conversation.
+    """Holds what a client asks of the next message of a conversation.
 
     Attributes:
         messages: the conversation, as chat templates take it.

@@ -79,7 +79,7 @@ def hanging(llm):
 def check_empty(llm):
     engine = llm.control.engine
     assert not engine.has_work and engine.memory.num_used_blocks == 0
-    assert not engine.memory.tiers.prefetch.requests, "something is read for nobody"
+    assert not engine.memory.tiers.prefetch.requests, "something is read for no request"
     engine.memory.check_invariants()
 
 

@@ -243,7 +243,7 @@ class Tool(Body):
 
 
 class ToolChoice(Body):
-    """Which tools the answer may call: "any" forces a call, "tool" that of the one named."""
+    """Says which tools the answer may call: "any" forces a call, "tool" that of the one named."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None

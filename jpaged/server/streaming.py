@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import typing
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -98,6 +99,27 @@ async def while_connected(request: Request, caller: Caller, work: Coroutine[Any,
     if task.cancelled():
         raise ClientGone
     return task.result()
+
+
+class Answer(typing.Protocol):
+    """An answer that a protocol renders, of which one of its methods is called, once."""
+
+    async def whole(self) -> Mapping[str, Any]:
+        """Return its JSON."""
+        ...
+
+    def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Yield it as server-sent events."""
+        ...
+
+
+async def answered(
+    request: Request, caller: Caller, answer: Answer, *, streamed: bool, stall_timeout: float
+) -> Response:
+    """Return an answer as a stream or whole, as the client asked."""
+    if streamed:
+        return await stream(request, caller, answer.chunks(), stall_timeout)
+    return whole(await while_connected(request, caller, answer.whole()))
 
 
 async def stream(

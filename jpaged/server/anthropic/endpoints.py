@@ -16,7 +16,7 @@ from jpaged.server.caller import Caller
 from jpaged.server.messages.turn_form import TurnForm
 from jpaged.server.openapi import GENERATES
 from jpaged.server.serving import Serving, serving_of
-from jpaged.server.streaming import STREAMED, event, stream, while_connected, whole
+from jpaged.server.streaming import STREAMED, answered, event, while_connected
 
 router = APIRouter()
 _PLACES = {"thinks": "thinking.type", "reasoning_effort": "output_config.effort"}
@@ -28,10 +28,8 @@ async def message(body: MessagesRequest, request: Request) -> Response:
     serving = serving_of(request)
     caller = serving.begin(request)
     serving.check_model(body.model)
-    answer = _Answer(serving, body, caller)
-    if body.stream:
-        return await stream(request, caller, answer.chunks(), serving.settings.stall_timeout)
-    return whole(await while_connected(request, caller, answer.whole()))
+    answer, patience = _Answer(serving, body, caller), serving.settings.stall_timeout
+    return await answered(request, caller, answer, streamed=bool(body.stream), stall_timeout=patience)
 
 
 @router.post("/v1/messages/count_tokens", responses=GENERATES)

@@ -19,7 +19,7 @@ from jpaged.server.openai.endpoints.common import FINGERPRINT, Usage, added
 from jpaged.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from jpaged.server.openapi import GENERATES
 from jpaged.server.serving import Serving, serving_of
-from jpaged.server.streaming import DONE, STREAMED, Events, stream, while_connected, whole
+from jpaged.server.streaming import DONE, STREAMED, Events, answered
 from jpaged.server.turn import Arguments, CallBegun, Ended, Event, Piece, Step, Text, Thought
 
 router = APIRouter()
@@ -31,10 +31,8 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     serving = serving_of(request)
     caller = serving.begin(request)
     serving.check_model(body.model)
-    answer = _Chat(serving, body, caller)
-    if body.stream:
-        return await stream(request, caller, answer.chunks(), serving.settings.stall_timeout)
-    return whole(await while_connected(request, caller, answer.whole()))
+    answer, patience = _Chat(serving, body, caller), serving.settings.stall_timeout
+    return await answered(request, caller, answer, streamed=bool(body.stream), stall_timeout=patience)
 
 
 class _Chat:

@@ -20,7 +20,7 @@ from jpaged.server.openai.endpoints.common import FINGERPRINT, Usage, ending
 from jpaged.server.openai.logprobs import HALF, CompletionLogprobs, prompt_logprobs
 from jpaged.server.openapi import GENERATES
 from jpaged.server.serving import Serving, collected, merged, serving_of
-from jpaged.server.streaming import DONE, STREAMED, Events, stream, while_connected, whole
+from jpaged.server.streaming import DONE, STREAMED, Events, answered
 
 router = APIRouter()
 _MOST_IN_CHARACTER = 16
@@ -33,10 +33,8 @@ async def complete(body: CompletionRequest, request: Request) -> Response:
     serving = serving_of(request)
     caller = serving.begin(request)
     serving.check_model(body.model)
-    answer = _Completion(serving, body, caller)
-    if body.stream:
-        return await stream(request, caller, answer.chunks(), serving.settings.stall_timeout)
-    return whole(await while_connected(request, caller, answer.whole()))
+    answer, patience = _Completion(serving, body, caller), serving.settings.stall_timeout
+    return await answered(request, caller, answer, streamed=bool(body.stream), stall_timeout=patience)
 
 
 class _Completion:

@@ -111,11 +111,13 @@ class Engine:
             raise
 
     def _add_to(self, replica: Replica, request: Request, *, first: bool = False) -> None:
-        if request.retention is not None and request.retention.breakpoints:
-            last = max(place for place, _ in request.retention.breakpoints)
+        retention = request.retention
+        if retention is not None and retention.breakpoints and replica.memory.prefix_caching:
+            places = sorted({min(place, len(request.prompt_token_ids)) for place, _ in retention.breakpoints})
             spans = replica.scheduler.prefix_name(request).spans
             step = replica.memory.layout.prefix_step
-            request.kept_tokens = last_end(min(last, len(request.prompt_token_ids)), spans, step)
+            request.kept_tokens = last_end(places[-1], spans, step)
+            request.prefix_ends = tuple(dict.fromkeys((*reversed(places), *request.prefix_ends)))
             self._with_breakpoints.append((replica, request))
         try:
             self._queue(replica, request, first=first)

@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import Request
 
 from jpaged import AsyncLLM, BeamSearchParams, RequestOutput, RequestOutputKind, SamplingParams
+from jpaged.server.cache_use import CacheUse
 from jpaged.server.caller import Caller, caller_of
 from jpaged.server.errors import ApiError, shortened
 from jpaged.server.fair_queue import FairQueue
@@ -200,6 +201,11 @@ class Serving:
             options = {"truncate_prompt_tokens": turn.last_tokens, **form.template_options()}
             if counts:
                 options["max_tokens"] = max(MOST_TOKENS, 8 * self.engine.max_model_len)
+            elif turn.marked:
+                place = self._system_messages.placed if turn.moves_system else lambda messages, render: messages
+                options["marked_prefixes"] = [
+                    (place(one.messages, self.engine.chat_prompt), one.seconds) for one in turn.marked
+                ]
             return await asyncio.to_thread(self.engine.chat_prompt, messages, **options)
         except ValueError as error:
             raise turn.names.refusal(error) from error
@@ -332,7 +338,9 @@ async def _steps(form: TurnForm, outputs: Outputs) -> AsyncGenerator[Step, None]
                 if one.index not in readers:
                     readers[one.index] = form.answer_reader()
                 pieces.append(readers[one.index].read(output, one))
-            yield Step(output.prompt_token_ids, output.num_cached_tokens, output.prompt_logprobs, pieces)
+            yield Step(
+                output.prompt_token_ids, output.num_cached_tokens, output.prompt_logprobs, pieces, CacheUse.of(output)
+            )
 
 
 async def merged(each: Sequence[Outputs]) -> AsyncGenerator[tuple[int, RequestOutput], None]:

@@ -151,8 +151,9 @@ class MemoryManager:
         self.misses.forget()
         self._cache = PrefixCache(self._groups)
         self._cache.generation = self._generation
+        self._retention = retention = Retention(len(layout.groups), self._clock)
         if self.tiers is not None:
-            self.tiers.begin_pool(self._cache.link)
+            self.tiers.begin_pool(self._cache.link, retention)
         self._listener = listener = EvictionListener(self._cache, self.tiers)
         self._allocator = BlockAllocator(
             [group.blocks_per_page for group in layout.groups],
@@ -160,7 +161,7 @@ class MemoryManager:
             listener.evicted,
             listener.discard_torn,
         )
-        self._retention = retention = listener.retention = Retention(len(layout.groups), self._clock)
+        listener.retention = retention
         if self._cache_salt_bytes is not None:
             sizes = [group.block_bytes for group in layout.groups]
             self._allocator.watch = SaltLimits(self._cache_salt_bytes, sizes, self._cache, self._allocator.discard)

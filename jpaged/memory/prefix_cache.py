@@ -154,16 +154,16 @@ class PrefixCache:
 
     def newly_full(
         self, tables: BlockTables, token_ids: Sequence[int], num_known: int
-    ) -> Iterator[tuple[int, int, Link]]:
-        """Yield (group, block, content) of the blocks that the first `num_known` tokens have filled since the last
-        call."""
+    ) -> Iterator[tuple[int, int, int, Link]]:
+        """Yield (group, logical block, block, content) of the blocks that the first `num_known` tokens have filled
+        since the last call."""
         for g, (policy, size) in enumerate(tables.request.groups):
             full = policy.full_blocks(num_known, tables.num_computed, size)
             if full > tables.num_hashed[g]:
                 chain, table = self._name(tables, g, token_ids, full), tables.tables[g]
                 for i in range(tables.num_hashed[g], full):
                     if table[i] != NO_BLOCK:
-                        yield g, table[i], chain.links[i]
+                        yield g, i, table[i], chain.links[i]
                 tables.num_hashed[g] = full
 
     def content(self, tables: BlockTables, g: int, logical: int) -> Link | None:

@@ -202,7 +202,12 @@ class TableUpdater:
 
     def cache_full(self, sequence: BlockTables, token_ids: Sequence[int], num_known: int) -> None:
         """Cache the blocks that the first `num_known` tokens have filled since the last call."""
-        for g, block, link in self._cache.newly_full(sequence, token_ids, num_known):
+        retention = sequence.request.retention if self._filled is not None else None
+        for g, i, block, link in self._cache.newly_full(sequence, token_ids, num_known):
+            if retention is not None:  # a tier takes it before the request ends
+                policy, size = sequence.request.groups[g]
+                if (asked := level_at(retention, policy.prefix_end(i, size) - 1)) is not None:
+                    self._retention.note(g, link.digest, *asked)
             self._remember(g, block, link)
 
     def _remember(self, g: int, block: int, link: Link) -> bool:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from jpaged.memory.hash_chain import Link
+from jpaged.memory.retention import Retention
 from jpaged.memory.tiers.prefetch import Prefetch
 from jpaged.memory.tiers.tier import Tier, TierName, TierStats
 from jpaged.memory.tiers.transfers import TierFill, TierWrite
@@ -38,6 +39,7 @@ class Tiers:
         self.prefetch = Prefetch(each, layout.pool_bytes * shards // STAGED_PART)
         self._forget_full()
         self._link_of: Callable[[int, int], Link | None] = lambda g, block: None
+        self._retention: Retention | None = None
         self._begin()
 
     def _forget_full(self) -> None:
@@ -69,7 +71,7 @@ class Tiers:
         for tier in self.each:
             tier.renew(model)
 
-    def begin_pool(self, link_of: Callable[[int, int], Link | None]) -> None:
+    def begin_pool(self, link_of: Callable[[int, int], Link | None], retention: Retention | None = None) -> None:
         """Begin with an empty pool; forget what was to come from the one before, and what was read for requests.
 
         What the tiers have stays: a block was named only after the step that fills it was dispatched, and its copy
@@ -77,8 +79,9 @@ class Tiers:
 
         Args:
             link_of: returns the known content of a group's block.
+            retention: the priorities that requests gave to contents; None = there are none.
         """
-        self._link_of = link_of
+        self._link_of, self._retention = link_of, retention
         self._forget_full()
         for tier in self.each:
             tier.give_up_step()
@@ -148,7 +151,11 @@ class Tiers:
         return [write for write, tier, link in last.values() if tier.index.place(write.group, link) == write.place]
 
     def _write(self, number: int, tier: Tier, g: int, block: int, link: Link) -> None:
-        stored = tier.put(g, link)
+        kept = None
+        if self._retention is not None:
+            tier.index.end_levels(self._retention.now())
+            kept = self._retention.get(g, link.digest)
+        stored = tier.put(g, link, *(kept or ()))
         if stored is not None:
             write = TierWrite(g, block, stored.place, tier.block_name(stored), number, stored)
             self._writes.append((write, tier, link))

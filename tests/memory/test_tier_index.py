@@ -73,6 +73,13 @@ def test_pages_of_a_low_priority_are_dropped_first_and_of_a_high_one_last():
     assert found(index, *range(12)) == [0, 1, 8, 9, 10, 11]
 
 
+def test_a_block_takes_no_place_of_a_higher_priority():
+    index = TierIndex([2], 4, 1)
+    assert index.put(0, link(0), 1) is not None and index.put(0, link(1)) is None
+    assert index.put(0, link(2), 1) is not None and index.put(0, link(3), 1) is not None
+    assert found(index, 0, 2, 3) == [3]
+
+
 def test_a_priority_ends_with_the_latest_of_its_pages_blocks():
     index = TierIndex([2], 4, 2)
     index.put(0, link(0), 10, 5.0)
@@ -150,7 +157,8 @@ def test_places_never_overlap_and_the_newest_block_is_there(num_pages, sizes, mo
         if what == "put":
             level = (number % 3 - 1) * ranked
             made = index.put(g, salted(number, number % 4), level, now + 4 if number % 2 else math.inf)
-            assert (made is None) == (stored is not None or not num_pages)
+            assert made is None or stored is None
+            assert made is not None or stored is not None or not num_pages or ranked or limit is not None
             assert index.find(g, link(number)) == (made or stored)
         elif what == "end":
             index.end_levels(now)

@@ -109,8 +109,8 @@ class TierIndex:
         self._tenants.touch(stored)
 
     def put(self, g: int, link: Link, level: int = 0, until: float = math.inf) -> StoredBlock | None:
-        """Give content a place, for which others may be forgotten; None where there is none, or the digest has one. A
-        read finds it after `sent`.
+        """Give content a place, for which others of no higher priority may be forgotten; None where there is none, or
+        the digest has one. A read finds it after `sent`.
 
         Args:
             level: its priority less the default.
@@ -124,7 +124,9 @@ class TierIndex:
                 return None
             while (least := self._tenants.too_much(link.tenant, size)) is not None:
                 self._vacate(least)
-        number, slot = self._next_slot(g, level)
+        if (free := self._next_slot(g, level)) is None:
+            return None
+        number, slot = free
         stored = StoredBlock(g, link.digest, link.tokens, number * self.page_bytes + slot * size, size)
         self._pages[number].blocks[slot] = stored
         self._blocks[g][link.digest] = stored
@@ -203,8 +205,9 @@ class TierIndex:
         most = math.inf if self.salt_bytes is None else self.salt_bytes
         assert all(num_bytes <= most for num_bytes in salted.values()), f"{salted} are over the limit of {most}"
 
-    def _next_slot(self, g: int, level: int) -> tuple[int, int]:
-        """Return a page and a slot of it for a block: in a hole, in the page that is filled, or in another one."""
+    def _next_slot(self, g: int, level: int) -> tuple[int, int] | None:
+        """Return a page and a slot of it for a block: in a hole, in the page that is filled, or in another one; None
+        where all pages have a higher priority."""
         holed = self._holed.get((g, level), [])
         while holed:
             if self._is_of(holed[-1], g, level) and (holes := self._pages[holed[-1]].holes):
@@ -212,7 +215,10 @@ class TierIndex:
             holed.pop()
         number = self._open.get((g, level))
         if number is None or not self._is_of(number, g, level) or self._is_full(number):
-            number = self._open[g, level] = self._take_page(g, level)
+            number = self._take_page(g, level)
+            if number is None:
+                return None
+            self._open[g, level] = number
         page = self._pages[number]
         page.num_given += 1
         return number, page.num_given - 1
@@ -238,9 +244,12 @@ class TierIndex:
             page.holes.append(slot)
             self._holed.setdefault((page.group, self._order.level(number)), []).append(number)
 
-    def _take_page(self, g: int, level: int) -> int:
+    def _take_page(self, g: int, level: int) -> int | None:
         if len(self._pages) >= self.num_pages:
-            number = self._drop(self._order.first())
+            number = self._order.first()
+            if self._order.level(number) > level:
+                return None
+            self._drop(number)
         elif self._free:
             number = self._free.pop()
         else:

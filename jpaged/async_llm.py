@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
 
+from jpaged.cache_events import CacheEvents
 from jpaged.claims import Claim, claim_folder, holds_folder
 from jpaged.config import SizedConfig
 from jpaged.engine.async_stream import RequestStream
@@ -509,6 +510,10 @@ class AsyncLLM:
     async def pinned_prefixes(self) -> list[PinnedPrefix]:
         """Return the pinned prefixes, including restored ones, for `unpin`."""
         return await self._run(self.control.prepare_pinned())
+
+    async def cache_events(self, after: int = 0, most: int = 1024) -> CacheEvents:
+        """Do what `LLM.cache_events` does."""
+        return await self._run(self.control.prepare_cache_events(after, most))
 
     async def save_prefix(self, folder: str | Path, prompt: Prompt, cache_salt: str | None = None) -> SavedPrefix:
         """Do what `LLM.save_prefix` does; clients are served meanwhile."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from jpaged.memory.event_log import MediumEvents
 from jpaged.memory.hash_chain import Link
 from jpaged.memory.tiers.page_order import PageOrder
 from jpaged.memory.tiers.tenant_blocks import TenantBlocks
@@ -56,12 +57,16 @@ class TierIndex:
         page_bytes: size of a large page.
         num_pages: large pages that the store has.
         salt_bytes: most bytes of one cache salt; None = no limit.
+
+    Attributes:
+        watch: hears of each content that is found from now on, or no longer; None = nothing does.
     """
 
     def __init__(
         self, block_bytes: Sequence[int], page_bytes: int, num_pages: int, *, salt_bytes: int | None = None
     ) -> None:
         self.salt_bytes = salt_bytes
+        self.watch: MediumEvents | None = None
         self.block_bytes = block_bytes
         self.page_bytes = page_bytes
         self.num_pages = num_pages
@@ -69,6 +74,8 @@ class TierIndex:
 
     def clear(self) -> None:
         """Forget everything."""
+        if self.watch is not None:
+            self.watch.cleared()
         self._blocks: list[dict[bytes, StoredBlock]] = [{} for _ in self.block_bytes]
         self._pages: dict[int, _Page] = {}
         self._order = PageOrder()
@@ -87,6 +94,13 @@ class TierIndex:
     def num_bytes(self) -> int:
         """Return the size of the pages in use."""
         return len(self._pages) * self.page_bytes
+
+    def watch_by(self, watch: MediumEvents) -> None:
+        """Tell of the contents from now on, beginning with those that are there."""
+        self.watch = watch
+        for blocks in self._blocks:
+            for stored in blocks.values():
+                watch.stored(stored.group, Link(stored.digest, stored.tokens))
 
     def find(self, g: int, link: Link) -> StoredBlock | None:
         """Return the block of group `g` with this content, or None; the tokens are compared too, not only the
@@ -131,6 +145,8 @@ class TierIndex:
         self._pages[number].blocks[slot] = stored
         self._blocks[g][link.digest] = stored
         self._unsent.add((g, link.digest))
+        if self.watch is not None:
+            self.watch.stored(g, link)
         self._tenants.add(stored, link.tenant)
         self._order.extend(number, until)
         self._order.touch(number)
@@ -149,6 +165,8 @@ class TierIndex:
         if self._blocks[stored.group].get(stored.digest) == stored:
             del self._blocks[stored.group][stored.digest]
             self._tenants.remove(stored)
+            if self.watch is not None:
+                self.watch.removed(stored.group, Link(stored.digest, stored.tokens))
 
     def load(self, blocks: Iterable[StoredBlock]) -> None:
         """Take in blocks that are in the store already, in the order in which they were written.
@@ -168,6 +186,8 @@ class TierIndex:
             if stored.num_bytes == size and stored.digest not in self._blocks[stored.group]:
                 page.blocks[slot], page.num_given = stored, max(page.num_given, slot + 1)
                 self._blocks[stored.group][stored.digest] = stored
+                if self.watch is not None:
+                    self.watch.stored(stored.group, Link(stored.digest, stored.tokens))
                 self._order.touch(number)
         self._num_new = max(self._pages, default=-1) + 1
         self._free = [number for number in range(self._num_new) if number not in self._pages]

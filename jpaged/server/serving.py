@@ -43,6 +43,7 @@ class Serving:
         draining: whether the server is about to end and refuses new requests.
         queue: requests that wait for a place at the engine, by key.
         num_active: POST requests in progress.
+        on_finished: called with each whole output of the engine; None: nothing is.
     """
 
     def __init__(self, engine: AsyncLLM, settings: ServerSettings, traces: Traces | None = None) -> None:
@@ -56,6 +57,7 @@ class Serving:
         self.created = int(time.time())
         self.draining = False
         self.num_active = 0
+        self.on_finished: Callable[[RequestOutput], None] | None = None
         places = engine.config.max_num_seqs * engine.config.data_parallel_size
         self.queue = FairQueue(settings.keys, places=places + max(4, places // 4), max_waiting=settings.max_waiting)
         self._names: set[str] = set()
@@ -261,6 +263,8 @@ class Serving:
         if output.finished:
             seen.failure = None
             self.metrics.finished(output, seen.times, caller.arrived)
+            if self.on_finished is not None:
+                self.on_finished(output)
             caller.count(output, seen.times.num_tokens.total())
 
     async def _outputs(

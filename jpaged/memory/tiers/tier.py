@@ -160,13 +160,14 @@ class Tier:
                 self.store.give_back(number * page_bytes, page_bytes)
 
     def refresh(self, now: float) -> None:
-        """Take in what another process wrote, at most once a second."""
+        """Take in what another process wrote, at most once a second; write from then on if that one has ended."""
         if self.only_reads and self.is_open and now >= self._refreshed + 1.0:
             self._refreshed = now
             anew, blocks = self.store.fresh()
             if anew:
                 self.index.clear()
             self.index.load(blocks)
+            self.only_reads = not self.store.writes
 
     def renew(self, model: bytes) -> None:
         """Forget all blocks, because the weights change: other names begin, which no other process has."""

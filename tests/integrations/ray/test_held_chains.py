@@ -22,11 +22,9 @@ class Engine:
         self.events, self.number, self.lost = [], 0, False
 
     def _add(self, kind, tokens, medium):
-        name = [
-            hashlib.sha256(repr(list(tokens[:end])).encode()).digest()[:16] for end in (len(tokens) - SIZE, len(tokens))
-        ]
+        parent, name = (digest(tokens[: len(tokens) - cut]) for cut in (SIZE, 0))
         own = tuple(tokens[-SIZE:]) if kind == "stored" else ()
-        self.events.append(CacheEvent(self.number, kind, medium, 0, 0, name[1], name[0] if own else b"", own))
+        self.events.append(CacheEvent(self.number, kind, medium, 0, 0, name, parent if own else b"", own))
         self.number += 1
 
     def store(self, tokens, medium="device"):

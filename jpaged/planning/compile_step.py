@@ -79,6 +79,7 @@ def _answer(request: dict[str, Any], device: Device) -> dict[str, Any]:
         "temporary_bytes": plan.temporary_bytes,
         "adapter_bytes": plan.adapter_bytes,
         "pool_bytes": plan.spec.layout.pool_bytes,
+        "page_bytes": plan.spec.layout.page_bytes,
         "groups": _groups(plan.spec.layout),
         "sequences": min(sequences, config.max_num_seqs),
         "room": max(sequences, _room(plan, config, context)),

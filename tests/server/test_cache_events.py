@@ -33,7 +33,7 @@ def test_without_the_setting_there_are_none(server):
 @pytest.mark.parametrize("after, most", [(-1, 1), (0, 0)])
 def test_numbers_out_of_range_are_refused(tiny_llm, after, most):
     tiny_llm.control.engine.log_cache_events(10)
-    with pytest.raises(ValueError, match="after=|most="):
+    with pytest.raises(ValueError, match=r"after=|most="):
         tiny_llm.cache_events(after, most)
     assert tiny_llm.cache_events().next >= 0
     tiny_llm.control.engine.replicas[0].memory.parts.cache.watch = None

@@ -120,7 +120,7 @@ class TierIndex:
     def touch(self, stored: StoredBlock) -> None:
         """Note that a block that can be found is needed now."""
         self._order.touch(stored.place // self.page_bytes)
-        self._tenants.touch(stored)
+        self._tenants.touch(stored.place)
 
     def put(self, g: int, link: Link, level: int = 0, until: float = math.inf) -> StoredBlock | None:
         """Give content a place, for which others of no higher priority may be forgotten; None where there is none, or
@@ -147,7 +147,7 @@ class TierIndex:
         self._unsent.add((g, link.digest))
         if self.watch is not None:
             self.watch.stored(g, link)
-        self._tenants.add(stored, link.tenant)
+        self._tenants.add(stored.place, size, link.tenant)
         self._order.extend(number, until)
         self._order.touch(number)
         return stored
@@ -164,7 +164,7 @@ class TierIndex:
         """Hide a damaged or dropped block; its place is reclaimed with its page."""
         if self._blocks[stored.group].get(stored.digest) == stored:
             del self._blocks[stored.group][stored.digest]
-            self._tenants.remove(stored)
+            self._tenants.remove(stored.place)
             if self.watch is not None:
                 self.watch.removed(stored.group, Link(stored.digest, stored.tokens))
 
@@ -251,13 +251,13 @@ class TierIndex:
         page = self._pages[number]
         return (page.num_given + 1) * self.block_bytes[page.group] > self.page_bytes
 
-    def _vacate(self, stored: StoredBlock) -> None:
-        """Forget a block, and let its place be used again: with its page where that has no other block, and else if it
-        is not the first one, with which lists of blocks begin a page."""
-        self.forget(stored)
-        number, slot = stored.place // self.page_bytes, stored.place % self.page_bytes // stored.num_bytes
+    def _vacate(self, place: int) -> None:
+        """Forget the block of a place, and let this be used again: with its page where that has no other block, and
+        else if it is not the first one, with which lists of blocks begin a page."""
+        number = place // self.page_bytes
         page = self._pages[number]
-        page.blocks.pop(slot, None)
+        slot = place % self.page_bytes // self.block_bytes[page.group]
+        self.forget(page.blocks.pop(slot))
         if not page.blocks:
             self._free.append(self._drop(number))
         elif slot:

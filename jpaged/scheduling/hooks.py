@@ -16,12 +16,12 @@ class TokenRules(Protocol):
     """Says which tokens may come next.
 
     Attributes:
-        mask: packed bits of these tokens, as in `TokenMasks.mask`.
+        mask: packed bits of these tokens, as in `TokenMasks.mask`; None where every token may come.
         complete: whether nothing but end-of-sequence can come.
         error: why the rules cannot be followed any further; None while they can.
     """
 
-    mask: Int[np.ndarray, " words"]
+    mask: Int[np.ndarray, " words"] | None
     complete: bool
     error: str | None
 
@@ -41,7 +41,8 @@ def allowed_ahead(rules: TokenRules, tokens: Sequence[int]) -> int:
 
 
 def mask_after(rules: TokenRules, tokens: Sequence[int]) -> Int[np.ndarray, " words"] | None:
-    """Return the mask of the tokens that may follow `tokens`; None where these are not all allowed. The rules stay."""
+    """Return the mask of the tokens that may follow `tokens`; None where these are not all allowed, or every token may.
+    The rules stay."""
     if not tokens:
         return rules.mask
     allowed, ahead = _follow(rules, tokens)
@@ -51,7 +52,8 @@ def mask_after(rules: TokenRules, tokens: Sequence[int]) -> Int[np.ndarray, " wo
 def _follow(rules: TokenRules, tokens: Sequence[int]) -> tuple[int, TokenRules]:
     ahead = rules.copy()
     for number, token in enumerate(tokens):
-        if ahead.complete or ahead.error is not None or not ahead.mask[token // 32] >> (token % 32) & 1:
+        mask = ahead.mask
+        if ahead.complete or ahead.error is not None or not (mask is None or mask[token // 32] >> (token % 32) & 1):
             return number, ahead
         ahead.accept(token)
     return len(tokens), ahead

@@ -240,10 +240,15 @@ class Request:
         return 0 if self.params.logprobs is None else max(1, self.params.logprobs)
 
     @property
+    def has_rules(self) -> bool:
+        """Tell whether its sequences have rules that say which tokens may come, see `Sequence.grammar`."""
+        return self.params.structured_outputs is not None or self.params.thinking_token_budget is not None
+
+    @property
     def needs_host(self) -> bool:
         """Tell whether the host must see each token before the next can be drawn, so that its sequences never run
         ahead."""
-        return self.beam is not None or self.params.structured_outputs is not None
+        return self.beam is not None or self.has_rules
 
     def hides_last(self, seq: Sequence, finish_reason: FinishReason | None) -> bool:
         """Tell whether the last token of a sequence that ended for this reason is a stop token that its text leaves

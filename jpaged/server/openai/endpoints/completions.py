@@ -116,6 +116,8 @@ class _Completion:
             extra.setdefault("logprobs", 0)  # best_of ranks by log-probability, which the engine may skip otherwise
         if body.max_tokens is not None:
             extra["max_tokens"] = max(1, body.max_tokens)
+        if body.thinking_token_budget not in (None, -1):
+            extra |= {"reasoning_parser": self._serving.settings.reasoning_parser, "tool_parser": "none"}
         return body.sampling_params(self._serving.engine.get_default_sampling_params(), **extra)
 
     # ------------------------------------------------------------------ whole

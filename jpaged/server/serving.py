@@ -108,6 +108,7 @@ class Serving:
         if self.draining:
             raise _shutting_down()
         caller = caller_of(request)
+        caller.ping_interval = self.settings.ping_interval
         if self.settings.request_timeout is not None:
             caller.deadline = asyncio.get_running_loop().time() + self.settings.request_timeout
         return caller
@@ -150,7 +151,7 @@ class Serving:
             async with (
                 self.queue.place(caller.key),
                 aclosing(
-                    self._outputs(name, prompt, params, adapter, priority, add_special_tokens, prompt_only)
+                    self._outputs(name, prompt, params, adapter, priority, add_special_tokens, prompt_only, caller.take)
                 ) as outputs,
             ):
                 async for output in outputs:
@@ -266,8 +267,13 @@ class Serving:
         priority: int | None,
         add_special_tokens: bool | None,
         prompt_only: bool,
+        taken: Callable[[], None],
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the engine's outputs for one prompt, or those of a restored request."""
+        """Yield the engine's outputs for one prompt, or those of a restored request.
+
+        Args:
+            taken: called once the engine has taken the request.
+        """
         if self._closed:
             raise _shutting_down()
         restored = name in self.engine.restored_requests
@@ -276,6 +282,7 @@ class Serving:
             return
         tokenization = None if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
         if restored:
+            taken()
             outputs = self.engine.resume(name, None if isinstance(params, BeamSearchParams) else params.output_kind)
         else:
             assert isinstance(params, SamplingParams)
@@ -286,6 +293,7 @@ class Serving:
                 lora_request=adapter,
                 priority=priority,
                 tokenization_kwargs=tokenization,
+                taken=taken,
                 **({"prompt_only": True} if prompt_only else {}),
             )
         async with aclosing(outputs):

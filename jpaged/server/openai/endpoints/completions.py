@@ -46,6 +46,7 @@ class _Completion:
         self._caller = caller
         self._check()
         self._prompts = body.prompts
+        caller.num_prompts = len(self._prompts)
         self._scores_prompt = body.echo and body.logprobs is not None
         caller.log |= {"user": body.user} if body.user else {}
         self._head = {

@@ -233,6 +233,11 @@ class AnswerReader:
         begin = self._patterns.call_begin
         return None if begin is not None and begin.search(self._held) else self._marks.decoded(self._held)
 
+    @property
+    def is_between(self) -> bool:
+        """Tell whether the output has not begun yet, or a thought or call has ended and nothing has begun after it."""
+        return self._step == self._between
+
     def copy(self) -> AnswerReader:
         """Return an independent reader at the same place."""
         shared = (self._patterns, self._marks, *self._patterns.calls, self._functions)

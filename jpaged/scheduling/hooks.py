@@ -17,11 +17,13 @@ class TokenRules(Protocol):
 
     Attributes:
         mask: packed bits of these tokens, as in `TokenMasks.mask`; None where every token may come.
+        waits: whether the mask after the next token depends on that token; otherwise every token may come there.
         complete: whether nothing but end-of-sequence can come.
         error: why the rules cannot be followed any further; None while they can.
     """
 
     mask: Int[np.ndarray, " words"] | None
+    waits: bool
     complete: bool
     error: str | None
 

@@ -191,8 +191,8 @@ class Request:
     @cached_property
     def is_plain(self) -> bool:
         """True if a sequence's next token takes only a row of the step: the request asks for text only, and has no
-        pooled vector, beam or grammar."""
-        return not (self.asks or self.pooling or self.needs_host)
+        pooled vector, beam or rules."""
+        return not (self.asks or self.pooling or self.needs_host or self.has_rules)
 
     @property
     def computes_whole_prompt(self) -> bool:
@@ -248,7 +248,7 @@ class Request:
     def needs_host(self) -> bool:
         """Tell whether the host must see each token before the next can be drawn, so that its sequences never run
         ahead."""
-        return self.beam is not None or self.has_rules
+        return self.beam is not None or self.params.structured_outputs is not None
 
     def hides_last(self, seq: Sequence, finish_reason: FinishReason | None) -> bool:
         """Tell whether the last token of a sequence that ended for this reason is a stop token that its text leaves

@@ -129,6 +129,8 @@ class ThoughtBudget:
 
     Attributes:
         mask: as in `TokenRules`; None where every token may come.
+        waits: as there: the mark may come after the next token, or there are other rules. A thought that begins amid
+            text has at least one token, so that text is not waited for.
         complete, error: those of the other rules.
 
     Args:
@@ -158,6 +160,7 @@ class ThoughtBudget:
         self._banned = frozenset(banned)
         self._rules = rules
         self.mask: Int[np.ndarray, " words"] | None = None
+        self.waits = True
         self.complete = False
         self.error: str | None = None
         self._begin()
@@ -196,13 +199,17 @@ class ThoughtBudget:
 
     def _follow(self, token: int) -> None:
         self._closing = self._closing[1:] if self._closing[:1] == (token,) else ()
-        was_open = self._reader.open_thought is not None
+        reader = self._reader
+        was_open, was_between = reader.open_thought is not None, reader.is_between
         text, spans = self._text.push(token)
-        self._reader.push(text, spans)
-        if was_open and self._reader.open_thought is not None:
+        reader.push(text, spans)
+        is_open = reader.open_thought is not None
+        if was_open and is_open:
             self._left -= 1
-        else:
-            self._seen = (self._seen + text)[-_SEEN:]
+            return
+        self._seen = (self._seen + text)[-_SEEN:]
+        if is_open and not was_between:
+            self._left = max(1, self._left)  # see `waits`
 
     def _choose(self) -> None:
         """Begin to close a thought without tokens left."""
@@ -213,6 +220,9 @@ class ThoughtBudget:
     def _look_ahead(self) -> None:
         self._choose()
         rules = self._rules
+        is_open, left = self._reader.open_thought is not None, self._left
+        may_close = left <= is_open and (is_open or self._reader.is_between)
+        self.waits = rules is not None or may_close or bool(self._closing)
         self.mask = None if rules is None else rules.mask
         if rules is not None:
             self.complete, self.error = rules.complete, rules.error

@@ -156,6 +156,8 @@ class CombinedRules:
         ValueError: the grammar and the limits leave no token for the first place.
     """
 
+    waits = True
+
     def __init__(self, grammar: Grammar, limits: Limits) -> None:
         self._grammar = grammar
         self._limits = limits

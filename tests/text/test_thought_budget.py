@@ -189,6 +189,20 @@ def test_copies_and_restarts_are_at_the_same_place():
         assert forced(again) == before == forced(rules)
 
 
+def test_the_host_is_waited_for_only_where_the_next_token_may_use_up_the_budget():
+    thoughts = thoughts_of("hermes", True)
+    rules, waits = rules_for(thoughts, 3), []
+    for token in ids(thoughts, "<think>abc"):
+        waits.append(rules.waits)
+        rules.accept(token)
+    assert waits == [False, False, False, True] and rules.waits and forced(rules) is not None
+    assert rules_for(thoughts, 0).waits  # the next token may open a thought
+    closed = rules_for(thoughts, 0, "<think>")
+    written(closed, ids(thoughts, "and a text"))
+    assert not closed.waits
+    assert thoughts.tokenizer.decode(written(closed, ids(thoughts, "<think>ab"))) == "<think>a</think>b"
+
+
 def test_drafts_are_followed_as_far_as_they_are_allowed():
     thoughts = thoughts_of("hermes", True)
     rules = rules_for(thoughts, 3, "<think>")
@@ -231,4 +245,4 @@ def test_each_output_of_a_request_has_rules_of_its_own():
     first.accept(thoughts_of("hermes", True).form.tokens["<think>"])
     first.accept(5)
     assert forced(first) is not None and all(forced(rules) is None for rules in others)
-    assert request.needs_host
+    assert not request.needs_host and not request.is_plain

@@ -8,6 +8,7 @@ from typing import Any
 from jpaged.answers.format import AnswerFormat
 from jpaged.answers.grammar import AnswerGrammar, Thought
 from jpaged.answers.marks import Marks
+from jpaged.answers.parts import Place
 from jpaged.answers.reader import AnswerReader, Patterns
 from jpaged.answers.rows import ANSWER_FORMATS
 
@@ -73,7 +74,7 @@ class BoundFormat:
         """Return a text as a list of tokens that are marks and of texts between them, none empty."""
         return self._marks.pieces(text)
 
-    def encoded(self, text: str, places: Sequence[tuple[int, int, int]]) -> str:
+    def encoded(self, text: str, places: Sequence[Place]) -> str:
         """Return a text with a character in the place of each mark that is a token, as `thought_begun` takes it."""
         return self._marks.encoded(text, places)
 

@@ -16,16 +16,18 @@ class TokenRules(Protocol):
     """Says which tokens may come next.
 
     Attributes:
-        mask: packed bits of these tokens, as in `TokenMasks.mask`; None where every token may come.
         waits: whether the mask after the next token depends on that token; otherwise every token may come there.
         complete: whether nothing but end-of-sequence can come.
         error: why the rules cannot be followed any further; None while they can.
     """
 
-    mask: Int[np.ndarray, " words"] | None
     waits: bool
     complete: bool
     error: str | None
+
+    @property
+    def mask(self) -> Int[np.ndarray, " words"] | None:
+        """Return packed bits of these tokens, as in `TokenMasks.mask`; None where every token may come."""
 
     def accept(self, token: int) -> None:
         """Advance by a token of the mask."""

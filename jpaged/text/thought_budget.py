@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jpaged.answers.bound import BoundFormat, format_of
+from jpaged.answers.parts import Place
 from jpaged.answers.reader import AnswerReader
 from jpaged.answers.rows import thought_formats, tool_formats
 from jpaged.sampling_params import SamplingParams
@@ -24,8 +25,6 @@ from jpaged.text.answer_choice import Choice, chosen_formats
 from jpaged.text.detokenizer import IncrementalDecoder
 from jpaged.validation import one_of
 
-Span = tuple[int, int, int]
-"""Where a mark that is a token stands in a text: its first character, the one after its last, and the token."""
 _SEEN = 64
 """Characters of the text before a thought in which the mark that began it is looked for."""
 
@@ -105,14 +104,14 @@ class TokenText:
     def _decode_after(self, tokens: Sequence[int]) -> IncrementalDecoder:
         return IncrementalDecoder(self._form.tokenizer, skip_special_tokens=False, prompt=tokens)
 
-    def push(self, token: int) -> tuple[str, tuple[Span, ...]]:
+    def push(self, token: int) -> tuple[str, tuple[Place, ...]]:
         """Return the text that a token settles, and where in it the token stands if it is a mark."""
         mark = self._form.of_token.get(token)
         if mark is None:
             return self._decoder.push(token), ()
         before = self._decoder.finish()
         self._decoder = self._decode_after((token,))
-        return before + mark, ((len(before), len(before) + len(mark), token),)
+        return before + mark, (Place(len(before), len(before) + len(mark), token),)
 
     def copy(self) -> TokenText:
         """Return an independent reading at the same place."""

@@ -104,7 +104,7 @@ class _Completion:
         ]
 
     def _params(self) -> SamplingParams | BeamSearchParams:
-        body, extra = self._body, {}
+        body, extra = self._body, dict[str, Any]()
         if body.use_beam_search:
             return body.beam_params(most_tokens=body.max_tokens or 16)
         if body.logprobs is not None:

@@ -1,5 +1,6 @@
 """A thought that has used up its tokens is closed by its mark, and one that ends by itself is left alone."""
 
+import json
 import random
 
 import numpy as np
@@ -7,11 +8,13 @@ import pytest
 from renderings import TEMPLATES, tokenizer_of
 
 from jpaged.answers.bound import BoundFormat
+from jpaged.answers.parts import CallStart, Content, Reasoning
 from jpaged.answers.rows import ANSWER_FORMATS
 from jpaged.sampling_params import SamplingParams, StructuredOutputsParams
 from jpaged.scheduling.hooks import allowed_ahead, mask_after
+from jpaged.text.grammar import GrammarCompiler
 from jpaged.text.input_processor import InputProcessor
-from jpaged.text.thought_budget import ThoughtBudget, ThoughtForm
+from jpaged.text.thought_budget import ThoughtBudget, ThoughtForm, TokenText
 
 THINKING = [name for name, form in ANSWER_FORMATS.items() if form.thought and name in TEMPLATES]
 MADE = {}
@@ -149,27 +152,39 @@ def test_thoughts_after_one_another_share_the_tokens():
     assert thoughts.tokenizer.decode(written(rules_for(thoughts, 0), wanted)).count("<think></think>") == 2
 
 
+SHAPE = {"type": "object", "properties": {"a": {"const": 5}}, "required": ["a"], "additionalProperties": False}
+STOP = [{"name": "stop", "parameters": None}]
+
+
 @pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "text"])
-def test_a_grammar_goes_on_after_the_thought_that_was_closed(tokens):
-    process = inputs(tokens).process
-    thoughts = thoughts_of("hermes", tokens)
-    grammar = thoughts.form.grammar.before_json({"type": "integer", "minimum": 10, "maximum": 99}, "runs")
-    params = SamplingParams(
-        thinking_token_budget=4,
-        reasoning_parser="hermes",
-        structured_outputs=StructuredOutputsParams(grammar=grammar),
-    )
-    rules = process({"prompt_token_ids": ids(thoughts, "<think>")}, params).sequences[0].grammar
-    draw = random.Random(0)
-    for case in range(20):
-        rules.restart(())
-        made = []
-        while not rules.complete and len(made) < 90:
-            allowed = np.flatnonzero(np.unpackbits(rules.mask.view(np.uint8), bitorder="little"))
-            plain = [token for token in allowed if thoughts.tokenizer.decode([token]).isalnum()]
-            rules.accept(int(draw.choice(plain or list(allowed))))
-            made.append(0)
-        assert rules.error is None and rules.complete, case
+@pytest.mark.parametrize("family", THINKING)
+def test_a_grammar_begins_after_the_thought_that_was_closed(family, tokens):
+    thoughts = thoughts_of(family, tokens)
+    form, tokenizer = thoughts.form, thoughts.tokenizer
+    compiler = GrammarCompiler(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
+    grammars = [("shape", form.grammar.before_json(SHAPE, "runs"))]
+    if form.form.calls and (tokens or family != "gpt_oss"):  # whose marks are tokens in every tokenizer of its
+        grammars.append(("call", form.grammar.answer(STOP, forced=True, parallel=False, thought="runs", shape=None)))
+    prompt = ids(thoughts, "x" + thoughts.marks.begin[0].strip())
+    for kind, grammar in grammars:
+        inner = compiler.compile(StructuredOutputsParams(grammar=grammar))
+        rules, draw, text = ThoughtBudget(thoughts, 4, prompt, len(tokenizer), rules=inner), random.Random(0), []
+        while not rules.complete and rules.error is None and len(text) < 300:
+            bits = np.unpackbits(rules.mask.view(np.uint8), bitorder="little")
+            allowed = [int(token) for token in np.flatnonzero(bits) if token < len(tokenizer)]
+            plain = [token for token in allowed if tokenizer.decode([token]) in "12345"]
+            text.append(draw.choice(plain or allowed))
+            if text[-1] == tokenizer.eos_token_id:
+                break
+            rules.accept(text[-1])
+        reader, reading = form.reader(thought="runs", functions=STOP, placed=True), TokenText(thoughts)
+        parts = [part for token in text for part in reader.push(*reading.push(token))] + reader.finish()
+        thought = "".join(part.text for part in parts if isinstance(part, Reasoning))
+        assert len(thought) == 4 and thought.isdigit(), (kind, thought)
+        if kind == "call":
+            assert [part.name for part in parts if isinstance(part, CallStart)] == ["stop"]
+        else:
+            assert json.loads("".join(part.text for part in parts if isinstance(part, Content))) == {"a": 5}
 
 
 def test_copies_and_restarts_are_at_the_same_place():

@@ -266,6 +266,8 @@ class ThoughtForms:
         banned = {word[-1] for word in request.bad_words} | (request.stop_ids if params.min_tokens else set())
         allowed = params.allowed_token_ids
         for mark, tokens in zip(form.marks.end, form.closings, strict=True):
+            if max(tokens) >= vocab_size:
+                raise ValueError(f"thinking_token_budget={budget} ends thoughts by {mark!r}, which cannot be drawn")
             if not banned.isdisjoint(tokens) or not (allowed is None or set(tokens) <= {*allowed}):
                 forbids = "bad_words" if any(word[-1] in tokens for word in request.bad_words) else "stop_token_ids"
                 forbids = "allowed_token_ids" if banned.isdisjoint(tokens) else forbids

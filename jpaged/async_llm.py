@@ -142,6 +142,7 @@ class AsyncLLM:
         tokenization_kwargs: Mapping[str, Any] | None = None,
         priority: int | None = None,
         prompt_only: bool = False,
+        taken: Callable[[], None] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Generate for one prompt and yield an output whenever there are new tokens; the last one is `finished`.
 
@@ -156,6 +157,8 @@ class AsyncLLM:
             lora_request, tokenization_kwargs, priority: as in `LLM.generate`.
             prompt_only: whether the prompt alone counts, for its log-probabilities: one token is drawn, of no meaning,
                 and the prompt may have max_model_len tokens.
+            taken: called in the event loop once the engine has taken the request, long before the first output at
+                times; not called for a request that is refused.
 
         Raises:
             ValueError: the prompt or a parameter is bad, as in `LLM.generate`, or request_id is running.
@@ -166,7 +169,7 @@ class AsyncLLM:
         tokenization = Tokenization.of(tokenization_kwargs)
         chosen = self.get_default_sampling_params() if sampling_params is None else sampling_params
         (params,) = one_each(chosen, 1, SamplingParams)
-        running = self._outputs(prompt, params, request_id, priority, lora, tokenization, prompt_only)
+        running = self._outputs(prompt, params, request_id, priority, lora, tokenization, prompt_only, taken)
         async with aclosing(running) as outputs:
             async for output in outputs:
                 yield output
@@ -284,6 +287,7 @@ class AsyncLLM:
         lora: LoRA | None,
         tokenization: Tokenization = DEFAULT,
         prompt_only: bool = False,
+        taken: Callable[[], None] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         (level,) = priorities(priority, 1)
         kind = params.output_kind if isinstance(params, SamplingParams) else RequestOutputKind.FINAL_ONLY
@@ -298,6 +302,7 @@ class AsyncLLM:
             else:
                 request = await asyncio.to_thread(make, prompt, params, level)
             builder = self.output_processor.builder(request, request_id)
+            stream.on_taken = taken
             self._thread.submit(stream, request, TokenReader(request, whole=whole))
             async with aclosing(_read(stream, builder, kind)) as outputs:
                 async for output in outputs:

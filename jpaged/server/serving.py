@@ -111,6 +111,7 @@ class Serving:
         if self.draining:
             raise _shutting_down()
         caller = caller_of(request)
+        caller.ping_interval = self.settings.ping_interval
         if self.settings.request_timeout is not None:
             caller.deadline = asyncio.get_running_loop().time() + self.settings.request_timeout
         return caller
@@ -153,7 +154,7 @@ class Serving:
             async with (
                 self.queue.place(caller.key),
                 aclosing(
-                    self._outputs(name, prompt, params, adapter, priority, add_special_tokens, prompt_only)
+                    self._outputs(name, prompt, params, adapter, priority, add_special_tokens, prompt_only, caller.take)
                 ) as outputs,
             ):
                 async for output in outputs:
@@ -276,8 +277,13 @@ class Serving:
         priority: int | None,
         add_special_tokens: bool | None,
         prompt_only: bool,
+        taken: Callable[[], None],
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the engine's outputs for one prompt, or those of a restored request."""
+        """Yield the engine's outputs for one prompt, or those of a restored request.
+
+        Args:
+            taken: called once the engine has taken the request.
+        """
         if self._closed:
             raise _shutting_down()
         restored = name in self.engine.restored_requests
@@ -286,6 +292,7 @@ class Serving:
             return
         tokenization = None if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
         if restored:
+            taken()
             outputs = self.engine.resume(name, None if isinstance(params, BeamSearchParams) else params.output_kind)
         else:
             assert isinstance(params, SamplingParams)
@@ -296,6 +303,7 @@ class Serving:
                 lora_request=adapter,
                 priority=priority,
                 tokenization_kwargs=tokenization,
+                taken=taken,
                 **({"prompt_only": True} if prompt_only else {}),
             )
         async with aclosing(outputs):

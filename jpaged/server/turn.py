@@ -84,7 +84,7 @@ class Turn:
             thought.
         shows_thoughts: whether the answer has the model's thoughts.
         controls: settings of thoughts and length, by name, for templates that have a variable of the name. `thinks` is
-            whether the model thinks.
+            whether the model thinks, `thought_budget` the most tokens of its thoughts, where these are split off.
         variables: further variables of the template.
         begins_message: whether the prompt ends with the beginning of the assistant's message.
         continues_message: whether the answer continues the last message.

@@ -144,7 +144,7 @@ def test_thoughts_have_signatures_and_may_be_left_out():
     answer = ask(asked).json()
     assert answer["content"][0]["thinking"] == "why not\n" and len(answer["content"][0]["signature"]) > 20
     assert answer["content"][1] == {"type": "text", "text": "because"}
-    assert answer["not_honoured"].keys() == {"thinking.budget_tokens"}
+    assert "not_honoured" not in answer
     asked["thinking"] = {"type": "adaptive", "display": "omitted"}
     for message in (ask(asked).json(), accumulated(events(ask(asked | {"stream": True})))):
         assert message["content"][0] == answer["content"][0] | {"thinking": ""}

@@ -246,17 +246,18 @@ class Thinking(Body):
     """Whether the model thinks, and what is shown of it.
 
     Attributes:
+        budget_tokens: most tokens of the thoughts.
         display: "omitted" leaves the text of thoughts out.
     """
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: int | None = None
+    budget_tokens: int | None = Field(None, ge=0)
     display: Literal["summarized", "omitted"] | None = None
 
     @model_validator(mode="after")
-    def _names_its_budget(self) -> Thinking:
-        if self.budget_tokens is not None:
-            self._unhonoured["budget_tokens"] = field_classes.BUDGET
+    def _thinks_within_its_budget(self) -> Thinking:
+        if self.type == "disabled" and self.budget_tokens is not None:
+            raise ValueError("budget_tokens has no meaning with the type 'disabled'")
         return self
 
 
@@ -332,6 +333,7 @@ class Conversation(Body):
             shape=shape,
             controls={
                 "thinks": None if thinking is None else thinking.type != "disabled",
+                "thought_budget": None if thinking is None else thinking.budget_tokens,
                 "reasoning_effort": None if self.output_config is None else self.output_config.effort,
             },
             continues_message=last["role"] == "assistant" and bool(last["content"]) and "tool_calls" not in last,
@@ -386,6 +388,7 @@ class Conversation(Body):
     def _sent_as(self) -> dict[str, str]:
         names = dict.fromkeys(("prompt", "prompt_token_ids", "content", "images"), "messages")
         names |= {"stop": "stop_sequences", "structured_outputs": "output_config.format"}
+        names["thinking_token_budget"] = "thinking.budget_tokens"
         path = "output_format.schema" if self.output_format is not None else "output_config.format.schema"
         return names | {"json": path, "grammar": "tools" if self.tools else path}
 

@@ -57,9 +57,6 @@ class ImageProcessor(ABC):
         settings: all that changes the arrays, in JSON's types.
     """
 
-    most_tokens: int | None = None
-    """Tokens of the largest image; None = the encoder takes images one by one, so nothing depends on it."""
-
     def __init__(self, placeholder: Placeholder, settings: Mapping[str, Any]):
         self.placeholder = placeholder
         self._settings = json.dumps(settings, sort_keys=True, default=str).encode()

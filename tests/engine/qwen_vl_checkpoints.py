@@ -1,0 +1,114 @@
+"""Tiny random checkpoints of Qwen's families with eyes, with all their files, and what transformers makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from greedy_reference import Reference, _reference, one_torch_thread
+from PIL import Image
+from transformers import Qwen2VLImageProcessorPil, Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from vision_checkpoints import BEGIN, END, IMAGE, SPECIAL, VOCAB, _make, picture, prompt_of, tokenizer
+
+TOKENIZER = tokenizer()
+TOKENIZER.chat_template = TOKENIZER.chat_template.replace(
+    "<begin>", "".join(SPECIAL[n] for n in ("boi_token", "image_token", "eoi_token"))
+)
+SQUARE, MOST = 8, 40
+"""Pixels of a token's side, and tokens of a picture."""
+PROCESSOR = Qwen2VLImageProcessorPil(
+    patch_size=4,
+    merge_size=2,
+    temporal_patch_size=2,
+    size={"shortest_edge": SQUARE**2, "longest_edge": MOST * SQUARE**2},
+    image_mean=[0.4, 0.5, 0.6],
+    image_std=[0.3, 0.2, 0.25],
+    rescale_factor=1 / 250,
+)
+SIZES = [(8, 8), (8, 320), (320, 8), (56, 40), (3, 5), (50, 73), (7, 91), (200, 210)]
+"""Heights and widths: of one token, forty side by side or upon each other, nearly the most, and others."""
+TEXT = {
+    "vocab_size": VOCAB,
+    "hidden_size": 72,
+    "intermediate_size": 45,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "max_position_embeddings": 512,
+    "attention_bias": True,
+    "eos_token_id": 2,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "mrope_section": [6, 3, 3],
+        "mrope_interleaved": True,
+    },
+}
+VISION = {
+    "depth": 4,
+    "hidden_size": 40,
+    "intermediate_size": 21,
+    "num_heads": 2,
+    "hidden_act": "gelu",
+    "patch_size": 4,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "out_hidden_size": 72,
+    "num_position_embeddings": 25,
+}
+INSIDE = {
+    "image_token_id": IMAGE,
+    "video_token_id": VOCAB - 1,
+    "vision_start_token_id": BEGIN,
+    "vision_end_token_id": END,
+    "tie_word_embeddings": False,
+}
+
+
+def qwen3_vl() -> tuple[type, Any]:
+    vision = VISION | {"deepstack_visual_indexes": [0, 2]}
+    return Qwen3VLForConditionalGeneration, Qwen3VLConfig(text_config=TEXT, vision_config=vision, **INSIDE)
+
+
+FAMILIES = {"qwen3_vl": qwen3_vl}
+
+
+def make(name: str, folder: Path) -> Any:
+    """Write a checkpoint of the family and return transformers' model."""
+    kind, config = FAMILIES[name]()
+    return _make(kind, config, PROCESSOR, folder, TOKENIZER)
+
+
+def pictures(*sizes: tuple[int, int], seed: int = 0) -> list[Image.Image]:
+    """Random pictures of these heights and widths."""
+    return [picture(seed + number, size) for number, size in enumerate(sizes)]
+
+
+def prompt(parts: Sequence[int | Image.Image], seed: int = 0) -> dict[str, Any]:
+    """A prompt of ids: a number stands for as many random tokens, an image for itself."""
+    return prompt_of(parts, seed, IMAGE)
+
+
+def torch_greedy(model: Any, asked: dict[str, Any], ids: Sequence[int], num_tokens: int) -> Reference:
+    """What transformers generates from the expanded ids and its own processor's arrays of the prompt's pictures."""
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    images = asked.get("multi_modal_data", {}).get("image", [])
+    seen = dict(PROCESSOR(images, return_tensors="pt")) if images else {}
+    whole = torch.tensor([list(ids)])
+    with one_torch_thread(), torch.inference_mode():
+        out = model.generate(
+            whole,
+            attention_mask=torch.ones_like(whole),
+            mm_token_type_ids=(whole == IMAGE).int(),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+            **seen,
+        )
+    return _reference(torch.cat(out.logits).double(), out.sequences[0, len(ids) :].tolist())

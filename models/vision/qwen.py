@@ -70,7 +70,7 @@ class Qwen3Vision(nnx.Module):
             _EPS,
             (LayerKind("frames"),) * vision.depth,
             norm_before=True,
-            rotary={"frames": self.rotary},
+            rotary=(("frames", self.rotary),),
             names=_NAMES,
         )
         self.layers = layers_of(spec, build)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from greedy_reference import Reference, _reference, one_torch_thread
 from PIL import Image

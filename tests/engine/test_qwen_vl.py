@@ -1,4 +1,4 @@
-"""Qwen's families with eyes: tokens are transformers', whatever the pictures' sizes and whatever happens to requests."""
+"""Families with eyes of Qwen: tokens are transformers', whatever the pictures and whatever happens to requests."""
 
 from __future__ import annotations
 

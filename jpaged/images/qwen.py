@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int16, UInt8
+from jaxtyping import Int16, Int32, UInt8
 
 from jpaged.images.given import GivenLayout, Grid
 from jpaged.images.pixels import Picture, pillow
@@ -61,6 +61,7 @@ class PatchSettings:
         resample: Pillow's number of the filter.
         resizes: False leaves the size as it is.
         scale, shift: what a channel's bytes are multiplied by, and what is added then.
+        window: tokens of the side of a window, by which patches are ordered (Qwen2.5-VL); None = row by row.
     """
 
     patch: int
@@ -72,6 +73,7 @@ class PatchSettings:
     resizes: bool
     scale: tuple[float, ...]
     shift: tuple[float, ...]
+    window: int | None = None
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], vision: Any) -> PatchSettings:
@@ -105,6 +107,7 @@ class PatchSettings:
             fields.get("do_resize", True),
             tuple(factor / each for each in std),
             tuple(-each / by for each, by in zip(mean, std, strict=True)),
+            _window(vision),
         )
 
     @property
@@ -144,7 +147,7 @@ class QwenImageProcessor(ImageProcessor):
 
     Arrays, for each patch, square by square: pixels [patches, channels * temporal * patch * patch], and places
     [patches, 4], its row and column, and the rows and columns that there are. For each frame: frames, the number of its
-    patches. For all: scale and shift [channels].
+    patches. For all: scale and shift [channels]. With windows: windows, the number of patches of each.
     """
 
     def __init__(self, settings: PatchSettings, config: Any, placeholder: Placeholder):
@@ -191,12 +194,37 @@ class QwenImageProcessor(ImageProcessor):
             "scale": np.asarray(self.settings.scale, np.float32),
             "shift": np.asarray(self.settings.shift, np.float32),
         }
+        takes = None
+        if self.settings.window is not None:
+            order, lengths = windows_of(grid, merge, self.settings.window)
+            for name in ("pixels", "places"):
+                squares = arrays[name].reshape(len(order), -1, arrays[name].shape[1])
+                arrays[name] = squares[order].reshape(arrays[name].shape)
+            arrays["windows"] = lengths * merge**2
+            takes = np.argsort(order).astype(np.int32)
         return PreparedImage(
             arrays,
             self.layout.tokens(grid),
+            takes,
             offsets=self.layout.offsets(grid),
             advance=self.layout.advance(grid),
         )
+
+
+def _window(vision: Any) -> int | None:
+    pixels = getattr(vision, "window_size", None)
+    return None if pixels is None else pixels // vision.spatial_merge_size // vision.patch_size
+
+
+def windows_of(
+    grid: Grid, merge: int, window: int
+) -> tuple[Int32[np.ndarray, " tokens"], Int32[np.ndarray, " windows"]]:
+    """Return the tokens of a grid window by window, those of each row by row, and how many each window has."""
+    time, height, width = grid[0], grid[1] // merge, grid[2] // merge
+    frame, row, column = np.indices((time, height, width), np.int32).reshape(3, -1)
+    across = -(-width // window)
+    number = (frame * -(-height // window) + row // window) * across + column // window
+    return np.argsort(number, kind="stable").astype(np.int32), np.bincount(number).astype(np.int32)
 
 
 def places_of(grid: Grid, merge: int) -> Int16[np.ndarray, "patches 4"]:

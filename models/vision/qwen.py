@@ -1,4 +1,4 @@
-"""The towers of Qwen3-VL and Qwen3.5 (Qwen Team, 2025), and how they are put around a text model."""
+"""The tower of Qwen3-VL and Qwen3.5 (Qwen Team, 2025)."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from ..stack import LayerKind, Shared
 from .family import VisionFamily
 from .tower import PixelStem, SquareMerger, axial, layer_weights, layers_of, within
 
-_EPS = 1e-6
-_NAMES = EncoderNames(
+EPS = 1e-6
+NAMES = EncoderNames(
     layers="visual.blocks",
     attention="attn",
     projections=ProjectionNames(("qkv",), "proj"),
     attention_norm="norm1",
     mlp_norm="norm2",
 )
+PROCESSOR = "jpaged.images.qwen:QwenImageProcessor"
 PREFIXES = (("model.visual.", "visual."), ("visual.", "visual."))
 
 
@@ -67,18 +68,18 @@ class Qwen3Vision(nnx.Module):
             embed,
             vision.num_heads,
             mlp,
-            _EPS,
+            EPS,
             (LayerKind("frames"),) * vision.depth,
             norm_before=True,
             rotary=(("frames", self.rotary),),
-            names=_NAMES,
+            names=NAMES,
         )
         self.layers = layers_of(spec, build)
         merge = self.layout.merge
-        self.merger = SquareMerger(LayerNorm(embed, _EPS, build), embed, merge, width, build)
+        self.merger = SquareMerger(LayerNorm(embed, EPS, build), embed, merge, width, build)
         deep = tuple(getattr(vision, "deepstack_visual_indexes", ()))
         self.deep = nnx.List(
-            SquareMerger(LayerNorm(embed * merge, _EPS, build), embed, merge, width, build, of_squares=True)
+            SquareMerger(LayerNorm(embed * merge, EPS, build), embed, merge, width, build, of_squares=True)
             for _ in deep
         )
         self.levels = 1 + len(deep)
@@ -117,7 +118,7 @@ class Qwen3Vision(nnx.Module):
         yield from self.stem.weights(("stem",), "visual.patch_embed.proj")
         table = ("visual.pos_embed.weight",)
         yield WeightSource(("positions",), table, convert.as_stored, P(None, None))
-        yield from layer_weights(self.layers, (), _NAMES.layers)
+        yield from layer_weights(self.layers, (), NAMES.layers)
         both = ("linear_fc1", "linear_fc2")
         for path, name, merger in (
             (("merger",), "visual.merger", self.merger),
@@ -130,4 +131,4 @@ class Qwen3Vision(nnx.Module):
         return self.layers.locate(source, "layers")
 
 
-QWEN3_VL = VisionFamily(Qwen3Vision, "jpaged.images.qwen:QwenImageProcessor", PREFIXES, axes=3)
+QWEN3_VL = VisionFamily(Qwen3Vision, PROCESSOR, PREFIXES, axes=3)

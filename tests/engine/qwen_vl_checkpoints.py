@@ -9,8 +9,23 @@ from typing import Any
 import torch
 from greedy_reference import Reference, _reference, one_torch_thread
 from PIL import Image
-from transformers import Qwen2VLImageProcessorPil, Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from transformers import (
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen2VLImageProcessorPil,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
+)
 from vision_checkpoints import BEGIN, END, IMAGE, SPECIAL, VOCAB, _make, picture, prompt_of, tokenizer
+from wrapped_families import text_of
 
 TOKENIZER = tokenizer()
 TOKENIZER.chat_template = TOKENIZER.chat_template.replace(
@@ -73,7 +88,46 @@ def qwen3_vl() -> tuple[type, Any]:
     return Qwen3VLForConditionalGeneration, Qwen3VLConfig(text_config=TEXT, vision_config=vision, **INSIDE)
 
 
-FAMILIES = {"qwen3_vl": qwen3_vl}
+def qwen3_vl_moe() -> tuple[type, Any]:
+    experts = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 36, "mlp_only_layers": [1]}
+    vision = VISION | {"deepstack_visual_indexes": [3], "depth": 4}
+    config = Qwen3VLMoeConfig(text_config=TEXT | experts, vision_config=vision, **INSIDE)
+    return Qwen3VLMoeForConditionalGeneration, config
+
+
+def qwen3_5() -> tuple[type, Any]:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [3, 2, 1]}
+    text = text_of("qwen3_5") | {"vocab_size": VOCAB, "hidden_size": 72, "rope_parameters": rope}
+    return Qwen3_5ForConditionalGeneration, Qwen3_5Config(text_config=text, vision_config=VISION, **INSIDE)
+
+
+def qwen3_5_moe() -> tuple[type, Any]:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [3, 2, 1]}
+    text = text_of("qwen3_5_moe") | {"vocab_size": VOCAB, "hidden_size": 72, "rope_parameters": rope}
+    return Qwen3_5MoeForConditionalGeneration, Qwen3_5MoeConfig(text_config=text, vision_config=VISION, **INSIDE)
+
+
+def _before() -> dict[str, Any]:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 3, 2]}
+    return {name: value for name, value in TEXT.items() if name not in ("head_dim", "attention_bias")} | {
+        "rope_parameters": rope
+    }
+
+
+def qwen2_5_vl() -> tuple[type, Any]:
+    vision = {name: value for name, value in VISION.items() if name != "num_position_embeddings"}
+    vision |= {"window_size": 24, "fullatt_block_indexes": [1, 3]}
+    return Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLConfig(text_config=_before(), vision_config=vision, **INSIDE)
+
+
+def qwen2_vl() -> tuple[type, Any]:
+    left_out = ("num_position_embeddings", "out_hidden_size", "intermediate_size")
+    vision = {name: value for name, value in VISION.items() if name not in left_out}
+    vision |= {"embed_dim": 40, "hidden_size": 72, "mlp_ratio": 2, "hidden_act": "quick_gelu"}
+    return Qwen2VLForConditionalGeneration, Qwen2VLConfig(text_config=_before(), vision_config=vision, **INSIDE)
+
+
+FAMILIES = {make.__name__: make for make in (qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, qwen2_5_vl, qwen2_vl)}
 
 
 def make(name: str, folder: Path) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from greedy_reference import assert_same_tokens
-from qwen_vl_checkpoints import IMAGE, SIZES, make, pictures, prompt, torch_greedy
+from qwen_vl_checkpoints import FAMILIES, IMAGE, SIZES, make, pictures, prompt, torch_greedy
 from vision_checkpoints import check_empty
 
 from jpaged import LLM, SamplingParams
@@ -31,7 +31,7 @@ PARTS = [
 PROMPTS = [prompt(parts, seed) for seed, parts in enumerate(PARTS)]
 
 
-@pytest.fixture(scope="module", params=["qwen3_vl"])
+@pytest.fixture(scope="module", params=FAMILIES)
 def checkpoint(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     return str(folder), make(request.param, folder)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from greedy_reference import Reference, _reference, one_torch_thread
+from greedy_reference import one_torch_thread
 from PIL import Image
 from transformers import (
     Qwen2_5_VLConfig,
@@ -133,6 +134,7 @@ FAMILIES = {make.__name__: make for make in (qwen3_vl, qwen3_vl_moe, qwen3_5, qw
 def make(name: str, folder: Path) -> Any:
     """Write a checkpoint of the family and return transformers' model."""
     kind, config = FAMILIES[name]()
+    config._experts_implementation = "eager"
     return _make(kind, config, PROCESSOR, folder, TOKENIZER)
 
 
@@ -146,22 +148,26 @@ def prompt(parts: Sequence[int | Image.Image], seed: int = 0) -> dict[str, Any]:
     return prompt_of(parts, seed, IMAGE)
 
 
-def torch_greedy(model: Any, asked: dict[str, Any], ids: Sequence[int], num_tokens: int) -> Reference:
-    """What transformers generates from the expanded ids and its own processor's arrays of the prompt's pictures."""
-    model.generation_config.eos_token_id = None
-    model.generation_config.pad_token_id = 0
+def torch_logits(model: Any, asked: dict[str, Any], ids: Sequence[int]) -> torch.Tensor:
+    """Transformers' logits of all tokens, the prompt's expanded, with its own processor's arrays of the pictures.
+
+    Nothing is kept from step to step: what transformers keeps of Qwen3.5 after a picture at a prompt's end is not what
+    it computes at once.
+    """
     images = asked.get("multi_modal_data", {}).get("image", [])
     seen = dict(PROCESSOR(images, return_tensors="pt")) if images else {}
     whole = torch.tensor([list(ids)])
     with one_torch_thread(), torch.inference_mode():
-        out = model.generate(
-            whole,
-            attention_mask=torch.ones_like(whole),
-            mm_token_type_ids=(whole == IMAGE).int(),
-            max_new_tokens=num_tokens,
-            do_sample=False,
-            output_logits=True,
-            return_dict_in_generate=True,
-            **seen,
-        )
-    return _reference(torch.cat(out.logits).double(), out.sequences[0, len(ids) :].tolist())
+        return model(whole, mm_token_type_ids=(whole == IMAGE).int(), **seen).logits[0].double()
+
+
+def assert_torchs(model: Any, prompts: Sequence[dict[str, Any]], outputs: Sequence[Any]) -> None:
+    """Every token is one that transformers finds likeliest, and as likely as transformers finds it."""
+    for asked, output in zip(prompts, outputs, strict=True):
+        tokens, first = list(output.outputs[0].token_ids), len(output.prompt_token_ids)
+        wanted = torch_logits(model, asked, [*output.prompt_token_ids, *tokens])[first - 1 : -1].log_softmax(-1).numpy()
+        chosen = wanted[np.arange(len(tokens)), tokens]
+        found = [next(iter(each.values())).logprob for each in output.outputs[0].logprobs]
+        np.testing.assert_allclose(found, chosen, atol=2e-3)  # Qwen3.5 multiplies rounding errors
+        wanted[:, IMAGE] -= 100
+        assert (wanted.max(-1) - chosen).max() < 1e-3

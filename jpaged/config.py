@@ -447,11 +447,10 @@ class EngineConfig:
         None,
         optional(whole(1)),
         affects=Affects.NOTHING,
-        needs=Need("enable_prefix_caching", (True,)),
         flag=Flag(commands="requests", least=1, help="Changes of cached blocks kept for readers, such as routers."),
     )
     """How many of the last changes of cached blocks are kept for readers: which content the pool, host memory and the
-    disk have from now on, or no longer. None keeps none."""
+    disk have from now on, or no longer. None keeps none; where nothing is cached there are none."""
 
     kv_budget: PyramidKV | None = setting(
         None,

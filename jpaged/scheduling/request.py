@@ -195,6 +195,13 @@ class Request:
         return not (self.asks or self.pooling or self.needs_host or self.has_rules)
 
     @property
+    def kept_prefixes(self) -> list[tuple[int, float]]:
+        """Return the tokens of each prefix that it asks to keep, as far as the last one can be, with its seconds."""
+        if not self.kept_tokens or self.retention is None:
+            return []
+        return [(min(position, self.kept_tokens), seconds) for position, seconds in self.retention.breakpoints]
+
+    @property
     def computes_whole_prompt(self) -> bool:
         """Return whether every token of the prompt has to be computed, even those in the prefix cache."""
         return self.params.prompt_logprobs is not None or self.pooling not in (None, "last")

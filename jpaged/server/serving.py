@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import Request
 
 from jpaged import AsyncLLM, BeamSearchParams, RequestOutput, RequestOutputKind, SamplingParams
+from jpaged.server.cache_use import CacheUse
 from jpaged.server.caller import Caller, caller_of
 from jpaged.server.errors import ApiError, shortened
 from jpaged.server.fair_queue import FairQueue
@@ -42,6 +43,7 @@ class Serving:
         draining: whether the server is about to end and refuses new requests.
         queue: requests that wait for a place at the engine, by key.
         num_active: POST requests in progress.
+        on_finished: called with each whole output of the engine; None: nothing is.
     """
 
     def __init__(self, engine: AsyncLLM, settings: ServerSettings, traces: Traces | None = None) -> None:
@@ -55,6 +57,7 @@ class Serving:
         self.created = int(time.time())
         self.draining = False
         self.num_active = 0
+        self.on_finished: Callable[[RequestOutput], None] | None = None
         places = engine.config.max_num_seqs * engine.config.data_parallel_size
         self.queue = FairQueue(settings.keys, places=places + max(4, places // 4), max_waiting=settings.max_waiting)
         self._names: set[str] = set()
@@ -201,6 +204,11 @@ class Serving:
             options = {"truncate_prompt_tokens": turn.last_tokens, **form.template_options()}
             if counts:
                 options["max_tokens"] = max(MOST_TOKENS, 8 * self.engine.max_model_len)
+            elif turn.marked:
+                place = self._system_messages.placed if turn.moves_system else lambda messages, render: messages
+                options["marked_prefixes"] = [
+                    (place(one.messages, self.engine.chat_prompt), one.seconds) for one in turn.marked
+                ]
             return await asyncio.to_thread(self.engine.chat_prompt, messages, **options)
         except ValueError as error:
             raise turn.names.refusal(error) from error
@@ -256,6 +264,8 @@ class Serving:
         if output.finished:
             seen.failure = None
             self.metrics.finished(output, seen.times, caller.arrived)
+            if self.on_finished is not None:
+                self.on_finished(output)
             caller.count(output, seen.times.num_tokens.total())
 
     async def _outputs(
@@ -340,7 +350,9 @@ async def _steps(form: TurnForm, outputs: Outputs) -> AsyncGenerator[Step, None]
                 if one.index not in readers:
                     readers[one.index] = form.answer_reader()
                 pieces.append(readers[one.index].read(output, one))
-            yield Step(output.prompt_token_ids, output.num_cached_tokens, output.prompt_logprobs, pieces)
+            yield Step(
+                output.prompt_token_ids, output.num_cached_tokens, output.prompt_logprobs, pieces, CacheUse.of(output)
+            )
 
 
 async def merged(each: Sequence[Outputs]) -> AsyncGenerator[tuple[int, RequestOutput], None]:

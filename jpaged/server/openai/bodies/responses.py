@@ -197,7 +197,7 @@ class ResponseTool(Body):
         tools: the tools of a namespace, each of which the model sees as ``namespace.tool``.
     """
 
-    classes: ClassVar[FieldClasses] = field_classes.TOOL
+    classes: ClassVar[FieldClasses] = field_classes.RESPONSE_TOOL
 
     type: Literal["function", "custom", "namespace"]
     name: str

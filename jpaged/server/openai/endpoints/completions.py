@@ -13,6 +13,7 @@ from fastapi.responses import Response
 
 from jpaged import BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
 from jpaged.server.bodies import unhonoured
+from jpaged.server.cache_use import split
 from jpaged.server.caller import Caller
 from jpaged.server.errors import ApiError
 from jpaged.server.openai.bodies.prompts import CompletionRequest
@@ -254,7 +255,7 @@ class _Completion:
 def _count(usage: Usage, prompt: int, output: RequestOutput, *, generated: bool = True) -> None:
     """Count an output of the engine; without `generated` its tokens are not the answer's."""
     tokens = sum(len(one.token_ids) for one in output.outputs) if generated else 0
-    usage.count(prompt, len(output.prompt_token_ids), output.num_cached_tokens, tokens)
+    usage.count(prompt, len(output.prompt_token_ids), output.num_cached_tokens, tokens, split(output))
 
 
 def _mean_logprob(output: CompletionOutput) -> float:

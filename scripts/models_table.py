@@ -32,7 +32,16 @@ from jpaged.loading.gguf.config import ARCHITECTURES
 from jpaged.loading.lora.sites import adaptable_targets, attends_to_images
 from jpaged.loading.parameters.targets import abstract_model, targets_of
 from jpaged.loading.registry import GROUP, around_text, model_class
-from jpaged.model_api import BuildContext, CausalLM, Cuttable, HasDraftHead, LatentGroup, PacksImages, SeesAround, TakesImages
+from jpaged.model_api import (
+    BuildContext,
+    CausalLM,
+    Cuttable,
+    HasDraftHead,
+    LatentGroup,
+    PacksImages,
+    SeesAround,
+    TakesImages,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, TESTS = ROOT / "docs" / "models.md", ROOT / "tests"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-from jaxtyping import Array, Float
+if TYPE_CHECKING:
+    from jaxtyping import Array, Float
 
 
 class RowArray(NamedTuple):

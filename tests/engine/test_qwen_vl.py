@@ -88,7 +88,8 @@ def test_nothing_that_happens_to_a_request_changes_its_tokens(engine, checkpoint
     wanted = engine.generate(PROMPTS, params, use_tqdm=False)
     changed = CHANGES[change]
     if is_tight := "preemption_mode" in changed:
-        changed = changed | {"kv_cache_memory_bytes": 20 * engine.memory_report().page_bytes}
+        pages = 10 if checkpoint[1].config.model_type.startswith("qwen3_5") else 20  # fewer of its layers keep KV
+        changed = changed | {"kv_cache_memory_bytes": pages * engine.memory_report().page_bytes}
     llm = LLM(checkpoint[0], **(SETTINGS | changed))
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     assert [tokens_of(output) for output in outputs] == [tokens_of(output) for output in wanted]

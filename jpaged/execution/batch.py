@@ -15,6 +15,7 @@ from jpaged.execution.compile.buckets import Bucket
 from jpaged.execution.mesh import HostOrDevice
 from jpaged.execution.token_rows import token_rows
 from jpaged.memory import NoTable
+from jpaged.scheduling.admission import common_prefix
 from jpaged.scheduling.step import Chunk, ScheduledStep
 
 
@@ -84,6 +85,7 @@ class BatchBuilder:
             cache.table_width(layout.spec, max_model_len) for cache, _, layouts in self._caches for layout in layouts
         ]
         self._tables = [np.full((max_num_seqs, width), -1, np.int32) for width in widths]
+        self._sent: list[list[list[int]]] = [[[] for _ in range(max_num_seqs)] for _ in widths]
         self._memos = [cache.memo() for cache in spec.caches]
         self._kinds = [
             layout.spec.policy.kind for layout in spec.layout.groups if isinstance(layout.spec.policy, NoTable)
@@ -142,16 +144,22 @@ class BatchBuilder:
         return [sorted(blocks) for blocks in found]
 
     def _refresh(self, chunk: Chunk) -> None:
+        """Write what changed of a chunk's tables: mostly a block more, at the end of thousands."""
         assert chunk.tables is not None
+        place = chunk.seq.row
         for group, blocks in enumerate(chunk.tables):
-            row = np.asarray(blocks, np.int32)
-            if row.size and (row.min() < -1 or row.max() >= self._num_blocks[group]):
+            sent = self._sent[group][place]
+            first = common_prefix(blocks, sent)
+            new = np.asarray(blocks[first:], np.int32)
+            if new.size and (new.min() < -1 or new.max() >= self._num_blocks[group]):
                 raise RuntimeError(
-                    f"sequence {chunk.seq.seq_id}: block ids {row.min()}..{row.max()} of group {group} "
+                    f"sequence {chunk.seq.seq_id}: block ids {new.min()}..{new.max()} of group {group} "
                     f"are outside [0, {self._num_blocks[group]})"
                 )
-            self._tables[group][chunk.seq.row, : row.size] = row
-            self._tables[group][chunk.seq.row, row.size :] = -1
+            row = self._tables[group][place]
+            row[first : len(blocks)] = new
+            row[len(blocks) : len(sent)] = -1
+            sent[first:] = blocks[first:]
 
     def _sample_at(self, step: ScheduledStep, ends: Int[np.ndarray, " seqs"]) -> np.ndarray:
         sample_at = np.zeros(self._max_num_seqs, np.int32)

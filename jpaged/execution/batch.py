@@ -13,7 +13,9 @@ from jpaged.execution.caches.base import HostStep
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.compile.buckets import Bucket
 from jpaged.execution.mesh import HostOrDevice
+from jpaged.execution.token_rows import token_rows
 from jpaged.memory import NoTable
+from jpaged.scheduling.admission import common_prefix
 from jpaged.scheduling.step import Chunk, ScheduledStep
 
 
@@ -83,6 +85,7 @@ class BatchBuilder:
             cache.table_width(layout.spec, max_model_len) for cache, _, layouts in self._caches for layout in layouts
         ]
         self._tables = [np.full((max_num_seqs, width), -1, np.int32) for width in widths]
+        self._sent: list[list[list[int]]] = [[[] for _ in range(max_num_seqs)] for _ in widths]
         self._memos = [cache.memo() for cache in spec.caches]
         self._kinds = [
             layout.spec.policy.kind for layout in spec.layout.groups if isinstance(layout.spec.policy, NoTable)
@@ -100,39 +103,35 @@ class BatchBuilder:
             if chunk.tables is not None:
                 self._refresh(chunk)
         chunks, num_seqs = step.chunks, len(step.chunks)
-        own_rows, starts, lengths, sources, num_drafts = _columns(chunks)
-        query_starts = np.zeros(bucket.seqs + 1, np.int32)
-        np.cumsum(lengths, out=query_starts[1 : num_seqs + 1])
-        num_tokens = int(query_starts[num_seqs])
-        query_starts[num_seqs + 1 :] = num_tokens
-
-        kv_lens = np.zeros(bucket.seqs, np.int32)
-        kv_lens[:num_seqs] = starts + lengths
-        positions = np.zeros(bucket.tokens, np.int32)
-        seq_of_token = np.repeat(np.arange(num_seqs), lengths)
-        offsets = np.arange(num_tokens, dtype=np.int32) - query_starts[seq_of_token]
-        positions[:num_tokens] = starts[seq_of_token] + offsets
-        ends = query_starts[1 : num_seqs + 1]
-        tokens, source_rows = _tokens(
-            chunks, ends - num_drafts, lengths - num_drafts, sources, num_drafts, bucket.tokens
+        rows = token_rows(chunks, bucket)
+        num_tokens = len(rows.seq_of_token)
+        tables = []
+        for table in self._tables:
+            padded = np.empty((bucket.seqs, table.shape[1]), np.int32)
+            padded[:num_seqs], padded[num_seqs:] = table[rows.own_rows], -1
+            tables.append(padded)
+        read = {kind: step.rows.get(kind, ()) for kind in self._kinds if bucket.holds(kind)}
+        host = HostStep(
+            chunks,
+            rows.starts,
+            rows.lengths,
+            rows.seq_of_token,
+            rows.positions[:num_tokens],
+            bucket.tokens,
+            bucket.seqs,
+            read,
         )
-
-        tables = [np.full((bucket.seqs, table.shape[1]), -1, np.int32) for table in self._tables]
-        for padded, table in zip(tables, self._tables, strict=True):
-            padded[:num_seqs] = table[own_rows]
-        rows = {kind: step.rows.get(kind, ()) for kind in self._kinds if bucket.holds(kind)}
-        host = HostStep(chunks, starts, lengths, seq_of_token, positions[:num_tokens], bucket.tokens, bucket.seqs, rows)
         return StepBatch(
-            tokens=tokens,
-            source_rows=source_rows,
-            positions=positions,
-            query_starts=query_starts,
-            kv_lens=kv_lens,
+            tokens=rows.tokens,
+            source_rows=rows.source_rows,
+            positions=rows.positions,
+            query_starts=rows.query_starts,
+            kv_lens=rows.kv_lens,
             caches=tuple(
                 cache.batch(host._replace(memo=memo), tables[group_slice], layouts)
                 for (cache, group_slice, layouts), memo in zip(self._caches, self._memos, strict=True)
             ),
-            sample_at=self._sample_at(step, ends),
+            sample_at=self._sample_at(step, rows.query_starts[1 : num_seqs + 1]),
             reads_all=None if bucket.decode_only else np.array([bool(step.scored or step.pooled)]),
         )
 
@@ -145,16 +144,22 @@ class BatchBuilder:
         return [sorted(blocks) for blocks in found]
 
     def _refresh(self, chunk: Chunk) -> None:
+        """Write what changed of a chunk's tables: mostly a block more, at the end of thousands."""
         assert chunk.tables is not None
+        place = chunk.seq.row
         for group, blocks in enumerate(chunk.tables):
-            row = np.asarray(blocks, np.int32)
-            if row.size and (row.min() < -1 or row.max() >= self._num_blocks[group]):
+            sent = self._sent[group][place]
+            first = common_prefix(blocks, sent)
+            new = np.asarray(blocks[first:], np.int32)
+            if new.size and (new.min() < -1 or new.max() >= self._num_blocks[group]):
                 raise RuntimeError(
-                    f"sequence {chunk.seq.seq_id}: block ids {row.min()}..{row.max()} of group {group} "
+                    f"sequence {chunk.seq.seq_id}: block ids {new.min()}..{new.max()} of group {group} "
                     f"are outside [0, {self._num_blocks[group]})"
                 )
-            self._tables[group][chunk.seq.row, : row.size] = row
-            self._tables[group][chunk.seq.row, row.size :] = -1
+            row = self._tables[group][place]
+            row[first : len(blocks)] = new
+            row[len(blocks) : len(sent)] = -1
+            sent[first:] = blocks[first:]
 
     def _sample_at(self, step: ScheduledStep, ends: Int[np.ndarray, " seqs"]) -> np.ndarray:
         sample_at = np.zeros(self._max_num_seqs, np.int32)
@@ -165,44 +170,6 @@ class BatchBuilder:
         before = {c.seq.seq_id: int(end) - c.start - c.length for c, end in zip(step.chunks, ends, strict=True)}
         sample_at[: len(sampled)] = [before[c.seq.seq_id] + c.start + c.length - 1 for c in sampled]
         return sample_at
-
-
-def _columns(chunks: list[Chunk]) -> tuple[Int[np.ndarray, " seqs"], ...]:
-    """Return of each chunk the row of its sequence, its start, length and source row, and how many drafts it has."""
-    # Column by column, as a step has hundreds of chunks.
-    seqs, starts, lengths, sources, _, drafts = zip(*chunks, strict=True) if chunks else [()] * len(Chunk._fields)
-    columns = [seq.row for seq in seqs], starts, lengths, sources, [*map(len, drafts)]
-    return tuple(np.array(column, np.int32) for column in columns)
-
-
-def _tokens(
-    chunks: list[Chunk],
-    ends: Int[np.ndarray, " seqs"],
-    known: Int[np.ndarray, " seqs"],
-    sources: Int[np.ndarray, " seqs"],
-    num_drafts: Int[np.ndarray, " seqs"],
-    width: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens of a batch, and where in the last step's samples those are that the host has not seen.
-
-    Args:
-        ends: row of the batch after the last token of each chunk that is no draft.
-        known, num_drafts: how many tokens of each chunk are no drafts, and how many are.
-        sources: their `Chunk.source_row`.
-    """
-    tokens = np.zeros(width, np.int32)
-    source_rows = np.full(width, -1, np.int32)
-    pending = sources >= 0
-    source_rows[ends[pending] - 1] = sources[pending]
-    # Of a decode whose token is still on the device the host has none.
-    for index in np.flatnonzero(known > pending).tolist():
-        seq, start, *_ = chunks[index]
-        length = int(known[index]) - bool(pending[index])
-        first = int(ends[index] - known[index])
-        tokens[first : first + length] = seq.token_ids[start : start + length]
-    for index in np.flatnonzero(num_drafts).tolist():
-        tokens[ends[index] : ends[index] + num_drafts[index]] = chunks[index].drafts
-    return tokens, source_rows
 
 
 def empty_batch(bucket: Bucket, spec: PoolSpec, *, max_num_seqs: int, max_model_len: int) -> StepBatch:

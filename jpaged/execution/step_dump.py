@@ -24,6 +24,7 @@ from jaxtyping import Float, Int
 from jpaged.execution.batch import BY_TOKEN, StepBatch
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.compile.buckets import Bucket
+from jpaged.execution.sampling.sample_step import Drawn
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.execution.transfer.pool_blocks import BlockBytes
 from jpaged.execution.wire import decode, encode
@@ -76,8 +77,8 @@ class Draws(NamedTuple):
     @classmethod
     def of(cls, output: StepOutput, rows: int) -> Draws:
         """Fetch the first `rows` rows of a sampler's output; blocks until the device is done."""
-        fetched = jax.device_get((output.tokens, output.logprobs, output.top_tokens, output.top_logprobs))
-        return cls(*(array[:rows] for array in fetched))
+        tokens, logprobs, _, *top = Drawn.read(jax.device_get(output.words)[:rows])
+        return cls(tokens, logprobs, *top)
 
 
 class DumpedStep(NamedTuple):

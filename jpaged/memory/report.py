@@ -232,11 +232,15 @@ def _filled_tokens(g: int, tables: Mapping[int, BlockTables], lengths: Mapping[i
     for seq_id, sequence in tables.items():
         length = lengths.get(seq_id, sequence.num_computed)
         policy, size = sequence.request.groups[g]
-        for i, block in enumerate(sequence.tables[g]):
-            if block != NO_BLOCK:
-                entries += 1
-                tokens = policy.filled_tokens(i, length, size)
-                filled[block] = max(tokens, filled.get(block, 0))
+        table = sequence.tables[g]
+        entries += len(table) - table.count(NO_BLOCK)
+        # Blocks that are filled in order are full but for the last: of a long table few are looked at.
+        full = length // size if policy.appends else 0
+        filled.update(dict.fromkeys(table[:full], size))
+        for i, block in enumerate(table[full:], full):
+            tokens = policy.filled_tokens(i, length, size)
+            filled[block] = max(tokens, filled.get(block, 0))
+    filled.pop(NO_BLOCK, None)
     return sum(filled.values()), entries
 
 

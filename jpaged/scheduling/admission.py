@@ -11,7 +11,7 @@ from jpaged.memory.hash_chain import in_common, last_end
 from jpaged.memory.prefix_prediction import STEP_OVERHEAD
 from jpaged.scheduling.allocation import Allocation
 from jpaged.scheduling.held import Holds
-from jpaged.scheduling.queues import service_order, urgency
+from jpaged.scheduling.queues import Queues, service_order, urgency
 from jpaged.scheduling.request import Request, Sequence, Status
 from jpaged.scheduling.step import StepPlan, missing_tokens
 
@@ -22,13 +22,14 @@ class Admission:
 
     Args:
         allocation: the blocks and rows of the running sequences.
-        running: the running requests in service order, see `Queues`.
+        queues: the requests.
     """
 
-    def __init__(self, allocation: Allocation, running: list[Request]) -> None:
+    def __init__(self, allocation: Allocation, queues: Queues) -> None:
         self._memory = allocation.memory
         self._allocation = allocation
-        self._running = running
+        self._queues = queues
+        self._running = queues.running
         self._holds = allocation.holds
 
     def check(self, request: Request, lifetime: Lifetime) -> None:
@@ -95,8 +96,7 @@ class Admission:
     def fits(self, request: Request, need: Need, others: list[Request], reclaimed: ReclaimEstimate | None) -> bool:
         """Tell whether a request fits together with `others` and the blocks that these have yet to take. The cached
         blocks of its first sequence are attached, or it is swapped out."""
-        most = urgency(request)  # that of the others is read in place: there may be thousands
-        reserved = self._outstanding(other for other in others if (other.priority or 0) <= most)
+        reserved = self._outstanding(other for other in self._filling(others) if urgency(other) <= urgency(request))
         if not self._holds.has_place(request, others):
             return False
         if request.status is Status.SWAPPED:
@@ -156,13 +156,23 @@ class Admission:
             self._holds.add_reclaimed(estimate, victim, request)
         return estimate
 
+    def _filling(self, others: list[Request]) -> list[Request]:
+        """Return those of `others`, the first running requests, that may have more than one token to compute, or hold
+        something. There may be thousands of others, so none of them is looked at again once its prompt is computed."""
+        filling = self._queues.filling
+        for request in [request for request in filling if not request.asks and not any(map(_is_filling, request.live))]:
+            del filling[request]
+        if len(others) == len(self._running):
+            return list(filling)
+        last = service_order(others[-1]) if others else None
+        return [request for request in filling if last is not None and service_order(request) <= last]
+
     def _outstanding(self, requests: Iterable[Request]) -> list[int] | None:
         """Return how many blocks of each group the prompts of `requests` have yet to take; None = no block."""
         reserved = None
         for request in requests:
             for seq in request.sequences:
-                # The watermark covers one more token of each sequence, which every step takes.
-                if seq.num_computed + 1 < len(seq.token_ids) + seq.num_pending and seq.finish_reason is None:
+                if seq.finish_reason is None and _is_filling(seq):
                     reserved = _sum(reserved, self._to_take(seq))
             if request.asks:
                 reserved = _sum(reserved, self._holds.outstanding(request))
@@ -189,6 +199,12 @@ class Admission:
             cached_tokens,
             seq_id,
         )
+
+
+def _is_filling(seq: Sequence) -> bool:
+    """Tell whether a sequence has more to compute than the one token that every step takes, which the watermark
+    covers."""
+    return seq.num_computed + 1 < len(seq.token_ids) + seq.num_pending
 
 
 def _sum(some: list[int] | None, more: list[int] | None) -> list[int] | None:

@@ -99,19 +99,25 @@ class NextTokens:
 
 def plan_decodes(running: list[Request], position: int, plan: StepPlan, allocation: Allocation) -> int:
     """Plan the next tokens of running requests from `position` on; return the position of the first one that is not
-    plain, has several sequences, has not exactly one token to compute, or finds no block for it.
+    plain, has several sequences, has more than one token to compute, or finds no block for it.
 
     Drafts are not considered: it is for schedulers without speculation.
     """
     decodes, samples, new = plan.decodes, plan.samples, tuple.__new__
     first = row = len(samples)
+    ended = 0
     for request in islice(running, position, None):
         sequences = request.sequences
         seq = sequences[0]
         start, pending = seq.num_computed, seq.num_pending
         end = start + 1
-        is_last = end >= request.max_total_tokens
-        if len(sequences) > 1 or is_last or not request.is_plain or end != len(seq.token_ids) + pending:
+        total = len(seq.token_ids) + pending
+        if len(sequences) > 1 or not request.is_plain:
+            break
+        if total >= request.max_total_tokens:  # its last token is on its way
+            ended += 1
+            continue
+        if end != total:
             break
         tables = None
         if end > seq.capacity:
@@ -130,4 +136,4 @@ def plan_decodes(running: list[Request], position: int, plan: StepPlan, allocati
     planned = row - first
     plan.left -= planned
     plan.reserved -= planned
-    return position + planned
+    return position + planned + ended

@@ -70,7 +70,7 @@ class Preemption:
         Args:
             planned: the request that is being planned, for which the copies in `unmade` were planned in this step.
         """
-        victim = self._queues.running.pop()
+        victim = self._queues.take_last()
         self.take_back(victim, plan, list(unmade) if victim is planned else [])
         self._queues.put(victim)
         return victim

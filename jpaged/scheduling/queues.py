@@ -30,12 +30,15 @@ class Queues:
 
     Attributes:
         waiting, running, swapped: the queues. Callers may keep a reference to one of them: the list objects stay.
+        filling: running requests whose prompts may be still to be computed. All others have but one token to compute,
+            and stay so while they run; `Admission` drops what it finds filled.
     """
 
     def __init__(self) -> None:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.swapped: list[Request] = []
+        self.filling: dict[Request, None] = {}
         self._of = {Status.WAITING: self.waiting, Status.RUNNING: self.running, Status.SWAPPED: self.swapped}
 
     @property
@@ -46,10 +49,19 @@ class Queues:
     def put(self, request: Request) -> None:
         """Put a request, which is in no queue, into the queue that its status names."""
         insort(self._of[request.status], request, key=service_order)
+        if request.status is Status.RUNNING:
+            self.filling[request] = None
 
     def remove(self, request: Request) -> None:
         """Remove a request from its queue."""
         self._of[request.status].remove(request)
+        self.filling.pop(request, None)
+
+    def take_last(self) -> Request:
+        """Remove and return the running request that is last in service order."""
+        request = self.running.pop()
+        self.filling.pop(request, None)
+        return request
 
     def move(self, request: Request, status: Status) -> None:
         """Give a request another status, and move it to the queue of that status."""
@@ -70,3 +82,4 @@ class Queues:
         """Empty all queues."""
         for queue in self._of.values():
             queue.clear()
+        self.filling.clear()

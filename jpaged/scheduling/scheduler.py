@@ -78,7 +78,7 @@ class Scheduler:
         self.allocation = Allocation(memory, max_num_seqs, holds)
         self._drafting = None if speculation is None else Drafting(speculation, self.allocation, max_num_seqs)
         self._next_tokens = NextTokens(self.allocation, self._drafting, max_chunk=max_chunk)
-        self.admission = Admission(self.allocation, self.queues.running)
+        self.admission = Admission(self.allocation, self.queues)
         self.preemption = Preemption(self.queues, self.allocation, self.admission, preemption_mode)
         self._shared_prefills = SharedPrefills(memory, holds, max_num_batched_tokens, max_chunk)
         tiers = memory.tiers
@@ -206,7 +206,7 @@ class Scheduler:
     def _plan_running(self, plan: StepPlan) -> None:
         """Plan the next tokens of all running requests, in service order."""
         running, overtakes = self.running, self.policy == "priority"
-        in_bulk = self.speculation is None and not overtakes
+        in_bulk = self.speculation is None and not (overtakes and self._may_overtake)
         position = plan_decodes(running, 0, plan, self.allocation) if in_bulk else 0
         plan.reserved = decodes_due(running[position:])
         while position < len(running):
@@ -239,6 +239,13 @@ class Scheduler:
             return False
 
         return self._next_tokens.plan(request, plan, make_room)
+
+    @property
+    def _may_overtake(self) -> bool:
+        """Tell whether a request that waits is strictly more urgent than a running one. Where none is, none will be
+        while running ones are planned: those that are preempted come last."""
+        ahead = self.queues.next_in_line()
+        return ahead is not None and bool(self.running) and urgency(ahead) < urgency(self.running[-1])
 
     def _admit_urgent(self, running: Request, plan: StepPlan) -> bool:
         """Bring the next in line into the batch before a running request that is strictly less urgent."""

@@ -40,6 +40,7 @@ BENCHMARKS = Cases(
         "public-reports": "public_reports.public_reports",
         "vllm-judge": "vllm_judge.vllm_judge",
         "scheduler": "micro.scheduler",
+        "many-requests": "micro.many_requests",
         "host": "host.host",
         "allocator": "micro.allocator",
         "products": "products.products",

@@ -14,7 +14,7 @@ import numpy as np
 
 from jpaged import LLM
 from jpaged.execution.readouts.prompt_scores import ScoreOutput
-from jpaged.execution.sampling.sample_step import StepOutput
+from jpaged.execution.sampling.sample_step import Drawn, StepOutput
 from jpaged.execution.sampling.truncations import DrawnRows
 from jpaged.execution.wire import encode
 from jpaged.scheduling.work import ENCODES, LOADS
@@ -70,7 +70,8 @@ class ScriptedDevice:
         logprobs = np.broadcast_to(-0.25 * np.arange(1, most + 1, dtype=np.float32), ranked.shape)
         tokens = first.astype(np.int32)
         drawn = np.full(tokens.shape, -0.25, np.float32)
-        return StepOutput(tokens, drawn, np.ones_like(tokens), ranked.astype(np.int32), logprobs)
+        draws = Drawn(tokens, drawn, np.ones_like(tokens), ranked.astype(np.int32), logprobs)
+        return StepOutput.of(draws, xp=np)
 
     def draft(self, batch: Any, bucket: Any, args: Any, top: int) -> np.ndarray:
         return self.draw(args, top).tokens

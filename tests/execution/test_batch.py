@@ -177,3 +177,18 @@ def test_no_two_adapters_of_a_step_share_a_place_and_one_that_was_in_the_step_be
         assert len(set(now.values())) == len(now) and all(0 <= place < number for place in now.values())
         assert all(now[digest] == before[digest] for digest in now if digest in before)
         before = now
+
+
+def tables(most: int) -> st.SearchStrategy[list[int]]:
+    """Tables of at most so many blocks, of which the first is there."""
+    return st.tuples(st.integers(0, 11), st.lists(st.integers(-1, 11), max_size=most - 1)).map(lambda t: [t[0], *t[1]])
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), tables(4), tables(8)), max_size=12))
+def test_tables_may_change_in_any_way_from_step_to_step(changes):
+    kept = builder()
+    for row, *both in changes:
+        chunk = Chunk(sequence([1], row), 0, 1, -1, both)
+        batch = kept.build(ScheduledStep([chunk]), Bucket(1, 1, True))
+        for cache, blocks, width in zip(batch.caches, both, (4, 8), strict=True):
+            assert cache.table.tolist() == [blocks + [-1] * (width - len(blocks))]

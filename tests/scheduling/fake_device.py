@@ -358,6 +358,11 @@ class Loop:
         assert lengths == sorted(lengths, key=lambda length: length > 1), "decodes come first"
         assert len({chunk.seq.seq_id for chunk in step.chunks}) == len(step.chunks)
         self.scheduler.memory.check_invariants()
+        filling = self.scheduler.queues.filling
+        assert filling.keys() <= set(self.scheduler.running)
+        for request in self.scheduler.running:
+            steady = not request.asks and all(s.num_computed + 1 >= s.num_tokens for s in request.live)
+            assert steady or request in filling, "admission would not see what the request has yet to take"
         for request in (*self.scheduler.waiting, *self.scheduler.swapped):
             assert not request.held, "a request holds blocks that does not run"
 

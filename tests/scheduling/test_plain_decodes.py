@@ -20,6 +20,7 @@ arrivals = st.lists(
         st.integers(1, 18),  # prompt tokens
         st.integers(1, 20),  # max_tokens
         st.sampled_from([1, 1, 1, 2]),  # outputs
+        st.integers(0, 2),  # priority, where it counts
     ),
     min_size=2,
     max_size=8,
@@ -44,8 +45,10 @@ def serve(arrivals, num_pages, **options):
     loop, order, steps, todo = Loop(scheduler), [], [], sorted(arrivals)
     for now in range(5000):
         while todo and todo[0][0] <= now:
-            _, length, max_tokens, width = todo.pop(0)
-            request = make_request([(7 * len(order) + i) % 11 for i in range(length)], max_tokens, width=width)
+            _, length, max_tokens, width, priority = todo.pop(0)
+            tokens = [(7 * len(order) + i) % 11 for i in range(length)]
+            counts = scheduler.policy == "priority"
+            request = make_request(tokens, max_tokens, width=width, priority=priority if counts else None)
             try:
                 scheduler.add(request)
             except ValueError:
@@ -67,6 +70,7 @@ def serve(arrivals, num_pages, **options):
     extra_budget=st.integers(0, 8),
     prefix_caching=st.booleans(),
     preemption_mode=st.sampled_from(["recompute", "swap"]),
+    policy=st.sampled_from(["fcfs", "priority"]),
 )
 def test_steps_are_the_same_as_without_the_bulk(arrivals, groups, num_pages, max_num_seqs, extra_budget, **modes):
     options = {"groups": GROUPS[groups], "max_num_seqs": max_num_seqs, "budget": max_num_seqs + extra_budget, **modes}
@@ -115,4 +119,5 @@ def test_the_bulk_ends_at_the_longest_length_and_at_prompts():
     plan = StepPlan(10)
     assert plan_decodes(running, 0, plan, scheduler.allocation) == 1, "the second has most of its prompt to compute"
     again = StepPlan(10)
-    assert plan_decodes(running, 0, again, scheduler.allocation) == 0, "the first one's last token is on its way"
+    assert plan_decodes(running, 0, again, scheduler.allocation) == 1, "the first one's last token is on its way"
+    assert not again.decodes and again.left == 10

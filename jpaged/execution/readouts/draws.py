@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 from jax.sharding import Mesh
 
 from jpaged.execution.compile.buckets import Buckets
 from jpaged.execution.mesh import num_replicas
 from jpaged.execution.readouts.base import Device, ForwardPass, Sampled, of_replica
-from jpaged.execution.sampling.sample_step import StepOutput
+from jpaged.execution.sampling.sample_step import Drawn, StepOutput
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.execution.sampling.sampling_batch import SamplerRows, of_all, top_size
 from jpaged.scheduling.step import ScheduledStep
@@ -25,26 +24,23 @@ class Draw:
     Args:
         steps: one of each replica.
         fetch: see `Worker`.
-        ranked: whether a request needs the most likely tokens.
     """
 
     field = "sampled"
 
-    def __init__(
-        self, steps: Sequence[ScheduledStep], output: StepOutput, fetch: Callable[[Any], Any], *, ranked: bool
-    ) -> None:
+    def __init__(self, steps: Sequence[ScheduledStep], output: StepOutput, fetch: Callable[[Any], Any]) -> None:
         self._steps = steps
-        self._wanted = tuple(output) if ranked else (output.tokens, output.logprobs)
+        self._output = output
         self._fetch = fetch
 
     @cached_property
-    def _arrays(self) -> tuple[np.ndarray, ...]:
-        return self._fetch(self._wanted)
+    def _words(self) -> Any:
+        return self._fetch(self._output.words)
 
     def wait(self, replica: int) -> Sampled:
         step = self._steps[replica]
-        arrays = (of_replica(array, replica, len(self._steps)) for array in self._arrays)
-        tokens, logprobs, *top = (array[: len(step.samples)] for array in arrays)
+        words = of_replica(self._words, replica, len(self._steps))
+        tokens, logprobs, *top = Drawn.read(words[: len(step.samples)])
         return tokens.tolist(), logprobs.tolist(), TopTokens(*top) if step.num_top else None
 
 
@@ -107,7 +103,7 @@ class Draws:
         output = device.draw(args, top)
         if forward.on_draw is not None:
             forward.on_draw(args, top, output)
-        return Draw(steps, output, device.fetch, ranked=num_top > 0)
+        return Draw(steps, output, device.fetch)
 
     def _arrays(self, steps: Sequence[ScheduledStep], rows: int, num_top: int) -> tuple[SamplingArrays, int]:
         """Return the sampler's arguments for a number of rows, and how many of the most likely tokens it returns."""

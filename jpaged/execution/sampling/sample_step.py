@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from jpaged.execution.mesh import Kind, each_replica, own_sharding, row_impl
+from jpaged.execution.mesh import HostOrDevice, Kind, each_replica, own_sharding, row_impl
 from jpaged.execution.sampling.sampler import SamplingArrays, most_likely, no_ranking, rank, sample
 from jpaged.model_api import HasHeadTable
 from pallas_kernels.screened_argmax import Screen, abstract_screen, make_screen, screened_argmax, screens
@@ -69,22 +70,51 @@ def screened_tokens(
     return screened_argmax(hidden, model.head_table(), screen, rows=live, impl="cpu")
 
 
-class StepOutput(NamedTuple):
-    """The results of a step, padded to max_num_seqs rows so that the next step's shapes do not depend on it.
+class Drawn(NamedTuple):
+    """The tokens that were drawn, one a row, and what was found out about them.
 
     Attributes:
-        tokens: sampled ids.
         logprobs: their log-probabilities; 0 where they were found without logits.
         ranks: their places among all tokens by probability, from 1.
         top_tokens, top_logprobs: the most likely tokens, best first. They and `ranks` are valid only in rows
             that need them; no columns in the plain variant.
     """
 
-    tokens: Int[Array, " max_seqs"]
-    logprobs: Float[Array, " max_seqs"]
-    ranks: Int[Array, " max_seqs"]
-    top_tokens: Int[Array, "max_seqs top"]
-    top_logprobs: Float[Array, "max_seqs top"]
+    tokens: Int[HostOrDevice, "*replicas rows"]
+    logprobs: Float[HostOrDevice, "*replicas rows"]
+    ranks: Int[HostOrDevice, "*replicas rows"]
+    top_tokens: Int[HostOrDevice, "*replicas rows top"]
+    top_logprobs: Float[HostOrDevice, "*replicas rows top"]
+
+    @classmethod
+    def read(cls, words: Int[np.ndarray, "*replicas rows words"]) -> Drawn:
+        """Return the draws that `StepOutput.of` has put together, on the host."""
+        top = (words.shape[-1] - 3) // 2
+        floats = words.view(np.float32)
+        return cls(words[..., 0], floats[..., 1], words[..., 2], words[..., 3 : 3 + top], floats[..., 3 + top :])
+
+
+class StepOutput(NamedTuple):
+    """The results of a step, padded to max_num_seqs rows so that the next step's shapes do not depend on it.
+
+    Attributes:
+        tokens: sampled ids, for the next step.
+        words: all that the host reads, in one array, as it costs time by the array: see `Drawn.read`.
+    """
+
+    tokens: Int[HostOrDevice, "*replicas max_seqs"]
+    words: Int[HostOrDevice, "*replicas max_seqs words"]
+
+    @classmethod
+    def of(cls, draws: Drawn, *, xp: Any = jnp) -> StepOutput:
+        """Return the output of some draws.
+
+        Args:
+            xp: what the arrays are computed by, ``jax.numpy`` or NumPy.
+        """
+        columns = (part if part.ndim > draws.tokens.ndim else part[..., None] for part in draws)
+        words = xp.concatenate([part.view(xp.int32) for part in columns], axis=-1)
+        return cls(draws.tokens, words)
 
 
 def make_sample_step(graphdef: nnx.GraphDef, mesh: Mesh) -> jax.stages.Wrapped:
@@ -109,13 +139,13 @@ def make_sample_step(graphdef: nnx.GraphDef, mesh: Mesh) -> jax.stages.Wrapped:
         rows, model, live = args.position.shape[0], nnx.merge(graphdef, params), (args.position > 0).sum()
         if screen is not None and not top:
             tokens = screened_tokens(model, hidden[:rows], screen, live)
-            unscored = StepOutput(tokens, jnp.zeros(rows, jnp.float32), *no_ranking(rows, 0))
-            return jax.tree.map(partial(_pad_rows, hidden.shape[0]), unscored)
+            unscored = Drawn(tokens, jnp.zeros(rows, jnp.float32), *no_ranking(rows, 0))
+            return jax.tree.map(partial(_pad_rows, hidden.shape[0]), StepOutput.of(unscored))
         logits = model.logits(hidden[:rows], live)
         tokens, logprobs = sample(logits, args, last_tokens, impl) if top else most_likely(logits, impl)
         asked = jnp.any(args.ranked) if top else False
-        ranked = rank(logits, tokens, top, asked)
-        return jax.tree.map(partial(_pad_rows, hidden.shape[0]), StepOutput(tokens, logprobs, *ranked))
+        draws = Drawn(tokens, logprobs, *rank(logits, tokens, top, asked))
+        return jax.tree.map(partial(_pad_rows, hidden.shape[0]), StepOutput.of(draws))
 
     def sample_steps(
         params: Any,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import types
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -68,6 +70,15 @@ def stub_package(folder: Path) -> None:
     package = types.ModuleType("tpu_inference")
     package.__path__ = [str(folder / "tpu_inference")]
     sys.modules["tpu_inference"] = package
+    logger = types.ModuleType("tpu_inference.logger")  # its own is vLLM's
+    logger.init_logger = _init_logger  # type: ignore[attr-defined]
+    sys.modules["tpu_inference.logger"] = logger
+
+
+def _init_logger(name: str) -> logging.Logger:
+    found: Any = logging.getLogger(name)
+    found.warning_once, found.info_once = found.warning, found.info
+    return found
 
 
 def _gmm_v2(target: str, rows: str, inputs: str, outputs: str, dtype: str) -> Launch:

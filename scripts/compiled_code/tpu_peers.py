@@ -104,7 +104,11 @@ def _times(launches: list[Launch], target: str, dumps: Path, others: bool) -> tu
     for launch in launches:
         schedules, compiled = compile_launch(launch, dumps)
         if others:
-            cycles, plain = (time + estimated_cycles(compiled.as_text())[1] for time in (cycles, plain))
+            other = estimated_cycles(compiled.as_text())[1]
+            if not schedules:  # the compiler's estimate may be below what HBM takes to deliver the operands
+                given = sum(array.size * array.dtype.itemsize for array in launch.arguments)
+                other = max(other, given / (chip.efficiency * chip.hbm) * chip.clock)
+            cycles, plain = cycles + other, plain + other
             if not schedules:
                 continue
         run = simulate(launch, schedules, target)
@@ -176,6 +180,7 @@ def _rpa3_of_64(target: str, heads: Heads, lengths: str, page: int) -> Peer:
     array, device = arrays_of(CHIPS[target])
     for module in (tuned_block_sizes_hd64, util):
         _say_version(module, device)
+    tuned_block_sizes_hd64.get_device_name = {"v5e": "TPU v5e", "v6e": "TPU v6e"}.get(target, "TPU v7").strip
     bf16, where = jnp.bfloat16, _decode_arguments(array, lengths, page)
     view = kernel_hd64.get_kv_cache_shape(BLOCKS * 16 // page, page, heads.kv, heads.dim, bf16)
     queries = heads.kv * heads.q_per_kv

@@ -73,6 +73,10 @@ def stub_package(folder: Path) -> None:
     logger = types.ModuleType("tpu_inference.logger")  # its own is vLLM's
     logger.init_logger = _init_logger  # type: ignore[attr-defined]
     sys.modules["tpu_inference.logger"] = logger
+    for name in ("tpu_inference.utils", "sympy"):  # the one imports torch; of the other a function is needed
+        sys.modules.setdefault(name, types.ModuleType(name))
+    sys.modules["sympy"].divisors = lambda n: [i for i in range(1, n + 1) if n % i == 0]  # type: ignore[attr-defined]
+    sys.modules["tpu_inference.utils"].get_device_name = lambda: ""  # type: ignore[attr-defined]
 
 
 def _init_logger(name: str) -> logging.Logger:

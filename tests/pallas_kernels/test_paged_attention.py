@@ -646,7 +646,13 @@ def test_a_launch_that_writes_and_attends_has_no_race(monkeypatch, places):
 def test_without_a_wait_a_tile_on_its_way_would_be_overwritten(monkeypatch):
     monkeypatch.setattr(tpu, "IN_FLIGHT", 1)
     monkeypatch.setattr(tpu_new_rows, "IN_FLIGHT", 1)
+
+    def wait_for_all(self):
+        for _ in range(3):
+            self._each_copy(0, 0, 0, lambda copy: copy.wait())
+
     monkeypatch.setattr(tpu_new_rows.NewRows, "wait", lambda *_: None)
+    monkeypatch.setattr(tpu_new_rows.NewRows, "drain", wait_for_all)
     _, races = run_recording_races(fused, *decode_with_new(FEW_PLACES, [40, 15, 16]), **options_of(FEW_PLACES))
     assert races
 

@@ -5,10 +5,12 @@ What is not simulated is estimated with constants that are named here. No whole 
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from scripts.cases import Row
 from scripts.compiled_code.compilers import chosen, need_compiler, schedule_dumps
@@ -95,6 +97,7 @@ def whole_steps(
     steps: list[Step] = ["decode", "mixed"],  # noqa: B006
     sequences: int = SEQS,
     keys: int = CONTEXT,
+    kept: Path | None = None,
 ) -> Iterator[Row]:
     """Estimated time of whole steps, in milliseconds: some minutes a row.
 
@@ -110,9 +113,12 @@ def whole_steps(
       bound        all bytes at HBM's peak
       tokens/s     of the decodes; next to it what others published, if anything
 
-    The host's time (`docs/performance.md`) overlaps with a step's, and is in none of these.
+    The host's time (`docs/performance.md`) overlaps with a step's, and is in none of these. KEPT is a file of simulated
+    kernels, which are read from it and added to it; remove it when a kernel changes.
     """
     need_compiler("tpu")
+    if kept is not None and kept.exists():
+        _found.update(json.loads(kept.read_text(encoding="utf-8")))
     with schedule_dumps() as dumps:
         for device in devices:
             chip, _, count = device.partition("-")
@@ -122,6 +128,8 @@ def whole_steps(
                     row: Row = {"device": device, "model": name, "step": step}
                     row |= _parts(chip, int(count), model, step, sequences * keys / (SEQS * CONTEXT), sequences, dumps)
                     row["published"] = PUBLISHED.get((device, name)) if sequences == 128 else None
+                    if kept is not None:
+                        kept.write_text(json.dumps(_found, indent=1) + "\n", encoding="utf-8")
                     yield row | {"seconds": round(time.perf_counter() - start)}
 
 
@@ -132,18 +140,23 @@ def _parts(target: str, count: int, model: Model, step: Step, more: float, seque
     tokens = sequences if step == "decode" else MIXED_TOKENS
     kernels = moved = 0.0
     for heads, layers in model.attention:
-        for launch in _attention(target, on_device(heads, count), step):
-            us, read = _simulated(launch, on_device(heads, count), target, dumps)
+        own_heads = on_device(heads, count)
+        for kernel, make, batch in _ATTENTION[step]:
+            launch = partial(make, target, own_heads, batch, BLOCK, "bfloat16", "equal")
+            us, read = _simulated(launch, f"{kernel}, {own_heads}", target, dumps)
             kernels, moved = kernels + layers * us * more, moved + layers * read * more
     if model.experts is not None:
         rows = -(-tokens // 64) * 64
         own = model.experts._replace(own=max(model.experts.own // count, 1))
-        us, read = _simulated(experts_launch(target, own, rows, "jpaged"), (own, rows), target, dumps)
+        launch = partial(experts_launch, target, own, rows, "jpaged")
+        us, read = _simulated(launch, f"{own}, {rows} tokens", target, dumps)
         kernels, moved = kernels + model.layers * us, moved + model.layers * read
     if model.linear:
         heads = model.linear_heads // count
         for layer in (conv(256 * heads), delta(heads)):
-            us, read = _simulated(recurrent_launch(target, layer), layer.state, target, dumps)
+            us, read = _simulated(
+                partial(recurrent_launch, target, layer), f"{layer.kernel} {layer.state}", target, dumps
+            )
             rate = sequences / SEQS
             kernels, moved = kernels + model.linear * us * rate, moved + model.linear * read * rate
     own_bytes = 2 * model.numbers() / count
@@ -170,22 +183,26 @@ def on_device(heads: Heads, count: int) -> Heads:
     return heads._replace(kv=kv, q_per_kv=heads.kv * heads.q_per_kv // count // kv)
 
 
-def _attention(target: str, heads: Heads, step: Step) -> Iterator[Launch]:
-    if step == "decode":
-        yield fused_kernel(target, heads, "decode", BLOCK, "bfloat16", "equal")
-        return
-    yield attention_kernel(target, heads, "mixed", BLOCK, "bfloat16", "equal")
-    yield attention_kernel(target, heads, "decode", BLOCK, "bfloat16", "equal")  # four sequences too many
-    yield kv_write_kernel(target, heads, "mixed", BLOCK, "bfloat16", "equal")
+_ATTENTION: Mapping[Step, tuple[tuple[str, Callable[..., Launch], str], ...]] = {
+    "decode": (("decode that writes", fused_kernel, "decode"),),
+    # The decodes of a mixed step are four fewer than those that are simulated.
+    "mixed": (
+        ("prompts", attention_kernel, "mixed"),
+        ("decode", attention_kernel, "decode"),
+        ("writes of a mixed step", kv_write_kernel, "mixed"),
+    ),
+}
+"""The launches of a step's attention, by name."""
 
 
-_found: dict[Any, tuple[float, float]] = {}
+_found: dict[str, tuple[float, float]] = {}
 
 
-def _simulated(launch: Launch, of: Any, target: str, dumps: Path) -> tuple[float, float]:
-    """Return the microseconds and bytes of a launch; `of` says which, as the same one is simulated once."""
-    key = (target, launch.name, of)
+def _simulated(make: Callable[[], Launch], name: str, target: str, dumps: Path) -> tuple[float, float]:
+    """Return the microseconds and bytes of a launch; one that has been simulated by its name is not made again."""
+    key = f"{target}, {name}"
     if key not in _found:
+        launch = make()
         run = simulate(launch, compile_launch(launch, dumps)[0], target)
         _found[key] = run.cycles / CHIPS[target].clock * 1e6, float(run.moved)
     return _found[key]

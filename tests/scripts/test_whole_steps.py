@@ -33,9 +33,6 @@ def test_devices_share_heads_and_then_the_queries_of_a_head(heads, count, own):
 
 @pytest.mark.parametrize("name", whole_steps.MODELS)
 def test_a_step_is_the_sum_of_its_parts_and_above_memorys_bound(monkeypatch, name):
-    monkeypatch.setattr(whole_steps, "_attention", lambda *_: [None])
-    for function in ("experts_launch", "recurrent_launch"):
-        monkeypatch.setattr(whole_steps, function, lambda *_: None)
     monkeypatch.setattr(whole_steps, "_simulated", lambda *_: (20.0, 2e7))
     for count in (4, 8):
         row = whole_steps._parts("v6e", count, whole_steps.MODELS[name], "decode", 1.0, 64, None)
@@ -43,3 +40,8 @@ def test_a_step_is_the_sum_of_its_parts_and_above_memorys_bound(monkeypatch, nam
         assert row["ms"] == pytest.approx(parts)
         assert row["tokens/s"] == pytest.approx(64e3 / row["ms"])
         assert row["bound"] < row["ms"]
+
+
+def test_a_kernel_is_simulated_once(monkeypatch):
+    monkeypatch.setattr(whole_steps, "_found", {"v6e, one": (3.0, 4.0)})
+    assert whole_steps._simulated(lambda: pytest.fail("made again"), "one", "v6e", None) == (3.0, 4.0)

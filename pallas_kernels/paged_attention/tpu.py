@@ -97,7 +97,7 @@ def paged_attention(
             "layers": layers,
         },
         call.block_tables.shape[1],
-        [] if new is None else _wide(new, view.dtype),
+        [] if new is None else _new_rows(new, view.dtype),
     )
     start_of_v = LANES - held.lanes  # a packed row's product carries K's lanes too
     width = slice(start_of_v, start_of_v + (value_dim or head_dim))
@@ -141,15 +141,19 @@ class _Shared(NamedTuple):
     new_rows: list[Array]
 
 
-def _wide(rows: Float[Array, "tokens kv_heads tiles 128"], dtype: Any) -> list[Array]:
-    """Return rows as a view of `dtype` stores them, in numbers of four bytes, of which a register's row is one; and
-    their scales, if they have some, as a word in every lane."""
-    if not has_scales(dtype):
-        codes = stored(rows, dtype)
-        return [codes.astype(jnp.int32 if codes.dtype.itemsize == 1 else jnp.float32)]
-    codes, scales = encode(rows)
-    words = jax.lax.bitcast_convert_type(scales, jnp.int32)
-    return [codes.astype(jnp.int32), jnp.broadcast_to(words[..., None], codes.shape)]
+def _new_rows(rows: Float[Array, "tokens kv_heads tiles 128"], dtype: Any) -> list[Array]:
+    """Return rows as a view of `dtype` stores them, side by side, [tokens in whole memory tiles, lanes]; and their
+    scales, if they have some, as a word in all lanes of a row."""
+    found = [stored(rows, dtype)]
+    if has_scales(dtype):
+        codes, scales = encode(rows)
+        words = jax.lax.bitcast_convert_type(scales, jnp.int32)
+        found = [codes, jnp.broadcast_to(words[..., None], codes.shape)]
+    tail = -len(rows) % (32 // jnp.dtype(dtype).itemsize)
+    return [
+        jnp.pad(part.reshape(len(rows), -1), ((0, tail), (0, 0))) if tail else part.reshape(len(rows), -1)
+        for part in found
+    ]
 
 
 def _launch(
@@ -233,7 +237,12 @@ def _launch(
         in_specs.append(out_spec)
         inputs.append(into)
     new_rows = shared.new_rows
-    in_specs += [pl.BlockSpec((block_chunks, heads, tiles, LANES), block_of_tile)] * len(new_rows)
+    align = 32 // view.dtype.itemsize
+
+    def rows_of_unit(h, u, *more):
+        return lax.div(tile_of_unit(h, u, *more)[0], align), h
+
+    in_specs += [pl.BlockSpec((align, heads * tiles * LANES), rows_of_unit)] * len(new_rows)
     inputs += new_rows
     prefetched = [shared.layer, work, *([plan.tables] if whole_tables else [])]
     # In order: the ring of KV; each chunk's maxima, sums and weighted values; the penalty of keys without a block; the
@@ -249,12 +258,12 @@ def _launch(
     ]
     sent_bytes = 0
     if new_rows:
-        places, align = (IN_FLIGHT, heads, tiles), 32 // view.dtype.itemsize
+        places = IN_FLIGHT, heads, tiles
         scratch += [pltpu.VMEM((*places, align, LANES), view.dtype), pltpu.SemaphoreType.DMA((IN_FLIGHT,))]
         scratch += [pltpu.SMEM((1,), jnp.int32)]
         scratch += [pltpu.VMEM((*places, TPU_TILE, LANES), view.dtype)] * has_scales(view.dtype)
         sent_bytes = 2 * math.prod(places) * align * LANES * view.dtype.itemsize
-        sent_bytes += len(new_rows) * 2 * 4 * block_chunks * heads * max(tiles, SUBLANES) * LANES
+        sent_bytes += 2 * align * heads * tiles * LANES * sum(part.dtype.itemsize for part in new_rows)
     if not whole_tables:
         windows = windows_for(depth)
         scratch += [pltpu.SMEM((windows, *plan.tables.shape[1:]), jnp.int32), pltpu.SemaphoreType.DMA((windows,))]

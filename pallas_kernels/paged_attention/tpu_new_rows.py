@@ -33,11 +33,12 @@ class NewRows:
     Attributes:
         view: HBM, as `Ring.view`, written.
         first_head: the first of the heads to write.
-        rows: VMEM [rows of the batch, heads, tiles, 128], what the view stores, in numbers of four bytes.
+        rows: VMEM [rows of a memory tile, heads * tiles * 128], what the view stores of so many tokens: a product
+            gives them so, and XLA need not move them.
         tiles: VMEM [IN_FLIGHT, heads, tiles, rows of a memory tile, 128].
         sems: a DMA semaphore a place of `tiles`.
         count: SMEM [1], tiles that were sent.
-        words: VMEM int32 of the shape of `rows`, the scales of a row in every lane; None = rows have none.
+        words: VMEM int32 of the shape of `rows`, a row's scales in all of its 128 lanes; None = rows have none.
         scales: VMEM [IN_FLIGHT, heads, tiles, TPU_TILE, 128]; None = rows have none.
     """
 
@@ -61,24 +62,29 @@ class NewRows:
             buffers: `Ring.buffers`; `at` is the step's, `page` the page's place in it.
             offset: the token's place in its block.
             row: the row of the view that holds the block.
-            place: where `rows` holds the token's.
+            place: the token's row in `rows`.
         """
         _, heads, tiles, align, _ = self.tiles.shape
         size, slot = tokens_of(buffers), self.count[0] & (IN_FLIGHT - 1)
         pl.when(self.count[0] >= IN_FLIGHT)(lambda: self.wait(slot))
         first = pl.multiple_of(offset & -align, align)
         mine = lax.broadcasted_iota(jnp.int32, (align, LANES), 0) == offset - first
+        # No instruction moves a part of a register by a distance that is not known, but one rotates whole rows of four
+        # bytes.
+        wide = jnp.int32 if buffers.dtype.itemsize == 1 else jnp.float32
+        to_offset, to_top = ((at_row - place) & (align - 1) for at_row in (offset - first, 0))
         for head in range(heads):
             for tile in range(tiles):
                 here = buffers.at[at, page, head, tile, pl.ds(first, align)]
-                new = jnp.broadcast_to(self.rows[place, head, pl.ds(tile, 1)], (align, LANES))
-                merged = jnp.where(mine, new, here[...].astype(new.dtype)).astype(buffers.dtype)
+                lanes = pl.ds((head * tiles + tile) * LANES, LANES)
+                new = pltpu.roll(self.rows[:, lanes].astype(wide), to_offset, 0)
+                merged = jnp.where(mine, new, here[...].astype(wide)).astype(buffers.dtype)
                 here[...] = merged
                 self.tiles[slot, head, tile] = merged
                 if self.words is not None:
                     there = buffers.at[at, page, head, tile, pl.ds(size, TPU_TILE)]
                     old = pltpu.bitcast(there[...], jnp.int32)
-                    word = jnp.broadcast_to(self.words[place, head, pl.ds(tile, 1)], old.shape)
+                    word = pltpu.roll(self.words[:, lanes], to_top, 0)[: old.shape[0]]
                     of_token = lax.broadcasted_iota(jnp.int32, old.shape, 1) == offset
                     of_token &= lax.broadcasted_iota(jnp.int32, old.shape, 0) == 0
                     scales = pltpu.bitcast(jnp.where(of_token, word, old), buffers.dtype)

@@ -142,18 +142,16 @@ class _Shared(NamedTuple):
 
 
 def _new_rows(rows: Float[Array, "tokens kv_heads tiles 128"], dtype: Any) -> list[Array]:
-    """Return rows as a view of `dtype` stores them, side by side, [tokens in whole memory tiles, lanes]; and their
+    """Return rows as a view of `dtype` stores them, [kv_heads, tiles, tokens in whole memory tiles, 128]; and their
     scales, if they have some, as a word in all lanes of a row."""
     found = [stored(rows, dtype)]
     if has_scales(dtype):
         codes, scales = encode(rows)
         words = jax.lax.bitcast_convert_type(scales, jnp.int32)
         found = [codes, jnp.broadcast_to(words[..., None], codes.shape)]
+    found = [jnp.moveaxis(part, 0, 2) for part in found]
     tail = -len(rows) % (32 // jnp.dtype(dtype).itemsize)
-    return [
-        jnp.pad(part.reshape(len(rows), -1), ((0, tail), (0, 0))) if tail else part.reshape(len(rows), -1)
-        for part in found
-    ]
+    return [jnp.pad(part, ((0, 0), (0, 0), (0, tail), (0, 0))) for part in found] if tail else found
 
 
 def _launch(
@@ -240,9 +238,9 @@ def _launch(
     align = 32 // view.dtype.itemsize
 
     def rows_of_unit(h, u, *more):
-        return lax.div(tile_of_unit(h, u, *more)[0], align), h
+        return h, 0, lax.div(tile_of_unit(h, u, *more)[0], align), 0
 
-    in_specs += [pl.BlockSpec((align, heads * tiles * LANES), rows_of_unit)] * len(new_rows)
+    in_specs += [pl.BlockSpec((heads, tiles, align, LANES), rows_of_unit)] * len(new_rows)
     inputs += new_rows
     prefetched = [shared.layer, work, *([plan.tables] if whole_tables else [])]
     # In order: the ring of KV; each chunk's maxima, sums and weighted values; the penalty of keys without a block; the

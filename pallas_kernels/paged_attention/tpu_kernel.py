@@ -261,7 +261,7 @@ def attend_to_unit(
             page = lax.div(position - start, block_size)
             row = ids.row(unit, units.entry[unit] + step * step_pages + page)
             offset = lax.rem(position - start, block_size)
-            place = lax.rem(units.tile[unit], rows_given.shape[0])
+            place = lax.rem(units.tile[unit], rows_given.shape[2])
             pl.when(row >= 0)(lambda: new.merge(buffers, at, page, offset, row, place))
 
     def attend_chunks(at, step, start, broken):

@@ -33,7 +33,7 @@ class NewRows:
     Attributes:
         view: HBM, as `Ring.view`, written.
         first_head: the first of the heads to write.
-        rows: VMEM [rows of a memory tile, heads * tiles * 128], what the view stores of so many tokens: a product
+        rows: VMEM [heads, tiles, rows of a memory tile, 128], what the view stores of so many tokens: `rotated_heads`
             gives them so, and XLA need not move them.
         tiles: VMEM [IN_FLIGHT, heads, tiles, rows of a memory tile, 128].
         sems: a DMA semaphore a place of `tiles`.
@@ -76,15 +76,14 @@ class NewRows:
         for head in range(heads):
             for tile in range(tiles):
                 here = buffers.at[at, page, head, tile, pl.ds(first, align)]
-                lanes = pl.ds((head * tiles + tile) * LANES, LANES)
-                new = pltpu.roll(self.rows[:, lanes].astype(wide), to_offset, 0)
+                new = pltpu.roll(self.rows[head, tile].astype(wide), to_offset, 0)
                 merged = jnp.where(mine, new, here[...].astype(wide)).astype(buffers.dtype)
                 here[...] = merged
                 self.tiles[slot, head, tile] = merged
                 if self.words is not None:
                     there = buffers.at[at, page, head, tile, pl.ds(size, TPU_TILE)]
                     old = pltpu.bitcast(there[...], jnp.int32)
-                    word = pltpu.roll(self.words[:, lanes], to_top, 0)[: old.shape[0]]
+                    word = pltpu.roll(self.words[head, tile], to_top, 0)[: old.shape[0]]
                     of_token = lax.broadcasted_iota(jnp.int32, old.shape, 1) == offset
                     of_token &= lax.broadcasted_iota(jnp.int32, old.shape, 0) == 0
                     scales = pltpu.bitcast(jnp.where(of_token, word, old), buffers.dtype)

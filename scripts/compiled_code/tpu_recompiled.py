@@ -77,6 +77,11 @@ def stub_package(folder: Path) -> None:
         sys.modules.setdefault(name, types.ModuleType(name))
     sys.modules["sympy"].divisors = lambda n: [i for i in range(1, n + 1) if n % i == 0]  # type: ignore[attr-defined]
     sys.modules["tpu_inference.utils"].get_device_name = lambda: ""  # type: ignore[attr-defined]
+    from jax.experimental import pallas
+    from jax.experimental.pallas import tpu
+
+    if not hasattr(tpu, "reciprocal"):  # a later jax has it there
+        tpu.reciprocal = pallas.reciprocal
 
 
 def _init_logger(name: str) -> logging.Logger:

@@ -37,8 +37,10 @@ import jax
 import numpy as np
 
 from jpaged import LLM, SamplingParams
+from pallas_kernels.paged_attention.tpu_plan import chip_of
 from pallas_kernels.platform import GPU_SWITCH, Impl, resolve_impl
 from scripts.benchmarks.gpu_check import correctness, experts, kernels, products, states
+from scripts.compiled_code import chip_times
 
 FORMAT = 1
 """Names the form of the file; `first_run_report` reads this one only."""
@@ -285,6 +287,8 @@ def main(arguments: list[str] | None = None) -> int:
     record = Record(args.out, known, minutes=args.minutes)
     check_kernels(record, sizes, args.seed)
     record.add_part("kernels", partial(measure_kernels, sizes))
+    if known["platform"] == "tpu":
+        record.add_part(chip_times.PART, partial(chip_times.measure, chip_of(known["device"])))
     numbers = [1] if known["devices"] == 1 or trial else [1, known["devices"]]
     for number in numbers:
         name = f"demo model on {number} of {known['devices']}"

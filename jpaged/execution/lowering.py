@@ -113,5 +113,6 @@ class StepPrograms:
         pool = abstract_pool(spec, self.mesh)
         batch = empty_batch(bucket, spec, max_num_seqs=self.max_num_seqs, max_model_len=self.max_model_len)
         packed = pack(self.mesh, with_abstract_matrices(self._of_all(batch), spec, self.mesh))
-        step = make_step(self.graphdef, spec, self.mesh, kernel_impl=self.kernel_impl, prefix=self.prefix)
+        alone = not self.prefix
+        step = make_step(self.graphdef, spec, self.mesh, kernel_impl=self.kernel_impl, prefix=self.prefix, alone=alone)
         return step.lower(self.params, pool, packed, self._last_tokens, decode_only=bucket.decode_only)

@@ -57,7 +57,7 @@ class ModelPrograms:
         on_compile, on_compiled: called with each shape before and after it is compiled, see `Program`.
         kernel_impl: which kernels run; None = what this process's platform is best at.
         scored: whether every draw has log-probabilities; else the plain sampler may do without, see `ScreenedHead`.
-        followed, taps: see `make_step`.
+        followed, taps, alone: see `make_step`.
 
     Attributes:
         num_updates: how often the weights were replaced.
@@ -80,6 +80,7 @@ class ModelPrograms:
         scored: bool = True,
         followed: bool = False,
         taps: bool = False,
+        alone: bool = False,
     ) -> None:
         self._spec = spec
         self._mesh = mesh
@@ -91,8 +92,8 @@ class ModelPrograms:
             return Program(function, *callbacks, (kind, *made_of), kind=prefix + kind, store=store)
 
         kernels: _Kernels = {"prefix": prefix, "kernel_impl": kernel_impl}
-        step = make_step(graphdef, spec, mesh, followed=followed, taps=taps, **kernels)
-        self._step = program("step", step, *step_of, followed, taps)
+        step = make_step(graphdef, spec, mesh, followed=followed, taps=taps, alone=alone, **kernels)
+        self._step = program("step", step, *step_of, followed, taps, alone)
         self._follow = program("follow", make_follow(graphdef, spec, mesh, **kernels), *step_of)
         self._sample = program("sample", make_sample_step(graphdef, mesh), *rest_of)
         self._encode = program("encode", make_encode(graphdef, spec, mesh, **kernels), *step_of)
@@ -385,7 +386,7 @@ class TargetAndDraft:
     Args:
         graphdef, params, spec, mesh, store: see `ModelPrograms`.
         draft: what drafts; None = nothing does.
-        scored: see `ModelPrograms`.
+        scored, alone: see `ModelPrograms`.
         callbacks: `on_compile` and `on_compiled` of `ModelPrograms`.
 
     Attributes:
@@ -406,6 +407,7 @@ class TargetAndDraft:
         draft: DraftProgram | None,
         store: ProgramStore | None,
         scored: bool = True,
+        alone: bool = False,
     ) -> None:
         self.drafter_reads_hidden = reads = draft is not None and draft.tables is not None
         taps = () if draft is None else draft.taps
@@ -414,7 +416,16 @@ class TargetAndDraft:
             tapped.tap(taps)
             graphdef = nnx.split(tapped)[0]
         self.model = ModelPrograms(
-            graphdef, params, spec, mesh, *callbacks, store=store, scored=scored, followed=reads, taps=bool(taps)
+            graphdef,
+            params,
+            spec,
+            mesh,
+            *callbacks,
+            store=store,
+            scored=scored,
+            followed=reads,
+            taps=bool(taps),
+            alone=alone,
         )
         self.drafter: ModelPrograms | None = None
         self._head: _HeadWeights | None = None

@@ -40,6 +40,7 @@ def make_step(
     prefix: str = "",
     followed: bool = False,
     taps: bool = False,
+    alone: bool = False,
 ) -> jax.stages.Wrapped:
     """Return the step function ``step(params, pool, batch, last_tokens, decode_only=...) -> (pool, sampled, hidden)``.
 
@@ -54,8 +55,9 @@ def make_step(
         followed: whether a head that drafts reads what the model computes of every token, so that none is left out.
         taps: whether the model was asked to return the states within it (`jpaged.model_api.Tappable`), which are then a
             further result, ``[tokens, states]``.
+        alone: see `jpaged.execution.caches.base.LayerCall`.
     """
-    run = _runner(graphdef, spec, mesh, kernel_impl=kernel_impl, prefix=prefix, followed=followed)
+    run = _runner(graphdef, spec, mesh, kernel_impl=kernel_impl, prefix=prefix, followed=followed, alone=alone)
 
     def step(
         params: Any, pool: Pool, batch: StepBatch | Packed, last_tokens: Int[Array, " max_seqs"], *, decode_only: bool
@@ -131,6 +133,7 @@ def _runner(
     kernel_impl: Impl | None,
     prefix: str,
     followed: bool = False,
+    alone: bool = False,
 ) -> Callable[..., tuple[Any, ...]]:
     """Return ``run(params, pool, batch, last_tokens, *target, decode_only=...) -> (pool, hidden, *within)`` of one
     replica; see `make_step` and `make_follow`."""
@@ -147,7 +150,9 @@ def _runner(
         rows = jnp.asarray(batch.source_rows)
         tokens = jnp.where(rows >= 0, last_tokens[jnp.maximum(rows, 0)], batch.tokens)
         longest = 1 if decode_only else None
-        operate = layer_operations(spec, mesh, batch, max_query_len=longest, impl=kernel_impl, prefix=prefix)
+        operate = layer_operations(
+            spec, mesh, batch, max_query_len=longest, impl=kernel_impl, alone=alone, prefix=prefix
+        )
         if not prefix:  # the pool keeps adapters of the engine's model only
             params = with_adapters(spec, mesh, batch, params)
         model = nnx.merge(graphdef, params)
@@ -181,17 +186,26 @@ def with_adapters(spec: PoolSpec, mesh: Mesh, batch: StepBatch, params: Any) -> 
 
 
 def layer_operations(
-    spec: PoolSpec, mesh: Mesh, batch: StepBatch, *, max_query_len: int | None, impl: Impl | None, prefix: str = ""
+    spec: PoolSpec,
+    mesh: Mesh,
+    batch: StepBatch,
+    *,
+    max_query_len: int | None,
+    impl: Impl | None,
+    alone: bool = False,
+    prefix: str = "",
 ) -> Callable[..., tuple[Pool, Any]]:
     """Return the function that the model calls with a layer of any kind, ``operate(pool, layer, *operands) -> (pool,
     result)``; for attention it is a `jpaged.model_api.Attend`, without a layer an `AttendWithinPrompts`.
 
     Args:
+        alone: see `LayerCall`.
         prefix: what is put before a group's name as the model knows it: the pool may hold the groups of two models.
     """
     kinds = {}
     for cache, group_slice, arrays in zip(spec.caches, spec.slices, batch.caches, strict=True):
         call = _call(mesh, batch, arrays, spec.views[group_slice], max_query_len, impl)
+        call = replace(call, alone=alone)
         kinds[cache.group.name] = (cache, replace(call, prepared=cache.prepare(call, len(batch.tokens))))
 
     within = None

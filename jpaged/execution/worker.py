@@ -131,7 +131,15 @@ class Worker:
         self._deterministic = settings.deterministic
         on_compile = self.compilations.begin, self.compilations.end
         self.models = TargetAndDraft(
-            graphdef, params, spec, mesh, on_compile, draft=draft, store=programs, scored=settings.scores_draws
+            graphdef,
+            params,
+            spec,
+            mesh,
+            on_compile,
+            draft=draft,
+            store=programs,
+            scored=settings.scores_draws,
+            alone=not settings.deterministic,
         )
         self._zero = Program(make_zero_pages(mesh), lambda _: None, made_of=("zero pages", mesh))
         context = WorkContext(

@@ -18,11 +18,11 @@ from pallas_kernels.gpu_launch import has_matrix_units
 from pallas_kernels.kv_codes import check_kernel
 from pallas_kernels.kv_write import Runs, write_rows
 from pallas_kernels.layout import check_latent_view, latent_tiles, pack_latents
-from pallas_kernels.paged_attention import Plan, attend, check_plan
+from pallas_kernels.paged_attention import Plan, attend, check_plan, write_rows_and_attend
 from pallas_kernels.paged_attention.reference import AttentionCall
 from pallas_kernels.platform import Impl, resolve_impl
 
-__all__ = ["latent_attention", "latent_write"]
+__all__ = ["latent_attention", "latent_write", "write_and_attend_to_latents"]
 
 _log = logging.getLogger(__name__)
 
@@ -57,9 +57,7 @@ def latent_attention(
             not take the view's dtype or a `plan`.
     """
     width = q.shape[2]
-    check_latent_view(view, width)
-    if not 1 <= rank <= width:
-        raise ValueError(f"rank={rank} must be from 1 to the queries' width {width}")
+    _check(view, width, rank)
     chosen = resolve_impl(impl)
     check_kernel(view, chosen)
     check_plan(plan, chosen)
@@ -75,6 +73,36 @@ def latent_attention(
         return gpu.latent_attention(q, *batch, rank=rank, scale=scale, max_query_len=max_query_len)
     call = AttentionCall(q[:, None], *batch, scale, max_query_len=max_query_len, value_dim=rank)
     return attend(call, chosen, plan)[:, 0]
+
+
+def write_and_attend_to_latents(
+    q: Float[Array, "tokens heads width"],
+    view: Float[Array, "blocks layers 1 tiles block_size 128"],
+    layer: int | Int[Array, ""],
+    rows: Float[Array, "tokens width"],
+    block_tables: Int[Array, "seqs pages"],
+    query_starts: Int[Array, " seqs+1"],
+    kv_lens: Int[Array, " seqs"],
+    *,
+    rank: int,
+    scale: float,
+    plan: Plan | None = None,
+    impl: Impl | None = None,
+) -> tuple[Float[Array, "blocks layers 1 tiles block_size 128"], Float[Array, "tokens heads rank"]]:
+    """Write the rows of sequences that decode, and attend; see `pallas_kernels.paged_attention.write_and_attend`, and
+    for the arguments `latent_write` and `latent_attention`."""
+    _check(view, q.shape[2], rank)
+    batch = (view, layer, block_tables, query_starts, kv_lens)
+    call = AttentionCall(q[:, None], *batch, scale, max_query_len=1, value_dim=rank)
+    view, out = write_rows_and_attend(call, pack_latents(rows), resolve_impl(impl), plan)
+    return view, out[:, 0]
+
+
+def _check(view: Array, width: int, rank: int) -> None:
+    """Raise ValueError unless a view holds rows of this width, with latents of that rank."""
+    check_latent_view(view, width)
+    if not 1 <= rank <= width:
+        raise ValueError(f"rank={rank} must be from 1 to the queries' width {width}")
 
 
 def latent_write(

@@ -12,13 +12,13 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.gpu_launch import multiplies
 from pallas_kernels.kv_codes import check_kernel
-from pallas_kernels.layout import check_view, padded_head_dim
+from pallas_kernels.layout import check_view, pack_kv, padded_head_dim
 from pallas_kernels.paged_attention import cpu, gpu_shapes, reference, tpu, xla
 from pallas_kernels.paged_attention.reference import AttentionCall, Reach
 from pallas_kernels.paged_attention.tpu_plan import Plan, Tuning, make_plan
 from pallas_kernels.platform import Impl, resolve_impl
 
-__all__ = ["Plan", "Tuning", "paged_attention", "plan_attention"]
+__all__ = ["Plan", "Tuning", "fuses_writes", "paged_attention", "plan_attention", "write_and_attend"]
 
 
 def paged_attention(
@@ -95,6 +95,55 @@ def paged_attention(
     from pallas_kernels.paged_attention import gpu  # imports triton, which only a GPU's environment has
 
     return gpu.paged_attention(call)
+
+
+def write_and_attend(
+    q: Float[Array, "tokens kv_heads q_per_kv head_dim"],
+    view: Float[Array, "blocks layers kv_heads tiles block_size 128"],
+    layer: int | Int[Array, ""],
+    k: Float[Array, "tokens kv_heads head_dim"],
+    v: Float[Array, "tokens kv_heads head_dim"],
+    block_tables: Int[Array, "seqs pages"],
+    query_starts: Int[Array, " seqs+1"],
+    kv_lens: Int[Array, " seqs"],
+    *,
+    scale: float,
+    soft_cap: float | None = None,
+    sliding_window: int | None = None,
+    chunk_size: int | None = None,
+    sinks: Float[Array, "kv_heads q_per_kv"] | None = None,
+    plan: Plan | None = None,
+    impl: Impl | None = None,
+) -> tuple[
+    Float[Array, "blocks layers kv_heads tiles block_size 128"], Float[Array, "tokens kv_heads q_per_kv head_dim"]
+]:
+    """Write K and V of sequences that decode, and attend, in one launch on TPUs; returns the view, in place when it is
+    donated, and the attention.
+
+    A sequence has one token at most, its last, and no other sequence has the block that it is written to. Bits are
+    those of `kv_write` and then `paged_attention` with ``max_query_len=1``, whose arguments these are.
+
+    Raises:
+        ValueError: see `paged_attention`; or not `fuses_writes` of `impl`.
+    """
+    check_view(view, q.shape[1], q.shape[3])
+    chosen = resolve_impl(impl)
+    batch = (block_tables, query_starts, kv_lens)
+    call = AttentionCall(q, view, layer, *batch, scale, soft_cap, sliding_window, chunk_size, sinks, max_query_len=1)
+    return write_rows_and_attend(call, pack_kv(k, v), chosen, plan)
+
+
+def write_rows_and_attend(call: AttentionCall, rows: Array, impl: Impl, plan: Plan | None) -> tuple[Array, Array]:
+    """Write rows of any meaning, all tiles of all heads, and attend; see `write_and_attend`."""
+    if not fuses_writes(impl):
+        raise ValueError(f"impl={impl!r} does not write and attend in one launch: call kv_write and paged_attention")
+    out, view = tpu.paged_attention(call, plan, new=rows, interpret=impl == "tpu_interpret")
+    return view, out
+
+
+def fuses_writes(impl: Impl | None) -> bool:
+    """Tell whether there is `write_and_attend`, for TPUs only: elsewhere a write costs next to nothing."""
+    return resolve_impl(impl) in ("tpu", "tpu_interpret")
 
 
 def attend(call: AttentionCall, impl: Impl, plan: Plan | None) -> Float[Array, "tokens kv_heads q_per_kv value_dim"]:

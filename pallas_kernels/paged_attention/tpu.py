@@ -19,10 +19,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.kv_codes import tokens_of
+from pallas_kernels.kv_codes import TPU_TILE, encode, has_scales, stored, tokens_of
 from pallas_kernels.layout import LANES, KVTiles
 from pallas_kernels.paged_attention.reference import AttentionCall
 from pallas_kernels.paged_attention.tpu_kernel import attend_to_unit
+from pallas_kernels.paged_attention.tpu_new_rows import IN_FLIGHT
 from pallas_kernels.paged_attention.tpu_plan import MIB, Plan, Tuning, copies_of, make_plan
 from pallas_kernels.paged_attention.tpu_ring import CURSOR, deepest_ring, windows_for
 from pallas_kernels.paged_attention.tpu_softmax import LOG2E, MASKED, in_halves, of_halves
@@ -43,12 +44,18 @@ SPARE_VMEM = 12 * MIB
 
 
 def paged_attention(
-    call: AttentionCall, plan: Plan | None = None, *, interpret: bool | pltpu.InterpretParams = False
-) -> Float[Array, "tokens kv_heads q_per_kv value_dim"]:
+    call: AttentionCall,
+    plan: Plan | None = None,
+    *,
+    new: Float[Array, "tokens kv_heads tiles 128"] | None = None,
+    interpret: bool | pltpu.InterpretParams = False,
+) -> Any:
     """See `pallas_kernels.paged_attention.paged_attention`.
 
     Args:
         plan: the batch's plan from `make_plan`, if the step has made it already; None = make it here.
+        new: rows of the tokens, which the view does not have yet; ``max_query_len`` is 1 and no two sequences have a
+            block in common that is written. The view with them is a second result, and is aliased to the view.
 
     Raises:
         ValueError: see `make_plan`; or the plan was made without the `last_keys` that are given.
@@ -90,12 +97,18 @@ def paged_attention(
             "layers": layers,
         },
         call.block_tables.shape[1],
+        [] if new is None else _new_rows(new, view.dtype),
     )
     start_of_v = LANES - held.lanes  # a packed row's product carries K's lanes too
     width = slice(start_of_v, start_of_v + (value_dim or head_dim))
     decode = functools.partial(_launch, shared, queries, plan.decodes, ONE_ROW, None, "paged_attention_decode")
-    if plan.prompts is None:
+    if plan.prompts is None and new is None:
         return decode()[..., width]
+    if plan.prompts is None:
+        out, written = decode()
+        return out[..., width], written.reshape(view.shape)
+    if new is not None:
+        raise ValueError("new rows are taken with max_query_len=1 only: write them by kv_write first")
     read = _launch(shared, queries, plan.prompts, plan.tile, plan.last_keys, "paged_attention_prompts")
     if plan.side_by_side:
         out = decode(read)[:tokens]
@@ -114,6 +127,7 @@ class _Shared(NamedTuple):
         held: the lanes of a row that hold keys and values.
         options: further arguments of `attend_to_unit`.
         pages: width of the block tables.
+        new_rows: what `NewRows` merges: nothing, rows, or rows and words.
     """
 
     layer: Int[Array, " 1"]
@@ -124,6 +138,20 @@ class _Shared(NamedTuple):
     interpret: bool | pltpu.InterpretParams
     options: dict[str, Any]
     pages: int
+    new_rows: list[Array]
+
+
+def _new_rows(rows: Float[Array, "tokens kv_heads tiles 128"], dtype: Any) -> list[Array]:
+    """Return rows as a view of `dtype` stores them, [kv_heads, tiles, tokens in whole memory tiles, 128]; and their
+    scales, if they have some, as a word in all lanes of a row."""
+    found = [stored(rows, dtype)]
+    if has_scales(dtype):
+        codes, scales = encode(rows)
+        words = jax.lax.bitcast_convert_type(scales, jnp.int32)
+        found = [codes, jnp.broadcast_to(words[..., None], codes.shape)]
+    found = [jnp.moveaxis(part, 0, 2) for part in found]
+    tail = -len(rows) % (32 // jnp.dtype(dtype).itemsize)
+    return [jnp.pad(part, ((0, 0), (0, 0), (0, tail), (0, 0))) for part in found] if tail else found
 
 
 def _launch(
@@ -134,13 +162,13 @@ def _launch(
     last_keys: Int[Array, "chunks 1 lanes"] | None,
     name: str,
     into: Float[Array, "tile_rows columns"] | None = None,
-) -> Array:
+) -> Any:
     """Attend from the units of one work list.
 
     Returns:
         [tokens, kv_heads, q_per_kv, value_lanes]; rows of no unit may be anything. Where the plan is `side_by_side`,
         [rows of whole tiles, kv_heads * q_per_kv * value_lanes]; rows of no unit are those of `into`, whose memory is
-        reused where it is not read again, or zeros.
+        reused where it is not read again, or zeros. With new rows also the view.
     """
     view, plan = shared.view, shared.plan
     tokens, kv_heads, group, lanes = q.shape
@@ -206,6 +234,14 @@ def _launch(
     if into is not None:
         in_specs.append(out_spec)
         inputs.append(into)
+    new_rows = shared.new_rows
+    align = 32 // view.dtype.itemsize
+
+    def rows_of_unit(h, u, *more):
+        return h, 0, lax.div(tile_of_unit(h, u, *more)[0], align), 0
+
+    in_specs += [pl.BlockSpec((heads, tiles, align, LANES), rows_of_unit)] * len(new_rows)
+    inputs += new_rows
     prefetched = [shared.layer, work, *([plan.tables] if whole_tables else [])]
     # In order: the ring of KV; each chunk's maxima, sums and weighted values; the penalty of keys without a block; the
     # ring's cursor; and a semaphore for each buffer of the ring.
@@ -218,6 +254,14 @@ def _launch(
         pltpu.SMEM((CURSOR,), jnp.int32),
         pltpu.SemaphoreType.DMA((depth,)),
     ]
+    sent_bytes = 0
+    if new_rows:
+        places = IN_FLIGHT, heads, tiles
+        scratch += [pltpu.VMEM((*places, align, LANES), view.dtype), pltpu.SemaphoreType.DMA((IN_FLIGHT,))]
+        scratch += [pltpu.SMEM((1,), jnp.int32)]
+        scratch += [pltpu.VMEM((*places, TPU_TILE, LANES), view.dtype)] * has_scales(view.dtype)
+        sent_bytes = 2 * math.prod(places) * align * LANES * view.dtype.itemsize
+        sent_bytes += 2 * align * heads * tiles * LANES * sum(part.dtype.itemsize for part in new_rows)
     if not whole_tables:
         windows = windows_for(depth)
         scratch += [pltpu.SMEM((windows, *plan.tables.shape[1:]), jnp.int32), pltpu.SemaphoreType.DMA((windows,))]
@@ -225,6 +269,10 @@ def _launch(
     state_bytes = 4 * tile.chunks * heads * rows * (2 * LANES + value_lanes)
     moved = block_chunks * heads * rows * lanes + math.prod(block) * (1 if into is None else 2)
     moved_bytes = 2 * q.dtype.itemsize * moved  # double buffers
+    result = jax.ShapeDtypeStruct(out_shape, q.dtype)
+    aliases = {} if into is None else {len(prefetched) + len(inputs) - 1: 0}
+    if new_rows:
+        aliases[len(prefetched) + (0 if whole_tables else 1) + 1] = 1
     out = pl.pallas_call(
         functools.partial(
             attend_to_unit,
@@ -235,14 +283,15 @@ def _launch(
             side_by_side=plan.side_by_side,
             zero_dead_units=zero_dead_units,
             one_row=one_row,
+            new_rows=len(new_rows),
             **shared.options,
         ),
-        out_shape=jax.ShapeDtypeStruct(out_shape, q.dtype),
+        out_shape=(result, jax.ShapeDtypeStruct(view.shape, view.dtype)) if new_rows else result,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(prefetched),
             grid=(kv_heads // heads, units),
             in_specs=in_specs,
-            out_specs=out_spec,
+            out_specs=(out_spec, in_hbm) if new_rows else out_spec,
             scratch_shapes=scratch,
         ),
         # Chunks of heads may run on different cores; units must run in order, as the ring goes on from one to the next.
@@ -250,16 +299,20 @@ def _launch(
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"),
             disable_bounds_checks=True,
-            vmem_limit_bytes=ring_bytes + state_bytes + moved_bytes + SPARE_VMEM,
+            vmem_limit_bytes=ring_bytes + state_bytes + moved_bytes + sent_bytes + SPARE_VMEM,
         ),
-        input_output_aliases={} if into is None else {len(prefetched) + len(inputs) - 1: 0},
+        input_output_aliases=aliases,
         interpret=shared.interpret,
         name=name,
     )(*prefetched, *inputs)
     if plan.side_by_side:
         return out
+    written = []
+    if new_rows:
+        out, *written = out
     out = of_halves(out) if copies == 2 else out
-    return in_rows(out, tile, group)[:tokens]
+    out = in_rows(out, tile, group)[:tokens]
+    return (out, *written) if written else out
 
 
 def pages_of_step(key_bytes: int, block_size: int, pages: int, tuning: Tuning) -> tuple[int, int]:

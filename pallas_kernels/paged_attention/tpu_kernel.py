@@ -10,8 +10,10 @@ Memory. Nothing but queries, pages and results crosses HBM.
            maximum and sum [chunks, heads, rows, 128], weighted values [chunks, heads, rows, value lanes], float32
            penalty [1, keys of a step]: far beyond any query for keys without a block
            out: the unit's tile, or a block of rows with heads side by side
+           new rows of a block of the batch, and tiles with them on their way (`tpu_new_rows`)
 
-    Donated: where a prompts' launch came before, its result is `into` and aliased to the decodes' output.
+    Donated: the view, where new rows are written;
+    where a prompts' launch came before, its result is `into` and aliased to the decodes' output.
 
 Loops. The grid is (chunks of heads, units). Chunks may run on different cores; units run in order, so scratch lives
 from one unit to the next:
@@ -48,6 +50,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels.kv_codes import has_scales, tokens_of
 from pallas_kernels.layout import KVTiles
 from pallas_kernels.paged_attention.reference import Reach
+from pallas_kernels.paged_attention.tpu_new_rows import NewRows
 from pallas_kernels.paged_attention.tpu_ring import Ring, TableWindows, WholeTables
 from pallas_kernels.paged_attention.tpu_softmax import OnlineSoftmax, load_tile, of_halves
 from pallas_kernels.paged_attention.tpu_units import BLOCK_ROWS, Units, write_side_by_side
@@ -71,6 +74,7 @@ def attend_to_unit(
     side_by_side: bool,
     zero_dead_units: bool,
     one_row: bool,
+    new_rows: int,
 ):
     """Attend from one unit's queries to its keys, for one chunk of heads.
 
@@ -83,14 +87,21 @@ def attend_to_unit(
     layers together. `has_sinks`, `has_last_keys`: whether there are these. `zero_dead_units`: units that are not live
     have rows of `out`. `one_row`: units are of one row, and queries and `out` are blocks of rows instead of chunks.
     `side_by_side`: out is [rows of the batch, heads * group * value lanes], and begins with zeros, or, where units are
-    of one row, with the block of the prompts' result that is given before it.
+    of one row, with the block of the prompts' result that is given before it. `new_rows`: how many arrays hold the rows
+    of the units' tokens, which are not in the view yet: none, the rows, or these and their scales' words. They come
+    before out; after it comes the view again, which is written, and after the ring's semaphores the rest of `NewRows`.
     """
     layer, work, tables, q, view, *more = refs
     _, heads, rows, _ = q.shape
     sinks, more = more[:has_sinks], more[has_sinks:]
     last_keys, more = more[:has_last_keys], more[has_last_keys:]
     into, more = more[: side_by_side and one_row], more[side_by_side and one_row :]
-    out, buffers, top, total, acc, penalty, cursor, sems, *windows = more
+    given, more = more[:new_rows], more[new_rows:]
+    out, *more = more
+    if given:
+        view, *more = more  # the same memory, which is read where it was written
+    buffers, top, total, acc, penalty, cursor, sems, *more = more
+    sent, windows = more[: bool(given) * (2 + new_rows)], more[bool(given) * (2 + new_rows) :]
     units = Units.of(work)
     step_pages = buffers.shape[1]
     block_size = tokens_of(buffers)
@@ -102,7 +113,13 @@ def attend_to_unit(
     # Rows of the view are blocks and layers together: beginning at the layer's row, block n lies at row n * layers.
     view = view.at[pl.ds(layer[0], view.shape[0] - (layers - 1))]
     ids = TableWindows(units, tables, *windows) if windows else WholeTables(tables)
-    ring = Ring(units, ids, view, buffers, sems, cursor, first_head=pl.program_id(0) * heads)
+    first_head = pl.program_id(0) * heads
+    ring = Ring(units, ids, view, buffers, sems, cursor, first_head)
+    new, rows_given = None, None
+    if given:
+        rows_given, *words = given
+        tiles_sent, sems_sent, count, *scales = sent
+        new = NewRows(view, first_head, rows_given, tiles_sent, sems_sent, count, *words, *scales)
 
     def softmax(c):
         """Return the state of a chunk's queries."""
@@ -224,6 +241,7 @@ def attend_to_unit(
         plain = (start >= units.key_start[unit]) & (start + step_keys <= jnp.where(broken, 0, units.key_stop[unit]))
         ring.wait(at, pages)
         hide(at, step, pages, broken)
+        merge_new(at, step, start)
         # A branch has no loop and no other branch. Only such a block lets the compiler pack the scalar work of the DMAs
         # into the bundles of the arithmetic. Which branch is taken, the sequence alone decides, hence also its bits.
         pl.when(plain)(lambda: attend_rounded(at, free, start, spans, spans, masked=False))
@@ -231,6 +249,20 @@ def attend_to_unit(
             fits = ~plain & (pages > below * span_pages) & (pages <= size * span_pages)
             pl.when(fits)(functools.partial(attend_rounded, at, free, start, size, max(below, 0), masked=True))
         unhide(broken)
+
+    def merge_new(at, step, start):
+        """Merge the row of the sequence's new token into a step, if the step has its block."""
+        if new is None:
+            return
+        position = units.query_pos[unit]
+
+        @pl.when((position >= start) & (position < jnp.minimum(start + step_keys, units.key_stop[unit])))
+        def _():
+            page = lax.div(position - start, block_size)
+            row = ids.row(unit, units.entry[unit] + step * step_pages + page)
+            offset = lax.rem(position - start, block_size)
+            place = lax.rem(units.tile[unit], rows_given.shape[2])
+            pl.when(row >= 0)(lambda: new.merge(buffers, at, page, offset, row, place))
 
     def attend_chunks(at, step, start, broken):
         """Attend from the chunks of a prompt to a step, and start the copies of another."""
@@ -301,6 +333,8 @@ def attend_to_unit(
     def _prime():
         penalty[...] = jnp.zeros_like(penalty)
         ring.prime()
+        if new is not None:
+            new.prime()
 
     @pl.when(unit < units.num_units[0])
     def _run():
@@ -315,6 +349,8 @@ def attend_to_unit(
 
         if not one_row:
             each_chunk(write)
+        if new is not None:
+            pl.when(unit == units.num_units[0] - 1)(new.drain)
 
     if zero_dead_units:
 

@@ -114,11 +114,16 @@ def tuning_of(device_kind: str, kv_heads: int, head_dim: int, q_per_kv: int | No
         head_dim: width of a head.
         q_per_kv: query heads of a KV head, for sizes that were simulated; None = the rules'.
     """
-    chip = next((chip for name, chip in _KINDS.items() if name in device_kind.lower()), "v5e")
+    chip = chip_of(device_kind)
     rules = rules_of(chip, kv_heads, head_dim)
     if q_per_kv is None:
         return rules
     return rules._replace(**read_sizes().get(chip, {}).get(key_of(kv_heads, q_per_kv, head_dim), {}))
+
+
+def chip_of(device_kind: str) -> str:
+    """Return the chip of a device such as ``TPU v5 lite``; v5e for one that is not known."""
+    return next((chip for name, chip in _KINDS.items() if name in device_kind.lower()), "v5e")
 
 
 def rules_of(chip: str, kv_heads: int, head_dim: int) -> Tuning:

@@ -49,7 +49,7 @@ def _evaluate(jaxpr: Any, consts: Sequence[Any], given: Sequence[Any], found: La
         results: list[Any] = [None] * len(equation.outvars)
         inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")
         if equation.primitive.name == "pallas_call":
-            launch = {i: x for i, x in enumerate(operands) if x is not None and _is_integer(equation.invars[i])}
+            launch = {i: x + 0 for i, x in enumerate(operands) if x is not None and _is_integer(equation.invars[i])}
             found.setdefault(equation.params["name"] or caller, []).append(launch)
         elif equation.primitive.name in _CALLS:
             body, body_consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, [])
@@ -65,4 +65,6 @@ _CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_
 
 
 def _is_integer(variable: Any) -> bool:
-    return bool(np.issubdtype(variable.aval.dtype, np.integer))
+    """Tell whether a kernel's operand is integers, or truths, which kernels get as such."""
+    dtype = variable.aval.dtype
+    return bool(np.issubdtype(dtype, np.integer) or np.issubdtype(dtype, np.bool_))

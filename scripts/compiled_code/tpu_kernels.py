@@ -68,7 +68,10 @@ def arrays_of(chip: Chip) -> tuple[Callable[..., Any], Any]:
     from jax.sharding import Mesh, NamedSharding
     from jax.sharding import PartitionSpec as P
 
-    device = topologies.get_topology_desc(platform="tpu", topology_name=chip.topology).devices[0]
+    if jax.default_backend() == "tpu":  # a real one, on which `chip_times` runs the launches
+        device = jax.devices()[0]
+    else:
+        device = topologies.get_topology_desc(platform="tpu", topology_name=chip.topology).devices[0]
     here = NamedSharding(Mesh([device], "x"), P())
 
     def array(shape, dtype=jnp.int32):
@@ -167,6 +170,48 @@ def attention_kernel(
     return Launch(function, arguments, "paged_attention_decode", "decode attention", known, {1: moved})
 
 
+def fused_kernel(target: str, heads: Heads, batch: str, block_size: int, kv: str, lengths: str) -> Launch:
+    """Return the launch that writes a decode's K and V and attends.
+
+    Raises:
+        ValueError: the batch is no decode.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from pallas_kernels.latent_attention import write_and_attend_to_latents
+    from pallas_kernels.paged_attention import plan_attention, write_and_attend
+
+    if batch != "decode":
+        raise ValueError(f"batch={batch!r}: only decodes are written and attended to at once")
+    alone = attention_kernel(target, heads, batch, block_size, kv, lengths)
+    q, view, layer, *where = alone.arguments
+    new = jax.ShapeDtypeStruct((q.shape[0], heads.kv, heads.dim), jnp.bfloat16, sharding=q.sharding)
+    (device,) = q.sharding.mesh.devices.flat
+
+    def run(view, layer, q, k, v, tables, starts, lens, *sinks):
+        shapes = {"tokens": q.shape[0], "q_per_kv": heads.q_per_kv, "device_kind": device.device_kind}
+        mask = {"sliding_window": heads.window, "sinks": sinks[0] if sinks else None}
+        limits = {"max_query_len": 1, "impl": "tpu"}
+        plan = plan_attention(view, tables, starts, lens, sliding_window=heads.window, **shapes, **limits)
+        how: dict[str, Any] = {"scale": 1.0, "plan": plan, "impl": "tpu"}
+        if heads.rank is not None:
+            where = tables, starts, lens
+            return write_and_attend_to_latents(q[:, 0], view, layer, k[:, 0], *where, rank=heads.rank, **how)
+        return write_and_attend(q, view, layer, k, v, tables, starts, lens, **how, **mask)
+
+    tile = 32 // view.dtype.itemsize + (view.shape[4] - block_size)  # rows that are written, those of scales among them
+    written = SEQS * heads.kv * view.shape[3] * 128 * tile * view.dtype.itemsize
+    known = {1: alone.known[2], **{place + 2: value for place, value in alone.known.items() if place > 2}}
+    return alone._replace(
+        function=run,
+        arguments=(view, layer, q, new, new, *where),
+        known=known,
+        moved={0: alone.moved[1] + written},
+        donated=(0,),
+    )
+
+
 def kv_write_kernel(target: str, heads: Heads, batch: str, block_size: int, kv: str, lengths: str) -> Launch:
     """Return the launch of `kv_write` for a step's tokens, which are the last of their sequences."""
     import jax.numpy as jnp
@@ -230,4 +275,9 @@ def block_copy_kernel(target: str, heads: Heads, batch: str, block_size: int, kv
     return Launch(run, arguments, "block_copy", "other", {1: pairs[0], 2: pairs[1]}, {0: moved}, (0,))
 
 
-KERNELS = {"attention": attention_kernel, "kv_write": kv_write_kernel, "block_copy": block_copy_kernel}
+KERNELS = {
+    "attention": attention_kernel,
+    "write and attend": fused_kernel,
+    "kv_write": kv_write_kernel,
+    "block_copy": block_copy_kernel,
+}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import types
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -68,6 +70,24 @@ def stub_package(folder: Path) -> None:
     package = types.ModuleType("tpu_inference")
     package.__path__ = [str(folder / "tpu_inference")]
     sys.modules["tpu_inference"] = package
+    logger = types.ModuleType("tpu_inference.logger")  # its own is vLLM's
+    logger.init_logger = _init_logger  # type: ignore[attr-defined]
+    sys.modules["tpu_inference.logger"] = logger
+    for name in ("tpu_inference.utils", "sympy"):  # the one imports torch; of the other a function is needed
+        sys.modules.setdefault(name, types.ModuleType(name))
+    sys.modules["sympy"].divisors = lambda n: [i for i in range(1, n + 1) if n % i == 0]  # type: ignore[attr-defined]
+    sys.modules["tpu_inference.utils"].get_device_name = lambda: ""  # type: ignore[attr-defined]
+    from jax.experimental import pallas
+    from jax.experimental.pallas import tpu
+
+    if not hasattr(tpu, "reciprocal"):  # a later jax has it there
+        tpu.reciprocal = pallas.reciprocal
+
+
+def _init_logger(name: str) -> logging.Logger:
+    found: Any = logging.getLogger(name)
+    found.warning_once, found.info_once = found.warning, found.info
+    return found
 
 
 def _gmm_v2(target: str, rows: str, inputs: str, outputs: str, dtype: str) -> Launch:

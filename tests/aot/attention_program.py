@@ -2,8 +2,9 @@
 
 Run by `test_aot_kernels.py` inside the environment with libtpu, with arguments "target/shape/batch", for example
 "v6e/llama-3.1-8b/decode", or "v6e/llama-3.1-8b/decode/int8" for KV in one byte; one program a line. The batch
-"kv_write decode" is the writes of a decode; "recurrent" is a decode of one of the shapes of `tpu_recurrent`.
-`scripts/compiled_code/tpu_kernels.py` has the other shapes; its case tpu-attention compiles all of them.
+"kv_write decode" is the writes of a decode, "write and attend decode" the launch of both; "recurrent" is a decode of
+one of the shapes of `tpu_recurrent`. `scripts/compiled_code/tpu_kernels.py` has the other shapes, and its case
+tpu-attention compiles all of them.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ def launch_of(target: str, shape: str, batch: str, kv: str = "bfloat16") -> Laun
 
     if batch == "recurrent":
         return tpu_recurrent.recurrent_launch(target, tpu_recurrent.SHAPES[shape])
-    kernel, batch = ("kv_write", batch.partition(" ")[2]) if batch.startswith("kv_write") else ("attention", batch)
-    return KERNELS[kernel](target, SHAPES[shape], batch, BLOCK_SIZES[kv], kv, "equal")
+    kernel, _, batch = batch.rpartition(" ")
+    return KERNELS[kernel or "attention"](target, SHAPES[shape], batch, BLOCK_SIZES[kv], kv, "equal")
 
 
 def report(name: str, dumps: Path) -> None:

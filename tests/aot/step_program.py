@@ -74,7 +74,7 @@ def main(target: str, devices: int, kernels: str, layers: int) -> None:
     )
     pool = jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding(mesh, AXIS))
     last = jax.ShapeDtypeStruct((MAX_NUM_SEQS,), jnp.int32, sharding=sharding(mesh))
-    step = make_step(graphdef, spec, mesh, kernel_impl=kernels)
+    step = make_step(graphdef, spec, mesh, kernel_impl=kernels, alone=True)
 
     decode = Bucket(tokens=MAX_NUM_SEQS, seqs=MAX_NUM_SEQS, decode_only=True)
     mixed = Bucket(tokens=MIXED_TOKENS, seqs=MAX_NUM_SEQS, decode_only=False)

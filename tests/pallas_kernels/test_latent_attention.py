@@ -12,7 +12,7 @@ from latent_cases import CASES, LAYER, LAYERS, PAGES, SCALE, SEQS, TOKENS, Case,
 from tpu_interpreter import run_recording_races
 
 from pallas_kernels import latent_attention as package
-from pallas_kernels.latent_attention import latent_attention
+from pallas_kernels.latent_attention import latent_attention, write_and_attend_to_latents
 from pallas_kernels.layout import latent_view_shape
 from pallas_kernels.paged_attention import Tuning, tpu, tpu_plan
 from pallas_kernels.paged_attention.reference import AttentionCall
@@ -88,6 +88,23 @@ def test_the_tpu_kernel_has_no_race():
     got, races = run_recording_races(run, jnp.asarray(q)[:, None], view, LAYER, *map(jnp.asarray, rest))
     assert not races
     assert_close(case, got[:, 0], dense(case, (q, view, *rest), rows))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["DeepSeek's widths", "int8"])
+def test_a_launch_that_writes_and_attends_gives_the_bits_of_two(name):
+    case, lengths, impl = CASES[name], [70, 0, 20], "tpu_interpret"
+    (q, view, tables, starts, lens), _ = make_batch(case, [1, 1, 1], lengths)
+    new = np.random.default_rng(1).normal(size=(len(q), case.width)).astype(np.float32)
+    slots = np.full(len(q), -1, np.int32)
+    size = case.block_size
+    slots[: len(lengths)] = [tables[seq, at // size] * size + at % size for seq, at in enumerate(lengths)]
+    batch = (tables, starts, lens)
+    fused = jax.jit(partial(write_and_attend_to_latents, rank=case.rank, scale=SCALE, impl=impl))
+    view_of_one, out = fused(q, view, LAYER, new, *batch)
+    written = writer("reference")(view, LAYER, new, slots)
+    assert np.asarray(view_of_one).tobytes() == np.asarray(written).tobytes()
+    assert np.asarray(out).tobytes() == np.asarray(compiled(impl, case, 1)(q, written, LAYER, *batch)).tobytes()
 
 
 @pytest.mark.parametrize("impl", IMPLS[1:])

@@ -13,7 +13,20 @@ from ragged_cases import NOWHERE, Case, dense_attention, last_keys, last_keys_of
 from thorough import by_name, rarely
 from tpu_interpreter import run_recording_races
 
-from pallas_kernels.paged_attention import Tuning, cpu, paged_attention, plan_attention, tpu, tpu_plan, tpu_ring
+from pallas_kernels.kv_codes import tokens_of
+from pallas_kernels.kv_write import kv_write
+from pallas_kernels.layout import pack_kv
+from pallas_kernels.paged_attention import (
+    Tuning,
+    cpu,
+    paged_attention,
+    plan_attention,
+    tpu,
+    tpu_new_rows,
+    tpu_plan,
+    tpu_ring,
+    write_and_attend,
+)
 from pallas_kernels.paged_attention.reference import AttentionCall
 
 IMPLS = ["xla", "cpu", "tpu_interpret"]
@@ -558,3 +571,110 @@ def test_heads_that_are_too_wide_for_the_gpu_kernels_are_attended_to_as_xla_does
     case = Case(head_dim=512, kv_heads=1, q_per_kv=2)
     batch = make_batch(case, [5, 1, 3], [40, 20, 0])
     assert_close(compiled("gpu", case)(*batch.arrays), dense_attention(case, batch), case.dtype)
+
+
+DECODES = {
+    "one head": Case(kv_heads=1, q_per_kv=4, **DECODE),
+    "eight heads, bfloat16": Case(kv_heads=8, dtype="bfloat16", **DECODE),
+    "packed rows, sinks": Case(head_dim=64, sinks=True, **DECODE),
+    "two lane tiles, window, bfloat16": Case(head_dim=256, dtype="bfloat16", sliding_window=40, **DECODE),
+    "chunks": Case(chunk_size=50, **DECODE),
+    "int8": Case(codes="int8", block_size=128, pages=4, **DECODE),
+    "int8, small blocks, packed rows": Case(codes="int8", block_size=32, head_dim=64, pages=10, kv_heads=1, **DECODE),
+    "fp8": Case(codes="fp8", block_size=32, pages=10, **DECODE),
+}
+NEW_LENGTHS = [0, 31, 130]
+"""Tokens before the new one: none, those of a block but one, and several steps. The last row is padding."""
+
+
+def decode_with_new(case, lengths):
+    """Arguments of `write_and_attend` without options."""
+    batch = make_batch(case, [1] * len(lengths), lengths)
+    q, view, layer, *where = map(jnp.asarray, batch.arrays)
+    k, v = np.random.default_rng(1).normal(size=(2, len(q), case.kv_heads, case.head_dim))
+    return q, jnp.nan_to_num(view), layer, jnp.asarray(k, q.dtype), jnp.asarray(v, q.dtype), *where
+
+
+def options_of(case):
+    return {name: value for name, value in case.options.items() if name != "max_query_len"}
+
+
+def apart(q, view, layer, k, v, tables, starts, lens, *, impl, **options):
+    """`kv_write`, then `paged_attention`."""
+    size, last = tokens_of(view), lens - 1
+    slots = tables[jnp.arange(len(tables)), last // size] * size + last % size
+    slots = jnp.where(jnp.diff(starts) > 0, slots, -1)  # row u of the batch is sequence u
+    view = kv_write(view, layer, k, v, slots, impl=impl)
+    return view, paged_attention(q, view, layer, tables, starts, lens, max_query_len=1, impl=impl, **options)
+
+
+def same_bits(found, wanted):
+    for got, want in zip(found, wanted, strict=True):
+        assert np.asarray(got).tobytes() == np.asarray(want).tobytes()
+
+
+@pytest.mark.parametrize("case", by_name(DECODES))
+def test_a_launch_that_writes_and_attends_gives_the_bits_of_two(case):
+    arrays, impl = decode_with_new(case, NEW_LENGTHS), "tpu_interpret"
+    found = jax.jit(partial(write_and_attend, **options_of(case), impl=impl))(*arrays)
+    same_bits(found, jax.jit(partial(apart, **options_of(case), impl=impl))(*arrays))
+    view, out = jax.jit(partial(apart, **options_of(case), impl="reference"))(*arrays)
+    same_bits(found[:1], [view])
+    assert_close(found[1], out, case.dtype)
+
+
+def fused(q, view, layer, k, v, *where, interpret, **options):
+    call = AttentionCall(q, view, layer, *where, max_query_len=1, **options)
+    return tpu.paged_attention(call, new=pack_kv(k, v), interpret=interpret)[::-1]
+
+
+FEW_PLACES = Case(kv_heads=1, q_per_kv=1, tokens=5, seqs=5, pages=3, max_query_len=1, layers=1)
+"""More sequences than there are tiles on their way at once."""
+
+
+@pytest.mark.parametrize("places", [2, pytest.param(8, marks=pytest.mark.nightly)])
+def test_a_launch_that_writes_and_attends_has_no_race(monkeypatch, places):
+    monkeypatch.setattr(tpu, "IN_FLIGHT", places)
+    monkeypatch.setattr(tpu_new_rows, "IN_FLIGHT", places)
+    arrays = decode_with_new(FEW_PLACES, [40, 15, 16, 0, 33])
+    found, races = run_recording_races(fused, *arrays, **options_of(FEW_PLACES))
+    assert not races
+    same_bits(found, apart(*arrays, **options_of(FEW_PLACES), impl="tpu_interpret"))
+
+
+@pytest.mark.nightly
+def test_without_a_wait_a_tile_on_its_way_would_be_overwritten(monkeypatch):
+    monkeypatch.setattr(tpu, "IN_FLIGHT", 1)
+    monkeypatch.setattr(tpu_new_rows, "IN_FLIGHT", 1)
+
+    def wait_for_all(self):
+        for _ in range(3):
+            self._each_copy(0, 0, 0, lambda copy: copy.wait())
+
+    monkeypatch.setattr(tpu_new_rows.NewRows, "wait", lambda *_: None)
+    monkeypatch.setattr(tpu_new_rows.NewRows, "drain", wait_for_all)
+    _, races = run_recording_races(fused, *decode_with_new(FEW_PLACES, [40, 15, 16]), **options_of(FEW_PLACES))
+    assert races
+
+
+@pytest.mark.nightly
+def test_a_sequence_whose_last_block_is_missing_writes_nothing():
+    case = Case(kv_heads=1, pages=4, **DECODE)
+    q, view, layer, k, v, tables, *where = decode_with_new(case, [5, 20])
+    tables = tables.at[1, 1].set(NOWHERE)
+    attend = jax.jit(partial(write_and_attend, **options_of(case), impl="tpu_interpret"))
+    got, _ = attend(q, view, layer, k, v, tables, *where)
+    changed = np.argwhere((np.asarray(got) != np.asarray(view)).any(axis=(2, 3, 5)))
+    assert changed.tolist() == [[int(tables[0, 0]), int(layer), 5]]
+
+
+def test_versions_that_write_apart_refuse_to_write_and_attend():
+    with pytest.raises(ValueError, match="impl='xla' does not write and attend in one launch: call kv_write"):
+        write_and_attend(*decode_with_new(Case(**DECODE), [5]), scale=1.0, impl="xla")
+
+
+def test_new_rows_are_refused_where_prompts_may_be():
+    case = Case(tokens=4)
+    q, view, layer, k, v, *where = decode_with_new(case, [5, 20])
+    with pytest.raises(ValueError, match="new rows are taken with max_query_len=1 only"):
+        tpu.paged_attention(AttentionCall(q, view, layer, *where, 1.0), new=pack_kv(k, v), interpret=True)

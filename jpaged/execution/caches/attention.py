@@ -24,7 +24,7 @@ from jpaged.memory.policies import ChunkedLocalAttention, FullAttention, Policy,
 from jpaged.model_api import TENSOR_AXIS, AttentionGroup
 from pallas_kernels.kv_write import Runs, kv_write, plan_writes
 from pallas_kernels.layout import view_shape
-from pallas_kernels.paged_attention import Plan, paged_attention, plan_attention
+from pallas_kernels.paged_attention import Plan, fuses_writes, paged_attention, plan_attention, write_and_attend
 
 
 class AttentionBatch(NamedTuple):
@@ -166,7 +166,13 @@ def prepared_for_slots(
             impl=call.impl,
             **mask,
         )
-    return PreparedKernels(plan_writes(view, slots, impl=call.impl), attention)
+    return PreparedKernels(None if writes_within(call) else plan_writes(view, slots, impl=call.impl), attention)
+
+
+def writes_within(call: LayerCall) -> bool:
+    """Tell whether the launch that attends also writes: each token is its sequence's last one, and no other token
+    reads its block."""
+    return call.alone and call.max_query_len == 1 and fuses_writes(call.impl)
 
 
 def attend(
@@ -191,25 +197,19 @@ def attend(
 
     def on_shard(pool, place, q, kv, sinks, query_starts):
         view = pool.reshape(call.views[0])
-        if kv:
+        where = jnp.asarray(place.table), jnp.asarray(query_starts), jnp.asarray(place.kv_lens)
+        how: dict[str, Any] = {"scale": scale, "soft_cap": soft_cap, **mask, "sinks": sinks}
+        how |= {"plan": place.prepared.attention, "impl": call.impl}
+        if kv and writes_within(call):
             new_k, new_v = kv
-            view = kv_write(view, place.layer, new_k, new_v, place.slots, plan=place.prepared.writes, impl=call.impl)
-        out = paged_attention(
-            q,
-            view,
-            place.layer,
-            place.table,
-            query_starts,
-            place.kv_lens,
-            scale=scale,
-            soft_cap=soft_cap,
-            **mask,
-            sinks=sinks,
-            last_keys=place.last_keys,
-            max_query_len=call.max_query_len,
-            plan=place.prepared.attention,
-            impl=call.impl,
-        )
+            view, out = write_and_attend(q, view, place.layer, new_k, new_v, *where, **how)
+        else:
+            if kv:
+                new_k, new_v = kv
+                writes = place.prepared.writes
+                view = kv_write(view, place.layer, new_k, new_v, place.slots, plan=writes, impl=call.impl)
+            how |= {"last_keys": place.last_keys, "max_query_len": call.max_query_len}
+            out = paged_attention(q, view, place.layer, *where, **how)
         if finish is not None:
             view = finish(view, place, q, out, query_starts, sinks)
         return view.reshape(pool.shape), out

@@ -99,6 +99,8 @@ class LayerCall:
         views: shapes on one device of the pool as each of the kind's pool groups sees it.
         max_query_len: most tokens of a sequence, where that is known when the step is compiled.
         impl: which kernels run; None = what the current platform is best at.
+        alone: whether no token of a step of single tokens reads what another one writes: they are the only ones of
+            their sequences.
         prepared: what `LayerCache.prepare` made for this step, and the calls of all layers share.
     """
 
@@ -109,6 +111,7 @@ class LayerCall:
     views: tuple[tuple[int, ...], ...]
     max_query_len: int | None
     impl: Impl | None
+    alone: bool = False
     prepared: Any = None
 
 

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jpaged.execution.caches.attention import Place, PreparedKernels, TokenSlots, prepared_for_slots
+from jpaged.execution.caches.attention import Place, PreparedKernels, TokenSlots, prepared_for_slots, writes_within
 from jpaged.execution.caches.base import LayerCall, Pool, Reads
 from jpaged.execution.mesh import over_tensor
 from jpaged.memory.layout import GroupSpec
 from jpaged.memory.policies import FullAttention
 from jpaged.model_api import TENSOR_AXIS, LatentGroup
-from pallas_kernels.latent_attention import latent_attention, latent_write
+from pallas_kernels.latent_attention import latent_attention, latent_write, write_and_attend_to_latents
 from pallas_kernels.layout import latent_view_shape
 
 
@@ -56,16 +56,19 @@ class LatentCache(TokenSlots):
         """Write a layer's rows and attend, each shard with its own heads; see `jpaged.model_api.AttendToLatents`."""
 
         def on_shard(pool, place, q, rows, query_starts):
-            view = latent_write(
-                pool.reshape(call.views[0]), place.layer, rows, place.slots, plan=place.prepared.writes, impl=call.impl
-            )
+            view, where = pool.reshape(call.views[0]), (place.table, query_starts, place.kv_lens)
+            if writes_within(call):
+                plan, rank = place.prepared.attention, self.group.rank
+                view, out = write_and_attend_to_latents(
+                    q, view, place.layer, rows, *where, rank=rank, scale=scale, plan=plan, impl=call.impl
+                )
+                return view.reshape(pool.shape), out
+            view = latent_write(view, place.layer, rows, place.slots, plan=place.prepared.writes, impl=call.impl)
             out = latent_attention(
                 q,
                 view,
                 place.layer,
-                place.table,
-                query_starts,
-                place.kv_lens,
+                *where,
                 rank=self.group.rank,
                 scale=scale,
                 max_query_len=call.max_query_len,

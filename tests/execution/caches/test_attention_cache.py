@@ -11,7 +11,7 @@ import pytest
 from thorough import rarely
 
 from jpaged.execution import make_mesh
-from jpaged.execution.caches.attention import AttentionBatch, FullAttentionCache, SlidingWindowCache
+from jpaged.execution.caches.attention import AttentionBatch, FullAttentionCache, SlidingWindowCache, writes_within
 from jpaged.execution.caches.base import BlockSettings, LayerCall
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.model_api import AttentionGroup
@@ -23,7 +23,7 @@ LENGTHS, QUERY_LENGTHS = (9, 6, 19, 0), (3, 1, 4, 0)
 TABLE = np.array([[3, 1, -1], [7, -1, -1], [2, 5, 0], [-1, -1, -1]], np.int32)
 
 
-def call_of(cache, spec, impl, lengths, query_lengths, padded):
+def call_of(cache, spec, impl, lengths, query_lengths, padded, **limits):
     """The call of a step of the last tokens of each sequence, with the plan that causal layers share."""
     slots = np.full(padded, spec.views[0][0] * SIZE, np.int32)
     ends = np.cumsum(query_lengths)
@@ -36,8 +36,9 @@ def call_of(cache, spec, impl, lengths, query_lengths, padded):
         kv_lens=np.array(lengths, np.int32),
         arrays=AttentionBatch(TABLE, slots),
         views=spec.views,
-        max_query_len=None,
+        max_query_len=limits.pop("max_query_len", None),
         impl=impl,
+        **limits,
     )
     return replace(call, prepared=cache.prepare(call, padded))
 
@@ -81,3 +82,32 @@ def test_a_token_that_sees_ahead_sees_all_that_its_sequence_has_in_the_step(impl
             np.testing.assert_allclose(out[row], wanted, atol=1e-5)
             row += 1
     assert not np.any(out[row:])
+
+
+GROUP = AttentionGroup("full", (0, 1), 1, WIDTH, q_per_kv=QUERIES)
+
+
+def test_tokens_alone_of_their_sequences_are_written_within_the_attention_on_tpus():
+    cache = FullAttentionCache(GROUP, BlockSettings(SIZE, jnp.dtype("float32"), 1))
+    spec = PoolSpec.plan([cache], 9 * cache.pool_groups()[0].real_bytes)
+    pool, q = jnp.ones(spec.shape), jax.random.normal(jax.random.key(1), (4, 1, QUERIES, WIDTH))
+    k, v = jax.random.normal(jax.random.key(2), (2, 4, 1, WIDTH))
+    found = []
+    for impl in ("tpu_interpret", "xla"):
+        call = call_of(cache, spec, impl, LENGTHS, (1, 1, 1, 0), 4, max_query_len=1, alone=True)
+        assert call.prepared.writes is None
+        found.append(jax.jit(lambda pool, call=call: cache.operate(call, pool, 1, q, k, v, scale=0.3))(pool))
+    (written, out), (wanted, near) = found
+    assert np.asarray(written).tobytes() == np.asarray(wanted).tobytes() != np.asarray(pool).tobytes()
+    np.testing.assert_allclose(out, near, atol=1e-5)
+
+
+def test_tokens_that_may_have_a_sequence_in_common_are_written_before_any_attends():
+    """As in a deterministic launch, where a prompt's tokens are sequences of their own."""
+    cache = FullAttentionCache(GROUP, BlockSettings(SIZE, jnp.dtype("float32"), 1))
+    spec = PoolSpec.plan([cache], 9 * cache.pool_groups()[0].real_bytes)
+    call = call_of(cache, spec, "tpu_interpret", LENGTHS, (1, 1, 1, 0), 4, max_query_len=1)
+    assert not writes_within(call) and call.prepared.writes is not None
+    assert writes_within(replace(call, alone=True))
+    assert not writes_within(replace(call, alone=True, impl="cpu"))
+    assert not writes_within(replace(call, alone=True, max_query_len=None))

@@ -1,0 +1,135 @@
+"""Times simulated kernels on a real TPU, and compares such times with simulated ones, to correct the constants.
+
+`scripts.first_run` writes the times; nothing of this has run on a TPU.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from scripts.cases import Row
+from scripts.compiled_code.compilers import need_compiler, schedule_dumps
+from scripts.compiled_code.scalar_core import run_kernel
+from scripts.compiled_code.simulated import Launch, compile_launch, operands_of
+from scripts.compiled_code.tpu_chips import CHIPS
+from scripts.compiled_code.tpu_experts import SHAPES as EXPERTS
+from scripts.compiled_code.tpu_experts import experts_launch
+from scripts.compiled_code.tpu_kernels import KERNELS, SHAPES
+from scripts.compiled_code.tpu_recompiled import EFFICIENCIES, LATENCIES
+from scripts.compiled_code.tpu_recurrent import SHAPES as RECURRENT
+from scripts.compiled_code.tpu_recurrent import recurrent_launch
+
+PART = "simulated kernels"
+"""The part of the file of `scripts.first_run` that holds the times, in microseconds by the names of `LAUNCHES`."""
+TURNS, REPEATS = 100, 5
+
+
+def _of_pool(kernel: str, shape: str, batch: str, lengths: str) -> Callable[[str], Launch]:
+    return lambda target: KERNELS[kernel](target, SHAPES[shape], batch, 128, "bfloat16", lengths)
+
+
+LAUNCHES: dict[str, Callable[[str], Launch]] = {
+    "decode, eight heads": _of_pool("attention", "llama-3.1-8b", "decode", "equal"),
+    "decode, one head": _of_pool("attention", "llama-3.1-8b x8", "decode", "equal"),
+    "decode, one head, drawn lengths": _of_pool("attention", "llama-3.1-8b x8", "decode", "drawn"),
+    "decode and write, one head": _of_pool("write and attend", "llama-3.1-8b x8", "decode", "equal"),
+    "writes of a decode, eight heads": _of_pool("kv_write", "llama-3.1-8b", "decode", "equal"),
+    "copies of blocks, eight heads": _of_pool("block_copy", "llama-3.1-8b", "decode", "equal"),
+    "experts, 64 tokens": lambda target: experts_launch(target, EXPERTS["qwen3-30b-a3b x8"], 64, "jpaged"),
+    "gated delta rule, 32 heads": lambda target: recurrent_launch(target, RECURRENT["qwen3-next delta"]),
+    "gated delta rule, four heads": lambda target: recurrent_launch(target, RECURRENT["qwen3-next x8 delta"]),
+}
+
+
+def measure(target: str) -> dict[str, float | str]:
+    """Return the microseconds of each launch on this process's first device, or why it did not run.
+
+    A launch's time is that of a hundred more in one program, so that dispatching it is in none.
+    """
+    found: dict[str, float | str] = {}
+    for name, make in LAUNCHES.items():
+        try:
+            found[name] = _microseconds(make(target))
+        except Exception as error:  # compilers raise anything, and the other times are worth having
+            found[name] = f"{type(error).__name__}: {error}"[:200]
+    return found
+
+
+def _microseconds(launch: Launch) -> float:
+    import jax
+    import jax.numpy as jnp
+
+    def timed(turns: int) -> float:
+        arguments = tuple(
+            jnp.asarray(launch.known[place], shape.dtype)
+            if place in launch.known
+            else jnp.zeros(shape.shape, shape.dtype)
+            for place, shape in enumerate(launch.arguments)
+        )
+        run = jax.jit(partial(repeated, launch.function, launch.donated, turns), donate_argnums=range(len(arguments)))
+        arguments = jax.block_until_ready(run(*arguments))  # compiles
+        times = []
+        for _ in range(REPEATS):
+            start = time.perf_counter()
+            arguments = jax.block_until_ready(run(*arguments))
+            times.append(time.perf_counter() - start)
+        return statistics.median(times)
+
+    return (timed(TURNS + 1) - timed(1)) / TURNS * 1e6
+
+
+def repeated(function: Callable[..., Any], donated: tuple[int, ...], turns: int, *arguments: Any) -> tuple[Any, ...]:
+    """Return the arguments after so many turns of a program: those in `donated` are its results of their shape."""
+    import jax
+
+    def turn(_: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        results = jax.tree.leaves(function(*given))
+        kept = list(given)
+        for place in donated:
+            like = given[place]
+            kept[place] = next(x for x in results if (x.shape, x.dtype) == (like.shape, like.dtype))
+        # Else no turn would need the one before, and the compiler would run one of them.
+        return jax.lax.optimization_barrier((tuple(kept), results))[0]
+
+    return jax.lax.fori_loop(0, turns, turn, arguments)
+
+
+def compared(file: Path, target: str) -> Iterator[Row]:
+    """Measured times of `scripts.first_run`'s FILE next to simulated ones; at last the DMAs' constants that fit best.
+
+    TARGET is the chip, such as v6e. A row has both times in microseconds and simulated / measured.
+    """
+    need_compiler("tpu")
+    measured = json.loads(file.read_text(encoding="utf-8"))["parts"][PART]
+    simulated, chip = [], CHIPS[target]
+    with schedule_dumps() as dumps:
+        for name, us in measured.items():
+            if isinstance(us, str):
+                yield {"kernel": name, "measured us": us, "simulated us": None, "ratio": None}
+                continue
+            launch = LAUNCHES[name](target)
+            pairs = list(zip(compile_launch(launch, dumps)[0], operands_of(launch), strict=True))
+            simulated.append((us, pairs))
+            found = _simulated(pairs, chip)
+            yield {"kernel": name, "measured us": us, "simulated us": found, "ratio": found / us}
+    if not simulated:
+        return
+    tried = []
+    for latency, efficiency in product(LATENCIES, EFFICIENCIES):
+        other = chip._replace(latency=latency, efficiency=efficiency)
+        errors = [(_simulated(pairs, other) / us - 1) ** 2 for us, pairs in simulated]
+        tried.append(((sum(errors) / len(errors)) ** 0.5, latency, efficiency))
+    error, latency, efficiency = min(tried)
+    text = f"latency {latency * 1e6:.1f} us, efficiency {efficiency}: error {error:.3f}"
+    yield {"kernel": f"fitted DMAs: {text}", "measured us": None, "simulated us": None, "ratio": None}
+
+
+def _simulated(pairs: list[Any], chip: Any) -> float:
+    return sum(run_kernel(*pair, chip).cycles for pair in pairs) / chip.clock * 1e6

@@ -192,7 +192,7 @@ class Request:
     def is_plain(self) -> bool:
         """True if a sequence's next token takes only a row of the step: the request asks for text only, and has no
         pooled vector, beam or grammar."""
-        return not (self.asks or self.pooling or self.needs_host)
+        return not (self.asks or self.pooling or self.needs_host or self.params.structured_outputs is not None)
 
     @property
     def computes_whole_prompt(self) -> bool:
@@ -241,9 +241,9 @@ class Request:
 
     @property
     def needs_host(self) -> bool:
-        """Tell whether the host must see each token before the next can be drawn, so that its sequences never run
-        ahead."""
-        return self.beam is not None or self.params.structured_outputs is not None
+        """Tell whether the host must see each token before the next can be planned, so that its sequences never run
+        ahead: a beam search may go on from another beam."""
+        return self.beam is not None
 
     def hides_last(self, seq: Sequence, finish_reason: FinishReason | None) -> bool:
         """Tell whether the last token of a sequence that ended for this reason is a stop token that its text leaves

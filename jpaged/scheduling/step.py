@@ -91,6 +91,8 @@ class ScheduledStep:
         scored: chunks of requests that ask for prompt_logprobs.
         pooled: chunks of requests that ask for one vector of their prompt, those that it is made of.
         rows: what the chunks' tokens read of what requests hold, by its kind, see `jpaged.scheduling.held`.
+        draws_late: whether a draw needs, on the host, a token that the step before draws: that of a sequence with a
+            grammar, whose mask follows from it. The chunks can run before that token is read, the draws cannot.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
@@ -100,6 +102,7 @@ class ScheduledStep:
     scored: list[tuple[Request, Chunk]] = field(default_factory=list)
     pooled: list[tuple[Request, Chunk]] = field(default_factory=list)
     rows: Mapping[str, Seq[Any]] = field(default_factory=dict)
+    draws_late: bool = False
 
     def work_of(self, kind: str) -> Seq[Any]:
         """Return the work of one kind; empty where there is none."""
@@ -170,6 +173,7 @@ class StepPlan:
         self.samples: list[Sample] = []
         self.rows: dict[str, list[Any]] = {}
         self.work: dict[str, list[Any]] = {}
+        self._draws_late = False
         self._verified: list[Chunk] = []
         self._scored: list[tuple[Request, Chunk]] = []
         self._pooled: list[tuple[Request, Chunk]] = []
@@ -203,6 +207,8 @@ class StepPlan:
 
     def sample(self, request: Request, seq: Sequence, chunk: Chunk) -> None:
         """Plan to draw the sequence's next token after the last token of `chunk`, or after each of its prefixes."""
+        if seq.grammar is not None and chunk.source_row >= 0:
+            self._draws_late = True
         seq.num_pending += 1
         seq.pending_row = len(self.samples)
         if chunk.drafts:
@@ -219,6 +225,7 @@ class StepPlan:
             scored=self._scored,
             pooled=self._pooled,
             rows=self.rows,
+            draws_late=self._draws_late,
         )
 
 

@@ -257,9 +257,9 @@ class Masks(Edit[TokenMasks]):
 
 
 def _mask_of(sample: Sample) -> Int[np.ndarray, " words"] | None:
-    """Return the mask of a row's next token; None = it has none."""
+    """Return the mask of a row's next token; None = it has none, or the sequence ended meanwhile."""
     request, seq, chunk = sample
-    mask = None if seq.grammar is None else mask_after(seq.grammar, chunk.drafts)
+    mask = None if seq.grammar is None or seq.finished else mask_after(seq.grammar, chunk.drafts)
     return request.allowed_mask if mask is None else mask
 
 

@@ -163,8 +163,9 @@ class Counters:
     def read(self, step: ScheduledStep) -> None:
         """Count the results of a step that was read back, before the scheduler processes them."""
         started = {}
-        for request, seq, chunk in step.samples:
-            if seq.finish_reason is None and not chunk.drafts:
+        for sample in step.samples:
+            request, seq, chunk = sample
+            if seq.finish_reason is None and not chunk.drafts and not (step.is_constrained and sample.is_overtaken):
                 self.num_output_tokens += 1
                 if request.first_token_time is None:
                     started[request.request_id] = request

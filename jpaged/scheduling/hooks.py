@@ -6,33 +6,71 @@ The scheduler calls them and does not know their rules; `jpaged.text` implements
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Int
 
 
+class Masks(Protocol):
+    """Makes the masks of an engine's grammars; see `jpaged.text.masks`."""
+
+    def make(self, grammars: Sequence[Any], /) -> None:
+        """Make the masks of several `TokenRules.grammar` after the tokens they accepted, in one call."""
+
+    def begin(self, grammar: Any, /) -> Future[None]:
+        """Make one in a thread; its rules must not be used before that is done."""
+
+
 class TokenRules(Protocol):
-    """Says which tokens may come next.
+    """Says which tokens may come next. What follows from the mask is made when it is first read."""
 
-    Attributes:
-        mask: packed bits of these tokens, as in `TokenMasks.mask`.
-        complete: whether nothing but end-of-sequence can come.
-        error: why the rules cannot be followed any further; None while they can.
-    """
+    @property
+    def mask(self) -> Int[np.ndarray, " words"]:
+        """Return packed bits of these tokens, as in `TokenMasks.mask`."""
 
-    mask: Int[np.ndarray, " words"]
-    complete: bool
-    error: str | None
+    @property
+    def complete(self) -> bool:
+        """Tell whether nothing but end-of-sequence can come."""
+
+    @property
+    def error(self) -> str | None:
+        """Return why the rules cannot be followed any further; None while they can."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Tell whether the mask was made."""
+
+    @property
+    def is_slow(self) -> bool:
+        """Tell whether making a mask outlasts a step."""
+
+    @property
+    def masks(self) -> Masks:
+        """Return what makes masks for many at once."""
+
+    @property
+    def grammar(self) -> Any:
+        """Return what `masks` takes."""
 
     def accept(self, token: int) -> None:
         """Advance by a token of the mask."""
+
+    def forced(self) -> Sequence[int]:
+        """Return tokens that come next, one after the other, whatever is drawn: each is the only one of its mask."""
 
     def restart(self, tokens: Sequence[int]) -> None:
         """Follow `tokens` from the beginning; tokens accepted before are forgotten."""
 
     def copy(self) -> TokenRules:
         """Return independent rules at the same place."""
+
+
+def accept(rules: TokenRules, token: int) -> None:
+    """Advance rules by a token, and make their mask."""
+    rules.accept(token)
+    rules.masks.make([rules.grammar])
 
 
 def allowed_ahead(rules: TokenRules, tokens: Sequence[int]) -> int:
@@ -53,7 +91,7 @@ def _follow(rules: TokenRules, tokens: Sequence[int]) -> tuple[int, TokenRules]:
     for number, token in enumerate(tokens):
         if ahead.complete or ahead.error is not None or not ahead.mask[token // 32] >> (token % 32) & 1:
             return number, ahead
-        ahead.accept(token)
+        accept(ahead, token)
     return len(tokens), ahead
 
 

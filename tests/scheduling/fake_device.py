@@ -291,7 +291,8 @@ class FakeDevice:
 def _mask_of(sample: Sample) -> int | None:
     """Return the bits of the tokens that a row can draw; None = all."""
     rules = sample.seq.grammar
-    mask = None if rules is None or sample.seq.finished else mask_after(rules, sample.chunk.drafts)
+    is_free = rules is None or sample.seq.finished or sample.is_overtaken
+    mask = None if is_free else mask_after(rules, sample.chunk.drafts)
     return None if mask is None else int(mask[0])
 
 
@@ -358,7 +359,7 @@ class Loop:
         names = self.device.compute(step)
         sampled = None if step.draws_late else self.device.draw(step, names)
         self.scheduler.dispatched(step)
-        something = step.chunks or step.work or self.in_flight or reading
+        something = step.chunks or step.work or self.in_flight or reading or self.scheduler.constrained.awaits_masks
         assert something or not self.scheduler.has_work, "nothing runs, yet there is work"
         self.drain()
         sampled = sampled or self.device.draw(step, names)

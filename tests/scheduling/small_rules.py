@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import numpy as np
 from small_schedulers import make_request
@@ -21,45 +22,102 @@ def changing(tokens: Sequence[int]) -> set[int]:
     return {token for token in range(VOCAB) if (token + sum(tokens) + len(tokens)) % 3}
 
 
-class Rules:
-    """A grammar; `error` and `complete` are set as a real one sets them."""
+def with_runs(tokens: Sequence[int]) -> set[int]:
+    """As `changing`, but after each token below 5 the next tokens, as many as it says, are forced."""
+    left = 0
+    for number, token in enumerate(tokens):
+        left = left - 1 if left else token if token < 5 else 0
+        last = number
+    return {(7 * last + tokens[last]) % VOCAB} if left else changing(tokens)
 
-    def __init__(self, follows: Follows) -> None:
+
+class Masks:
+    """Notes which masks are made, in which calls; those of slow rules are made when a test says so.
+
+    Attributes:
+        calls: how many masks each call made.
+        begun: masks that are being made "in a thread".
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+        self.begun: list[tuple[Rules, Future[None]]] = []
+
+    def make(self, rules: Sequence[Rules]) -> None:
+        self.calls.append(len(rules))
+        for each in rules:
+            each.look_ahead()
+
+    def begin(self, rules: Rules) -> Future[None]:
+        self.begun.append((rules, Future()))
+        return self.begun[-1][1]
+
+    def finish(self) -> None:
+        """Make the masks that were begun."""
+        for rules, made in self.begun:
+            rules.look_ahead()
+            made.set_result(None)
+        self.begun.clear()
+
+
+class Rules:
+    """A grammar that makes its mask when `Masks` says so, or a test's mistake reads it before."""
+
+    def __init__(self, follows: Follows, masks: Masks) -> None:
         self._follows = follows
         self._tokens: list[int] = []
+        self.masks = masks
+        self.is_slow = False
         self.error: str | None = None
-        self._look_ahead()
+        self.look_ahead()
 
-    def _look_ahead(self) -> None:
-        self.following = self._follows(self._tokens)
-        self.complete = not self.following
-        self.mask = np.array([sum(1 << token for token in self.following)], np.int32)
+    @property
+    def grammar(self) -> Rules:
+        return self
+
+    def look_ahead(self) -> None:
+        self._following = self._follows(self._tokens)
+        self.is_ready = True
+
+    @property
+    def complete(self) -> bool:
+        return not self._follows(self._tokens)
+
+    @property
+    def mask(self) -> np.ndarray:
+        assert self.is_ready, "the mask is read before it is made"
+        return np.array([sum(1 << token for token in self._following)], np.int32)
 
     def accept(self, token: int) -> None:
-        assert token in self.following, f"{token} cannot follow {self._tokens}"
+        assert token in self._follows(self._tokens), f"{token} cannot follow {self._tokens}"
         self._tokens.append(token)
-        self._look_ahead()
+        self.is_ready = False
+
+    def forced(self) -> list[int]:
+        run: list[int] = []
+        while len(following := self._follows([*self._tokens, *run])) == 1:
+            run += following
+        return run
 
     def restart(self, tokens: Sequence[int]) -> None:
         self._tokens = list(tokens)
-        self._look_ahead()
+        self.is_ready = False
 
     def copy(self) -> Rules:
-        twin = Rules(self._follows)
-        twin.restart(self._tokens)
+        twin = Rules(self._follows, self.masks)
+        twin._tokens = list(self._tokens)
+        twin.look_ahead()
         return twin
 
 
-def constrained(request: Request, follows: Follows = changing) -> Request:
-    """Give each sequence of a request a grammar."""
-    for seq in request.sequences:
-        seq.grammar = Rules(follows)
-    return request
-
-
-def constrained_request(prompt: int | list[int], max_tokens: int, follows: Follows = changing, **params) -> Request:
+def constrained_request(
+    prompt: int | list[int], max_tokens: int, follows: Follows = changing, masks: Masks | None = None, **params
+) -> Request:
     shape = StructuredOutputsParams(regex="of the made-up model")
-    return constrained(make_request(prompt, max_tokens, structured_outputs=shape, **params), follows)
+    request = make_request(prompt, max_tokens, structured_outputs=shape, **params)
+    for seq in request.sequences:
+        seq.grammar = Rules(follows, masks or Masks())
+    return request
 
 
 def constrained_alone(request: Request, groups: list[GroupSpec], follows: Follows = changing) -> list[list[int]]:

@@ -38,8 +38,8 @@ def draw(model: Model, name: Hashable, index: int) -> int:
 
 
 def allowed(token: int, mask: int | None) -> int:
-    """The first token from `token` on whose bit is set; with no mask the token itself."""
-    if mask is None:
+    """The first token from `token` on whose bit is set; with no mask, or an empty one, the token itself."""
+    if not mask:
         return token
     return next(other % VOCAB for other in range(token, token + VOCAB) if mask >> other % VOCAB & 1)
 

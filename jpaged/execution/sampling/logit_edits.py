@@ -257,9 +257,10 @@ class Masks(Edit[TokenMasks]):
 
 
 def _mask_of(sample: Sample) -> Int[np.ndarray, " words"] | None:
-    """Return the mask of a row's next token; None = it has none, or the sequence ended meanwhile."""
+    """Return the mask of a row's next token; None = it has none, or no token is drawn for it after all."""
     request, seq, chunk = sample
-    mask = None if seq.grammar is None or seq.finished else mask_after(seq.grammar, chunk.drafts)
+    rules = None if seq.finished or sample.is_overtaken else seq.grammar
+    mask = None if rules is None else mask_after(rules, chunk.drafts)
     return request.allowed_mask if mask is None else mask
 
 

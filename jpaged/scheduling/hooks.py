@@ -52,7 +52,7 @@ class TokenRules(Protocol):
 
     @property
     def grammar(self) -> Any:
-        """Return what `masks` takes."""
+        """Return what `masks` takes; its `look_ahead` makes the mask at once, in this thread."""
 
     def accept(self, token: int) -> None:
         """Advance by a token of the mask."""
@@ -70,7 +70,7 @@ class TokenRules(Protocol):
 def accept(rules: TokenRules, token: int) -> None:
     """Advance rules by a token, and make their mask."""
     rules.accept(token)
-    rules.masks.make([rules.grammar])
+    rules.grammar.look_ahead()
 
 
 def allowed_ahead(rules: TokenRules, tokens: Sequence[int]) -> int:

@@ -250,9 +250,9 @@ class Masks(Edit[TokenMasks]):
         masks = {row: mask for row in rows if (mask := _mask_of(samples[row])) is not None}
         if not masks:
             return None
-        pieces, found, rows = list(blank.masks), list(masks.values()), blank.masks[0].shape[0]
-        for number, first in enumerate(range(0, len(found), rows)):
-            own = found[first : first + rows]
+        pieces, found, room = list(blank.masks), list(masks.values()), len(blank.masks[0])
+        for number, first in enumerate(range(0, len(found), room)):
+            own = found[first : first + room]
             pieces[number] = with_rows(pieces[number], range(len(own)), own)
         return TokenMasks(with_rows(blank.source, [*masks], range(len(masks))), tuple(pieces))
 

@@ -427,7 +427,9 @@ class Scheduler:
 
     def _append_forced(self, request: Request, seq: Sequence) -> Stop | None:
         """Append the tokens that a grammar forces after the newest one; return why one of them ends the sequence."""
-        run = self.constrained.forced(request, seq, self.max_num_seqs - len(self.allocation.free_rows))
+        # At least 1: the sequence may have lost its row while its last step was computed.
+        batch = max(1, self.max_num_seqs - len(self.allocation.free_rows))
+        run = self.constrained.forced(request, seq, batch)
         if run and seq.num_pending:  # the pass ahead computed the newest token; what it draws is the run's first
             seq.num_pending = 0
         for token in run:

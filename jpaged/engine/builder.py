@@ -17,7 +17,7 @@ from jpaged.engine.memory_plan import plan_memory, resolve_max_model_len
 from jpaged.engine.program_folder import check_model, open_programs, with_compiled_pool
 from jpaged.engine.saved_state.identity import identity_of
 from jpaged.engine.sizes import check_compute_dtype, longest_sequence, pool_tokens, sized
-from jpaged.engine.speculation import draft_source, make_speculation
+from jpaged.engine.speculation import draft_source, make_speculation, step_costs
 from jpaged.engine.tiers import open_tiers
 from jpaged.engine.whole_prompts import for_whole_prompts
 from jpaged.execution import PoolSpec, Runner, StepSettings, enable_compilation_cache, make_mesh, platform
@@ -43,7 +43,7 @@ from jpaged.model_api import (
     TakesImages,
 )
 from jpaged.scheduling import Scheduler
-from jpaged.scheduling.speculation import Speculation
+from jpaged.scheduling.speculation import Speculation, StepCosts
 from jpaged.setting import refuse
 from jpaged.text.images import ImageInputs
 from jpaged.text.input_processor import InputProcessor
@@ -198,8 +198,10 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
     speculation = None
     if config.speculative is not None:
         speculation = make_speculation(config.speculative, platform(mesh), drafting)
+    costs = None if config.cumulative_logprobs else step_costs(platform(mesh))
     schedulers = [  # several replicas have no tiers
-        make_scheduler(config, spec, max_model_len, speculation, tiers.tiers) for _ in range(config.data_parallel_size)
+        make_scheduler(config, spec, max_model_len, speculation, tiers.tiers, costs)
+        for _ in range(config.data_parallel_size)
     ]
     engine = Engine(schedulers, runner, max_model_len=max_model_len)
     if config.kv_cache_events is not None:
@@ -280,8 +282,13 @@ def make_scheduler(
     max_model_len: int,
     speculation: Speculation | None = None,
     tiers: Tiers | None = None,
+    costs: StepCosts | None = None,
 ) -> Scheduler:
-    """Make a replica's scheduler, with the memory manager of its pool."""
+    """Make a replica's scheduler, with the memory manager of its pool.
+
+    Args:
+        costs: of steps; None = forced tokens are drawn, as they need log-probabilities.
+    """
     memory = MemoryManager(
         spec.layout,
         watermark=config.watermark,
@@ -301,6 +308,7 @@ def make_scheduler(
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         preemption_mode=config.preemption_mode,
         speculation=speculation,
+        costs=costs,
     )
 
 

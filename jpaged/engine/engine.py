@@ -210,9 +210,7 @@ class Engine:
     @watched
     def _advance(self) -> None:
         self.check_memory("generating")
-        for replica in self.replicas:
-            while len(replica.in_flight) > 1:  # the wait for the older one was interrupted
-                self._read_back(replica)
+        self._read_older()  # the wait for them was interrupted
         with self.change():
             if not self.recovery.device_is_whole:
                 self.recovery.restart_device()
@@ -227,11 +225,28 @@ class Engine:
         for replica, newest in zip(self.replicas, dispatched, strict=True):
             while replica.in_flight and replica.in_flight[0] is not newest:
                 self._read_back(replica)
+        self._start_draws()
         for replica, request in list(self._with_breakpoints):
             if request.first_token_time is not None:
                 self.prefixes.keep_breakpoints(replica, request)
             if request.first_token_time is not None or request.status is Status.FINISHED:
                 self._with_breakpoints.remove((replica, request))
+
+    def _read_older(self) -> None:
+        """Read back all steps but the newest, whose draw may wait for their tokens."""
+        for replica in self.replicas:
+            while len(replica.in_flight) > 1:
+                self._read_back(replica)
+        self._start_draws()
+
+    def _start_draws(self) -> None:
+        """Start the draw of the newest pass if it waited for tokens of the step before, which the host has now."""
+        if all(in_flight.is_started for replica in self.replicas for in_flight in replica.in_flight):
+            return
+        with self.change():
+            # Looked for again: where the state was rebuilt there is no pass any more.
+            for in_flight in (in_flight for replica in self.replicas for in_flight in replica.in_flight):
+                in_flight.start()
 
     def settle(self, caller: str = "save_state()") -> None:
         """Read back all steps in flight, so that the host has every token and its counts match the pool.
@@ -249,6 +264,7 @@ class Engine:
             )
         with self.change():
             pass  # rebuilds state that an exception may have left half changed
+        self._read_older()
         for replica in self.replicas:
             while replica.in_flight:
                 self._read_back(replica)

@@ -75,7 +75,9 @@ class Replica:
         stats.read(step)
         speculation = self.scheduler.speculation
         accepted = 0 if speculation is None else speculation.num_accepted
+        forced = self.scheduler.constrained.num_forced
         finished = self.scheduler.update(step, *results.sampled)
+        stats.num_output_tokens += self.scheduler.constrained.num_forced - forced
         if speculation is not None:
             stats.num_output_tokens += speculation.num_accepted - accepted
         return finished

@@ -162,9 +162,14 @@ class Counters:
 
     def read(self, step: ScheduledStep) -> None:
         """Count the results of a step that was read back, before the scheduler processes them."""
-        read = [request for request, seq, chunk in step.samples if seq.finish_reason is None and not chunk.drafts]
-        self.num_output_tokens += len(read)
-        for request in {request.request_id: request for request in read if request.first_token_time is None}.values():
+        started = {}
+        for sample in step.samples:
+            request, seq, chunk = sample
+            if seq.finish_reason is None and not chunk.drafts and not (step.is_constrained and sample.is_overtaken):
+                self.num_output_tokens += 1
+                if request.first_token_time is None:
+                    started[request.request_id] = request
+        for request in started.values():
             self.num_prompt_tokens += len(request.prompt_token_ids)
             self.prefix_queries += len(request.prompt_token_ids)
             self.prefix_hits += request.num_cached_tokens

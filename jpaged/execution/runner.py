@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from jpaged.execution.deterministic import padded_bucket
 from jpaged.execution.drafts import Drafter, DraftProgram
 from jpaged.execution.mesh import is_local, num_replicas, stack
 from jpaged.execution.pooling import PromptPooling
-from jpaged.execution.readouts.base import ForwardPass, InFlight, Readout
+from jpaged.execution.readouts.base import ForwardPass, InFlight, Reading, Readings, Readout
 from jpaged.execution.readouts.draws import Draws
 from jpaged.execution.readouts.prompt_scores import PromptScoring
 from jpaged.execution.sampling.sampler import SamplingArrays
@@ -132,10 +133,19 @@ class Runner:
         return in_flight
 
     def dispatch_all(self, steps: Sequence[ScheduledStep]) -> list[InFlight | None]:
-        """Start one step of each replica, in three calls; see `dispatch`."""
+        """Start one step of each replica, in three calls; see `dispatch`.
+
+        Where a draw waits for tokens of the step before (`ScheduledStep.draws_late`), the third call is left to the
+        caller, who makes it by `Readings.start` once the host has those tokens.
+        """
         self.work_on_pool(steps)
         forward = self.forward(steps)
-        return [None] * len(steps) if forward is None else self.read(forward)
+        if forward is None:
+            return [None] * len(steps)
+        readings = Readings(partial(self.read, forward))
+        if not any(step.draws_late for step in steps):
+            readings.start()
+        return [InFlight(step, readings, r) if step.chunks else None for r, step in enumerate(forward.steps)]
 
     def work_on_pool(self, steps: Sequence[ScheduledStep]) -> None:
         """Start what changes the pool before the steps' tokens are computed."""
@@ -164,11 +174,10 @@ class Runner:
         self.worker.compute(stack(self.mesh, batches), bucket, len(steps[0].samples))
         return ForwardPass(steps, batches, recording)
 
-    def read(self, forward: ForwardPass) -> list[InFlight | None]:
+    def read(self, forward: ForwardPass) -> list[Reading]:
         """Start what computes the results of a forward pass; nothing may have been computed since."""
-        readings = [readout.start(self.worker, forward) for readout in self._readouts]
-        wanted = [reading for reading in readings if reading is not None]
-        return [InFlight(step, wanted, r) if step.chunks else None for r, step in enumerate(forward.steps)]
+        readings = (readout.start(self.worker, forward) for readout in self._readouts)
+        return [reading for reading in readings if reading is not None]
 
     def _bucket_of(self, steps: Sequence[ScheduledStep]) -> Bucket:
         """Return the bucket that a step of each replica runs in."""

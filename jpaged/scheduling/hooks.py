@@ -6,37 +6,76 @@ The scheduler calls them and does not know their rules; `jpaged.text` implements
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Int
 
 
+class Masks(Protocol):
+    """Makes the masks of an engine's grammars; see `jpaged.text.masks`."""
+
+    def make(self, grammars: Sequence[Any], /) -> None:
+        """Make the masks of several `TokenRules.grammar` after the tokens they accepted, in one call."""
+
+    def begin(self, grammar: Any, /) -> Future[None]:
+        """Make one in a thread; its rules must not be used before that is done."""
+
+
 class TokenRules(Protocol):
-    """Says which tokens may come next.
-
-    Attributes:
-        waits: whether the mask after the next token depends on that token; otherwise every token may come there.
-        complete: whether nothing but end-of-sequence can come.
-        error: why the rules cannot be followed any further; None while they can.
-    """
-
-    waits: bool
-    complete: bool
-    error: str | None
+    """Says which tokens may come next. What follows from the mask is made when it is first read."""
 
     @property
     def mask(self) -> Int[np.ndarray, " words"] | None:
         """Return packed bits of these tokens, as in `TokenMasks.mask`; None where every token may come."""
 
+    @property
+    def waits(self) -> bool:
+        """Tell whether the mask after the next token depends on that token; otherwise every token may come there."""
+
+    @property
+    def complete(self) -> bool:
+        """Tell whether nothing but end-of-sequence can come."""
+
+    @property
+    def error(self) -> str | None:
+        """Return why the rules cannot be followed any further; None while they can."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Tell whether the mask was made."""
+
+    @property
+    def is_slow(self) -> bool:
+        """Tell whether making a mask outlasts a step."""
+
+    @property
+    def masks(self) -> Masks | None:
+        """Return what makes masks for many at once; None where no mask takes long, as without a `grammar`."""
+
+    @property
+    def grammar(self) -> Any:
+        """Return what `masks` takes; its `look_ahead` makes the mask at once, in this thread. None: there is none."""
+
     def accept(self, token: int) -> None:
         """Advance by a token of the mask."""
+
+    def forced(self) -> Sequence[int]:
+        """Return tokens that come next, one after the other, whatever is drawn: each is the only one of its mask."""
 
     def restart(self, tokens: Sequence[int]) -> None:
         """Follow `tokens` from the beginning; tokens accepted before are forgotten."""
 
     def copy(self) -> TokenRules:
         """Return independent rules at the same place."""
+
+
+def accept(rules: TokenRules, token: int) -> None:
+    """Advance rules by a token, and make their mask."""
+    rules.accept(token)
+    if rules.grammar is not None:
+        rules.grammar.look_ahead()
 
 
 def allowed_ahead(rules: TokenRules, tokens: Sequence[int]) -> int:
@@ -59,7 +98,7 @@ def _follow(rules: TokenRules, tokens: Sequence[int]) -> tuple[int, TokenRules]:
         mask = ahead.mask
         if ahead.complete or ahead.error is not None or not (mask is None or mask[token // 32] >> (token % 32) & 1):
             return number, ahead
-        ahead.accept(token)
+        accept(ahead, token)
     return len(tokens), ahead
 
 

@@ -30,8 +30,8 @@ class Queues:
 
     Attributes:
         waiting, running, swapped: the queues. Callers may keep a reference to one of them: the list objects stay.
-        filling: running requests whose prompts may be still to be computed. All others have but one token to compute,
-            and stay so while they run; `Admission` drops what it finds filled.
+        filling: running requests of which several tokens may be still to be computed, as of a prompt or of a run that
+            a grammar forced. All others have but one; `Admission` drops what it finds filled.
     """
 
     def __init__(self) -> None:
@@ -49,6 +49,10 @@ class Queues:
     def put(self, request: Request) -> None:
         """Put a request, which is in no queue, into the queue that its status names."""
         insort(self._of[request.status], request, key=service_order)
+        self.fills(request)
+
+    def fills(self, request: Request) -> None:
+        """Note that a request, which may run, has several tokens to compute."""
         if request.status is Status.RUNNING:
             self.filling[request] = None
 

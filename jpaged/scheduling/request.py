@@ -47,6 +47,8 @@ class Sequence:
         pending_row: row of the last step's samples that holds its pending token.
         needs_host: whether the host must see the pending token before the next can be planned: drafts are being
             verified, or may be worth making after it.
+        awaits_mask: whether the mask of its next token is being made in a thread, see `Constrained`.
+        is_slow: whether its masks outlast a step, so that it does not run ahead.
         parent: the sequence to fork it from; None once it has its own block tables.
         fork_at: tokens both have in common: it is forked when its parent has computed them.
         grammar: says which tokens may come next; None = all.
@@ -67,6 +69,8 @@ class Sequence:
     row: int = -1
     pending_row: int = -1
     needs_host: bool = False
+    awaits_mask: bool = False
+    is_slow: bool = False
     parent: Sequence | None = None
     fork_at: int = 0
     cumulative_logprob: float = 0.0
@@ -253,9 +257,9 @@ class Request:
 
     @property
     def needs_host(self) -> bool:
-        """Tell whether the host must see each token before the next can be drawn, so that its sequences never run
-        ahead."""
-        return self.beam is not None or self.params.structured_outputs is not None
+        """Tell whether the host must see each token before the next can be planned, so that its sequences never run
+        ahead: a beam search may go on from another beam."""
+        return self.beam is not None
 
     def hides_last(self, seq: Sequence, finish_reason: FinishReason | None) -> bool:
         """Tell whether the last token of a sequence that ended for this reason is a stop token that its text leaves
@@ -307,16 +311,22 @@ def token_stop(request: Request, seq: Sequence) -> Stop | None:
     """Say why the sequence ends by its newest token alone, or return None when it goes on.
 
     A stop token wins over the length limit it may hit at once, and so does the end of a grammar; neither it nor
-    end-of-sequence leaves a stop_reason. That of a grammar that cannot be followed any further is its error.
+    end-of-sequence leaves a stop_reason. That of a grammar that cannot be followed any further is its error; where its
+    mask is still to be made, its end shows later, see `Constrained.follow`.
     """
     token_ids, grammar = seq.token_ids, seq.grammar
     token = token_ids[-1]
     if token in request.stop_ids and len(token_ids) - seq.num_prompt >= request.params.min_tokens:
         return "stop", None if token in request.eos_ids else token
-    if grammar is not None and grammar.error is not None:
-        return "abort", grammar.error
-    if grammar is not None and grammar.complete:
-        return "stop", None
+    if grammar is not None and grammar.is_ready and (stop := end_of(grammar)) is not None:
+        return stop
     if len(token_ids) >= request.max_total_tokens:
         return "length", None
     return None
+
+
+def end_of(rules: TokenRules) -> Stop | None:
+    """Say why the text ends at rules that are up to its last token; None where it goes on."""
+    if rules.error is not None:
+        return "abort", rules.error
+    return ("stop", None) if rules.complete else None

@@ -19,7 +19,7 @@ def begin_again(request: Request) -> None:
     for seq in request.sequences:
         seq.num_pending = seq.num_computed = seq.capacity = seq.fork_at = 0
         seq.row = seq.pending_row = -1
-        seq.needs_host = False
+        seq.needs_host = seq.awaits_mask = seq.is_slow = False
         seq.parent = seq.candidates = None
         del seq.logprobs[seq.num_output :]
         if seq.logprobs:
@@ -34,6 +34,7 @@ def _look_again(request: Request, seq: Sequence) -> None:
     tokens = seq.output_token_ids
     if seq.grammar is not None:
         seq.grammar.restart(tokens)
+        seq.grammar.grammar.look_ahead()
     if seq.stop_search is not None:
         seq.stop_search.restart()
         seq.stop_search.push(tokens[:-1])

@@ -12,13 +12,15 @@ from jpaged.outputs import FinishReason
 from jpaged.scheduling.admission import Admission, SharedPrefills
 from jpaged.scheduling.allocation import Allocation, tokens_before_end
 from jpaged.scheduling.beam_sequences import offer
+from jpaged.scheduling.constrained import Constrained
 from jpaged.scheduling.held import Holds, PrefixName, StepLimits
+from jpaged.scheduling.hooks import accept
 from jpaged.scheduling.planning import NextTokens, plan_decodes
 from jpaged.scheduling.preemption import Preemption, PreemptionMode
 from jpaged.scheduling.queues import Queues, SchedulingPolicy, urgency
-from jpaged.scheduling.request import Request, Sequence, Status, find_stop, token_stop
+from jpaged.scheduling.request import Request, Sequence, Status, Stop, find_stop, token_stop
 from jpaged.scheduling.restart import begin_again
-from jpaged.scheduling.speculation import Speculation
+from jpaged.scheduling.speculation import Speculation, StepCosts
 from jpaged.scheduling.speculation.drafting import Drafting, drafts_kept
 from jpaged.scheduling.step import Chunk, ScheduledStep, StepPlan, decodes_due
 from jpaged.scheduling.tier_prefetch import TierPrefetch
@@ -47,6 +49,10 @@ class Scheduler:
         preemption_mode: see `Preemption`; swapping needs a memory with swap space.
         speculation: makes drafts; None = no draft is verified.
         num_rows: rows of the sampler, at least max_num_seqs; drafts take those without a sequence. None: as many.
+        costs: see `Constrained`.
+
+    Attributes:
+        constrained: follows the sequences' grammars.
     """
 
     def __init__(
@@ -60,6 +66,7 @@ class Scheduler:
         preemption_mode: PreemptionMode = "recompute",
         speculation: Speculation | None = None,
         num_rows: int | None = None,
+        costs: StepCosts | None = None,
     ) -> None:
         if max_num_batched_tokens < max_num_seqs:
             raise ValueError(f"max_num_batched_tokens={max_num_batched_tokens} is below max_num_seqs={max_num_seqs}")
@@ -76,6 +83,7 @@ class Scheduler:
         self._prompt_tail = memory.layout.prompt_tail
         holds = Holds(memory, StepLimits(max_num_batched_tokens - max_num_seqs + 1, max_chunk))
         self.allocation = Allocation(memory, max_num_seqs, holds)
+        self.constrained = Constrained(costs)
         self._drafting = None if speculation is None else Drafting(speculation, self.allocation, max_num_seqs)
         self._next_tokens = NextTokens(self.allocation, self._drafting, max_chunk=max_chunk)
         self.admission = Admission(self.allocation, self.queues)
@@ -175,6 +183,14 @@ class Scheduler:
         While drafts are being verified, or are about to be made, nothing is planned: a step without their sequence
         would cost as much, and the sequence would run in every other step only.
         """
+        self.constrained.begin_step()
+        step = self._schedule()
+        is_idle = not (step.chunks or step.work or any(seq.num_pending for r in self.running for seq in r.sequences))
+        if is_idle and self.constrained.awaits_masks:
+            self.constrained.wait()
+        return step
+
+    def _schedule(self) -> ScheduledStep:
         if self.speculation is not None and any(
             s.needs_host and s.num_pending for r in self.running for s in r.sequences if s.finish_reason is None
         ):
@@ -258,7 +274,7 @@ class Scheduler:
     def _try_admit(self, request: Request, plan: StepPlan) -> bool:
         """Bring the next in line into the batch if rows, budget and memory allow, or would without requests that are
         strictly less urgent, which are preempted then."""
-        if any(seq.num_pending for seq in request.live):
+        if any(seq.num_pending or seq.awaits_mask for seq in request.live):
             return False
         return self._resume(request, plan) if request.status is Status.SWAPPED else self._admit(request, plan)
 
@@ -364,9 +380,13 @@ class Scheduler:
         if self.tier_prefetch is not None:
             self.tier_prefetch.updated(step)
         now, drafting = time.monotonic(), self._drafting
+        # Grammars may raise, so they come first: a token that was appended is trusted by `begin_again`.
+        ended = self.constrained.follow(step, tokens) if step.is_constrained else {}
         for row, (sample, token, logprob) in enumerate(zip(step.samples, tokens, logprobs, strict=True)):
             request, seq, chunk = sample
             drafts = chunk.drafts
+            if step.is_constrained and sample.is_overtaken and not drafts:
+                continue
             if not drafts:
                 seq.num_pending -= 1
             if seq.finish_reason is not None or (drafts and not drafts_kept(seq, chunk)):
@@ -379,9 +399,12 @@ class Scheduler:
                     self._end(request)
                     finished.append(request)
                 continue
-            # A grammar may raise, so it comes first: a token that was appended is trusted by `begin_again`.
-            if seq.grammar is not None:
-                seq.grammar.accept(token)
+            if seq.grammar is not None and drafts:
+                accept(seq.grammar, token)
+            elif seq in ended:
+                if self.finish(request, seq, *ended[seq]):
+                    finished.append(request)
+                continue
             if top is not None and request.params.logprobs is not None:
                 seq.logprobs.append((logprob, top.row(row, request.params.logprobs)))
             token_ids = seq.token_ids
@@ -396,15 +419,35 @@ class Scheduler:
                 stop = find_stop(request, seq)
             elif token in request.stop_ids or len(token_ids) >= request.max_total_tokens or seq.grammar is not None:
                 stop = token_stop(request, seq)  # all else goes on, which saves a call of every token
+            if seq.grammar is not None and stop is None and not drafts:
+                stop = self._append_forced(request, seq)
             if stop is not None and self.finish(request, seq, *stop):
                 finished.append(request)
             if drafting is not None:
                 if stop is None:
                     went_on[seq] = request
                 drafting.took(seq)
+        self.constrained.make_masks()
         if drafting is not None:
             drafting.learn(step, went_on, self._draft_rows)
         return finished
+
+    def _append_forced(self, request: Request, seq: Sequence) -> Stop | None:
+        """Append the tokens that a grammar forces after the newest one; return why one of them ends the sequence."""
+        # At least 1: the sequence may have lost its row while its last step was computed.
+        batch = max(1, self.max_num_seqs - len(self.allocation.free_rows))
+        run = self.constrained.forced(request, seq, batch)
+        if run and seq.num_pending:  # the pass ahead computed the newest token; what it draws is the run's first
+            seq.num_pending = 0
+        if run:
+            self.queues.fills(request)
+        for token in run:
+            self.constrained.append(seq, token)
+            if self._drafting is not None:
+                self._drafting.took(seq)
+            if (stop := find_stop(request, seq)) is not None:
+                return stop
+        return None
 
     def finish(self, request: Request, seq: Sequence, reason: FinishReason, stop_reason: str | int | None) -> bool:
         """End one sequence and free its memory; return True when it was the request's last."""
@@ -437,6 +480,7 @@ class Scheduler:
         ended is finished.
         """
         self.allocation.clear()
+        self.constrained.clear()
         if self.tier_prefetch is not None:
             self.tier_prefetch.clear()
         self.queues.clear()
@@ -457,6 +501,7 @@ class Scheduler:
 
     def _forget(self, request: Request) -> None:
         self.queues.remove(request)
+        self.constrained.let_go(request.sequences)
         if self.tier_prefetch is not None:
             self.tier_prefetch.let_go(request)
         self.allocation.holds.release(request)

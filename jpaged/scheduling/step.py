@@ -59,6 +59,12 @@ class Sample(NamedTuple):
     seq: Sequence
     chunk: Chunk
 
+    @property
+    def is_overtaken(self) -> bool:
+        """Tell whether the host has the token already: it was appended as the only one that the grammar allows."""
+        seq, chunk = self.seq, self.chunk
+        return seq.grammar is not None and chunk.start + chunk.length < len(seq.token_ids)
+
 
 class Encode(NamedTuple):
     """An image to encode before the step's chunks run; its features go to the blocks of `stored`."""
@@ -91,6 +97,9 @@ class ScheduledStep:
         scored: chunks of requests that ask for prompt_logprobs.
         pooled: chunks of requests that ask for one vector of their prompt, those that it is made of.
         rows: what the chunks' tokens read of what requests hold, by its kind, see `jpaged.scheduling.held`.
+        draws_late: whether a draw needs, on the host, a token that the step before draws: that of a sequence with a
+            grammar, whose mask follows from it. The chunks can run before that token is read, the draws cannot.
+        is_constrained: whether a sequence with rules is sampled.
     """
 
     chunks: list[Chunk] = field(default_factory=list)
@@ -100,6 +109,8 @@ class ScheduledStep:
     scored: list[tuple[Request, Chunk]] = field(default_factory=list)
     pooled: list[tuple[Request, Chunk]] = field(default_factory=list)
     rows: Mapping[str, Seq[Any]] = field(default_factory=dict)
+    draws_late: bool = False
+    is_constrained: bool = False
 
     def work_of(self, kind: str) -> Seq[Any]:
         """Return the work of one kind; empty where there is none."""
@@ -170,6 +181,7 @@ class StepPlan:
         self.samples: list[Sample] = []
         self.rows: dict[str, list[Any]] = {}
         self.work: dict[str, list[Any]] = {}
+        self._is_constrained = self._draws_late = False
         self._verified: list[Chunk] = []
         self._scored: list[tuple[Request, Chunk]] = []
         self._pooled: list[tuple[Request, Chunk]] = []
@@ -203,6 +215,9 @@ class StepPlan:
 
     def sample(self, request: Request, seq: Sequence, chunk: Chunk) -> None:
         """Plan to draw the sequence's next token after the last token of `chunk`, or after each of its prefixes."""
+        if seq.grammar is not None:
+            self._is_constrained = True
+            self._draws_late |= chunk.source_row >= 0 and seq.grammar.waits
         seq.num_pending += 1
         seq.pending_row = len(self.samples)
         if chunk.drafts:
@@ -219,6 +234,8 @@ class StepPlan:
             scored=self._scored,
             pooled=self._pooled,
             rows=self.rows,
+            draws_late=self._draws_late,
+            is_constrained=self._is_constrained,
         )
 
 
@@ -239,7 +256,7 @@ def missing_tokens(request: Request, seq: Sequence) -> int:
     waits to be forked, and while the host must see its newest token first."""
     if seq.finish_reason is not None or seq.parent is not None:
         return 0
-    if seq.num_pending and (request.needs_host or seq.needs_host or (seq.grammar is not None and seq.grammar.waits)):
+    if seq.awaits_mask or (seq.num_pending and (request.needs_host or seq.needs_host or seq.is_slow)):
         return 0
     total = len(seq.token_ids) + seq.num_pending
     return 0 if total >= request.max_total_tokens else total - seq.num_computed

@@ -16,53 +16,115 @@ from jpaged.json_schema import followable
 from jpaged.structured_outputs import StructuredOutputsParams, is_gbnf
 from jpaged.text.grammar_dialects import ascii_classes, ascii_classes_in_lark, lark_of
 from jpaged.text.grammar_limits import check_limits
+from jpaged.text.masks import MaskMaker, Pace
 
 _MOST_ITEMS = 1000
 """Most places in its rules where a text may stand; an ambiguous grammar has more of them with each token, and a step
 takes their square. llguidance has 2,000."""
 
 
+_MOST_KEPT = 64
+"""Compiled grammars that are kept."""
+_MOST_KEPT_CHARACTERS = 4 << 20
+"""Most characters of the sources of kept grammars; one may have a million, and compiles to some megabytes."""
+
+
 class Grammar:
     """Follows one sequence's tokens.
 
+    Args:
+        matcher: llguidance's, at any place; it becomes the grammar's own.
+        num_words: words of a mask.
+        masks: makes the masks of all grammars of an engine.
+        pace: how long masks of the compiled grammar take.
+
+    The mask, and what shows only with it, are made when they are first read, or by `MaskMaker` for many at once.
+
     Attributes:
-        mask: packed bits of the tokens that may come next, as in `TokenMasks.mask`; end-of-sequence is among them
-            where the text is complete.
-        complete: whether nothing but end-of-sequence can come.
-        error: why the grammar cannot be followed any further (it grew too complex); None while it can.
+        grammar: itself: what `MaskMaker` takes.
+        is_ready: whether the mask after the accepted tokens is made, or none is needed.
     """
 
     waits = True
 
-    def __init__(self, matcher: Any, num_words: int) -> None:
-        self._matcher = matcher
-        self.mask: Int[np.ndarray, " words"] = np.zeros(num_words, np.int32)
-        self.complete = False
-        self.error: str | None = None
-        self._look_ahead()
+    def __init__(self, matcher: Any, num_words: int, masks: MaskMaker, pace: Pace | None = None) -> None:
+        self.matcher = matcher
+        self.num_words = num_words
+        self.masks = masks
+        self.pace = Pace() if pace is None else pace
+        self._mask: Int[np.ndarray, " words"] = np.zeros(num_words, np.int32)
+        self._error: str | None = None
+        self._accepted()
+
+    @property
+    def grammar(self) -> Grammar:
+        return self
+
+    @property
+    def mask(self) -> Int[np.ndarray, " words"]:
+        """Return packed bits of the tokens that may come next, as in `TokenMasks.mask`; end-of-sequence is among them
+        where the text is complete."""
+        self.look_ahead()
+        return self._mask
+
+    @property
+    def complete(self) -> bool:
+        """Tell whether nothing but end-of-sequence can come."""
+        return self._is_stopped
+
+    @property
+    def error(self) -> str | None:
+        """Return why the grammar cannot be followed any further (it grew too complex); None while it can."""
+        self.look_ahead()
+        return self._error
+
+    @property
+    def is_slow(self) -> bool:
+        """Tell whether its masks outlast a step."""
+        return self.pace.is_slow
 
     def copy(self) -> Grammar:
         """Return an independent grammar at the same place."""
-        return Grammar(self._matcher.deep_copy(), len(self.mask))
+        twin = Grammar(self.matcher.deep_copy(), self.num_words, self.masks, self.pace)
+        if self.is_ready and not twin.is_ready:
+            twin.take(self._mask)
+        return twin
 
     def accept(self, token: int) -> None:
         """Go on by a token of the mask."""
-        self._matcher.consume_token(token)
-        self._look_ahead()
+        self.matcher.consume_token(token)
+        self._accepted()
 
     def restart(self, tokens: Sequence[int]) -> None:
         """Follow `tokens` from the beginning, and forget tokens accepted before."""
-        self._matcher.reset()
-        self._matcher.consume_tokens(list(tokens))
-        self._look_ahead()
+        self.matcher.reset()
+        self.matcher.consume_tokens(list(tokens))
+        self._accepted()
 
-    def _look_ahead(self) -> None:
+    def look_ahead(self) -> None:
+        """Make the mask after the accepted tokens, in this thread."""
         from llguidance.numpy import fill_next_token_bitmask
 
-        self.complete = self._matcher.is_stopped() and not self._matcher.is_error()
-        if not self.complete and not self._matcher.is_error():
-            fill_next_token_bitmask(self._matcher, self.mask[None])
-        self.error = _in_one_line(self._matcher.get_error()) if self._matcher.is_error() else None
+        if not self.is_ready:
+            mask = np.zeros((1, self.num_words), np.int32)
+            fill_next_token_bitmask(self.matcher, mask)
+            self.take(mask[0])
+
+    def take(self, mask: Int[np.ndarray, " words"]) -> None:
+        """Take the mask that was made after the accepted tokens."""
+        self._mask = mask
+        self._error = _in_one_line(self.matcher.get_error()) if self.matcher.is_error() else None
+        self.is_ready = True
+
+    def forced(self) -> list[int]:
+        """Return tokens that come next whatever the model says, one after the other."""
+        return [] if self.complete or self.error is not None else self.matcher.compute_ff_tokens()
+
+    def _accepted(self) -> None:
+        is_error = self.matcher.is_error()
+        self._is_stopped = self.matcher.is_stopped() and not is_error
+        self._error = _in_one_line(self.matcher.get_error()) if is_error else None
+        self.is_ready = self._is_stopped or is_error
 
 
 class GrammarCompiler:
@@ -80,20 +142,39 @@ class GrammarCompiler:
         self._eos_ids = sorted(eos_ids)
         self._lock = threading.Lock()  # guards `_made`
         self._made: Any = None
+        self._masks = MaskMaker()
+        self._kept_lock = threading.Lock()  # guards `_kept`, and its grammars while they are copied
+        self._kept: dict[str, Grammar] = {}
 
     def compile(self, params: StructuredOutputsParams) -> Grammar:
-        """Return the grammar at its beginning.
+        """Return the grammar at its beginning. Compiled ones are kept, since agents send the same one each turn.
 
         Raises:
             ValueError: the grammar is not well-formed, is beyond what `check_limits` lets through, or the model's
                 tokenizer cannot be used for grammars.
         """
+        try:
+            key = _key(params)
+        except (ValueError, RecursionError):  # as for a schema of too many levels, which is refused with its reason
+            return self._compile(params)
+        with self._kept_lock:
+            if (kept := self._kept.pop(key, None)) is not None:
+                self._kept[key] = kept  # the one that was asked for last is dropped last
+                return kept.copy()
+        grammar = self._compile(params)
+        with self._kept_lock:
+            self._kept[key] = grammar
+            while len(self._kept) > _MOST_KEPT or sum(map(len, self._kept)) > _MOST_KEPT_CHARACTERS:
+                del self._kept[next(iter(self._kept))]
+            return grammar.copy()
+
+    def _compile(self, params: StructuredOutputsParams) -> Grammar:
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(max_items_in_row=_MOST_ITEMS)
         source = _source(params)
         matcher = with_deep_stack(lambda: LLMatcher(self._tokens, source, log_level=0, limits=limits))
-        grammar = Grammar(matcher, -(-self._vocab_size // 32))
+        grammar = Grammar(matcher, -(-self._vocab_size // 32), self._masks)
         if grammar.error is not None:
             raise ValueError(f"{params.kind}={getattr(params, params.kind)!r} cannot be followed: {grammar.error}")
         return grammar
@@ -162,6 +243,12 @@ def _in_one_line(error: str) -> str:
     lines = error.partition("<state>")[0].splitlines()
     reason = " ".join(line.strip() for line in lines if not re.match(r"\s*(\d+ \||\^)", line))
     return "no text fits it" if reason.strip() == "NoExtensionBias" else reason.strip()
+
+
+def _key(params: StructuredOutputsParams) -> str:
+    """Return what two grammars have in common only if they are the same."""
+    given = (params.json, params.regex, params.choice, params.grammar, params.json_object)
+    return json.dumps([*given, params.disable_any_whitespace])
 
 
 def _source(params: StructuredOutputsParams) -> str:

@@ -20,7 +20,7 @@ from jpaged.answers.reader import AnswerReader
 from jpaged.answers.rows import thought_formats, tool_formats
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Request
-from jpaged.scheduling.hooks import TokenRules
+from jpaged.scheduling.hooks import Masks, TokenRules
 from jpaged.text.answer_choice import Choice, chosen_formats
 from jpaged.text.detokenizer import IncrementalDecoder
 from jpaged.validation import one_of
@@ -127,10 +127,8 @@ class ThoughtBudget:
     Where a grammar does not allow the mark, as within a character, it comes as soon as the grammar does.
 
     Attributes:
-        mask: as in `TokenRules`; None where every token may come.
-        waits: as there: the mark may come after the next token, or there are other rules. A thought that begins amid
-            text has at least one token, so that text is not waited for.
-        complete, error: those of the other rules.
+        waits: as in `TokenRules`: the mark may come after the next token, or there are other rules. A thought that
+            begins amid text has at least one token, so that text is not waited for.
 
     Args:
         form: says where thoughts begin and end.
@@ -158,12 +156,52 @@ class ThoughtBudget:
         self._num_words = -(-vocab_size // 32)
         self._banned = frozenset(banned)
         self._rules = rules
-        self.mask: Int[np.ndarray, " words"] | None = None
         self.waits = True
-        self.complete = False
-        self.error: str | None = None
         self._begin()
-        self._look_ahead()
+        self._choose()
+
+    @property
+    def masks(self) -> Masks | None:
+        return None if self._rules is None else self._rules.masks
+
+    @property
+    def grammar(self) -> Any:
+        return None if self._rules is None else self._rules.grammar
+
+    @property
+    def is_ready(self) -> bool:
+        return self._rules is None or self._rules.is_ready
+
+    @property
+    def is_slow(self) -> bool:
+        return self._rules is not None and self._rules.is_slow
+
+    @property
+    def complete(self) -> bool:
+        return self._rules is not None and self._rules.complete
+
+    @property
+    def error(self) -> str | None:
+        return None if self._rules is None else self._rules.error
+
+    @property
+    def mask(self) -> Int[np.ndarray, " words"] | None:
+        mask = None if self._rules is None else self._rules.mask
+        if not self._closing or self.complete or self.error is not None:
+            return mask
+        token = self._closing[0]
+        word, bit = token // 32, token % 32
+        if not (token not in self._banned if mask is None else mask[word] >> bit & 1):
+            return mask
+        only = np.zeros(self._num_words, np.int32)
+        only[word] = np.uint32(1 << bit).astype(np.int32)
+        return only
+
+    def forced(self) -> Sequence[int]:
+        """Return tokens that come next whatever the model says: those of the other rules that no mark interrupts."""
+        if self._rules is None or self._may_close or self._closing:
+            return ()
+        return self._rules.forced()[: max(1, self._left)]
 
     def _begin(self) -> None:
         self._seen, num_tokens = self._begun or ("", 0)
@@ -177,17 +215,17 @@ class ThoughtBudget:
         if self._rules is not None:
             self._rules.accept(token)
         self._follow(token)
-        self._look_ahead()
+        self._choose()
 
     def restart(self, tokens: Sequence[int]) -> None:
         """Follow `tokens` from the beginning, and forget tokens accepted before."""
         if self._rules is not None:
             self._rules.restart(tokens)
         self._begin()
+        self._choose()
         for token in tokens:
-            self._choose()
             self._follow(token)
-        self._look_ahead()
+            self._choose()
 
     def copy(self) -> ThoughtBudget:
         """Return independent rules at the same place."""
@@ -211,28 +249,17 @@ class ThoughtBudget:
             self._left = max(1, self._left)  # see `waits`
 
     def _choose(self) -> None:
-        """Begin to close a thought without tokens left."""
+        """Begin to close a thought without tokens left, and tell whether the next token may lead there."""
         held = self._reader.open_thought
         if held is not None and self._left <= 0 and not self._closing:
             self._closing = self._form.closing(self._seen, held)
+        self.waits = self._rules is not None or self._may_close or bool(self._closing)
 
-    def _look_ahead(self) -> None:
-        self._choose()
-        rules = self._rules
-        is_open, left = self._reader.open_thought is not None, self._left
-        may_close = left <= is_open and (is_open or self._reader.is_between)
-        self.waits = rules is not None or may_close or bool(self._closing)
-        self.mask = None if rules is None else rules.mask
-        if rules is not None:
-            self.complete, self.error = rules.complete, rules.error
-        if not self._closing or self.complete or self.error is not None:
-            return
-        token = self._closing[0]
-        word, bit = token // 32, token % 32
-        allowed = token not in self._banned if self.mask is None else self.mask[word] >> bit & 1
-        if allowed:
-            self.mask = np.zeros(self._num_words, np.int32)
-            self.mask[word] = np.uint32(1 << bit).astype(np.int32)
+    @property
+    def _may_close(self) -> bool:
+        """Tell whether a thought may have no tokens left after the next one."""
+        is_open = self._reader.open_thought is not None
+        return self._left <= is_open and (is_open or self._reader.is_between)
 
 
 class ThoughtForms:

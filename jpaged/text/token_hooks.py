@@ -14,6 +14,7 @@ from jpaged.scheduling.hooks import TokenRules
 from jpaged.structured_outputs import StructuredOutputsParams
 from jpaged.text.detokenizer import Detokenizer
 from jpaged.text.grammar import Grammar, GrammarCompiler
+from jpaged.text.masks import MaskMaker
 from jpaged.text.thought_budget import ThoughtForms
 
 
@@ -150,7 +151,7 @@ class CombinedRules:
     Where they leave no token, the text has ended if the grammar's is complete there, and cannot go on if not.
 
     Attributes:
-        mask, complete, error: as in `Grammar`, with the limits applied.
+        grammar: the grammar alone.
 
     Raises:
         ValueError: the grammar and the limits leave no token for the first place.
@@ -159,44 +160,82 @@ class CombinedRules:
     waits = True
 
     def __init__(self, grammar: Grammar, limits: Limits) -> None:
-        self._grammar = grammar
+        self.grammar = grammar
         self._limits = limits
         self._tokens: list[int] = []
-        self._combine()
+        self._combined: tuple[Int[np.ndarray, " words"], bool, str | None] | None = None
         if not self.mask.any():
             raise ValueError(
                 "structured_outputs, allowed_token_ids, bad_words, min_tokens and ignore_eos together leave no token "
                 "that the output could begin with"
             )
 
+    @property
+    def masks(self) -> MaskMaker:
+        return self.grammar.masks
+
+    @property
+    def is_ready(self) -> bool:
+        return self.grammar.is_ready
+
+    @property
+    def is_slow(self) -> bool:
+        return self.grammar.is_slow
+
+    @property
+    def mask(self) -> Int[np.ndarray, " words"]:
+        return self._combine()[0]
+
+    @property
+    def complete(self) -> bool:
+        return self._combine()[1]
+
+    @property
+    def error(self) -> str | None:
+        return self._combine()[2]
+
     def copy(self) -> CombinedRules:
         """Return independent rules at the same place."""
         twin = object.__new__(CombinedRules)
-        twin._grammar, twin._limits, twin._tokens = self._grammar.copy(), self._limits, self._tokens.copy()
-        twin._combine()
+        twin.grammar, twin._limits, twin._tokens = self.grammar.copy(), self._limits, self._tokens.copy()
+        twin._combined = self._combined
         return twin
 
     def accept(self, token: int) -> None:
         """Go on by a token of the mask."""
-        self._grammar.accept(token)
+        self.grammar.accept(token)
         self._tokens.append(token)
-        self._combine()
+        self._combined = None
 
     def restart(self, tokens: Sequence[int]) -> None:
         """Follow `tokens` from the beginning, and forget tokens accepted before."""
-        self._grammar.restart(tokens)
+        self.grammar.restart(tokens)
         self._tokens = list(tokens)
-        self._combine()
+        self._combined = None
 
-    def _combine(self) -> None:
-        self.mask = self._grammar.mask & self._limits.mask(self._tokens)
-        self.complete, self.error = self._grammar.complete, self._grammar.error
-        if self.complete or self.error is not None or self.mask.any():
-            return
-        if (self._grammar.mask & self._limits.endings).any():
-            self.complete = True
-        else:
-            self.error = "structured_outputs needs a token here that allowed_token_ids, bad_words or min_tokens forbid"
+    def forced(self) -> list[int]:
+        """Return tokens that come next whatever the model says, as far as the limits allow them."""
+        tokens, run = self._tokens.copy(), []
+        for token in self.grammar.forced():
+            if not self._limits.mask(tokens)[token // 32] >> (token % 32) & 1:
+                break
+            run.append(token)
+            tokens.append(token)
+        return run
+
+    def _combine(self) -> tuple[Int[np.ndarray, " words"], bool, str | None]:
+        """Return the mask with the limits, whether the text is complete, and the error."""
+        if self._combined is None:
+            mask = self.grammar.mask & self._limits.mask(self._tokens)
+            complete, error = self.grammar.complete, self.grammar.error
+            if not (complete or error is not None or mask.any()):
+                complete = bool((self.grammar.mask & self._limits.endings).any())
+                if not complete:
+                    error = (
+                        "structured_outputs needs a token here that allowed_token_ids, bad_words or min_tokens forbid"
+                    )
+            self._combined = mask, complete, error
+        return self._combined
 
 
 def packed_bits(tokens: Iterable[int], vocab_size: int) -> Int[np.ndarray, " words"]:

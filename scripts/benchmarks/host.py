@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import numpy as np
 
 from jpaged import LLM, SamplingParams
 from jpaged.engine.engine import Engine
+from jpaged.execution.readouts.base import InFlight, Readings
 from jpaged.scheduling import Request, Sequence
 from scripts.cases import Row
 
@@ -128,7 +130,8 @@ def one_step(engine: Engine, parts: Parts) -> list[Request]:
     parts.end("calls")
     in_flight = None
     if forward is not None:
-        (in_flight,) = runner.read(forward)
+        in_flight = InFlight(step, readings := Readings(partial(runner.read, forward)))
+        readings.start()
         parts.end("calls")
     replica.scheduler.dispatched(step)
     if in_flight is not None:

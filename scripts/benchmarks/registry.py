@@ -33,6 +33,8 @@ BENCHMARKS = Cases(
         "remote": "remote.remote",
         "loading-memory": "loading_memory.loading_memory",
         "disk": "disk.disk",
+        "constrained": "constrained.rates",
+        "constrained-gaps": "constrained.gaps",
         "lora": "lora.lora",
         "perplexity": "perplexity.perplexities",
         "rounded-activations": "rounded_activations.rounded_activations",

@@ -22,6 +22,8 @@ PIN = 10**6
 class InFlight:
     """A step of the made-up device, computed as soon as it was dispatched."""
 
+    is_started = True
+
     def __init__(self, step, sampled) -> None:
         self.step = step
         self._sampled = sampled

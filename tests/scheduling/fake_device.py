@@ -13,6 +13,7 @@ import numpy as np
 from fake_store import FakeStore
 from unpaged import (
     Model,
+    allowed,
     draw,
     feature,
     first_read,
@@ -30,7 +31,8 @@ from unpaged import (
 from jpaged.memory import Adapters, BlockCopy, HostBlock, PoolLayout, SwapCopy, TierFill, TierWrite
 from jpaged.scheduling import Request, ScheduledStep, Scheduler
 from jpaged.scheduling.held.images import ImageRead
-from jpaged.scheduling.step import AdapterLoad, Encode
+from jpaged.scheduling.hooks import mask_after
+from jpaged.scheduling.step import AdapterLoad, Encode, Sample
 from jpaged.scheduling.top_tokens import TopTokens
 from jpaged.scheduling.work import COPIES, ENCODES, FROM_TIERS, LOADS, SWAP_IN, SWAP_OUT, TO_TIERS, Phase
 from jpaged.scheduling.work_kinds import KINDS
@@ -65,6 +67,10 @@ class FakeDevice:
 
     def run(self, step: ScheduledStep) -> tuple[list[int], TopTokens | None]:
         """The step's sampled tokens, and the most likely ones where a request wants them."""
+        return self.draw(step, self.compute(step))
+
+    def compute(self, step: ScheduledStep) -> list[Hashable]:
+        """Do the step's work and compute its tokens; return the names that its samples are drawn from."""
         for phase in Phase:
             self.touched = Touched(phase)
             # Backwards: within a phase no order counts, which `Touched` also checks block by block.
@@ -75,15 +81,23 @@ class FakeDevice:
         for store in self.stores:
             store.step()
         if not step.chunks:
-            return [], None
+            return []
         reads = step.rows.get("images", ())
         self.seen = {(read.seq_id, at): self._feature(read, at) for read in reads for at in places(read)}
         uses = step.rows.get("adapters", ())
         g = self._adapter_group if uses else -1
         self.adapted = {use.seq_id: tuple(self._read(g, b, 0) for b in use.held.blocks) for use in uses}
         names = {chunk.seq.seq_id: self._compute(chunk) for chunk in step.chunks}
-        sampled = [names[s.chunk.seq.seq_id][s.chunk.length - 1] for s in step.samples]
-        self.last_tokens = [draw(self.model, name, s.seq.index) for name, s in zip(sampled, step.samples, strict=True)]
+        return [names[s.chunk.seq.seq_id][s.chunk.length - 1] for s in step.samples]
+
+    def draw(self, step: ScheduledStep, sampled: list[Hashable]) -> tuple[list[int], TopTokens | None]:
+        """Draw the tokens of a step from what `compute` returned."""
+        if not step.chunks:
+            return [], None
+        self.last_tokens = [
+            allowed(draw(self.model, name, sample.seq.index), _mask_of(sample))
+            for name, sample in zip(sampled, step.samples, strict=True)
+        ]
         rankings = [most_likely(name, step.num_top) for name in sampled] if step.num_top else []
         top = TopTokens(*(np.array(column) for column in zip(*rankings, strict=True))) if rankings else None
         return self.last_tokens, top
@@ -274,6 +288,14 @@ class FakeDevice:
         self.pages[page][1][block, offset] = name
 
 
+def _mask_of(sample: Sample) -> int | None:
+    """Return the bits of the tokens that a row can draw; None = all."""
+    rules = sample.seq.grammar
+    is_free = rules is None or sample.seq.finished or sample.is_overtaken
+    mask = None if is_free else mask_after(rules, sample.chunk.drafts)
+    return None if mask is None else int(mask[0])
+
+
 class Touched:
     """The blocks that the work of one phase reads and writes, in the pool and in other memory.
 
@@ -334,13 +356,14 @@ class Loop:
     def step(self) -> ScheduledStep:
         step = self.scheduler.schedule()
         reading = any(store.reads for store in self.device.stores)
-        sampled = self.device.run(step)
+        names = self.device.compute(step)
+        sampled = None if step.draws_late else self.device.draw(step, names)
         self.scheduler.dispatched(step)
-        dispatched = (step, *sampled) if step.chunks else None
-        something = step.chunks or step.work or self.in_flight or reading
+        something = step.chunks or step.work or self.in_flight or reading or self.scheduler.constrained.awaits_masks
         assert something or not self.scheduler.has_work, "nothing runs, yet there is work"
         self.drain()
-        self.in_flight = dispatched
+        sampled = sampled or self.device.draw(step, names)
+        self.in_flight = (step, *sampled) if step.chunks else None
         self.check(step)
         return step
 

@@ -37,6 +37,13 @@ def draw(model: Model, name: Hashable, index: int) -> int:
     return model(name if index == 0 else hash((name, index)))
 
 
+def allowed(token: int, mask: int | None) -> int:
+    """The first token from `token` on whose bit is set; with no mask, or an empty one, the token itself."""
+    if not mask:
+        return token
+    return next(other % VOCAB for other in range(token, token + VOCAB) if mask >> other % VOCAB & 1)
+
+
 def most_likely(name: Hashable, num_top: int) -> TokenRanking:
     """Made-up log-probabilities of the tokens that may follow, the best first, no two alike."""
     scores = {token: -((hash((name, token)) % 997) + token / VOCAB) / 997 for token in range(VOCAB)}

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from jpaged.structured_outputs import StructuredOutputsParams
 from jpaged.text.grammar import STACK_BYTES, Grammar, GrammarCompiler, with_deep_stack
 from jpaged.text.grammar_limits import MOST_LEVELS
+from jpaged.text.masks import MaskMaker
 
 
 def letters() -> Tokenizer:
@@ -32,7 +33,7 @@ def compiled(**shape) -> Grammar:
 def grammar(regex: str) -> Grammar:
     backend = letters()
     tokens = LLTokenizer(backend.to_str(), n_vocab=257, eos_token=256)
-    follower = Grammar(LLMatcher(tokens, LLMatcher.grammar_from_regex(regex), log_level=0), 9)
+    follower = Grammar(LLMatcher(tokens, LLMatcher.grammar_from_regex(regex), log_level=0), 9, MaskMaker())
     follower.letter = backend.token_to_id
     return follower
 

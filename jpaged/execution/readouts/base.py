@@ -90,17 +90,52 @@ class StepResults(NamedTuple):
     pooled: Sequence[tuple[Request, int, int, np.ndarray]] = ()
 
 
+class Readings:
+    """The results of a pass over the steps of all replicas, whose computation is started once.
+
+    Args:
+        start: starts it.
+    """
+
+    def __init__(self, start: Callable[[], Sequence[Reading]]) -> None:
+        self._start = start
+        self._made: Sequence[Reading] | None = None
+
+    @property
+    def is_started(self) -> bool:
+        return self._made is not None
+
+    def start(self) -> None:
+        """Start to compute the results, unless that was done; the pass must be the last one that was dispatched."""
+        if self._made is None:
+            self._made = self._start()
+
+    def wait(self, replica: int) -> StepResults:
+        """Return the results of a replica's step; blocks until the device is done."""
+        assert self._made is not None, "start comes before wait"
+        return StepResults(**{reading.field: reading.wait(replica) for reading in self._made})
+
+
 @dataclass(frozen=True)
 class InFlight:
     """Holds a dispatched step of a replica whose results may not exist yet."""
 
     step: ScheduledStep
-    readings: Sequence[Reading]
+    readings: Readings
     replica: int = 0
+
+    @property
+    def is_started(self) -> bool:
+        """Tell whether its results are being computed; if not, `start` is still to be called."""
+        return self.readings.is_started
+
+    def start(self) -> None:
+        """Start to compute the results of the pass, for all replicas; see `Readings.start`."""
+        self.readings.start()
 
     def read_back(self) -> StepResults:
         """Return all that the step computed; blocks until the device is done."""
-        return StepResults(**{reading.field: reading.wait(self.replica) for reading in self.readings})
+        return self.readings.wait(self.replica)
 
 
 def first_rows(step: ScheduledStep, batch: StepBatch) -> dict[int, int]:

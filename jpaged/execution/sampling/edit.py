@@ -33,7 +33,8 @@ class Edit(ABC, Generic[A]):
         fields: the fields of `SamplingParams` that are its own: each field that is part of "edit" is one edit's. It
             may read others too.
         arrays: a NamedTuple of its arrays, by a name that no other edit's have. An array has a row for each row of the
-            sampler, or it is one of `pairs`.
+            sampler, or it is one of `pairs`, or a tuple of arrays. One that repeats a single value (`np.broadcast_to`)
+            must be a blank one: it does not travel.
         pairs: names of the arrays that list pairs of a row and a token, all of one length.
         by_sequence: whether a row's values depend on its request and sequence alone, not on its tokens: arrays are
             then kept until rows change.

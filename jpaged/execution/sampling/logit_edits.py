@@ -215,16 +215,21 @@ def _bans(request: Request, num_prompt: int, token_ids: list[int], position: int
 # ---------------------------------------------------------------- masks
 
 
+_PIECE = 8
+"""Rows of masks that travel to the devices together; a row has 16 KB at 128,000 tokens."""
+
+
 class TokenMasks(NamedTuple):
     """Holds the only tokens that rows can draw.
 
     Attributes:
-        masked: whether `mask` applies to a row.
-        mask: bit ``i % 32`` of word ``i // 32`` says whether token i can be drawn.
+        source: which row of `masks`, all pieces one after the other, applies to a row of the sampler; -1 = none.
+        masks: bit ``i % 32`` of word ``i // 32`` says whether token i can be drawn. There is room for a mask of each
+            row, in pieces, of which those without any lie on the devices already.
     """
 
-    masked: Bool[HostOrDevice, " seqs"]
-    mask: Int[HostOrDevice, "seqs words"]
+    source: Int[HostOrDevice, " seqs"]
+    masks: tuple[Int[HostOrDevice, "piece words"], ...]
 
 
 class Masks(Edit[TokenMasks]):
@@ -238,34 +243,38 @@ class Masks(Edit[TokenMasks]):
         return request.allowed_mask is not None or request.has_rules
 
     def blank(self, width: int, vocab_size: int) -> TokenMasks:
-        return TokenMasks(
-            masked=np.zeros(width, np.bool_),
-            mask=np.broadcast_to(np.int32(-1), (width, -(-vocab_size // 32))),
-        )
+        rows = min(width, _PIECE)
+        piece = np.broadcast_to(np.int32(-1), (rows, -(-vocab_size // 32)))
+        return TokenMasks(np.full(width, -1, np.int32), (piece,) * -(-width // rows))
 
     def fill(self, rows: Sequence[int], samples: Sequence[Sample], blank: TokenMasks) -> TokenMasks | None:
         masks = {row: mask for row in rows if (mask := _mask_of(samples[row])) is not None}
         if not masks:
             return None
-        return TokenMasks(
-            with_rows(blank.masked, [*masks], [True] * len(masks)), with_rows(blank.mask, [*masks], masks.values())
-        )
+        pieces, found, room = list(blank.masks), list(masks.values()), len(blank.masks[0])
+        for number, first in enumerate(range(0, len(found), room)):
+            own = found[first : first + room]
+            pieces[number] = with_rows(pieces[number], range(len(own)), own)
+        return TokenMasks(with_rows(blank.source, [*masks], range(len(masks))), tuple(pieces))
 
     def edit(
         self, logits: Float[Array, "seqs vocab"], arrays: TokenMasks, last_tokens: Int[Array, " max_seqs"]
     ) -> Float[Array, "seqs vocab"]:
-        return lax.cond(jnp.any(arrays.masked), lambda: _mask(logits, arrays), lambda: logits)
+        return lax.cond(jnp.any(arrays.source >= 0), lambda: _mask(logits, arrays), lambda: logits)
 
 
 def _mask_of(sample: Sample) -> Int[np.ndarray, " words"] | None:
-    """Return the mask of a row's next token; None = it has none."""
+    """Return the mask of a row's next token; None = it has none, or no token is drawn for it after all."""
     request, seq, chunk = sample
-    mask = None if seq.grammar is None else mask_after(seq.grammar, chunk.drafts)
+    rules = None if seq.finished or sample.is_overtaken else seq.grammar
+    mask = None if rules is None else mask_after(rules, chunk.drafts)
     return request.allowed_mask if mask is None else mask
 
 
 def _mask(logits: Float[Array, "seqs vocab"], arrays: TokenMasks) -> Float[Array, "seqs vocab"]:
     seqs, vocab = logits.shape
-    bits = (jnp.asarray(arrays.mask)[:, :, None] >> jnp.arange(32)) & 1
-    allowed = bits.reshape(seqs, -1)[:, :vocab].astype(bool) | ~jnp.asarray(arrays.masked)[:, None]
+    source = jnp.asarray(arrays.source)
+    masks = jnp.concatenate(arrays.masks)[jnp.maximum(source, 0)]
+    bits = (masks[:, :, None] >> jnp.arange(32)) & 1
+    allowed = bits.reshape(seqs, -1)[:, :vocab].astype(bool) | (source < 0)[:, None]
     return jnp.where(allowed, logits, -jnp.inf)

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 from functools import cache
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -115,7 +116,7 @@ def blank_rows(width: int, vocab_size: int) -> SamplingArrays:
 def _blank(edit: Edit[Any], width: int, vocab_size: int) -> Any:
     """Return the blank arrays of an edit; they cannot be changed, as all steps share them."""
     blank = edit.blank(width, vocab_size)
-    for array in blank:
+    for array in jax.tree.leaves(blank):
         array.flags.writeable = False
     return blank
 
@@ -134,19 +135,29 @@ class PlacedRows:
         """Return a step's sampling parameters, with all arrays on the devices but the positions."""
         blanks = self._of(args.position.shape[-1])
         edits = (
-            blank if arrays is None else self._put(number, arrays)
+            blank if arrays is None else self._put(number, arrays, blank)
             for number, (arrays, blank) in enumerate(zip(args.edits, blanks, strict=True))
         )
         return args._replace(ranked=self._put(len(blanks), args.ranked), edits=tuple(edits))
 
-    def _put(self, field: int, arrays: Any) -> Any:
-        """Return the arrays of a field on the devices."""
+    def _put(self, field: int, arrays: Any, blank: Any = None) -> Any:
+        """Return the arrays of a field on the devices, where blank ones of its edit lie already."""
         on_host, placed = self._placed.get(field, (None, None))
         if on_host is not arrays:
             # Placed like the blank ones: a program takes arrays that lie as those did that it was compiled for.
-            placed = replicate(arrays, self._mesh)
+            placed = replicate(arrays, self._mesh) if blank is None else self._with_blanks(arrays, blank)
             self._placed[field] = arrays, placed
         return placed
+
+    def _with_blanks(self, arrays: Any, blank: Any) -> Any:
+        """Place arrays without those that repeat one value, as only blank ones do, see `_blank`."""
+        leaves, tree = jax.tree.flatten(arrays)
+        own = [leaf for leaf in leaves if not _repeats(leaf)]
+        placed = iter(replicate(own, self._mesh))
+        there = jax.tree.leaves(blank)
+        return jax.tree.unflatten(
+            tree, [old if _repeats(leaf) else next(placed) for leaf, old in zip(leaves, there, strict=True)]
+        )
 
     def clear(self) -> None:
         """Release the devices' memory."""
@@ -158,3 +169,7 @@ class PlacedRows:
             each = blank_rows(rows, self._vocab_size).edits
             self._blanks[rows] = replicate(stack(self._mesh, [each] * num_replicas(self._mesh)), self._mesh)
         return self._blanks[rows]
+
+
+def _repeats(array: np.ndarray) -> bool:
+    return array.size > 1 and not any(array.strides)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from logit_edit_cases import VOCAB, args_of, arrays_of, edit_logits, expected_logits, request_of
+from logit_edit_cases import VOCAB, args_of, arrays_of, edit_logits, expected_logits, request_of, sample_of
 from thorough import examples
 from transformers import RepetitionPenaltyLogitsProcessor
 
+from jpaged.execution.mesh import make_mesh, replicate
+from jpaged.execution.sampling import sampling_batch
 from jpaged.execution.sampling.logit_edits import BannedTokens, Bans, BiasAndPenalties, TokenMasks, WeighedTokens
-from jpaged.execution.sampling.sampling_batch import blank_rows
+from jpaged.execution.sampling.sampling_batch import PlacedRows, blank_rows, sampling_arrays
 
 edit = jax.jit(edit_logits)
 TOKEN = st.integers(0, 7)  # few, so that they repeat
@@ -92,5 +95,38 @@ def test_few_shapes_serve_any_number_of_pairs():
     assert sizes(repetition_penalty=2.0) == sizes() == (tokens, bans)
     words = [(i,) for i in range(bans + 1)]
     assert sizes(bad_words=words) == (tokens, 4 * bans)
-    mask = arrays_of(blank_rows(64, 49152), TokenMasks).mask
-    assert mask.nbytes // 64 == 49152 // 8 and mask.base.nbytes == 4, "no mask costs no memory"
+    masks = arrays_of(blank_rows(64, 49152), TokenMasks).masks
+    assert sum(map(len, masks)) == 64 and all(mask.base.nbytes == 4 for mask in masks), "no mask costs no memory"
+
+
+@pytest.mark.parametrize("places", [[0], [19], [3, 4, 5], range(8), range(2, 11), range(20)])
+def test_any_rows_may_have_masks_and_each_gets_its_own(places):
+    plain, masked = request_of([1], [2]), [request_of([1], [2], allowed={row, VOCAB - 1 - row}) for row in range(20)]
+    requests = [masked[row] if row in places else plain for row in range(20)]
+    logits = np.random.default_rng(1).normal(size=(20, VOCAB)).astype(np.float32)
+    want = np.stack([expected_logits(logits[row], request) for row, request in enumerate(requests)])
+    args, last_tokens = args_of(requests, pending=False, width=20)
+    got = np.asarray(edit_logits(jnp.asarray(logits), args, np.resize(last_tokens, 20)))
+    np.testing.assert_allclose(got, want)
+
+
+@pytest.mark.parametrize(("number", "pieces"), [(1, 1), (8, 1), (9, 2), (32, 4)])
+def test_only_masked_rows_travel_to_the_devices(number, pieces, monkeypatch):
+    placed, vocab = [], 4096
+    rows = PlacedRows(make_mesh(1), vocab)
+    requests = [request_of([1], [2]) for _ in range(32)]
+    for request in requests[32 - number :]:
+        request.allowed_mask = np.full(vocab // 32, 5, np.int32)
+    args = sampling_arrays([sample_of(request, pending=False)[0] for request in requests], 32, vocab)
+    rows.put(args._replace(edits=(None,) * len(args.edits)))  # the blank ones
+
+    def noted(arrays, mesh):
+        placed.extend(jax.tree.leaves(arrays))
+        return replicate(arrays, mesh)
+
+    monkeypatch.setattr(sampling_batch, "replicate", noted)
+    there = arrays_of(rows.put(args), TokenMasks)
+    assert sum(array.nbytes for array in placed if array.shape[-1] == vocab // 32) == pieces * 8 * vocab // 8
+    on_host = arrays_of(args, TokenMasks)
+    for mine, theirs in zip(jax.tree.leaves(there), jax.tree.leaves(on_host), strict=True):
+        np.testing.assert_array_equal(np.asarray(mine), theirs)

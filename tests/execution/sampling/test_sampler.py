@@ -12,7 +12,7 @@ import torch
 from logit_edit_cases import args_of, arrays_of, expected_logits, request_of, with_arrays
 
 from jpaged.execution.sampling.edit import NO_ROW
-from jpaged.execution.sampling.logit_edits import BannedTokens
+from jpaged.execution.sampling.logit_edits import BannedTokens, TokenMasks
 from jpaged.execution.sampling.registry import EDITS
 from jpaged.execution.sampling.sampler import SamplingArrays, _arrivals, most_likely, rank, sample
 from jpaged.execution.sampling.sampling_batch import RANKED, blank_rows, top_size
@@ -174,7 +174,7 @@ def _rows(args: SamplingArrays, rows) -> SamplingArrays:
     """The same settings in other rows; no row is edited."""
 
     def taken(edit, arrays, blank):
-        return blank if edit.pairs else edit.arrays(*(array[rows] for array in arrays))
+        return blank if edit.pairs or edit.arrays is TokenMasks else edit.arrays(*(array[rows] for array in arrays))
 
     blank = blank_rows(len(rows), VOCAB)
     edits = tuple(map(taken, EDITS, args.edits, blank.edits))

@@ -186,7 +186,7 @@ def test_blank_arrays_lie_on_the_devices_and_those_of_rows_are_placed_like_them(
     assert [edit for edit, mine, other in kinds if mine is not other] == [
         edit for edit in EDITS if "temperature" in edit.fields
     ]
-    assert all(isinstance(array, jax.Array) for args in (one, two) for arrays in args.edits for array in arrays)
+    assert all(isinstance(array, jax.Array) for array in jax.tree.leaves((one.edits, two.edits)))
     assert one.edits[-1][0].sharding == arrays_of(two, DrawnRows).temperature.sharding
     for mine, blank in zip(one.edits, blank_rows(4, VOCAB).edits, strict=True):
         assert all(map(np.array_equal, mine, blank))

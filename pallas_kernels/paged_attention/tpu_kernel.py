@@ -115,7 +115,7 @@ def attend_to_unit(
     ids = TableWindows(units, tables, *windows) if windows else WholeTables(tables)
     first_head = pl.program_id(0) * heads
     ring = Ring(units, ids, view, buffers, sems, cursor, first_head)
-    new, rows_given = None, None
+    new: NewRows | None = None
     if given:
         rows_given, *words = given
         tiles_sent, sems_sent, count, *scales = sent
@@ -261,7 +261,7 @@ def attend_to_unit(
             page = lax.div(position - start, block_size)
             row = ids.row(unit, units.entry[unit] + step * step_pages + page)
             offset = lax.rem(position - start, block_size)
-            place = lax.rem(units.tile[unit], rows_given.shape[2])
+            place = lax.rem(units.tile[unit], new.rows.shape[2])
             pl.when(row >= 0)(lambda: new.merge(buffers, at, page, offset, row, place))
 
     def attend_chunks(at, step, start, broken):

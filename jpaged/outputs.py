@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
 
 from jpaged.vllm_refusals import name_in, with_vllms_attributes
 
@@ -76,6 +76,19 @@ class Logprob:
     decoded_token: str | None = None
 
 
+class TokenSpan(NamedTuple):
+    """Says where an added token of the tokenizer, such as a special one, stands in a text.
+
+    Attributes:
+        start, end: its characters in the text; equal if the text leaves it out.
+        token_id: the token's id.
+    """
+
+    start: int
+    end: int
+    token_id: int
+
+
 @with_vllms_attributes
 @dataclass(frozen=True)
 class CompletionOutput:
@@ -94,6 +107,8 @@ class CompletionOutput:
             unless requested.
         score: cumulative_logprob of a beam, divided by its number of tokens to the power of length_penalty; None for
             other requests.
+        added_token_spans: where in `text` the tokenizer's added tokens stand, special ones among them, in order. Text
+            that only spells such a token has no span; nor has a stop token that the text does not show.
     """
 
     index: int
@@ -104,6 +119,7 @@ class CompletionOutput:
     stop_reason: str | int | None = None
     logprobs: list[dict[int, Logprob]] | None = None
     score: float | None = None
+    added_token_spans: list[TokenSpan] = field(default_factory=list)
 
     def finished(self) -> bool:
         """Tell whether the sequence has ended, as vLLM's method of this name does."""
@@ -176,6 +192,7 @@ class StreamDelta:
         finish_reason: why the output ended, in its last delta.
         stop_reason: see `CompletionOutput`.
         logprobs: log-probabilities of the new tokens, see `CompletionOutput`.
+        added_token_spans: where in `text` the tokenizer's added tokens stand, see `CompletionOutput`.
     """
 
     prompt_index: int
@@ -185,6 +202,7 @@ class StreamDelta:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     logprobs: list[dict[int, Logprob]] | None = None
+    added_token_spans: list[TokenSpan] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jpaged.answers.bound import BoundFormat, variant_of
-from jpaged.answers.parts import CallArguments, CallStart, Content, Place, Reasoning
+from jpaged.answers.parts import CallArguments, CallStart, Content, Reasoning, TokenSpan
 from jpaged.answers.rows import ANSWER_FORMATS
 
 _NAME, _ID, _ARGUMENTS = "tried_name", "tried0001", {"tried_key": "tried value", "tried_count": 7}
@@ -125,13 +125,13 @@ class _Found:
 
 def _read(form: BoundFormat, answer: str) -> _Found:
     """Read a rendered answer, in which each mark that is a token stands for it."""
-    places: list[Place] = []
+    spans: list[TokenSpan] = []
     if form.tokens:
         pattern = "|".join(map(re.escape, sorted(form.tokens, key=len, reverse=True)))
-        places = [Place(found.start(), found.end(), form.tokens[found[0]]) for found in re.finditer(pattern, answer)]
+        spans = [TokenSpan(found.start(), found.end(), form.tokens[found[0]]) for found in re.finditer(pattern, answer)]
     reader = form.reader(functions=[_FUNCTION], placed=True)
     found, names, arguments = _Found([], "", ""), [], []
-    for part in [*reader.push(answer, places), *reader.finish()]:
+    for part in [*reader.push(answer, spans), *reader.finish()]:
         if isinstance(part, CallStart):
             names.append(part.name)
             arguments.append("")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,8 +42,15 @@ class Choice:
     why_no_thoughts: str = ""
 
 
-def chosen_formats(tokenizer: Any) -> Choice:
-    """Return the rows that read back what a tokenizer's chat template renders."""
+def chosen_formats(tokenizer: Any, template: str | None = None) -> Choice:
+    """Return the rows that read back what a chat template renders.
+
+    Args:
+        template: the template; None = the tokenizer's own.
+    """
+    if template is not None:
+        tokenizer = copy(tokenizer)
+        tokenizer.chat_template = template
     if not getattr(tokenizer, "chat_template", None):
         return Choice(why_no_tools="there is no chat template", why_no_thoughts="there is no chat template")
     tools, why_no_tools = _tools(tokenizer)

@@ -8,6 +8,7 @@ from typing import Any, cast
 from jpaged.outputs import BeamSearchSequence, CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenSpan
 from jpaged.scheduling import Request
 from jpaged.scheduling.top_tokens import TokenRanking
+from jpaged.text.chat_answers import ChatAnswers
 from jpaged.text.detokenizer import IncrementalDecoder, decoding
 from jpaged.text.prompt import Conversation, Prompt
 from jpaged.text.token_reader import NewTokens, Progress, TokenReader
@@ -19,11 +20,15 @@ class OutputProcessor:
     Args:
         tokenizer: a transformers tokenizer; None where the model has none.
         scored: whether outputs have a cumulative_logprob where the request asks for no log-probabilities.
+
+    Attributes:
+        chats: reads the messages of answers.
     """
 
     def __init__(self, tokenizer: Any, *, scored: bool = True) -> None:
         self.tokenizer = tokenizer
         self.scored = scored
+        self.chats = ChatAnswers(tokenizer)
         self._texts: dict[int, str] = {}
 
     def whole(self, request: Request, request_id: str | None = None) -> RequestOutput:

@@ -1,26 +1,13 @@
 """A model's row of answer formats is found by what its chat template renders."""
 
 import pytest
-from renderings import TEMPLATES, tokenizer_of
+from renderings import TEMPLATES, tokenizer_of, tokenizer_with
 
 from jpaged.answers.rows import ANSWER_FORMATS
 from jpaged.text.answer_choice import chosen_formats
 
-_CALLS = "{% set m = messages[-1] %}{% set calls = m.tool_calls or [] %}"
 _OTHER = {"mistral_args": "mistral", "json": "xlam"}
 """Rows that are another's variant, or render what another one reads too."""
-
-
-def tokenizer_with(family):
-    """Return a tokenizer with the family's tokens, and a template for whole conversations."""
-    tokenizer = tokenizer_of(family)
-    answer = TEMPLATES[family].replace(_CALLS, "{% set calls = m.tool_calls or [] %}")
-    tokenizer.chat_template = (
-        "{{ tools | tojson if tools }}{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}"
-        + answer
-        + "{% else %}{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
-    )
-    return tokenizer
 
 
 @pytest.mark.parametrize("family", TEMPLATES)

@@ -9,6 +9,7 @@ from jpaged.answers.format import AnswerFormat
 from jpaged.answers.grammar import AnswerGrammar, Thought
 from jpaged.answers.marks import Marks
 from jpaged.answers.reader import AnswerReader, Patterns
+from jpaged.answers.response_template import RESPONSE_TEMPLATE, format_of_template
 from jpaged.answers.rows import ANSWER_FORMATS
 
 
@@ -126,7 +127,13 @@ def format_of(tools: str | None, thoughts: str | None, tokenizer: Any = None) ->
 
 
 def variant_of(name: str, tokenizer: Any = None) -> AnswerFormat:
-    """Return the row of a name, or that of its variant; see `format_of`."""
+    """Return the row of a name, or that of its variant, or the format of the tokenizer's own template; see `format_of`.
+
+    Raises:
+        ValueError: that template is missing, or has something that no format has.
+    """
+    if name == RESPONSE_TEMPLATE:
+        return format_of_template(getattr(tokenizer, "response_template", None))
     added = {} if tokenizer is None else tokenizer.added_tokens_decoder
     for form in ANSWER_FORMATS.values():
         if form.variant_of == name and mark_token(tokenizer, form.variant_token, added) is not None:

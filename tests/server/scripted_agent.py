@@ -1,7 +1,7 @@
 """A server with a scripted model that plays a coding agent: it reads a file, mends it, runs its test and says so.
 
-``PYTHONPATH=tests/server:tests/engine:tests/models python tests/server/scripted_agent.py PORT FOLDER`` serves it. What it
-writes must be allowed by the grammar of the request, whose tools are the agent's own.
+``PYTHONPATH=tests/server:tests/engine:tests/models python tests/server/scripted_agent.py PORT FOLDER`` serves it. What
+it writes must be allowed by the grammar of the request, whose tools are the agent's own.
 """
 
 from __future__ import annotations

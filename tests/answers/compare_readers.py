@@ -1,7 +1,7 @@
 """Compares what jpaged, vLLM's parsers and transformers' parse_response read in the same texts.
 
-``PYTHONPATH=tests/answers python tests/answers/compare_readers.py ENV [--page]`` runs all three. ENV is the environment
-that ``scripts/benchmarks/peer_engines/environment.sh vllm-core ENV`` makes. ``--page`` writes the texts in which they
+``PYTHONPATH=tests/answers:. python tests/answers/compare_readers.py ENV [--page]`` runs all three. ENV is the
+environment that ``scripts/benchmarks/peer_engines/environment.sh vllm-core ENV`` makes. ``--page`` writes the texts in which they
 differ into docs/answer_readers.md.
 """
 
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from renderings import rendered, tokenizer_of
-from test_response_template import OF_FAMILIES, FUNCTION
+from test_response_template import FUNCTION, OF_FAMILIES
 from transformers.utils.chat_parsing import parse_response
 
 from jpaged.answers.bound import BoundFormat
@@ -90,6 +90,7 @@ for case in json.load(sys.stdin):
             one = whole(made, text, request) if read == "whole" else streamed(made, tokenizer, text, request)
         except Exception as error:
             one = [f"raises {type(error).__name__}", []]
+            print(case["parser"], repr(error)[:300], file=sys.stderr)
         found.append(one)
     out.append(found)
 print("RESULT" + json.dumps(out))
@@ -179,6 +180,8 @@ def main(environment, page):
     line = next((one for one in done.stdout.splitlines() if one.startswith("RESULT")), None)
     if line is None:
         raise SystemExit(done.stderr[-3000:])
+    if "ModuleNotFoundError" in line:
+        raise SystemExit(f"vLLM's environment lacks a package\n{done.stderr[-3000:]}")
     rows, same = [], 0
     for (family, what, text), theirs in zip(each, json.loads(line.removeprefix("RESULT")), strict=True):
         ours, judge = own(family, text), of_transformers(family, text)

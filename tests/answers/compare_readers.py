@@ -1,8 +1,8 @@
 """Compares what jpaged, vLLM's parsers and transformers' parse_response read in the same texts.
 
 ``PYTHONPATH=tests/answers:. python tests/answers/compare_readers.py ENV [--page]`` runs all three. ENV is the
-environment that ``scripts/benchmarks/peer_engines/environment.sh vllm-core ENV`` makes. ``--page`` writes the texts in which they
-differ into docs/answer_readers.md.
+environment that ``scripts/benchmarks/peer_engines/environment.sh vllm-core ENV`` makes. ``--page`` writes
+the texts in which they differ into docs/answer_readers.md.
 """
 
 from __future__ import annotations

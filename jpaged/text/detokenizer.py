@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -221,6 +222,13 @@ class IncrementalDecoder:
         held = self._uncleaned + held[: len(held) - len(shown.lstrip())]
         start = self._num_given + len(self._clean(held) if self._clean else held)
         self.spans.append(TokenSpan(start, start + len(word), token))
+
+    def copy(self) -> IncrementalDecoder:
+        """Return an independent decoder at the same place."""
+        twin = copy.copy(self)
+        twin._window = self._window.copy()
+        twin.spans = self.spans.copy()
+        return twin
 
     def _start_of_end(self, prompt: Sequence[int]) -> int:
         """Return the place in the prompt from which its tokens are enough to decode what follows: some, and no half

@@ -33,7 +33,9 @@ from jpaged.images import (
 from jpaged.scheduling.inputs import PromptItem, joined
 
 _MOST_PREPARED = 8
-"""Prepared images that are remembered, as the same image tends to come in several prompts."""
+_MOST_BYTES = 256 << 20
+"""Prepared images that are remembered, as the same image tends to come in several prompts, and bytes of their arrays.
+The newest one is remembered whatever its size."""
 
 
 def images_of(data: Any) -> list[Any]:
@@ -82,6 +84,7 @@ class ImageInputs:
         most_together: images that may follow one another without text in between, which later tokens then read
             together; None = tokens take the images' place, and there is no bound.
         given: how features that callers have encoded are placed; None = they are refused.
+        processor: see `open_image_processor`.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class ImageInputs:
         padded: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]] = dict,
         most_together: int | None = None,
         given: GivenLayout | None = None,
+        processor: str | None = None,
     ) -> None:
         self.refusal = refusal
         self._folder = folder
@@ -106,6 +110,7 @@ class ImageInputs:
         self._padded = padded
         self._most_together = most_together
         self._given = given
+        self._name = processor
         self._lock = threading.Lock()
         self._opened: ImageProcessor | None = None
         self._prepared: OrderedDict[tuple[str | None, bytes], PreparedImage] = OrderedDict()
@@ -198,7 +203,7 @@ class ImageInputs:
         with self._lock:
             if self._opened is None:
                 try:
-                    self._opened = open_image_processor(self._folder, self._config, self._tokenizer)
+                    self._opened = open_image_processor(self._folder, self._config, self._tokenizer, self._name)
                 except (OSError, AttributeError, TypeError) as error:
                     raise ValueError(f"{self._folder} does not say how images are prepared: {error}") from error
             return self._opened
@@ -228,7 +233,18 @@ class ImageInputs:
             alone = len(pictures) == 1
             digest = processor.digest(picture, alone=alone)
             made = self._prepare(processor, picture, (salt, digest), alone)
-            placed.append(PromptItem(start, length, digest, made.features, made.arrays, self._whole))
+            item = PromptItem(
+                start,
+                length,
+                digest,
+                made.features,
+                made.arrays,
+                self._whole,
+                takes=made.takes,
+                offsets=made.offsets,
+                advance=made.advance,
+            )
+            placed.append(item)
         if self._most_together is None:
             return tuple(placed)
         runs = joined(placed)
@@ -250,8 +266,9 @@ class ImageInputs:
         made = replace(made, arrays=self._padded(made.arrays))
         with self._lock:
             self._prepared[name] = made
-            while len(self._prepared) > _MOST_PREPARED:
-                self._prepared.popitem(last=False)
+            taken = sum(each.num_bytes for each in self._prepared.values())
+            while len(self._prepared) > _MOST_PREPARED or (taken > _MOST_BYTES and len(self._prepared) > 1):
+                taken -= self._prepared.popitem(last=False)[1].num_bytes
         return made
 
 

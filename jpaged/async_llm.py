@@ -46,6 +46,7 @@ from jpaged.sampling_params import BeamSearchParams, RequestOutputKind, Sampling
 from jpaged.scheduling import Request
 from jpaged.text.adapters import LoRA
 from jpaged.text.batch import one_each, one_lora_each, priorities
+from jpaged.text.chat_answers import ChatReader
 from jpaged.text.chat_template import ChatArguments, ChatOptions, Messages
 from jpaged.text.long_text import TokenBound, encode_bounded
 from jpaged.text.marked_prefixes import MarkedPrefix
@@ -174,6 +175,37 @@ class AsyncLLM:
             async for output in outputs:
                 yield output
 
+    async def chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None,
+        request_id: str,
+        *,
+        lora_request: LoRA | None = None,
+        priority: int | None = None,
+        **options: Unpack[ChatArguments],
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Generate the next turn of a conversation and yield outputs as `generate` does.
+
+        The `message` of an output that ends, see `CompletionOutput`, has the answer's content, thought and tool calls.
+
+        Args:
+            messages, options: as in `LLM.chat`.
+            sampling_params, request_id, lora_request, priority: as in `generate`.
+
+        Raises:
+            ValueError, EngineBusy, EngineStopped: as `LLM.chat` and `generate`.
+        """
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        conversation = Conversation(messages, ChatOptions(**options))
+        (lora,) = one_lora_each(lora_request, 1)
+        (params,) = one_each(params, 1, SamplingParams)
+        running = self._outputs(conversation, params, request_id, priority, lora)
+        chat = ChatReader(self.output_processor.chats, conversation, params)
+        async with aclosing(running) as outputs:
+            async for output in outputs:
+                yield await asyncio.to_thread(chat.read, output) if output.finished else chat.read(output)
+
     async def beam_search(
         self,
         prompt: Prompt,
@@ -280,7 +312,7 @@ class AsyncLLM:
 
     async def _outputs(
         self,
-        prompt: Prompt,
+        prompt: Prompt | Conversation,
         params: SamplingParams | BeamSearchParams,
         request_id: str,
         priority: int | None,

@@ -302,6 +302,10 @@ class LLM:
                 `jpaged.text.chat_template.ChatOptions`.
             tools, chat_template_kwargs: see `ChatOptions` too.
 
+        Returns:
+            One for each conversation. The `message` of its outputs has the answer's content, thought and tool calls,
+            and ``message.to_dict()`` is it as the conversation's next message.
+
         Raises:
             ValueError: there is no chat template, messages or tools do not fit it, both add_generation_prompt and
                 continue_final_message are True, or as `generate`.
@@ -319,7 +323,8 @@ class LLM:
         tokenization = Tokenization.of(tokenization_kwargs)
         loras = one_lora_each(lora_request, len(batch))
         levels = priorities(priority, len(batch))
-        return self._run(Batch(batch, params, levels, tokenization, loras), use_tqdm, on_error)
+        outputs = self._run(Batch(batch, params, levels, tokenization, loras), use_tqdm, on_error)
+        return self.output_processor.chats.with_messages(outputs, batch, params)
 
     @short_traceback
     def chat_prompt(self, messages: Messages, **options: Unpack[ChatArguments]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 from jpaged.vllm_refusals import name_in, with_vllms_attributes
 
@@ -76,6 +76,61 @@ class Logprob:
     decoded_token: str | None = None
 
 
+class TokenSpan(NamedTuple):
+    """Says where an added token of the tokenizer, such as a special one, stands in a text.
+
+    Attributes:
+        start, end: its characters in the text; equal if the text leaves it out.
+        token_id: the token's id.
+    """
+
+    start: int
+    end: int
+    token_id: int
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a function, as a model wrote it.
+
+    Attributes:
+        id: the call's id, to which its result refers: the model's own, or a random one.
+        name: the function's name.
+        arguments: its arguments, an object in JSON.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class AnswerMessage:
+    """The message that an answer's text is.
+
+    Attributes:
+        content: the text without thoughts and calls; None where there are calls only.
+        reasoning: the thought; None: there is none.
+        tool_calls: the calls that are whole, in order.
+    """
+
+    content: str | None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the message as a conversation has it, for the next turn."""
+        made: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.reasoning is not None:
+            made["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            made["tool_calls"] = [
+                {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.arguments}}
+                for one in self.tool_calls
+            ]
+        return made
+
+
 @with_vllms_attributes
 @dataclass(frozen=True)
 class CompletionOutput:
@@ -94,6 +149,10 @@ class CompletionOutput:
             unless requested.
         score: cumulative_logprob of a beam, divided by its number of tokens to the power of length_penalty; None for
             other requests.
+        added_token_spans: where in `text` the tokenizer's added tokens stand, special ones among them, in order. Text
+            that only spells such a token has no span; nor has a stop token that the text does not show.
+        message: the text as a message, in the last output of a chat: its content, thought and tool calls; None in
+            others.
     """
 
     index: int
@@ -104,6 +163,8 @@ class CompletionOutput:
     stop_reason: str | int | None = None
     logprobs: list[dict[int, Logprob]] | None = None
     score: float | None = None
+    added_token_spans: list[TokenSpan] = field(default_factory=list)
+    message: AnswerMessage | None = None
 
     def finished(self) -> bool:
         """Tell whether the sequence has ended, as vLLM's method of this name does."""
@@ -178,6 +239,7 @@ class StreamDelta:
         finish_reason: why the output ended, in its last delta.
         stop_reason: see `CompletionOutput`.
         logprobs: log-probabilities of the new tokens, see `CompletionOutput`.
+        added_token_spans: where in `text` the tokenizer's added tokens stand, see `CompletionOutput`.
     """
 
     prompt_index: int
@@ -187,6 +249,7 @@ class StreamDelta:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     logprobs: list[dict[int, Logprob]] | None = None
+    added_token_spans: list[TokenSpan] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from typing import Any
 from jpaged.answers.format import AnswerFormat
 from jpaged.answers.grammar import AnswerGrammar, Thought
 from jpaged.answers.marks import Marks
-from jpaged.answers.parts import Place
+from jpaged.answers.parts import TokenSpan
 from jpaged.answers.reader import AnswerReader, Patterns
+from jpaged.answers.response_template import RESPONSE_TEMPLATE, format_of_template
 from jpaged.answers.rows import ANSWER_FORMATS
 
 
@@ -24,6 +25,7 @@ class BoundFormat:
     def __init__(self, form: AnswerFormat, tokenizer: Any = None) -> None:
         self.form = form
         self._tokenizer = tokenizer
+        self._added = {} if tokenizer is None else tokenizer.added_tokens_decoder
         self._marks = marks = Marks(form.texts(), self._token_of)
         self.tokens = marks.tokens
         self.grammar = AnswerGrammar(form, marks)
@@ -31,7 +33,7 @@ class BoundFormat:
         self._of_text = Patterns(form, Marks((), self._token_of)) if self.tokens else self._of_tokens
 
     def _token_of(self, text: str) -> int | None:
-        return mark_token(self._tokenizer, text)
+        return mark_token(self._tokenizer, text, self._added)
 
     def reader(
         self,
@@ -74,7 +76,7 @@ class BoundFormat:
         """Return a text as a list of tokens that are marks and of texts between them, none empty."""
         return self._marks.pieces(text)
 
-    def encoded(self, text: str, places: Sequence[Place]) -> str:
+    def encoded(self, text: str, places: Sequence[TokenSpan]) -> str:
         """Return a text with a character in the place of each mark that is a token, as `thought_begun` takes it."""
         return self._marks.encoded(text, places)
 
@@ -119,15 +121,18 @@ def token_of(tokenizer: Any, text: str) -> int | None:
     return token if token is not None and tokenizer.convert_ids_to_tokens(token) == text else None
 
 
-def mark_token(tokenizer: Any, text: str) -> int | None:
+def mark_token(tokenizer: Any, text: str, added_tokens: Mapping[int, Any]) -> int | None:
     """Return the token that is a mark and that no text spells; None if there is none.
 
     These are the tokenizer's special tokens, and added ones of the form ``<...>``, as llguidance has it.
+
+    Args:
+        added_tokens: the tokenizer's added tokens by id.
     """
     token = token_of(tokenizer, text)
     if token is None:
         return None
-    added = tokenizer.added_tokens_decoder.get(token)
+    added = added_tokens.get(token)
     if added is None:
         return token if token in tokenizer.all_special_ids else None
     return token if added.special or (text.startswith("<") and text.endswith(">")) else None
@@ -143,8 +148,15 @@ def format_of(tools: str | None, thoughts: str | None, tokenizer: Any = None) ->
 
 
 def variant_of(name: str, tokenizer: Any = None) -> AnswerFormat:
-    """Return the row of a name, or that of its variant; see `format_of`."""
+    """Return the row of a name, or that of its variant, or the format of the tokenizer's own template; see `format_of`.
+
+    Raises:
+        ValueError: that template is missing, or has something that no format has.
+    """
+    if name == RESPONSE_TEMPLATE:
+        return format_of_template(getattr(tokenizer, "response_template", None))
+    added = {} if tokenizer is None else tokenizer.added_tokens_decoder
     for form in ANSWER_FORMATS.values():
-        if form.variant_of == name and mark_token(tokenizer, form.variant_token) is not None:
+        if form.variant_of == name and mark_token(tokenizer, form.variant_token, added) is not None:
             return form
     return ANSWER_FORMATS[name]

@@ -271,9 +271,14 @@ class AnswerGrammar:
 
     @property
     def _called(self) -> str:
-        """Return the terminal that matches outputs in which a reader finds the beginning of a call."""
+        """Return the terminal that matches text in which a reader finds the beginning of a call.
+
+        Text may spell a mark that is a token.
+        """
         each = []
         for calls in self.form.calls:
+            if self._is_token(calls.begin):
+                continue
             if calls.begin:
                 each.append(f"{ANY} {json.dumps(calls.begin)} {ANY}")
                 continue

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import regex
 
-from jpaged.answers.parts import Place
+from jpaged.answers.parts import TokenSpan
 
 TokenOf = Callable[[str], int | None]
 """Returns the id of a text that is one token, which text cannot spell; None of any other."""
@@ -51,12 +51,12 @@ class Marks:
 
     # ------------------------------------------------------------------ text with tokens as characters
 
-    def encoded(self, text: str, places: Sequence[Place]) -> str:
+    def encoded(self, text: str, spans: Sequence[TokenSpan]) -> str:
         """Return a text with a character in the place of each mark that is a token."""
-        if not places:
+        if not spans:
             return text
         made, at = [], 0
-        for start, end, token in places:
+        for start, end, token in spans:
             if token in self._number and start >= at:
                 made += [text[at:start], chr(_FIRST + 2 * self._number[token] + (start == end))]
                 at = end

@@ -103,30 +103,82 @@ Notation = Json | Literals | Tagged
 
 
 class _JsonReader:
+    """Lets an object of JSON through. What a character may be depends on the one before it that is no white space."""
+
     def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = self._escaped = False
+        self._open: list[str] = []  # the brackets around what comes
+        self._wants = "value"  # or "key", "colon", "comma"; "first": what an opened bracket holds, or its end
+        self._string: str | None = None  # what a string's end makes of `_wants`
+        self._escaped = False
 
     def push(self, held: str) -> tuple[str, int, State]:
-        for i, character in enumerate(held):
-            if self._in_string:
-                if self._escaped:
-                    self._escaped = False
-                elif character == "\\":
-                    self._escaped = True
-                elif character == '"':
-                    self._in_string = False
-            elif character == '"':
-                self._in_string = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                if not self._depth:
-                    return held[: i + 1], i + 1, "done"
-        return held, len(held), "more"
+        at = 0
+        while at < len(held):
+            new = self._in_string(held, at) if self._string is not None else self._token(held, at)
+            if new is None:
+                break
+            if new < 0:
+                return held[:at], at, "broken"
+            at = new
+            if not self._open:
+                return held[:at], at, "done"
+        return held[:at], at, "more"
+
+    def _in_string(self, held: str, at: int) -> int:
+        """Read on in a string; return where it ends, or the text does."""
+        for i in range(at, len(held)):
+            if self._escaped:
+                self._escaped = False
+            elif held[i] == "\\":
+                self._escaped = True
+            elif held[i] == '"':
+                assert self._string is not None
+                self._wants, self._string = self._string, None
+                return i + 1
+        return len(held)
+
+    def _token(self, held: str, at: int) -> int | None:
+        """Read one token; return where it ends, None if it may go on, -1 if nothing such may be there."""
+        one, wants = held[at], self._wants
+        if one.isspace():
+            return at + 1
+        closes = bool(self._open) and one == _CLOSING[self._open[-1]]
+        if closes and wants in ("first", "comma"):
+            self._open.pop()
+            self._wants = "comma"
+            return at + 1
+        in_object = bool(self._open) and self._open[-1] == "{"
+        if wants == "comma" and one == ",":
+            self._wants = "key" if in_object else "value"
+            return at + 1
+        if wants == "colon" and one == ":":
+            self._wants = "value"
+            return at + 1
+        if wants in ("comma", "colon"):
+            return -1
+        wants_key = wants == "key" or (wants == "first" and in_object)
+        if one == '"':
+            self._string = "colon" if wants_key else "comma"
+            return at + 1
+        if wants_key:
+            return -1
+        if one in "{[":
+            self._open.append(one)
+            self._wants = "first"
+            return at + 1
+        found = _JSON_ATOM.match(held, at)
+        if found is None:
+            return -1
+        if found.end() == len(held):
+            return None
+        if not (_NUMBER.fullmatch(found[0]) or found[0] in _JSON_WORDS):
+            return -1
+        self._wants = "comma"
+        return found.end()
 
 
+_JSON_ATOM = regex.compile(r"[-+\w.]+")
+_JSON_WORDS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")  # the last three are Python's
 _NUMBER = regex.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _ATOM = regex.compile(r"[^\s,:=()\[\]{}'\"<]+")
 _BARE = regex.compile(r"[\w.$-]+")

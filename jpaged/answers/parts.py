@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+from jpaged.outputs import TokenSpan
 
 
 @dataclass(frozen=True)
@@ -59,27 +61,14 @@ class CallCut:
 Part = Content | Reasoning | CallStart | CallArguments | CallEnd | CallCut
 
 
-class Place(NamedTuple):
-    """Where a token with a meaning of its own, such as a mark, stands in a text.
-
-    Attributes:
-        start, end: its characters in the text; equal if the text does not show it.
-        token: the token's id.
-    """
-
-    start: int
-    end: int
-    token: int
-
-
 class Reader(Protocol):
     """Interface of a reader of one output."""
 
-    def push(self, text: str, places: Sequence[Place] = ()) -> list[Part]:
+    def push(self, text: str, spans: Sequence[TokenSpan] = ()) -> list[Part]:
         """Read more text; return the parts that no later text can change.
 
         Args:
-            places: where in this text tokens with a meaning of their own stand.
+            spans: where in this text tokens with a meaning of their own stand.
         """
         ...
 
@@ -91,7 +80,7 @@ class Reader(Protocol):
 class PlainReader:
     """Treats all text as content."""
 
-    def push(self, text: str, places: Sequence[Place] = ()) -> list[Part]:
+    def push(self, text: str, spans: Sequence[TokenSpan] = ()) -> list[Part]:
         return [Content(text)] if text else []
 
     def finish(self) -> list[Part]:

@@ -18,7 +18,7 @@ import regex
 from jpaged.answers.format import AnswerFormat, Calls, Region, pieces_of
 from jpaged.answers.marks import Marks
 from jpaged.answers.notations import ArgumentReader
-from jpaged.answers.parts import CallArguments, CallCut, CallEnd, CallStart, Content, Part, Place, Reasoning
+from jpaged.answers.parts import CallArguments, CallCut, CallEnd, CallStart, Content, Part, Reasoning, TokenSpan
 
 _NAME = r"(?P<name>[\w.-]+)(?=[^\w.-])"
 _QUOTED_NAME = r'"(?P<name>(?:[^"\\]|\\.)*)"'
@@ -216,9 +216,9 @@ class AnswerReader:
         if has_thoughts and thought == "runs":
             self._step = self._thought
 
-    def push(self, text: str, places: Sequence[Place] = ()) -> list[Part]:
+    def push(self, text: str, spans: Sequence[TokenSpan] = ()) -> list[Part]:
         self._num_read += len(text)
-        self._held += self._marks.encoded(text, places)
+        self._held += self._marks.encoded(text, spans)
         parts: list[Part] = []
         while self._step(parts):
             pass

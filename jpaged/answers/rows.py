@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from jpaged.answers.format import JSON_CALL, AnswerFormat, Calls, Region
 from jpaged.answers.notations import Json, Literals, Tagged
+from jpaged.answers.response_template import RESPONSE_TEMPLATE
 
 THINK = Region(("<think>",), ("</think>",))
 _PYTHON = Literals(keywords=True)
@@ -298,9 +299,11 @@ ANSWER_FORMATS |= {name: ANSWER_FORMATS[row] for name, row in _SAME.items()}
 
 def tool_formats() -> tuple[str, ...]:
     """Return the values of ``--tool-parser``."""
-    return tuple(name for name, form in ANSWER_FORMATS.items() if form.calls and not form.variant_of)
+    rows = (name for name, form in ANSWER_FORMATS.items() if form.calls and not form.variant_of)
+    return (*rows, RESPONSE_TEMPLATE)
 
 
 def thought_formats() -> tuple[str, ...]:
     """Return the values of ``--reasoning-parser``."""
-    return tuple(name for name, form in ANSWER_FORMATS.items() if form.thought and not form.variant_of)
+    rows = (name for name, form in ANSWER_FORMATS.items() if form.thought and not form.variant_of)
+    return (*rows, RESPONSE_TEMPLATE)

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from jpaged.answers.response_template import RESPONSE_TEMPLATE, format_of_template
 from jpaged.answers.rows import thought_formats, tool_formats
 from jpaged.config import EngineConfig
 from jpaged.short_values import with_short_values
@@ -232,7 +233,12 @@ def found_formats(tokenizer: Any, tool_parser: str | None, reasoning_parser: str
     """Return the settings of answer formats: what the options name, or what the chat template is found to render.
 
     The log says what was found, or why nothing was.
+
+    Raises:
+        ValueError: an option names the model's response template, which is missing or has what no format has.
     """
+    if RESPONSE_TEMPLATE in (tool_parser, reasoning_parser):
+        format_of_template(getattr(tokenizer, "response_template", None))  # says why, if the model has none
     if tool_parser is not None and reasoning_parser is not None:
         return {"tool_parser": given_format(tool_parser), "reasoning_parser": given_format(reasoning_parser)}
     from jpaged.text.answer_choice import chosen_formats

@@ -173,6 +173,7 @@ def _stream_delta(prompt_index: int, output: CompletionOutput) -> StreamDelta:
         finish_reason=output.finish_reason,
         stop_reason=output.stop_reason,
         logprobs=output.logprobs,
+        added_token_spans=output.added_token_spans,
     )
 
 

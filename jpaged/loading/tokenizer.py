@@ -113,6 +113,7 @@ def as_transformers(tokenizer: AnyTokenizer) -> PreTrainedTokenizerBase:
             **tokenizer.special_tokens_map,
         )
     made.chat_template = tokenizer.chat_template
+    made.response_template = tokenizer.response_template
     return _AS_TRANSFORMERS.setdefault(tokenizer, made)
 
 

@@ -80,6 +80,7 @@ _TYPES: Mapping[str, Type] = {
     "tokenizer_class": TEXT,
     "model_input_names": list_of(TEXT, "a list of texts"),
     "chat_template": TEMPLATE,
+    "response_template": TABLE,
     "added_tokens_decoder": TABLE,
     "auto_map": either(TABLE, Type(lambda value: isinstance(value, list), "a list")),
     "fast_tokenizer_files": list_of(TEXT, "a list of texts"),
@@ -277,6 +278,7 @@ def read_tokenizer(folder: Path) -> OwnTokenizer | None:
         class_name=named,
         name_or_path=str(folder),
         model_input_names=described.get("model_input_names"),
+        response_template=described.get("response_template"),
     )
 
 

@@ -118,6 +118,7 @@ def _with_settings(built: _Built, file: Path, config: Mapping[str, Any]) -> OwnT
         model_max_length=NO_LIMIT if length is None else int(length),
         clean_up=bool(config.get("clean_up_tokenization_spaces", False)),
         name_or_path=str(file),
+        response_template=config.get("response_template"),
     )
 
 

@@ -6,13 +6,17 @@ A call, a thought and a text are rendered; the row that reads them back is the m
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 from jpaged.answers.bound import BoundFormat, variant_of
-from jpaged.answers.parts import CallArguments, CallStart, Content, Place, Reasoning
+from jpaged.answers.format import AnswerFormat
+from jpaged.answers.parts import CallArguments, CallStart, Content, Reasoning, TokenSpan
+from jpaged.answers.response_template import RESPONSE_TEMPLATE, format_of_template
 from jpaged.answers.rows import ANSWER_FORMATS
 
 _NAME, _ID, _ARGUMENTS = "tried_name", "tried0001", {"tried_key": "tried value", "tried_count": 7}
@@ -41,13 +45,33 @@ class Choice:
     why_no_thoughts: str = ""
 
 
-def chosen_formats(tokenizer: Any) -> Choice:
-    """Return the rows that read back what a tokenizer's chat template renders."""
+def chosen_formats(tokenizer: Any, template: str | None = None) -> Choice:
+    """Return the rows that read back what a chat template renders, or `RESPONSE_TEMPLATE`, if the model has one.
+
+    Args:
+        template: the template; None = the tokenizer's own.
+    """
+    if template is not None:
+        tokenizer = copy(tokenizer)
+        tokenizer.chat_template = template
     if not getattr(tokenizer, "chat_template", None):
         return Choice(why_no_tools="there is no chat template", why_no_thoughts="there is no chat template")
-    tools, why_no_tools = _tools(tokenizer)
-    thoughts, why_no_thoughts = _thoughts(tokenizer, tools)
+    own = None if template is not None else _own_format(tokenizer)
+    tools, why_no_tools = (RESPONSE_TEMPLATE, "") if own and own.calls else _tools(tokenizer)
+    thoughts, why_no_thoughts = (RESPONSE_TEMPLATE, "") if own and own.thought else _thoughts(tokenizer, tools)
     return Choice(tools, thoughts, why_no_tools, why_no_thoughts)
+
+
+def _own_format(tokenizer: Any) -> AnswerFormat | None:
+    """Return the format of the model's own response template; None: there is none, or no format has what it has."""
+    own = getattr(tokenizer, "response_template", None)
+    if own is None:
+        return None
+    try:
+        return format_of_template(own)
+    except ValueError as error:
+        logging.getLogger("jpaged.text").warning("%s: the chat template tells instead how answers are read", error)
+        return None
 
 
 def _tools(tokenizer: Any) -> tuple[str | None, str]:
@@ -99,7 +123,8 @@ def _thoughts(tokenizer: Any, tools: str | None) -> tuple[str | None, str]:
         marks = form.form.thought
         if marks is None:
             continue
-        in_template = any(mark in template for mark in marks.begin) and any(mark in template for mark in marks.end)
+        # A line break is an escape in a template's text.
+        in_template = all(any(mark.strip() in template for mark in each) for each in (marks.begin, marks.end))
         if in_template or form.after(begun) in ("runs", "over"):
             return name, ""  # templates of many families leave out the thoughts of earlier turns
     return None, "its chat template shows no thoughts that a format reads back"
@@ -125,13 +150,13 @@ class _Found:
 
 def _read(form: BoundFormat, answer: str) -> _Found:
     """Read a rendered answer, in which each mark that is a token stands for it."""
-    places: list[Place] = []
+    spans: list[TokenSpan] = []
     if form.tokens:
         pattern = "|".join(map(re.escape, sorted(form.tokens, key=len, reverse=True)))
-        places = [Place(found.start(), found.end(), form.tokens[found[0]]) for found in re.finditer(pattern, answer)]
+        spans = [TokenSpan(found.start(), found.end(), form.tokens[found[0]]) for found in re.finditer(pattern, answer)]
     reader = form.reader(functions=[_FUNCTION], placed=True)
     found, names, arguments = _Found([], "", ""), [], []
-    for part in [*reader.push(answer, places), *reader.finish()]:
+    for part in [*reader.push(answer, spans), *reader.finish()]:
         if isinstance(part, CallStart):
             names.append(part.name)
             arguments.append("")

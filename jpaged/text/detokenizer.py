@@ -7,7 +7,9 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
+from weakref import WeakKeyDictionary
 
+from jpaged.outputs import TokenSpan
 from jpaged.sampling_params import SamplingParams
 
 
@@ -45,6 +47,11 @@ class Detokenizer:
         self.num_tokens = 0
         self._decoder = IncrementalDecoder(self._tokenizer, prompt=self._prompt, **self._decoding)
         self._ignored = 0  # characters that the first min_tokens tokens settled: no match may end in them
+
+    @property
+    def spans(self) -> list[TokenSpan]:
+        """Return where added tokens stand in the text so far, and in what was cut off at its end."""
+        return self._decoder.spans
 
     def push(self, tokens: Iterable[int]) -> str | None:
         """Take new tokens and return the stop string that ends the earliest, or None."""
@@ -113,6 +120,9 @@ _MOST_BYTES = 4
 _MOST_HELD = 16
 """Tokens that are held back as an unfinished character; of more the first ones cannot belong to it."""
 
+_LONG_RUN = 256
+"""Byte tokens in a row that are likely no text."""
+
 
 class IncrementalDecoder:
     """One sequence's text, piece by piece: all pieces together equal ``tokenizer.decode`` of its tokens.
@@ -120,6 +130,9 @@ class IncrementalDecoder:
     A token is decoded after those of the piece before it, so that a decoder knows that it does not begin the text. What
     later tokens could change is held back: an unfinished UTF-8 character, a run of SentencePiece's byte tokens
     (one bad byte spoils the run; it is decoded when it ends), spaces that the tokenizer cleans up.
+
+    Attributes:
+        spans: where the tokenizer's added tokens stand in all pieces together, also those in text that is held back.
 
     Args:
         tokenizer: a transformers tokenizer with a `tokenizers` backend.
@@ -141,8 +154,11 @@ class IncrementalDecoder:
     ) -> None:
         self._backend = tokenizer.backend_tokenizer
         self._skip = skip_special_tokens
+        self.spans: list[TokenSpan] = []
+        self._num_given = 0  # characters of the pieces so far
+        self._added = _added_tokens(self._backend)
         joined = not (skip_special_tokens or spaces_between_special_tokens)
-        self._joined = frozenset(tokenizer.added_tokens_decoder) if joined else frozenset()
+        self._joined = self._added if joined else frozenset()
         self._clean = tokenizer.clean_up_tokenization if cleans_up(tokenizer) else None
         self._uncleaned = ""
         self._window = list(prompt[self._start_of_end(prompt) :])
@@ -153,14 +169,26 @@ class IncrementalDecoder:
 
     def whole(self, tokens: Sequence[int]) -> str:
         """Return the text of all the tokens there will be; `push` was not called."""
-        self._window += tokens
-        self._now = self._decode(self._window)
-        return self.finish()
+        pieces = []
+        for token in tokens:
+            if token in self._added:
+                pieces.append(self.push(token))
+            else:
+                self._window.append(token)
+                self._now = None
+        return "".join(pieces) + self.finish()
 
     def push(self, token: int) -> str:
         """Take one more token and return the text that it settles; often that is empty."""
+        text = self._settled_by(token)
+        self._num_given += len(text)
+        return text
+
+    def _settled_by(self, token: int) -> str:
         piece = self._backend.id_to_token(token)
         if piece is None or self._is_left_out(token):
+            if token in self._added:
+                self._note_span(token, "")
             return ""
         self._window.append(token)
         if _BYTE.fullmatch(piece):
@@ -168,6 +196,8 @@ class IncrementalDecoder:
             return ""
         before = self._decode(self._window[:-1]) if self._now is None else self._now
         self._now = self._decode(self._window)
+        if token in self._added:
+            self._note_span(token, piece if self._now.endswith(piece) else self._now[len(before) :])
         if self._now == before:
             return ""
         if self._now.endswith(_UNFINISHED):
@@ -178,12 +208,26 @@ class IncrementalDecoder:
         """Return the remaining text, after the last token."""
         rest = self._uncleaned + self._give_out()
         self._uncleaned = ""
-        return self._clean(rest) if self._clean else rest
+        rest = self._clean(rest) if self._clean else rest
+        self._num_given += len(rest)
+        return rest
+
+    def _note_span(self, token: int, shown: str) -> None:
+        """Note where an added token stands, with whose text, if it has one, the window ends."""
+        now = self._now
+        if now is None:  # byte tokens: a run that is longer than a text's is decoded once, when it ends
+            now = self._decode(self._window if len(self._window) < _LONG_RUN else self._window[: self._num_before])
+        held = now[self._num_told(now) :].rstrip(_UNFINISHED if not shown else "")
+        word = shown.strip()  # spaces around it may be cleaned up
+        held = self._uncleaned + held[: len(held) - len(shown.lstrip())]
+        start = self._num_given + len(self._clean(held) if self._clean else held)
+        self.spans.append(TokenSpan(start, start + len(word), token))
 
     def copy(self) -> IncrementalDecoder:
         """Return an independent decoder at the same place."""
         twin = copy.copy(self)
         twin._window = self._window.copy()
+        twin.spans = self.spans.copy()
         return twin
 
     def _start_of_end(self, prompt: Sequence[int]) -> int:
@@ -229,9 +273,15 @@ class IncrementalDecoder:
         return ""
 
     def _new_in(self, text: str) -> str:
-        """Return the part of the window's text that is in no piece and not the prompt's."""
-        unfinished, self._prompt_end = self._prompt_end, ""
-        return text[len(unfinished if unfinished and text.startswith(unfinished) else self._before) :]
+        """Return the part of the window's text that is in no piece and not the prompt's, which then is in one."""
+        new = text[self._num_told(text) :]
+        self._prompt_end = ""
+        return new
+
+    def _num_told(self, text: str) -> int:
+        """Return how many characters of the window's text are in a piece or the prompt's."""
+        unfinished = self._prompt_end
+        return len(unfinished if unfinished and text.startswith(unfinished) else self._before)
 
     def _decode(self, tokens: list[int]) -> str:
         if not self._joined:
@@ -259,6 +309,16 @@ class IncrementalDecoder:
         cut = settled.end() if settled else 0
         self._uncleaned = text[cut:]
         return self._clean(text[:cut])
+
+
+_ADDED: WeakKeyDictionary[Any, frozenset[int]] = WeakKeyDictionary()
+
+
+def _added_tokens(backend: Any) -> frozenset[int]:
+    """Return the ids of a tokenizer's added tokens. Some have thousands, so they are listed once, not for each text."""
+    if backend not in _ADDED:
+        _ADDED[backend] = frozenset(backend.get_added_tokens_decoder())
+    return _ADDED[backend]
 
 
 def cleans_up(tokenizer: Any) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from jpaged.outputs import BeamSearchSequence, CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from jpaged.outputs import BeamSearchSequence, CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenSpan
 from jpaged.scheduling import Request
 from jpaged.scheduling.top_tokens import TokenRanking
+from jpaged.text.chat_answers import ChatAnswers
 from jpaged.text.detokenizer import IncrementalDecoder, decoding
 from jpaged.text.prompt import Conversation, Prompt
 from jpaged.text.token_reader import NewTokens, Progress, TokenReader
@@ -19,11 +20,15 @@ class OutputProcessor:
     Args:
         tokenizer: a transformers tokenizer; None where the model has none.
         scored: whether outputs have a cumulative_logprob where the request asks for no log-probabilities.
+
+    Attributes:
+        chats: reads the messages of answers.
     """
 
     def __init__(self, tokenizer: Any, *, scored: bool = True) -> None:
         self.tokenizer = tokenizer
         self.scored = scored
+        self.chats = ChatAnswers(tokenizer)
         self._texts: dict[int, str] = {}
 
     def whole(self, request: Request, request_id: str | None = None) -> RequestOutput:
@@ -157,15 +162,22 @@ class _Output:
         self._scored = processor.scored or request.num_top > 0
         self._decoder: IncrementalDecoder | None = None
         self._text = ""
+        self._spans: list[TokenSpan] = []
         self._token_ids: list[int] = []
         self._logprobs: list[dict[int, Logprob]] | None = None if request.params.logprobs is None else []
         self._last: NewTokens | None = None
         self._told: NewTokens | None = None
         self._tokens_told = 0
         self._characters_told = 0
+        self._spans_told = 0
 
     def add(self, new: NewTokens) -> None:
-        self._text += self._decode(new) if new.text is None else new.text
+        if new.text is None:
+            self._text += self._decode(new)
+            self._spans = [] if self._decoder is None else self._decoder.spans
+        else:
+            self._text += new.text
+            self._spans = new.spans
         self._token_ids += new.token_ids
         if self._logprobs is not None:
             pairs = zip(new.token_ids, new.logprobs, strict=True)
@@ -173,26 +185,36 @@ class _Output:
         self._last = new
 
     def cumulative(self) -> CompletionOutput:
-        return self._completion(0, 0)
+        return self._completion(0, 0, 0, len(self._text))
 
     def delta(self) -> CompletionOutput | None:
         if self._last is self._told:
             return None
-        tokens, characters = self._tokens_told, self._characters_told
-        self._told, self._tokens_told, self._characters_told = self._last, len(self._token_ids), len(self._text)
-        return self._completion(tokens, characters)
+        tokens, characters, spans = self._tokens_told, self._characters_told, self._spans_told
+        end = len(self._text)
+        if self._last is not None and self._last.finish_reason is None:  # the text of an added token is not cut
+            end = next((span.start for span in self._spans[spans:] if span.start < end < span.end), end)
+        made = self._completion(tokens, characters, spans, end)
+        self._told, self._tokens_told, self._characters_told = self._last, len(self._token_ids), end
+        self._spans_told += len(made.added_token_spans)
+        return made
 
-    def _completion(self, first_token: int, first_character: int) -> CompletionOutput:
+    def _completion(self, first_token: int, first_character: int, first_span: int, end: int) -> CompletionOutput:
         last = self._last
         return CompletionOutput(
             index=self._index,
-            text=self._text[first_character:],
+            text=self._text[first_character:end],
             token_ids=self._token_ids[first_token:],
             cumulative_logprob=self._cumulative_logprob,
             finish_reason=None if last is None else last.finish_reason,
             stop_reason=None if last is None else last.stop_reason,
             score=None if last is None else last.score,
             logprobs=None if self._logprobs is None else self._logprobs[first_token:],
+            added_token_spans=[
+                TokenSpan(start - first_character, stop - first_character, token)
+                for start, stop, token in self._spans[first_span:]
+                if stop <= end
+            ],
         )
 
     @property

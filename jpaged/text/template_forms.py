@@ -143,8 +143,11 @@ class _Shown:
 
     @property
     def rank(self) -> tuple[int, ...]:
-        """Return a key that is larger for a better form; empty if the template raised."""
-        return () if self.text is None else (self.level, self.named, "None" not in self.text)
+        """Return a key that is larger for a better form; empty if the template raised.
+
+        A notation of the template's own is as good as JSON, which may be a text that it copies.
+        """
+        return () if self.text is None else (min(self.level, 2), self.named, "None" not in self.text)
 
 
 _FORMS: WeakKeyDictionary[Any, dict[str, TemplateForms]] = WeakKeyDictionary()

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jpaged.answers.bound import BoundFormat, format_of
-from jpaged.answers.parts import Place
+from jpaged.answers.parts import TokenSpan
 from jpaged.answers.reader import AnswerReader
 from jpaged.answers.rows import thought_formats, tool_formats
 from jpaged.sampling_params import SamplingParams
@@ -104,14 +104,14 @@ class TokenText:
     def _decode_after(self, tokens: Sequence[int]) -> IncrementalDecoder:
         return IncrementalDecoder(self._form.tokenizer, skip_special_tokens=False, prompt=tokens)
 
-    def push(self, token: int) -> tuple[str, tuple[Place, ...]]:
+    def push(self, token: int) -> tuple[str, tuple[TokenSpan, ...]]:
         """Return the text that a token settles, and where in it the token stands if it is a mark."""
         mark = self._form.of_token.get(token)
         if mark is None:
             return self._decoder.push(token), ()
         before = self._decoder.finish()
         self._decoder = self._decode_after((token,))
-        return before + mark, (Place(len(before), len(before) + len(mark), token),)
+        return before + mark, (TokenSpan(len(before), len(before) + len(mark), token),)
 
     def copy(self) -> TokenText:
         """Return an independent reading at the same place."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jpaged.outputs import FinishReason
+from jpaged.outputs import FinishReason, TokenSpan
 from jpaged.scheduling import Request, Sequence, Status
 from jpaged.scheduling.top_tokens import TokenRanking
 from jpaged.text.detokenizer import Detokenizer
@@ -19,6 +19,7 @@ class NewTokens:
         token_ids: the new tokens.
         num_shown: number of leading `token_ids` that the text is made of.
         text: the new text where the search for stop strings made it; None where the reader has to.
+        spans: see `CompletionOutput.added_token_spans`; those of the whole text so far, where `text` is not None.
         logprobs: a log-probability and ranking for each token, where the request asks for them.
         cumulative_logprob: the sum over all of the sequence's tokens so far.
         finish_reason, stop_reason, score: see `CompletionOutput`.
@@ -28,6 +29,7 @@ class NewTokens:
     token_ids: list[int]
     num_shown: int
     text: str | None
+    spans: list[TokenSpan]
     logprobs: list[tuple[float, TokenRanking]]
     cumulative_logprob: float
     finish_reason: FinishReason | None
@@ -89,6 +91,7 @@ class TokenReader:
             token_ids=token_ids,
             num_shown=len(token_ids) - hidden,
             text=self._new_text(seq),
+            spans=list(seq.stop_search.spans) if isinstance(seq.stop_search, Detokenizer) else [],
             logprobs=seq.logprobs[start:],
             cumulative_logprob=seq.cumulative_logprob,
             finish_reason=seq.finish_reason,

@@ -42,6 +42,7 @@ class Tokenizer:
         name_or_path: the file or folder that it was read from.
         model_input_names: what a model takes, where the files say it; without "token_type_ids" it takes no number
             of the text of a pair that a token belongs to. None = they do not say it.
+        response_template: how the files say that answers are read, see `jpaged.answers.response_template`.
 
     Attributes:
         chat_template: as given; may be changed.
@@ -60,6 +61,7 @@ class Tokenizer:
         class_name: str = "TokenizersBackend",
         name_or_path: str = "",
         model_input_names: Sequence[str] | None = None,
+        response_template: Mapping[str, Any] | None = None,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
@@ -68,6 +70,7 @@ class Tokenizer:
         self.backend_tokenizer = backend
         self.special_tokens_map = {role: _text(token) for role, token in special_tokens.items()}
         self.chat_template = chat_template
+        self.response_template = response_template
         self.model_max_length = model_max_length
         self.clean_up_tokenization_spaces = clean_up
         # transformers' name of a setting that is on here only if `clean_up` holds for this tokenizer

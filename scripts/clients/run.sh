@@ -21,16 +21,29 @@ for part in "" /llama-index; do
 done
 if [ ! -d "$env/npm/node_modules" ]; then
   mkdir -p "$env/npm"
-  npm install --silent --no-fund --no-audit --prefix "$env/npm" openai ai @ai-sdk/openai-compatible zod
+  npm install --silent --no-fund --no-audit --prefix "$env/npm" openai ai @ai-sdk/openai-compatible zod \
+    @anthropic-ai/sdk @anthropic-ai/claude-code @openai/codex
 fi
-port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+free_port() {
+  "$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+}
+port=$(free_port)
 "$python" -m jpaged.cli.main serve "$model" --served-model-name demo --port "$port" --tool-parser hermes \
   --enable-tokenizer-info-endpoint --max-model-len 2048 --max-num-seqs 4 &
 server=$!
-trap 'kill $server; wait $server || true' EXIT
-until curl --silent --fail "http://127.0.0.1:$port/health" > /dev/null; do
-  kill -0 "$server" # ends the script if the server has ended
-  sleep 1
+# Coding agents work in a folder, with a model that is a script.
+agent_port=$(free_port)
+export JPAGED_AGENT_URL="http://127.0.0.1:$agent_port" JPAGED_AGENT_FOLDER="$env/work"
+mkdir -p "$JPAGED_AGENT_FOLDER"
+PYTHONPATH=tests/server:tests/engine:tests/models "$python" tests/server/scripted_agent.py \
+  "$agent_port" "$JPAGED_AGENT_FOLDER" &
+agent_server=$!
+trap 'kill $server $agent_server; wait $server $agent_server || true' EXIT
+for served in "$server $port" "$agent_server $agent_port"; do
+  until curl --silent --fail "http://127.0.0.1:${served#* }/health" > /dev/null; do
+    kill -0 "${served% *}" # ends the script if the server has ended
+    sleep 1
+  done
 done
 export JPAGED_URL="http://127.0.0.1:$port/v1" JPAGED_CLIENT_ROWS="$env/rows.json"
 rm -f "$JPAGED_CLIENT_ROWS"

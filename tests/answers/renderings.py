@@ -230,6 +230,18 @@ def tokenizer_of(family=None):
     return made
 
 
+def tokenizer_with(family):
+    """Return a tokenizer with the family's tokens, and a template for whole conversations."""
+    tokenizer = tokenizer_of(family)
+    answer = TEMPLATES[family].replace(_BEGIN, "{% set calls = m.tool_calls or [] %}")
+    tokenizer.chat_template = (
+        "{{ tools | tojson if tools }}{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}"
+        + answer
+        + "{% else %}{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    return tokenizer
+
+
 def marks_of(family):
     """Return the marks of a family that look like tokens."""
     from jpaged.answers.marks import Marks

@@ -11,7 +11,7 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from renderings import TEMPLATES, as_json, rendered, tokenizer_of
 
 from jpaged.answers.bound import BoundFormat
-from jpaged.answers.parts import CallArguments, CallCut, CallEnd, CallStart, Place
+from jpaged.answers.parts import CallArguments, CallCut, CallEnd, CallStart, TokenSpan
 from jpaged.answers.rows import ANSWER_FORMATS
 
 SCHEMA = {
@@ -49,12 +49,12 @@ def bound(family, *, tokens):
 
 
 def pieces(tokenizer, ids, *, shown=True):
-    """Yield the text of each token as it is settled, with the places of special tokens."""
+    """Yield the text of each token as it is settled, with the spans of special tokens."""
     special, waiting = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder), []
     for token in ids:
         if token in special:
             text = tokenizer.convert_ids_to_tokens(token) if shown else ""
-            yield text, [Place(0, len(text), token)]
+            yield text, [TokenSpan(0, len(text), token)]
             continue
         waiting.append(token)
         text = tokenizer.backend_tokenizer.decode(waiting)
@@ -86,7 +86,7 @@ def joined(parts):
 
 def read(form, texts, **options):
     reader = form.reader(functions=FUNCTIONS, placed=bool(form.tokens), **options)
-    parts = [part for text, places in texts for part in reader.push(text, places)]
+    parts = [part for text, spans in texts for part in reader.push(text, spans)]
     return joined([*parts, *reader.finish()])
 
 

@@ -14,8 +14,17 @@ import pytest
 from few_shapes import run_in_few_shapes
 from tiny_chat_model import make_chat_model
 
-from jpaged import LLM, AsyncLLM, EngineBusy, EngineStopped, SamplingParams, StructuredOutputsParams
+from jpaged import (
+    LLM,
+    AsyncLLM,
+    EngineBusy,
+    EngineStopped,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from jpaged.engine_args import EngineArgs
+from jpaged.outputs import AnswerMessage
 from jpaged.text.token_reader import TokenReader
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_num_seqs": 4, "max_model_len": 128, "max_num_batched_tokens": 64}
@@ -157,6 +166,22 @@ def test_chat_goes_through_the_template(llm):
             return await outputs_of(engine, "r", engine.chat_prompt(messages))
 
     assert run(main())[-1].prompt == "<s>user: hi<s>assistant:"
+
+
+@pytest.mark.parametrize("kind", RequestOutputKind)
+def test_a_chat_ends_with_the_message_of_its_text(llm, kind):
+    params = SamplingParams(temperature=0.0, max_tokens=6, output_kind=kind, n=2)
+
+    async def main():
+        async with serving(llm) as engine:
+            return [one async for one in engine.chat([{"role": "user", "content": "hi"}], params, "r")]
+
+    outputs = run(main())
+    texts = {0: "", 1: ""}
+    for one in (one for output in outputs for one in output.outputs):
+        texts[one.index] = one.text if kind is not RequestOutputKind.DELTA else texts[one.index] + one.text
+        assert one.message == (AnswerMessage(texts[one.index]) if one.finished() else None)
+    assert outputs[-1].finished and outputs[0].prompt == "<s>user: hi<s>assistant:"
 
 
 # ---------------------------------------------------------------------- refusals

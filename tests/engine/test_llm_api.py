@@ -12,6 +12,7 @@ from tiny_chat_model import END_PROMPT, VOCAB_SIZE, make_chat_model
 from jpaged import LLM, SamplingParams
 from jpaged.config import EngineConfig
 from jpaged.engine_args import EngineArgs
+from jpaged.outputs import AnswerMessage
 from jpaged.short_values import with_short_values
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_num_seqs": 4, "max_model_len": 128}
@@ -432,6 +433,7 @@ def test_chat_goes_through_the_models_template(llm):
     tokens = [llm.tokenizer.encode(text, add_special_tokens=False) for text in texts]
     assert [output.prompt_token_ids for output in outputs] == tokens
     assert outputs[0].outputs[0].token_ids == first(llm, ids(tokens[0]), GREEDY).token_ids
+    assert all(one.outputs[0].message == AnswerMessage(one.outputs[0].text) for one in outputs)
     assert llm.chat(one, GREEDY, use_tqdm=False)[0].prompt == texts[0]
     assert llm.chat(one, GREEDY, use_tqdm=False, add_generation_prompt=False)[0].prompt == "<s>user: hi"
 

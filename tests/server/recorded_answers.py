@@ -27,6 +27,7 @@ from jpaged.server.settings import ServerSettings
 
 RECORD = Path(__file__).with_suffix(".json")
 CHAT, COMPLETE, RESPOND = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES = "/v1/messages"
 
 
 def cut(text: str, size: int) -> tuple[str, ...]:
@@ -324,7 +325,47 @@ def cases() -> dict[str, tuple[str, dict]]:
         "unknown": respond("text", max_tokens=1),
     }
     found |= {f"response wrong {name}": (RESPOND, body) for name, body in wrong.items()}
-    return found
+    return found | of_messages(plain, tool_scripts)
+
+
+def tell(script: str, **more) -> dict:
+    return {"max_tokens": 50, "messages": [{"role": "user", "content": f"#{script}#"}]} | more
+
+
+def of_messages(plain, tool_scripts) -> dict[str, tuple[str, dict]]:
+    """Return the requests for Anthropic's messages."""
+    found = {f"message {name}": tell(name) for name in plain}
+    tools = [{"name": "f", "description": "about", "input_schema": CITY}, {"name": "g", "input_schema": {}}]
+    found |= {f"message tools {name}": tell(name, tools=tools) for name in tool_scripts if name != "custom"}
+    result = {"type": "tool_result", "tool_use_id": "t1", "is_error": True, "content": [{"type": "text", "text": "no"}]}
+    use = {"type": "tool_use", "id": "t1", "name": "f", "input": {"city": "Rome"}}
+    history = [
+        {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}, use]},
+        {"role": "user", "content": [result, {"type": "text", "text": "#text#"}]},
+    ]
+    found |= {
+        f"message {name}": body
+        for name, body in {
+            "history": tell("text", messages=history, system=[{"type": "text", "text": "obey"}], tools=tools),
+            "begun": tell("begun"),
+            "any": tell("one", tools=tools, tool_choice={"type": "any", "disable_parallel_tool_use": True}),
+            "named": tell("one", tools=tools, tool_choice={"type": "tool", "name": "f"}),
+            "none": tell("text", tools=tools, tool_choice={"type": "none"}),
+            "sampled": tell(
+                "text", temperature=0.5, top_p=0.5, top_k=4, stop_sequences=["x"], metadata={"user_id": "me"}
+            ),
+            "wrong no tokens": tell("text", max_tokens=0),
+            "wrong role": tell("text", messages=[{"role": "x", "content": "a"}]),
+            "wrong long": tell("text", messages=[{"role": "user", "content": "#text# " * 500}]),
+            "wrong tool choice": tell("text", tools=tools, tool_choice={"type": "tool", "name": "x"}),
+            "wrong lonely choice": tell("text", tool_choice={"type": "any"}),
+            "wrong result": tell("text", messages=[{"role": "user", "content": [{"type": "tool_result"}]}]),
+            "wrong model": tell("text", model="other"),
+            "wrong unknown": tell("text", nope=1),
+        }.items()
+    }
+    return {name: (MESSAGES, {"model": "tiny"} | body) for name, body in found.items()}
 
 
 PLAIN_CASES = {

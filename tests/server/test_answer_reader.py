@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tiny_chat_model import byte_level_tokenizer
 
 from jpaged import CompletionOutput, RequestOutput, SamplingParams
+from jpaged.outputs import TokenSpan
 from jpaged.server.messages.turn_form import TurnForm
 from jpaged.server.turn import Arguments, Begun, CallBegun, CallEnded, Ended, Text, Thought, Tool, Turn
 
@@ -57,6 +58,21 @@ def test_events_do_not_depend_on_where_the_text_is_cut(text, cuts, reason):
     for event in whole:  # a call is open until it ends, and nothing else comes meanwhile
         calls += isinstance(event, CallBegun) - isinstance(event, CallEnded)
         assert calls in (0, 1) and (not calls or isinstance(event, CallBegun | Arguments))
+
+
+def test_a_mark_that_is_a_token_counts_only_as_that_token():
+    tokenizer = byte_level_tokenizer()
+    tokenizer.add_tokens(["<tool_call>", "</tool_call>"], special_tokens=False)
+    turn = Turn(messages=[{"role": "user", "content": "a"}], params=SamplingParams(), tools=[Tool("f")])
+    form = TurnForm(turn, tokenizer, tool_parser="hermes")
+    spelt, calls = "Write <tool_call>\n{", tokenizer.convert_tokens_to_ids(["<tool_call>", "</tool_call>"])
+    at = len(spelt), len(spelt) + CALL.index("</")
+    marks = zip(at, ("<tool_call>", "</tool_call>"), calls, strict=True)
+    spans = [TokenSpan(start, start + len(mark), token) for start, mark, token in marks]
+    one = CompletionOutput(0, spelt + CALL, [1], None, "stop", added_token_spans=spans)
+    events = form.answer_reader().read(RequestOutput("r", "a", [1], [one]), one).events
+    assert [type(event) for event in events] == [Begun, Text, CallBegun, Arguments, CallEnded, Ended]
+    assert events[1] == Text(spelt)
 
 
 @pytest.mark.parametrize(

@@ -542,12 +542,14 @@ def test_white_space_before_a_call_does_not_free_it(allows, space):
 
 
 @pytest.mark.parametrize("family", ["hermes", "mistral", "mistral_args"])
-def test_a_mark_that_is_a_special_token_is_not_spelt_out(allows, family):
+def test_a_mark_that_is_a_special_token_may_be_spelt_out_as_text(allows, family):
     begin = calls_of(family).begin
     form = BoundFormat(replace(ANSWER_FORMATS[family], thought=None), tokenizer_with(begin))
     grammar = form.grammar.answer(FUNCTIONS, forced=False, parallel=True, thought="none").replace("<[5]>", "<[1]>")
     assert allows(grammar, "well") and allows(grammar, begin[:-1])
-    assert not allows(grammar, bad(family)) and not allows(grammar, f"well {bad(family)}")
+    for text in (bad(family), f"well {bad(family)}"):
+        assert allows(grammar, text)
+        assert form.reader(functions=FUNCTIONS, placed=True).push(text) == [Content(text)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -65,6 +65,25 @@ def test_long_runs_of_bytes_give_the_whole_decode(name, data):
         assert "".join(pieces(tokenizer, ids, skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
+@settings(max_examples=examples(150), deadline=None)
+@given(data=st.data(), skip=st.booleans())
+def test_added_tokens_are_found_where_they_stand_in_the_text(tokenizer, data, skip):
+    added = {id_: one.content for id_, one in tokenizer.backend_tokenizer.get_added_tokens_decoder().items()}
+    some = st.one_of(st.integers(0, len(tokenizer) - 1), st.sampled_from(sorted(added)))
+    ids = data.draw(st.lists(some, max_size=30))
+    decoder = IncrementalDecoder(tokenizer, skip_special_tokens=skip)
+    text = "".join([*map(decoder.push, ids), decoder.finish()])
+    at_once = IncrementalDecoder(tokenizer, skip_special_tokens=skip)
+    assert at_once.whole(ids) == text and at_once.spans == decoder.spans
+    assert [span.token_id for span in decoder.spans] == [one for one in ids if one in added]
+    ends = [0, *(at for span in decoder.spans for at in span[:2]), len(text)]
+    assert ends == sorted(ends)
+    for span in decoder.spans:
+        content = added[span.token_id]
+        shown = not skip or not tokenizer.backend_tokenizer.get_added_tokens_decoder()[span.token_id].special
+        assert text[span.start : span.end].strip() == (content.strip() if shown else "")
+
+
 class CountedBackend:
     """A backend that counts the tokens it decodes."""
 

@@ -73,6 +73,38 @@ def test_deltas_add_up_to_the_whole_however_often_they_are_read(reads, stop):
     assert {delta.request_id for delta in deltas} == {"name"}
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    reads=st.lists(st.booleans(), min_size=40, max_size=40),
+    stop=st.sampled_from([None, "STOP", "<s", "s> now"]),
+    skip=st.booleans(),
+)
+def test_deltas_say_where_added_tokens_stand_in_their_text(reads, stop, skip):
+    outputs = OutputProcessor(byte_level())
+    tokenizer = outputs.tokenizer
+    text = "spelt s>,<s> now é</s> then<s>"
+    request = request_for(outputs, stop=stop, skip_special_tokens=skip)
+    (seq,) = request.sequences
+    reader, builder, told, found = TokenReader(request), outputs.builder(request), "", []
+    for token, looked in zip([*ids(outputs, text), EOS], [*reads, True], strict=False):
+        generate(request, seq, token)
+        if (looked or seq.finished) and (progress := reader.read()) is not None:
+            builder.add(progress)
+            for output in builder.delta().outputs:
+                for span in output.added_token_spans:
+                    shown = output.text[span.start : span.end]
+                    assert shown == tokenizer.convert_ids_to_tokens(span.token_id) or (skip and not shown)
+                    found.append((len(told) + span.start, len(told) + span.end, span.token_id))
+                told += output.text
+        if seq.finished:
+            break
+    whole = outputs.whole(request).outputs[0]
+    assert told == whole.text and found == whole.added_token_spans
+    tokens = tokenizer.convert_tokens_to_ids(["<s>", "</s>", "<s>"])
+    cut = stop in ("<s", "s> now") and not skip
+    assert [span.token_id for span in whole.added_token_spans] == ([] if cut else tokens)
+
+
 def test_an_output_stays_as_it_is_when_more_comes(outputs):
     request = request_for(outputs)
     (seq,) = request.sequences

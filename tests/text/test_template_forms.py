@@ -161,3 +161,16 @@ def test_calls_become_a_part_where_a_template_takes_parts_alone_and_shows_no_cal
         "{% for m in messages %}<{{ m.role }}>{% for part in m.content or [] %}{{ part.text }}{% endfor %}{% endfor %}"
     )
     assert '"name": "weather"' in rendered(tokenizer, parts, content, ARGUMENTS)
+
+
+def test_a_notation_of_the_templates_own_comes_before_a_text_that_it_copies(tokenizer):
+    template = (
+        "{% for m in messages %}{{ m.role }}:{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+        "{% set a = c.function.arguments %}call:{{ c.function.name }}{{ '{' }}"
+        "{% if a is mapping %}{% for k, v in a.items() %}{{ k }}:<q>{{ v }}<q>{% endfor %}{% else %}{{ a }}{% endif %}"
+        "{{ '}' }}{% endfor %}{% endfor %}"
+    )
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"city": "Rome"}'}}
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    shown = templated(messages, tokenizer, ChatOptions(chat_template=template, add_generation_prompt=False))
+    assert shown.endswith("call:f{city:<q>Rome<q>}")

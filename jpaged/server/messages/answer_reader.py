@@ -39,7 +39,7 @@ class AnswerReader:
         waits = one.finish_reason == "abort" and self._resumable
         # Half a character at the end may be completed by a restarted server.
         text = one.text.rstrip("\ufffd") if waits else one.text
-        parts = self._reader.push(text)
+        parts = self._reader.push(text, one.added_token_spans)
         if one.finish_reason is not None and not waits:
             parts = [*parts, *self._reader.finish()]
         if self._thought is not None:

@@ -197,7 +197,8 @@ class TurnForm:
         if not self.splits:
             return PlainReader()
         shaped = self.turn.shape is not None and self.turn.choice.mode == "auto" and bool(self._tools)
-        return self._form.reader(thought=self._thought, shaped=shaped, functions=_described(self._tools))
+        placed = hasattr(self._tokenizer, "backend_tokenizer")  # else outputs do not say where tokens stand
+        return self._form.reader(thought=self._thought, shaped=shaped, functions=_described(self._tools), placed=placed)
 
     def answer_reader(self) -> AnswerReader:
         """Return a reader of one of the turn's answers. Call `follow` before."""

@@ -54,7 +54,7 @@ vllm)
     ;;
 vllm-core)
     pip torch==2.13.0 "transformers>=5.16.1,<5.21" aiohttp blake3 cachetools cbor2 cloudpickle compressed-tensors einops \
-        fastapi gguf llguidance msgspec openai openai-harmony partial-json-parser pillow prometheus-client psutil \
+        fastapi gguf ijson llguidance mistral-common msgspec openai openai-harmony partial-json-parser pillow prometheus-client psutil \
         py-cpuinfo pybase64 pydantic python-json-logger pyzmq regex requests setproctitle tqdm uvloop xgrammar
     pip --no-deps vllm==0.33.0
     ;;

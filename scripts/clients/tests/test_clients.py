@@ -254,6 +254,11 @@ def test_openai_of_npm():
     run_in_node("openai")
 
 
+@pytest.mark.client("@anthropic-ai/sdk (npm)", "message, stream, tools, count of tokens")
+def test_anthropic_of_npm():
+    run_in_node("anthropic")
+
+
 @pytest.mark.client("ai (npm)", "text, stream, tools, JSON schema")
 def test_ai_of_npm():
     run_in_node("ai")

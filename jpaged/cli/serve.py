@@ -49,7 +49,10 @@ def serve(
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="Origin whose pages may read answers; may be repeated.")
     ] = None,
-    max_body_bytes: Annotated[int, typer.Option(min=1, help="Largest body of a request.")] = 8 * 2**20,
+    max_body_bytes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Largest body of a request. Default: 8 MiB and the largest image."),
+    ] = None,
     max_waiting_requests: Annotated[int, typer.Option(min=1, help="Most waiting requests; more get 429.")] = 256,
     max_stored_responses: Annotated[int, typer.Option(min=1, help="Most stored responses of a key.")] = 128,
     request_timeout: Annotated[float | None, typer.Option(help="Most seconds of a request. Default: no limit.")] = None,

@@ -11,7 +11,7 @@ from jpaged.images.given import GIVEN_FEATURES, GivenImage, GivenLayout, is_give
 from jpaged.images.pixels import Picture
 from jpaged.images.processors import ImageProcessor, PreparedImage, open_image_processor, placeholder_of
 from jpaged.images.prompts import Placeholder, Span, expand_ids, expand_text, find_spans
-from jpaged.images.sources import read_images
+from jpaged.images.sources import LowDetail, read_images
 
 __all__ = [
     "GIVEN_FEATURES",
@@ -19,6 +19,7 @@ __all__ = [
     "GivenLayout",
     "ImageProcessor",
     "ImageSources",
+    "LowDetail",
     "Picture",
     "Placeholder",
     "PreparedImage",

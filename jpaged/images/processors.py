@@ -20,6 +20,7 @@ import numpy as np
 from jpaged.images import anyres
 from jpaged.images.pixels import Picture, pillow
 from jpaged.images.prompts import Placeholder
+from jpaged.processor_settings import processor_with
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +54,7 @@ class ImageProcessor(ABC):
             ValueError: they contradict each other, or have an unsupported setting.
         """
         self.placeholder = placeholder
+        self._config = config
         self.image_size: int = config.vision_config.image_size
         self._processor = processor
         size = dict(processor.size)
@@ -62,6 +64,20 @@ class ImageProcessor(ABC):
             raise ValueError("an image processor with do_convert_rgb=False or do_resize=False is not supported")
         settings = {"family": config.model_type, "processor": processor.to_dict(), **self._extra_settings(config)}
         self._settings = json.dumps(settings, sort_keys=True, default=str).encode()
+
+    def with_settings(self, settings: Mapping[str, Any], *, of_request: bool) -> ImageProcessor:
+        """Return a processor with some of the checkpoint's settings replaced; see `processor_with`.
+
+        Raises:
+            ValueError: a setting is none of the processor's, or does not go with the model's config.
+        """
+        made = processor_with(self._processor, settings, of_request=of_request)
+        if made is self._processor:
+            return self
+        try:
+            return type(self)(made, self._config, self.placeholder)
+        except ValueError as error:
+            raise ValueError(f"mm_processor_kwargs={dict(settings)!r}: {error}") from error
 
     def _extra_settings(self, config: Any) -> dict[str, Any]:
         """Return the values, besides the processor's settings, that change the arrays."""

@@ -7,24 +7,40 @@ import binascii
 import os
 import stat
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from jpaged.image_sources import ImageSources
-from jpaged.images.pixels import Picture, decoded, is_pil, picture_of
+from jpaged.images.pixels import Picture, decoded, is_pil, picture_of, shrunk
 from jpaged.images.web import fetch
 
 _SHOWN = 80
 """Most characters of a URL that an error repeats."""
 
 
+LOW_DETAIL = 512
+"""Pixels of the longest side of a picture of low detail, as OpenAI's models see it."""
+
+
+@dataclass(frozen=True)
+class LowDetail:
+    """An image that is shrunk to `LOW_DETAIL` before it is prepared, so that models of many sizes spend less on it.
+
+    Attributes:
+        image: see `read_images`.
+    """
+
+    image: Any
+
+
 def read_images(images: Any, sources: ImageSources) -> list[Picture]:
     """Return the pictures that `images` name; nothing is read if they are too many.
 
     Args:
-        images: a PIL image, a string, a path, or a list of these. A string is a ``data:``, ``http(s):`` or ``file:``
-            URL, or else a path.
+        images: a PIL image, a string, a path, a `LowDetail` of one, or a list of these. A string is a ``data:``,
+            ``http(s):`` or ``file:`` URL, or else a path.
         sources: where they may come from and how large they may be.
 
     Raises:
@@ -39,9 +55,11 @@ def read_images(images: Any, sources: ImageSources) -> list[Picture]:
     pictures: list[Picture] = []
     num_pixels = 0
     for number, image in enumerate(given, start=1):
-        pictures.append(_read(image, f"image {number} of {len(given)}", sources, num_pixels))
-        height, width = pictures[-1].size
+        place, is_low = f"image {number} of {len(given)}", isinstance(image, LowDetail)
+        picture = _read(image.image if is_low else image, place, sources, num_pixels)
+        height, width = picture.size
         num_pixels += height * width
+        pictures.append(shrunk(picture, LOW_DETAIL) if is_low else picture)
     return pictures
 
 

@@ -22,7 +22,8 @@ _SOME_OF = reprlib.Repr()
 _FIELD_ERRORS = ("unknown_field", "refused_field")
 """Types of the errors about a field of an object, whose place is the object's."""
 _SUBJECT = re.compile(
-    r"(?:prompt \d+: )?(?:(\w+)(?:=|\[|:| has\b| have\b)|the (prompt) has\b|\d+ (images) (?:were given|follow)\b)"
+    r"(?:prompt \d+: )?(?:(\w+)(?:=|\[|:| has\b| have\b)|the (prompt) has\b"
+    r"|\d+ (images|videos) (?:were given|follow)\b)"
 )
 """Matches the parameter that a message is about."""
 _IMAGE = re.compile(r"image (\d+) of (\d+)\b|messages have \d+ images?:")

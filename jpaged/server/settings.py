@@ -28,7 +28,8 @@ class ServerSettings:
         allow_anonymous: whether a server without keys may listen on any address.
         cors_origins: origins whose pages may read answers in a browser; none: no other origin may.
         tls_certificate, tls_key: PEM files; both or neither.
-        max_body_bytes: largest body of a request.
+        max_body_bytes: largest body of a request; None: 8 MiB and, where the model takes images, the largest one in
+            base64.
         request_timeout: seconds after which a request ends with an error; None: no limit.
         read_timeout: seconds within which a request has to arrive, head and body.
         stall_timeout: seconds that a client may stop reading its stream before the request ends.
@@ -59,7 +60,7 @@ class ServerSettings:
     cors_origins: tuple[str, ...] = ()
     tls_certificate: Path | None = None
     tls_key: Path | None = None
-    max_body_bytes: int = 8 * 2**20
+    max_body_bytes: int | None = None
     request_timeout: float | None = None
     read_timeout: float = 30.0
     stall_timeout: float = 60.0
@@ -78,7 +79,8 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         integer("port", self.port, low=0, high=65535)
-        integer("max_body_bytes", self.max_body_bytes, low=1)
+        if self.max_body_bytes is not None:
+            integer("max_body_bytes", self.max_body_bytes, low=1)
         integer("max_waiting", self.max_waiting, low=1)
         integer("max_stored_responses", self.max_stored_responses, low=1)
         number("drain_seconds", self.drain_seconds, low=0.0)
@@ -104,6 +106,14 @@ class ServerSettings:
                 f"host={self.host!r} can be reached from other machines, and there is no key: give --api-key, or "
                 "--allow-anonymous to admit everybody"
             )
+
+    def body_bytes(self, max_media_bytes: int) -> int:
+        """Return the largest body of a request.
+
+        Args:
+            max_media_bytes: see `jpaged.AsyncLLM`.
+        """
+        return self.max_body_bytes or 8 * 2**20 + -(-max_media_bytes // 3) * 4
 
     @property
     def is_local(self) -> bool:

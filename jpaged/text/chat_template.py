@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict
 
+from jpaged.images import LowDetail
 from jpaged.text.template_forms import TemplateForms, forms_of, has_calls, with_calls_in
 from jpaged.validation import boolean, one_of
 
@@ -16,6 +17,8 @@ Messages = Sequence[Mapping[str, Any]]
 Content is text or a list of parts, ``{"type": "text", "text": ...}`` and images: ``{"type": "image_url", "image_url":
 {"url": ...}}``, ``{"type": "image_pil", "image_pil": ...}`` or ``{"type": "image", "image": ...}``.
 """
+DETAILS = ("auto", "low", "high")
+"""Details of an image's URL, as OpenAI's; "auto" and "high" are the picture as the checkpoint prepares it."""
 _IMAGES = ("image_url", "image_pil", "image")
 _TAKEN = "only 'text' is taken, and images by models that see"
 ContentFormat = Literal["auto", "string", "openai"]
@@ -94,12 +97,14 @@ def images_in(messages: Any) -> list[Any]:
         for part in content if isinstance(content, Sequence) and not isinstance(content, str) else ():
             if _is_image(part):
                 kind = part["type"]
-                image = part.get(kind)
+                image, detail = part.get(kind), None
                 if kind == "image_url" and isinstance(image, Mapping):
-                    image = image.get("url")
+                    image, detail = image.get("url"), image.get("detail")
+                    if detail not in (None, *DETAILS):
+                        raise ValueError(f"content has {kind} with detail={detail!r}; it is {', '.join(DETAILS)}")
                 if image is None:
                     raise ValueError(f"content has a part of type {kind!r} without an image, {part!r}; {_TAKEN}")
-                found.append(image)
+                found.append(LowDetail(image) if detail == "low" else image)
     return found
 
 

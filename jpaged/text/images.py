@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,31 +31,49 @@ from jpaged.images import (
     placeholder_of,
     read_images,
 )
+from jpaged.processor_settings import read_settings, split_settings
 from jpaged.scheduling.inputs import PromptItem, joined
 
+_MOST_OPENED = 8
+"""Processors with settings of requests that are remembered."""
 _MOST_PREPARED = 8
 """Prepared images that are remembered, as the same image tends to come in several prompts."""
 
 
-def images_of(data: Any) -> list[Any]:
-    """Return the images of a prompt's ``multi_modal_data``.
+@dataclass(frozen=True)
+class Media:
+    """What a prompt has besides text.
 
-    Raises:
-        ValueError: it is no mapping, or has something else than images.
+    Attributes:
+        images: the images; or one mapping, with the features of all.
+        settings: the prompt's settings of the processor, in place of the engine's; see `read_settings`.
     """
-    if data is None:
+
+    images: Sequence[Any] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.images)
+
+    @classmethod
+    def of(cls, data: Any, settings: Any = None) -> Media:
+        """Read a prompt's ``multi_modal_data`` and ``mm_processor_kwargs``.
+
+        Raises:
+            ValueError: one is no mapping, or has something else than is known.
+        """
+        if not isinstance(data, Mapping | None):
+            raise ValueError(f"multi_modal_data={data!r} must be a mapping such as {{'image': ...}}")
+        given = {name: value for name, value in (data or {}).items() if value is not None and not _is_empty(value)}
+        if unknown := [name for name in given if name != "image"]:
+            raise ValueError(f"multi_modal_data has {unknown[0]!r}: of what is no text only 'image' is taken")
+        return cls(_listed(given.get("image")), read_settings(settings))
+
+
+def _listed(given: Any) -> list[Any]:
+    if given is None:
         return []
-    if not isinstance(data, Mapping):
-        raise ValueError(f"multi_modal_data={data!r} must be a mapping such as {{'image': ...}}")
-    for key, value in data.items():
-        if key != "image" and value is not None and not _is_empty(value):
-            raise ValueError(f"multi_modal_data has {key!r}: of what is no text only 'image' is taken")
-    images = data.get("image")
-    if is_given(images) and images:
-        return [images]
-    if images is None or _is_empty(images):
-        return []
-    return list(images) if isinstance(images, Sequence) and not isinstance(images, str | bytes) else [images]
+    return list(given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else [given]
 
 
 def _is_empty(value: Any) -> bool:
@@ -82,6 +101,8 @@ class ImageInputs:
         most_together: images that may follow one another without text in between, which later tokens then read
             together; None = tokens take the images' place, and there is no bound.
         given: how features that callers have encoded are placed; None = they are refused.
+        settings: the engine's settings of the processor, in place of the checkpoint's.
+        limits: most items of a modality in one prompt; "image" that is not there = as many as `sources` allow.
     """
 
     def __init__(
@@ -96,19 +117,30 @@ class ImageInputs:
         padded: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]] = dict,
         most_together: int | None = None,
         given: GivenLayout | None = None,
+        settings: Mapping[str, Any] | None = None,
+        limits: Mapping[str, int] | None = None,
     ) -> None:
         self.refusal = refusal
         self._folder = folder
         self._config = config
         self._tokenizer = tokenizer
-        self._sources = sources or ImageSources()
+        self._limits = dict(limits or {})
+        sources = sources or ImageSources()
+        self._sources = replace(sources, max_images=max(1, self._limits.get("image", sources.max_images)))
         self._whole = whole
         self._padded = padded
         self._most_together = most_together
         self._given = given
+        self._settings = dict(settings or {})
         self._lock = threading.Lock()
         self._opened: ImageProcessor | None = None
+        self._of_requests: OrderedDict[str, ImageProcessor] = OrderedDict()  # by their settings
         self._prepared: OrderedDict[tuple[str | None, bytes], PreparedImage] = OrderedDict()
+
+    @property
+    def max_bytes(self) -> int:
+        """Return the most bytes of an encoded image; 0 where none are taken."""
+        return 0 if self.refusal is not None else self._sources.max_bytes
 
     @property
     def placeholder_text(self) -> str:
@@ -122,7 +154,7 @@ class ImageInputs:
     def of_text(
         self,
         text: str,
-        images: Sequence[Any],
+        media: Media,
         encode: Callable[[str], list[int]],
         salt: str | None = None,
         *,
@@ -139,20 +171,20 @@ class ImageInputs:
         Raises:
             ValueError: see `_read`; or the text has more or fewer placeholders than there are images.
         """
-        placeholder, counts, place = self._counted(images)
+        placeholder, counts, place = self._counted(media)
         ids = encode(expand_text(text, placeholder, counts))
         spans = find_spans(ids, placeholder, counts)
         return ids, place(spans, salt) if prepare else ()
 
     def of_ids(
-        self, ids: Sequence[int], images: Sequence[Any], salt: str | None = None
+        self, ids: Sequence[int], media: Media, salt: str | None = None
     ) -> tuple[list[int], tuple[PromptItem, ...]]:
         """Return the same for a prompt of ids, whose images have their tokens already or a placeholder each.
 
         Raises:
             ValueError: as `of_text`.
         """
-        placeholder, counts, place = self._counted(images)
+        placeholder, counts, place = self._counted(media)
         ids = list(ids)
         there = ids.count(placeholder.image_token)
         if there and (placeholder.token != placeholder.image_token or there != len(counts)):
@@ -161,13 +193,14 @@ class ImageInputs:
             ids, spans = expand_ids(ids, placeholder, counts)
         return ids, place(spans, salt)
 
-    def _counted(self, images: Sequence[Any]) -> tuple[Placeholder, list[int], Place]:
+    def _counted(self, media: Media) -> tuple[Placeholder, list[int], Place]:
         """Return what stands for an image, how many tokens each takes, and what places them.
 
         Raises:
             ValueError: see `_read` and `GivenLayout.read`.
         """
         self._check_taken()
+        images = media.images
         if any(map(is_given, images)):
             layout = self._given
             if layout is None:
@@ -178,10 +211,19 @@ class ImageInputs:
                     "features of all images of a prompt"
                 )
             given = layout.read(images[0])
+            self._check_number("image", len(given))
             return self._placeholder(), [len(each.features) for each in given], partial(_placed_given, layout, given)
-        processor = self._processor()
+        self._check_number("image", len(images))
+        processor = self._processor(media.settings)
         pictures, counts = self._read(processor, images)
         return processor.placeholder, counts, partial(self._placed, processor, pictures)
+
+    def _check_number(self, modality: str, number: int) -> None:
+        most = self._limits.get(modality)
+        if most is not None and number > most:
+            raise ValueError(
+                f"{number} {modality}s were given, the limit is limit_mm_per_prompt={{{modality!r}: {most}}}"
+            )
 
     def _check_taken(self) -> None:
         if self.refusal is not None:
@@ -193,15 +235,32 @@ class ImageInputs:
             return self._processor().placeholder
         return placeholder_of(self._config, self._tokenizer)
 
-    def _processor(self) -> ImageProcessor:
+    def _processor(self, settings: Mapping[str, Any] | None = None) -> ImageProcessor:
+        """Return the processor with the engine's settings, and with those of a request.
+
+        Raises:
+            ValueError: the checkpoint's files, or these settings, are none that can be used.
+        """
         self._check_taken()
+        of_images, _ = split_settings(settings or {})
         with self._lock:
             if self._opened is None:
                 try:
-                    self._opened = open_image_processor(self._folder, self._config, self._tokenizer)
+                    opened = open_image_processor(self._folder, self._config, self._tokenizer)
                 except (OSError, AttributeError, TypeError) as error:
                     raise ValueError(f"{self._folder} does not say how images are prepared: {error}") from error
-            return self._opened
+                of_engine, _ = split_settings(self._settings)
+                self._opened = opened.with_settings(of_engine, of_request=False)
+            if not of_images:
+                return self._opened
+            name = json.dumps(of_images, sort_keys=True)
+            if name not in self._of_requests:
+                self._of_requests[name] = self._opened.with_settings(of_images, of_request=True)
+            self._of_requests.move_to_end(name)
+            found = self._of_requests[name]
+            while len(self._of_requests) > _MOST_OPENED:
+                self._of_requests.popitem(last=False)
+            return found
 
     def _read(self, processor: ImageProcessor, images: Sequence[Any]) -> tuple[list[Picture], list[int]]:
         """Return the pictures, and how many tokens each takes.
@@ -247,6 +306,8 @@ class ImageInputs:
                 self._prepared.move_to_end(name)
                 return known
         made = processor.prepare(picture, alone=alone)
+        if not all(np.isfinite(array).all() for array in made.arrays.values()):
+            raise ValueError("mm_processor_kwargs make pixels that are not finite")
         made = replace(made, arrays=self._padded(made.arrays))
         with self._lock:
             self._prepared[name] = made

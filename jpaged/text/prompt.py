@@ -10,7 +10,7 @@ from typing import Any, cast
 from jpaged.cache_retention import CacheRetention, read_retention
 from jpaged.scheduling.inputs import PromptItem
 from jpaged.text.chat_template import ChatOptions, Messages, images_in, templated
-from jpaged.text.images import ImageInputs, images_of
+from jpaged.text.images import ImageInputs, Media
 from jpaged.text.long_text import TokenBound, beginning, encode_bounded
 from jpaged.text.message_ends import message_ends
 from jpaged.text.tokenizer_errors import errors_of
@@ -19,6 +19,7 @@ from jpaged.vllm_refusals import check_prompt_keys
 
 Prompt = str | Mapping[str, Any] | Sequence[int]
 _RETENTION = ("retention_directives", "cache_breakpoints")
+_MEDIA = ("multi_modal_data", "mm_processor_kwargs")
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt", "prefix_ends", *_RETENTION)
 _TEXT_KEYS = {"prompt", "cache_salt"}
 
@@ -29,6 +30,7 @@ class Conversation:
 
     messages: Messages
     options: ChatOptions = field(default_factory=ChatOptions)
+    mm_processor_kwargs: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def parse_prompt(
         said = {"prompt": templated(prompt.messages, tokenizer, prompt.options, mark)}
         if given:
             return parse_prompt(
-                {**said, "multi_modal_data": {"image": given}},
+                {**said, **_besides_text(prompt, given)},
                 tokenizer,
                 tokenization,
                 images,
@@ -131,13 +133,13 @@ def parse_prompt(
                 prefix_ends=message_ends(prompt.messages, prompt.options, tokenizer, said["prompt"], made.token_ids),
             )
         return made
-    text, ids, salt, retention, pictures = None, None, None, None, []
+    text, ids, salt, retention, media = None, None, None, None, Media()
     ends: tuple[int, ...] = ()
     if isinstance(prompt, str):
         text = prompt
     elif isinstance(prompt, Mapping):
-        pictures = images_of(prompt.get("multi_modal_data"))
-        check_prompt_keys({key: prompt[key] for key in prompt if key != "multi_modal_data"}, _KEYS)
+        media = Media.of(*map(prompt.get, _MEDIA))
+        check_prompt_keys({key: prompt[key] for key in prompt if key not in _MEDIA}, _KEYS)
         text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
         if text is None and ids is None:
             raise ValueError("a prompt needs 'prompt' or 'prompt_token_ids', and has neither")
@@ -157,13 +159,13 @@ def parse_prompt(
         check_unicode("prompt", cast(str, text))
         chosen = tokenization.add_special_tokens
         special = add_special_tokens if chosen is None else chosen
-        if pictures:
+        if media:
             uncut = None if bound is None else replace(bound, last=None)  # a prompt with images is not cut
 
             def encode(text: str) -> list[int]:
                 return encode_bounded(tokenizer, text, special, uncut)
 
-            ids, placed = images.of_text(cast(str, text), pictures, encode, salt, prepare=prepare)
+            ids, placed = images.of_text(cast(str, text), media, encode, salt, prepare=prepare)
         else:
             ids = encode_bounded(tokenizer, cast(str, text), special, bound)
     try:
@@ -173,8 +175,8 @@ def parse_prompt(
         raise ValueError(f"prompt_token_ids={ids!r} must be integers") from error
     if any(isinstance(token, bool) for token in ids):
         raise ValueError(f"prompt_token_ids={ids!r} must be integers")
-    if pictures and not placed and prepare:
-        plain, placed = images.of_ids(plain, pictures, salt)
+    if media and not placed and prepare:
+        plain, placed = images.of_ids(plain, media, salt)
     if salt is not None:
         placed = tuple(image.salted(salt) for image in placed)
     if placed and tokenization.max_length is not None and len(plain) > tokenization.max_length:
@@ -243,19 +245,32 @@ def chat_prompt(
     bound: TokenBound | None = None,
     *,
     keeps_ends: bool = False,
+    add_special_tokens: bool = False,
 ) -> dict[str, Any]:
     """A conversation as a prompt, through the chat template; with its images, if it has any. They are prepared when the
     prompt is run, which has a salt.
 
     Args:
         keeps_ends: see `parse_prompt`.
+        add_special_tokens: whether the tokenizer adds those that a text begins or ends with.
 
     Raises:
         ValueError: as `templated`, or an image cannot be used.
     """
-    parsed = parse_prompt(conversation, tokenizer, images=images, prepare=False, bound=bound, keeps_ends=keeps_ends)
+    tokenization = Tokenization(add_special_tokens=add_special_tokens)
+    parsed = parse_prompt(
+        conversation, tokenizer, tokenization, images, prepare=False, bound=bound, keeps_ends=keeps_ends
+    )
     prompt: dict[str, Any] = {"prompt": parsed.text, "prompt_token_ids": parsed.token_ids}
     if parsed.prefix_ends:
         prompt["prefix_ends"] = list(parsed.prefix_ends)
     given = images_in(conversation.messages)
-    return {**prompt, "multi_modal_data": {"image": given}} if given else prompt
+    return {**prompt, **_besides_text(conversation, given)} if given else prompt
+
+
+def _besides_text(conversation: Conversation, images: Sequence[Any]) -> dict[str, Any]:
+    """Return what a prompt of a conversation has besides text and tokens."""
+    found: dict[str, Any] = {"multi_modal_data": {"image": images}}
+    if conversation.mm_processor_kwargs:
+        found["mm_processor_kwargs"] = conversation.mm_processor_kwargs
+    return found

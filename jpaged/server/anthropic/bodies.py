@@ -378,7 +378,7 @@ class Conversation(Body):
         return [message for message, _ in found], (*tools, *marked)
 
     def _sent_as(self) -> dict[str, str]:
-        names = dict.fromkeys(("prompt", "prompt_token_ids", "content", "images"), "messages")
+        names = dict.fromkeys(("prompt", "prompt_token_ids", "content", "images", "videos"), "messages")
         names |= {"stop": "stop_sequences", "structured_outputs": "output_config.format"}
         path = "output_format.schema" if self.output_format is not None else "output_config.format.schema"
         return names | {"json": path, "grammar": "tools" if self.tools else path}

@@ -21,11 +21,11 @@ class ImageUrl(Body):
     """The place of an image: a ``data:`` URL, or a URL that the engine's `ImageSources` allow.
 
     Attributes:
-        detail: "auto" only, since the resolution depends on the model.
+        detail: "low" shrinks the picture first, "high" and "auto" do not.
     """
 
     url: str
-    detail: Literal["auto"] | None = None
+    detail: Literal["auto", "low", "high"] | None = None
 
 
 class ContentPart(Body):
@@ -51,7 +51,7 @@ class ContentPart(Body):
         if self.type == "text" and self.text is not None:
             return {"type": "text", "text": self.text}
         if self.type == "image_url" and self.image_url is not None:
-            return {"type": "image_url", "image_url": {"url": self.image_url.url}}
+            return {"type": "image_url", "image_url": self.image_url.model_dump(exclude_none=True)}
         message = f"{where} has the type {self.type!r}; 'text' and 'image_url' are taken, each with a field of its name"
         raise ApiError(message, param=where, code="invalid_value")
 
@@ -280,7 +280,7 @@ def _kind_of_choice(choice: Any) -> str:
     return "Allowed" if kind == "allowed_tools" else "Named"
 
 
-SENT_AS_MESSAGES = dict.fromkeys(("prompt", "prompt_token_ids", "content", "images"), "messages")
+SENT_AS_MESSAGES = dict.fromkeys(("prompt", "prompt_token_ids", "content", "images", "videos"), "messages")
 """Names of what the messages become, and of what they have, in the engine's errors, each for the client's name."""
 BY_CHOICE = Discriminator(_kind_of_choice)
 """Tells the forms of `tool_choice` apart, so that an error is about the form that was meant."""
@@ -325,6 +325,7 @@ class ChatRequest(SamplingFields):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     include_reasoning: bool = True
 
     def template_messages(self) -> list[dict[str, Any]]:
@@ -386,6 +387,7 @@ class ChatRequest(SamplingFields):
             shows_thoughts=self.include_reasoning,
             controls={"reasoning_effort": self.reasoning_effort, "verbosity": self.verbosity},
             variables=self.chat_template_kwargs or {},
+            mm_processor_kwargs=self.mm_processor_kwargs,
             begins_message=self.add_generation_prompt,
             continues_message=self.continue_final_message,
             last_tokens=self.truncate_prompt_tokens,

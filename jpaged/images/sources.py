@@ -69,8 +69,8 @@ def _read(image: Any, place: str, sources: ImageSources, num_before: int) -> Pic
         path = os.fspath(image)
         image = os.fsdecode(path) if isinstance(path, bytes) else path
     if isinstance(image, str):
-        name = f"{place}, {_shown(image)}"
-        data = _bytes_of(image, name, sources)
+        name = f"{place}, {shown_url(image)}"
+        data = bytes_of(image, name, sources)
         return decoded(data, name, sources.max_pixels, num_before, sources.max_total_pixels)
     if is_pil(image):
         name = f"{place}, a PIL image"
@@ -78,15 +78,24 @@ def _read(image: Any, place: str, sources: ImageSources, num_before: int) -> Pic
     raise TypeError(f"{place} is a {type(image).__name__}; it must be a PIL image, a URL or a path")
 
 
-def _bytes_of(text: str, name: str, sources: ImageSources) -> bytes:
+def bytes_of(text: str, name: str, sources: ImageSources, kind: str = "image") -> bytes:
+    """Return the bytes that a URL or a path names, at most `max_bytes` of the sources.
+
+    Args:
+        name: how errors name them.
+        kind: the first part of their media type.
+
+    Raises:
+        ValueError: they are too many, not allowed, of another type, or could not be fetched.
+    """
     try:
         scheme = urlsplit(text[:4096]).scheme
     except ValueError:
         scheme = ""
     if scheme == "data":
-        return _data_url(text, name, sources.max_bytes)
+        return _data_url(text, name, sources.max_bytes, kind)
     if scheme in ("http", "https"):
-        return fetch(text, name, sources)
+        return fetch(text, name, sources, kind)
     if scheme == "file":
         parts = urlsplit(text)
         if parts.netloc not in ("", "localhost"):
@@ -97,14 +106,14 @@ def _bytes_of(text: str, name: str, sources: ImageSources) -> bytes:
     return read_file(Path(text), name, sources)
 
 
-def _data_url(url: str, name: str, max_bytes: int) -> bytes:
-    """Return the bytes of ``data:image/...;base64,...``."""
+def _data_url(url: str, name: str, max_bytes: int, kind: str) -> bytes:
+    """Return the bytes of ``data:image/...;base64,...``, or of another kind of media."""
     header, comma, body = url.partition(",")
     media, *parameters = header.removeprefix("data:").split(";")
     if not comma or "base64" not in [parameter.strip().lower() for parameter in parameters]:
-        raise ValueError(f"{name} is not of the form data:image/...;base64,...")
-    if not media.strip().lower().startswith("image/"):
-        raise ValueError(f"{name} has the media type {media!r}, not image/...")
+        raise ValueError(f"{name} is not of the form data:{kind}/...;base64,...")
+    if not media.strip().lower().startswith(f"{kind}/"):
+        raise ValueError(f"{name} has the media type {media!r}, not {kind}/...")
     if len(body) * 3 // 4 > max_bytes + 2:
         raise ValueError(f"{name} has about {len(body) * 3 // 4} bytes, the limit is max_bytes={max_bytes}")
     try:
@@ -116,7 +125,8 @@ def _data_url(url: str, name: str, max_bytes: int) -> bytes:
     return data
 
 
-def _shown(text: str) -> str:
+def shown_url(text: str) -> str:
+    """Return the beginning of a URL or a path, for errors."""
     return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}..."
 
 

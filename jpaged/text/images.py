@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,13 +23,18 @@ from jpaged.images import (
     Placeholder,
     PreparedImage,
     Span,
+    VideoProcessor,
     expand_ids,
     expand_text,
     find_spans,
+    is_frames,
     is_given,
     open_image_processor,
+    open_video_processor,
     placeholder_of,
+    read_clips,
     read_images,
+    takes_videos,
 )
 from jpaged.processor_settings import read_settings, split_settings
 from jpaged.scheduling.inputs import PromptItem, joined
@@ -46,14 +51,16 @@ class Media:
 
     Attributes:
         images: the images; or one mapping, with the features of all.
+        videos: the videos; see `read_clips`.
         settings: the prompt's settings of the processor, in place of the engine's; see `read_settings`.
     """
 
     images: Sequence[Any] = ()
+    videos: Sequence[Any] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.images)
+        return bool(self.images or self.videos)
 
     @classmethod
     def of(cls, data: Any, settings: Any = None) -> Media:
@@ -65,9 +72,13 @@ class Media:
         if not isinstance(data, Mapping | None):
             raise ValueError(f"multi_modal_data={data!r} must be a mapping such as {{'image': ...}}")
         given = {name: value for name, value in (data or {}).items() if value is not None and not _is_empty(value)}
-        if unknown := [name for name in given if name != "image"]:
-            raise ValueError(f"multi_modal_data has {unknown[0]!r}: of what is no text only 'image' is taken")
-        return cls(_listed(given.get("image")), read_settings(settings))
+        if unknown := [name for name in given if name not in ("image", "video")]:
+            raise ValueError(
+                f"multi_modal_data has {unknown[0]!r}: of what is no text only 'image' and 'video' are taken"
+            )
+        video = given.get("video")
+        videos = [video] if is_frames(video) else _listed(video)
+        return cls(_listed(given.get("image")), videos, read_settings(settings))
 
 
 def _listed(given: Any) -> list[Any]:
@@ -81,7 +92,23 @@ def _is_empty(value: Any) -> bool:
 
 
 Place = Callable[[Sequence[Span], str | None], tuple[PromptItem, ...]]
-"""Makes a prompt's images of the spans that they take and the prompt's salt."""
+"""Makes a prompt's items of one modality of the spans that they take and the prompt's salt."""
+
+
+class _Counted(NamedTuple):
+    """What a prompt has of one modality.
+
+    Attributes:
+        placeholder: what stands for each.
+        counts: the tokens of each.
+        items: the tokens of each item, in order: a video has an item for each group of frames.
+        place: makes the items.
+    """
+
+    placeholder: Placeholder
+    counts: list[int]
+    items: list[int]
+    place: Place
 
 
 class ImageInputs:
@@ -102,7 +129,7 @@ class ImageInputs:
             together; None = tokens take the images' place, and there is no bound.
         given: how features that callers have encoded are placed; None = they are refused.
         settings: the engine's settings of the processor, in place of the checkpoint's.
-        limits: most items of a modality in one prompt; "image" that is not there = as many as `sources` allow.
+        limits: most items of a modality in one prompt; one that is not there = as many as `sources` allow.
     """
 
     def __init__(
@@ -126,7 +153,8 @@ class ImageInputs:
         self._tokenizer = tokenizer
         self._limits = dict(limits or {})
         sources = sources or ImageSources()
-        self._sources = replace(sources, max_images=max(1, self._limits.get("image", sources.max_images)))
+        most = {f"max_{modality}s": max(1, number) for modality, number in self._limits.items() if modality != "audio"}
+        self._sources = replace(sources, **most)
         self._whole = whole
         self._padded = padded
         self._most_together = most_together
@@ -135,21 +163,24 @@ class ImageInputs:
         self._lock = threading.Lock()
         self._opened: ImageProcessor | None = None
         self._of_requests: OrderedDict[str, ImageProcessor] = OrderedDict()  # by their settings
+        self._videos: VideoProcessor | None = None
         self._prepared: OrderedDict[tuple[str | None, bytes], PreparedImage] = OrderedDict()
 
     @property
     def max_bytes(self) -> int:
-        """Return the most bytes of an encoded image; 0 where none are taken."""
-        return 0 if self.refusal is not None else self._sources.max_bytes
+        """Return the most bytes of an encoded image or video; 0 where none are taken."""
+        if self.refusal is not None:
+            return 0
+        return max(self._sources.max_bytes, self._sources.max_video_bytes * takes_videos(self._config))
 
-    @property
-    def placeholder_text(self) -> str:
-        """Return the text that stands for an image in a prompt.
+    def marks(self, modalities: Iterable[str]) -> dict[str, str]:
+        """Return the text that stands for an item in a prompt, by the item's modality.
 
         Raises:
-            ValueError: the model takes no images, or its files do not say how.
+            ValueError: the model takes none of a modality, or its files do not say how.
         """
-        return self._placeholder().text
+        texts = {"image": self._placeholder, "video": lambda: self._video_processor().placeholder}
+        return {modality: texts[modality]().text for modality in modalities}
 
     def of_text(
         self,
@@ -160,7 +191,7 @@ class ImageInputs:
         *,
         prepare: bool = True,
     ) -> tuple[list[int], tuple[PromptItem, ...]]:
-        """Return the ids of a prompt of text, in which each image has its tokens, and the images.
+        """Return the ids of a prompt of text, in which each image and video has its tokens, and their items.
 
         Args:
             encode: makes ids of text.
@@ -171,10 +202,11 @@ class ImageInputs:
         Raises:
             ValueError: see `_read`; or the text has more or fewer placeholders than there are images.
         """
-        placeholder, counts, place = self._counted(media)
-        ids = encode(expand_text(text, placeholder, counts))
-        spans = find_spans(ids, placeholder, counts)
-        return ids, place(spans, salt) if prepare else ()
+        kinds = self._counted(media)
+        for kind in kinds:
+            text = expand_text(text, kind.placeholder, kind.counts)
+        ids = encode(text)
+        return ids, _placed_in(ids, kinds, salt, prepare=prepare)
 
     def of_ids(
         self, ids: Sequence[int], media: Media, salt: str | None = None
@@ -184,22 +216,58 @@ class ImageInputs:
         Raises:
             ValueError: as `of_text`.
         """
-        placeholder, counts, place = self._counted(media)
-        ids = list(ids)
-        there = ids.count(placeholder.image_token)
-        if there and (placeholder.token != placeholder.image_token or there != len(counts)):
-            spans = find_spans(ids, placeholder, counts)
-        else:
-            ids, spans = expand_ids(ids, placeholder, counts)
-        return ids, place(spans, salt)
+        kinds, ids = self._counted(media), list(ids)
+        for placeholder, counts, _, _ in kinds:
+            there = ids.count(placeholder.image_token)
+            if not there or (placeholder.token == placeholder.image_token and there == len(counts)):
+                ids, _ = expand_ids(ids, placeholder, counts)
+        return ids, _placed_in(ids, kinds, salt)
 
-    def _counted(self, media: Media) -> tuple[Placeholder, list[int], Place]:
-        """Return what stands for an image, how many tokens each takes, and what places them.
+    def _counted(self, media: Media) -> list[_Counted]:
+        """Return what a prompt has of each modality.
 
         Raises:
-            ValueError: see `_read` and `GivenLayout.read`.
+            ValueError: see `_read`, `read_clips` and `GivenLayout.read`.
         """
         self._check_taken()
+        found = [self._counted_images(media)] if media.images else []
+        return [*found, self._counted_videos(media)] if media.videos else found
+
+    def _counted_videos(self, media: Media) -> _Counted:
+        self._check_number("video", len(media.videos))
+        processor = self._video_processor()
+        _, of_frames = split_settings(media.settings)
+        sampling = processor.sampling.given(of_frames, "mm_processor_kwargs")
+        try:
+            clips = read_clips(media.videos, self._sources, processor, sampling)
+        except ImportError as error:
+            raise ValueError(str(error)) from error
+        groups = [(clip, group) for clip in clips for group in processor.groups(clip)]
+        counts = [sum(group.tokens for group in processor.groups(clip)) for clip in clips]
+
+        def place(spans: Sequence[Span], salt: str | None) -> tuple[PromptItem, ...]:
+            placed = []
+            for (clip, group), (start, length) in zip(groups, spans, strict=True):
+                digest = processor.digest(clip, group)
+                made = self._prepared_once((salt, digest), partial(processor.prepare, clip, group))
+                item = PromptItem(start, length, digest, made.features, made.arrays, self._whole, modality="video")
+                placed.append(item)
+            return tuple(placed)
+
+        return _Counted(processor.placeholder, counts, [group.tokens for _, group in groups], place)
+
+    def _video_processor(self) -> VideoProcessor:
+        self._check_taken()
+        with self._lock:
+            if self._videos is None:
+                try:
+                    made = open_video_processor(self._folder, self._config, self._tokenizer, self._settings)
+                except (OSError, AttributeError, TypeError, KeyError) as error:
+                    raise ValueError(f"{self._folder} does not say how videos are prepared: {error!r}") from error
+                self._videos = made
+            return self._videos
+
+    def _counted_images(self, media: Media) -> _Counted:
         images = media.images
         if any(map(is_given, images)):
             layout = self._given
@@ -212,11 +280,12 @@ class ImageInputs:
                 )
             given = layout.read(images[0])
             self._check_number("image", len(given))
-            return self._placeholder(), [len(each.features) for each in given], partial(_placed_given, layout, given)
+            counts = [len(each.features) for each in given]
+            return _Counted(self._placeholder(), counts, counts, partial(_placed_given, layout, given))
         self._check_number("image", len(images))
         processor = self._processor(media.settings)
         pictures, counts = self._read(processor, images)
-        return processor.placeholder, counts, partial(self._placed, processor, pictures)
+        return _Counted(processor.placeholder, counts, counts, partial(self._placed, processor, pictures))
 
     def _check_number(self, modality: str, number: int) -> None:
         most = self._limits.get(modality)
@@ -286,7 +355,7 @@ class ImageInputs:
         for picture, (start, length) in zip(pictures, spans, strict=True):
             alone = len(pictures) == 1
             digest = processor.digest(picture, alone=alone)
-            made = self._prepare(processor, picture, (salt, digest), alone)
+            made = self._prepared_once((salt, digest), partial(processor.prepare, picture, alone=alone))
             placed.append(PromptItem(start, length, digest, made.features, made.arrays, self._whole))
         if self._most_together is None:
             return tuple(placed)
@@ -298,14 +367,12 @@ class ImageInputs:
             )
         return runs
 
-    def _prepare(
-        self, processor: ImageProcessor, picture: Picture, name: tuple[str | None, bytes], alone: bool
-    ) -> PreparedImage:
+    def _prepared_once(self, name: tuple[str | None, bytes], prepare: Callable[[], PreparedImage]) -> PreparedImage:
         with self._lock:
             if (known := self._prepared.get(name)) is not None:
                 self._prepared.move_to_end(name)
                 return known
-        made = processor.prepare(picture, alone=alone)
+        made = prepare()
         if not all(np.isfinite(array).all() for array in made.arrays.values()):
             raise ValueError("mm_processor_kwargs make pixels that are not finite")
         made = replace(made, arrays=self._padded(made.arrays))
@@ -314,6 +381,17 @@ class ImageInputs:
             while len(self._prepared) > _MOST_PREPARED:
                 self._prepared.popitem(last=False)
         return made
+
+
+def _placed_in(
+    ids: Sequence[int], kinds: Sequence[_Counted], salt: str | None, *, prepare: bool = True
+) -> tuple[PromptItem, ...]:
+    """Return the items of a prompt in which each has its tokens, in the order of these."""
+    found: list[PromptItem] = []
+    for kind in kinds:
+        spans = find_spans(ids, kind.placeholder, kind.items)
+        found += kind.place(spans, salt) if prepare else ()
+    return tuple(sorted(found, key=lambda item: item.start))
 
 
 def _placed_given(

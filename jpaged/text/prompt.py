@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from jpaged.cache_retention import CacheRetention, read_retention
 from jpaged.scheduling.inputs import PromptItem
-from jpaged.text.chat_template import ChatOptions, Messages, images_in, templated
+from jpaged.text.chat_template import ChatOptions, Messages, media_in, templated
 from jpaged.text.images import ImageInputs, Media
 from jpaged.text.long_text import TokenBound, beginning, encode_bounded
 from jpaged.text.message_ends import message_ends
@@ -111,11 +111,11 @@ def parse_prompt(
     """
     images = images or ImageInputs()
     if isinstance(prompt, Conversation):
-        given = images_in(prompt.messages)
+        given = media_in(prompt.messages)
         if given and images.refusal is not None:
-            raise ValueError(f"messages have {len(given)} image{'s'[: len(given) > 1]}: {images.refusal}")
-        mark = images.placeholder_text if given else ""
-        said = {"prompt": templated(prompt.messages, tokenizer, prompt.options, mark)}
+            modality, items = next(iter(given.items()))
+            raise ValueError(f"messages have {len(items)} {modality}{'s'[: len(items) > 1]}: {images.refusal}")
+        said = {"prompt": templated(prompt.messages, tokenizer, prompt.options, images.marks(given))}
         if given:
             return parse_prompt(
                 {**said, **_besides_text(prompt, given)},
@@ -264,13 +264,13 @@ def chat_prompt(
     prompt: dict[str, Any] = {"prompt": parsed.text, "prompt_token_ids": parsed.token_ids}
     if parsed.prefix_ends:
         prompt["prefix_ends"] = list(parsed.prefix_ends)
-    given = images_in(conversation.messages)
+    given = media_in(conversation.messages)
     return {**prompt, **_besides_text(conversation, given)} if given else prompt
 
 
-def _besides_text(conversation: Conversation, images: Sequence[Any]) -> dict[str, Any]:
+def _besides_text(conversation: Conversation, given: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     """Return what a prompt of a conversation has besides text and tokens."""
-    found: dict[str, Any] = {"multi_modal_data": {"image": images}}
+    found: dict[str, Any] = {"multi_modal_data": dict(given)}
     if conversation.mm_processor_kwargs:
         found["mm_processor_kwargs"] = conversation.mm_processor_kwargs
     return found

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 
 from jpaged import AsyncLLM
 from jpaged.server.errors import ApiError, refused
-from jpaged.server.openai.bodies.chat import SENT_AS_MESSAGES, image_paths
+from jpaged.server.openai.bodies.chat import SENT_AS_MESSAGES, media_paths
 from jpaged.server.openai.bodies.prompts import DetokenizeRequest, TokenizeRequest
 from jpaged.server.openapi import errors
 from jpaged.server.serving import MOST_TOKENS, Serving, serving_of
@@ -49,7 +49,8 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
         try:
             made = await asyncio.to_thread(engine.chat_prompt, messages, max_tokens=most, **options)
         except ValueError as error:
-            raise refused(error, TokenizeRequest.model_fields, SENT_AS_MESSAGES, image_paths(body.messages)) from error
+            paths = media_paths(body.messages), media_paths(body.messages, "video_url")
+            raise refused(error, TokenizeRequest.model_fields, SENT_AS_MESSAGES, *paths) from error
         ids = made["prompt_token_ids"]
     else:
         special = body.add_special_tokens is not False

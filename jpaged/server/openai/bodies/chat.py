@@ -28,14 +28,22 @@ class ImageUrl(Body):
     detail: Literal["auto", "low", "high"] | None = None
 
 
+class VideoUrl(Body):
+    """The place of a video: a ``data:`` URL, or a URL that the engine's `ImageSources` allow."""
+
+    url: str
+
+
 class ContentPart(Body):
-    """A part of a message's content: text or an image. Sound and files are refused, since no model takes them."""
+    """A part of a message's content: text, an image or a video (vLLM's). Sound and files are refused, since no model
+    takes them."""
 
     classes: ClassVar[FieldClasses] = field_classes.CONTENT_PART
 
     type: str
     text: str | None = None
     image_url: ImageUrl | None = None
+    video_url: VideoUrl | None = None
     input_audio: Any = None
     file: Any = None
     refusal: str | None = None
@@ -44,15 +52,18 @@ class ContentPart(Body):
         """Return the part for the chat template.
 
         Raises:
-            ApiError: the part is neither text nor an image, or lacks the field of its type, or has another.
+            ApiError: the part is of another type, or lacks the field of its type, or has another's.
         """
-        if self.type in ("text", "image_url"):
+        if self.type in ("text", "image_url", "video_url"):
             only_fields(self, {"type", self.type}, where, f"a part of the type {self.type!r}")
         if self.type == "text" and self.text is not None:
             return {"type": "text", "text": self.text}
         if self.type == "image_url" and self.image_url is not None:
             return {"type": "image_url", "image_url": self.image_url.model_dump(exclude_none=True)}
-        message = f"{where} has the type {self.type!r}; 'text' and 'image_url' are taken, each with a field of its name"
+        if self.type == "video_url" and self.video_url is not None:
+            return {"type": "video_url", "video_url": {"url": self.video_url.url}}
+        kinds = "'text', 'image_url' and 'video_url' are taken"
+        message = f"{where} has the type {self.type!r}; {kinds}, each with a field of its name"
         raise ApiError(message, param=where, code="invalid_value")
 
 
@@ -131,14 +142,14 @@ class Message(Body):
         return shown
 
 
-def image_paths(messages: Iterable[Message]) -> list[str]:
-    """Return the paths of a conversation's images."""
+def media_paths(messages: Iterable[Message], kind: str = "image_url") -> list[str]:
+    """Return the paths of a conversation's images, or of its parts of another kind."""
     return [
-        f"messages.{i}.content.{k}.image_url"
+        f"messages.{i}.content.{k}.{kind}"
         for i, message in enumerate(messages)
         if isinstance(message.content, list)
         for k, part in enumerate(message.content)
-        if part.type == "image_url"
+        if part.type == kind
     ]
 
 
@@ -352,8 +363,8 @@ class ChatRequest(SamplingFields):
     @property
     def names(self) -> ClientNames:
         """Return the names that the client sent."""
-        images = image_paths(self.messages) if self._images is None else self._images
-        return ClientNames(type(self).model_fields, self.sent_as, images)
+        images = media_paths(self.messages) if self._images is None else self._images
+        return ClientNames(type(self).model_fields, self.sent_as, images, media_paths(self.messages, "video_url"))
 
     def refusal(self, error: Exception) -> ApiError:
         """Return the error for a value that jpaged refuses, by the names that the client sent."""

@@ -16,8 +16,8 @@ class TextPrompt(TypedDict):
         prompt: the text.
         cache_salt: the prompt shares cached KV only with those of the same salt.
         multi_modal_data: ``{"image": one image or a list}`` for models that take images: PIL images, URLs or paths; and
-            ``{"video": one video or a list}``, each frames, a pair of frames and metadata, a URL or a path. The text has
-            the model's placeholder for each.
+            ``{"video": one video or a list}``, each frames, a pair of frames and metadata, a URL or a path. The text
+            has the model's placeholder for each.
         mm_processor_kwargs: settings of the model's image processor for this prompt, in place of the engine's.
     """
 

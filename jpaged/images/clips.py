@@ -11,7 +11,6 @@ import importlib
 import io
 import math
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -198,6 +197,10 @@ def _of_file(text: str | bytes, place: str, sources: ImageSources, chooser: Choo
         return _decoded(av, data, name, sources, chooser, sampling)
     except av.error.FFmpegError as error:
         raise ValueError(f"{name} is no video that is read, or is corrupt: {error.strerror}") from error
+    except (ValueError, MemoryError):
+        raise
+    except Exception as error:  # decoders of broken files raise many kinds
+        raise ValueError(f"{name} is corrupt or truncated: {error or type(error).__name__}") from error
 
 
 def _decoded(
@@ -207,6 +210,8 @@ def _decoded(
         if not container.streams.video:
             raise ValueError(f"{name} has no video stream")
         stream = container.streams.video[0]
+        if stream.codec_context is None:
+            raise ValueError(f"{name} has a codec that is not read")
         total, seconds = _length(container, stream, name, sources)
         rate = stream.average_rate or stream.guessed_rate
         fps = float(rate) if rate else (total / seconds if seconds else None)
@@ -310,12 +315,12 @@ def _pyav() -> Any:
     Raises:
         ImportError: PyAV is not installed.
     """
-    if "av" not in sys.modules:
-        try:
-            importlib.import_module("av.logging").set_level(None)
-        except ImportError as error:
-            raise ImportError(
-                'videos of files need PyAV, which is not installed: pip install ".[video]" in a clone of jpaged; '
-                "frames in memory need none"
-            ) from error
-    return importlib.import_module("av")
+    try:
+        av = importlib.import_module("av")
+        importlib.import_module("av.logging").set_level(None)
+    except ImportError as error:
+        raise ImportError(
+            'videos of files need PyAV, which is not installed: pip install ".[video]" in a clone of jpaged; '
+            "frames in memory need none"
+        ) from error
+    return av

@@ -15,8 +15,8 @@ Messages = Sequence[Mapping[str, Any]]
 """A conversation: ``[{"role": ..., "content": ...}, ...]``.
 
 Content is text or a list of parts, ``{"type": "text", "text": ...}``, images, ``{"type": "image_url", "image_url":
-{"url": ...}}``, ``{"type": "image_pil", "image_pil": ...}`` or ``{"type": "image", "image": ...}``, and videos, ``{"type":
-"video_url", "video_url": {"url": ...}}`` or ``{"type": "video", "video": ...}``.
+{"url": ...}}``, ``{"type": "image_pil", "image_pil": ...}`` or ``{"type": "image", "image": ...}``, and videos,
+``{"type": "video_url", "video_url": {"url": ...}}`` or ``{"type": "video", "video": ...}``.
 """
 DETAILS = ("auto", "low", "high")
 """Details of an image's URL, as OpenAI's; "auto" and "high" are the picture as the checkpoint prepares it."""

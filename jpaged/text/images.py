@@ -173,6 +173,12 @@ class ImageInputs:
             return 0
         return max(self._sources.max_bytes, self._sources.max_video_bytes * takes_videos(self._config))
 
+    def refusal_of(self, modality: str) -> str | None:
+        """Return why no items of a modality are taken; None = they are."""
+        if self.refusal is None and modality == "video" and not takes_videos(self._config):
+            return f"model_type={getattr(self._config, 'model_type', None)!r} takes no videos here"
+        return self.refusal
+
     def marks(self, modalities: Iterable[str]) -> dict[str, str]:
         """Return the text that stands for an item in a prompt, by the item's modality.
 
@@ -234,6 +240,8 @@ class ImageInputs:
         return [*found, self._counted_videos(media)] if media.videos else found
 
     def _counted_videos(self, media: Media) -> _Counted:
+        if (refusal := self.refusal_of("video")) is not None:
+            raise ValueError(f"a prompt has {len(media.videos)} video{'s'[: len(media.videos) > 1]}: {refusal}")
         self._check_number("video", len(media.videos))
         processor = self._video_processor()
         _, of_frames = split_settings(media.settings)

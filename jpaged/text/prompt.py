@@ -112,9 +112,9 @@ def parse_prompt(
     images = images or ImageInputs()
     if isinstance(prompt, Conversation):
         given = media_in(prompt.messages)
-        if given and images.refusal is not None:
-            modality, items = next(iter(given.items()))
-            raise ValueError(f"messages have {len(items)} {modality}{'s'[: len(items) > 1]}: {images.refusal}")
+        for modality, items in given.items():
+            if (refusal := images.refusal_of(modality)) is not None:
+                raise ValueError(f"messages have {len(items)} {modality}{'s'[: len(items) > 1]}: {refusal}")
         said = {"prompt": templated(prompt.messages, tokenizer, prompt.options, images.marks(given))}
         if given:
             return parse_prompt(

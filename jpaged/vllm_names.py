@@ -106,7 +106,8 @@ cp_kv_cache_interleave_size cpu_distributed_timeout_seconds data_parallel_addres
     prefill_schedule_interval ray_workers_use_nsight ubatch_size worker_cls worker_extension_cls: @cluster
 enable_ep_weight_filter enable_eplb eplb_config expert_placement_strategy: enable_expert_parallel spreads whole experts
     over the devices; they are not moved afterwards
-enable_mm_embeds enable_prompt_embeds: @embeds
+enable_prompt_embeds: @embeds
+enable_mm_embeds: it is a flag of `jpaged serve`; LLM and AsyncLLM always take features of images
 enable_cumem_allocator enable_shm_tensor_arena enable_sleep_mode sleep_mode_offload_cudagraph
     sleep_preserve_parameter_names: LLM.sleep(), wake_up(), release_memory() and restore_memory() need no setting
 default_mm_loras enable_mixed_moe_lora_format enable_moe_shared_loras enable_tower_connector_lora fully_sharded_loras

@@ -100,6 +100,9 @@ def serve(
     log_prompts: Annotated[
         bool, typer.Option("--log-prompts", help="Write prompts and outputs to the log, a line a request.")
     ] = False,
+    enable_mm_embeds: Annotated[
+        bool, typer.Option("--enable-mm-embeds", help="Take features of images that clients have encoded.")
+    ] = False,
     *,
     engine: EngineOptions,
 ) -> None:
@@ -155,6 +158,7 @@ def serve(
             save_every=30.0 if save_every is None else save_every,
             otlp_traces_endpoint=otlp_traces_endpoint,
             log_prompts=log_prompts,
+            enable_mm_embeds=enable_mm_embeds,
             tokenizer_info=enable_tokenizer_info_endpoint,
             strict_fields=strict_fields,
         )

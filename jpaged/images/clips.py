@@ -20,12 +20,13 @@ from jaxtyping import UInt8
 
 from jpaged.image_sources import ImageSources
 from jpaged.images.frames import Indices, Sampling
-from jpaged.images.pixels import is_pil, picture_of
+from jpaged.images.pixels import decoded, is_pil, picture_of
 from jpaged.images.sources import bytes_of, shown_url
 
 _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,gif,mpegts,mpeg,flv,ogg"
 """FFmpeg's names of the containers that are read. Others, as playlists, may name further files."""
-_MOST_RATE = 240
+_JPEGS = "data:video/jpeg;base64,"
+_MOST_RATE = 120
 """Frames in a second of video: a file with more is not one to look at."""
 _METADATA = (
     "fps",
@@ -188,6 +189,8 @@ def _pixels_of(video: Any, chosen: Indices, place: str, sources: ImageSources) -
 def _of_file(text: str | bytes, place: str, sources: ImageSources, chooser: ChoosesFrames, sampling: Sampling) -> Clip:
     text = os.fsdecode(text)
     name = f"{place}, {shown_url(text)}"
+    if text[: len(_JPEGS)].lower() == _JPEGS:
+        return _of_jpegs(text[len(_JPEGS) :], name, sources, chooser, sampling)
     try:
         data = bytes_of(text, name, replace(sources, max_bytes=sources.max_video_bytes), "video")
     except ValueError as error:
@@ -201,6 +204,24 @@ def _of_file(text: str | bytes, place: str, sources: ImageSources, chooser: Choo
         raise
     except Exception as error:  # decoders of broken files raise many kinds
         raise ValueError(f"{name} is corrupt or truncated: {error or type(error).__name__}") from error
+
+
+def _of_jpegs(bodies: str, name: str, sources: ImageSources, chooser: ChoosesFrames, sampling: Sampling) -> Clip:
+    """Return the clip of JPEG frames in base64, with commas between them (vLLM's)."""
+    if (number := bodies.count(",") + 1) > sources.max_frames:
+        raise ValueError(f"{name} has {number} frames, the limit is max_frames={sources.max_frames}")
+    if len(bodies) * 3 // 4 > sources.max_video_bytes:
+        raise ValueError(
+            f"{name} has about {len(bodies) * 3 // 4} bytes, the limit is max_video_bytes={sources.max_video_bytes}"
+        )
+    frames, pixels = [], 0
+    for i, body in enumerate(bodies.split(","), start=1):
+        where = f"{name}, frame {i} of {number}"
+        data = bytes_of(f"data:image/jpeg;base64,{body}", where, replace(sources, max_bytes=sources.max_video_bytes))
+        picture = decoded(data, where, sources.max_pixels, pixels, sources.max_total_pixels)
+        frames.append(picture.pixels)
+        pixels += math.prod(picture.size)
+    return _of_frames(frames, name, sources, chooser, sampling)
 
 
 def _decoded(

@@ -43,6 +43,8 @@ class ServerSettings:
         state_dir: folder of the saved state, from which a restarted server continues; None: nothing is saved.
         save_every: seconds between two saves.
         otlp_traces_endpoint: URL of the OpenTelemetry collector for spans of requests; None: no spans.
+        enable_mm_embeds: whether chats may have features of images that their clients have encoded. Only their numbers
+            are checked.
         log_prompts: whether the log contains prompts and outputs.
         reasoning_parser: family whose thoughts are split off, of the same table; None: none are.
 
@@ -76,6 +78,7 @@ class ServerSettings:
     save_every: float = 30.0
     otlp_traces_endpoint: str | None = None
     log_prompts: bool = False
+    enable_mm_embeds: bool = False
 
     def __post_init__(self) -> None:
         integer("port", self.port, low=0, high=65535)
@@ -89,6 +92,7 @@ class ServerSettings:
                 number(name, getattr(self, name), low=0.0, open_low=True)
         boolean("allow_anonymous", self.allow_anonymous)
         boolean("log_prompts", self.log_prompts)
+        boolean("enable_mm_embeds", self.enable_mm_embeds)
         boolean("tokenizer_info", self.tokenizer_info)
         boolean("strict_fields", self.strict_fields)
         for name, known in (("tool_parser", tool_formats()), ("reasoning_parser", thought_formats())):

@@ -15,12 +15,20 @@ Messages = Sequence[Mapping[str, Any]]
 """A conversation: ``[{"role": ..., "content": ...}, ...]``.
 
 Content is text or a list of parts, ``{"type": "text", "text": ...}``, images, ``{"type": "image_url", "image_url":
-{"url": ...}}``, ``{"type": "image_pil", "image_pil": ...}`` or ``{"type": "image", "image": ...}``, and videos,
+{"url": ...}}``, ``{"type": "image_pil", "image_pil": ...}`` or ``{"type": "image", "image": ...}``, their
+features, ``{"type": "image_embeds", "image_embeds": {...}}``, and videos,
 ``{"type": "video_url", "video_url": {"url": ...}}`` or ``{"type": "video", "video": ...}``.
 """
 DETAILS = ("auto", "low", "high")
 """Details of an image's URL, as OpenAI's; "auto" and "high" are the picture as the checkpoint prepares it."""
-_MODALITIES = {"image_url": "image", "image_pil": "image", "image": "image", "video_url": "video", "video": "video"}
+_MODALITIES = {
+    "image_embeds": "image",
+    "image_url": "image",
+    "image_pil": "image",
+    "image": "image",
+    "video_url": "video",
+    "video": "video",
+}
 """What the parts of a content that are no text are, by their types."""
 _TAKEN = "only 'text' is taken, and images and videos by models that see"
 Marks = Mapping[str, str]

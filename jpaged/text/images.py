@@ -50,7 +50,7 @@ class Media:
     """What a prompt has besides text.
 
     Attributes:
-        images: the images; or one mapping, with the features of all.
+        images: the images; or mappings with features of images.
         videos: the videos; see `read_clips`.
         settings: the prompt's settings of the processor, in place of the engine's; see `read_settings`.
     """
@@ -281,12 +281,12 @@ class ImageInputs:
             layout = self._given
             if layout is None:
                 raise ValueError(f"the model takes images as pictures, not as {GIVEN_FEATURES!r}")
-            if len(images) > 1:
+            if not all(map(is_given, images)):
                 raise ValueError(
-                    f"{len(images)} images are listed, of which some are {GIVEN_FEATURES!r}: one mapping has the "
-                    "features of all images of a prompt"
+                    f"{len(images)} images are listed, of which some are {GIVEN_FEATURES!r}: give all images of a "
+                    "prompt as features, or all as pictures"
                 )
-            given = layout.read(images[0])
+            given = [each for data in images for each in layout.read(data)]
             self._check_number("image", len(given))
             counts = [len(each.features) for each in given]
             return _Counted(self._placeholder(), counts, counts, partial(_placed_given, layout, given))

@@ -98,6 +98,25 @@ def test_frames_in_memory_are_taken_in_every_form():
     assert not is_frames("a.mp4") and not is_frames(["a.mp4"]) and not is_frames([FRAMES, FRAMES])
 
 
+def test_frames_in_jpeg_are_bounded_before_the_first_is_decoded():
+    """vLLM 51969: a request's number of frames, or a list of JPEGs, took more frames than the server allows."""
+    file = io.BytesIO()
+    Image.fromarray(FRAMES[0]).save(file, "JPEG")
+    jpeg = base64.b64encode(file.getvalue()).decode()
+    clip = read("data:video/jpeg;base64," + ",".join([jpeg] * 3))
+    assert clip.frames.shape == (3, 5, 4, 3) and clip.total == 3
+    said = refusal("data:video/jpeg;base64," + ",".join(["AAAA"] * 41))
+    assert "41 frames, the limit is max_frames=40" in said
+    assert "frame 2 of 2" in refusal(f"data:video/jpeg;base64,{jpeg},AAAA")
+    for number in (-1, 0, 10**9):
+        sampling = {"num_frames": number}
+        if number > 0:
+            assert len(read(FRAMES, **sampling).frames) == 7
+        else:
+            assert "must be an integer above 0" in refusal(FRAMES, **sampling)
+    assert "41 frames would be taken" in refusal(np.zeros((50, 4, 4, 3), np.uint8), num_frames=41)
+
+
 @pytest.mark.parametrize(
     ("video", "message"),
     [

@@ -183,6 +183,22 @@ def test_low_detail_shrinks_a_picture_and_high_does_not(server_of):
     assert "detail" in error["param"]
 
 
+@pytest.mark.parametrize("taken", [False, True])
+def test_features_of_images_need_a_flag_of_the_server(llm, taken):
+    server = LiveServer(AsyncLLM.from_llm(llm), ServerSettings(model="tiny", port=0, enable_mm_embeds=taken))
+    try:
+        embeds = {"image_embeds": "AAAA", "image_grid_thw": [1, 4, 6]}
+        content = [{"type": "text", "text": "a"}, {"type": "image_embeds", "image_embeds": embeds}]
+        for path in (CHAT, "/tokenize"):
+            error = server.refusal(path, {"model": "tiny", "messages": [{"role": "user", "content": content}]})
+            if taken:
+                assert "the model takes images as pictures, not as 'image_embeds'" in error["message"]
+            else:
+                assert error["param"] == "messages.0.content.1" and "--enable-mm-embeds" in error["message"]
+    finally:
+        server.stop()
+
+
 def test_a_body_may_have_the_largest_image_that_the_engine_takes(llm):
     engine = AsyncLLM.from_llm(llm)
     settings = ServerSettings(model="tiny")

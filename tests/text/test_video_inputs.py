@@ -7,6 +7,7 @@ import pytest
 from vision_checkpoints import END, IMAGE, LLAVA_PROCESSOR, TOKENIZER, llava_config, picture
 
 from jpaged import ImageSources, SamplingParams
+from jpaged.images import GivenLayout
 from jpaged.text.chat_template import ChatOptions
 from jpaged.text.images import ImageInputs
 from jpaged.text.input_processor import InputProcessor
@@ -145,3 +146,21 @@ def test_limits_by_modality_are_named_with_the_value_given(folder):
         inputs.process(two, SamplingParams())
     raised = inputs_of(folder, limits={"image": 2}, max_images=1)
     assert len(raised.process(two, SamplingParams()).asks["images"]) == 2, "the limit takes the place of max_images"
+
+
+def test_parts_with_features_of_images_are_the_images_of_one_mapping(folder):
+    layout = GivenLayout(width=6, merge=2)
+    images = ImageInputs(None, folder=folder, config=llava_config(), tokenizer=TOKENIZER, given=layout)
+    inputs = InputProcessor(TOKENIZER, images=images, vocab_size=211, max_model_len=512, max_num_seqs=4)
+    rng = np.random.default_rng(0)
+    one, two = rng.normal(size=(6, 6)), rng.normal(size=(1, 6))
+    apart = [{"image_embeds": one, "image_grid_thw": [1, 4, 6]}, {"image_embeds": two, "image_grid_thw": [[1, 2, 2]]}]
+    whole = {"image_embeds": np.concatenate([one, two]), "image_grid_thw": [[1, 4, 6], [1, 2, 2]]}
+    content = [{"type": "image_embeds", "image_embeds": each} for each in apart]
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    said = Conversation([{"role": "user", "content": content}], ChatOptions(chat_template=template))
+    found = inputs.process(said, SamplingParams()).asks["images"]
+    prompt = {"prompt": "<image>\n<image>", "multi_modal_data": {"image": whole}}
+    wanted = inputs.process(prompt, SamplingParams()).asks["images"]
+    assert [(item.digest, item.length) for item in found] == [(item.digest, item.length) for item in wanted]
+    assert [item.length for item in found] == [6, 1]

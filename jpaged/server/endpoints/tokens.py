@@ -38,6 +38,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
     ids: list[int]
     if body.messages is not None:
         messages = [message.as_template_takes_it(f"messages.{i}") for i, message in enumerate(body.messages)]
+        serving.check_parts(messages)
         options: dict[str, Any] = {
             "add_generation_prompt": body.add_generation_prompt and not body.continue_final_message,
             "continue_final_message": body.continue_final_message,

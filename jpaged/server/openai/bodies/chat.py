@@ -34,9 +34,20 @@ class VideoUrl(Body):
     url: str
 
 
+class ImageEmbeds(Body):
+    """Features of images that the client has encoded, each field a ``.npy`` file in base64.
+
+    Attributes:
+        image_grid_thw: patches of each image in time, height and width; also as numbers.
+    """
+
+    image_embeds: str
+    image_grid_thw: str | list[int] | list[list[int]]
+
+
 class ContentPart(Body):
-    """A part of a message's content: text, an image or a video (vLLM's). Sound and files are refused, since no model
-    takes them."""
+    """A part of a message's content: text, an image, its features or a video (both vLLM's). Sound and files are
+    refused, since no model takes them."""
 
     classes: ClassVar[FieldClasses] = field_classes.CONTENT_PART
 
@@ -44,6 +55,7 @@ class ContentPart(Body):
     text: str | None = None
     image_url: ImageUrl | None = None
     video_url: VideoUrl | None = None
+    image_embeds: ImageEmbeds | None = None
     input_audio: Any = None
     file: Any = None
     refusal: str | None = None
@@ -54,7 +66,7 @@ class ContentPart(Body):
         Raises:
             ApiError: the part is of another type, or lacks the field of its type, or has another's.
         """
-        if self.type in ("text", "image_url", "video_url"):
+        if self.type in ("text", "image_url", "video_url", "image_embeds"):
             only_fields(self, {"type", self.type}, where, f"a part of the type {self.type!r}")
         if self.type == "text" and self.text is not None:
             return {"type": "text", "text": self.text}
@@ -62,7 +74,9 @@ class ContentPart(Body):
             return {"type": "image_url", "image_url": self.image_url.model_dump(exclude_none=True)}
         if self.type == "video_url" and self.video_url is not None:
             return {"type": "video_url", "video_url": {"url": self.video_url.url}}
-        kinds = "'text', 'image_url' and 'video_url' are taken"
+        if self.type == "image_embeds" and self.image_embeds is not None:
+            return {"type": "image_embeds", "image_embeds": self.image_embeds.model_dump()}
+        kinds = "'text', 'image_url', 'video_url' and 'image_embeds' are taken"
         message = f"{where} has the type {self.type!r}; {kinds}, each with a field of its name"
         raise ApiError(message, param=where, code="invalid_value")
 

@@ -123,6 +123,11 @@ class MemoryReport:
         return sum(group.blocks_saved for group in self.groups)
 
     @property
+    def stranded_bytes(self) -> int:
+        """Return the bytes of empty blocks that no other group can have before their page is free."""
+        return sum(group.empty * group.block_bytes for group in self.groups)
+
+    @property
     def saving(self) -> float:
         """Return (blocks without sharing - blocks) / blocks without sharing, over all groups."""
         return self.blocks_saved / (self.used + self.blocks_saved) if self.used else 0.0
@@ -154,6 +159,11 @@ class MemoryReport:
             f"{_size(self.page_bytes)}: "
             f"{self.free_pages} free, {self.idle_pages} only cached; sharing saves {self.saving:.1%} of the blocks"
         )
+        if self.stranded_bytes and len(self.groups) > 1:
+            share = self.stranded_bytes / (self.num_pages * self.page_bytes)
+            lines.append(
+                f"stranded in empty blocks, which only their group can take: {_size(self.stranded_bytes)}, {share:.1%}"
+            )
         if padded := ", ".join(f"{g.name} {g.padding:.1%}" for g in self.groups if g.padding):
             lines.append(f"blocks are padded, to keep large pages small: {padded}")
         if any(g.pinned for g in self.groups):

@@ -20,6 +20,7 @@ from jpaged.planning.devices import Device, find_device
 from jpaged.planning.estimate import estimate_largest
 from jpaged.planning.machine import gemm_flops, read_bandwidth
 from jpaged.planning.roofline import Speed, decode_seconds, prefill_seconds, step_work
+from jpaged.planning.room import sequences_at_once
 from jpaged.planning.target_mesh import target_capability
 from pallas_kernels.platform import Impl
 
@@ -71,11 +72,14 @@ def _answer(request: dict[str, Any], device: Device) -> dict[str, Any]:
     if kind == "cpu":
         speed = Speed(read_bandwidth(seconds=0.4), gemm_flops(seconds=0.4), 0.0)
     work = step_work(model, engine.model_config, params, plan.spec, mesh)
-    sequences = _sequences(plan.spec.layout, config, context, plan.spec.layout.pool_bytes)
+    sequences = sequences_at_once(
+        plan.spec.layout, context, config.max_num_batched_tokens, plan.spec.layout.pool_bytes, config.watermark
+    )
     found |= {
         "temporary_bytes": plan.temporary_bytes,
         "adapter_bytes": plan.adapter_bytes,
         "pool_bytes": plan.spec.layout.pool_bytes,
+        "page_bytes": plan.spec.layout.page_bytes,
         "groups": _groups(plan.spec.layout),
         "sequences": min(sequences, config.max_num_seqs),
         "room": max(sequences, _room(plan, config, context)),
@@ -112,15 +116,6 @@ def _groups(layout: PoolLayout) -> list[dict[str, Any]]:
     ]
 
 
-def _sequences(layout: PoolLayout, config: SizedConfig, context: int, pool: int) -> int:
-    """Return how many sequences of `context` tokens a pool of so many bytes holds at once, above its watermark."""
-    one = 0
-    for group in layout.groups:
-        policy, size = group.spec.policy.for_prefix(0, 0), group.spec.block_size
-        one += policy.peak_blocks(context, config.max_num_batched_tokens, size) * group.block_bytes
-    return int(pool * (1 - config.watermark)) // one
-
-
 def _room(plan: MemoryPlan, config: SizedConfig, context: int) -> int:
     """Return how many sequences would fit if the pool took all memory that it could have."""
     most = pool_bytes(
@@ -132,7 +127,7 @@ def _room(plan: MemoryPlan, config: SizedConfig, context: int) -> int:
         useful_bytes=1 << 62,
         sequence_bytes=plan.spec.layout.pool_bytes,
     )
-    return _sequences(plan.spec.layout, config, context, most)
+    return sequences_at_once(plan.spec.layout, context, config.max_num_batched_tokens, most, config.watermark)
 
 
 def _compiler(kind: str, kernels: Impl) -> str:

@@ -26,6 +26,7 @@ class Plan:
     Attributes:
         limit_bytes: bytes of a device that programs may take.
         weight_bytes, temporary_bytes, pool_bytes: bytes on each device. On a CPU nothing is left for temporaries.
+        page_bytes: bytes of a large page on each device. Each layer group leaves up to one partly empty.
         adapter_bytes: what steps read of low-rank adapters, on each device, besides those in the pool.
         sequences: how many sequences of `context` tokens the pool holds at once, at most `concurrency`.
         room: how many the pool could hold, were all memory taken.
@@ -47,6 +48,7 @@ class Plan:
     temporary_bytes: int = 0
     adapter_bytes: int = 0
     pool_bytes: int = 0
+    page_bytes: int = 0
     groups: tuple[GroupPlan, ...] = ()
     sequences: int = 0
     room: int = 0
@@ -95,6 +97,9 @@ class Plan:
             if self.adapter_bytes:
                 rows.append(("adapters", self.adapter_bytes, f"those of a step, max_loras={self.config.max_loras}"))
             rows.append(("pool", self.pool_bytes, ", ".join(map(_blocks, self.groups))))
+            if self.page_bytes and len(self.groups) > 1:
+                part = f"1/{self.pool_bytes // self.page_bytes:,} of the pool; each layer group strands up to one"
+                rows.append(("large page", self.page_bytes, part))
         lines = ["  On each device:"] + [f"  {name:<14}{_gib(size):>12}   {note}" for name, size, note in rows]
         for program in self.programs if self.compiler else ():
             lines.append(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from jpaged.bench.load import read_trace
-from jpaged.memory import FullAttention, SlidingWindow, StateCheckpoints
+from jpaged.memory import ChunkedLocalAttention, FullAttention, Policy, SlidingWindow, StateCheckpoints
 from scripts.benchmarks.shapes import ModelShape, shape_named
 from scripts.benchmarks.simulate import PagedServer
 from scripts.benchmarks.workloads import Ask, at_once, draw_articles
@@ -29,7 +29,19 @@ PEER = Path(__file__).parent / "peer_engines" / "vllm_scheduler.py"
 BUDGET, MAX_NUM_SEQS, TOGETHER, BLOCK_SIZE = 2048, 64, 16, 16
 """Most tokens of a step, sequences of a step and unfinished requests, and tokens of a block, of both systems."""
 
-POOLS = {"Gemma-3-27B": 8.0, "gpt-oss-20b": 1.0, "Llama-3.1-8B": 4.0, "Qwen3.6-35B": 4.0}
+POOLS = {
+    "Gemma-3-27B": 8.0,
+    "Gemma-4-31B": 14.0,
+    "gpt-oss-20b": 1.0,
+    "Llama-4-Scout (text)": 6.0,
+    "Llama-3.1-8B": 4.0,
+    "Llama-3.1-8B + 1B draft": 5.0,
+    "Qwen3.6-35B": 4.0,
+    "Nemotron-H-8B": 6.0,
+    "Granite-4-H-Small": 8.0,
+    "Jamba-1.5-Mini": 1.0,
+    "Falcon-H1-7B": 6.0,
+}
 """GiB of KV for each shape: so little that 16 requests do not all fit, or their prefixes do not."""
 
 OF_JPAGED: dict[str, dict[str, Any]] = {
@@ -243,13 +255,13 @@ def case_of(
         ram: host memory for evicted blocks, over the pool's bytes.
     """
     pool = int(shape.pool_gib * 2**30)
-    kinds = {FullAttention: "full", SlidingWindow: "window", StateCheckpoints: "state"}
+    kinds = {FullAttention: "full", SlidingWindow: "window", ChunkedLocalAttention: "chunk", StateCheckpoints: "state"}
     layers = []
-    for kind in shape.layers:
+    for kind in (*shape.layers, *shape.draft):
         if type(kind.policy) not in kinds:
             raise ValueError(f"{shape.name}: vLLM's half knows no {type(kind.policy).__name__}")
         layer = {"name": kind.name, "kind": kinds[type(kind.policy)], "number": kind.number}
-        layer |= {"token_bytes": kind.token_bytes, "window": getattr(kind.policy, "window", 0)}
+        layer |= {"token_bytes": kind.token_bytes, "span": _span(kind.policy)}
         layers.append(layer)
     return {
         "layers": layers,
@@ -265,6 +277,13 @@ def case_of(
         "together": together,
         "asks": [[ask.tokens, ask.output] for ask in asks],
     }
+
+
+def _span(policy: Policy) -> int:
+    """Return the tokens of a window or chunk; 0 for other layers."""
+    if isinstance(policy, SlidingWindow):
+        return policy.window
+    return policy.chunk if isinstance(policy, ChunkedLocalAttention) else 0
 
 
 def recorded(trace: Path, requests: int, most: int = 16384) -> list[Ask]:

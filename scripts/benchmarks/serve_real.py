@@ -89,10 +89,12 @@ def serve_real(
     mean_output: float = 64,
     seed: int = 0,
     trace: Path | None = None,
+    most_prompt: int | None = None,
 ) -> Rows:
     """Latency and throughput of jpaged against Orca's reservations on the real engine (PagedAttention, figure 12).
 
-    Prefixes are not cached, so that all systems compute the same. Lengths are those of --trace, else lognormal.
+    Prefixes are not cached, so that all systems compute the same. Lengths are those of --trace, else lognormal. With
+    --most-prompt longer prompts are cut to so many tokens, as a chatbot's history is (figure 17).
     """
     settings = {"max_model_len": max_model_len, "max_num_seqs": 64, "enable_prefix_caching": False}
     probe = LLM(model, kv_cache_memory_bytes=1 << 27, enforce_eager=True, **settings)
@@ -111,7 +113,8 @@ def serve_real(
                 if trace is None:
                     pairs = Lengths(number, mean_input, mean_output, seed=seed).draw(max_model_len)
                 else:
-                    pairs = [(p, o) for p, o in pairs_of(trace) if p + o <= max_model_len][:number]
+                    cut = [(min(p, most_prompt or p), o) for p, o in pairs_of(trace)]
+                    pairs = [(p, o) for p, o in cut if p + o <= max_model_len][:number]
                 prompts = real_prompts(tokenizer, [prompt for prompt, _ in pairs])
                 times = arrival_times(rate, len(pairs), seed)
                 tasks = [Task(p, o, due) for p, (_, o), due in zip(prompts, pairs, times, strict=True)]

@@ -22,7 +22,7 @@ from jpaged.memory.layout import spread_checkpoints
 
 BLOCK_SIZE = 16
 ROW_BYTES = 4096
-"""Bytes by which a recurrent layer's state may be padded."""
+"""Bytes of which a recurrent layer's state takes a multiple."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,14 @@ class ModelShape:
         """Return the layer groups as the pool sees them."""
         return spread_checkpoints(
             [
-                GroupSpec(kind.name, kind.token_bytes, kind.number, block_size, kind.policy, row_bytes=ROW_BYTES)
+                GroupSpec(
+                    kind.name,
+                    -(-kind.token_bytes // ROW_BYTES) * ROW_BYTES,
+                    kind.number,
+                    block_size,
+                    kind.policy,
+                    row_bytes=ROW_BYTES,
+                )
                 if kind.recurrent
                 else GroupSpec(kind.name, kind.token_bytes * block_size, kind.number, block_size, kind.policy)
                 for kind in (*self.layers, *self.draft)
@@ -130,6 +137,11 @@ def _kv(kv_heads: int, head_dim: int) -> int:
     return 2 * kv_heads * head_dim * 2
 
 
+def _mamba2(number: int, heads: int, head_dim: int, state: int, channels: int) -> Layers:
+    """Return Mamba-2 layers: float32 states, and a convolution's last three inputs of so many channels in 16 bits."""
+    return Layers("state", number, 4 * heads * head_dim * state + 2 * 3 * channels, StateCheckpoints(512))
+
+
 FULL = FullAttention()
 
 SHAPES = (
@@ -148,6 +160,12 @@ SHAPES = (
         64,
     ),
     ModelShape(
+        "Gemma-4-31B",
+        (Layers("full", 10, _kv(4, 512), FULL), Layers("window", 50, _kv(16, 256), SlidingWindow(1024))),
+        65536,
+        64,
+    ),
+    ModelShape(
         "gpt-oss-20b",
         (Layers("full", 12, _kv(8, 64), FULL), Layers("window", 12, _kv(8, 64), SlidingWindow(128))),
         131072,
@@ -162,6 +180,11 @@ SHAPES = (
         131072,
         16,
     ),
+    ModelShape("Nemotron-H-8B", (Layers("full", 4, _kv(8, 128), FULL), _mamba2(24, 128, 64, 128, 10240)), 8192, 16),
+    ModelShape(
+        "Granite-4-H-Small", (Layers("full", 4, _kv(8, 128), FULL), _mamba2(36, 128, 64, 128, 8448)), 131072, 16
+    ),
+    ModelShape("Falcon-H1-7B", (Layers("full", 44, _kv(2, 128), FULL), _mamba2(44, 24, 128, 256, 3584)), 131072, 16),
     ModelShape(
         "Ministral-8B",
         (Layers("full", 9, _kv(8, 128), FULL), Layers("window", 27, _kv(8, 128), SlidingWindow(32768))),

@@ -49,6 +49,9 @@ def test_cached_blocks_are_not_reserved_and_empty_ones_in_a_groups_page_are():
     assert (full.used, full.evictable, full.empty) == (4, 0, 0)
     assert (window.used, window.evictable, window.empty) == (2, 2, 2)
     assert window.reserved_bytes == 4 * 2
+    report = manager.report()
+    assert report.stranded_bytes == 2 * 2
+    assert "stranded in empty blocks, which only their group can take: 4 B, 6.7%" in str(report)
     manager.free(0)
     report = manager.report()
     assert report.idle_pages + report.free_pages == report.num_pages

@@ -57,7 +57,8 @@ def test_a_plan_is_what_the_engine_takes(context, concurrency, scarce, tmp_path,
     report = llm.memory_report()
     assert made.fits and made.compiler.startswith("jaxlib")
     assert made.weight_bytes == device_bytes(llm.params)
-    assert made.pool_bytes == report.num_pages * report.page_bytes
+    assert made.pool_bytes == report.num_pages * report.page_bytes and made.page_bytes == report.page_bytes
+    assert f"1/{report.num_pages:,} of the pool; each layer group strands up to one" in str(made)
     assert [(g.name, g.block_bytes) for g in made.groups] == [(g.name, g.block_bytes) for g in report.groups]
     assert [g.num_blocks * g.block_bytes for g in made.groups] == [made.pool_bytes] * 2
     assert (made.sequences == concurrency) is not scarce

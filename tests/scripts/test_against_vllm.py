@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from jpaged.memory.layout import PoolLayout
 from scripts.benchmarks.against_vllm import LOADS, POOLS, Served, Vllm, against_vllm, by_jpaged, case_of, summed
 from scripts.benchmarks.shapes import shape_named
 from scripts.benchmarks.workloads import Ask
@@ -65,9 +66,16 @@ def test_both_sides_get_the_same_bytes_for_each_token(model):
     assert sum(layer["number"] * layer["token_bytes"] for layer in states) == shape.state_bytes
 
 
+@pytest.mark.parametrize("model", POOLS)
+def test_a_pool_of_every_shape_has_pages_that_hold_whole_blocks_without_much_padding(model):
+    shape = shape_named(model, POOLS[model])
+    layout = PoolLayout.plan(shape.groups(16), int(POOLS[model] * 2**30))
+    assert layout.num_pages >= 32 and all(group.padding < 0.05 for group in layout.groups)
+
+
 def test_a_kind_of_layer_that_vllms_half_lacks_is_named():
-    with pytest.raises(ValueError, match=r"Llama-4-Scout .text.: vLLM's half knows no ChunkedLocalAttention"):
-        case_of(shape_named("Llama-4-Scout (text)"), [Ask(0.0, 1, 1, tokens=(1,))])
+    with pytest.raises(ValueError, match=r"Llama-3.2-11B-Vision: vLLM's half knows no CrossAttention"):
+        case_of(shape_named("Llama-3.2-11B-Vision"), [Ask(0.0, 1, 1, tokens=(1,))])
 
 
 def test_this_project_serves_every_request_and_finds_what_was_asked_before():

@@ -32,7 +32,7 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec, MambaSpec, SlidingWindowSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
@@ -68,7 +68,9 @@ def specs_of(layers: list[dict[str, Any]], block_size: int, state_block: int, st
                     page_size_padded=state_page,
                 )
             elif kind["kind"] == "window":
-                spec = SlidingWindowSpec(**common, sliding_window=kind["window"])
+                spec = SlidingWindowSpec(**common, sliding_window=kind["span"])
+            elif kind["kind"] == "chunk":
+                spec = ChunkedLocalAttentionSpec(**common, attention_chunk_size=kind["span"])
             else:
                 spec = FullAttentionSpec(**common)
             found[f"{kind['name']}.{i}"] = spec

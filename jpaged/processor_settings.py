@@ -67,18 +67,28 @@ def processor_with(processor: Any, settings: Mapping[str, Any], *, of_request: b
     if not settings:
         return processor
     has = processor.to_dict()
-    settings = _sized(settings, has.get("size"))
-    known = sorted((has.keys() | set(processor.valid_kwargs.__annotations__)) - _CALLS - {"image_processor_type"})
-    for name, value in settings.items():
-        if name not in known:
-            raise ValueError(f"{NAME} has {name!r}: the model's image processor has {', '.join(known)}")
-        _check_type(name, value, has.get(name))
-        if of_request:
-            _check_bound(name, value, has.get(name))
+    known = (has.keys() | set(processor.valid_kwargs.__annotations__)) - _CALLS - {"image_processor_type"}
+    found = replaced({name: has.get(name) for name in known}, settings, of_request=of_request)
     try:
-        return type(processor)(**{name: value for name, value in has.items() if name in known} | dict(settings))
+        return type(processor)(**{name: value for name, value in found.items() if name in has or value is not None})
     except Exception as error:  # transformers checks some values, each in its own way
         raise ValueError(f"{NAME}={dict(settings)!r} is refused by the model's image processor: {error}") from error
+
+
+def replaced(has: Mapping[str, Any], settings: Mapping[str, Any], *, of_request: bool) -> dict[str, Any]:
+    """Return a processor's settings with some in the place of its own; see `processor_with`.
+
+    Args:
+        has: all names that the processor knows, with its values.
+    """
+    settings = _sized(settings, has.get("size"))
+    for name, value in settings.items():
+        if name not in has:
+            raise ValueError(f"{NAME} has {name!r}: the model's image processor has {', '.join(sorted(has))}")
+        _check_type(name, value, has[name])
+        if of_request:
+            _check_bound(name, value, has[name])
+    return {**has, **settings}
 
 
 def _sized(settings: Mapping[str, Any], size: Any) -> dict[str, Any]:

@@ -6,8 +6,8 @@ An encoder's tokens see their whole prompt, in both directions, and it keeps not
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from jpaged.model_api import TENSOR_AXIS, Attend, BuildContext, LayerRef, Weight
 from . import weights as convert
 from .attention import Attention, Heads, ProjectionNames, both_ways
 from .dense import MLPSpec
-from .layers import FeedForward, GatedMLP, LayerNorm, check_activation
+from .layers import FeedForward, GatedMLP, LayerNorm, RMSNorm, check_activation
 from .linear import Embedding, LiveRows
 from .parameters import constant_param
 from .rope import Rotary, RotaryTables
@@ -67,10 +67,11 @@ class EncoderSpec:
         eps: epsilon of all norms.
         kinds: each layer's kind: group "full", or "window" for a layer whose tokens see `reach` tokens on each side;
             variant "unnormed" marks a layer that hands attention its hidden states as they are.
+        norm: "layer" for LayerNorm, or "rms".
         norm_before: whether norms stand before attention and MLP; else after each addition.
         norm_bias, qkv_bias, out_bias: biases of LayerNorms and of attention's projections.
         position_offset: row of the table of positions for a prompt's first token.
-        rotary: frequencies of each group of layers; None = they are not rotated.
+        rotary: each group of layers, with its frequencies; () = they are not rotated.
         distance_buckets: number of learned biases of each head's scores, by buckets of distances that all layers share;
             0 = none.
         names: see `EncoderNames`.
@@ -82,17 +83,20 @@ class EncoderSpec:
     eps: float
     kinds: tuple[LayerKind, ...]
     reach: int | None = None
+    norm: str = "layer"
     norm_before: bool = False
     norm_bias: bool = True
     qkv_bias: bool = True
     out_bias: bool = True
     position_offset: int = 0
-    rotary: Mapping[str, Rotary] = field(default_factory=dict)
+    rotary: tuple[tuple[str, Rotary], ...] = ()
     distance_buckets: int = 0
     names: EncoderNames = EncoderNames()
 
-    def make_norm(self, build: BuildContext) -> LayerNorm:
+    def make_norm(self, build: BuildContext) -> LayerNorm | RMSNorm:
         """Return a norm of hidden states."""
+        if self.norm == "rms":
+            return RMSNorm(self.size, self.eps, build)
         return LayerNorm(self.size, self.eps, build, bias=self.norm_bias)
 
 
@@ -193,7 +197,7 @@ class Encoder(nnx.Module):
     ) -> tuple[Float[Array, "tokens embed"], Any]:
         hidden = self.embed_norm(self.embed(tokens, positions))
         tables: dict[str, RotaryTables | None] = {kind.group: None for kind in self.spec.kinds if kind.group}
-        tables |= {group: rotary.tables(positions) for group, rotary in self.spec.rotary.items()}
+        tables |= {group: rotary.tables(positions) for group, rotary in self.spec.rotary}
         within = both_ways(attend, self.spec.reach, self._bias())
         hidden, cache = self.layers(hidden, Shared(tables, live_rows), cache, within)
         return (hidden if self.norm is None else self.norm(hidden)), cache

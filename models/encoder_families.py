@@ -90,7 +90,7 @@ def _nomic_bert(config: Any) -> EncoderSpec:
         _all_full(config.num_hidden_layers),
         qkv_bias=False,
         out_bias=False,
-        rotary={"full": rotary_from_config(config, config.hidden_size // config.num_attention_heads)},
+        rotary=(("full", rotary_from_config(config, config.hidden_size // config.num_attention_heads)),),
         names=EncoderNames(
             positions=None,
             layers="layers",
@@ -118,10 +118,10 @@ def _modernbert(config: Any) -> EncoderSpec:
         norm_bias=config.norm_bias,
         qkv_bias=config.attention_bias,
         out_bias=config.attention_bias,
-        rotary={
-            group: rotary_from_config(config, head_dim, type_of_group(group))
+        rotary=tuple(
+            (group, rotary_from_config(config, head_dim, type_of_group(group)))
             for group in dict.fromkeys(kind.group or "full" for kind in kinds)
-        },
+        ),
         names=EncoderNames(
             words="embeddings.tok_embeddings",
             positions=None,

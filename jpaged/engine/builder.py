@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from jpaged.execution import PoolSpec, Runner, StepSettings, enable_compilation_
 from jpaged.execution.caches.adapters import AdapterCache
 from jpaged.execution.compile.cache import precompile_attention_loops
 from jpaged.execution.device_memory import claim_gpu_share, device_bytes, memory_limit
+from jpaged.execution.image_rows import image_examples, image_rows
 from jpaged.execution.kv_dtype import resolve_kv_dtype
 from jpaged.images import GivenLayout
 from jpaged.loading import LoadedModel, load_model
@@ -37,6 +38,7 @@ from jpaged.model_api import (
     CausalLM,
     CrossAttentionGroup,
     ImageGroup,
+    PacksImages,
     PromptEncoder,
     TakesImages,
 )
@@ -158,6 +160,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
     adapters = adapter_registry(config, loaded, spec)
     if part is not None:
         spec = spec.resized(part.smallest(spec.device_bytes))
+    rows = image_rows(loaded.model, max_model_len)
     tiers = open_tiers(config, spec, lambda: identity_of(config, loaded.config, loaded.params, mesh, spec))
     try:
         runner = Runner(
@@ -174,13 +177,14 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
                 verifies=config.speculative is not None,
                 images=no_images is None,
                 together=tokens_together(loaded.model),
+                image_rows=rows,
                 adapters=adapters is not None,
                 scored=config.cumulative_logprobs,
                 draws=not encodes,
             ),
             can_swap=config.preemption_mode != "recompute",
             draft=drafting.program,
-            examples=_examples(loaded.model) if no_images is None else (),
+            examples=image_examples(loaded.model, rows) if no_images is None else (),
             programs=open_programs(config, loaded, spec, max_model_len, collect),
             tiers=tiers.threads,
         )
@@ -242,10 +246,6 @@ def _no_output(config: EngineConfig, pooling: PoolingHead) -> str:
     return f"{config.model} has no vocabulary's head (lm_head.weight): only {only}"
 
 
-def _examples(model: CausalLM) -> Iterable[tuple[Mapping[str, Any], int]]:
-    return model.examples() if isinstance(model, TakesImages) else ()
-
-
 def _image_inputs(config: EngineConfig, loaded: LoadedModel, refusal: str | None) -> ImageInputs:
     """Return the object that prepares a model's images, or refuses them."""
     if not isinstance(loaded.model, TakesImages):
@@ -263,6 +263,7 @@ def _image_inputs(config: EngineConfig, loaded: LoadedModel, refusal: str | None
         given=_given_layout(loaded.config, group),
         settings=config.mm_processor_kwargs,
         limits=config.limit_mm_per_prompt,
+        processor=loaded.model.image_processor if isinstance(loaded.model, PacksImages) else None,
     )
 
 

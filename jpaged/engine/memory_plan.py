@@ -24,11 +24,12 @@ from jpaged.execution.device_memory import (
     pool_bytes,
     program_size,
 )
+from jpaged.execution.image_rows import image_examples, image_rows
 from jpaged.execution.kv_dtype import rows_tile
 from jpaged.execution.lowering import StepPrograms
 from jpaged.memory import GroupSpec, PoolLayout
 from jpaged.memory.policies import ImageFeatures
-from jpaged.model_api import AdapterGroup, CausalLM, LayerGroup, TakesImages
+from jpaged.model_api import AdapterGroup, CausalLM, LayerGroup
 from pallas_kernels.layout import LANES
 from pallas_kernels.platform import Impl
 
@@ -167,6 +168,7 @@ def step_programs(
     kernel_impl: Impl | None = None,
 ) -> StepPrograms:
     """Return the programs of an engine with these settings and this pool."""
+    rows = image_rows(model, max_model_len)
     return StepPrograms(
         graphdef=graphdef,
         params=params,
@@ -177,7 +179,8 @@ def step_programs(
         max_model_len=max_model_len,
         vocab_size=model.vocab_size,
         kernel_impl=kernel_impl,
-        examples=tuple(model.examples()) if isinstance(model, TakesImages) else (),
+        examples=image_examples(model, rows),
+        image_rows=rows,
     )
 
 

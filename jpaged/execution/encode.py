@@ -16,10 +16,11 @@ from jpaged.execution.caches.cross_attention import CrossAttentionCache
 from jpaged.execution.caches.images import EncodedCache, blocks_of_image
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.mesh import Kind, each_replica, pool_sharding, under_mesh
+from jpaged.execution.prompt_attention import SegmentAttention
 from jpaged.images import GIVEN_FEATURES
 from jpaged.memory import StoredImage
 from jpaged.memory.layout import GroupLayout
-from jpaged.model_api import CrossAttentionGroup
+from jpaged.model_api import CrossAttentionGroup, PacksImages, RowLayout
 from pallas_kernels.platform import Impl
 
 Prepared = tuple[Mapping[str, np.ndarray], np.ndarray]
@@ -37,7 +38,7 @@ def make_encode(
     `arrays` are those of some images, by name, with an axis of images; or the features of images that the caller has
     encoded, by `GIVEN_FEATURES` alone, which are left in the pool as they are. `rows`, [images, rows], say where their
     features go, as `feature_rows` does, and lie out of range where nothing is to be written. On a data-parallel mesh
-    both are those of all replicas, stacked.
+    both are those of all replicas, stacked. Of a `PacksImages` they are those of rows of images.
 
     Args:
         prefix: what the names of the model's layer groups begin with in `spec`.
@@ -49,7 +50,12 @@ def make_encode(
         cache, group_slice = _encoded(spec, prefix + model.image_group.name)
         with under_mesh(mesh):
             given = arrays.get(GIVEN_FEATURES)
-            encoded = model.encode(arrays) if given is None else given
+            if given is not None:
+                encoded = given
+            elif isinstance(model, PacksImages):
+                encoded = _encoded_row(model, mesh, arrays, kernel_impl)
+            else:
+                encoded = model.encode(arrays)
             for number, image_rows in enumerate(rows):
                 own = jax.tree.map(lambda array, number=number: array[number], encoded)
                 pool = cache.write(mesh, spec.views[group_slice.start], pool, own, image_rows, kernel_impl)
@@ -57,6 +63,15 @@ def make_encode(
 
     takes: tuple[Kind, ...] = ("shared", "split", "own", "own")
     return jax.jit(each_replica(encode, mesh, takes, "split"), donate_argnums=1, out_shardings=pool_sharding(mesh))
+
+
+def _encoded_row(model: Any, mesh: Mesh, arrays: Mapping[str, Array], impl: Impl | None) -> Array:
+    """Return the features of a row of images, with an axis of one row."""
+    layout: RowLayout = model.row_layout
+    row = {name: array[0] for name, array in arrays.items()}
+    patches = len(row[layout.patches[0].name])
+    encoded: Array = model.encode(row, SegmentAttention(mesh, layout.segments, row, patches, impl=impl))
+    return encoded[None]
 
 
 def numbers_together(group: Any, rows: int, budget: int, *, platform: str) -> tuple[int, ...]:

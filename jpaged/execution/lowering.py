@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import jax
@@ -16,6 +17,7 @@ from jpaged.execution.caches.adapters import AdapterCache
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool
 from jpaged.execution.compile.buckets import Bucket, Buckets
 from jpaged.execution.encode import calls, decodes_read_images, image_group, make_encode, no_rows, numbers_together
+from jpaged.execution.image_rows import ImageRows, Item
 from jpaged.execution.mesh import num_replicas, own_sharding, platform, stack
 from jpaged.execution.packing import pack
 from jpaged.execution.sampling.sample_step import make_sample_step
@@ -36,6 +38,7 @@ class StepPrograms:
         kernel_impl: which kernels run; None = what this process's platform is best at.
         examples: images that the encoder is compiled for, see `jpaged.model_api.TakesImages`; none where it does not
             run.
+        image_rows: packs images into rows; None = the encoder takes them one by one.
         prefix: what the names of the model's layer groups begin with in `spec`, where it drafts for another model, see
             `jpaged.execution.step.make_step`.
     """
@@ -50,6 +53,7 @@ class StepPrograms:
     vocab_size: int
     kernel_impl: Impl | None = None
     examples: tuple[tuple[Mapping[str, np.ndarray], int], ...] = ()
+    image_rows: ImageRows | None = None
     prefix: str = ""
 
     def decode(self) -> jax.stages.Lowered:
@@ -83,6 +87,9 @@ class StepPrograms:
         encode = make_encode(self.graphdef, self.spec, self.mesh, kernel_impl=self.kernel_impl)
         group, budget = image_group(self.spec), self.max_num_batched_tokens
         rows = no_rows(self.spec, count)
+        if self.image_rows is not None:
+            (row,) = self.image_rows.joined([[Item(arrays, rows[:count])]], partial(no_rows, self.spec))
+            return encode.lower(self.params, abstract_pool(self.spec, self.mesh), *self._of_all(tuple(row)))
         number, *_ = numbers_together(group, len(rows), budget, platform=platform(self.mesh))
         (call,) = calls([[(arrays, rows)] * number], (number,))
         return encode.lower(self.params, abstract_pool(self.spec, self.mesh), *self._of_all(call[0]))

@@ -10,6 +10,7 @@ tiles of keys from its first prompt's start to its last one's end.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -17,9 +18,8 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jpaged.execution.batch import StepBatch
-from jpaged.execution.mesh import over_tensor, platform
-from jpaged.model_api import TENSOR_AXIS
+from jpaged.execution.mesh import HostOrDevice, over_tensor, platform
+from jpaged.model_api import TENSOR_AXIS, SegmentKind
 from pallas_kernels.kv_write import kv_write
 from pallas_kernels.layout import view_shape
 from pallas_kernels.paged_attention import paged_attention
@@ -50,24 +50,30 @@ class PromptBlocks(NamedTuple):
     places: Int[Array, " tokens"]
 
 
-def num_blocks(batch: StepBatch, block_size: int) -> int:
-    """Return how many blocks hold any prompts of a batch of this shape."""
-    return len(batch.tokens) // block_size + len(batch.kv_lens)
+def num_blocks(tokens: int, prompts: int, block_size: int) -> int:
+    """Return how many blocks hold any prompts of so many tokens together."""
+    return tokens // block_size + prompts
 
 
-def prompt_blocks(batch: StepBatch, block_size: int) -> PromptBlocks:
-    """Lay a step's prompts into blocks, each from the start of a block on."""
-    tokens = len(batch.tokens)
-    starts = jnp.asarray(batch.query_starts)
+def prompt_blocks(
+    starts: Int[Array, " seqs+1"], tokens: int, block_size: int, longest: int | None = None
+) -> PromptBlocks:
+    """Lay prompts into blocks, each from the start of a block on.
+
+    Args:
+        starts: first row of each prompt, and where the last one ends.
+        tokens: rows, those of padding included.
+        longest: most tokens of a prompt; None = all rows.
+    """
     lengths = starts[1:] - starts[:-1]
     counts = -(-lengths // block_size)
     first = jnp.cumsum(counts) - counts
-    page = jnp.arange(-(-tokens // block_size), dtype=jnp.int32)
+    page = jnp.arange(-(-min(tokens, longest or tokens) // block_size), dtype=jnp.int32)
     table = jnp.where(page < counts[:, None], first[:, None] + page, -1).astype(jnp.int32)
     token = jnp.arange(tokens, dtype=jnp.int32)
     seq = _prompt_of(token, starts)
     places = token - starts[seq]
-    outside = num_blocks(batch, block_size) * block_size
+    outside = num_blocks(tokens, len(lengths), block_size) * block_size
     slots = jnp.where(token < starts[-1], first[seq] * block_size + places, outside)
     return PromptBlocks(table, slots.astype(jnp.int32), starts, lengths, lengths[seq], places)
 
@@ -128,13 +134,27 @@ def biased_attention(
 
 
 class PromptAttention:
-    """Attends within the prompts of one step; see `jpaged.model_api.AttendWithinPrompts`. Used while tracing."""
+    """Attends within prompts; see `jpaged.model_api.AttendWithinPrompts`. Used while tracing.
 
-    def __init__(self, mesh: Mesh, batch: StepBatch, *, max_query_len: int | None, impl: Impl | None) -> None:
+    Args:
+        starts, tokens, longest: see `prompt_blocks`.
+        max_query_len, impl: see `paged_attention`.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        starts: Int[HostOrDevice, " seqs+1"],
+        tokens: int,
+        *,
+        longest: int | None = None,
+        max_query_len: int | None,
+        impl: Impl | None,
+    ) -> None:
         self._mesh = mesh
         self._block_size = BLOCK_SIZES.get(platform(mesh), 16)
-        self._blocks = num_blocks(batch, self._block_size)
-        self._at = prompt_blocks(batch, self._block_size)
+        self._blocks = num_blocks(tokens, len(starts) - 1, self._block_size)
+        self._at = prompt_blocks(jnp.asarray(starts), tokens, self._block_size, longest)
         self._max_query_len = max_query_len
         self._impl = impl
 
@@ -174,3 +194,46 @@ class PromptAttention:
         specs = (heads, heads, heads, PartitionSpec(TENSOR_AXIS), whole)
         sharded = over_tensor(on_shard, self._mesh, in_specs=specs, out_specs=heads)
         return sharded(q, k, v, distance_bias, self._at)
+
+
+class SegmentAttention:
+    """Attends within the segments of a row of patches; see `jpaged.model_api.AttendWithinSegments`. Used while tracing.
+
+    Args:
+        kinds: those of the row's layout.
+        starts: first patch of each segment of a kind, and where the last one ends, by the kind's name.
+        patches: length of the row.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        kinds: Sequence[SegmentKind],
+        starts: Mapping[str, Int[HostOrDevice, " segments+1"]],
+        patches: int,
+        *,
+        impl: Impl | None,
+    ) -> None:
+        self._within = {
+            kind.name: PromptAttention(
+                mesh,
+                starts[kind.name],
+                patches,
+                longest=kind.longest,
+                max_query_len=None,
+                impl=impl,
+            )
+            for kind in kinds
+        }
+
+    def __call__(
+        self,
+        segments: str,
+        q: Float[Array, "patches kv_heads q_per_kv head_dim"],
+        k: Float[Array, "patches kv_heads head_dim"],
+        v: Float[Array, "patches kv_heads head_dim"],
+        *,
+        scale: float,
+    ) -> Float[Array, "patches kv_heads q_per_kv head_dim"]:
+        """Return each patch's mix of the values of its segment; 0 for padding."""
+        return self._within[segments](q, k, v, scale=scale)

@@ -194,7 +194,10 @@ def layer_operations(
         call = _call(mesh, batch, arrays, spec.views[group_slice], max_query_len, impl)
         kinds[cache.group.name] = (cache, replace(call, prepared=cache.prepare(call, len(batch.tokens))))
 
-    within = None if spec.caches else PromptAttention(mesh, batch, max_query_len=max_query_len, impl=impl)
+    within = None
+    if not spec.caches:
+        starts, tokens = batch.query_starts, len(batch.tokens)
+        within = PromptAttention(mesh, starts, tokens, max_query_len=max_query_len, impl=impl)
 
     def operate(pool: Pool, layer: LayerRef | None, *operands: Any, **options: Any) -> tuple[Pool, Any]:
         if layer is None:

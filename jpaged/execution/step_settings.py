@@ -8,6 +8,7 @@ from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.compile.buckets import Buckets
 from jpaged.execution.deterministic import BUCKET, image_bucket
 from jpaged.execution.encode import decodes_read_images
+from jpaged.execution.image_rows import ImageRows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,7 @@ class StepSettings:
         verifies: whether steps verify drafts, see `Buckets`.
         images: whether steps may have tokens that stand for images, see `Buckets`.
         together: tokens of an image that see each other; None = they do not.
+        image_rows: packs images into rows; None = the encoder takes them one by one.
         adapters: whether sequences may run with low-rank adapters, see `Buckets`.
         scored: whether every draw has a log-probability, even if no request needs it.
         draws: whether tokens are drawn; False for a model that generates nothing.
@@ -35,6 +37,7 @@ class StepSettings:
     verifies: bool = False
     images: bool = False
     together: int | None = None
+    image_rows: ImageRows | None = None
     adapters: bool = False
     scored: bool = True
     draws: bool = True

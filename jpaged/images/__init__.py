@@ -12,13 +12,24 @@ from jpaged.images.clips import Clip, is_frames, read_clips
 from jpaged.images.given import GIVEN_FEATURES, GivenImage, GivenLayout, is_given
 from jpaged.images.pixels import Picture
 from jpaged.images.processors import ImageProcessor, PreparedImage, open_image_processor, placeholder_of
-from jpaged.images.prompts import Placeholder, Span, expand_ids, expand_text, find_spans
+from jpaged.images.prompts import (
+    Expansion,
+    Placeholder,
+    Span,
+    expand_ids,
+    expand_text,
+    expansion,
+    fill_ids,
+    fill_text,
+    find_spans,
+)
 from jpaged.images.sources import LowDetail, read_images
 from jpaged.images.videos import VideoProcessor, open_video_processor, takes_videos
 
 __all__ = [
     "GIVEN_FEATURES",
     "Clip",
+    "Expansion",
     "GivenImage",
     "GivenLayout",
     "ImageProcessor",
@@ -31,6 +42,9 @@ __all__ = [
     "VideoProcessor",
     "expand_ids",
     "expand_text",
+    "expansion",
+    "fill_ids",
+    "fill_text",
     "find_spans",
     "is_frames",
     "is_given",

@@ -106,6 +106,7 @@ def read_clips(videos: Sequence[Any], sources: ImageSources, chooser: ChoosesFra
     """
     if len(videos) > sources.max_videos:
         raise ValueError(f"{len(videos)} videos were given, the limit is max_videos={sources.max_videos}")
+    sampling = replace(sampling, max_frames=min(sampling.max_frames or 768, sources.max_frames))
     clips: list[Clip] = []
     pixels = 0
     for number, video in enumerate(videos, start=1):

@@ -1,7 +1,9 @@
-"""Makes the arrays that a model's vision encoder takes, by transformers' own image processors.
+"""Makes the arrays that a model's vision encoder takes.
 
-Each family's processor exists in transformers on Pillow and NumPy alone ("PIL backend"), so that no torch is needed. A
-checkpoint's folder says its settings; what the model's config says of the same is compared with them.
+A family that resizes pictures to one size or to tiles has transformers' own image processor on Pillow and NumPy ("PIL
+backend"), so that no torch is needed. A family whose tower takes packed rows names its processor itself
+(`jpaged.model_api.SeesPictures`). A checkpoint's folder says the settings; what the model's config says of the same is
+compared with them.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pkgutil
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -16,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 from jpaged.images import anyres
 from jpaged.images.pixels import Picture, pillow
@@ -30,58 +34,46 @@ class PreparedImage:
     Attributes:
         arrays: the encoder's arguments by name, without a batch axis.
         features: how many vectors the language model gets of it.
+        takes, offsets, advance: which features its tokens take and where they lie, see
+            `jpaged.scheduling.inputs.PromptItem`.
     """
 
     arrays: Mapping[str, np.ndarray]
     features: int
+    takes: Int[np.ndarray, " tokens"] | None = None
+    offsets: Int[np.ndarray, "tokens axes"] | None = None
+    advance: int | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Return how much memory it takes."""
+        return sum(array.nbytes for array in self.arrays.values())
 
 
 class ImageProcessor(ABC):
     """Prepares images for one model.
 
-    Attributes:
+    Args:
         placeholder: what stands for an image in a prompt, and the tokens that replace it.
+        settings: all that changes the arrays, in JSON's types.
     """
 
-    def __init__(self, processor: Any, config: Any, placeholder: Placeholder):
-        """Check that the checkpoint's two files agree.
-
-        Args:
-            processor: transformers' image processor on Pillow.
-            config: the model's config, with ``vision_config``.
-
-        Raises:
-            ValueError: they contradict each other, or have an unsupported setting.
-        """
+    def __init__(self, placeholder: Placeholder, settings: Mapping[str, Any]):
         self.placeholder = placeholder
-        self._config = config
-        self.image_size: int = config.vision_config.image_size
-        self._processor = processor
-        size = dict(processor.size)
-        if (size.get("height"), size.get("width")) != (self.image_size, self.image_size):
-            raise ValueError(f"the image processor's size={size} is not vision_config.image_size={self.image_size}")
-        if not (processor.do_convert_rgb and processor.do_resize):
-            raise ValueError("an image processor with do_convert_rgb=False or do_resize=False is not supported")
-        settings = {"family": config.model_type, "processor": processor.to_dict(), **self._extra_settings(config)}
         self._settings = json.dumps(settings, sort_keys=True, default=str).encode()
 
+    @classmethod
+    @abstractmethod
+    def open(cls, folder: str | os.PathLike[str], config: Any, tokenizer: Any) -> ImageProcessor:
+        """Return the processor of a checkpoint; see `open_image_processor`."""
+
+    @abstractmethod
     def with_settings(self, settings: Mapping[str, Any], *, of_request: bool) -> ImageProcessor:
-        """Return a processor with some of the checkpoint's settings replaced; see `processor_with`.
+        """Return a processor with some of the checkpoint's settings replaced; see `jpaged.processor_settings`.
 
         Raises:
             ValueError: a setting is none of the processor's, or does not go with the model's config.
         """
-        made = processor_with(self._processor, settings, of_request=of_request)
-        if made is self._processor:
-            return self
-        try:
-            return type(self)(made, self._config, self.placeholder)
-        except ValueError as error:
-            raise ValueError(f"mm_processor_kwargs={dict(settings)!r}: {error}") from error
-
-    def _extra_settings(self, config: Any) -> dict[str, Any]:
-        """Return the values, besides the processor's settings, that change the arrays."""
-        return {}
 
     def digest(self, picture: Picture, *, alone: bool) -> bytes:
         """Return 32 bytes that are equal for images whose features are equal: of pixels and settings, in any process.
@@ -99,11 +91,64 @@ class ImageProcessor(ABC):
 
     @abstractmethod
     def tokens(self, size: tuple[int, int], *, alone: bool) -> int:
-        """Return how many of the prompt's tokens an image of (height, width) pixels takes."""
+        """Return how many of the prompt's tokens an image of (height, width) pixels takes.
+
+        Raises:
+            ValueError: the model takes no image of this size.
+        """
 
     @abstractmethod
     def prepare(self, picture: Picture, *, alone: bool) -> PreparedImage:
         """Return the encoder's arrays; for `alone` see `digest`."""
+
+
+class TransformersImageProcessor(ImageProcessor):
+    """Prepares images by transformers' processor on Pillow, which makes squares of one size of them."""
+
+    def __init__(self, processor: Any, config: Any, placeholder: Placeholder):
+        """Check that the checkpoint's two files agree.
+
+        Args:
+            processor: transformers' image processor on Pillow.
+            config: the model's config, with ``vision_config``.
+
+        Raises:
+            ValueError: they contradict each other, or have an unsupported setting.
+        """
+        settings = {"family": config.model_type, "processor": processor.to_dict(), **self._extra_settings(config)}
+        super().__init__(placeholder, settings)
+        self._config = config
+        self.image_size: int = config.vision_config.image_size
+        self._processor = processor
+        size = dict(processor.size)
+        if (size.get("height"), size.get("width")) != (self.image_size, self.image_size):
+            raise ValueError(f"the image processor's size={size} is not vision_config.image_size={self.image_size}")
+        if not (processor.do_convert_rgb and processor.do_resize):
+            raise ValueError("an image processor with do_convert_rgb=False or do_resize=False is not supported")
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str], config: Any, tokenizer: Any) -> ImageProcessor:
+        from transformers import AutoImageProcessor
+
+        processor = AutoImageProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
+        if getattr(processor, "backend", None) != "pil":
+            raise ImportError(
+                'transformers has no image processors without torch: pip install ".[images]" in a clone of jpaged'
+            )
+        return cls(processor, config, placeholder_of(config, tokenizer))
+
+    def with_settings(self, settings: Mapping[str, Any], *, of_request: bool) -> ImageProcessor:
+        made = processor_with(self._processor, settings, of_request=of_request)
+        if made is self._processor:
+            return self
+        try:
+            return type(self)(made, self._config, self.placeholder)
+        except ValueError as error:
+            raise ValueError(f"mm_processor_kwargs={dict(settings)!r}: {error}") from error
+
+    def _extra_settings(self, config: Any) -> dict[str, Any]:
+        """Return the values, besides the processor's settings, that change the arrays."""
+        return {}
 
     def _run(self, picture: Picture, images: int = 1) -> Mapping[str, np.ndarray]:
         """Return the result of transformers' processor for the picture, given `images` times in one prompt."""
@@ -111,7 +156,7 @@ class ImageProcessor(ABC):
         return self._processor([[image] * images], return_tensors="np")
 
 
-class MllamaImageProcessor(ImageProcessor):
+class MllamaImageProcessor(TransformersImageProcessor):
     """Llama 3.2 Vision: up to ``max_image_tiles`` tiles in one of several arrangements; one token in the prompt.
 
     Arrays: pixel_values [tiles, channels, height, width], zeros where there is no tile; aspect_ratio_id, and
@@ -142,7 +187,7 @@ class MllamaImageProcessor(ImageProcessor):
         return PreparedImage(arrays, int(mask.sum()) * self._tile_features)
 
 
-class Gemma3ImageProcessor(ImageProcessor):
+class Gemma3ImageProcessor(TransformersImageProcessor):
     """Gemma 3: one square, a fixed number of tokens. Array: pixel_values [channels, height, width]."""
 
     def __init__(self, processor: Any, config: Any, placeholder: Placeholder):
@@ -158,7 +203,7 @@ class Gemma3ImageProcessor(ImageProcessor):
         return PreparedImage({"pixel_values": self._run(picture)["pixel_values"][0]}, self._tokens)
 
 
-class LlavaOnevisionImageProcessor(ImageProcessor):
+class LlavaOnevisionImageProcessor(TransformersImageProcessor):
     """LLaVA-OneVision: an overview, and tiles of a picture that is alone in its prompt; see `jpaged.images.anyres`.
 
     Arrays: pixel_values [tiles, channels, height, width]; pack_rows and pack_weights [tokens, 4] of `anyres.packing`.
@@ -198,35 +243,36 @@ class LlavaOnevisionImageProcessor(ImageProcessor):
         return PreparedImage(arrays, len(rows))
 
 
-_PROCESSORS: dict[str, type[ImageProcessor]] = {
+_PROCESSORS: dict[str, type[TransformersImageProcessor]] = {
     "mllama": MllamaImageProcessor,
     "gemma3": Gemma3ImageProcessor,
     "llava_onevision": LlavaOnevisionImageProcessor,
 }
 
 
-def open_image_processor(folder: str | os.PathLike[str], config: Any, tokenizer: Any) -> ImageProcessor:
+def open_image_processor(
+    folder: str | os.PathLike[str], config: Any, tokenizer: Any, name: str | None = None
+) -> ImageProcessor:
     """Return the image processor of the checkpoint in `folder`.
 
     Args:
         config: the model's config, of transformers.
         tokenizer: the model's tokenizer, of transformers; it knows the placeholder's text.
+        name: the processor's class as ``"module:Class"``; None = that of ``config.model_type``.
 
     Raises:
         ValueError: the model takes no images that are supported here, or its files contradict each other.
         ImportError: Pillow is not installed, or transformers is older than the extra ``images`` asks.
     """
-    if config.model_type not in _PROCESSORS:
+    kind: type[ImageProcessor]
+    if name is not None:
+        kind = pkgutil.resolve_name(name)
+    elif config.model_type in _PROCESSORS:
+        kind = _PROCESSORS[config.model_type]
+    else:
         raise ValueError(f"model_type={config.model_type!r} takes no images; known: {', '.join(_PROCESSORS)}")
     pillow()
-    from transformers import AutoImageProcessor
-
-    processor = AutoImageProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
-    if getattr(processor, "backend", None) != "pil":
-        raise ImportError(
-            'transformers has no image processors without torch: pip install ".[images]" in a clone of jpaged'
-        )
-    return _PROCESSORS[config.model_type](processor, config, placeholder_of(config, tokenizer))
+    return kind.open(folder, config, tokenizer)
 
 
 def placeholder_of(config: Any, tokenizer: Any) -> Placeholder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 Span: TypeAlias = tuple[int, int]
 """The first place and the number of an image's tokens in a prompt."""
@@ -30,6 +30,47 @@ class Placeholder:
     after: tuple[int, ...] = ()
     after_text: str = ""
     modality: str = "image"
+
+
+class Expansion(NamedTuple):
+    """What takes the place of a placeholder, as text and as ids."""
+
+    text: str
+    ids: tuple[int, ...]
+
+
+def expansion(placeholder: Placeholder, count: int) -> Expansion:
+    """Return the expansion of a placeholder whose image takes `count` tokens."""
+    return Expansion(
+        placeholder.before_text + placeholder.image_text * count + placeholder.after_text,
+        (*placeholder.before, *(placeholder.image_token,) * count, *placeholder.after),
+    )
+
+
+def fill_ids(ids: Sequence[int], placeholder: Placeholder, expansions: Sequence[Expansion]) -> list[int]:
+    """Return the prompt with its placeholders replaced, in order.
+
+    Raises:
+        ValueError: the prompt has more or fewer placeholders than there are expansions.
+    """
+    _check_count(list(ids).count(placeholder.token), len(expansions), placeholder)
+    coming = iter(expansions)
+    filled: list[int] = []
+    for token in ids:
+        filled += next(coming).ids if token == placeholder.token else (token,)
+    return filled
+
+
+def fill_text(text: str, placeholder: Placeholder, expansions: Sequence[Expansion]) -> str:
+    """Return the text with its placeholders replaced, in order; see `find_spans` for what follows.
+
+    Raises:
+        ValueError: the text has more or fewer placeholders than there are expansions.
+    """
+    pieces = text.split(placeholder.text)
+    _check_count(len(pieces) - 1, len(expansions), placeholder)
+    texts = [*(each.text for each in expansions), ""]
+    return "".join(piece + image for piece, image in zip(pieces, texts, strict=True))
 
 
 def expand_ids(ids: Sequence[int], placeholder: Placeholder, counts: Sequence[int]) -> tuple[list[int], list[Span]]:
@@ -65,10 +106,7 @@ def expand_text(text: str, placeholder: Placeholder, counts: Sequence[int]) -> s
     Raises:
         ValueError: the text has more or fewer placeholders than there are images.
     """
-    pieces = text.split(placeholder.text)
-    _check_count(len(pieces) - 1, len(counts), placeholder)
-    images = [placeholder.before_text + placeholder.image_text * count + placeholder.after_text for count in counts]
-    return "".join(piece + image for piece, image in zip(pieces, [*images, ""], strict=True))
+    return fill_text(text, placeholder, [expansion(placeholder, count) for count in counts])
 
 
 def find_spans(ids: Sequence[int], placeholder: Placeholder, counts: Sequence[int]) -> list[Span]:

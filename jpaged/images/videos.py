@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from jpaged.images.clips import Clip
 from jpaged.images.frames import Sampler, Sampling, evenly
 from jpaged.images.pixels import pillow
 from jpaged.images.processors import PreparedImage
-from jpaged.images.prompts import Placeholder
+from jpaged.images.prompts import Expansion, Placeholder, expansion
 
 _FILES = ("video_preprocessor_config.json", "preprocessor_config.json")
 _FRAMES_OF_FILES = 32
@@ -83,12 +84,14 @@ class FrameGroup:
         first, last: the frames [`first`, `last`) of a clip.
         tokens: the prompt's tokens that stand for them.
         ends: whether they are the clip's last, where that matters to the model.
+        size: height and width that the frames get, where the clip's length decides them.
     """
 
     first: int
     last: int
     tokens: int
     ends: bool = False
+    size: tuple[int, int] | None = None
 
 
 class VideoProcessor(ABC):
@@ -105,13 +108,19 @@ class VideoProcessor(ABC):
 
     sampler: Sampler = staticmethod(evenly)
 
-    def __init__(self, settings: Mapping[str, Any], config: Any, placeholder: Placeholder) -> None:
+    def __init__(
+        self, settings: Mapping[str, Any], config: Any, placeholder: Placeholder, tokenizer: Any = None
+    ) -> None:
         """Read the checkpoint's settings.
+
+        Args:
+            tokenizer: the model's, which makes ids of the times of frames where the model is shown these.
 
         Raises:
             ValueError: one is not supported, or contradicts the model's config.
         """
         self.placeholder = placeholder
+        self.tokenizer = tokenizer
         self.settings = {**self.defaults, **{name: value for name, value in settings.items() if value is not None}}
         self.sampling = Sampling().given(self.settings, "the video processor's file")
         self.scaling = Scaling.of(self.settings)
@@ -128,9 +137,13 @@ class VideoProcessor(ABC):
     def digest(self, clip: Clip, group: FrameGroup) -> bytes:
         """Return 32 bytes that are equal for groups whose features are equal, in any process."""
         state = hashlib.blake2b(digest_size=32, person=b"jpaged-video")
-        state.update(self._name)
+        state.update(self._name + repr(group.size).encode())
         state.update(clip.digest(group.first, group.last) + bytes([group.ends]))
         return state.digest()
+
+    def expansion(self, clip: Clip) -> Expansion:
+        """Return what takes the place of a clip's placeholder."""
+        return expansion(self.placeholder, sum(group.tokens for group in self.groups(clip)))
 
     @abstractmethod
     def groups(self, clip: Clip) -> list[FrameGroup]:
@@ -160,8 +173,10 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
     _TOGETHER = 8
     """Frames of a group: few enough for a step, and a power of two, as their arrays are padded to."""
 
-    def __init__(self, settings: Mapping[str, Any], config: Any, placeholder: Placeholder) -> None:
-        super().__init__(settings, config, placeholder)
+    def __init__(
+        self, settings: Mapping[str, Any], config: Any, placeholder: Placeholder, tokenizer: Any = None
+    ) -> None:
+        super().__init__(settings, config, placeholder, tokenizer)
         tile = config.vision_config.image_size
         size = self.settings["size"]
         if (size.get("height"), size.get("width")) != (tile, tile) or not self.settings["do_resize"]:
@@ -187,7 +202,13 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
         return PreparedImage({"pixel_values": pixels, "pack_rows": rows, "pack_weights": weights}, len(rows))
 
 
-_PROCESSORS: dict[str, type[VideoProcessor]] = {"llava_onevision": LlavaOnevisionVideoProcessor}
+_PROCESSORS = {
+    "llava_onevision": f"{__name__}:LlavaOnevisionVideoProcessor",
+    **dict.fromkeys(
+        ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), "jpaged.images.qwen_videos:Qwen3VideoProcessor"
+    ),
+}
+"""The processor's class by ``config.model_type``; named, as a family's own module imports this one."""
 
 
 def takes_videos(config: Any) -> bool:
@@ -211,9 +232,10 @@ def open_video_processor(
     if not takes_videos(config):
         raise ValueError(f"model_type={config.model_type!r} takes no videos; known: {', '.join(_PROCESSORS)}")
     token = config.video_token_id
-    text = "" if tokenizer is None else tokenizer.convert_ids_to_tokens(token)
+    text = "" if tokenizer is None else tokenizer.convert_ids_to_tokens(token) or ""
     found = {**_settings_in(Path(folder)), **(settings or {})}
-    return _PROCESSORS[config.model_type](found, config, Placeholder(token, text, token, text, modality="video"))
+    kind: type[VideoProcessor] = pkgutil.resolve_name(_PROCESSORS[config.model_type])
+    return kind(found, config, Placeholder(token, text, token, text, modality="video"), tokenizer)
 
 
 def _settings_in(folder: Path) -> dict[str, Any]:

@@ -25,10 +25,10 @@ from jpaged.loading.hugging_face import transformers
 from jpaged.loading.model_config import FILE, AnyConfig, own_config, parse_fields
 from jpaged.loading.orbax.checkpoint import OrbaxWeights
 from jpaged.loading.pooling_head import without_head
-from jpaged.loading.registry import model_class, model_types
+from jpaged.loading.registry import around_text, model_class, model_types
 from jpaged.loading.remote_file import is_url, without_secrets
 from jpaged.loading.remote_folder import open_remote
-from jpaged.loading.renamed_tensors import LanguageModelReader, as_stored, is_multimodal, separate_experts
+from jpaged.loading.renamed_tensors import LanguageModelReader, as_stored, is_multimodal, other_parts, separate_experts
 from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.source import (
     CHECKPOINT_MARKER,
@@ -103,7 +103,7 @@ def open_model(
         warnings.warn(notice, UserWarning, stacklevel=2)  # the user may have no log
     if not (described_whole or is_multimodal(weights.names())):
         return OpenedModel(source, config, family, as_stored(without_head(weights, config), config))
-    text = LanguageModelReader(weights, other_parts=hasattr(config, "vision_config"))
+    text = LanguageModelReader(weights, parts=other_parts(family) if hasattr(config, "vision_config") else None)
     inner = config.get_text_config()
     inner.tie_word_embeddings = getattr(inner, "tie_word_embeddings", False) or not text.has_head
     return OpenedModel(source, config, family, as_stored(text, inner))
@@ -136,7 +136,8 @@ def described(
         named = _quantised(whole if is_head else config, said or quantization_of(text))
         return named, model_class(config.model_type)
     family = model_class(fields["model_type"])
-    return _quantised(read_config(folder, family, file), said), family
+    config = read_config(folder, family, file)
+    return _quantised(config, said), around_text(family, config)
 
 
 def read_config(folder: Path, family: type[Any], file: Path | None = None) -> AnyConfig:
@@ -177,9 +178,7 @@ def _config(folder: Path, file: Path) -> PretrainedConfig:
 def _describes_more(fields: Mapping[str, Any]) -> bool:
     """Tell whether a config describes more than a text model: in a part of its own, or, as older files of Qwen's, next
     to the fields of the text model."""
-    if fields.get("text_config") is not None:
-        return True
-    return fields.get("vision_config") is not None and fields["model_type"] not in model_types()
+    return fields.get("text_config") is not None or fields.get("vision_config") is not None
 
 
 def _fields(folder: Path, file: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from jpaged.loading.model_config import AnyConfig
-from jpaged.model_api import MayEncodePrompts
+from jpaged.model_api import MayEncodePrompts, SeesAround
 
 GROUP = "jpaged.models"
 
@@ -38,6 +38,23 @@ def model_class(model_type: str) -> type[Any]:
             f"model_type {model_type!r} is registered by {package} as {entry.value!r}, "
             f"but that family is not installed: {error}"
         ) from error
+
+
+def place_of(model_type: str) -> str:
+    """Return where the family of a ``model_type`` that is registered lies, as ``"module:name"``."""
+    return _families()[model_type].value
+
+
+def around_text(family: Any, config: AnyConfig) -> type[Any]:
+    """Return the family of a config: `family`, or what it makes of the family of the config's text model.
+
+    Raises:
+        ValueError: no installed package registers the text model's type, or `family` cannot be put around it.
+    """
+    if not isinstance(family, SeesAround):
+        found: type[Any] = family
+        return found
+    return family.around(model_class(config.get_text_config().model_type))
 
 
 def is_encoder(family: type[Any], config: AnyConfig) -> bool:

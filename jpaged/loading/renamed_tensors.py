@@ -189,7 +189,7 @@ _OF_LANGUAGE_MODEL = ("language_model.", "model.language_model.", "model.text_mo
 
 _HEADS = {"mtp.": "mtp."}
 """Maps the beginning of the names of a head that predicts further tokens."""
-_OTHER_PARTS = {
+_OTHER_PARTS: Mapping[str, str] = {
     "model.vision_tower.vision_model.": "vision_tower.",
     "model.vision_tower.": "vision_tower.",
     "vision_tower.vision_model.": "vision_tower.",
@@ -209,21 +209,27 @@ def is_multimodal(names: Iterable[str]) -> bool:
     return any(name.startswith(_OF_LANGUAGE_MODEL) for name in names)
 
 
+def other_parts(family: Any) -> Mapping[str, str]:
+    """Return how the beginnings of names of tensors outside of the text model are mapped, for a family or its model;
+    the first match counts."""
+    return dict(family.tensor_prefixes) if hasattr(family, "tensor_prefixes") else _OTHER_PARTS
+
+
 class LanguageModelReader(RenamedTensors):
     """Reads the text model's tensors as a `TensorReader`, under the names that they have in a text-only checkpoint.
 
     Args:
-        other_parts: whether to read the tensors of the other parts too.
+        parts: maps the beginning of the names of further tensors to be read, see `other_parts`.
 
     Raises:
         ValueError: the checkpoint has no text model.
     """
 
-    def __init__(self, whole: TensorReader, *, other_parts: bool = False):
+    def __init__(self, whole: TensorReader, *, parts: Mapping[str, str] | None = None):
         self._text = _renamed(whole.names(), _PREFIXES if is_multimodal(whole.names()) else _AS_TEXT_ONLY)
         if not self._text:
             raise ValueError(f"{whole.location} has a text_config, but no tensor begins with {', '.join(_PREFIXES)}")
-        others = _renamed(whole.names(), _OTHER_PARTS) if other_parts else {}
+        others = _renamed(whole.names(), parts or {})
         super().__init__(whole, self._text | others | _renamed(whole.names(), _HEADS))
 
     @property

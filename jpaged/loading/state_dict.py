@@ -20,6 +20,7 @@ from jpaged.loading.renamed_tensors import (
     VOCABULARY_HEAD,
     LanguageModelReader,
     is_multimodal,
+    other_parts,
     refuse_other_head,
     separate_experts,
 )
@@ -97,7 +98,7 @@ def params_of(
     """
     whole = separate_experts(StateDictReader(tensors), model)
     multimodal = is_multimodal(whole.names())
-    reader: TensorReader = LanguageModelReader(whole, other_parts=True) if multimodal else whole
+    reader: TensorReader = LanguageModelReader(whole, parts=other_parts(model)) if multimodal else whole
     used = {name for target in targets_of(model) for name in target.source.sources}
     if not _repeats_a_table(tensors):
         refuse_other_head(reader, used)

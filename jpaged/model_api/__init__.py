@@ -57,6 +57,14 @@ from jpaged.model_api.layer_groups import (
     StatePart,
 )
 from jpaged.model_api.model_config import ModelConfig, ReadsConfigs
+from jpaged.model_api.packed_images import (
+    AttendWithinSegments,
+    PacksImages,
+    RowArray,
+    RowLayout,
+    SeesAround,
+    SegmentKind,
+)
 from jpaged.model_api.weight_source import Bfloat16Tiles, HostArray, WeightSource
 
 LeavesOutUnread, SeesImages, TakeImages = SkipsUnreadRows, TakesImages, PlaceImageFeatures
@@ -70,6 +78,7 @@ __all__ = [
     "AttendToImages",
     "AttendToLatents",
     "AttendWithinPrompts",
+    "AttendWithinSegments",
     "AttentionGroup",
     "Bfloat16Tiles",
     "BuildContext",
@@ -89,13 +98,18 @@ __all__ = [
     "LayerRef",
     "MayEncodePrompts",
     "ModelConfig",
+    "PacksImages",
     "PlaceImageFeatures",
     "PlaceOnAxes",
     "PreviousTokenGroup",
     "PromptEncoder",
     "ReadsConfigs",
     "Recur",
+    "RowArray",
+    "RowLayout",
     "ScalesEmbedding",
+    "SeesAround",
+    "SegmentKind",
     "SkipsUnreadRows",
     "StateGroup",
     "StatePart",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import jax.numpy as jnp
@@ -83,8 +83,9 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
         ValueError: the model cannot be built with these settings.
     """
     config = SizedConfig(**request["engine"])
-    module, _, name = request["family"].partition(":")
-    family = getattr(import_module(module), name)
+    family = resolve_name(request["family"])
+    if request["sees"] is not None:
+        family = resolve_name(request["sees"]).around(family)
     model_config = read_config(Path(request["config_folder"]), family)
     mesh, kernels, dtype = target_mesh(device, request["compiled"]), _kernels(device), jnp.dtype(request["dtype"])
     max_model_len = resolve_max_model_len(config.max_model_len, model_config)

@@ -22,6 +22,7 @@ from jpaged.execution.device_memory import host_memory_available
 from jpaged.loading.build_context import check_dtype, chosen_dtype
 from jpaged.loading.model_config import write_config
 from jpaged.loading.open_checkpoint import Described, describe_model
+from jpaged.loading.registry import place_of
 from jpaged.planning.devices import Device
 from jpaged.planning.target_mesh import environment
 from jpaged.validation import did_you_mean
@@ -100,8 +101,12 @@ class Question:
             ValueError: the engine cannot be built so.
             RuntimeError: the child failed; has the end of its output.
         """
-        family, gguf, checkpoint = self.described.family, self.described.gguf, self.described.checkpoint
-        packages = ("jpaged", "pallas_kernels", "jpaged_models", family.__module__.partition(".")[0])
+        gguf, checkpoint = self.described.gguf, self.described.checkpoint
+        family, sees = self.described.family, None
+        if hasattr(family, "text_family"):
+            family, sees = family.text_family, place_of(self.described.config.model_type)
+        others = {place.partition(".")[0] for place in (family.__module__, *(sees or "").split(":")[:1]) if place}
+        packages = ("jpaged", "pallas_kernels", "jpaged_models", *others)
         request = {
             "task": task,
             "engine": asdict(self.config),
@@ -109,6 +114,7 @@ class Question:
             "limit": self.limit,
             "device": self.device.name,
             "family": f"{family.__module__}:{family.__qualname__}",
+            "sees": sees,
             "packages": {name: _origin(name) for name in packages},
             "compiled": python is not None,
             "gguf": gguf and str(gguf.absolute()),

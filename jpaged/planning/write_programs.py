@@ -13,6 +13,7 @@ from jpaged.execution.compile.cache import compiled_anew
 from jpaged.execution.compile.program import Compilations
 from jpaged.execution.compile.store import ProgramStore
 from jpaged.execution.device_memory import DeviceMemory
+from jpaged.execution.image_rows import image_examples, image_rows
 from jpaged.execution.kv_dtype import resolve_kv_dtype
 from jpaged.execution.programs import ModelPrograms
 from jpaged.execution.shapes import Shapes, compiled_in_threads
@@ -20,7 +21,6 @@ from jpaged.execution.step_settings import StepSettings
 from jpaged.execution.work.base import WorkContext
 from jpaged.execution.work.registry import pool_works
 from jpaged.loading.parameters.formats import check_device
-from jpaged.model_api import TakesImages
 from jpaged.planning.abstract_engine import AbstractEngine, abstract_engine
 from jpaged.planning.devices import find_device
 from jpaged.planning.target_mesh import target_capability
@@ -79,6 +79,7 @@ def _shapes(engine: AbstractEngine, spec: PoolSpec, store: ProgramStore) -> Shap
         deterministic=config.deterministic,
         images=why_no_images(config, model, several_processes=False) is None,
         together=tokens_together(model),
+        image_rows=image_rows(model, engine.max_model_len),
         adapters=engine.adapters is not None,
         scored=config.cumulative_logprobs,
     )
@@ -99,7 +100,7 @@ def _shapes(engine: AbstractEngine, spec: PoolSpec, store: ProgramStore) -> Shap
         model=programs,
         on_compile=on_compile,
         store=store,
-        examples=tuple(model.examples()) if settings.images and isinstance(model, TakesImages) else (),
+        examples=image_examples(model, settings.image_rows) if settings.images else (),
         kernel_impl=engine.kernels,
     )
     return Shapes(

@@ -15,6 +15,7 @@ import numpy as np
 
 from jpaged.images import (
     GIVEN_FEATURES,
+    Expansion,
     GivenImage,
     GivenLayout,
     ImageProcessor,
@@ -24,8 +25,9 @@ from jpaged.images import (
     PreparedImage,
     Span,
     VideoProcessor,
-    expand_ids,
-    expand_text,
+    expansion,
+    fill_ids,
+    fill_text,
     find_spans,
     is_frames,
     is_given,
@@ -42,7 +44,9 @@ from jpaged.scheduling.inputs import PromptItem, joined
 _MOST_OPENED = 8
 """Processors with settings of requests that are remembered."""
 _MOST_PREPARED = 8
-"""Prepared images that are remembered, as the same image tends to come in several prompts."""
+_MOST_BYTES = 256 << 20
+"""Prepared images that are remembered, as the same image tends to come in several prompts, and bytes of their arrays.
+The newest one is remembered whatever its size."""
 
 
 @dataclass(frozen=True)
@@ -100,13 +104,13 @@ class _Counted(NamedTuple):
 
     Attributes:
         placeholder: what stands for each.
-        counts: the tokens of each.
+        expansions: what takes the place of each one's placeholder.
         items: the tokens of each item, in order: a video has an item for each group of frames.
         place: makes the items.
     """
 
     placeholder: Placeholder
-    counts: list[int]
+    expansions: list[Expansion]
     items: list[int]
     place: Place
 
@@ -130,6 +134,7 @@ class ImageInputs:
         given: how features that callers have encoded are placed; None = they are refused.
         settings: the engine's settings of the processor, in place of the checkpoint's.
         limits: most items of a modality in one prompt; one that is not there = as many as `sources` allow.
+        processor: see `open_image_processor`.
     """
 
     def __init__(
@@ -146,6 +151,7 @@ class ImageInputs:
         given: GivenLayout | None = None,
         settings: Mapping[str, Any] | None = None,
         limits: Mapping[str, int] | None = None,
+        processor: str | None = None,
     ) -> None:
         self.refusal = refusal
         self._folder = folder
@@ -160,6 +166,7 @@ class ImageInputs:
         self._most_together = most_together
         self._given = given
         self._settings = dict(settings or {})
+        self._name = processor
         self._lock = threading.Lock()
         self._opened: ImageProcessor | None = None
         self._of_requests: OrderedDict[str, ImageProcessor] = OrderedDict()  # by their settings
@@ -210,7 +217,7 @@ class ImageInputs:
         """
         kinds = self._counted(media)
         for kind in kinds:
-            text = expand_text(text, kind.placeholder, kind.counts)
+            text = fill_text(text, kind.placeholder, kind.expansions)
         ids = encode(text)
         return ids, _placed_in(ids, kinds, salt, prepare=prepare)
 
@@ -223,10 +230,10 @@ class ImageInputs:
             ValueError: as `of_text`.
         """
         kinds, ids = self._counted(media), list(ids)
-        for placeholder, counts, _, _ in kinds:
+        for placeholder, expansions, _, _ in kinds:
             there = ids.count(placeholder.image_token)
-            if not there or (placeholder.token == placeholder.image_token and there == len(counts)):
-                ids, _ = expand_ids(ids, placeholder, counts)
+            if not there or (placeholder.token == placeholder.image_token and there == len(expansions)):
+                ids = fill_ids(ids, placeholder, expansions)
         return ids, _placed_in(ids, kinds, salt)
 
     def _counted(self, media: Media) -> list[_Counted]:
@@ -251,18 +258,17 @@ class ImageInputs:
         except ImportError as error:
             raise ValueError(str(error)) from error
         groups = [(clip, group) for clip in clips for group in processor.groups(clip)]
-        counts = [sum(group.tokens for group in processor.groups(clip)) for clip in clips]
+        expansions = [processor.expansion(clip) for clip in clips]
 
         def place(spans: Sequence[Span], salt: str | None) -> tuple[PromptItem, ...]:
             placed = []
             for (clip, group), (start, length) in zip(groups, spans, strict=True):
                 digest = processor.digest(clip, group)
                 made = self._prepared_once((salt, digest), partial(processor.prepare, clip, group))
-                item = PromptItem(start, length, digest, made.features, made.arrays, self._whole, modality="video")
-                placed.append(item)
+                placed.append(_item(start, length, digest, made, self._whole, "video"))
             return tuple(placed)
 
-        return _Counted(processor.placeholder, counts, [group.tokens for _, group in groups], place)
+        return _Counted(processor.placeholder, expansions, [group.tokens for _, group in groups], place)
 
     def _video_processor(self) -> VideoProcessor:
         self._check_taken()
@@ -289,11 +295,11 @@ class ImageInputs:
             given = [each for data in images for each in layout.read(data)]
             self._check_number("image", len(given))
             counts = [len(each.features) for each in given]
-            return _Counted(self._placeholder(), counts, counts, partial(_placed_given, layout, given))
+            return _counted(self._placeholder(), counts, partial(_placed_given, layout, given))
         self._check_number("image", len(images))
         processor = self._processor(media.settings)
         pictures, counts = self._read(processor, images)
-        return _Counted(processor.placeholder, counts, counts, partial(self._placed, processor, pictures))
+        return _counted(processor.placeholder, counts, partial(self._placed, processor, pictures))
 
     def _check_number(self, modality: str, number: int) -> None:
         most = self._limits.get(modality)
@@ -323,7 +329,7 @@ class ImageInputs:
         with self._lock:
             if self._opened is None:
                 try:
-                    opened = open_image_processor(self._folder, self._config, self._tokenizer)
+                    opened = open_image_processor(self._folder, self._config, self._tokenizer, self._name)
                 except (OSError, AttributeError, TypeError) as error:
                     raise ValueError(f"{self._folder} does not say how images are prepared: {error}") from error
                 of_engine, _ = split_settings(self._settings)
@@ -364,7 +370,7 @@ class ImageInputs:
             alone = len(pictures) == 1
             digest = processor.digest(picture, alone=alone)
             made = self._prepared_once((salt, digest), partial(processor.prepare, picture, alone=alone))
-            placed.append(PromptItem(start, length, digest, made.features, made.arrays, self._whole))
+            placed.append(_item(start, length, digest, made, self._whole))
         if self._most_together is None:
             return tuple(placed)
         runs = joined(placed)
@@ -386,9 +392,31 @@ class ImageInputs:
         made = replace(made, arrays=self._padded(made.arrays))
         with self._lock:
             self._prepared[name] = made
-            while len(self._prepared) > _MOST_PREPARED:
-                self._prepared.popitem(last=False)
+            taken = sum(each.num_bytes for each in self._prepared.values())
+            while len(self._prepared) > _MOST_PREPARED or (taken > _MOST_BYTES and len(self._prepared) > 1):
+                taken -= self._prepared.popitem(last=False)[1].num_bytes
         return made
+
+
+def _counted(placeholder: Placeholder, counts: list[int], place: Place) -> _Counted:
+    return _Counted(placeholder, [expansion(placeholder, count) for count in counts], counts, place)
+
+
+def _item(
+    start: int, length: int, digest: bytes, made: PreparedImage, whole: bool, modality: str = "image"
+) -> PromptItem:
+    return PromptItem(
+        start,
+        length,
+        digest,
+        made.features,
+        made.arrays,
+        whole,
+        modality=modality,
+        takes=made.takes,
+        offsets=made.offsets,
+        advance=made.advance,
+    )
 
 
 def _placed_in(

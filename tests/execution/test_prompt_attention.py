@@ -52,7 +52,7 @@ def test_each_token_sees_its_own_prompt_in_both_directions(lengths, reach, biase
     bias = rng.normal(size=(KV_HEADS, SHARE, 21)).astype(np.float32) if biased else None
 
     def attend(q, k, v):
-        within = PromptAttention(MESH, batch, max_query_len=None, impl="xla")
+        within = PromptAttention(MESH, batch.query_starts, rows, max_query_len=None, impl="xla")
         return within(q, k, v, scale=0.3, reach=reach, distance_bias=bias)
 
     mine = np.asarray(jax.jit(attend)(q, k, v))[: sum(lengths)]

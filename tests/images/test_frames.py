@@ -85,7 +85,7 @@ def test_frames_of_qwen2_are_those_of_transformers(total, rate, sampling):
     except (ValueError, ZeroDivisionError, RuntimeError):  # more frames than there are, or none
         assert len(found) in (2, total // 2 * 2)
     else:
-        assert len(found) % 2 == 0 and np.abs(np.array(found) - want).max() <= 1, "torch rounds in float32"
+        assert np.abs(np.array(found) - want).max() <= 1, "torch rounds in float32"
 
 
 @given(totals, rates, st.integers(1, 200) | st.none(), st.floats(0.1, 30))

@@ -1,0 +1,161 @@
+"""Packs the images of a step into rows of patches, as a tower takes them that says so (`PacksImages`).
+
+A row has one of few lengths, so that few programs are compiled, and what is beyond its images is padding. A CPU's
+products and attention leave it out (`live_rows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from jpaged.model_api import PacksImages, RowLayout, TakesImages
+
+EIGHTHS, SMALL = 8, (2, 4)
+"""Parts of the longest row by which lengths lie apart, and what the first of these is divided by for small images."""
+
+
+class Item(NamedTuple):
+    """An image's arrays by name, and the rows of the pool that its features go to."""
+
+    arrays: Mapping[str, np.ndarray]
+    rows: Int[np.ndarray, " features"]
+
+
+class Row(NamedTuple):
+    """The arrays of a row and the rows of the pool that its features go to, both with an axis of one row."""
+
+    arrays: Mapping[str, np.ndarray]
+    rows: Int[np.ndarray, "1 features"]
+
+
+@dataclass(frozen=True)
+class ImageRows:
+    """Packs images.
+
+    Attributes:
+        layout: see `RowLayout`.
+        longest: patches of the longest row; an image with more gets a row of its own.
+    """
+
+    layout: RowLayout
+    longest: int
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Return the patches that a row may have, ascending: ten numbers at most."""
+        merge = self.layout.merge
+        part = -(-self.longest // (EIGHTHS * merge)) * merge
+        small = (-(-part // (by * merge)) * merge for by in SMALL)
+        return tuple(sorted({*small, *(part * number for number in range(1, EIGHTHS + 1))}))
+
+    def length(self, patches: int) -> int:
+        """Return the shortest row that so many patches fit into."""
+        part = self.lengths[-1] // EIGHTHS
+        return next((length for length in self.lengths if length >= patches), -(-patches // part) * part)
+
+    def packed(self, items: Sequence[Item], *, together: bool) -> list[list[Item]]:
+        """Return the images of each row, in order.
+
+        Args:
+            together: False puts each into a row of its own.
+        """
+        rows: list[list[Item]] = []
+        for item in items:
+            if rows and together and self._fits([*rows[-1], item]):
+                rows[-1].append(item)
+            else:
+                rows.append([item])
+        return rows
+
+    def _fits(self, items: Sequence[Item]) -> bool:
+        patches = sum(map(self._patches, items))
+        alike = all(
+            np.array_equal(item.arrays[array.name], items[0].arrays[array.name])
+            for array in self.layout.constants
+            for item in items[1:]
+        )
+        return (
+            alike
+            and patches <= self.lengths[-1]
+            and all(
+                sum(len(item.arrays[kind.name]) for item in items) <= kind.places(self.length(patches))
+                for kind in self.layout.segments
+            )
+        )
+
+    def _patches(self, item: Item) -> int:
+        return len(item.rows) * self.layout.merge
+
+    def joined(
+        self, each: Sequence[Sequence[Item]], nowhere: Callable[[int], Int[np.ndarray, " features"]]
+    ) -> list[Row]:
+        """Return the rows of all replicas, of one length, from the images of each one's.
+
+        Args:
+            nowhere: returns rows of the pool that no feature goes to, at least so many.
+
+        Raises:
+            ValueError: an image has more segments than a row has places for.
+        """
+        length = self.length(max(sum(map(self._patches, items)) for items in each))
+        example = next(items[0].arrays for items in each if items)
+        return [self._row(items, length, example, nowhere(length // self.layout.merge)) for items in each]
+
+    def _row(
+        self, items: Sequence[Item], length: int, example: Mapping[str, np.ndarray], rows: Int[np.ndarray, " features"]
+    ) -> Row:
+        arrays = {array.name: np.asarray(example[array.name], array.dtype)[None] for array in self.layout.constants}
+        for array in self.layout.patches:
+            whole = np.zeros((1, length, *array.shape), array.dtype)
+            first = 0
+            for item in items:
+                own = item.arrays[array.name]
+                whole[0, first : first + len(own)] = own
+                first += len(own)
+            arrays[array.name] = whole
+        for kind in self.layout.segments:
+            lengths = np.concatenate([np.zeros(1, np.int32), *(item.arrays[kind.name] for item in items)])
+            starts, places = np.cumsum(lengths, dtype=np.int32), kind.places(length)
+            if len(lengths) - 1 > places:
+                raise ValueError(f"an image has {len(lengths) - 1} {kind.name}, a row of {length} patches {places}")
+            arrays[kind.name] = np.pad(starts, (0, places + 1 - len(starts)), mode="edge")[None]
+        first = 0
+        for item in items:
+            rows[first : first + len(item.rows)] = item.rows
+            first += len(item.rows)
+        return Row(arrays, rows[None])
+
+    def examples(self) -> list[tuple[Mapping[str, np.ndarray], int]]:
+        """Return an image that fills a row, and the number of its features, for each length."""
+        return [(self._blank(length), length // self.layout.merge) for length in self.lengths]
+
+    def _blank(self, length: int) -> dict[str, np.ndarray]:
+        arrays = {array.name: np.zeros((length, *array.shape), array.dtype) for array in self.layout.patches}
+        arrays |= {array.name: np.zeros(array.shape, array.dtype) for array in self.layout.constants}
+        return arrays | {kind.name: np.full(1, length, np.int32) for kind in self.layout.segments}
+
+
+def image_rows(model: Any, most_tokens: int) -> ImageRows | None:
+    """Return what packs the images of a model; None where its encoder takes them one by one.
+
+    Args:
+        most_tokens: tokens of the largest image.
+    """
+    if not isinstance(model, PacksImages):
+        return None
+    return ImageRows(model.row_layout, most_tokens * model.row_layout.merge)
+
+
+def image_examples(model: Any, rows: ImageRows | None) -> tuple[tuple[Mapping[str, np.ndarray], int], ...]:
+    """Return the images that the encoder is compiled for before one comes, see `jpaged.model_api.TakesImages`."""
+    found: Iterable[tuple[Mapping[str, np.ndarray], int]] = ()
+    if rows is not None:
+        found = rows.examples()
+    elif isinstance(model, TakesImages):
+        found = model.examples()
+    return tuple(found)

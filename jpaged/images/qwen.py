@@ -1,0 +1,271 @@
+"""Cuts pictures into the patches that the towers of the Qwen-VL families take.
+
+A picture keeps its shape: its sides are rounded to multiples of a square that one token stands for, and resized so that
+it has neither too many nor too few pixels (Qwen2-VL, Wang et al., 2024, section 2.1). The arrays are those of
+transformers' processor on Pillow, except that pixels stay bytes: the tower scales them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int16, Int32, UInt8
+
+from jpaged.images.given import GivenLayout, Grid
+from jpaged.images.pixels import Picture, pillow
+from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of
+from jpaged.images.prompts import Placeholder
+from jpaged.processor_settings import replaced
+
+MOST_OBLONG = 200
+"""A picture's longer side is at most so many times its shorter one, as in transformers."""
+_BICUBIC = 3
+_MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+_DEFAULTS: Mapping[str, Any] = {
+    "do_normalize": True,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": _MEAN,
+    "image_std": _STD,
+    "merge_size": 2,
+    "patch_size": 14,
+    "resample": _BICUBIC,
+    "rescale_factor": 1 / 255,
+    "temporal_patch_size": 2,
+}
+"""Settings that a request may replace, with transformers' values."""
+
+
+def processor_fields(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return what a checkpoint's files say of how images are prepared.
+
+    Raises:
+        ValueError: no file says it, or one is no JSON object.
+    """
+    whole = Path(folder) / "processor_config.json"
+    alone = Path(folder) / "preprocessor_config.json"
+    for file, part in ((whole, "image_processor"), (alone, None)):
+        if not file.exists():
+            continue
+        try:
+            fields = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{file} is not JSON: {error}") from error
+        fields = fields.get(part) if part is not None and isinstance(fields, dict) else fields
+        if isinstance(fields, dict):
+            return fields
+    raise ValueError(f"neither {alone} nor {whole} says how images are prepared")
+
+
+@dataclass(frozen=True)
+class PatchSettings:
+    """How pictures become patches; the defaults are transformers'.
+
+    Attributes:
+        patch, temporal, merge: pixels of a patch's side, frames of a patch, and patches of the side of a square that
+            one token stands for.
+        least, most: pixels of a picture once it was resized.
+        resample: Pillow's number of the filter.
+        resizes: False leaves the size as it is.
+        scale, shift: what a channel's bytes are multiplied by, and what is added then.
+        window: tokens of the side of a window, by which patches are ordered (Qwen2.5-VL); None = row by row.
+    """
+
+    patch: int
+    temporal: int
+    merge: int
+    least: int
+    most: int
+    resample: int
+    resizes: bool
+    scale: tuple[float, ...]
+    shift: tuple[float, ...]
+    window: int | None = None
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any], vision: Any) -> PatchSettings:
+        """Read a checkpoint's file, and compare it with its config.
+
+        Raises:
+            ValueError: they contradict each other, or a bound is missing.
+        """
+        found = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2}
+        found = {name: fields.get(name) or default for name, default in found.items()}
+        known = vision.patch_size, vision.temporal_patch_size, vision.spatial_merge_size
+        if tuple(found.values()) != known:
+            raise ValueError(f"the image processor has {found}, and vision_config {known}")
+        size = dict(fields.get("size") or {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280})
+        least, most = (
+            fields.get(legacy) or size.get(name)
+            for legacy, name in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge"))
+        )
+        if not least or not most:
+            raise ValueError(f"the image processor's size={size} lacks 'shortest_edge' or 'longest_edge'")
+        factor = fields.get("rescale_factor", 1 / 255) if fields.get("do_rescale", True) else 1.0
+        mean, std = (0.0,) * 3, (1.0,) * 3
+        if fields.get("do_normalize", True):
+            mean, std = fields.get("image_mean") or _MEAN, fields.get("image_std") or _STD
+        resample = _BICUBIC if fields.get("resample") is None else int(fields["resample"])
+        return cls(
+            *known,
+            int(least),
+            int(most),
+            resample,
+            fields.get("do_resize", True),
+            tuple(factor / each for each in std),
+            tuple(-each / by for each, by in zip(mean, std, strict=True)),
+            _window(vision),
+        )
+
+    @property
+    def square(self) -> int:
+        """Return the pixels of the side of what one token stands for."""
+        return self.patch * self.merge
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        """Return the height and width to which a picture is resized.
+
+        Raises:
+            ValueError: it is too oblong, or no multiple of a square where nothing is resized.
+        """
+        square = self.square
+        if not self.resizes:
+            if height % square or width % square:
+                raise ValueError(f"{width} x {height} pixels are no multiples of {square}, and do_resize=False")
+            return height, width
+        if max(height, width) > MOST_OBLONG * min(height, width):
+            raise ValueError(
+                f"{width} x {height} pixels: the longer side may be at most {MOST_OBLONG} times the shorter one"
+            )
+        rows, columns = round(height / square), round(width / square)
+        if rows * columns * square**2 > self.most:
+            shrink = math.sqrt(height * width / self.most)
+            rows, columns = (max(1, math.floor(side / shrink / square)) for side in (height, width))
+        elif rows * columns * square**2 < self.least:
+            grow = math.sqrt(self.least / (height * width))
+            rows, columns = (math.ceil(side * grow / square) for side in (height, width))
+        if not rows or not columns:
+            raise ValueError(f"{width} x {height} pixels are less than a square of {square}")
+        return rows * square, columns * square
+
+
+class QwenImageProcessor(ImageProcessor):
+    """Qwen2-VL and those after it.
+
+    Arrays, for each patch, square by square: pixels [patches, channels * temporal * patch * patch], and places
+    [patches, 4], its row and column, and the rows and columns that there are. For each frame: frames, the number of its
+    patches. For all: scale and shift [channels]. With windows: windows, the number of patches of each.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], config: Any, placeholder: Placeholder):
+        """Read the settings of a checkpoint's file.
+
+        Raises:
+            ValueError: they contradict the config, or a bound is missing.
+        """
+        settings = PatchSettings.of(fields, config.vision_config)
+        super().__init__(placeholder, {"family": config.model_type, "settings": asdict(settings)})
+        self._fields, self._config = fields, config
+        self.settings = settings
+        self.layout = GivenLayout(config.get_text_config().hidden_size, settings.merge)
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str], config: Any, tokenizer: Any) -> ImageProcessor:
+        return cls(processor_fields(folder), config, placeholder_of(config, tokenizer))
+
+    def with_settings(self, settings: Mapping[str, Any], *, of_request: bool) -> ImageProcessor:
+        if not settings:
+            return self
+        now = self.settings
+        bounds = {"shortest_edge": now.least, "longest_edge": now.most}
+        has = {
+            **_DEFAULTS,
+            **{name: value for name, value in self._fields.items() if name in _DEFAULTS},
+            "size": bounds,
+        }
+        found = replaced(has, settings, of_request=of_request)
+        try:
+            return type(self)(found, self._config, self.placeholder)
+        except ValueError as error:
+            raise ValueError(f"mm_processor_kwargs={dict(settings)!r}: {error}") from error
+
+    def grid(self, size: tuple[int, int], frames: int = 1) -> Grid:
+        """Return the patches of so many frames of (height, width) pixels, in time, height and width."""
+        height, width = self.settings.resized(*size)
+        return -(-frames // self.settings.temporal), height // self.settings.patch, width // self.settings.patch
+
+    def tokens(self, size: tuple[int, int], *, alone: bool) -> int:
+        return self.layout.tokens(self.grid(size))
+
+    def prepare(self, picture: Picture, *, alone: bool) -> PreparedImage:
+        return self.prepare_frames(self.resize(picture.pixels)[None])
+
+    def resize(self, pixels: UInt8[np.ndarray, "height width 3"]) -> UInt8[np.ndarray, "rows columns 3"]:
+        """Return a picture in the size that the tower takes."""
+        height, width = self.settings.resized(*pixels.shape[:2])
+        if (height, width) == pixels.shape[:2]:
+            return pixels
+        image = pillow().fromarray(pixels).resize((width, height), resample=self.settings.resample)
+        return np.asarray(image)
+
+    def prepare_frames(self, frames: UInt8[np.ndarray, "frames height width 3"]) -> PreparedImage:
+        """Return the arrays of frames that were resized; the last one is repeated to fill a patch."""
+        patch, temporal, merge = self.settings.patch, self.settings.temporal, self.settings.merge
+        frames = np.concatenate([frames, np.repeat(frames[-1:], -len(frames) % temporal, axis=0)])
+        time, height, width = len(frames) // temporal, frames.shape[1] // patch, frames.shape[2] // patch
+        cut = frames.reshape(time, temporal, height // merge, merge, patch, width // merge, merge, patch, 3)
+        pixels = cut.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(time * height * width, -1)
+        grid = time, height, width
+        arrays = {
+            "pixels": pixels,
+            "places": places_of(grid, merge),
+            "frames": np.full(time, height * width, np.int32),
+            "scale": np.asarray(self.settings.scale, np.float32),
+            "shift": np.asarray(self.settings.shift, np.float32),
+        }
+        takes = None
+        if self.settings.window is not None:
+            order, lengths = windows_of(grid, merge, self.settings.window)
+            for name in ("pixels", "places"):
+                squares = arrays[name].reshape(len(order), -1, arrays[name].shape[1])
+                arrays[name] = squares[order].reshape(arrays[name].shape)
+            arrays["windows"] = lengths * merge**2
+            takes = np.argsort(order).astype(np.int32)
+        return PreparedImage(
+            arrays,
+            self.layout.tokens(grid),
+            takes,
+            offsets=self.layout.offsets(grid),
+            advance=self.layout.advance(grid),
+        )
+
+
+def _window(vision: Any) -> int | None:
+    pixels = getattr(vision, "window_size", None)
+    return None if pixels is None else pixels // vision.spatial_merge_size // vision.patch_size
+
+
+def windows_of(
+    grid: Grid, merge: int, window: int
+) -> tuple[Int32[np.ndarray, " tokens"], Int32[np.ndarray, " windows"]]:
+    """Return the tokens of a grid window by window, those of each row by row, and how many each window has."""
+    time, height, width = grid[0], grid[1] // merge, grid[2] // merge
+    frame, row, column = np.indices((time, height, width), np.int32).reshape(3, -1)
+    across = -(-width // window)
+    number = (frame * -(-height // window) + row // window) * across + column // window
+    return np.argsort(number, kind="stable").astype(np.int32), np.bincount(number).astype(np.int32)
+
+
+def places_of(grid: Grid, merge: int) -> Int16[np.ndarray, "patches 4"]:
+    """Return the row and column of each patch, square by square, and the number of rows and columns."""
+    time, height, width = grid
+    places = np.indices((height, width), np.int16).reshape(2, height // merge, merge, width // merge, merge)
+    places = np.tile(places.transpose(1, 3, 2, 4, 0).reshape(-1, 2), (time, 1))
+    return np.concatenate([places, np.broadcast_to(np.array([height, width], np.int16), places.shape)], axis=1)

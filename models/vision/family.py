@@ -1,0 +1,109 @@
+"""Puts a tower around the text model that a config names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+from jaxtyping import Array, Float
+
+from jpaged.model_api import AttendWithinSegments, AttentionGroup, BuildContext, ImageGroup, WeightSource
+
+from ..decoder import Decoder
+
+
+@dataclass(frozen=True)
+class VisionFamily:
+    """Describes a family that takes pictures: a row of an entry point, see `jpaged.model_api.SeesAround`.
+
+    Attributes:
+        tower: a module built with the whole config and the context. It has ``layout``, a `RowLayout`, and ``levels``,
+            vectors of a feature; is called with the arrays of a row and an `AttendWithinSegments`; and has ``weights``
+            and ``locate`` as a `CausalLM` has.
+        processor: see `jpaged.model_api.PacksImages`.
+        prefixes: see `tensor_prefixes` there.
+        axes, whole: see `ImageGroup`.
+    """
+
+    tower: type[Any]
+    processor: str
+    prefixes: tuple[tuple[str, str], ...]
+    axes: int = 1
+    whole: bool = False
+
+    def around(self, text: type[Any]) -> type[Any]:
+        """Return the family that sees by this tower and reads text as the family `text`.
+
+        Raises:
+            ValueError: `text` is no `Decoder`, which places features.
+        """
+        if not issubclass(text, Decoder):
+            raise ValueError(f"{text.__name__} is no Decoder of jpaged, so no tower is put around it")
+        return _around(self, text)
+
+
+TOWER = "vision"
+"""The attribute of a model that is its tower."""
+
+
+@cache  # a class is part of a program's key
+def _around(family: VisionFamily, text: type[Any]) -> type[Any]:
+    class Sees(text):  # type: ignore[misc]
+        """`jpaged.model_api.CausalLM`, `TakesImages` and `PacksImages`; `config` has a ``text_config``."""
+
+        text_family = text
+        image_processor = family.processor
+        tensor_prefixes = family.prefixes
+
+        def __init__(self, config: Any, build: BuildContext):
+            own = config.get_text_config()
+            super().__init__(own, build)
+            self.vision = family.tower(config, build)
+            self.row_layout = self.vision.layout
+            dtype = np.dtype(build.dtype).name
+            self.image_group = ImageGroup(
+                "images",
+                (),
+                own.hidden_size,
+                dtype,
+                axes=family.axes,
+                levels=self.vision.levels,
+                whole=family.whole,
+            )
+            groups = self.layer_groups
+            if family.whole:
+                groups = tuple(
+                    replace(group, sees_images=True) if isinstance(group, AttentionGroup) else group for group in groups
+                )
+            self.layer_groups = (*groups, self.image_group)
+            self.encoder_parts = (TOWER,)
+
+        def encode(self, row: Mapping[str, Array], attend: AttendWithinSegments) -> Float[Array, "features embeds"]:
+            """See `jpaged.model_api.PacksImages`."""
+            return self.vision(row, attend)
+
+        def padded(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+            """Return an image's arrays as they are: rows are padded."""
+            return arrays
+
+        def examples(self) -> Iterator[tuple[Mapping[str, np.ndarray], int]]:
+            """Yield nothing: rows have the shapes that are compiled for."""
+            return iter(())
+
+        def weights(self) -> Iterator[WeightSource]:
+            yield from super().weights()
+            for source in self.vision.weights():
+                yield replace(source, path=(TOWER, *source.path))
+
+        def locate(self, source: WeightSource) -> tuple[tuple[str | int, ...], int | None]:
+            if source.path[0] != TOWER:
+                return super().locate(source)
+            path, index = self.vision.locate(replace(source, path=source.path[1:]))
+            return (TOWER, *path), index
+
+    Sees.__name__ = Sees.__qualname__ = f"{family.tower.__name__}Around{text.__name__}"
+    Sees.__module__ = family.tower.__module__
+    return Sees

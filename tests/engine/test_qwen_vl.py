@@ -1,0 +1,128 @@
+"""Families with eyes of Qwen: tokens are transformers', whatever the pictures and whatever happens to requests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from qwen_vl_checkpoints import FAMILIES, IMAGE, SIZES, assert_torchs, make, pictures, prompt
+from vision_checkpoints import check_empty
+
+from jpaged import LLM, NGram, SamplingParams
+
+SETTINGS = {
+    "dtype": "float32",
+    "block_size": 8,
+    "max_num_seqs": 4,
+    "max_model_len": 256,
+    "max_num_batched_tokens": 48,
+    "kv_cache_memory_bytes": 8 << 20,
+}
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0, logit_bias={IMAGE: -100})
+ONE, WIDE, TALL, LARGE, TINY, *OTHERS = pictures(*SIZES)
+PARTS = [
+    (9,),
+    (3, ONE, 5),
+    (WIDE,),
+    (2, TALL, 1),
+    (4, LARGE, 2, OTHERS[0], 3),
+    (1, ONE, 1, WIDE, 2, TINY, 1, OTHERS[1], 1, OTHERS[2], 4),
+]
+"""Without a picture, with one of each size, with two, and with five."""
+PROMPTS = [prompt(parts, seed) for seed, parts in enumerate(PARTS)]
+
+
+ON_A_COMMIT = ("qwen3_vl",)
+NAMES = [name if name in ON_A_COMMIT else pytest.param(name, marks=pytest.mark.nightly) for name in FAMILIES]
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def checkpoint(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    return str(folder), make(request.param, folder)
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint):
+    return LLM(checkpoint[0], **SETTINGS)
+
+
+def test_tokens_are_transformers(engine, checkpoint):
+    outputs = engine.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert_torchs(checkpoint[1], PROMPTS, outputs)
+    check_empty(engine)
+
+
+def test_a_prefix_that_ends_inside_a_picture_is_found(engine, checkpoint):
+    asked = prompt((5, LARGE, 4), seed=7)
+    engine.generate([asked], GREEDY, use_tqdm=False)
+    encoded = engine.stats().num_encoded_images
+    other = {**asked, "prompt_token_ids": [*asked["prompt_token_ids"][:-1], 99, 98]}
+    outputs = engine.generate([other, prompt((5, WIDE, 4), seed=7)], GREEDY, use_tqdm=False)
+    assert_torchs(checkpoint[1], [other, prompt((5, WIDE, 4), seed=7)], outputs)
+    has_states = checkpoint[1].config.model_type.startswith("qwen3_5")
+    assert has_states or outputs[0].num_cached_tokens >= 32
+    assert outputs[1].num_cached_tokens <= 6, "another picture of as many tokens"
+    assert engine.stats().num_encoded_images <= encoded + 1, "features of the first are kept"
+    check_empty(engine)
+
+
+TIGHT = {"enable_prefix_caching": False}
+CHANGES = {
+    "swap": TIGHT | {"preemption_mode": "swap"},
+    "recompute": TIGHT | {"preemption_mode": "recompute"},
+    "deterministic": {"deterministic": True},
+    "drafts": {"speculative": NGram(2)},
+    "small chunks": {"max_num_batched_tokens": 17},
+    "large steps": {"max_num_batched_tokens": 256},
+}
+
+
+@pytest.mark.parametrize(
+    "change", [pytest.param(name, marks=() if name == "swap" else pytest.mark.nightly) for name in CHANGES]
+)
+def test_nothing_that_happens_to_a_request_changes_its_tokens(engine, checkpoint, change):
+    greedy = replace(GREEDY, max_tokens=24)
+    sampled = replace(greedy, temperature=0.7, seed=5, n=2)
+    params = [greedy, sampled, greedy, greedy, sampled, greedy]
+    wanted = engine.generate(PROMPTS, params, use_tqdm=False)
+    changed = CHANGES[change]
+    if is_tight := "preemption_mode" in changed:
+        changed = changed | {"kv_cache_memory_bytes": 20 * engine.memory_report().page_bytes}
+    llm = LLM(checkpoint[0], **(SETTINGS | changed))
+    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    assert [tokens_of(output) for output in outputs] == [tokens_of(output) for output in wanted]
+    assert any(output.metrics.num_preemptions for output in outputs) == is_tight
+    check_empty(llm)
+
+
+def test_a_restored_request_goes_on(engine, checkpoint, tmp_path):
+    wanted = [tokens_of(output) for output in engine.generate(PROMPTS, GREEDY, use_tqdm=False)]
+    llm = LLM(checkpoint[0], **SETTINGS)
+    for asked in PROMPTS:
+        llm.control.engine.add(llm.input_processor.process(asked, GREEDY))
+    for _ in range(3):  # some pictures are read, one in part, and one not at all
+        llm.control.engine.step()
+    llm.save_state(tmp_path / "state")
+    other = LLM(checkpoint[0], **SETTINGS)
+    other.load_state(tmp_path / "state")
+    assert [tokens_of(output) for output in other.resume(use_tqdm=False)] == wanted
+
+
+def test_messages_have_pictures(engine, checkpoint):
+    def ask(*parts):
+        return [{"role": "user", "content": list(parts)}]
+
+    text = {"type": "text", "text": "what is it"}
+    asked = [
+        ask({"type": "image_pil", "image_pil": LARGE}, text),
+        ask({"type": "image", "image": ONE}, text),
+        ask(text),
+    ]
+    outputs = engine.chat(asked, GREEDY, use_tqdm=False)
+    seen = [{"multi_modal_data": {"image": images}} for images in ([LARGE], [ONE], [])]
+    assert_torchs(checkpoint[1], seen, outputs)
+
+
+def tokens_of(output):
+    return [each.token_ids for each in output.outputs]

@@ -1,0 +1,93 @@
+"""Images in rows: each in one piece, none left out, lengths are few, and segments stay within their image."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thorough import examples
+
+from jpaged.execution.image_rows import ImageRows, Item
+from jpaged.model_api import RowArray, RowLayout, SegmentKind
+
+MERGE = 4
+LAYOUT = RowLayout(
+    (RowArray("pixels", (3,), "uint8"),),
+    (RowArray("scale", (1,), "float32"),),
+    (SegmentKind("frames"), SegmentKind("windows", 8, 8)),
+    MERGE,
+)
+
+
+def item(number, features, scale=1.0):
+    patches = features * MERGE
+    windows = [8] * (patches // 8) + [4] * (patches % 8 // 4)
+    arrays = {
+        "pixels": np.full((patches, 3), number, np.uint8),
+        "scale": np.array([scale], np.float32),
+        "frames": np.array([patches], np.int32),
+        "windows": np.array(windows, np.int32),
+    }
+    return Item(arrays, np.arange(features, dtype=np.int32) + 1000 * number)
+
+
+def nowhere(count):
+    return np.full(count + 3, 2**31 - 1, np.int32)
+
+
+IMAGES = st.lists(st.tuples(st.integers(1, 60), st.booleans()), min_size=1, max_size=30)
+"""Features, and whether it is scaled as most are not."""
+
+
+@given(IMAGES, st.integers(1, 50), st.booleans())
+@settings(max_examples=examples(150), deadline=None)
+def test_every_image_is_in_one_row_in_one_piece(images, longest, together):
+    rows = ImageRows(LAYOUT, longest * MERGE)
+    items = [item(number, features, 1 + other) for number, (features, other) in enumerate(images, start=1)]
+    packed = rows.packed(items, together=together)
+    assert [id(each) for row in packed for each in row] == [id(each) for each in items]
+    assert together or all(len(row) == 1 for row in packed)
+    for row in packed:
+        (made,) = rows.joined([row], nowhere)
+        pixels, starts = made.arrays["pixels"][0, :, 0], made.arrays["frames"][0]
+        owners = [number for each in row for number in each.arrays["pixels"][:, 0]]
+        assert pixels.tolist() == owners + [0] * (len(pixels) - len(owners))
+        assert len(pixels) in rows.lengths or len(row) == 1
+        assert starts[: len(row) + 1].tolist() == [0, *np.cumsum([len(each.rows) * MERGE for each in row])]
+        assert (starts[len(row) :] == len(owners)).all()
+        assert made.arrays["windows"][0, -1] == len(owners)
+        assert made.arrays["scale"][0] == row[0].arrays["scale"] == row[-1].arrays["scale"]
+        targets = [at for each in row for at in each.rows]
+        assert made.rows[0, : len(targets)].tolist() == targets and (made.rows[0, len(targets) :] == 2**31 - 1).all()
+
+
+@given(st.integers(1, 100_000), st.integers(1, 9))
+@settings(max_examples=examples(100), deadline=None)
+def test_lengths_are_few_and_an_eighth_apart(longest, merge):
+    rows = ImageRows(RowLayout((), (), (), merge), longest * merge)
+    lengths = rows.lengths
+    assert len(lengths) <= 10 and lengths[-1] >= longest * merge and all(length % merge == 0 for length in lengths)
+    assert max(np.diff(lengths)) <= lengths[-1] // 8
+    assert all(rows.length(each) == each for each in lengths) and rows.length(1) == lengths[0]
+
+
+def test_replicas_have_rows_of_one_length():
+    rows = ImageRows(LAYOUT, 40 * MERGE)
+    made = rows.joined([[item(1, 3)], [], [item(2, 20), item(3, 5)]], nowhere)
+    assert len({each.arrays["pixels"].shape for each in made}) == len({each.rows.shape for each in made}) == 1
+    assert made[1].arrays["frames"].max() == 0 and made[1].rows.min() == 2**31 - 1
+
+
+def test_more_segments_than_a_row_has_places_for_are_refused():
+    rows = ImageRows(LAYOUT, 8 * MERGE)
+    many = item(1, 2)
+    many.arrays["frames"] = np.ones(100, np.int32)
+    with pytest.raises(ValueError, match="an image has 100 frames, a row of 8 patches 64"):
+        rows.joined([[many]], nowhere)
+
+
+def test_examples_fill_rows():
+    rows = ImageRows(LAYOUT, 40 * MERGE)
+    for (arrays, features), length in zip(rows.examples(), rows.lengths, strict=True):
+        made = rows.joined([[Item(arrays, np.arange(features, dtype=np.int32))]], nowhere)[0]
+        assert made.arrays["pixels"].shape == (1, length, 3)
+        assert made.arrays["pixels"].dtype == np.uint8

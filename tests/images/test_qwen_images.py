@@ -1,0 +1,114 @@
+"""Patches of Qwen's families are those of transformers' processor on Pillow, for pictures of any size."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from thorough import examples
+from transformers import Qwen2VLImageProcessorPil, Qwen3VLConfig
+from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
+
+from jpaged.images import ImageSources, read_images
+from jpaged.images.qwen import QwenImageProcessor, places_of, windows_of
+
+CHANGES = [
+    {},
+    {"size": {"shortest_edge": 4096, "longest_edge": 16384}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
+    {"min_pixels": 784, "max_pixels": 12544, "patch_size": 7},
+    {"patch_size": 16, "merge_size": 3, "temporal_patch_size": 1, "do_normalize": False},
+    {"do_rescale": False, "resample": 2},
+    {"rescale_factor": 1 / 127.5, "image_mean": [1.0] * 3},
+]
+
+
+def config_of(changes):
+    own = {name: changes.get(name, 14 if name == "patch_size" else 2) for name in ("patch_size", "temporal_patch_size")}
+    own["spatial_merge_size"] = changes.get("merge_size", 2)
+    return Qwen3VLConfig(vision_config=own, image_token_id=7)
+
+
+def both(folder, changes):
+    theirs = Qwen2VLImageProcessorPil(**changes)
+    theirs.save_pretrained(folder)
+    return theirs, QwenImageProcessor.open(folder, config_of(changes), None)
+
+
+def scaled(arrays):
+    each = arrays["pixels"].reshape(len(arrays["pixels"]), 3, -1).astype(np.float32)
+    return (each * arrays["scale"][:, None] + arrays["shift"][:, None]).reshape(len(each), -1)
+
+
+@pytest.mark.parametrize("changes", CHANGES)
+def test_patches_are_those_of_transformers(tmp_path, changes):
+    theirs, ours = both(tmp_path, changes)
+
+    @settings(max_examples=examples(12), deadline=None)
+    @given(st.integers(1, 200), st.integers(1, 200), st.integers(0, 99))
+    def check(height, width, seed):
+        pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        image = Image.fromarray(pixels)
+        (picture,) = read_images([image], ImageSources())
+        if max(height, width) > 200 * min(height, width):
+            with pytest.raises(ValueError, match="at most 200 times"):
+                ours.tokens(picture.size, alone=True)
+            return
+        wanted = theirs([image], return_tensors="np")
+        made = ours.prepare(picture, alone=True)
+        np.testing.assert_allclose(scaled(made.arrays), wanted["pixel_values"], rtol=1e-5, atol=2e-5)
+        (grid,) = wanted["image_grid_thw"].tolist()
+        merge = theirs.merge_size
+        assert made.features == np.prod(grid) // merge**2 == ours.tokens(picture.size, alone=False)
+        assert made.arrays["frames"].tolist() == [grid[1] * grid[2]] and made.advance == max(grid) // merge
+        assert made.arrays["pixels"].dtype == np.uint8
+
+    check()
+
+
+@given(st.integers(1, 3), st.integers(1, 12), st.integers(1, 12), st.integers(1, 3), st.integers(1, 5))
+@settings(max_examples=examples(60), deadline=None)
+def test_places_and_windows_are_those_of_transformers(time, rows, columns, merge, window):
+    grid = time, rows * merge, columns * merge
+    places = places_of(grid, merge)
+    np.testing.assert_array_equal(places[:, :2], get_vision_position_ids(torch.tensor([grid]), merge).numpy())
+    assert (places[:, 2:] == grid[1:]).all()
+    order, lengths = windows_of(grid, merge, window)
+    wanted, starts = get_vision_window_index(torch.tensor([grid]), merge, window * merge, 1)
+    np.testing.assert_array_equal(order, wanted.numpy())
+    np.testing.assert_array_equal(np.cumsum(lengths) * merge**2, starts.numpy()[1:])
+
+
+def test_a_digest_names_the_settings(tmp_path):
+    picture, *_ = read_images([Image.new("RGB", (30, 40))], ImageSources())
+    digests = set()
+    for number, changes in enumerate(CHANGES):
+        _, ours = both(tmp_path / str(number), changes)
+        digests.add(ours.digest(picture, alone=True))
+    assert len(digests) == len(CHANGES)
+
+
+def test_files_that_do_not_fit_are_refused(tmp_path):
+    Qwen2VLImageProcessorPil(patch_size=14).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"the image processor has .*, and vision_config \(16, 2, 2\)"):
+        QwenImageProcessor.open(tmp_path, config_of({"patch_size": 16}), None)
+    (file,) = tmp_path.glob("*.json")
+    fields = json.loads(file.read_text())
+    file.write_text(json.dumps(fields | {"size": {"height": 3, "width": 3}}))
+    with pytest.raises(ValueError, match="lacks 'shortest_edge'"):
+        QwenImageProcessor.open(tmp_path, config_of({}), None)
+    file.write_text("{")
+    with pytest.raises(ValueError, match="is not JSON"):
+        QwenImageProcessor.open(tmp_path, config_of({}), None)
+    file.unlink()
+    with pytest.raises(ValueError, match="says how images are prepared"):
+        QwenImageProcessor.open(tmp_path, config_of({}), None)
+
+
+def test_without_resizing_a_picture_fits_or_is_refused(tmp_path):
+    _, ours = both(tmp_path, {"do_resize": False})
+    assert ours.tokens((56, 84), alone=True) == 6
+    with pytest.raises(ValueError, match="84 x 57 pixels are no multiples of 28"):
+        ours.tokens((57, 84), alone=True)

@@ -77,10 +77,10 @@ BAD = {
     r"has \[4, 6\]": {"image_grid_thw": [4, 6]},
     r"has \[1\.5, 4\.0, 6\.0\]": {"image_grid_thw": [1.5, 4, 6]},
     "has 1 numbers that are not finite": {"image_embeds": np.where(np.arange(36) == 7, np.inf, 0).reshape(6, 6)},
-    "image_embeds is no .npy file in base64": {"image_embeds": "AAAA"},
+    "image_embeds is no array of numbers, as a .npy file in base64": {"image_embeds": "AAAA"},
     r"image_embeds of shape \[9999999, 6\] has 8 bytes": {"image_embeds": npy(np.zeros((9999999, 6)), cut=8)},
     "image_embeds has the dtype object": {"image_embeds": npy(np.array([[{}] * 6] * 6, object))},
-    "image_embeds is no .npy file in base64: Only base64": {"image_embeds": "*"},
+    "image_embeds is no array of numbers, as a .npy file in base64: Only base64": {"image_embeds": "*"},
     "no array of numbers": {"image_embeds": [["a"] * 6] * 6},
 }
 

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
 
+from jpaged.cache_events import CacheEvents
 from jpaged.claims import Claim, claim_folder, holds_folder
 from jpaged.config import SizedConfig
 from jpaged.engine.async_stream import RequestStream
@@ -47,6 +48,7 @@ from jpaged.text.adapters import LoRA
 from jpaged.text.batch import one_each, one_lora_each, priorities
 from jpaged.text.chat_template import ChatArguments, ChatOptions, Messages
 from jpaged.text.long_text import TokenBound, encode_bounded
+from jpaged.text.marked_prefixes import MarkedPrefix
 from jpaged.text.output_processor import OutputBuilder
 from jpaged.text.prompt import DEFAULT, Conversation, Prompt, Tokenization, chat_prompt
 from jpaged.text.token_reader import TokenReader
@@ -140,6 +142,7 @@ class AsyncLLM:
         tokenization_kwargs: Mapping[str, Any] | None = None,
         priority: int | None = None,
         prompt_only: bool = False,
+        taken: Callable[[], None] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Generate for one prompt and yield an output whenever there are new tokens; the last one is `finished`.
 
@@ -154,6 +157,8 @@ class AsyncLLM:
             lora_request, tokenization_kwargs, priority: as in `LLM.generate`.
             prompt_only: whether the prompt alone counts, for its log-probabilities: one token is drawn, of no meaning,
                 and the prompt may have max_model_len tokens.
+            taken: called in the event loop once the engine has taken the request, long before the first output at
+                times; not called for a request that is refused.
 
         Raises:
             ValueError: the prompt or a parameter is bad, as in `LLM.generate`, or request_id is running.
@@ -164,7 +169,7 @@ class AsyncLLM:
         tokenization = Tokenization.of(tokenization_kwargs)
         chosen = self.get_default_sampling_params() if sampling_params is None else sampling_params
         (params,) = one_each(chosen, 1, SamplingParams)
-        running = self._outputs(prompt, params, request_id, priority, lora, tokenization, prompt_only)
+        running = self._outputs(prompt, params, request_id, priority, lora, tokenization, prompt_only, taken)
         async with aclosing(running) as outputs:
             async for output in outputs:
                 yield output
@@ -282,6 +287,7 @@ class AsyncLLM:
         lora: LoRA | None,
         tokenization: Tokenization = DEFAULT,
         prompt_only: bool = False,
+        taken: Callable[[], None] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         (level,) = priorities(priority, 1)
         kind = params.output_kind if isinstance(params, SamplingParams) else RequestOutputKind.FINAL_ONLY
@@ -296,6 +302,7 @@ class AsyncLLM:
             else:
                 request = await asyncio.to_thread(make, prompt, params, level)
             builder = self.output_processor.builder(request, request_id)
+            stream.on_taken = taken
             self._thread.submit(stream, request, TokenReader(request, whole=whole))
             async with aclosing(_read(stream, builder, kind)) as outputs:
                 async for output in outputs:
@@ -393,6 +400,7 @@ class AsyncLLM:
         truncate_prompt_tokens: int | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
+        marked_prefixes: Sequence[tuple[Messages, float]] = (),
         **options: Unpack[ChatArguments],
     ) -> dict[str, Any]:
         """Return the same as `LLM.chat_prompt`; a long text is not tokenized whole.
@@ -401,12 +409,15 @@ class AsyncLLM:
             max_tokens: most tokens of the prompt; None = `max_model_len`. One that is a little longer is returned.
             truncate_prompt_tokens: see `SamplingParams`; tokens before those may be missing.
             add_special_tokens: whether the tokenizer adds its own to those of the template.
+            marked_prefixes: beginnings of the conversation, of which the last message may be cut, each with the seconds
+                that it stays: the prompt's `cache_breakpoints`.
 
         Raises:
             ValueError: the prompt is far too long, or as `LLM.chat_prompt`.
         """
         bound = self._bound(max_tokens, truncate_prompt_tokens)
         inputs, conversation = self.input_processor, Conversation(messages, ChatOptions(**options), mm_processor_kwargs)
+        marks = [MarkedPrefix(*each) for each in marked_prefixes]
         return chat_prompt(
             conversation,
             inputs.tokenizer,
@@ -414,6 +425,7 @@ class AsyncLLM:
             bound,
             keeps_ends=inputs.keeps_ends,
             add_special_tokens=add_special_tokens,
+            marks=marks,
         )
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
@@ -517,6 +529,10 @@ class AsyncLLM:
     async def pinned_prefixes(self) -> list[PinnedPrefix]:
         """Return the pinned prefixes, including restored ones, for `unpin`."""
         return await self._run(self.control.prepare_pinned())
+
+    async def cache_events(self, after: int = 0, most: int = 1024) -> CacheEvents:
+        """Do what `LLM.cache_events` does."""
+        return await self._run(self.control.prepare_cache_events(after, most))
 
     async def save_prefix(self, folder: str | Path, prompt: Prompt, cache_salt: str | None = None) -> SavedPrefix:
         """Do what `LLM.save_prefix` does; clients are served meanwhile."""

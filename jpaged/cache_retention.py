@@ -66,6 +66,19 @@ def read_retention(directives: Any, breakpoints: Any) -> CacheRetention | None:
     return CacheRetention(read, ends) if read or ends else None
 
 
+def after_cut(retention: CacheRetention | None, cut: int) -> CacheRetention | None:
+    """Return what a prompt asks once its first `cut` tokens are left out, counted in the rest."""
+    if retention is None or not cut:
+        return retention
+    directives = tuple(
+        one._replace(start=max(0, one.start - cut), end=None if one.end is None else one.end - cut)
+        for one in retention.directives
+        if one.end is None or one.end > cut
+    )
+    breakpoints = (one._replace(position=one.position - cut) for one in retention.breakpoints if one.position > cut)
+    return CacheRetention(directives, tuple(breakpoints))
+
+
 def _several(name: str, given: Any) -> Sequence[Any]:
     if given is None:
         return ()

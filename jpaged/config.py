@@ -479,6 +479,16 @@ class EngineConfig:
     blocks of its own, those of the lowest priority and least recently needed first. None sets no limit, and prompts
     without a salt have none."""
 
+    kv_cache_events: int | None = setting(
+        None,
+        optional(whole(1)),
+        affects=Affects.NOTHING,
+        needs=Need("enable_prefix_caching", (True,)),
+        flag=Flag(commands="requests", least=1, help="Changes of cached blocks kept for readers, such as routers."),
+    )
+    """How many of the last changes of cached blocks are kept for readers: which content the pool, host memory and the
+    disk have from now on, or no longer. None keeps none."""
+
     kv_budget: PyramidKV | None = setting(
         None,
         optional(instance(PyramidKV, "a PyramidKV or None")),

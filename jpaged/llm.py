@@ -10,6 +10,7 @@ from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
+from jpaged.cache_events import CacheEvents
 from jpaged.config import EngineConfig
 from jpaged.engine.control import EngineControl, Released
 from jpaged.engine.generate import Batch, OnError, generate, resume, stream
@@ -638,6 +639,18 @@ class LLM:
         return self.control.run(self.control.prepare_pinned())
 
     @short_traceback
+    def cache_events(self, after: int = 0, most: int = 1024) -> CacheEvents:
+        """Return changes of cached blocks from a number on, see `CacheEvent`; ask next from `CacheEvents.next`.
+
+        Args:
+            after: number of the first event.
+            most: number of events that are returned at most.
+
+        Raises:
+            ValueError: the LLM was made without ``kv_cache_events``, or a number is out of its range.
+        """
+        return self.control.run(self.control.prepare_cache_events(after, most))
+
     def save_prefix(self, folder: str | Path, prompt: Prompt, cache_salt: str | None = None) -> SavedPrefix:
         """Write the KV of a prompt's whole blocks, which is computed if needed, for `load_prefix` of other processes.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
@@ -148,6 +148,7 @@ class RequestOutput:
         sequences: the outputs of a beam search in vLLM's form; empty for other requests.
         error: why the request was refused (only with ``on_error="return"``); `outputs` is then empty.
         num_cached_by_tier: those of `num_cached_tokens` that were in no block of the pool, by tier: "ram", "disk".
+        kept_prefixes: tokens of each prefix that the prompt's `cache_breakpoints` keep, with its seconds.
     """
 
     request_id: int | str
@@ -161,6 +162,7 @@ class RequestOutput:
     error: str | None = None
     sequences: list[BeamSearchSequence] = field(default_factory=list)
     num_cached_by_tier: Mapping[str, int] = field(default_factory=dict)
+    kept_prefixes: Sequence[tuple[int, float]] = ()
 
 
 @dataclass(frozen=True)
@@ -301,6 +303,7 @@ class PoolingRequestOutput(Generic[T]):
         prompt_token_ids: tokens of the prompt; of a pair, of both.
         num_cached_tokens: prompt tokens whose KV came from the prefix cache.
         finished: True.
+        num_cached_by_tier: as of `RequestOutput`.
     """
 
     request_id: int | str
@@ -308,6 +311,7 @@ class PoolingRequestOutput(Generic[T]):
     prompt_token_ids: list[int]
     num_cached_tokens: int = 0
     finished: bool = True
+    num_cached_by_tier: Mapping[str, int] = field(default_factory=dict)
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name

@@ -108,6 +108,15 @@ def _seed(name: str, value: Any) -> int | None:
     return None if unset else integer(name, whole(value), low=0)
 
 
+def _thought_budget(name: str, value: Any) -> int | None:
+    budget = integer(name, whole(value), low=-1)
+    return None if budget == -1 else budget
+
+
+def _text(name: str, value: Any) -> str:
+    return texts(name, (value,))[0]
+
+
 def _tokens(name: str, value: Any) -> tuple[int, ...]:
     return tuple(integer(name, whole(token), low=0) for token in several(name, value))
 
@@ -202,6 +211,12 @@ class SamplingParams:
             min_tokens; with ignore_eos it does not end earlier. It also ends when allowed_token_ids, bad_words and
             min_tokens exclude all tokens that the shape allows: with finish_reason "stop" if the text has the shape,
             else with "abort" and a stop_reason that says so.
+        thinking_token_budget: most tokens of the output's thoughts, without their marks; None, or -1 as in vLLM, = no
+            limit. After that many the closing mark comes, whatever the model would have said, but never within a call.
+            All thoughts of an output share them, and those of a thought that the prompt begins count.
+        reasoning_parser: the format by which thinking_token_budget finds thoughts, of those of ``--reasoning-parser``;
+            None = the one that the model's chat template renders.
+        tool_parser: the format by which it finds calls, of those of ``--tool-parser``, or "none"; None as above.
         detokenize: whether text is made at all; False leaves it empty and allows no stop strings.
         output_kind: what `AsyncLLM.generate` yields. `LLM.generate` always returns the final output, and `LLM.stream`
             always yields deltas.
@@ -234,6 +249,9 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = parameter(
         None, optional(instance(StructuredOutputsParams, "StructuredOutputsParams")), "edit"
     )
+    thinking_token_budget: int | None = parameter(None, optional(_thought_budget), "edit")
+    reasoning_parser: str | None = parameter(None, optional(_text), "edit")
+    tool_parser: str | None = parameter(None, optional(_text), "edit")
     output_kind: RequestOutputKind = parameter(
         RequestOutputKind.CUMULATIVE, instance(RequestOutputKind, "a RequestOutputKind"), "output"
     )
@@ -253,6 +271,9 @@ class SamplingParams:
             values[name] = each.check(name, values[name])
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
+        for name in ("reasoning_parser", "tool_parser"):
+            if values[name] is not None and self.thinking_token_budget is None:
+                raise ValueError(f"{name}={shown(values[name])} needs thinking_token_budget, for which it is")
         if self.stop and not self.detokenize:
             raise ValueError(f"stop={shown(self.stop)} needs text, and detokenize=False makes none")
 

@@ -363,7 +363,6 @@ return_tokens_as_token_ids: send return_token_ids=true
 routed_experts_prompt_start: @routing
 session_id: prefixes are found by their tokens; cache_salt keeps them apart
 stream_interval: chunks come with each token
-thinking_token_budget: max_tokens bounds thought and answer together
 truncation_side: truncate_prompt_tokens keeps the last tokens
 vllm_xargs: @extensions
 watermarking: @watermark
@@ -578,7 +577,6 @@ routed_experts_prompt_start: @routing
 skip_clone: parameters are copied where they are kept
 skip_reading_prefix_cache: a cache_salt in the prompt keeps requests apart
 stream_interval: output_kind says what a stream yields, with each new token
-thinking_token_budget: max_tokens bounds thought and answer together
 trace_decode_token_ids: prompts can be token ids
 watermarking: @watermark
 """

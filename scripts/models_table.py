@@ -31,8 +31,8 @@ from jpaged.engine.whole_prompts import for_whole_prompts
 from jpaged.loading.gguf.config import ARCHITECTURES
 from jpaged.loading.lora.sites import adaptable_targets, attends_to_images
 from jpaged.loading.parameters.targets import abstract_model, targets_of
-from jpaged.loading.registry import GROUP, model_class
-from jpaged.model_api import BuildContext, CausalLM, Cuttable, HasDraftHead, LatentGroup, TakesImages
+from jpaged.loading.registry import GROUP, around_text, model_class
+from jpaged.model_api import BuildContext, CausalLM, Cuttable, HasDraftHead, LatentGroup, PacksImages, SeesAround, TakesImages
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, TESTS = ROOT / "docs" / "models.md", ROOT / "tests"
@@ -48,14 +48,20 @@ NAMES: dict[str, str] = {
     "qwen2": "Qwen2, Qwen2.5, QwQ-32B; DeepSeek-R1-Distill-Qwen",
     "qwen2_moe": "Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B",
     "qwen2_vl_text": "Qwen2-VL 2B, 7B, 72B",
+    "qwen2_vl": "Qwen2-VL 2B, 7B, 72B",
     "qwen2_5_vl_text": "Qwen2.5-VL 3B, 7B, 32B, 72B",
+    "qwen2_5_vl": "Qwen2.5-VL 3B, 7B, 32B, 72B",
     "qwen3": "Qwen3-0.6B to 32B; Qwen3-Embedding, Qwen3-Reranker",
     "qwen3_moe": "Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder-30B-A3B",
     "qwen3_vl_text": "Qwen3-VL 2B, 4B, 8B, 32B",
+    "qwen3_vl": "Qwen3-VL 2B, 4B, 8B, 32B",
     "qwen3_vl_moe_text": "Qwen3-VL-30B-A3B, Qwen3-VL-235B-A22B",
+    "qwen3_vl_moe": "Qwen3-VL-30B-A3B, Qwen3-VL-235B-A22B",
     "qwen3_next": "Qwen3-Next-80B-A3B, Qwen3-Coder-Next",
     "qwen3_5_text": "Qwen3.5-4B, 9B, 27B",
+    "qwen3_5": "Qwen3.5-4B, 9B, 27B",
     "qwen3_5_moe_text": "Qwen3.5-35B-A3B, 122B-A10B, 397B-A17B",
+    "qwen3_5_moe": "Qwen3.5-35B-A3B, 122B-A10B, 397B-A17B",
     "gemma": "Gemma 2B, 7B; CodeGemma",
     "gemma2": "Gemma 2 2B, 9B, 27B",
     "gemma3_text": "Gemma 3 270M, 1B; EmbeddingGemma",
@@ -128,6 +134,9 @@ WITH_IMAGES = {
     "llava_onevision": "engine/test_llava_engine.py",
     "mllama": "engine/test_mllama_engine.py",
     "mllama_text_model": "engine/test_mllama_engine.py",
+    **dict.fromkeys(
+        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), "engine/test_qwen_vl.py"
+    ),
 }
 """Types with image encoders, and of one's text model -> where their tokens are compared with transformers'."""
 GGUF_ENCODERS = dict.fromkeys(("bert", "modernbert", "nomic_bert"), "loading/gguf/test_gguf_encoders.py")
@@ -173,10 +182,12 @@ def tiny_configs() -> dict[str, list[Any]]:
     found = [config for configs in listed for config in configs.values()]
     found += [*_texts(), vision.gemma3_config(), vision.llava_config(), vision.mllama_config()]
     found.append(vision.mllama_config().get_text_config())
+    found += [make()[1] for make in of_tests("engine/qwen_vl_checkpoints.py").FAMILIES.values()]
     by_type = defaultdict(list)
     for config in found:
-        if not hasattr(config, "tie_word_embeddings"):  # a text model's config leaves it to the whole model's
-            config.tie_word_embeddings = False
+        for part in (config, config.get_text_config()):
+            if not hasattr(part, "tie_word_embeddings"):  # a text model's config leaves it to the whole model's
+                part.tie_word_embeddings = False
         by_type[config.model_type].append(config)
     return by_type
 
@@ -270,9 +281,10 @@ def drafts(family: type[Any], configs: list[Any], models: list[CausalLM]) -> str
     for model in models:
         assert isinstance(model, Cuttable)
         model.cut(1)  # raises if it has no first layers
-    if not issubclass(family, HasDraftHead) or any(isinstance(model, TakesImages) for model in models):
+    no_head = any(isinstance(model, TakesImages) and not isinstance(model, PacksImages) for model in models)
+    if not issubclass(family, HasDraftHead) or no_head:
         return "●"
-    config = copy.deepcopy(configs[0])
+    config = copy.deepcopy(configs[0].get_text_config())
     config.num_nextn_predict_layers = 1
     try:
         abstract_model(family.draft_head, config, BuildContext(dtype=np.dtype(np.float32)))  # type: ignore[arg-type]
@@ -298,7 +310,9 @@ def table() -> str:
     head = ("`model_type`", "checkpoints", "layers keep", "images", "LoRA", "drafts", "GGUF", "judged")
     lines = [head, ("---", "---", "---", ":-:", ":-:", "---", "---", "---")]
     for model_type, names in NAMES.items():
-        family = model_class(model_type)
+        family: Any = model_class(model_type)
+        if isinstance(family, SeesAround):
+            family = around_text(family, configs[model_type][0])
         if getattr(family, "encodes_prompts", False):
             check_encoders_refuse(None)
             cells = ["(vectors)", "", "", ""]

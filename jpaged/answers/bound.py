@@ -8,6 +8,7 @@ from typing import Any
 from jpaged.answers.format import AnswerFormat
 from jpaged.answers.grammar import AnswerGrammar, Thought
 from jpaged.answers.marks import Marks
+from jpaged.answers.parts import Place
 from jpaged.answers.reader import AnswerReader, Patterns
 from jpaged.answers.rows import ANSWER_FORMATS
 
@@ -23,7 +24,7 @@ class BoundFormat:
     def __init__(self, form: AnswerFormat, tokenizer: Any = None) -> None:
         self.form = form
         self._tokenizer = tokenizer
-        marks = Marks(form.texts(), self._token_of)
+        self._marks = marks = Marks(form.texts(), self._token_of)
         self.tokens = marks.tokens
         self.grammar = AnswerGrammar(form, marks)
         self._of_tokens = Patterns(form, marks)
@@ -68,6 +69,26 @@ class BoundFormat:
         """Return the token that ends a thought; None if it is none, or more than one does."""
         marks = self.form.thought
         return None if marks is None or len(marks.end) != 1 else token_of(self._tokenizer, marks.end[0].strip())
+
+    def pieces(self, text: str) -> list[str]:
+        """Return a text as a list of tokens that are marks and of texts between them, none empty."""
+        return self._marks.pieces(text)
+
+    def encoded(self, text: str, places: Sequence[Place]) -> str:
+        """Return a text with a character in the place of each mark that is a token, as `thought_begun` takes it."""
+        return self._marks.encoded(text, places)
+
+    def thought_begun(self, encoded: str) -> tuple[int, str] | None:
+        """Return where in a text the thought begins in which it ends, and the text before that, with its opening mark.
+
+        None if it ends in no thought.
+        """
+        begin, end = self._of_tokens.thought_begin, self._of_tokens.thought_end
+        assert begin is not None and end is not None
+        start = max((found.end() for found in begin.finditer(encoded)), default=None)
+        if start is None or end.search(encoded, start):
+            return None
+        return start, self._marks.decoded(encoded[:start])
 
     def after(self, prompt: str, continued: str = "") -> Thought:
         """Return the thought that an answer to a prompt may have.

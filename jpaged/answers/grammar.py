@@ -203,9 +203,9 @@ class AnswerGrammar:
         """Return the grammar of a shape that follows a thought; see `shape_rule`."""
         before, rules = self._before_forced(thought)
         text = self.form.text
-        begin = f"{self._either(text.begin)}? " if text.begin else ""
-        end = f" {self._either(text.end)}?" if text.end else ""
-        return "\n".join([f"start: {before} {begin}shape{end}", *rules, f"shape: {rule}"])
+        marked = f"{self._either(text.begin)} shape" + (f" {self._either(text.end)}?" if text.end else "")
+        shown = f"({marked} | shape)" if text.begin else "shape"  # without the mark before it the one after it is text
+        return "\n".join([f"start: {before} {shown}", *rules, f"shape: {rule}"])
 
     def before_json(self, schema: Mapping[str, Any], thought: Thought) -> str:
         """Return the grammar of JSON that follows a thought."""

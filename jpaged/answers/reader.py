@@ -6,6 +6,7 @@ cut.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -222,6 +223,25 @@ class AnswerReader:
         while self._step(parts):
             pass
         return parts
+
+    @property
+    def open_thought(self) -> str | None:
+        """Return what is held back of the open thought, as it may begin a mark; None if no thought is open, or a call
+        may have begun in it."""
+        if self._step != self._thought:
+            return None
+        begin = self._patterns.call_begin
+        return None if begin is not None and begin.search(self._held) else self._marks.decoded(self._held)
+
+    @property
+    def is_between(self) -> bool:
+        """Tell whether the output has not begun yet, or a thought or call has ended and nothing has begun after it."""
+        return self._step == self._between
+
+    def copy(self) -> AnswerReader:
+        """Return an independent reader at the same place."""
+        shared = (self._patterns, self._marks, *self._patterns.calls, self._functions)
+        return copy.deepcopy(self, {id(one): one for one in shared})
 
     # ------------------------------------------------------------------ the end
 

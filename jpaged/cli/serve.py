@@ -126,6 +126,7 @@ def serve(
     from jpaged.server.access import Key, read_keys
     from jpaged.server.heaps import limit_heaps
     from jpaged.server.settings import ServerSettings, check_address, claim_state
+    from jpaged.text.earlier_turns import earlier_turns
 
     with bad_parameters():
         names = served_model_name or [model]
@@ -170,6 +171,7 @@ def serve(
         llm = engine.build(model, logs=True, background_compilation=warmup is None, chat_template=template)
         _warn_of_template(llm, settings.tool_parser)
         settings = replace(settings, **found_formats(llm.tokenizer, tool_parser, reasoning_parser))
+        logging.getLogger("jpaged.server").info("%s", earlier_turns(llm.tokenizer))
         if warmup:
             with waiting("compiling all programs before the first request", logs=True):
                 llm.warmup()

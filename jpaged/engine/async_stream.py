@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -111,6 +111,7 @@ class RequestStream:
 
     Attributes:
         request: None until `EngineThread.submit` has it.
+        on_taken: called in the client's event loop once the engine has the request.
         aborted: whether `EngineThread.abort` was called for the request.
         ended: whether the last progress, or an error, was sent to the stream.
     """
@@ -118,6 +119,7 @@ class RequestStream:
     request_id: str
     updates: AsyncStream[Progress] = field(default_factory=AsyncStream)
     request: Request | None = None
+    on_taken: Callable[[], None] | None = None
     aborted: bool = False
     ended: bool = False
 
@@ -125,6 +127,12 @@ class RequestStream:
     def waiting(self) -> bool:
         """Tell whether the request still waits for admission to the batch."""
         return not self.ended and (self.request is None or self.request.first_scheduled_time is None)
+
+    def take(self) -> None:
+        """Tell the client that the engine has its request; any thread may call it."""
+        if self.on_taken is not None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed, and its readers ended with it
+                self.updates.loop.call_soon_threadsafe(self.on_taken)
 
     def end(self, content: Progress | Exception) -> None:
         """Send the client its last item."""

@@ -202,6 +202,8 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         make_scheduler(config, spec, max_model_len, speculation, tiers.tiers) for _ in range(config.data_parallel_size)
     ]
     engine = Engine(schedulers, runner, max_model_len=max_model_len)
+    if config.kv_cache_events is not None:
+        engine.log_cache_events(config.kv_cache_events)
     inputs = InputProcessor(
         loaded.tokenizer,
         vocab_size=vocab_size,

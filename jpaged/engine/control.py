@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from jpaged.cache_events import CacheEvents
 from jpaged.engine.owner import Commit, EngineAccess
 from jpaged.engine.progress import compilation_notes, warmup_progress
 from jpaged.engine.replica import chosen_replica
@@ -20,7 +21,7 @@ from jpaged.outputs import PinnedPrefix, SavedPrefix, SavedState
 from jpaged.sampling_params import SamplingParams
 from jpaged.text.input_processor import PREFILL_ONLY
 from jpaged.text.prompt import Prompt, check_salt
-from jpaged.validation import boolean, number, one_of
+from jpaged.validation import boolean, integer, number, one_of
 
 if TYPE_CHECKING:
     from jpaged.engine.builder import ServedModel
@@ -328,6 +329,18 @@ class EngineControl:
             PinnedPrefix(seq_id, request.kept_tokens, request.name, prefixes.seconds_left(prefixes.held[seq_id]))
             for seq_id, request in prefixes.requests.items()
         ]
+
+    def prepare_cache_events(self, after: int, most: int) -> Commit[CacheEvents]:
+        """Return the commit that lists changes of cached blocks.
+
+        Raises:
+            ValueError: none are kept, or a number is negative.
+        """
+        log = self.engine.event_log
+        if log is None:
+            raise ValueError("no changes of cached blocks are kept: give kv_cache_events=N")
+        after, most = integer("after", after, low=0), integer("most", most, low=1)
+        return lambda: log.since(after, most)
 
     # ------------------------------------------------------------------ saved states
 

@@ -17,7 +17,7 @@ from jpaged.engine.replica import Replica, take_snapshot
 from jpaged.engine.request_registry import RequestRegistry
 from jpaged.engine.stats import Counters, EngineStats, StatsLog, watched
 from jpaged.execution import Runner
-from jpaged.memory import MemoryManager
+from jpaged.memory import EventLog, MemoryManager
 from jpaged.memory.hash_chain import last_end
 from jpaged.scheduling import Request, Scheduler, Status
 
@@ -38,6 +38,7 @@ class Engine:
         requests: its requests, and those that callers still hold.
         recovery: guards changes of its state, and rebuilds it after an exception.
         prefixes: the prefixes pinned in every replica.
+        event_log: the last changes of cached blocks; None = none are kept.
         background: compiles shapes while the engine runs; None = no thread does.
         refusal: makes the error that callers get while the engine is lent or after it was closed; None = no error.
     """
@@ -63,7 +64,15 @@ class Engine:
         self._lock = threading.RLock()
         self.refusal: Callable[[], RuntimeError] | None = None
         self.background: BackgroundCompiler | None = None
+        self.event_log: EventLog | None = None
         self.prefixes = PinnedPrefixes(self.replicas, self.change, begin=self._begin, abort=self.abort, clock=clock)
+
+    def log_cache_events(self, most: int) -> None:
+        """Keep so many of the last changes of cached blocks from now on."""
+        sizes = [group.spec.block_size for group in self.replicas[0].memory.layout.groups]
+        self.event_log = EventLog(most, sizes)
+        for number, replica in enumerate(self.replicas):
+            replica.memory.log_events(self.event_log, number)
 
     @property
     def lock(self) -> threading.RLock:
@@ -111,11 +120,13 @@ class Engine:
             raise
 
     def _add_to(self, replica: Replica, request: Request, *, first: bool = False) -> None:
-        if request.retention is not None and request.retention.breakpoints:
-            last = max(place for place, _ in request.retention.breakpoints)
+        retention = request.retention
+        if retention is not None and retention.breakpoints and replica.memory.prefix_caching:
+            places = sorted({min(place, len(request.prompt_token_ids)) for place, _ in retention.breakpoints})
             spans = replica.scheduler.prefix_name(request).spans
             step = replica.memory.layout.prefix_step
-            request.kept_tokens = last_end(min(last, len(request.prompt_token_ids)), spans, step)
+            request.kept_tokens = last_end(places[-1], spans, step)
+            request.prefix_ends = tuple(dict.fromkeys((*reversed(places), *request.prefix_ends)))
             self._with_breakpoints.append((replica, request))
         try:
             self._queue(replica, request, first=first)

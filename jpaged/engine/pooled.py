@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,7 +42,10 @@ class PooledPrompt(NamedTuple):
         """Return the prompt's public output."""
         request, size = self.request, self.vocab_size
         ids = request.prompt_token_ids if size is None else [token % size for token in request.prompt_token_ids]
-        return PoolingRequestOutput(request.request_id, outputs, ids, num_cached_tokens=request.num_cached_tokens)
+        cached, by_tier = request.num_cached_tokens, request.tier_tokens
+        return PoolingRequestOutput(
+            request.request_id, outputs, ids, num_cached_tokens=cached, num_cached_by_tier=by_tier
+        )
 
 
 Run = Callable[[list[Request], bool], None]
@@ -178,6 +182,7 @@ class Pooler:
                 ScoringOutput(float(np.dot(a.outputs.embedding, b.outputs.embedding))),
                 a.prompt_token_ids + b.prompt_token_ids,
                 a.num_cached_tokens + b.num_cached_tokens,
+                num_cached_by_tier=Counter(a.num_cached_by_tier) + Counter(b.num_cached_by_tier),
             )
             for a, b in zip(both[: len(first)], both[len(first) :], strict=True)
         ]

@@ -11,7 +11,7 @@ from jpaged.engine.memory_plan import resolve_max_model_len
 from jpaged.execution.device_memory import device_bytes
 from jpaged.execution.drafts import DraftProgram
 from jpaged.loading import LoadedModel, load_draft_head, load_model
-from jpaged.model_api import Bfloat16Tiles, Cuttable, DraftHead, LayerGroup, TakesImages
+from jpaged.model_api import Bfloat16Tiles, Cuttable, DraftHead, LayerGroup, PacksImages, TakesImages
 from jpaged.scheduling.speculation import DeviceSpeculation, NGramSpeculation, Speculation, StepCosts
 from jpaged.speculative import MTP, Assistant, DFlash, DraftModel, Eagle3, Head, Layers, NGram, Speculative
 
@@ -112,7 +112,7 @@ def _draft_model(speculative: DraftModel, config: EngineConfig, loaded: LoadedMo
 
 
 def _head(speculative: Head, config: EngineConfig, loaded: LoadedModel) -> DraftSource:
-    if isinstance(loaded.model, TakesImages):
+    if isinstance(loaded.model, TakesImages) and not isinstance(loaded.model, PacksImages):
         raise ValueError(
             f"speculative={speculative}: heads read text only; language_model_only=True loads the model without images"
         )

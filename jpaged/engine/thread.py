@@ -293,6 +293,7 @@ class EngineThread:
         except ValueError as error:
             return stream.end(error)
         self._readers[stream] = reader
+        stream.take()
         if stream.aborted:  # while its request was being made
             self._abort(stream)
         return None

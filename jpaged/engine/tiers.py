@@ -88,7 +88,8 @@ def _tier(
         device_rate=device_rate,
         min_tokens=config.disk_break_even if name == "disk" else config.kv_offloading_break_even,
     )
-    tier = Tier(name, spec.layout, thread, opened.num_bytes, spec.shards, even, at_fill=True)
+    salt_bytes = None if config.cache_salt_bytes is None else config.cache_salt_bytes * spec.shards
+    tier = Tier(name, spec.layout, thread, opened.num_bytes, spec.shards, even, at_fill=True, salt_bytes=salt_bytes)
     if isinstance(opened, BlockFile):
         tier.only_reads = not opened.writes
         tier.index.load(opened.blocks)

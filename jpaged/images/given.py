@@ -140,7 +140,9 @@ def array_in(name: str, text: str) -> np.ndarray:
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
         shape, fortran, dtype = read(file)
     except (binascii.Error, ValueError, KeyError, SyntaxError) as error:
-        raise ValueError(f"{name} is no array of numbers, as a .npy file in base64: {str(error) or type(error).__name__}") from error
+        raise ValueError(
+            f"{name} is no array of numbers, as a .npy file in base64: {str(error) or type(error).__name__}"
+        ) from error
     if dtype.kind not in "fiu":
         raise ValueError(f"{name} has the dtype {dtype}, which is none of numbers")
     if math.prod(shape) * dtype.itemsize != len(data) - file.tell():

@@ -14,6 +14,7 @@ from jpaged.memory.block_records import Block, BlockState, GroupMap
 from jpaged.memory.block_tables import NO_BLOCK
 from jpaged.memory.capacity import Fit, Lifetime, Need, ReclaimEstimate
 from jpaged.memory.copies import BlockCopy, HostBlock, SwapCopy
+from jpaged.memory.event_log import EventLog
 from jpaged.memory.hash_chain import TokenSpan
 from jpaged.memory.layout import GroupLayout, GroupSpec, PoolLayout, spread_checkpoints
 from jpaged.memory.manager import MemoryManager
@@ -48,6 +49,7 @@ __all__ = [
     "BlockState",
     "ChunkedLocalAttention",
     "CrossAttention",
+    "EventLog",
     "Fit",
     "FullAttention",
     "GroupLayout",

@@ -96,13 +96,14 @@ class RequestBlocks:
 
         Args:
             shared: leading tokens that recent requests began with, too.
-            ends: lengths after which others may, the likeliest first. Where `kept_tokens` is given that alone counts.
+            ends: lengths after which others may, the likeliest first. `kept_tokens` alone counts where it is given and
+                the request has no marks.
         """
         if self.begun is None:
             self.begun, self.ends, self.goes_on = (cached, shared), tuple(ends), goes_on
         if self.goes_on:
             self.groups = [(policy.to_go_on(), size) for policy, size in self.groups]
-        kept = (self.kept_tokens,) if self.kept_tokens else (shared, *ends)
+        kept = (self.kept_tokens,) if self.kept_tokens and not self.marks else (self.kept_tokens, shared, *ends)
         self.groups = [(policy.for_prefix(cached, *kept), size) for policy, size in self.groups]
 
     def guess(self, end: int) -> Guess | None:

@@ -79,6 +79,12 @@ class CheckpointShare:
         """Return whether prompts part inside, and are hardly ever gone on from."""
         return HARDLY * (self.seen[0] + 1) < sum(self.seen) + 2
 
+    def is_unlikely(self, guess: Guess | None) -> bool:
+        """Tell whether a state is of the kind that fewer recent requests began with: those inside prompts, unless more
+        parted there than went on from an end."""
+        fewer = Guess.INSIDE if self.seen[0] >= self.seen[1] else Guess.AT_END
+        return guess is fewer
+
     def limit_bytes(self, guess: Guess) -> int:
         """Return the bytes that states of a guess may take; one may always stay."""
         share = (self.seen[guess.value] + 1) / (sum(self.seen) + 2)

@@ -71,12 +71,14 @@ class Link(NamedTuple):
         tokens: the block's own token ids, and the images that they stand for, to be compared on a hit.
         first: digest of the chain's first block, by which prompts that begin alike are shown together.
         tenant: stands for the cache salt, whatever else marks the chain's root; empty where there is none.
+        parent: digest of the block before, or of the chain's root.
     """
 
     digest: bytes
     tokens: bytes
     first: bytes = b""
     tenant: bytes = b""
+    parent: bytes = b""
 
 
 def tenant_of(salt: Hashable) -> bytes:
@@ -119,9 +121,9 @@ class HashChain:
             tokens = array("q", token_ids[start : start + size]).tobytes()
             if self.spans:
                 tokens += marks(self.spans, start, start + size)
-            digest = blake2b(digest + tokens, digest_size=16).digest()
+            parent, digest = digest, blake2b(digest + tokens, digest_size=16).digest()
             first = first or digest
-            self.links.append(Link(digest, tokens, first, self.tenant))
+            self.links.append(Link(digest, tokens, first, self.tenant, parent))
 
     def truncate(self, num_blocks: int) -> None:
         """Drop the links of blocks that are about to be rewritten."""

@@ -21,6 +21,7 @@ from jpaged.memory.block_tables import NO_BLOCK, BlockTables, RequestBlocks, Seq
 from jpaged.memory.capacity import CapacityCheck, Fit, Lifetime, Need, ReclaimEstimate
 from jpaged.memory.checkpoint_share import CheckpointShare
 from jpaged.memory.copies import BlockCopy
+from jpaged.memory.event_log import EventLog, MediumEvents
 from jpaged.memory.eviction_listener import EvictionListener
 from jpaged.memory.hash_chain import TokenSpan
 from jpaged.memory.layout import PoolLayout
@@ -133,6 +134,7 @@ class MemoryManager:
         self._cache_salt_bytes = cache_salt_bytes
         self._clock = clock
         self._tracker: MapTracker | None = None
+        self._watch: MediumEvents | None = None
         self.misses = MissReasons(layout)
         self._groups = [
             (policy.for_pool(group.num_blocks) if prefix_caching else policy.for_prefix(0, 0), group.spec.block_size)
@@ -151,8 +153,12 @@ class MemoryManager:
         self.misses.forget()
         self._cache = PrefixCache(self._groups)
         self._cache.generation = self._generation
+        self._cache.watch = self._watch
+        if self._watch is not None:
+            self._watch.cleared()
+        self._retention = retention = Retention(len(layout.groups), self._clock)
         if self.tiers is not None:
-            self.tiers.begin_pool(self._cache.link)
+            self.tiers.begin_pool(self._cache.link, retention)
         self._listener = listener = EvictionListener(self._cache, self.tiers)
         self._allocator = BlockAllocator(
             [group.blocks_per_page for group in layout.groups],
@@ -160,7 +166,7 @@ class MemoryManager:
             listener.evicted,
             listener.discard_torn,
         )
-        self._retention = retention = listener.retention = Retention(len(layout.groups), self._clock)
+        listener.retention = retention
         if self._cache_salt_bytes is not None:
             sizes = [group.block_bytes for group in layout.groups]
             self._allocator.watch = SaltLimits(self._cache_salt_bytes, sizes, self._cache, self._allocator.discard)
@@ -240,6 +246,16 @@ class MemoryManager:
             self._retention,
             self._checkpoints,
         )
+
+    def log_events(self, log: EventLog, replica: int) -> None:
+        """Add the changes of cached blocks to a log from now on, those of the tiers too, beginning with what they
+        have."""
+        self._watch = self._cache.watch = MediumEvents(log, "device", replica)
+        for g in range(len(self._groups)):
+            for link in self._cache.contents(g).values():
+                self._watch.stored(g, link)
+        for tier in () if self.tiers is None else self.tiers.each:
+            tier.index.watch_by(MediumEvents(log, tier.name, replica))
 
     def empty_copy(self, layout: PoolLayout, *, swap_space_bytes: int) -> MemoryManager:
         """Return an empty memory without tiers on another pool of the same layer groups; its other settings are

@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Container, Hashable, Iterator, Mapping, Sequence
 
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
+from jpaged.memory.event_log import MediumEvents
 from jpaged.memory.hash_chain import HashChain, Link, TokenSpan, may_end, tenant_of
 from jpaged.memory.policies import Policy
 
@@ -23,11 +24,13 @@ class PrefixCache:
     Attributes:
         generation: number of the weights that blocks are computed with. Blocks of one generation are never found
             in another.
+        watch: hears of each content that is found from now on, or no longer; None = nothing does.
     """
 
     def __init__(self, groups: Sequence[tuple[Policy, int]]) -> None:
         self._groups = groups
         self.generation = 0
+        self.watch: MediumEvents | None = None
         # Groups that name their blocks alike share a hash chain.
         self._chain_keys = [size if policy.names_tokens else -size for policy, size in groups]
         self._block_of: list[dict[bytes, int]] = [{} for _ in groups]
@@ -49,6 +52,8 @@ class PrefixCache:
         """Remember the content of a full block, which has no twin."""
         self._block_of[g][link.digest] = block
         self._link_of[g][block] = link
+        if self.watch is not None:
+            self.watch.stored(g, link)
 
     def link(self, g: int, block: int) -> Link | None:
         """Return the content of `block`, or None where it cannot be found."""
@@ -75,6 +80,8 @@ class PrefixCache:
         link = self._link_of[g].pop(block, None)
         if link is not None:
             del self._block_of[g][link.digest]
+            if self.watch is not None:
+                self.watch.removed(g, link)
 
     def check(self, g: int) -> None:
         """Raise AssertionError when content and blocks do not name each other."""
@@ -154,16 +161,16 @@ class PrefixCache:
 
     def newly_full(
         self, tables: BlockTables, token_ids: Sequence[int], num_known: int
-    ) -> Iterator[tuple[int, int, Link]]:
-        """Yield (group, block, content) of the blocks that the first `num_known` tokens have filled since the last
-        call."""
+    ) -> Iterator[tuple[int, int, int, Link]]:
+        """Yield (group, logical block, block, content) of the blocks that the first `num_known` tokens have filled
+        since the last call."""
         for g, (policy, size) in enumerate(tables.request.groups):
             full = policy.full_blocks(num_known, tables.num_computed, size)
             if full > tables.num_hashed[g]:
                 chain, table = self._name(tables, g, token_ids, full), tables.tables[g]
                 for i in range(tables.num_hashed[g], full):
                     if table[i] != NO_BLOCK:
-                        yield g, table[i], chain.links[i]
+                        yield g, i, table[i], chain.links[i]
                 tables.num_hashed[g] = full
 
     def content(self, tables: BlockTables, g: int, logical: int) -> Link | None:

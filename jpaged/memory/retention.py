@@ -28,6 +28,10 @@ class Retention:
     def __bool__(self) -> bool:
         return any(self._kept)
 
+    def now(self) -> float:
+        """Return the time on the clock on which levels end."""
+        return self._clock()
+
     def note(self, g: int, name: bytes, level: int, seconds: float | None) -> None:
         """Give a content a level for so many seconds; a higher one that it has stays, and so does one that ends later
         on the same level."""

@@ -47,7 +47,7 @@ class TableUpdater:
         recent: RecentPrefixes | None = None,
         predicted: PredictedPrefixes | None = None,
         checkpoints: CheckpointShare | None = None,
-        filled: Callable[[int, int, Link, bool], None] | None = None,
+        filled: Callable[[int, int, Link, bool, int], None] | None = None,
         retention: Retention,
     ) -> None:
         self._retention = retention
@@ -202,11 +202,25 @@ class TableUpdater:
 
     def cache_full(self, sequence: BlockTables, token_ids: Sequence[int], num_known: int) -> None:
         """Cache the blocks that the first `num_known` tokens have filled since the last call."""
-        for g, block, link in self._cache.newly_full(sequence, token_ids, num_known):
-            self._remember(g, block, link)
+        if self._filled is None:
+            for g, _, block, link in self._cache.newly_full(sequence, token_ids, num_known):
+                self._remember(g, block, link)
+            return
+        request, states = sequence.request, self._checkpoints
+        for g, i, block, link in self._cache.newly_full(sequence, token_ids, num_known):
+            level, size = 0, request.groups[g][1]
+            if request.retention is not None:  # a tier takes it before the request ends
+                end = request.groups[g][0].prefix_end(i, size)
+                if (asked := level_at(request.retention, end - 1)) is not None:
+                    self._retention.note(g, link.digest, *asked)
+            if states is not None and g in states.groups and states.is_unlikely(request.guess((i + 1) * size)):
+                level = UNLIKELY
+            self._remember(g, block, link, level)
 
-    def _remember(self, g: int, block: int, link: Link) -> bool:
+    def _remember(self, g: int, block: int, link: Link, level: int = 0) -> bool:
         """Cache the content of a block in place of an equal, unused one; return False if the equal one is used.
+
+        The tiers keep it at `level` where no request asks for another.
 
         So a prefix that was computed again is equally recent in all groups, although some may still have had it.
         """
@@ -220,7 +234,7 @@ class TableUpdater:
                 self._retention.put(g, link.digest, kept)
         self._cache.insert(g, block, link)
         if self._filled is not None:
-            self._filled(g, block, link, (g, block) not in self._step.filled)
+            self._filled(g, block, link, (g, block) not in self._step.filled, level)
         return True
 
     def share_all(self, sequence: BlockTables) -> None:

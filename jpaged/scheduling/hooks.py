@@ -16,14 +16,18 @@ class TokenRules(Protocol):
     """Says which tokens may come next.
 
     Attributes:
-        mask: packed bits of these tokens, as in `TokenMasks.mask`.
+        waits: whether the mask after the next token depends on that token; otherwise every token may come there.
         complete: whether nothing but end-of-sequence can come.
         error: why the rules cannot be followed any further; None while they can.
     """
 
-    mask: Int[np.ndarray, " words"]
+    waits: bool
     complete: bool
     error: str | None
+
+    @property
+    def mask(self) -> Int[np.ndarray, " words"] | None:
+        """Return packed bits of these tokens, as in `TokenMasks.mask`; None where every token may come."""
 
     def accept(self, token: int) -> None:
         """Advance by a token of the mask."""
@@ -41,7 +45,8 @@ def allowed_ahead(rules: TokenRules, tokens: Sequence[int]) -> int:
 
 
 def mask_after(rules: TokenRules, tokens: Sequence[int]) -> Int[np.ndarray, " words"] | None:
-    """Return the mask of the tokens that may follow `tokens`; None where these are not all allowed. The rules stay."""
+    """Return the mask of the tokens that may follow `tokens`; None where these are not all allowed, or every token may.
+    The rules stay."""
     if not tokens:
         return rules.mask
     allowed, ahead = _follow(rules, tokens)
@@ -51,7 +56,8 @@ def mask_after(rules: TokenRules, tokens: Sequence[int]) -> Int[np.ndarray, " wo
 def _follow(rules: TokenRules, tokens: Sequence[int]) -> tuple[int, TokenRules]:
     ahead = rules.copy()
     for number, token in enumerate(tokens):
-        if ahead.complete or ahead.error is not None or not ahead.mask[token // 32] >> (token % 32) & 1:
+        mask = ahead.mask
+        if ahead.complete or ahead.error is not None or not (mask is None or mask[token // 32] >> (token % 32) & 1):
             return number, ahead
         ahead.accept(token)
     return len(tokens), ahead

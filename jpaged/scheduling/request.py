@@ -191,8 +191,15 @@ class Request:
     @cached_property
     def is_plain(self) -> bool:
         """True if a sequence's next token takes only a row of the step: the request asks for text only, and has no
-        pooled vector, beam or grammar."""
-        return not (self.asks or self.pooling or self.needs_host)
+        pooled vector, beam or rules."""
+        return not (self.asks or self.pooling or self.needs_host or self.has_rules)
+
+    @property
+    def kept_prefixes(self) -> list[tuple[int, float]]:
+        """Return the tokens of each prefix that it asks to keep, as far as the last one can be, with its seconds."""
+        if not self.kept_tokens or self.retention is None:
+            return []
+        return [(min(position, self.kept_tokens), seconds) for position, seconds in self.retention.breakpoints]
 
     @property
     def computes_whole_prompt(self) -> bool:
@@ -238,6 +245,11 @@ class Request:
         if self.beam is not None:
             return self.beam.num_candidates
         return 0 if self.params.logprobs is None else max(1, self.params.logprobs)
+
+    @property
+    def has_rules(self) -> bool:
+        """Tell whether its sequences have rules that say which tokens may come, see `Sequence.grammar`."""
+        return self.params.structured_outputs is not None or self.params.thinking_token_budget is not None
 
     @property
     def needs_host(self) -> bool:

@@ -239,7 +239,7 @@ def missing_tokens(request: Request, seq: Sequence) -> int:
     waits to be forked, and while the host must see its newest token first."""
     if seq.finish_reason is not None or seq.parent is not None:
         return 0
-    if seq.num_pending and (request.needs_host or seq.needs_host):
+    if seq.num_pending and (request.needs_host or seq.needs_host or (seq.grammar is not None and seq.grammar.waits)):
         return 0
     total = len(seq.token_ids) + seq.num_pending
     return 0 if total >= request.max_total_tokens else total - seq.num_computed

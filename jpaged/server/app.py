@@ -7,7 +7,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from jpaged import AsyncLLM, __version__
 from jpaged.server.access import PathAccess
-from jpaged.server.endpoints import pages, pins, status, tokens
+from jpaged.server.endpoints import cache_events, pages, pins, status, tokens
 from jpaged.server.memory_page import memory_routes
 from jpaged.server.middleware import BodyLimit, HostCheck, RequestMiddleware
 from jpaged.server.openai.responses.store import ResponseStore
@@ -38,6 +38,7 @@ def routers_of(serving: Serving) -> tuple[APIRouter, ...]:
         tokens.router,
         *info,
         pins.router,
+        cache_events.router,
         memory,
     )
 

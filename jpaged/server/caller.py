@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 import uuid
@@ -33,6 +34,9 @@ class Caller:
         arrived: time of its arrival, of `time.monotonic`.
         trace_headers: the W3C headers that make its spans part of the client's trace.
         deadline: time on the event loop's clock by which it has to end; None: no limit.
+        ping_interval: seconds of silence after which its stream has a ping; None: it has none.
+        num_prompts: the requests to the engine that it consists of.
+        taken: set once the engine has taken all of them.
         log: further fields of its line in the log; never a prompt.
         num_prompt_tokens, num_output_tokens: tokens of its requests at the engine.
     """
@@ -44,10 +48,14 @@ class Caller:
     arrived: float = field(default_factory=time.monotonic)
     trace_headers: Mapping[str, str] = field(default_factory=dict)
     deadline: float | None = None
+    ping_interval: float | None = None
+    num_prompts: int = 1
+    taken: asyncio.Event = field(default_factory=asyncio.Event)
     log: dict[str, Any] = field(default_factory=dict)
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     _repeats: Counter[str] = field(default_factory=Counter)
+    _num_taken: int = 0
 
     def __post_init__(self) -> None:
         self.answer_id = self.answer_id or self.request_id
@@ -72,6 +80,12 @@ class Caller:
             return salt
         own = self.key.salt if salt is None else f"{self.key.salt}\0{salt}"
         return hashlib.sha256(own.encode()).hexdigest()
+
+    def take(self) -> None:
+        """Note that the engine has taken one of its requests."""
+        self._num_taken += 1
+        if self._num_taken >= self.num_prompts:
+            self.taken.set()
 
     def count(self, output: RequestOutput, num_tokens: int) -> None:
         """Count the prompt and output tokens of a finished request of the engine."""

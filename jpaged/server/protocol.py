@@ -36,6 +36,7 @@ class Protocol:
         error: makes an error's body, from the error and the request's id.
         error_schema: the JSON schema of that body.
         error_event: name of the event of an error within a stream; None: events have no names.
+        ping: what a stream has after some silence, which clients pass over; a comment as a rule.
         message: returns the message in an error's body.
         secret: returns the caller's key from the headers of a request; None: there is none.
         secret_header: the header that `secret` reads, for an error.
@@ -50,6 +51,7 @@ class Protocol:
     error: Callable[[ApiError, str | None], dict[str, Any]]
     error_schema: Mapping[str, Any]
     error_event: str | None = None
+    ping: bytes = b": ping\n\n"
     message: Callable[[Mapping[str, Any]], str] = message_within
     secret: Callable[[Headers], str | None] = bearer
     secret_header: str = "Authorization: Bearer KEY"

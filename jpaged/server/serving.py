@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import Request
 
 from jpaged import AsyncLLM, BeamSearchParams, RequestOutput, RequestOutputKind, SamplingParams
+from jpaged.server.cache_use import CacheUse
 from jpaged.server.caller import Caller, caller_of
 from jpaged.server.errors import ApiError, shortened
 from jpaged.server.fair_queue import FairQueue
@@ -42,6 +43,7 @@ class Serving:
         draining: whether the server is about to end and refuses new requests.
         queue: requests that wait for a place at the engine, by key.
         num_active: POST requests in progress.
+        on_finished: called with each whole output of the engine; None: nothing is.
     """
 
     def __init__(self, engine: AsyncLLM, settings: ServerSettings, traces: Traces | None = None) -> None:
@@ -55,6 +57,7 @@ class Serving:
         self.created = int(time.time())
         self.draining = False
         self.num_active = 0
+        self.on_finished: Callable[[RequestOutput], None] | None = None
         places = engine.config.max_num_seqs * engine.config.data_parallel_size
         self.queue = FairQueue(settings.keys, places=places + max(4, places // 4), max_waiting=settings.max_waiting)
         self._names: set[str] = set()
@@ -124,6 +127,7 @@ class Serving:
         if self.draining:
             raise _shutting_down()
         caller = caller_of(request)
+        caller.ping_interval = self.settings.ping_interval
         if self.settings.request_timeout is not None:
             caller.deadline = asyncio.get_running_loop().time() + self.settings.request_timeout
         return caller
@@ -166,7 +170,7 @@ class Serving:
             async with (
                 self.queue.place(caller.key),
                 aclosing(
-                    self._outputs(name, prompt, params, adapter, priority, add_special_tokens, prompt_only)
+                    self._outputs(name, prompt, params, adapter, priority, add_special_tokens, prompt_only, caller.take)
                 ) as outputs,
             ):
                 async for output in outputs:
@@ -217,6 +221,11 @@ class Serving:
             options = {"truncate_prompt_tokens": turn.last_tokens, **form.template_options()}
             if counts:
                 options["max_tokens"] = max(MOST_TOKENS, 8 * self.engine.max_model_len)
+            elif turn.marked:
+                place = self._system_messages.placed if turn.moves_system else lambda messages, render: messages
+                options["marked_prefixes"] = [
+                    (place(one.messages, self.engine.chat_prompt), one.seconds) for one in turn.marked
+                ]
             return await asyncio.to_thread(self.engine.chat_prompt, messages, **options)
         except ValueError as error:
             raise turn.names.refusal(error) from error
@@ -272,6 +281,8 @@ class Serving:
         if output.finished:
             seen.failure = None
             self.metrics.finished(output, seen.times, caller.arrived)
+            if self.on_finished is not None:
+                self.on_finished(output)
             caller.count(output, seen.times.num_tokens.total())
 
     async def _outputs(
@@ -283,8 +294,13 @@ class Serving:
         priority: int | None,
         add_special_tokens: bool | None,
         prompt_only: bool,
+        taken: Callable[[], None],
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the engine's outputs for one prompt, or those of a restored request."""
+        """Yield the engine's outputs for one prompt, or those of a restored request.
+
+        Args:
+            taken: called once the engine has taken the request.
+        """
         if self._closed:
             raise _shutting_down()
         restored = name in self.engine.restored_requests
@@ -293,6 +309,7 @@ class Serving:
             return
         tokenization = None if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
         if restored:
+            taken()
             outputs = self.engine.resume(name, None if isinstance(params, BeamSearchParams) else params.output_kind)
         else:
             assert isinstance(params, SamplingParams)
@@ -303,6 +320,7 @@ class Serving:
                 lora_request=adapter,
                 priority=priority,
                 tokenization_kwargs=tokenization,
+                taken=taken,
                 **({"prompt_only": True} if prompt_only else {}),
             )
         async with aclosing(outputs):
@@ -349,7 +367,9 @@ async def _steps(form: TurnForm, outputs: Outputs) -> AsyncGenerator[Step, None]
                 if one.index not in readers:
                     readers[one.index] = form.answer_reader()
                 pieces.append(readers[one.index].read(output, one))
-            yield Step(output.prompt_token_ids, output.num_cached_tokens, output.prompt_logprobs, pieces)
+            yield Step(
+                output.prompt_token_ids, output.num_cached_tokens, output.prompt_logprobs, pieces, CacheUse.of(output)
+            )
 
 
 async def merged(each: Sequence[Outputs]) -> AsyncGenerator[tuple[int, RequestOutput], None]:

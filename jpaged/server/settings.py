@@ -33,6 +33,7 @@ class ServerSettings:
         request_timeout: seconds after which a request ends with an error; None: no limit.
         read_timeout: seconds within which a request has to arrive, head and body.
         stall_timeout: seconds that a client may stop reading its stream before the request ends.
+        ping_interval: seconds of silence after which a stream has a ping.
         health_timeout: seconds within which a step has to end for the engine to be healthy.
         drain_seconds: seconds that running requests have to end after SIGTERM.
         max_waiting: limit on waiting requests; further ones get 429.
@@ -66,6 +67,7 @@ class ServerSettings:
     request_timeout: float | None = None
     read_timeout: float = 30.0
     stall_timeout: float = 60.0
+    ping_interval: float = 10.0
     health_timeout: float = 30.0
     drain_seconds: float = 30.0
     max_waiting: int = 256
@@ -87,7 +89,14 @@ class ServerSettings:
         integer("max_waiting", self.max_waiting, low=1)
         integer("max_stored_responses", self.max_stored_responses, low=1)
         number("drain_seconds", self.drain_seconds, low=0.0)
-        for name in ("read_timeout", "stall_timeout", "health_timeout", "request_timeout", "save_every"):
+        for name in (
+            "read_timeout",
+            "stall_timeout",
+            "ping_interval",
+            "health_timeout",
+            "request_timeout",
+            "save_every",
+        ):
             if getattr(self, name) is not None:
                 number(name, getattr(self, name), low=0.0, open_low=True)
         boolean("allow_anonymous", self.allow_anonymous)

@@ -8,6 +8,7 @@ import logging
 import typing
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -125,10 +126,17 @@ async def answered(
 async def stream(
     request: Request, caller: Caller, chunks: AsyncGenerator[bytes, None], stall_timeout: float
 ) -> EventStream:
-    """Wait for the first chunk, so that a refusal gets its own status, and return the answer."""
+    """Wait until the engine has taken the request, so that a refusal gets its own status, and return the answer.
+
+    The first chunk may be long in coming: the stream's head does not wait for it.
+    """
+    first = asyncio.ensure_future(_first(chunks))
     try:
-        first = await while_connected(request, caller, _first(chunks))
+        await while_connected(request, caller, _begun(first, caller.taken))
+        if first.done():
+            first.result()
     except BaseException:
+        await _cancelled(first)
         await chunks.aclose()
         raise
     return EventStream(first, chunks, caller, stall_timeout)
@@ -141,11 +149,29 @@ async def _first(chunks: AsyncGenerator[bytes, None]) -> bytes | None:
     return None
 
 
+async def _begun(first: asyncio.Future[bytes | None], taken: asyncio.Event) -> None:
+    """Wait for a stream's first chunk, or until the engine has taken the request."""
+    waiting = asyncio.ensure_future(taken.wait())
+    try:
+        await asyncio.wait((first, waiting), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+
+
+async def _cancelled(task: asyncio.Future[Any]) -> None:
+    """Cancel a task, and wait for its end."""
+    if not task.done():
+        task.cancel()
+        await asyncio.wait((task,))
+
+
 class EventStream(Response):
     """Sends chunks as they come. It ends when the client disconnects or stops reading, or the deadline passes.
 
+    After each `ping_interval` seconds of silence, see `Caller`, a ping shows the client that the stream lives.
+
     Args:
-        first, chunks: encoded server-sent events. `first` is None if `chunks` yields all of them.
+        first, chunks: encoded server-sent events. `first` may be awaited yet, and is None if `chunks` yields all.
         caller: the caller of the request.
         stall_timeout: limit on the seconds that sending a chunk may take.
         headers: further headers.
@@ -155,7 +181,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        first: bytes | None,
+        first: asyncio.Future[bytes | None] | bytes | None,
         chunks: AsyncGenerator[bytes, None],
         caller: Caller,
         stall_timeout: float,
@@ -168,21 +194,26 @@ class EventStream(Response):
         self._caller = caller
         self._stall_timeout = stall_timeout
         self._sending: float | None = None  # start of sending the current chunk
+        self._sent = 0.0  # time of the last one
+        self._turn = asyncio.Lock()  # of a ping and a chunk that come at once
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         protocol = protocol_of(route_path(scope))
         task, watch = asyncio.ensure_future(self._send(send, protocol)), asyncio.ensure_future(disconnected(receive))
         stalled = asyncio.ensure_future(self._stalled())
+        pings = asyncio.ensure_future(self._ping(send, protocol))
         try:
             await asyncio.wait((task, watch, stalled), return_when=asyncio.FIRST_COMPLETED)
         finally:
             watch.cancel()
+            pings.cancel()
             gave_up = not stalled.cancel() and not task.done()
             if not task.done():
                 self._caller.log["status"] = CLIENT_GONE
-                task.cancel()
-                await asyncio.wait((task,))
+                await _cancelled(task)
+            if isinstance(self._first, asyncio.Future):  # the task may not have begun
+                await _cancelled(self._first)
         if gave_up:
             self._caller.log["error"] = "the client stopped reading"
             # Closing would wait until the client has read everything.
@@ -202,20 +233,35 @@ class EventStream(Response):
             await asyncio.sleep(left)
             left = self._stall_timeout - (0.0 if self._sending is None else clock() - self._sending)
 
-    async def _send(self, send: Send, protocol: Protocol) -> None:
-        """Send all chunks."""
-        clock = asyncio.get_running_loop().time
-
-        async def body(chunk: bytes, more: bool = True) -> None:
-            self._sending = clock()
+    async def _body(self, send: Send, chunk: bytes, *, more: bool = True) -> None:
+        async with self._turn:
+            self._sent = self._sending = asyncio.get_running_loop().time()
             await send({"type": "http.response.body", "body": chunk, "more_body": more})
             self._sending = None
 
+    async def _ping(self, send: Send, protocol: Protocol) -> None:
+        """Send a ping after each interval of silence."""
+        interval, clock = self._caller.ping_interval, asyncio.get_running_loop().time
+        if interval is None:
+            return
+        self._sent = clock()
+        while True:
+            if (left := self._sent + interval - clock()) > 0:
+                await asyncio.sleep(left)
+            elif self._sending is not None:  # a chunk waits for its reader
+                await asyncio.sleep(interval)
+            else:
+                await self._body(send, protocol.ping)
+
+    async def _send(self, send: Send, protocol: Protocol) -> None:
+        """Send all chunks."""
+        body = partial(self._body, send)
         async with aclosing(self._chunks) as chunks:
             try:
-                if self._first is not None:
-                    await body(self._first)
                 async with asyncio.timeout_at(self._caller.deadline):
+                    first = await self._first if isinstance(self._first, asyncio.Future) else self._first
+                    if first is not None:
+                        await body(first)
                     async for chunk in chunks:
                         await body(chunk)
             except Exception as error:  # the status is sent already, so the error becomes an event

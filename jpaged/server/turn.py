@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from jpaged import BeamSearchParams, SamplingParams, StructuredOutputsParams
 from jpaged.outputs import Logprob
+from jpaged.server.cache_use import NO_USE, CacheUse
 from jpaged.server.errors import ClientNames
 
 
@@ -54,6 +55,20 @@ class ToolChoice:
     parallel: bool = True
 
 
+@dataclass(frozen=True)
+class Marked:
+    """A beginning of a conversation that later requests have too.
+
+    Attributes:
+        messages: the messages up to the mark; the last one may be cut there. They lack those after the system's where
+            the tools are marked, as templates show tools there.
+        seconds: how long it is kept from the last request that marks it.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    seconds: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Turn:
     """Holds what a client asks of the next message of a conversation.
@@ -69,7 +84,7 @@ class Turn:
             thought.
         shows_thoughts: whether the answer has the model's thoughts.
         controls: settings of thoughts and length, by name, for templates that have a variable of the name. `thinks` is
-            whether the model thinks.
+            whether the model thinks, `thought_budget` the most tokens of its thoughts, where these are split off.
         variables: further variables of the template.
         mm_processor_kwargs: settings of the processor of images for this request.
         begins_message: whether the prompt ends with the beginning of the assistant's message.
@@ -79,8 +94,7 @@ class Turn:
         last_tokens: the prompt's tokens that are kept, from its end; None: all.
         hides_marks: whether the text lacks special tokens; None: as the model's tool calls need.
         resumable: whether an aborted answer may go on in another process, so that nothing is said to end with it.
-        marked: numbers of the messages at whose ends the client marks the prompt as one that later requests begin with;
-            -1: at the end of the tools.
+        marked: beginnings of the conversation that the client marks to be kept.
         model, priority, cache_salt: see `Serving.generate`.
     """
 
@@ -102,7 +116,7 @@ class Turn:
     last_tokens: int | None = None
     hides_marks: bool | None = None
     resumable: bool = False
-    marked: tuple[int, ...] = ()
+    marked: Sequence[Marked] = ()
     model: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
@@ -114,6 +128,7 @@ class Begun:
 
     prompt_tokens: int
     cached_tokens: int
+    cache: CacheUse = NO_USE
 
 
 @dataclass(frozen=True)
@@ -179,6 +194,7 @@ class Ended:
     cached_tokens: int
     output_tokens: int
     thought_tokens: int | None
+    cache: CacheUse = NO_USE
 
 
 Event = Begun | Thought | Text | CallBegun | Arguments | CallEnded | Ended
@@ -215,3 +231,4 @@ class Step:
     cached_tokens: int
     prompt_logprobs: Any
     pieces: Sequence[Piece]
+    cache: CacheUse = NO_USE

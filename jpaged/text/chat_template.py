@@ -9,6 +9,8 @@ from typing import Any, Literal, TypedDict
 
 from jpaged.images import LowDetail
 from jpaged.text.template_forms import TemplateForms, forms_of, has_calls, with_calls_in
+from jpaged.text.template_rendering import THOUGHTS
+from jpaged.text.thought_forms import with_thoughts_in
 from jpaged.validation import boolean, one_of
 
 Messages = Sequence[Mapping[str, Any]]
@@ -183,6 +185,8 @@ def _as_the_template_takes_them(
             messages = [_in_parts(message) for message in messages]
         if marks:
             messages = [_with_plain_items(message) for message in messages]
+    if any(message.get(name) for message in messages for name in THOUGHTS):
+        messages = with_thoughts_in(messages, forms.thoughts(tokenizer))
     if any(has_calls(message) for message in messages):
         messages = with_calls_in(messages, forms.calls(tokenizer))
         if form == "openai":  # calls may have become a text

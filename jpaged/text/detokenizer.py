@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -178,6 +179,12 @@ class IncrementalDecoder:
         rest = self._uncleaned + self._give_out()
         self._uncleaned = ""
         return self._clean(rest) if self._clean else rest
+
+    def copy(self) -> IncrementalDecoder:
+        """Return an independent decoder at the same place."""
+        twin = copy.copy(self)
+        twin._window = self._window.copy()
+        return twin
 
     def _start_of_end(self, prompt: Sequence[int]) -> int:
         """Return the place in the prompt from which its tokens are enough to decode what follows: some, and no half

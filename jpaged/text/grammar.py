@@ -32,6 +32,8 @@ class Grammar:
         error: why the grammar cannot be followed any further (it grew too complex); None while it can.
     """
 
+    waits = True
+
     def __init__(self, matcher: Any, num_words: int) -> None:
         self._matcher = matcher
         self.mask: Int[np.ndarray, " words"] = np.zeros(num_words, np.int32)

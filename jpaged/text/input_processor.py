@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from jpaged.cache_retention import after_cut
 from jpaged.sampling_params import BeamSearchParams, SamplingParams
 from jpaged.scheduling import BeamSearch, Request, Sequence
 from jpaged.scheduling.inputs import SavedAdapter, asks_for
@@ -238,7 +239,7 @@ class InputProcessor:
             prompt=prompt.text,
             priority=priority,
             cache_salt=prompt.cache_salt,
-            retention=prompt.retention,
+            retention=after_cut(prompt.retention, len(prompt.token_ids) - count),
             prefix_ends=self._ends_within(prompt, len(token_ids)),
             bad_words=bad_words,
             allowed_mask=allowed_mask(params, self.vocab_size),

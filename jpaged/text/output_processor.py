@@ -106,6 +106,7 @@ class OutputBuilder:
             finished=self._finished,
             num_cached_tokens=request.num_cached_tokens,
             num_cached_by_tier=request.tier_tokens,
+            kept_prefixes=request.kept_prefixes,
             metrics=self._metrics(),
             prompt_logprobs=prompt_logprobs,
             sequences=self._sequences(outputs),

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any, cast
 
-from jpaged.cache_retention import CacheRetention, read_retention
+from jpaged.cache_retention import CacheRetention, after_cut, read_retention
 from jpaged.scheduling.inputs import PromptItem
 from jpaged.text.chat_template import ChatOptions, Messages, media_in, templated
 from jpaged.text.images import ImageInputs, Media
 from jpaged.text.long_text import TokenBound, beginning, encode_bounded
+from jpaged.text.marked_prefixes import MarkedPrefix, breakpoints_at, common_tokens, tokens_before
 from jpaged.text.message_ends import message_ends
 from jpaged.text.tokenizer_errors import errors_of
 from jpaged.validation import boolean, check_unicode, integer, whole
@@ -186,7 +187,9 @@ def parse_prompt(
         )
     kept = plain if tokenization.max_length is None else plain[-tokenization.max_length :]
     cut = len(plain) - len(kept)
-    return ParsedPrompt(text, kept, salt, retention, placed, tuple(end - cut for end in ends if end > cut))
+    return ParsedPrompt(
+        text, kept, salt, after_cut(retention, cut), placed, tuple(end - cut for end in ends if end > cut)
+    )
 
 
 def with_text_before(prompt: Prompt, text: str) -> Prompt:
@@ -246,6 +249,7 @@ def chat_prompt(
     *,
     keeps_ends: bool = False,
     add_special_tokens: bool = False,
+    marks: Sequence[MarkedPrefix] = (),
 ) -> dict[str, Any]:
     """A conversation as a prompt, through the chat template; with its images, if it has any. They are prepared when the
     prompt is run, which has a salt.
@@ -253,6 +257,7 @@ def chat_prompt(
     Args:
         keeps_ends: see `parse_prompt`.
         add_special_tokens: whether the tokenizer adds those that a text begins or ends with.
+        marks: beginnings of the conversation that become the prompt's `cache_breakpoints`.
 
     Raises:
         ValueError: as `templated`, or an image cannot be used.
@@ -265,7 +270,36 @@ def chat_prompt(
     if parsed.prefix_ends:
         prompt["prefix_ends"] = list(parsed.prefix_ends)
     given = media_in(conversation.messages)
+    if marks and (kept := _breakpoints(conversation, marks, tokenizer, images or ImageInputs(), parsed)):
+        prompt["cache_breakpoints"] = kept
     return {**prompt, **_besides_text(conversation, given)} if given else prompt
+
+
+def _breakpoints(
+    conversation: Conversation,
+    marks: Sequence[MarkedPrefix],
+    tokenizer: Any,
+    images: ImageInputs,
+    parsed: ParsedPrompt,
+) -> list[dict[str, Any]]:
+    text, ids = parsed.text or "", parsed.token_ids
+    alone = replace(conversation.options, add_generation_prompt=False, continue_final_message=False)
+    items = images.marks(media_in(conversation.messages))
+
+    def render(messages: Messages) -> str:
+        return templated(messages, tokenizer, alone, items)
+
+    def count(begin: str, messages: Messages) -> int:
+        if not items:
+            return tokens_before(tokenizer, text, len(begin), ids)
+        prompt = {"prompt": begin, **_besides_text(conversation, media_in(messages))}
+        try:
+            head = parse_prompt(prompt, tokenizer, images=images, add_special_tokens=False, prepare=False)
+        except ValueError:  # what both texts begin with lacks an image
+            return 0
+        return common_tokens(head.token_ids, ids)
+
+    return breakpoints_at(marks, render, count, text)
 
 
 def _besides_text(conversation: Conversation, given: Mapping[str, Sequence[Any]]) -> dict[str, Any]:

@@ -11,9 +11,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
+
+from jpaged.text.thought_forms import Form, thought_form
 
 ContentForm = Literal["string", "openai", "either"]
 Message = Mapping[str, Any]
@@ -62,12 +64,19 @@ class TemplateForms:
         self._template = template
         self.content: ContentForm = self._tried_content(tokenizer)
         self._calls: CallForm | None = None
+        self._thoughts: list[Form | None] = []
 
     def calls(self, tokenizer: Any) -> CallForm:
         """Return the form of calls, which is found when it is first needed."""
         if self._calls is None:
             self._calls = self._tried_calls(tokenizer)
         return self._calls
+
+    def thoughts(self, tokenizer: Any) -> Form | None:
+        """Return the form of thoughts, which is found when it is first needed; None: fields of the message."""
+        if not self._thoughts:
+            self._thoughts.append(thought_form(self._template, partial(self._rendered, tokenizer)))
+        return self._thoughts[0]
 
     def _tried_content(self, tokenizer: Any) -> ContentForm:
         as_text = self._rendered(tokenizer, {"role": "user", "content": _TEXT}) or ""

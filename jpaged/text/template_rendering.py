@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
-from jinja2 import Template, nodes
+from jinja2 import Template, meta, nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """Names of a message's thoughts in templates and in clients' messages; the first one that has a value counts."""
 _END_OF_TEXT = "JPAGED_END_OF_TEXT "
 """Marks where the last message's text ends in a rendered conversation. A template that strips the text takes the space
@@ -50,7 +51,7 @@ def render(
         ValueError: `continue_final_message` has no text to continue, or the template does not render it.
         jinja2.TemplateError: the template is damaged, or raises.
     """
-    shown = [_with_thoughts(message) for message in _plain(_without_nones(messages))]
+    shown = [_with_thoughts(message, template) for message in _plain(_without_nones(messages))]
     if continue_final_message and "content" not in template:
         raise ValueError("continue_final_message=True: the chat template does not read a message's content")
     text = _mark_end(shown) if continue_final_message else ""
@@ -68,11 +69,14 @@ def _without_nones(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     return [{name: value for name, value in message.items() if value is not None} for message in messages]
 
 
-def _with_thoughts(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with its thoughts under the names that templates read: GPT-OSS's "thinking" and the usual
-    one."""
-    thoughts = next((message[name] for name in _THOUGHTS if message.get(name) is not None), None)
-    return message if thoughts is None else {"thinking": thoughts, **message, "reasoning_content": thoughts}
+def _with_thoughts(message: dict[str, Any], template: str) -> dict[str, Any]:
+    """Return a message with its thoughts under the names that templates read: GPT-OSS's "thinking" and the usual one,
+    as with transformers, and "reasoning" for those that read it, as Gemma's."""
+    thoughts = next((message[name] for name in THOUGHTS if message.get(name) is not None), None)
+    if thoughts is None:
+        return message
+    named = {"reasoning": thoughts} if re.search(r"\breasoning\b", template) else {}
+    return {"thinking": thoughts, **named, **message, "reasoning_content": thoughts}
 
 
 def _mark_end(messages: list[dict[str, Any]]) -> str:
@@ -191,8 +195,23 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+def variables_of(template: str) -> set[str]:
+    """Return the variables that a template reads and does not set.
+
+    Raises:
+        jinja2.TemplateSyntaxError: the template is damaged.
+    """
+    sandbox = _sandbox()
+    return meta.find_undeclared_variables(sandbox.parse(template)) - sandbox.globals.keys()
+
+
 @lru_cache(maxsize=32)
 def _compiled(template: str) -> Template:
+    return _sandbox().from_string(template)
+
+
+@cache
+def _sandbox() -> ImmutableSandboxedEnvironment:
     sandbox = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
@@ -203,4 +222,4 @@ def _compiled(template: str) -> Template:
         "dict": _Dict(),
         "namespace": _PublicNamespace,
     }
-    return sandbox.from_string(template)
+    return sandbox

@@ -10,9 +10,11 @@ import numpy as np
 from jaxtyping import Int
 
 from jpaged.scheduling import Request
+from jpaged.scheduling.hooks import TokenRules
 from jpaged.structured_outputs import StructuredOutputsParams
 from jpaged.text.detokenizer import Detokenizer
 from jpaged.text.grammar import Grammar, GrammarCompiler
+from jpaged.text.thought_budget import ThoughtForms
 
 
 class TokenHooks:
@@ -29,6 +31,7 @@ class TokenHooks:
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._grammars = GrammarCompiler(tokenizer, vocab_size, eos_ids)
+        self._thoughts = ThoughtForms(tokenizer)
 
     def prepare(self) -> None:
         """Do now what the first request with structured_outputs would do, and hold the interpreter for a second."""
@@ -43,8 +46,8 @@ class TokenHooks:
         """
         params = request.params
         sequences = [seq for part in request.all_requests for seq in part.sequences]
-        if params.structured_outputs is not None:
-            rules = self._rules(request, params.structured_outputs)
+        rules = self._rules(request)
+        if rules is not None:
             for seq in sequences:
                 seq.grammar = rules if seq.index == 0 else rules.copy()
         if self._tokenizer is None or not params.detokenize or not (streamed or params.stop_strings):
@@ -74,7 +77,15 @@ class TokenHooks:
                 if found is None and seq.finished and (seq.finish_reason, seq.stop_reason) != ("abort", None):
                     seq.stop_search.finish()
 
-    def _rules(self, request: Request, structure: StructuredOutputsParams) -> Grammar | CombinedRules:
+    def _rules(self, request: Request) -> TokenRules | None:
+        """Make the rules that say which tokens of the request may come; None if there are none."""
+        params = request.params
+        shape = None if params.structured_outputs is None else self._shape(request, params.structured_outputs)
+        if params.thinking_token_budget is None:
+            return shape
+        return self._thoughts.budget(request, self._vocab_size, shape)
+
+    def _shape(self, request: Request, structure: StructuredOutputsParams) -> Grammar | CombinedRules:
         """Make the rules of the request's shape, without the tokens that its other parameters forbid."""
         grammar, params = self._grammars.compile(structure), request.params
         if not (params.min_tokens or params.ignore_eos or request.bad_words or request.allowed_mask is not None):
@@ -144,6 +155,8 @@ class CombinedRules:
     Raises:
         ValueError: the grammar and the limits leave no token for the first place.
     """
+
+    waits = True
 
     def __init__(self, grammar: Grammar, limits: Limits) -> None:
         self._grammar = grammar

@@ -12,6 +12,7 @@ BENCHMARKS = Cases(
         "load": "simulate.load",
         "savings": "simulate.savings",
         "text-savings": "text_savings.text_savings",
+        "turns": "turns.turns",
         "preemption": "simulate.preemption",
         "waste": "hybrids.waste",
         "hybrids": "hybrids.hybrids",

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from greedy_reference import one_torch_thread
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from transformers import (
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
@@ -136,6 +137,19 @@ def make(name: str, folder: Path) -> Any:
     kind, config = FAMILIES[name]()
     config._experts_implementation = "eager"
     return _make(kind, config, PROCESSOR, folder, TOKENIZER)
+
+
+def add_head(folder: Path) -> None:
+    """Add a random head that predicts a further token to a checkpoint of Qwen3.5."""
+    tensors = load_file(folder / "model.safetensors")
+    layer = "model.language_model.layers.1."  # the one that attends to all
+    shapes = {f"mtp.layers.0.{n.removeprefix(layer)}": t.shape for n, t in tensors.items() if n.startswith(layer)}
+    width = TEXT["hidden_size"]
+    shapes |= {f"mtp.{name}.weight": (width,) for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
+    shapes["mtp.fc.weight"] = (width, 2 * width)
+    torch.manual_seed(5)
+    head = {name: torch.randn(shape) * (shape[-1] ** -0.5 if len(shape) > 1 else 0.2) for name, shape in shapes.items()}
+    save_file(tensors | head, folder / "model.safetensors", {"format": "pt"})
 
 
 def pictures(*sizes: tuple[int, int], seed: int = 0) -> list[Image.Image]:

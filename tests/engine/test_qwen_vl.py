@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from qwen_vl_checkpoints import FAMILIES, IMAGE, SIZES, assert_torchs, make, pictures, prompt
+from qwen_vl_checkpoints import FAMILIES, IMAGE, SIZES, add_head, assert_torchs, make, pictures, prompt
 from vision_checkpoints import check_empty
 
-from jpaged import LLM, NGram, SamplingParams
+from jpaged import LLM, MTP, NGram, SamplingParams
 
 SETTINGS = {
     "dtype": "float32",
@@ -122,6 +122,16 @@ def test_messages_have_pictures(engine, checkpoint):
     outputs = engine.chat(asked, GREEDY, use_tqdm=False)
     seen = [{"multi_modal_data": {"image": images}} for images in ([LARGE], [ONE], [])]
     assert_torchs(checkpoint[1], seen, outputs)
+
+
+@pytest.mark.nightly
+def test_a_head_drafts_after_pictures(tmp_path):
+    model = make("qwen3_5", tmp_path)
+    add_head(tmp_path)
+    llm = LLM(str(tmp_path), **SETTINGS, speculative=MTP(2))
+    outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert_torchs(model, PROMPTS, outputs)
+    check_empty(llm)
 
 
 def tokens_of(output):

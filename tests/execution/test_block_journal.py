@@ -127,6 +127,41 @@ def test_one_process_writes_and_others_read_what_it_writes(tmp_path):
         file.close()
 
 
+def test_a_reader_takes_over_when_the_writer_has_ended(tmp_path):
+    writer = opened(tmp_path)
+    write(writer, 1, 0)
+    one, other = opened(tmp_path), opened(tmp_path)
+    write(writer, 2, 1)
+    with pytest.raises(OSError, match="not open"):
+        write(one, 3, 2)
+    writer.close()
+    anew, blocks = one.fresh()
+    assert anew and one.writes and [stored.digest[0] for stored in blocks] == [1, 2]
+    assert not other.writes and [stored.digest[0] for stored in other.fresh()[1]] == [2] and not other.writes
+    write(one, 3, 2)
+    assert [stored.digest[0] for stored in other.fresh()[1]] == [3]
+    check(other, 1, 0)
+    check(other, 3, 2)
+    assert one.fresh() == (False, [])
+    one.close()
+    third = opened(tmp_path)
+    assert third.writes and len(third.blocks) == 3
+    third.close()
+    other.close()
+
+
+def test_a_reader_whose_files_were_removed_takes_nothing_over(tmp_path):
+    writer = opened(tmp_path)
+    write(writer, 1, 0)
+    reader = opened(tmp_path)
+    writer.close()
+    opened(tmp_path, identity=bytes(16)).close()  # of another model: removes the files that no process writes
+    with pytest.raises(FileNotFoundError):  # the tier is off then
+        reader.fresh()
+    assert not reader.writes and not list(tmp_path.glob(f"*{IDENTITY.hex()}*"))
+    reader.close()
+
+
 def test_a_reader_with_another_size_is_refused(tmp_path):
     writer = opened(tmp_path)
     with pytest.raises(OSError, match="is of other blocks, and another process writes it"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import examples
@@ -52,25 +55,113 @@ def test_what_was_forgotten_has_another_place():
     assert index.find(0, link(1)) == again != stored
 
 
+def salted(number: int, tenant: int) -> Link:
+    return link(number)._replace(tenant=bytes([tenant]) if tenant else b"")
+
+
+def found(index: TierIndex, *numbers: int, g: int = 0) -> list[int]:
+    return [number for number in numbers if index.find(g, link(number)) is not None]
+
+
+def test_pages_of_a_low_priority_are_dropped_first_and_of_a_high_one_last():
+    index = TierIndex([2], 4, 3)
+    for number, level in enumerate((65, 65, 0, 0, -35, -35)):
+        index.put(0, link(number), level)
+    for number in range(6, 12):
+        index.put(0, link(number))
+        index.check()
+    assert found(index, *range(12)) == [0, 1, 8, 9, 10, 11]
+
+
+def test_a_block_takes_no_place_of_a_higher_priority():
+    index = TierIndex([2], 4, 1)
+    assert index.put(0, link(0), 1) is not None and index.put(0, link(1)) is None
+    assert index.put(0, link(2), 1) is not None and index.put(0, link(3), 1) is not None
+    assert found(index, 0, 2, 3) == [3]
+
+
+def test_a_priority_ends_with_the_latest_of_its_pages_blocks():
+    index = TierIndex([2], 4, 2)
+    index.put(0, link(0), 10, 5.0)
+    index.put(0, link(1), 10, 9.0)
+    index.put(0, link(2))
+    for now, left in ((6.0, [0, 1]), (9.0, [])):
+        index.end_levels(now)
+        for number in range(3, 6):
+            index.put(0, link(number + int(now) * 10))
+        index.check()
+        assert found(index, 0, 1) == left
+    forever = TierIndex([2], 4, 1)
+    forever.put(0, link(0), 10)
+    forever.put(0, link(1), 10, 5.0)
+    forever.end_levels(6.0)
+    forever.check()
+    assert forever.put(0, link(2), 10) is not None
+
+
+@pytest.mark.parametrize("page", [2, 4])
+def test_a_salt_over_its_limit_loses_its_own_blocks_and_no_page_of_others(page):
+    index = TierIndex([2], page, 24 // page, salt_bytes=8)
+    for number in range(4):
+        index.put(0, salted(number, 0))
+    for number in range(10, 40):
+        index.put(0, salted(number, 1))
+        index.check()
+    assert found(index, *range(4)) == [0, 1, 2, 3]
+    assert found(index, *range(10, 40)) == [36, 37, 38, 39][-len(found(index, *range(10, 40))) :]
+    index.put(0, salted(50, 2))
+    index.check()
+    assert found(index, 0, 1, 2, 3, 39, 50) == [0, 1, 2, 3, 39, 50]
+
+
+def test_what_a_salt_needed_last_stays_of_it():
+    index = TierIndex([2], 2, 9, salt_bytes=6)
+    blocks = [index.put(0, salted(number, 1)) for number in range(3)]
+    index.touch(blocks[0])
+    index.put(0, salted(3, 1))
+    assert found(index, *range(4)) == [0, 2, 3]
+    assert TierIndex([8], 8, 9, salt_bytes=6).put(0, salted(1, 1)) is None
+
+
+def test_a_list_of_blocks_in_places_that_were_used_again_is_taken_in():
+    index, written = TierIndex([2], 6, 3, salt_bytes=6), []
+    for number in range(12):
+        stored = index.put(0, salted(number, number % 2))
+        written.append(stored)
+    again = TierIndex([2], 6, 3)
+    again.load(written)
+    again.check()
+    live = [number for number in range(12) if index.find(0, link(number)) is not None]
+    assert set(live) <= set(found(again, *range(12)))
+
+
 @settings(max_examples=examples(300), deadline=None)
 @given(
     num_pages=st.integers(0, 5),
     sizes=st.sampled_from([[6], [3, 2], [6, 1], [1, 2, 3]]),
     moves=st.lists(
         st.tuples(
-            st.sampled_from(["put", "put", "put", "touch", "forget", "clear"]), st.integers(0, 2), st.integers(0, 40)
+            st.sampled_from(["put", "put", "put", "touch", "forget", "clear", "end"]),
+            st.integers(0, 2),
+            st.integers(0, 40),
         )
     ),
+    limit=st.sampled_from([None, 6, 12]),
+    ranked=st.booleans(),
 )
-def test_places_never_overlap_and_the_newest_block_is_there(num_pages, sizes, moves):
-    index = TierIndex(sizes, 6, num_pages)
-    for what, g, number in moves:
+def test_places_never_overlap_and_the_newest_block_is_there(num_pages, sizes, moves, limit, ranked):
+    index = TierIndex(sizes, 6, num_pages, salt_bytes=limit)
+    for now, (what, g, number) in enumerate(moves):
         g %= len(sizes)
         stored = index.find(g, link(number))
         if what == "put":
-            made = index.put(g, link(number))
-            assert (made is None) == (stored is not None or not num_pages)
+            level = (number % 3 - 1) * ranked
+            made = index.put(g, salted(number, number % 4), level, now + 4 if number % 2 else math.inf)
+            assert made is None or stored is None
+            assert made is not None or stored is not None or not num_pages or ranked or limit is not None
             assert index.find(g, link(number)) == (made or stored)
+        elif what == "end":
+            index.end_levels(now)
         elif what == "clear":
             if number == 0:
                 index.clear()

@@ -7,6 +7,7 @@ from fake_store import FakeStore
 from memory_pools import run
 from small_schedulers import group, layout_of
 
+from jpaged.cache_retention import read_retention
 from jpaged.memory import MemoryManager, Tier, TierFill, Tiers, TierWrite
 from jpaged.memory.hash_chain import Link
 from jpaged.memory.tiers import BreakEven
@@ -161,3 +162,48 @@ def test_content_that_comes_back_to_its_place_within_a_step_is_written_once():
     writes = tiers.take_writes()
     assert len({write.place for write in writes}) == len(writes)
     assert writes[-1].block == full + 1, "the block that was evicted last has the content"
+
+
+def flooded(disk: FakeStore, *kept, pages: int = 12, **limits) -> list[bool]:
+    """Run prompts in a small pool, then many others; return which of the first ones the tier still has.
+
+    Args:
+        kept: for each prompt its salt and what it asks of the prefix cache.
+    """
+    even = BreakEven(latency=0.0, read_rate=1.0, min_tokens=1)
+    tier = Tier("disk", LAYOUT, disk, pages * LAYOUT.page_bytes, 1, even, at_fill=True, **limits)
+    memory = MemoryManager(LAYOUT, prefix_caching=True, tiers=Tiers([tier]))
+
+    def once(number: int, salt: str | None, asked: list[tuple[int, int | None, int]] | None) -> None:
+        tokens = [number] * 16
+        memory.tiers.begin_step()
+        memory.add(number, number, retention=read_retention(asked, None))
+        memory.match_prefix(number, tokens, salt=salt)
+        run(memory, number, tokens)
+        memory.free(number)
+        take_moves(memory)
+        memory.tiers.begin_step()
+        take_moves(memory)
+        memory.tiers.check()
+
+    for number, (salt, asked) in enumerate(kept):
+        once(number, salt, asked)
+    others = "other" if limits else None
+    for number in range(len(kept), len(kept) + 20):
+        once(number, others, None)
+    left = []
+    for number, (salt, _) in enumerate(kept):
+        (chain,) = memory.parts.cache.chains(salt).values()
+        chain.extend([number] * 16, 4)
+        left.append(all(tier.index.readable(0, link) is not None for link in chain.links))
+    return left
+
+
+def test_priorities_of_retention_hold_in_a_tier(disk):
+    high, low, default = [(0, None, 80)], [(0, None, 1)], None
+    assert flooded(disk, (None, high), (None, default), (None, low)) == [True, False, False]
+
+
+def test_a_salts_limit_holds_in_a_tier(disk):
+    limit = 4 * LAYOUT.groups[0].block_bytes
+    assert flooded(disk, (None, None), ("mine", None), salt_bytes=limit) == [True, True]

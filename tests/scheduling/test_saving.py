@@ -141,6 +141,9 @@ PARAMS = SamplingParams(
     logprobs=3,
     prompt_logprobs=1,
     truncate_prompt_tokens=9,
+    thinking_token_budget=8,
+    reasoning_parser="think",
+    tool_parser="none",
     structured_outputs=StructuredOutputsParams(json={"type": "integer", "maximum": 10**30}),
     output_kind=RequestOutputKind.DELTA,
 )

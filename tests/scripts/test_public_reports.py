@@ -10,7 +10,7 @@ from scripts.benchmarks.public_reports import REPORTS, late_share, public_report
 
 @pytest.mark.parametrize(
     "name, share",
-    [("vllm #40696", 0.9), ("vllm #51250", 0.9), ("vllm #53749", 0.9), ("vllm #48435", 0.98)],
+    [("vllm #40696", 0.9), ("vllm #51250", 0.9), ("vllm #53749", 0.9), ("vllm #48435", 0.98), ("sglang #39436", 0.9)],
 )
 def test_prefixes_are_found_once_they_were_seen(name, share):
     report = REPORTS[name]

@@ -31,8 +31,10 @@ def serve(tiny_llm, pace):
     pace.go_on()
     for server in running:
         server.stop()
-    assert tiny_llm.control.engine.memory.num_used_blocks == 0
-    assert not tiny_llm.control.engine.has_work
+    engine = tiny_llm.control.engine
+    engine.prefixes.drop_breakpoints(engine.replicas[0])
+    assert engine.memory.num_used_blocks == 0
+    assert not engine.has_work
 
 
 @pytest.fixture

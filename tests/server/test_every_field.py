@@ -57,6 +57,7 @@ SAMPLED = {
     "allowed_token_ids": [5, 6, 7],
     "bad_words": ["zz"],
     "prompt_logprobs": 1,
+    "thinking_token_budget": 1,
     "priority": 1,
     "cache_salt": "s",
     "structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True},
@@ -125,7 +126,8 @@ VALUES = {
         "safety_identifier": "a",
     }
     | {name: SAMPLED[name] for name in ("model", "temperature", "top_p", "stream", "top_k", "min_p", "seed", "stop")}
-    | {name: SAMPLED[name] for name in ("repetition_penalty", "min_tokens", "ignore_eos", "priority", "cache_salt")},
+    | {name: SAMPLED[name] for name in ("repetition_penalty", "min_tokens", "ignore_eos", "priority", "cache_salt")}
+    | {"thinking_token_budget": 1},
 }
 BEAMS, TWO = {"use_beam_search": True}, {"n": 2}
 CALLS = {"tools": TOOLS, "tool_choice": "auto"}

@@ -144,7 +144,7 @@ def test_thoughts_have_signatures_and_may_be_left_out():
     answer = ask(asked).json()
     assert answer["content"][0]["thinking"] == "why not\n" and len(answer["content"][0]["signature"]) > 20
     assert answer["content"][1] == {"type": "text", "text": "because"}
-    assert answer["not_honoured"].keys() == {"thinking.budget_tokens"}
+    assert "not_honoured" not in answer
     asked["thinking"] = {"type": "adaptive", "display": "omitted"}
     for message in (ask(asked).json(), accumulated(events(ask(asked | {"stream": True})))):
         assert message["content"][0] == answer["content"][0] | {"thinking": ""}
@@ -242,9 +242,38 @@ def test_marks_of_cached_prefixes_go_into_the_turn_and_change_no_token():
     )
     messages = [{"role": "user", "content": [text]}, {"role": "assistant", "content": "a"}, USER]
     plain = shown(messages, system=[text], tools=[F])
-    assert marked.marked == (-1, 0, 1) and plain.marked == ()
-    assert marked.messages == plain.messages and marked.tools == plain.tools
-    assert shown([USER], **CACHED).marked == (0,)
+    system, said = {"role": "system", "content": "hi"}, {"role": "user", "content": "hi"}
+    assert [(list(one.messages), one.seconds) for one in marked.marked] == [
+        ([system], 300.0),
+        ([system], 300.0),
+        ([system, said], 300.0),
+    ]
+    assert marked.messages == plain.messages and marked.tools == plain.tools and not plain.marked
+    (whole,) = shown([USER], cache_control={"type": "ephemeral", "ttl": "1h"}).marked
+    assert whole.messages == shown([USER]).messages and whole.seconds == 3600.0
+
+
+def test_a_mark_cuts_the_conversation_where_it_stands():
+    a, b = {"type": "text", "text": "a"}, {"type": "text", "text": "b"}
+    call = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [a | CACHED, b]}
+    turn = shown(
+        [
+            {"role": "user", "content": [a | CACHED, b]},
+            {"role": "assistant", "content": [a, call]},
+            {"role": "user", "content": [result, b | CACHED]},
+        ]
+    )
+    ends = [one.messages[-1] for one in turn.marked]
+    assert [(one["role"], one["content"]) for one in ends] == [("user", "a"), ("tool", "a\nb"), ("user", "b")]
+    assert [len(one.messages) for one in turn.marked] == [1, 3, 4]
+
+
+def test_more_marks_than_anthropic_takes_are_refused():
+    text = {"type": "text", "text": "a"} | CACHED
+    assert ask(body(system=[text] * 4)).status_code == 200
+    refused = ask(body(system=[text] * 5))
+    assert refused.status_code == 400 and "the request has 5" in refused.json()["error"]["message"]
 
 
 def test_the_beginning_of_an_answer_is_continued():

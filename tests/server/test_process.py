@@ -144,6 +144,7 @@ def test_a_server_that_is_refused_a_folder_leaves_it_and_the_killed_one_goes_on(
     again = start("-m", "jpaged.cli.main", "serve", tiny_folder, *OPTIONS, "--state-dir", tmp_path)
     said = [line["message"] for line in until_served(again)]
     assert any(line.startswith("1 of 1 restored requests wait") for line in said)
+    assert "the chat template shows no thoughts of earlier turns" in said
     with httpx.Client(base_url=said[-1].split()[-1], timeout=60) as http:
         texts = [http.post("/completions", json=body, headers=headers).json()["choices"] for headers in (mine, {})]
     assert texts[0] == texts[1], "what went on is what nothing has disturbed"

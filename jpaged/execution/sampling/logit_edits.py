@@ -228,13 +228,14 @@ class TokenMasks(NamedTuple):
 
 
 class Masks(Edit[TokenMasks]):
-    """Lets a row draw only the tokens of allowed_token_ids, or those that its grammar, which heeds those, allows."""
+    """Lets a row draw only the tokens of allowed_token_ids, or those that its rules allow: its grammar, which heeds
+    those, and the closing mark where its thoughts have no tokens left."""
 
-    fields = ("allowed_token_ids", "structured_outputs")
+    fields = ("allowed_token_ids", "structured_outputs", "thinking_token_budget", "reasoning_parser", "tool_parser")
     arrays = TokenMasks
 
     def asks(self, request: Request) -> bool:
-        return request.allowed_mask is not None or request.params.structured_outputs is not None
+        return request.allowed_mask is not None or request.has_rules
 
     def blank(self, width: int, vocab_size: int) -> TokenMasks:
         return TokenMasks(

@@ -57,6 +57,11 @@ class RayArguments(BaseModel):
     prefix_chunks: int = Field(default=65536, ge=1)
     resources: dict[str, Any] = Field(default_factory=lambda: {"num_cpus": 1})
 
+    @property
+    def follows_caches(self) -> bool:
+        """Tell whether replicas report what their caches have, for routing by prefix."""
+        return self.routing == "prefix" and self.engine.get("enable_prefix_caching", True) is not False
+
     @model_validator(mode="after")
     def _check(self) -> RayArguments:
         if self.max_replicas < self.min_replicas:

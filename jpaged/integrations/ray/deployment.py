@@ -18,6 +18,8 @@ from jpaged.integrations.ray.replica import Replica
 from jpaged.server.middleware import BodyLimit
 from jpaged.server.protocols import add_handlers
 
+REPORT_SECONDS = 2.0
+"""Seconds between two reports of what a replica's cache has."""
 _MANY = 100_000
 """A limit that no front reaches: the replicas limit requests, with OpenAI's errors."""
 
@@ -58,6 +60,7 @@ def build(arguments: RayArguments) -> serve.Application:
         options["request_router_config"] = RequestRouterConfig(
             request_router_class="jpaged.integrations.ray.router:PrefixRouter",
             request_router_kwargs={"overload": overload, "max_chunks": arguments.prefix_chunks},
+            request_routing_stats_period_s=REPORT_SECONDS,
         )
     else:
         router = RequestRouterConfig(request_router_class="jpaged.integrations.ray.router:LoadRouter")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from jpaged.validation import integer, number
 
@@ -11,7 +11,8 @@ Chain = Sequence[bytes]
 
 
 class PrefixIndex:
-    """The likely content of each replica's prefix cache: the chains (`prefix_chain`) of the last prompts sent there.
+    """The likely content of each replica's prefix cache: the chains (`prefix_chain`) of the last prompts sent there,
+    less what the replica reports as lost.
 
     Args:
         max_chunks: limit on the links recorded for a replica. The least recently used are dropped first and, of one
@@ -30,6 +31,16 @@ class PrefixIndex:
             held.move_to_end(link)
         while len(held) > self._max_chunks:
             held.popitem(last=False)
+
+    def follow(self, replica: str, changes: Iterable[tuple[bool | None, bytes]]) -> None:
+        """Take in what a replica reports of its cache, see `HeldChains.report`."""
+        for held, link in changes:
+            if held:
+                self.add(replica, (link,))
+            elif held is None:
+                self._held.pop(replica, None)
+            else:
+                self._held.get(replica, OrderedDict()).pop(link, None)
 
     def match(self, replica: str, chain: Chain) -> int:
         """Return how many of a chain's first links a replica holds."""

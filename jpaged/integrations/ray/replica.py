@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, MutableMapping
-from typing import Any
+from collections.abc import AsyncGenerator, MutableMapping, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
 from jpaged.integrations.ray.arguments import RayArguments
+from jpaged.integrations.ray.held_chains import HeldChains
 from jpaged.integrations.ray.hints import REPLICA, Hint
 from jpaged.server.connections import ABORT
 from jpaged.server.logs import configure_logs
 
+if TYPE_CHECKING:
+    from jpaged import RequestOutput
+
 Message = MutableMapping[str, Any]
+KEPT_EVENTS = 65_536
+"""Changes of the cache that the engine keeps until they are read."""
+MOST_READ = 4096
+"""Changes that are read from the engine at once."""
+_CHAIN: ContextVar[tuple[bytes, ...]] = ContextVar("chain", default=())
 MOST_UNREAD = 256
 """Limit on the ASGI messages of an answer that wait for the front; then the app waits."""
 
@@ -36,13 +46,20 @@ class Replica:
         limit_heaps()
         configure_logs("info")
         settings = arguments.settings()
-        llm = LLM(arguments.model, **arguments.engine)
+        options = {"kv_cache_events": KEPT_EVENTS} if arguments.follows_caches else {}
+        llm = LLM(arguments.model, **options | arguments.engine)
         if arguments.warmup:
             llm.warmup()
         self._engine = AsyncLLM.from_llm(llm, max_waiting_requests=settings.max_waiting)
         self._health_timeout = settings.health_timeout
         self._name = serve.get_replica_context().replica_id.unique_id
         self._app = create_app(self._engine, settings, replica=self._name)
+        self._chains = HeldChains()
+        self._served: list[tuple[tuple[bytes, ...], Sequence[int]]] = []
+        self._next_event = 0
+        self._follows = arguments.follows_caches
+        if self._follows:
+            self._app.state.serving.on_finished = self._finished
 
     async def check_health(self) -> None:
         """Check that the engine runs and that its steps end.
@@ -53,13 +70,32 @@ class Replica:
         """
         await self._engine.check_health(timeout=self._health_timeout)
 
+    def _finished(self, output: RequestOutput) -> None:
+        if chain := _CHAIN.get():
+            self._served.append((chain, output.prompt_token_ids))
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """Return what changed in the cache, for the routers; Serve asks regularly."""
+        if not self._follows:
+            return {}
+        served, self._served = self._served, []
+        while True:
+            found = await self._engine.cache_events(self._next_event, MOST_READ)
+            self._chains.follow(found)
+            self._next_event = found.next
+            if len(found.events) < MOST_READ:
+                break
+        for chain, token_ids in served:
+            self._chains.served(chain, token_ids)
+        return self._chains.report()
+
     async def answer(self, hint: Hint, scope: dict[str, Any], body: bytes) -> AsyncGenerator[list[Message], None]:
         """Answer one request; yield lists of the ASGI messages since the last list.
 
         Cancelling the call means that the client disconnected: the request's memory is free before the next step.
 
         Args:
-            hint: for the router; unused here.
+            hint: for the router; its chain names what the cache has of the prompt.
             scope: HTTP scope, as plain data.
             body: the whole body.
 
@@ -67,6 +103,7 @@ class Replica:
             TimeoutError: the front did not read the answer in time, and the answer was cut off.
         """
         yield [{"type": REPLICA, "name": self._name}]
+        _CHAIN.set(hint.chain)  # the app's task has this context
         unread = _Unread(MOST_UNREAD)
         aborted: list[bool] = []
         scope = {**scope, "extensions": {ABORT: lambda: aborted.append(True)}}

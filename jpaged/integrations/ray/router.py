@@ -10,6 +10,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
+from jpaged.integrations.ray.held_chains import ReportReader
 from jpaged.integrations.ray.hints import Hint
 from jpaged.integrations.ray.prefix_index import Policy, PrefixIndex
 
@@ -73,9 +74,13 @@ class PrefixRouter(ChoosingRouter):
         self._index = PrefixIndex(max_chunks)
         self._policy = Policy(self._index, overload=overload)
         self._sent: Counter[ReplicaID] = Counter()
+        self._reports: dict[str, ReportReader] = {}
 
     def ranked(self, hint: Hint, wanted: Mapping[str, RunningReplica]) -> list[list[str]]:
-        """Return the replicas as `Policy` ranks them."""
+        """Return the replicas as `Policy` ranks them, after what they have reported of their caches."""
+        for name, replica in wanted.items():
+            if report := getattr(replica, "routing_stats", None):
+                self._index.follow(name, self._reports.setdefault(name, ReportReader()).news(report))
         loads = {name: self._load(replica.replica_id) for name, replica in wanted.items()}
         return self._policy.ranked(hint.chain, loads)
 
@@ -107,6 +112,8 @@ class PrefixRouter(ChoosingRouter):
 
     def _forget(self) -> None:
         here = self.curr_replicas
+        names = {replica.unique_id for replica in here}
+        self._reports = {name: reader for name, reader in self._reports.items() if name in names}
         self._policy.keep_only([replica.unique_id for replica in here])
         self._sent = Counter({replica: count for replica, count in self._sent.items() if replica in here})
 

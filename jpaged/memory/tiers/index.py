@@ -1,12 +1,17 @@
-"""Maps content to its place in a tier, within a bound; the least recently needed pages are dropped first."""
+"""Maps content to its place in a tier, within a bound; pages of the lowest priority are dropped first, and of these the
+least recently needed."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from jpaged.memory.event_log import MediumEvents
 from jpaged.memory.hash_chain import Link
+from jpaged.memory.tiers.page_order import PageOrder
+from jpaged.memory.tiers.tenant_blocks import TenantBlocks
 
 
 class StoredBlock(NamedTuple):
@@ -24,26 +29,44 @@ class StoredBlock(NamedTuple):
     num_bytes: int
 
 
-class _Page(NamedTuple):
-    """A large page in use: its layer group and the blocks that were put into it, in order."""
+@dataclass
+class _Page:
+    """A large page in use.
+
+    Attributes:
+        blocks: those that were put into it, by slot.
+        num_given: slots from its beginning that were given to blocks.
+        holes: slots among them to be given again.
+    """
 
     group: int
-    blocks: list[StoredBlock]
+    blocks: dict[int, StoredBlock] = field(default_factory=dict)
+    num_given: int = 0
+    holes: list[int] = field(default_factory=list)
 
 
 class TierIndex:
     """Maps content to its place in a store that is cut as the pool is: into large pages, each with blocks of one group.
 
-    A page is filled from its beginning. When none is free, the one that was written or read least recently is
-    dropped whole, so that blocks of all sizes share the store and no gap stays.
+    A page has blocks of one priority, and is filled from its beginning. When none is free, `PageOrder` says which is
+    dropped whole, so that blocks of all sizes share the store and no gap stays. A salt that has as much as it may loses
+    its own blocks, whose places are used again at once.
 
     Args:
         block_bytes: size of a block, for each group; each divides `page_bytes`.
         page_bytes: size of a large page.
         num_pages: large pages that the store has.
+        salt_bytes: most bytes of one cache salt; None = no limit.
+
+    Attributes:
+        watch: hears of each content that is found from now on, or no longer; None = nothing does.
     """
 
-    def __init__(self, block_bytes: Sequence[int], page_bytes: int, num_pages: int) -> None:
+    def __init__(
+        self, block_bytes: Sequence[int], page_bytes: int, num_pages: int, *, salt_bytes: int | None = None
+    ) -> None:
+        self.salt_bytes = salt_bytes
+        self.watch: MediumEvents | None = None
         self.block_bytes = block_bytes
         self.page_bytes = page_bytes
         self.num_pages = num_pages
@@ -51,9 +74,14 @@ class TierIndex:
 
     def clear(self) -> None:
         """Forget everything."""
+        if self.watch is not None:
+            self.watch.cleared()
         self._blocks: list[dict[bytes, StoredBlock]] = [{} for _ in self.block_bytes]
-        self._pages: OrderedDict[int, _Page] = OrderedDict()  # the least recently needed first
-        self._open: list[int | None] = [None] * len(self.block_bytes)
+        self._pages: dict[int, _Page] = {}
+        self._order = PageOrder()
+        self._open: dict[tuple[int, int], int] = {}  # the page that is filled, by group and level
+        self._holed: dict[tuple[int, int], list[int]] = {}  # pages that may have holes, by group and level
+        self._tenants = TenantBlocks(self.salt_bytes)
         self._num_new = 0  # pages that were ever used
         self._free: list[int] = []  # pages that were used and given back
         self._unsent: set[tuple[int, bytes]] = set()  # have a place, but are not on their way to it yet
@@ -66,6 +94,13 @@ class TierIndex:
     def num_bytes(self) -> int:
         """Return the size of the pages in use."""
         return len(self._pages) * self.page_bytes
+
+    def watch_by(self, watch: MediumEvents) -> None:
+        """Tell of the contents from now on, beginning with those that are there."""
+        self.watch = watch
+        for blocks in self._blocks:
+            for stored in blocks.values():
+                watch.stored(stored.group, Link(stored.digest, stored.tokens))
 
     def find(self, g: int, link: Link) -> StoredBlock | None:
         """Return the block of group `g` with this content, or None; the tokens are compared too, not only the
@@ -84,26 +119,42 @@ class TierIndex:
 
     def touch(self, stored: StoredBlock) -> None:
         """Note that a block that can be found is needed now."""
-        self._pages.move_to_end(stored.place // self.page_bytes)
+        self._order.touch(stored.place // self.page_bytes)
+        self._tenants.touch(stored.place)
 
-    def put(self, g: int, link: Link) -> StoredBlock | None:
-        """Give content a place, for which others may be forgotten; None where there is none, or the digest has one. A
-        read finds it after `sent`."""
+    def put(self, g: int, link: Link, level: int = 0, until: float = math.inf) -> StoredBlock | None:
+        """Give content a place, for which others of no higher priority may be forgotten; None where there is none, or
+        the digest has one. A read finds it after `sent`.
+
+        Args:
+            level: its priority less the default.
+            until: when that ends.
+        """
+        size = self.block_bytes[g]
         if link.digest in self._blocks[g] or not self.num_pages:
             return None
-        number = self._open[g]
-        if number is None:
-            number = self._open[g] = self._take_page(g)
-        page, size = self._pages[number], self.block_bytes[g]
-        place = number * self.page_bytes + len(page.blocks) * size
-        stored = StoredBlock(g, link.digest, link.tokens, place, size)
-        page.blocks.append(stored)
-        if (len(page.blocks) + 1) * size > self.page_bytes:
-            self._open[g] = None
+        if self.salt_bytes is not None and link.tenant:
+            if size > self.salt_bytes:
+                return None
+            while (least := self._tenants.too_much(link.tenant, size)) is not None:
+                self._vacate(least)
+        if (free := self._next_slot(g, level)) is None:
+            return None
+        number, slot = free
+        stored = StoredBlock(g, link.digest, link.tokens, number * self.page_bytes + slot * size, size)
+        self._pages[number].blocks[slot] = stored
         self._blocks[g][link.digest] = stored
         self._unsent.add((g, link.digest))
-        self._pages.move_to_end(number)
+        if self.watch is not None:
+            self.watch.stored(g, link)
+        self._tenants.add(stored.place, size, link.tenant)
+        self._order.extend(number, until)
+        self._order.touch(number)
         return stored
+
+    def end_levels(self, now: float) -> None:
+        """Let the priorities end whose time is over."""
+        self._order.end_levels(now)
 
     def sent(self) -> None:
         """Note that all blocks with a place are on disk, or on their way there."""
@@ -113,6 +164,9 @@ class TierIndex:
         """Hide a damaged or dropped block; its place is reclaimed with its page."""
         if self._blocks[stored.group].get(stored.digest) == stored:
             del self._blocks[stored.group][stored.digest]
+            self._tenants.remove(stored.place)
+            if self.watch is not None:
+                self.watch.removed(stored.group, Link(stored.digest, stored.tokens))
 
     def load(self, blocks: Iterable[StoredBlock]) -> None:
         """Take in blocks that are in the store already, in the order in which they were written.
@@ -123,12 +177,18 @@ class TierIndex:
             number, size = stored.place // self.page_bytes, self.block_bytes[stored.group]
             page = self._pages.get(number)
             if page is None or page.group != stored.group or stored.place % self.page_bytes == 0:
-                for old in [] if page is None else self._pages.pop(number).blocks:
-                    self.forget(old)
-                page = self._pages[number] = _Page(stored.group, [])
+                if page is not None:
+                    self._drop(number)
+                page = self._add_page(number, stored.group, 0)
+            slot = stored.place % self.page_bytes // size
+            if (before := page.blocks.pop(slot, None)) is not None:
+                self.forget(before)
             if stored.num_bytes == size and stored.digest not in self._blocks[stored.group]:
-                page.blocks.append(stored)
+                page.blocks[slot], page.num_given = stored, max(page.num_given, slot + 1)
                 self._blocks[stored.group][stored.digest] = stored
+                if self.watch is not None:
+                    self.watch.stored(stored.group, Link(stored.digest, stored.tokens))
+                self._order.touch(number)
         self._num_new = max(self._pages, default=-1) + 1
         self._free = [number for number in range(self._num_new) if number not in self._pages]
         self.limit(self.num_pages)
@@ -136,13 +196,14 @@ class TierIndex:
     def forget_unsent(self) -> None:
         """Forget the blocks whose bytes will not come, because the step that was to send them is given up."""
         for g, digest in self._unsent:
-            self._blocks[g].pop(digest, None)
+            if (stored := self._blocks[g].get(digest)) is not None:
+                self.forget(stored)
         self._unsent.clear()
 
     def limit(self, num_pages: int) -> list[int]:
         """Set how many pages may be in use; return the numbers of those that are dropped for it."""
         self.num_pages = max(0, num_pages)
-        dropped = [self._drop_oldest() for _ in range(len(self._pages) - self.num_pages)]
+        dropped = [self._drop(self._order.first()) for _ in range(len(self._pages) - self.num_pages)]
         self._free += dropped
         return dropped
 
@@ -156,25 +217,73 @@ class TierIndex:
             end = stored.place + stored.num_bytes
             page = self._pages.get(stored.place // self.page_bytes)
             assert page is not None and page.group == stored.group, f"{stored} lies in another group's page"
-            assert stored in page.blocks, f"{stored} is not known to its page"
+            slot = stored.place % self.page_bytes // stored.num_bytes
+            assert page.blocks.get(slot) == stored and slot < page.num_given, f"{stored} is not known to its page"
+            assert slot not in page.holes, f"{stored} lies in a place that is given again"
         assert end <= self._num_new * self.page_bytes, f"{end} bytes are outside the pages"
-        for g, number in enumerate(self._open):
-            assert number is None or self._pages[number].group == g, f"group {g} fills another's page"
+        salted = self._tenants.num_bytes()
+        most = math.inf if self.salt_bytes is None else self.salt_bytes
+        assert all(num_bytes <= most for num_bytes in salted.values()), f"{salted} are over the limit of {most}"
 
-    def _take_page(self, g: int) -> int:
+    def _next_slot(self, g: int, level: int) -> tuple[int, int] | None:
+        """Return a page and a slot of it for a block: in a hole, in the page that is filled, or in another one; None
+        where all pages have a higher priority."""
+        holed = self._holed.get((g, level), [])
+        while holed:
+            if self._is_of(holed[-1], g, level) and (holes := self._pages[holed[-1]].holes):
+                return holed[-1], holes.pop()
+            holed.pop()
+        number = self._open.get((g, level))
+        if number is None or not self._is_of(number, g, level) or self._is_full(number):
+            number = self._take_page(g, level)
+            if number is None:
+                return None
+            self._open[g, level] = number
+        page = self._pages[number]
+        page.num_given += 1
+        return number, page.num_given - 1
+
+    def _is_of(self, number: int, g: int, level: int) -> bool:
+        page = self._pages.get(number)
+        return page is not None and page.group == g and self._order.level(number) == level
+
+    def _is_full(self, number: int) -> bool:
+        page = self._pages[number]
+        return (page.num_given + 1) * self.block_bytes[page.group] > self.page_bytes
+
+    def _vacate(self, place: int) -> None:
+        """Forget the block of a place, and let this be used again: with its page where that has no other block, and
+        else if it is not the first one, with which lists of blocks begin a page."""
+        number = place // self.page_bytes
+        page = self._pages[number]
+        slot = place % self.page_bytes // self.block_bytes[page.group]
+        self.forget(page.blocks.pop(slot))
+        if not page.blocks:
+            self._free.append(self._drop(number))
+        elif slot:
+            page.holes.append(slot)
+            self._holed.setdefault((page.group, self._order.level(number)), []).append(number)
+
+    def _take_page(self, g: int, level: int) -> int | None:
         if len(self._pages) >= self.num_pages:
-            number = self._drop_oldest()
+            number = self._order.first()
+            if self._order.level(number) > level:
+                return None
+            self._drop(number)
         elif self._free:
             number = self._free.pop()
         else:
             number, self._num_new = self._num_new, self._num_new + 1
-        self._pages[number] = _Page(g, [])
+        self._add_page(number, g, level)
         return number
 
-    def _drop_oldest(self) -> int:
-        number, page = self._pages.popitem(last=False)
-        for stored in page.blocks:
+    def _add_page(self, number: int, g: int, level: int) -> _Page:
+        page = self._pages[number] = _Page(g)
+        self._order.add(number, level)
+        return page
+
+    def _drop(self, number: int) -> int:
+        for stored in self._pages.pop(number).blocks.values():
             self.forget(stored)
-        if self._open[page.group] == number:
-            self._open[page.group] = None
+        self._order.remove(number)
         return number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -72,6 +73,7 @@ class Tier:
         at_fill: whether blocks are written when they are full; else when the pool evicts them.
         model: stands for the weights in the names of blocks.
         only_reads: whether another process writes the blocks.
+        salt_bytes: most bytes of one cache salt; None = no limit.
 
     Attributes:
         index: the blocks that can be found.
@@ -86,12 +88,13 @@ class Tier:
     at_fill: bool = False
     model: bytes = b""
     only_reads: bool = False
+    salt_bytes: int | None = None
     counters: TierCounters = field(default_factory=TierCounters)
 
     def __post_init__(self) -> None:
         sizes = [group.block_bytes * self.shards for group in self.layout.groups]
         page_bytes = self.layout.page_bytes * self.shards
-        self.index = TierIndex(sizes, page_bytes, self.num_bytes // page_bytes)
+        self.index = TierIndex(sizes, page_bytes, self.num_bytes // page_bytes, salt_bytes=self.salt_bytes)
         self._most_pages = self.index.num_pages
         self._unsent_bytes = 0
         self._refreshed = 0.0
@@ -111,8 +114,12 @@ class Tier:
         waiting = self.store.num_queued_bytes + self._unsent_bytes
         return not waiting or waiting + self.index.block_bytes[g] <= BACKLOG_BYTES
 
-    def put(self, g: int, link: Link) -> StoredBlock | None:
-        """Give a block of the pool a place; None where it has one, or none is to be had."""
+    def put(self, g: int, link: Link, level: int = 0, until: float = math.inf) -> StoredBlock | None:
+        """Give a block of the pool a place; None where it has one, or none is to be had.
+
+        Args:
+            level, until: see `TierIndex.put`.
+        """
         if not self.is_open or self.only_reads:
             return None
         stored = self.index.find(g, link)
@@ -122,7 +129,7 @@ class Tier:
         if not self.keeps_up(g):
             self.counters.skipped += 1
             return None
-        stored = self.index.put(g, link)
+        stored = self.index.put(g, link, level, until)
         if stored is not None:
             self._unsent_bytes += stored.num_bytes
         return stored
@@ -153,13 +160,14 @@ class Tier:
                 self.store.give_back(number * page_bytes, page_bytes)
 
     def refresh(self, now: float) -> None:
-        """Take in what another process wrote, at most once a second."""
+        """Take in what another process wrote, at most once a second; write from then on if that one has ended."""
         if self.only_reads and self.is_open and now >= self._refreshed + 1.0:
             self._refreshed = now
             anew, blocks = self.store.fresh()
             if anew:
                 self.index.clear()
             self.index.load(blocks)
+            self.only_reads = not self.store.writes
 
     def renew(self, model: bytes) -> None:
         """Forget all blocks, because the weights change: other names begin, which no other process has."""

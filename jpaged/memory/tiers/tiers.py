@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from jpaged.memory.hash_chain import Link
+from jpaged.memory.retention import Retention
 from jpaged.memory.tiers.prefetch import Prefetch
 from jpaged.memory.tiers.tier import Tier, TierName, TierStats
 from jpaged.memory.tiers.transfers import TierFill, TierWrite
@@ -38,17 +39,18 @@ class Tiers:
         self.prefetch = Prefetch(each, layout.pool_bytes * shards // STAGED_PART)
         self._forget_full()
         self._link_of: Callable[[int, int], Link | None] = lambda g, block: None
+        self._retention: Retention | None = None
         self._begin()
 
     def _forget_full(self) -> None:
         """Forget the full blocks that tiers, by number, have not yet got."""
-        self._full: dict[int, dict[tuple[int, int], Link]]
+        self._full: dict[int, dict[tuple[int, int], tuple[Link, int]]]  # contents with their levels
         self._full = {number: {} for number, tier in enumerate(self.each) if tier.at_fill}
 
     def _begin(self) -> None:
         self._writes: list[tuple[TierWrite, Tier, Link]] = []
         self._fills: dict[tuple[int, int], tuple[TierFill, Link]] = {}
-        self._coming: dict[tuple[int, int], Link] = {}
+        self._coming: dict[tuple[int, int], tuple[Link, int]] = {}
         self._is_planning = False
 
     @property
@@ -69,7 +71,7 @@ class Tiers:
         for tier in self.each:
             tier.renew(model)
 
-    def begin_pool(self, link_of: Callable[[int, int], Link | None]) -> None:
+    def begin_pool(self, link_of: Callable[[int, int], Link | None], retention: Retention | None = None) -> None:
         """Begin with an empty pool; forget what was to come from the one before, and what was read for requests.
 
         What the tiers have stays: a block was named only after the step that fills it was dispatched, and its copy
@@ -77,8 +79,9 @@ class Tiers:
 
         Args:
             link_of: returns the known content of a group's block.
+            retention: the priorities that requests gave to contents; None = there are none.
         """
-        self._link_of = link_of
+        self._link_of, self._retention = link_of, retention
         self._forget_full()
         for tier in self.each:
             tier.give_up_step()
@@ -93,23 +96,24 @@ class Tiers:
         device copies them before the step changes them."""
         self._is_planning = True
 
-    def filled(self, g: int, block: int, link: Link, is_there: bool) -> None:
+    def filled(self, g: int, block: int, link: Link, is_there: bool, level: int = 0) -> None:
         """Note that the pool knows a block's content: a later step copies it.
 
         Args:
             is_there: whether a dispatched step brings the content; else the one in planning does.
+            level: its level of priority where no request asks for another.
         """
         if self._full:
             for full in self._full.values() if is_there else (self._coming,):
-                full[g, block] = link
+                full[g, block] = link, level
 
     def evicted(self, g: int, block: int, link: Link) -> None:
         """Note that the pool evicts a block, whose content is there, and write it if there is room."""
         self.prefetch.version += 1
         for number, tier in enumerate(self.each):
-            waits = not tier.at_fill or self._full[number].pop((g, block), None) is not None
-            if waits and self._is_planning:
-                self._write(number, tier, g, block, link)
+            waits = self._full[number].pop((g, block), None) if tier.at_fill else (link, 0)
+            if waits is not None and self._is_planning:
+                self._write(number, tier, g, block, *waits)
 
     def unfill(self, g: int, block: int) -> None:
         """Note that the pool evicts a block that the step in planning was to fill; its content may not be there yet."""
@@ -135,20 +139,24 @@ class Tiers:
         self._is_planning = False
         for number, full in self._full.items():
             tier, later = self.each[number], {}
-            for (g, block), link in full.items():
+            for (g, block), (link, level) in full.items():
                 if self._link_of(g, block) is not link:
                     continue  # it was overwritten
                 if tier.keeps_up(g):
-                    self._write(number, tier, g, block, link)
+                    self._write(number, tier, g, block, link, level)
                 else:
-                    later[g, block] = link
+                    later[g, block] = link, level
             self._full[number] = later
         # A page may have been given to others since, and then back: two writes to one place could come in any order.
         last = {(write.tier, write.place): (write, tier, link) for write, tier, link in self._writes}
         return [write for write, tier, link in last.values() if tier.index.place(write.group, link) == write.place]
 
-    def _write(self, number: int, tier: Tier, g: int, block: int, link: Link) -> None:
-        stored = tier.put(g, link)
+    def _write(self, number: int, tier: Tier, g: int, block: int, link: Link, level: int) -> None:
+        kept = None
+        if self._retention is not None:
+            tier.index.end_levels(self._retention.now())
+            kept = self._retention.get(g, link.digest)
+        stored = tier.put(g, link, *(kept or (level,)))
         if stored is not None:
             write = TierWrite(g, block, stored.place, tier.block_name(stored), number, stored)
             self._writes.append((write, tier, link))
@@ -164,7 +172,7 @@ class Tiers:
             tier.sent()
         for full in self._full.values():  # what comes from a later tier goes to the earlier ones too
             full |= self._coming
-            full |= {block: link for block, (_, link) in self._fills.items()}
+            full |= {block: (link, 0) for block, (_, link) in self._fills.items()}
         self._begin()
 
     # Measurements.

@@ -94,6 +94,10 @@ class BlockStore(Protocol):
         """Tell whether it still works."""
 
     @property
+    def writes(self) -> bool:
+        """Tell whether this process writes it; `fresh` may make it the writer."""
+
+    @property
     def num_queued_bytes(self) -> int:
         """Return the bytes that were copied out of the pool and are not written yet."""
 

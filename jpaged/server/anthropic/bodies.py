@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -13,6 +13,7 @@ from jpaged import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from jpaged.server import turn as turns
 from jpaged.server.anthropic import field_classes
 from jpaged.server.bodies import Body, FieldClasses, at_most, only_fields
+from jpaged.server.cache_use import MOST_MARKS, CacheControl
 from jpaged.server.errors import ApiError, ClientNames
 from jpaged.server.messages.system_messages import joined
 
@@ -30,13 +31,6 @@ _FIELDS = {
     "tool_result": ("tool_use_id", "content", "is_error"),
 }
 """Fields of each type of block; the first one is required, but for a result's."""
-
-
-class CacheControl(Body):
-    """Marks a prefix of the prompt that later requests begin with. Prefixes are cached without it too."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
 
 
 class Source(Body):
@@ -161,21 +155,17 @@ class InputMessage(Body):
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
-    def shown(self, where: str) -> Iterator[tuple[dict[str, Any], bool]]:
-        """Yield the messages for the chat template, and whether the client marks the prompt at each one's end."""
+    def shown(self, where: str) -> Iterator[dict[str, Any]]:
+        """Yield the messages for the chat template."""
         blocks = self.content if isinstance(self.content, list) else [Block(type="text", text=self.content)]
         places = [f"{where}.content.{self.place('content', i)}" for i in range(len(blocks))]
         if self.role == "system":
             if text := _system(self.content, f"{where}.content"):
-                yield {"role": "system", "content": text}, _marks(blocks)
+                yield {"role": "system", "content": text}
         elif self.role == "assistant":
-            yield _said(blocks, places), _marks(blocks)
+            yield _said(blocks, places)
         else:
             yield from _asked(blocks, places)
-
-
-def _marks(blocks: Iterable[Block]) -> bool:
-    return any(block.cache_control is not None for block in blocks)
 
 
 def _said(blocks: list[Block], places: list[str]) -> dict[str, Any]:
@@ -205,28 +195,24 @@ def _said(blocks: list[Block], places: list[str]) -> dict[str, Any]:
     return message
 
 
-def _asked(blocks: list[Block], places: list[str]) -> Iterator[tuple[dict[str, Any], bool]]:
+def _asked(blocks: list[Block], places: list[str]) -> Iterator[dict[str, Any]]:
     """Yield the messages of a user's one: results of tools, then the rest.
 
     Templates show the text of a result. Its images follow in the message of the user.
     """
     parts: list[dict[str, Any]] = []
-    marked = False
     for block, where in zip(blocks, places, strict=True):
         if block.type != "tool_result":
             parts += block.parts(where)
-            marked = marked or block.cache_control is not None
             continue
         found = _parts(block.content, f"{where}.content")
-        images = [part for part in found if part["type"] != "text"]
         text = "\n".join(part["text"] for part in found if part["type"] == "text")
         if block.is_error:
             text = text if text.lower().startswith("error") else f"Error: {text}".rstrip()
-        parts += images
-        marked = marked or (bool(images) and block.cache_control is not None)
-        yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}, block.cache_control is not None
+        parts += [part for part in found if part["type"] != "text"]
+        yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
     if parts or not any(block.type == "tool_result" for block in blocks):
-        yield {"role": "user", "content": _content(parts)}, marked
+        yield {"role": "user", "content": _content(parts)}
 
 
 class Tool(Body):
@@ -260,17 +246,18 @@ class Thinking(Body):
     """Whether the model thinks, and what is shown of it.
 
     Attributes:
+        budget_tokens: most tokens of the thoughts.
         display: "omitted" leaves the text of thoughts out.
     """
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: int | None = None
+    budget_tokens: int | None = Field(None, ge=0)
     display: Literal["summarized", "omitted"] | None = None
 
     @model_validator(mode="after")
-    def _names_its_budget(self) -> Thinking:
-        if self.budget_tokens is not None:
-            self._unhonoured["budget_tokens"] = field_classes.BUDGET
+    def _thinks_within_its_budget(self) -> Thinking:
+        if self.type == "disabled" and self.budget_tokens is not None:
+            raise ValueError("budget_tokens has no meaning with the type 'disabled'")
         return self
 
 
@@ -324,7 +311,9 @@ class Conversation(Body):
             ApiError: a field is wrong.
         """
         names = ClientNames(type(self).model_fields, self._sent_as(), self._image_paths())
-        messages, marked = self._shown()
+        messages = self._shown(self.system, self.messages)
+        if all(message["role"] == "system" for message in messages):
+            raise ApiError("messages has no message of the user", param="messages", code="invalid_value")
         thinking, choice = self.thinking, self.tool_choice
         last = messages[-1]
         try:
@@ -344,11 +333,12 @@ class Conversation(Body):
             shape=shape,
             controls={
                 "thinks": None if thinking is None else thinking.type != "disabled",
+                "thought_budget": None if thinking is None else thinking.budget_tokens,
                 "reasoning_effort": None if self.output_config is None else self.output_config.effort,
             },
             continues_message=last["role"] == "assistant" and bool(last["content"]) and "tool_calls" not in last,
             moves_system=True,
-            marked=marked,
+            marked=self._marked(messages),
             model=self.model,
         )
 
@@ -357,29 +347,48 @@ class Conversation(Body):
         """Tell whether the text of thoughts is left out."""
         return self.thinking is not None and self.thinking.display == "omitted"
 
-    def _shown(self) -> tuple[list[dict[str, Any]], tuple[int, ...]]:
-        """Return the messages for the chat template, neighbours of one role joined, and the numbers of the marked."""
-        found: list[tuple[dict[str, Any], bool]] = []
-        if system := _system(self.system, "system"):
-            is_marked = isinstance(self.system, list) and _marks(self.system)
-            found.append(({"role": "system", "content": system}, is_marked))
-        for i, message in enumerate(self.messages):
-            for shown, is_marked in message.shown(f"messages.{i}"):
-                if found and found[-1][0]["role"] == shown["role"] != "tool":
-                    found[-1] = _joined(found[-1][0], shown), found[-1][1] or is_marked
+    def _shown(self, system: str | list[Block] | None, messages: Sequence[InputMessage]) -> list[dict[str, Any]]:
+        """Return messages for the chat template, neighbours of one role joined."""
+        found: list[dict[str, Any]] = []
+        if text := _system(system, "system"):
+            found.append({"role": "system", "content": text})
+        for i, message in enumerate(messages):
+            for shown in message.shown(f"messages.{i}"):
+                if found and found[-1]["role"] == shown["role"] != "tool":
+                    found[-1] = _joined(found[-1], shown)
                 else:
-                    found.append((shown, is_marked))
-        if all(message["role"] == "system" for message, _ in found):
-            raise ApiError("messages has no message of the user", param="messages", code="invalid_value")
-        marked = [i for i, (_, is_marked) in enumerate(found) if is_marked]
+                    found.append(shown)
+        return found
+
+    def _marked(self, messages: list[dict[str, Any]]) -> list[turns.Marked]:
+        """Return the beginnings of the conversation that the client marks.
+
+        Raises:
+            ApiError: there are too many.
+        """
+        found = []
+        tools = [tool.cache_control.seconds for tool in self.tools or () if tool.cache_control is not None]
+        if tools:  # templates show them with the system's messages, or after these
+            found = [turns.Marked(self._shown(self.system, ()), max(tools))]
+        blocks = self.system if isinstance(self.system, list) else ()
+        for k, control in _controls(blocks):
+            found.append(turns.Marked(self._shown(list(blocks[: k + 1]), ()), control.seconds))
+        for i, message in enumerate(self.messages):
+            blocks = message.content if isinstance(message.content, list) else ()
+            for k, control in _controls(blocks):
+                cut = message.model_copy(update={"content": list(blocks[: k + 1])})
+                found.append(turns.Marked(self._shown(self.system, [*self.messages[:i], cut]), control.seconds))
         if self.cache_control is not None:
-            marked = sorted({*marked, len(found) - 1})
-        tools = [-1] if any(tool.cache_control is not None for tool in self.tools or ()) else []
-        return [message for message, _ in found], (*tools, *marked)
+            found.append(turns.Marked(messages, self.cache_control.seconds))
+        if len(found) > MOST_MARKS:
+            why = f"{MOST_MARKS} blocks with cache_control are taken at most, and the request has {len(found)}"
+            raise ApiError(why, param="messages", code="invalid_value")
+        return found
 
     def _sent_as(self) -> dict[str, str]:
         names = dict.fromkeys(("prompt", "prompt_token_ids", "content", "images", "videos"), "messages")
         names |= {"stop": "stop_sequences", "structured_outputs": "output_config.format"}
+        names["thinking_token_budget"] = "thinking.budget_tokens"
         path = "output_format.schema" if self.output_format is not None else "output_config.format.schema"
         return names | {"json": path, "grammar": "tools" if self.tools else path}
 
@@ -394,6 +403,14 @@ class Conversation(Body):
                     inner = [n for n, one in enumerate(block.content) if one.type == "image"]
                     found += [f"{where}.content.{block.place('content', n)}.source" for n in inner]
         return found
+
+
+def _controls(blocks: Iterable[Block]) -> Iterator[tuple[int, CacheControl]]:
+    """Yield the marks of a content, by the numbers of the blocks; one within a tool's result is the result's."""
+    for k, block in enumerate(blocks):
+        inner = block.content if isinstance(block.content, list) else ()
+        if control := block.cache_control or next((one.cache_control for one in inner if one.cache_control), None):
+            yield k, control
 
 
 def _choice(choice: ToolChoice | None) -> turns.ToolChoice:

@@ -19,7 +19,11 @@ from jpaged.server.serving import Serving, serving_of
 from jpaged.server.streaming import STREAMED, answered, event, while_connected
 
 router = APIRouter()
-_PLACES = {"thinks": "thinking.type", "reasoning_effort": "output_config.effort"}
+_PLACES = {
+    "thinks": "thinking.type",
+    "thought_budget": "thinking.budget_tokens",
+    "reasoning_effort": "output_config.effort",
+}
 
 
 @router.post("/v1/messages", response_model=None, responses=STREAMED | GENERATES)

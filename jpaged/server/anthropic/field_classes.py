@@ -6,7 +6,6 @@ from jpaged.server.bodies import FieldClasses
 
 _UNUSED = "it is for the client's own records"
 _ABSENT = "the server has no such tool"
-BUDGET = "max_tokens bounds thought and answer together"
 _SERVER_TOOLS = dict.fromkeys(
     (
         "bash_20241022",

@@ -94,6 +94,7 @@ PROTOCOL = Protocol(
     error=_error,
     error_schema=_ERROR,
     error_event="error",
+    ping=b'event: ping\ndata: {"type":"ping"}\n\n',
     secret=_secret,
     secret_header="x-api-key: KEY",
     batch_paths=("/v1/messages",),

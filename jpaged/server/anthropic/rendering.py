@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from jpaged.server.cache_use import SECONDS
 from jpaged.server.turn import Arguments, Begun, CallBegun, CallEnded, Ended, Event, Text, Thought
 
 Made = tuple[str, dict[str, Any]]
@@ -119,10 +120,18 @@ class MessageBlocks:
 
 
 def _usage(event: Begun | Ended, output_tokens: int) -> dict[str, Any]:
-    """Return the `usage` of a message: `input_tokens` are those that were not cached."""
+    """Return the `usage` of a message: `input_tokens` are those that neither were cached nor stay for a marked time."""
+    cache = event.cache
+    created, more = sum(cache.written.values()), {}
+    if created:
+        by_life = {f"ephemeral_{name}_input_tokens": cache.written.get(time, 0) for name, time in SECONDS.items()}
+        more = {"cache_creation": by_life}
+    if cache.by_tier:
+        more["cache_read_input_tokens_by_tier"] = dict(cache.by_tier)
     return {
-        "input_tokens": event.prompt_tokens - event.cached_tokens,
-        "cache_creation_input_tokens": 0,
+        "input_tokens": event.prompt_tokens - event.cached_tokens - created,
+        "cache_creation_input_tokens": created,
         "cache_read_input_tokens": event.cached_tokens,
+        **more,
         "output_tokens": output_tokens,
     }

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from jpaged import CompletionOutput, RequestOutput
 from jpaged.answers.thought_tokens import ThoughtTokens
+from jpaged.server.cache_use import CacheUse
 from jpaged.server.messages.parts import CallArguments, CallCut, CallEnd, CallStart, Content, Part, Reader
 from jpaged.server.turn import Arguments, Begun, CallBegun, CallEnded, Ended, Event, Piece, Text, Thought
 
@@ -34,7 +35,7 @@ class AnswerReader:
         events: list[Event] = []
         if not self._begun:
             self._begun = True
-            events.append(Begun(len(output.prompt_token_ids), output.num_cached_tokens))
+            events.append(Begun(len(output.prompt_token_ids), output.num_cached_tokens, CacheUse.of(output)))
         waits = one.finish_reason == "abort" and self._resumable
         # Half a character at the end may be completed by a restarted server.
         text = one.text.rstrip("\ufffd") if waits else one.text
@@ -77,4 +78,5 @@ class AnswerReader:
             output.num_cached_tokens,
             self._num_tokens,
             thought,
+            CacheUse.of(output),
         )

@@ -18,6 +18,7 @@ from jpaged.server.messages.parts import PlainReader, Reader
 from jpaged.server.turn import Tool, Turn
 
 _THINKS = "the model's chat template cannot switch thoughts off"
+_NO_BUDGET = "the form of the model's thoughts is not known: --reasoning-parser names one"
 _CONTROLS = {
     "reasoning_effort": "the model's chat template has no control of its effort",
     "verbosity": "the model's chat template has no control of its verbosity",
@@ -48,6 +49,7 @@ class TurnForm:
         self.turn = turn
         self._tokenizer = tokenizer
         self._tools = self._offered(tool_parser)
+        self._parsers = {"reasoning_parser": reasoning_parser, "tool_parser": tool_parser if self._tools else "none"}
         form = format_of(tool_parser if self._tools else None, reasoning_parser, tokenizer)
         self._form = BoundFormat(form, tokenizer)
         self._thinks = form.thought is not None
@@ -95,6 +97,8 @@ class TurnForm:
             controls["enable_thinking"] = thinks
         elif thinks is False and self._thinks:
             self.unhonoured["thinks"] = _THINKS
+        if self.turn.controls.get("thought_budget") is not None and not self._thinks:
+            self.unhonoured["thought_budget"] = _NO_BUDGET
         for name, reason in _CONTROLS.items():
             value = self.turn.controls.get(name)
             if value is None:
@@ -125,9 +129,15 @@ class TurnForm:
             return params
         shape = {} if self.turn.shape is None else {"structured_outputs": self.turn.shape}
         try:
-            return replace(params, **{**shape, **self.parameters()})
+            return replace(params, **{**shape, **self._bound_of_thoughts(params), **self.parameters()})
         except (ValueError, TypeError) as error:
             raise self.turn.names.refusal(error) from error
+
+    def _bound_of_thoughts(self, params: SamplingParams) -> dict[str, Any]:
+        """Return the sampling parameters that bound the answer's thoughts."""
+        wish = self.turn.controls.get("thought_budget") if self._thinks else None
+        budget = params.thinking_token_budget if wish is None else wish
+        return {} if budget is None else {"thinking_token_budget": budget, **self._parsers}
 
     def parameters(self) -> dict[str, Any]:
         """Return the sampling parameters for tool calls or for a shape after a thought. Call `follow` before."""

@@ -110,12 +110,15 @@ ASKING = {
     "bad_words": {"bad_words": ["four"]},
     "min_tokens": {"min_tokens": 2},
     "structured_outputs": {"structured_outputs": StructuredOutputsParams(choice=["four"])},
+    "thinking_token_budget": {"thinking_token_budget": 0},
+    "reasoning_parser": {"thinking_token_budget": 0, "reasoning_parser": "think"},
+    "tool_parser": {"thinking_token_budget": 0, "tool_parser": "none"},
 }
 """Parameters that a row has where it asks for an edit by this one."""
 
 
 class OnlyFour:
-    """A grammar."""
+    """A grammar, or a thought that is to be closed by this token."""
 
     mask = np.array([16, 0], np.int32)
 
@@ -127,7 +130,7 @@ def asking(**params) -> Request:
         made.bad_words = ((2, 4),)
     if made.params.allowed_token_ids:
         made.allowed_mask = np.array([24, 0], np.int32)
-    if made.params.structured_outputs:
+    if made.has_rules:
         made.sequences[0].grammar = OnlyFour()
     return made
 

@@ -60,7 +60,7 @@ class BlockFile:
         folder: where the file lies; made if it is not there.
         num_bytes: its size.
         identity: 16 bytes that stand for everything blocks depend on, of a file that stays; None = it has no name. The
-            first process that opens it writes, others read.
+            first process that opens it writes, others read, and one of them takes over when it ends.
         page_bytes: size of a large page.
 
     Raises:
@@ -79,10 +79,11 @@ class BlockFile:
         else:
             path = Path(folder) / f"jpaged-{identity.hex()}"
             remove_others(Path(folder), identity)
+            self._path = path.with_suffix(".blocks")
             self._journal = BlockJournal(path.with_suffix(".list"), identity, num_bytes, page_bytes)
         try:
             if self._journal is not None:
-                self._file = _open(path.with_suffix(".blocks"), writes=self._journal.writes)
+                self._file = _open(self._path, writes=self._journal.writes)
                 self._sums = {record.block.place: record.checksum for record in self._journal.records}
             if self.writes and os.fstat(self._file.fileno()).st_size != num_bytes:
                 _reserve(self._file.fileno(), num_bytes)
@@ -99,11 +100,17 @@ class BlockFile:
         return self._journal is None or self._journal.writes
 
     def fresh(self) -> tuple[bool, list[StoredBlock]]:
-        """Return whether the writer began another journal, and the blocks that it added since the last call."""
+        """Return whether the writer began another journal, and the blocks that it added since the last call.
+
+        If the writer has ended, this process becomes it, and all blocks are returned as another journal's.
+        """
         journal = self._journal
         if journal is None or journal.writes:
             return False, []
         anew = journal.is_replaced()
+        if journal.take_over():
+            self._file.close()
+            self._file, anew = _open(self._path, writes=True), True
         if anew:
             journal.reopen()
         records = journal.records if anew else list(journal.fresh())

@@ -38,7 +38,8 @@ class Record(NamedTuple):
 
 
 class BlockJournal:
-    """The list of a file's blocks. The first process that opens it writes; others read what it writes.
+    """The list of a file's blocks. The first process that opens it writes; others read what it writes, and one of them
+    takes over when it ends.
 
     Args:
         path: the list's file; made if it is not there.
@@ -102,10 +103,19 @@ class BlockJournal:
         return True
 
     def reopen(self) -> None:
-        """Read the list that the writer began."""
+        """Read the list anew: one that the writer began, or that this process writes from now on."""
         os.close(self._file)
         self._file, self._pages, self._live_bytes = -1, {}, 0
         self._open()
+
+    def take_over(self) -> bool:
+        """Become the writer if the one before has ended; return whether that was so. Then `reopen` reads the whole
+        list."""
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            there = self._path.with_suffix(".lock")
+            self.writes = os.stat(there).st_ino == os.fstat(self._lock).st_ino  # else a process of others removed it
+        return self.writes
 
     def add(self, record: Record) -> None:
         """Add a block, over those that lay there."""

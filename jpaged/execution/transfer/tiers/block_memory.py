@@ -63,6 +63,11 @@ class BlockMemory:
         """Invalidate all blocks written so far."""
         self._names = {}
 
+    @property
+    def writes(self) -> bool:
+        """Tell whether this process writes: no other one can."""
+        return True
+
     def fresh(self) -> tuple[bool, list[StoredBlock]]:
         """Return nothing: no other process writes here."""
         return False, []

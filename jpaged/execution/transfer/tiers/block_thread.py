@@ -91,6 +91,11 @@ class BlockThread:
             self._fail(error)
             return False, []
 
+    @property
+    def writes(self) -> bool:
+        """Tell whether this process writes the blocks."""
+        return self._file.writes
+
     def give_back(self, place: int, num_bytes: int) -> None:
         """Free memory whose blocks were dropped, once all that was asked before is done."""
         with self._lock:

@@ -12,6 +12,7 @@ from jpaged import BeamSearchParams, SamplingParams, StructuredOutputsParams
 from jpaged.json_schema import first_unfollowed
 from jpaged.server import turn as turns
 from jpaged.server.bodies import Body, FieldClasses, only_fields
+from jpaged.server.cache_use import MOST_MARKS, CacheControl
 from jpaged.server.errors import ApiError, ClientNames
 from jpaged.server.openai.bodies import field_classes
 from jpaged.server.openai.bodies.fields import SamplingFields
@@ -59,6 +60,7 @@ class ContentPart(Body):
     input_audio: Any = None
     file: Any = None
     refusal: str | None = None
+    cache_control: CacheControl | None = None
 
     def as_template_takes_it(self, where: str) -> dict[str, Any]:
         """Return the part for the chat template.
@@ -67,7 +69,7 @@ class ContentPart(Body):
             ApiError: the part is of another type, or lacks the field of its type, or has another's.
         """
         if self.type in ("text", "image_url", "video_url", "image_embeds"):
-            only_fields(self, {"type", self.type}, where, f"a part of the type {self.type!r}")
+            only_fields(self, {"type", "cache_control", self.type}, where, f"a part of the type {self.type!r}")
         if self.type == "text" and self.text is not None:
             return {"type": "text", "text": self.text}
         if self.type == "image_url" and self.image_url is not None:
@@ -130,6 +132,7 @@ class Message(Body):
     reasoning: str | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
+    cache_control: CacheControl | None = None
 
     def as_template_takes_it(self, where: str) -> dict[str, Any]:
         """Return the message for the chat template.
@@ -144,7 +147,7 @@ class Message(Body):
         if self.annotations or self.refusal:
             name = "annotations" if self.annotations else "refusal"
             raise ApiError(f"{where}.{name} is not supported: the model is shown text only", param=f"{where}.{name}")
-        shown = self.model_dump(exclude_unset=True, exclude={"annotations", "refusal", "content"})
+        shown = self.model_dump(exclude_unset=True, exclude={"annotations", "refusal", "content", "cache_control"})
         if self.role == "developer":
             shown["role"] = "system"  # the name in templates
         if isinstance(self.content, list):
@@ -226,6 +229,7 @@ class Tool(Body):
     type: Literal["function", "custom"]
     function: Function | None = None
     custom: CustomTool | None = None
+    cache_control: CacheControl | None = None
 
     @model_validator(mode="after")
     def _has_what_its_type_says(self) -> Tool:
@@ -400,9 +404,9 @@ class ChatRequest(SamplingFields):
             message = "continue_final_message=true continues a message, and add_generation_prompt=true begins one"
             raise ApiError(message, param="continue_final_message", code="invalid_value")
         tools = [tool.in_turn() for tool in self.tools or ()]
-        choice = self._choice()
+        choice, messages = self._choice(), self.template_messages()
         return turns.Turn(
-            messages=self.template_messages(),
+            messages=messages,
             params=self._params(defaults, max_model_len),
             names=self.names,
             tools=tools,
@@ -420,8 +424,26 @@ class ChatRequest(SamplingFields):
             model=self.model,
             priority=self.priority,
             cache_salt=self.cache_salt,
+            marked=self._marked(messages),
             **more,
         )
+
+    def _marked(self, messages: Sequence[Mapping[str, Any]]) -> list[turns.Marked]:
+        """Return the beginnings of the conversation that the client marks; of many the longest."""
+        found = []
+        tools = [tool.cache_control.seconds for tool in self.tools or () if tool.cache_control is not None]
+        if tools:  # templates show them with the system's messages, or after these
+            system = next((i for i, one in enumerate(messages) if one["role"] != "system"), len(messages))
+            found = [turns.Marked(messages[:system], max(tools))]
+        for i, message in enumerate(self.messages):
+            parts = message.content if isinstance(message.content, list) else ()
+            for k, part in enumerate(parts):
+                if part.cache_control is not None:
+                    cut = {**messages[i], "content": messages[i]["content"][: k + 1]}
+                    found.append(turns.Marked([*messages[:i], cut], part.cache_control.seconds))
+            if message.cache_control is not None:
+                found.append(turns.Marked(messages[: i + 1], message.cache_control.seconds))
+        return found[-MOST_MARKS:]
 
     def _choice(self) -> turns.ToolChoice:
         choice, parallel = self.tool_choice, self.parallel_tool_calls

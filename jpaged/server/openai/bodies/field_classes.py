@@ -75,18 +75,18 @@ COMPLETION = FieldClasses(
         "suffix": "the model continues a text and fills no gaps; an empty one is accepted",
     },
 )
-CONTENT_PART = FieldClasses(without_effect=_SHOWN)
+CONTENT_PART = FieldClasses()
 TOOL_CALL = FieldClasses(without_effect={**_SHOWN, "provider_specific_fields": _UNUSED})
 MESSAGE = FieldClasses(
     without_effect={
-        **_SHOWN,
         "id": _UNUSED,
         "provider_specific_fields": _UNUSED,
         "reasoning_details": "the model is shown reasoning_content",
     },
     refused={"audio": "messages are text", "function_call": "use tool_calls"},
 )
-TOOL = FieldClasses(without_effect=_SHOWN, not_honoured=_FUNCTION)
+TOOL = FieldClasses(not_honoured=_FUNCTION)
+RESPONSE_TOOL = FieldClasses(without_effect=_SHOWN, not_honoured=_FUNCTION)
 CHAT = FieldClasses(
     without_effect={**_CACHE, "metadata": _UNUSED},
     not_honoured={**_NAMED, "store": "chats are not stored", "web_search_options": "the server cannot search"},
@@ -153,6 +153,7 @@ TABLE = {
     "message": MESSAGE,
     "part of a message": CONTENT_PART,
     "tool": TOOL,
+    "tool of a response": RESPONSE_TOOL,
     "call in a message": TOOL_CALL,
     "stream_options": STREAM_OPTIONS,
     "response": RESPONSES,

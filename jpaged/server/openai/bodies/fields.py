@@ -42,6 +42,7 @@ _SAME_NAME = (
     "allowed_token_ids",
     "bad_words",
     "prompt_logprobs",
+    "thinking_token_budget",
 )
 _BEAM = {"n", "max_tokens", "length_penalty", "early_stopping", "ignore_eos", "temperature"}
 """Fields that a beam search uses."""
@@ -164,6 +165,7 @@ class SamplingFields(Body):
     allowed_token_ids: Annotated[list[int] | None, at_most(MOST_TOKEN_IDS)] = None
     bad_words: Annotated[list[str] | None, at_most(MOST_TEXTS)] = None
     prompt_logprobs: int | None = None
+    thinking_token_budget: int | None = None
     priority: int | None = None
     cache_salt: str | None = Field(None, min_length=1)
     structured_outputs: Structure | None = None

@@ -226,7 +226,7 @@ class ResponseTool(Body):
         tools: the tools of a namespace, each of which the model sees as ``namespace.tool``.
     """
 
-    classes: ClassVar[FieldClasses] = field_classes.TOOL
+    classes: ClassVar[FieldClasses] = field_classes.RESPONSE_TOOL
 
     type: Literal["function", "custom", "namespace"]
     name: str
@@ -335,8 +335,8 @@ class ResponsesRequest(Body):
         previous_response_id: a stored response whose conversation this one continues, without its instructions.
         include: "message.output_text.logprobs" for the log-probabilities of tokens, each with `top_logprobs` others.
         truncation: "auto" drops the oldest items of an input that does not fit.
-        top_k, min_p, seed, stop, repetition_penalty, min_tokens, ignore_eos, cache_salt, priority: see
-            `SamplingFields` (vLLM's).
+        top_k, min_p, seed, stop, repetition_penalty, min_tokens, ignore_eos, thinking_token_budget, cache_salt,
+            priority: see `SamplingFields` (vLLM's).
         mm_processor_kwargs: settings of the processor of images (vLLM's).
     """
 
@@ -381,6 +381,7 @@ class ResponsesRequest(Body):
     stop: Annotated[str | list[str] | None, at_most(MOST_TEXTS)] = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
+    thinking_token_budget: int | None = None
     priority: int | None = None
     cache_salt: str | None = Field(None, min_length=1)
     mm_processor_kwargs: dict[str, Any] | None = None
@@ -431,7 +432,7 @@ class ResponsesRequest(Body):
             raise ApiError(message, param="top_logprobs", code="invalid_value")
         same = {"model", "temperature", "top_p", "user", "safety_identifier", "top_k", "min_p", "seed"}
         same |= {"repetition_penalty", "stop", "min_tokens", "ignore_eos", "priority", "cache_salt", "service_tier"}
-        same |= {"mm_processor_kwargs"}
+        same |= {"mm_processor_kwargs", "thinking_token_budget"}
         given: dict[str, Any] = {name: getattr(self, name) for name in same & self.model_fields_set}
         given["messages"] = self._messages()
         if not given["messages"]:

@@ -146,7 +146,7 @@ class _Chat:
 
 def _count(usage: Usage, step: Step) -> None:
     new = sum(len(piece.token_ids) for piece in step.pieces)
-    usage.count(0, len(step.prompt_token_ids), step.cached_tokens, new)
+    usage.count(0, len(step.prompt_token_ids), step.cached_tokens, new, step.cache.by_tier)
 
 
 def _ending(ended: Ended | None) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jpaged import CompletionOutput, __version__
+from jpaged.server.cache_use import details
 
 FINGERPRINT = f"jpaged-{__version__}"
 
@@ -29,23 +30,27 @@ class Usage:
     def __init__(self, *, include: bool = False, continuous: bool = False) -> None:
         self.include = include
         self.continuous = continuous and include
-        self._prompts: dict[int, tuple[int, int]] = {}
+        self._prompts: dict[int, tuple[int, int, Mapping[str, int]]] = {}
         self._tokens = 0
         self.thought: int | None = None
 
-    def count(self, prompt: int, prompt_tokens: int, cached_tokens: int, new_tokens: int) -> None:
-        """Count the tokens of a prompt, by its number, and the new ones of its outputs."""
-        self._prompts[prompt] = prompt_tokens, cached_tokens
+    def count(
+        self, prompt: int, prompt_tokens: int, cached_tokens: int, new_tokens: int, by_tier: Mapping[str, int]
+    ) -> None:
+        """Count the tokens of a prompt, by its number, and the new ones of its outputs; `by_tier`: see `CacheUse`."""
+        self._prompts[prompt] = prompt_tokens, cached_tokens, by_tier
         self._tokens += new_tokens
 
     def now(self) -> dict[str, Any]:
         """Return the `usage` so far."""
-        prompt = sum(tokens for tokens, _ in self._prompts.values())
+        prompt = sum(tokens for tokens, _, _ in self._prompts.values())
         found: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": self._tokens,
             "total_tokens": prompt + self._tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(cached for _, cached in self._prompts.values())},
+            "prompt_tokens_details": details(
+                sum(cached for _, cached, _ in self._prompts.values()), (tiers for *_, tiers in self._prompts.values())
+            ),
         }
         if self.thought is not None:
             found["completion_tokens_details"] = {"reasoning_tokens": self.thought}

@@ -13,6 +13,7 @@ from fastapi.responses import Response
 
 from jpaged import BeamSearchParams, CompletionOutput, RequestOutput, SamplingParams
 from jpaged.server.bodies import unhonoured
+from jpaged.server.cache_use import split
 from jpaged.server.caller import Caller
 from jpaged.server.errors import ApiError
 from jpaged.server.openai.bodies.prompts import CompletionRequest
@@ -46,6 +47,7 @@ class _Completion:
         self._caller = caller
         self._check()
         self._prompts = body.prompts
+        caller.num_prompts = len(self._prompts)
         self._scores_prompt = body.echo and body.logprobs is not None
         caller.log |= {"user": body.user} if body.user else {}
         self._head = {
@@ -103,7 +105,7 @@ class _Completion:
         ]
 
     def _params(self) -> SamplingParams | BeamSearchParams:
-        body, extra = self._body, {}
+        body, extra = self._body, dict[str, Any]()
         if body.use_beam_search:
             return body.beam_params(most_tokens=body.max_tokens or 16)
         if body.logprobs is not None:
@@ -116,6 +118,8 @@ class _Completion:
             extra.setdefault("logprobs", 0)  # best_of ranks by log-probability, which the engine may skip otherwise
         if body.max_tokens is not None:
             extra["max_tokens"] = max(1, body.max_tokens)
+        if body.thinking_token_budget not in (None, -1):
+            extra |= {"reasoning_parser": self._serving.settings.reasoning_parser, "tool_parser": "none"}
         return body.sampling_params(self._serving.engine.get_default_sampling_params(), **extra)
 
     # ------------------------------------------------------------------ whole
@@ -251,7 +255,7 @@ class _Completion:
 def _count(usage: Usage, prompt: int, output: RequestOutput, *, generated: bool = True) -> None:
     """Count an output of the engine; without `generated` its tokens are not the answer's."""
     tokens = sum(len(one.token_ids) for one in output.outputs) if generated else 0
-    usage.count(prompt, len(output.prompt_token_ids), output.num_cached_tokens, tokens)
+    usage.count(prompt, len(output.prompt_token_ids), output.num_cached_tokens, tokens, split(output))
 
 
 def _mean_logprob(output: CompletionOutput) -> float:

@@ -70,6 +70,7 @@ async def read(
         message = f"starting_after={starting_after}: the events before the server's restart are unknown"
         raise ApiError(message, param="starting_after", code="invalid_value")
     if stream_events:
+        caller.take()  # by the request that began the response
         return await stream(request, caller, job.follow(starting_after + 1), serving.settings.stall_timeout)
     return whole(job.now)
 

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 
 from jpaged import PoolingParams
 from jpaged.outputs import PoolingRequestOutput
+from jpaged.server.cache_use import details, split
 from jpaged.server.caller import Caller
 from jpaged.server.errors import ApiError, refused
 from jpaged.server.openai.bodies.vectors import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
@@ -192,4 +193,8 @@ def _encoded(vector: Sequence[float], form: str) -> list[float] | str:
 def _usage(outputs: Sequence[PoolingRequestOutput[Any]]) -> dict[str, Any]:
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
     cached = sum(output.num_cached_tokens for output in outputs)
-    return {"prompt_tokens": prompt, "total_tokens": prompt, "prompt_tokens_details": {"cached_tokens": cached}}
+    return {
+        "prompt_tokens": prompt,
+        "total_tokens": prompt,
+        "prompt_tokens_details": details(cached, map(split, outputs)),
+    }

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from jpaged.server.bodies import unhonoured
+from jpaged.server.cache_use import details
 from jpaged.server.caller import Caller
 from jpaged.server.errors import ApiError, described
 from jpaged.server.messages.custom_tools import CustomInput
@@ -133,7 +134,7 @@ class Answer:
             "incomplete_details": {"reason": why} if _status(ended) == "incomplete" else None,
             "usage": {
                 "input_tokens": ended.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": ended.cached_tokens},
+                "input_tokens_details": details(ended.cached_tokens, [ended.cache.by_tier]),
                 "output_tokens": ended.output_tokens,
                 "output_tokens_details": {"reasoning_tokens": ended.thought_tokens or 0},
                 "total_tokens": ended.prompt_tokens + ended.output_tokens,

@@ -1,0 +1,301 @@
+"""Ends thoughts that have used up their tokens: rules that force a thought's closing mark.
+
+The tokens are read by the model's answer format, as its text is, so a thought that ends by itself is left alone and
+nothing is forced within a call.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from jpaged.answers.bound import BoundFormat, format_of
+from jpaged.answers.parts import Place
+from jpaged.answers.reader import AnswerReader
+from jpaged.answers.rows import thought_formats, tool_formats
+from jpaged.sampling_params import SamplingParams
+from jpaged.scheduling import Request
+from jpaged.scheduling.hooks import TokenRules
+from jpaged.text.answer_choice import Choice, chosen_formats
+from jpaged.text.detokenizer import IncrementalDecoder
+from jpaged.validation import one_of
+
+_SEEN = 64
+"""Characters of the text before a thought in which the mark that began it is looked for."""
+
+
+class ThoughtForm:
+    """The thoughts of an answer format, in the tokens of one tokenizer.
+
+    Args:
+        form: the format, which has thoughts.
+        tokenizer: a transformers tokenizer with a tokenizer.json.
+    """
+
+    def __init__(self, form: BoundFormat, tokenizer: Any) -> None:
+        self.form = form
+        self.tokenizer = tokenizer
+        assert form.form.thought is not None
+        self.marks = form.form.thought
+        self.of_token = {token: text for text, token in form.tokens.items()}
+
+    def closing(self, begun: str, held: str = "") -> tuple[int, ...]:
+        """Return the tokens that end a thought.
+
+        Args:
+            begun: the text in which the thought began, which says by which mark.
+            held: the beginning of the closing mark, if the thought's text ends with that.
+        """
+        begin, end = self.marks.begin, self.marks.end
+        number = max(range(len(begin)), key=lambda i: begun.rfind(begin[i].strip())) if len(begin) == len(end) else 0
+        mark = end[number].strip()
+        return self._tokens(mark[len(held) :]) if held and mark.startswith(held) else self.closings[number]
+
+    @cached_property
+    def closings(self) -> list[tuple[int, ...]]:
+        """Return the tokens of each closing mark."""
+        return [self._tokens(mark.strip()) for mark in self.marks.end]
+
+    def _tokens(self, text: str) -> tuple[int, ...]:
+        found: list[int] = []
+        for piece in self.form.pieces(text):
+            token = self.form.tokens.get(piece)
+            found += [token] if token is not None else self.tokenizer.encode(piece, add_special_tokens=False)
+        return tuple(found)
+
+    def begun(self, prompt: Sequence[int]) -> tuple[str, int] | None:
+        """Return the text with which a prompt begins a thought, and how many tokens of the thought it has; None if it
+        ends within no thought.
+
+        A thought that the user quotes is none: the tokens that end messages are special, and so is each that ends a
+        thought. White space after the opening mark is no thought yet.
+        """
+        pieces = [piece for mark in self.marks.begin for piece in self.form.pieces(mark.strip())]
+        begins = {self.form.tokens[piece] for piece in pieces if piece in self.form.tokens}
+        special = (set(self.tokenizer.all_special_ids) | set(self.of_token)) - begins
+        start = next((i + 1 for i in range(len(prompt) - 1, -1, -1) if prompt[i] in special), 0)
+        text, ends, reading = "", list[int](), TokenText(self)
+        for token in prompt[start:]:
+            text += self.form.encoded(*reading.push(token))
+            ends.append(len(text))
+        found = self.form.thought_begun(text)
+        if found is None:
+            return None
+        opening, before = found
+        return before[-_SEEN:], sum(end > opening for end in ends) if text[opening:].strip() else 0
+
+
+class TokenText:
+    """The text of tokens, one by one, with the places of those that are marks.
+
+    Args:
+        prompt: the tokens before the first one, see `IncrementalDecoder`.
+    """
+
+    def __init__(self, form: ThoughtForm, prompt: Sequence[int] = ()) -> None:
+        self._form = form
+        self._decoder = self._decode_after(prompt)
+
+    def _decode_after(self, tokens: Sequence[int]) -> IncrementalDecoder:
+        return IncrementalDecoder(self._form.tokenizer, skip_special_tokens=False, prompt=tokens)
+
+    def push(self, token: int) -> tuple[str, tuple[Place, ...]]:
+        """Return the text that a token settles, and where in it the token stands if it is a mark."""
+        mark = self._form.of_token.get(token)
+        if mark is None:
+            return self._decoder.push(token), ()
+        before = self._decoder.finish()
+        self._decoder = self._decode_after((token,))
+        return before + mark, (Place(len(before), len(before) + len(mark), token),)
+
+    def copy(self) -> TokenText:
+        """Return an independent reading at the same place."""
+        twin = copy.copy(self)
+        twin._decoder = self._decoder.copy()
+        return twin
+
+
+class ThoughtBudget:
+    """Follows one sequence's tokens, and lets nothing but the closing mark come where the thoughts' tokens are used up.
+
+    Marks do not count. All thoughts of an answer share the tokens, and those of a thought that the prompt begins count.
+    Where a grammar does not allow the mark, as within a character, it comes as soon as the grammar does.
+
+    Attributes:
+        mask: as in `TokenRules`; None where every token may come.
+        waits: as there: the mark may come after the next token, or there are other rules. A thought that begins amid
+            text has at least one token, so that text is not waited for.
+        complete, error: those of the other rules.
+
+    Args:
+        form: says where thoughts begin and end.
+        budget: the most tokens of thoughts.
+        prompt: the tokens before the first one.
+        vocab_size: number of the model's logits.
+        banned: tokens that other parameters forbid at times, which are never forced.
+        rules: what else says which tokens may come, as a grammar; None: nothing does.
+    """
+
+    def __init__(
+        self,
+        form: ThoughtForm,
+        budget: int,
+        prompt: Sequence[int],
+        vocab_size: int,
+        *,
+        banned: Collection[int] = (),
+        rules: TokenRules | None = None,
+    ) -> None:
+        self._form = form
+        self._prompt = prompt
+        self._begun = form.begun(prompt)
+        self._budget = budget
+        self._num_words = -(-vocab_size // 32)
+        self._banned = frozenset(banned)
+        self._rules = rules
+        self.mask: Int[np.ndarray, " words"] | None = None
+        self.waits = True
+        self.complete = False
+        self.error: str | None = None
+        self._begin()
+        self._look_ahead()
+
+    def _begin(self) -> None:
+        self._seen, num_tokens = self._begun or ("", 0)
+        self._left = self._budget - num_tokens
+        self._text = TokenText(self._form, self._prompt)
+        self._reader: AnswerReader = self._form.form.reader(thought="runs" if self._begun else "may", placed=True)
+        self._closing: tuple[int, ...] = ()  # the tokens to force, the next one first
+
+    def accept(self, token: int) -> None:
+        """Go on by a token of the mask."""
+        if self._rules is not None:
+            self._rules.accept(token)
+        self._follow(token)
+        self._look_ahead()
+
+    def restart(self, tokens: Sequence[int]) -> None:
+        """Follow `tokens` from the beginning, and forget tokens accepted before."""
+        if self._rules is not None:
+            self._rules.restart(tokens)
+        self._begin()
+        for token in tokens:
+            self._choose()
+            self._follow(token)
+        self._look_ahead()
+
+    def copy(self) -> ThoughtBudget:
+        """Return independent rules at the same place."""
+        twin = copy.copy(self)
+        twin._rules = None if self._rules is None else self._rules.copy()
+        twin._text, twin._reader = self._text.copy(), self._reader.copy()
+        return twin
+
+    def _follow(self, token: int) -> None:
+        self._closing = self._closing[1:] if self._closing[:1] == (token,) else ()
+        reader = self._reader
+        was_open, was_between = reader.open_thought is not None, reader.is_between
+        text, spans = self._text.push(token)
+        reader.push(text, spans)
+        is_open = reader.open_thought is not None
+        if was_open and is_open:
+            self._left -= 1
+            return
+        self._seen = (self._seen + text)[-_SEEN:]
+        if is_open and not was_between:
+            self._left = max(1, self._left)  # see `waits`
+
+    def _choose(self) -> None:
+        """Begin to close a thought without tokens left."""
+        held = self._reader.open_thought
+        if held is not None and self._left <= 0 and not self._closing:
+            self._closing = self._form.closing(self._seen, held)
+
+    def _look_ahead(self) -> None:
+        self._choose()
+        rules = self._rules
+        is_open, left = self._reader.open_thought is not None, self._left
+        may_close = left <= is_open and (is_open or self._reader.is_between)
+        self.waits = rules is not None or may_close or bool(self._closing)
+        self.mask = None if rules is None else rules.mask
+        if rules is not None:
+            self.complete, self.error = rules.complete, rules.error
+        if not self._closing or self.complete or self.error is not None:
+            return
+        token = self._closing[0]
+        word, bit = token // 32, token % 32
+        allowed = token not in self._banned if self.mask is None else self.mask[word] >> bit & 1
+        if allowed:
+            self.mask = np.zeros(self._num_words, np.int32)
+            self.mask[word] = np.uint32(1 << bit).astype(np.int32)
+
+
+class ThoughtForms:
+    """Finds the thoughts of a model's answers; any number of threads may ask at once.
+
+    Args:
+        tokenizer: a transformers tokenizer; None where the model has none.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._made: dict[tuple[str | None, str], ThoughtForm] = {}
+
+    @cached_property
+    def _choice(self) -> Choice:
+        return chosen_formats(self._tokenizer)
+
+    def budget(self, request: Request, vocab_size: int, rules: TokenRules | None) -> ThoughtBudget:
+        """Return the rules of a request with a thinking_token_budget.
+
+        Args:
+            rules: what else says which tokens may come; None: nothing does.
+
+        Raises:
+            ValueError: the model's thoughts are of no known form, or other parameters forbid their closing mark.
+        """
+        params = request.params
+        budget = params.thinking_token_budget
+        assert budget is not None
+        form = self._form(params)
+        banned = {word[-1] for word in request.bad_words} | (request.stop_ids if params.min_tokens else set())
+        allowed = params.allowed_token_ids
+        for mark, tokens in zip(form.marks.end, form.closings, strict=True):
+            if max(tokens) >= vocab_size:
+                raise ValueError(f"thinking_token_budget={budget} ends thoughts by {mark!r}, which cannot be drawn")
+            if not banned.isdisjoint(tokens) or not (allowed is None or set(tokens) <= {*allowed}):
+                forbids = "bad_words" if any(word[-1] in tokens for word in request.bad_words) else "stop_token_ids"
+                forbids = "allowed_token_ids" if banned.isdisjoint(tokens) else forbids
+                raise ValueError(f"thinking_token_budget={budget} ends thoughts by {mark!r}, which {forbids} forbids")
+        return ThoughtBudget(form, budget, request.prompt_token_ids, vocab_size, banned=banned, rules=rules)
+
+    def _form(self, params: SamplingParams) -> ThoughtForm:
+        """Return the form of a request's thoughts."""
+        said = f"thinking_token_budget={params.thinking_token_budget}"
+        if not hasattr(self._tokenizer, "backend_tokenizer"):
+            kind = "the model has none" if self._tokenizer is None else f"not {type(self._tokenizer).__name__}"
+            raise ValueError(f"{said} needs a tokenizer with a tokenizer.json, {kind}")
+        thoughts, tools = params.reasoning_parser, params.tool_parser
+        for name, given, known in (
+            ("reasoning_parser", thoughts, thought_formats()),
+            ("tool_parser", tools, ("none", *tool_formats())),
+        ):
+            if given is not None:
+                one_of(name, given, known)
+        if thoughts is None:
+            thoughts = self._choice.thoughts
+            if thoughts is None:
+                why = self._choice.why_no_thoughts
+                raise ValueError(
+                    f"{said} needs the form of the model's thoughts, and {why}: reasoning_parser names one"
+                )
+        tools = self._choice.tools if tools is None else None if tools == "none" else tools
+        if (tools, thoughts) not in self._made:
+            bound = BoundFormat(format_of(tools, thoughts, self._tokenizer), self._tokenizer)
+            self._made[tools, thoughts] = ThoughtForm(bound, self._tokenizer)
+        return self._made[tools, thoughts]

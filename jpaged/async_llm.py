@@ -407,6 +407,11 @@ class AsyncLLM:
         return self._engine.max_model_len
 
     @property
+    def max_media_bytes(self) -> int:
+        """Return the most bytes of an encoded image or video in a prompt; 0 where the model takes text only."""
+        return self.input_processor.images.max_bytes
+
+    @property
     def vocab_size(self) -> int:
         """Return the number of token ids; every id is below it."""
         return self.input_processor.vocab_size
@@ -425,6 +430,8 @@ class AsyncLLM:
         *,
         max_tokens: int | None = None,
         truncate_prompt_tokens: int | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+        add_special_tokens: bool = False,
         marked_prefixes: Sequence[tuple[Messages, float]] = (),
         **options: Unpack[ChatArguments],
     ) -> dict[str, Any]:
@@ -433,6 +440,7 @@ class AsyncLLM:
         Args:
             max_tokens: most tokens of the prompt; None = `max_model_len`. One that is a little longer is returned.
             truncate_prompt_tokens: see `SamplingParams`; tokens before those may be missing.
+            add_special_tokens: whether the tokenizer adds its own to those of the template.
             marked_prefixes: beginnings of the conversation, of which the last message may be cut, each with the seconds
                 that it stays: the prompt's `cache_breakpoints`.
 
@@ -440,10 +448,16 @@ class AsyncLLM:
             ValueError: the prompt is far too long, or as `LLM.chat_prompt`.
         """
         bound = self._bound(max_tokens, truncate_prompt_tokens)
-        inputs, conversation = self.input_processor, Conversation(messages, ChatOptions(**options))
+        inputs, conversation = self.input_processor, Conversation(messages, ChatOptions(**options), mm_processor_kwargs)
         marks = [MarkedPrefix(*each) for each in marked_prefixes]
         return chat_prompt(
-            conversation, inputs.tokenizer, inputs.images, bound, keeps_ends=inputs.keeps_ends, marks=marks
+            conversation,
+            inputs.tokenizer,
+            inputs.images,
+            bound,
+            keeps_ends=inputs.keeps_ends,
+            add_special_tokens=add_special_tokens,
+            marks=marks,
         )
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:

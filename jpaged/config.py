@@ -10,13 +10,15 @@ The file is long because it holds each setting's text, which the command line an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from jpaged.image_sources import ImageSources
+from jpaged.processor_settings import read_settings
 from jpaged.pyramid_kv import PyramidKV
 from jpaged.setting import (
     Affects,
@@ -33,7 +35,7 @@ from jpaged.setting import (
 )
 from jpaged.short_values import short_values, shown
 from jpaged.speculative import WAYS, Speculative, read_speculative
-from jpaged.validation import instance, optional, real, switch
+from jpaged.validation import instance, integer, optional, real, switch
 from jpaged.vllm_refusals import name_in
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ QUANTIZATIONS = ("int8", "int4", "int4-32", "int4-64", "int4-128", "fp8", "gguf"
 PREFIX_EVICTIONS = ("lru", "aligned", "predicted")
 PREEMPTION_MODES = ("recompute", "swap", "auto")
 SCHEDULING_POLICIES = ("fcfs", "priority")
+_MOST_OF_A_MODALITY = 999
 STATE_INTERVAL = 512
 """Tokens between the checkpoints of recurrent layers where `state_checkpoint_interval` is None."""
 
@@ -75,6 +78,39 @@ def _image_sources(name: str, value: Any) -> ImageSources:
     """Take an `ImageSources` or a mapping of its fields."""
     made = ImageSources(**value) if isinstance(value, Mapping) else value
     return instance(ImageSources, "an ImageSources")(name, made)
+
+
+def _limits(name: str, value: Any) -> dict[str, int]:
+    """Take numbers by modality; vLLM's may be a mapping with ``count``, whose other keys are sizes to expect."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name}={shown(value)} must map modalities to numbers, as {{'image': 2, 'video': 0}}")
+    limits = {}
+    for modality, given in value.items():
+        if modality not in ("image", "video", "audio"):
+            raise ValueError(f"{name}={shown(value)}: {shown(modality)} is none of image, video and audio")
+        if isinstance(given, Mapping):
+            given = given.get("count", _MOST_OF_A_MODALITY)
+        limits[modality] = integer(f"{name}.{modality}", given, low=0, high=_MOST_OF_A_MODALITY)
+    return limits
+
+
+def _settings_of_processor(name: str, value: Any) -> dict[str, Any]:
+    return read_settings(value)
+
+
+def _mapping_flag(name: str) -> Callable[[str | None], dict[str, Any]]:
+    """Return what reads a mapping from a flag: JSON."""
+
+    def read(given: str | None) -> dict[str, Any]:
+        try:
+            found = json.loads(given or "{}")
+        except ValueError as error:
+            raise ValueError(f"{name}={shown(given)} is no JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise ValueError(f"{name}={shown(given)} must be a mapping in JSON")
+        return found
+
+    return read
 
 
 def _image_flags(folders: Sequence[Path] | None, hosts: Sequence[str] | None) -> ImageSources:
@@ -590,6 +626,36 @@ class EngineConfig:
     )
     """Sources of prompts' images and their largest size: a `jpaged.ImageSources`, or a mapping of its fields. By
     default PIL images and ``data:`` URLs, of at most 50 million pixels, 16 a prompt."""
+
+    limit_mm_per_prompt: Mapping[str, int] = setting(
+        check=_limits,
+        factory=dict,
+        affects=Affects.NOTHING,
+        refused={"plans": "no prompt is read", "programs for absent devices": "no prompt is read"},
+        flag=Flag(
+            commands="requests",
+            type=str | None,
+            help='Most images and videos of one prompt, as JSON: \'{"image": 2, "video": 0}\'.',
+        ),
+        from_flags=_mapping_flag("limit_mm_per_prompt"),
+    )
+    """Most items of one prompt by modality, in place of `images`' own numbers: ``{"image": 2, "video": 0}``. 0 refuses
+    the modality."""
+
+    mm_processor_kwargs: Mapping[str, Any] = setting(
+        check=_settings_of_processor,
+        factory=dict,
+        affects=Affects.NOTHING,
+        refused={"plans": "no prompt is read", "programs for absent devices": "no prompt is read"},
+        flag=Flag(
+            commands="requests",
+            type=str | None,
+            help="Settings of the model's image processor in place of the checkpoint's, as JSON.",
+        ),
+        from_flags=_mapping_flag("mm_processor_kwargs"),
+    )
+    """Settings of the model's image and video processor in place of those in the checkpoint's folder, as
+    ``{"max_pixels": 1003520}``. A prompt's own come on top. Images with other settings are cached apart."""
 
     language_model_only: bool = setting(
         False,

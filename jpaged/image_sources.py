@@ -10,10 +10,20 @@ from urllib.parse import urlsplit
 
 from jpaged.validation import integer, number, texts
 
+_COUNTS = (
+    "max_bytes",
+    "max_pixels",
+    "max_images",
+    "max_total_pixels",
+    "max_videos",
+    "max_video_bytes",
+    "max_frames",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSources:
-    """Where images may come from and how large they may be.
+    """Where images and videos may come from and how large they may be.
 
     PIL images and ``data:`` URLs are always taken. Local files and http(s) URLs are taken only from the folders and
     hosts named here, so by default from nowhere.
@@ -26,7 +36,12 @@ class ImageSources:
         max_bytes: most bytes of an encoded image.
         max_pixels: most pixels of a decoded image, known from its header before anything is decoded.
         max_images: most images of one request.
-        max_total_pixels: most pixels of all images of one request, each known from its header before it is decoded.
+        max_total_pixels: most pixels of all images of one request, each known from its header before it is decoded; and
+            of the frames that are taken of all its videos.
+        max_videos: most videos of one request.
+        max_video_bytes: most bytes of an encoded video.
+        max_seconds: most seconds of a video, known before anything is decoded.
+        max_frames: most frames that are taken of a video.
         timeout: most seconds that fetching one URL may take, redirects included.
 
     Raises:
@@ -39,6 +54,10 @@ class ImageSources:
     max_pixels: int = 50_000_000
     max_images: int = 16
     max_total_pixels: int = 100_000_000
+    max_videos: int = 4
+    max_video_bytes: int = 64 * 2**20
+    max_seconds: float = 600.0
+    max_frames: int = 256
     timeout: float = 10.0
 
     def __post_init__(self) -> None:
@@ -55,9 +74,10 @@ class ImageSources:
                 raise ValueError(f"hosts={list(hosts)}: {host!r} is neither 'host' nor 'host:port'")
         object.__setattr__(self, "folders", tuple(Path(folder).resolve() for folder in folders))
         object.__setattr__(self, "hosts", hosts)
-        for name in ("max_bytes", "max_pixels", "max_images", "max_total_pixels"):
+        for name in _COUNTS:
             object.__setattr__(self, name, integer(name, getattr(self, name), low=1))
-        object.__setattr__(self, "timeout", number("timeout", self.timeout, low=0.0, open_low=True))
+        for name in ("timeout", "max_seconds"):
+            object.__setattr__(self, name, number(name, getattr(self, name), low=0.0, open_low=True))
 
     def names_host(self, host: str, port: int, scheme: str) -> bool:
         """Return whether an http(s) URL may name this host and port."""

@@ -15,13 +15,16 @@ class TextPrompt(TypedDict):
     Attributes:
         prompt: the text.
         cache_salt: the prompt shares cached KV only with those of the same salt.
-        multi_modal_data: ``{"image": one image or a list}`` for models that take images: PIL images, URLs or paths. The
-            text has the model's placeholder for each.
+        multi_modal_data: ``{"image": one image or a list}`` for models that take images: PIL images, URLs or paths; and
+            ``{"video": one video or a list}``, each frames, a pair of frames and metadata, a URL or a path. The text
+            has the model's placeholder for each.
+        mm_processor_kwargs: settings of the model's image processor for this prompt, in place of the engine's.
     """
 
     prompt: str
     cache_salt: NotRequired[str | None]
     multi_modal_data: NotRequired[Mapping[str, Any] | None]
+    mm_processor_kwargs: NotRequired[Mapping[str, Any] | None]
 
 
 class TokensPrompt(TypedDict):
@@ -30,7 +33,7 @@ class TokensPrompt(TypedDict):
     Attributes:
         prompt_token_ids: the ids.
         prompt: its text, which is only echoed in the output.
-        cache_salt, multi_modal_data: as in `TextPrompt`.
+        cache_salt, multi_modal_data, mm_processor_kwargs: as in `TextPrompt`.
         prefix_ends: numbers of leading tokens that later prompts will share with this one, the likeliest first. Models
             with recurrent layers keep their states there; others find prefixes of any length.
     """
@@ -40,6 +43,7 @@ class TokensPrompt(TypedDict):
     cache_salt: NotRequired[str | None]
     prefix_ends: NotRequired[Sequence[int] | None]
     multi_modal_data: NotRequired[Mapping[str, Any] | None]
+    mm_processor_kwargs: NotRequired[Mapping[str, Any] | None]
 
 
 PromptType = str | TextPrompt | TokensPrompt | Mapping[str, Any] | Sequence[int]

@@ -271,7 +271,6 @@ class LLM:
         return self._kept(stream(self._owner.engine, self.input_processor, self.output_processor, checked))
 
     @short_traceback
-    @with_vllms_arguments("LLM.chat")
     def chat(
         self,
         messages: Messages | Sequence[Messages],
@@ -284,6 +283,7 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
         *,
         priority: int | Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -301,6 +301,7 @@ class LLM:
             chat_template, chat_template_content_format, add_generation_prompt, continue_final_message: see
                 `jpaged.text.chat_template.ChatOptions`.
             tools, chat_template_kwargs: see `ChatOptions` too.
+            mm_processor_kwargs: see `jpaged.inputs.TextPrompt`.
 
         Returns:
             One for each conversation. The `message` of its outputs has the answer's content, thought and tool calls,
@@ -318,7 +319,7 @@ class LLM:
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
         )
-        batch = conversations(messages, options)
+        batch = conversations(messages, options, mm_processor_kwargs)
         params = one_each(self._defaults(sampling_params), len(batch), SamplingParams)
         tokenization = Tokenization.of(tokenization_kwargs)
         loras = one_lora_each(lora_request, len(batch))
@@ -327,16 +328,22 @@ class LLM:
         return self.output_processor.chats.with_messages(outputs, batch, params)
 
     @short_traceback
-    def chat_prompt(self, messages: Messages, **options: Unpack[ChatArguments]) -> dict[str, Any]:
+    def chat_prompt(
+        self,
+        messages: Messages,
+        *,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[ChatArguments],
+    ) -> dict[str, Any]:
         """Turn a conversation into a prompt for `generate` and `stream`, by the chat template.
 
         Args:
-            options: the arguments of `chat` from chat_template to chat_template_kwargs.
+            mm_processor_kwargs, options: the arguments of `chat` from chat_template to mm_processor_kwargs.
 
         Raises:
             ValueError: there is no chat template, or the messages do not fit it, or as `chat`.
         """
-        inputs, conversation = self.input_processor, Conversation(messages, ChatOptions(**options))
+        inputs, conversation = self.input_processor, Conversation(messages, ChatOptions(**options), mm_processor_kwargs)
         return chat_prompt(conversation, self.tokenizer, inputs.images, keeps_ends=inputs.keeps_ends)
 
     def _kept(self, deltas: Generator[StreamDelta, None, None]) -> Generator[StreamDelta, None, None]:

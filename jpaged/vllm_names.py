@@ -76,7 +76,6 @@ INSTEAD = _table(
     """
 allowed_local_media_path: give images=jpaged.ImageSources(folders=[...])
 allowed_media_domains: give images=jpaged.ImageSources(hosts=[...])
-limit_mm_per_prompt: give images=jpaged.ImageSources(max_images=...), or language_model_only=True for none
 async_scheduling: the engine always dispatches a step before it reads the results of the one before
 all2all_backend attention_backend attention_config disable_cascade_attn enable_flashinfer_autotune gdn_prefill_backend
     ir_op_priority kda_decode_backend kda_prefill_backend kernel_config linear_backend mamba_backend mamba_config
@@ -107,7 +106,8 @@ cp_kv_cache_interleave_size cpu_distributed_timeout_seconds data_parallel_addres
     prefill_schedule_interval ray_workers_use_nsight ubatch_size worker_cls worker_extension_cls: @cluster
 enable_ep_weight_filter enable_eplb eplb_config expert_placement_strategy: enable_expert_parallel spreads whole experts
     over the devices; they are not moved afterwards
-enable_mm_embeds enable_prompt_embeds: @embeds
+enable_prompt_embeds: @embeds
+enable_mm_embeds: it is a flag of `jpaged serve`; LLM and AsyncLLM always take features of images
 enable_cumem_allocator enable_shm_tensor_arena enable_sleep_mode sleep_mode_offload_cudagraph
     sleep_preserve_parameter_names: LLM.sleep(), wake_up(), release_memory() and restore_memory() need no setting
 default_mm_loras enable_mixed_moe_lora_format enable_moe_shared_loras enable_tower_connector_lora fully_sharded_loras
@@ -133,7 +133,7 @@ disable_chunked_mm_input disable_mm_preprocessor_cache enable_mm_processor_stats
     io_processor_plugin media_io_kwargs mm_device_do_normalize mm_encoder_fp8_scale_path
     mm_encoder_fp8_scale_save_margin mm_encoder_fp8_scale_save_path mm_encoder_only mm_encoder_tp_mode
     mm_hasher_algorithm mm_ipc_gpu_memory_gb mm_processor_cache_gb mm_processor_cache_type mm_processor_device
-    mm_processor_kwargs mm_shm_cache_max_object_size_mb mm_tensor_ipc renderer_num_workers skip_mm_profiling
+    mm_shm_cache_max_object_size_mb mm_tensor_ipc renderer_num_workers skip_mm_profiling
     video_pruning_method video_pruning_rate: @images
 engram_config model_class_overrides model_impl: a package adds a model family with an entry point in the group
     'jpaged.models'
@@ -356,7 +356,7 @@ guided_choice: give structured_outputs={"choice": ...}
 guided_grammar: give structured_outputs={"grammar": ...}
 logits_processors: logit_bias, allowed_token_ids, bad_words and structured_outputs change what can be drawn
 logprob_token_ids: log-probabilities are those of the most likely tokens
-media_io_kwargs mm_payload mm_processor_kwargs return_mm_kwargs: @images
+media_io_kwargs mm_payload return_mm_kwargs: @images
 repetition_detection: repetition_penalty, frequency_penalty and presence_penalty make repetition less likely
 return_token_offsets: /tokenize has the texts of tokens, with return_token_strs=true
 return_tokens_as_token_ids: send return_token_ids=true
@@ -368,7 +368,7 @@ vllm_xargs: @extensions
 watermarking: @watermark
 """
 FIELDS: dict[str, Reasons] = {
-    "completion": _table(_GENERATION + "prompt_embeds: @embeds\n"),
+    "completion": _table(_GENERATION + "mm_processor_kwargs: @images\nprompt_embeds: @embeds\n"),
     "chat": _table(
         _GENERATION
         + """
@@ -383,7 +383,7 @@ chat_template_kwargs frequency_penalty include_reasoning include_stop_str_in_out
     skip_special_tokens stop_token_ids structured_outputs: /v1/chat/completions has it
 ec_transfer_params kv_transfer_params: @transfer
 enable_response_messages previous_input_messages: give previous_response_id, or send the conversation as input
-media_io_kwargs mm_payload mm_processor_kwargs return_mm_kwargs: @images
+media_io_kwargs mm_payload return_mm_kwargs: @images
 request_id: the header X-Request-Id names a request
 session_id: prefixes are found by their tokens
 vllm_xargs: @extensions
@@ -407,7 +407,7 @@ use_activation: vectors have length 1 and scores are probabilities, where the ch
     "tokenize": _table(
         """
 chat_template: it is the model's, or the file of --chat-template
-media_io_kwargs mm_processor_kwargs: @images
+media_io_kwargs: @images
 """
     ),
 }
@@ -632,7 +632,7 @@ PARAMETERS["EngineArgs"] = (
 
 _CALLS = _table(
     """
-mm_processor_kwargs: @images
+mm_processor_kwargs: give prompt={'prompt': text, 'mm_processor_kwargs': {...}}
 concurrency_limit: max_num_seqs bounds the sequences of a step
 pooling_params: classify() and score() have no parameters: the checkpoint says what its head needs
 pooling_task: @pooled
@@ -658,7 +658,6 @@ prompt_adapter_request: prompt adapters are not supported: give lora_request
 )
 _ARGUMENTS = {
     "LLM.generate": "mm_processor_kwargs guided_options_request prompt_adapter_request truncate_prompt_tokens",
-    "LLM.chat": "mm_processor_kwargs",
     "LLM.beam_search": "concurrency_limit",
     "LLM.embed": "pooling_task truncate_prompt_tokens",
     "LLM.classify": "pooling_params",
@@ -686,7 +685,7 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 PROMPT_KEYS = _table(
     """
 decoder_prompt encoder_prompt: @encoder
-media_io_kwargs mm_processor_kwargs multi_modal_uuids: @images
+media_io_kwargs multi_modal_uuids: @images
 prompt_embeds: @embeds
 prompt_token_offsets: output.prompt_token_ids has the tokens
 token_type_ids: score() makes the types of a pair's tokens

@@ -49,7 +49,10 @@ def serve(
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="Origin whose pages may read answers; may be repeated.")
     ] = None,
-    max_body_bytes: Annotated[int, typer.Option(min=1, help="Largest body of a request.")] = 8 * 2**20,
+    max_body_bytes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Largest body of a request. Default: 8 MiB and the largest image."),
+    ] = None,
     max_waiting_requests: Annotated[int, typer.Option(min=1, help="Most waiting requests; more get 429.")] = 256,
     max_stored_responses: Annotated[int, typer.Option(min=1, help="Most stored responses of a key.")] = 128,
     request_timeout: Annotated[float | None, typer.Option(help="Most seconds of a request. Default: no limit.")] = None,
@@ -96,6 +99,9 @@ def serve(
     ] = False,
     log_prompts: Annotated[
         bool, typer.Option("--log-prompts", help="Write prompts and outputs to the log, a line a request.")
+    ] = False,
+    enable_mm_embeds: Annotated[
+        bool, typer.Option("--enable-mm-embeds", help="Take features of images that clients have encoded.")
     ] = False,
     *,
     engine: EngineOptions,
@@ -153,6 +159,7 @@ def serve(
             save_every=30.0 if save_every is None else save_every,
             otlp_traces_endpoint=otlp_traces_endpoint,
             log_prompts=log_prompts,
+            enable_mm_embeds=enable_mm_embeds,
             tokenizer_info=enable_tokenizer_info_endpoint,
             strict_fields=strict_fields,
         )

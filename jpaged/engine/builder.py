@@ -265,6 +265,8 @@ def _image_inputs(config: EngineConfig, loaded: LoadedModel, refusal: str | None
         padded=loaded.model.padded,
         most_together=group.most_together if isinstance(group, CrossAttentionGroup) else None,
         given=_given_layout(loaded.config, group),
+        settings=config.mm_processor_kwargs,
+        limits=config.limit_mm_per_prompt,
         processor=loaded.model.image_processor if isinstance(loaded.model, PacksImages) else None,
     )
 

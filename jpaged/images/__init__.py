@@ -1,33 +1,57 @@
-"""HOST: pictures that callers give, from a file's bytes to the arrays that a vision encoder takes.
+"""HOST: pictures and videos that callers give, from a file's bytes to the arrays that a vision encoder takes.
 
 `sources` reads what a caller names, within the limits of an `ImageSources`; `pixels` decodes it; `processors` makes a
 model's arrays and says how many tokens an image takes; `given` checks features that callers have encoded; `prompts`
-puts those tokens in the prompt. Nothing here imports jax, and Pillow only once there is an image: it comes with the
-extra ``images``.
+puts those tokens in the prompt. `clips` reads videos, `frames` chooses what a model is shown of them, `videos` makes
+the arrays of groups of frames. Nothing here imports jax, and Pillow only once there is an image: it comes with the
+extra ``images``, and PyAV, which reads files of video, with ``video``.
 """
 
 from jpaged.image_sources import ImageSources
+from jpaged.images.clips import Clip, is_frames, read_clips
 from jpaged.images.given import GIVEN_FEATURES, GivenImage, GivenLayout, is_given
 from jpaged.images.pixels import Picture
 from jpaged.images.processors import ImageProcessor, PreparedImage, open_image_processor, placeholder_of
-from jpaged.images.prompts import Placeholder, Span, expand_ids, expand_text, find_spans
-from jpaged.images.sources import read_images
+from jpaged.images.prompts import (
+    Expansion,
+    Placeholder,
+    Span,
+    expand_ids,
+    expand_text,
+    expansion,
+    fill_ids,
+    fill_text,
+    find_spans,
+)
+from jpaged.images.sources import LowDetail, read_images
+from jpaged.images.videos import VideoProcessor, open_video_processor, takes_videos
 
 __all__ = [
     "GIVEN_FEATURES",
+    "Clip",
+    "Expansion",
     "GivenImage",
     "GivenLayout",
     "ImageProcessor",
     "ImageSources",
+    "LowDetail",
     "Picture",
     "Placeholder",
     "PreparedImage",
     "Span",
+    "VideoProcessor",
     "expand_ids",
     "expand_text",
+    "expansion",
+    "fill_ids",
+    "fill_text",
     "find_spans",
+    "is_frames",
     "is_given",
     "open_image_processor",
+    "open_video_processor",
     "placeholder_of",
+    "read_clips",
     "read_images",
+    "takes_videos",
 ]

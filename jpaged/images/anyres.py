@@ -105,6 +105,29 @@ def packing(
     )
 
 
+def pooling(
+    tiles: int, side: int, pooled: int, *, newline: bool
+) -> tuple[Int32[np.ndarray, "tokens 4"], Float32[np.ndarray, "tokens 4"]]:
+    """Return, as `packing`, the features of a video's frames, each shrunk from `side` to `pooled` features a side.
+
+    Args:
+        tiles: number of frames; there is no overview, so that the first one's features begin at row 1.
+        newline: whether the newline follows.
+    """
+    first, second, share = _taps(side, pooled)
+    y = np.stack([first, first, second, second], -1)[:, None]
+    x = np.stack([first, second, first, second], -1)[None]
+    of_tile = (1 + y * side + x).reshape(-1, 4)
+    down = np.stack([1 - share, 1 - share, share, share], -1)[:, None]
+    weights = (down * np.stack([1 - share, share, 1 - share, share], -1)[None]).reshape(-1, 4)
+    rows = (of_tile[None] + np.arange(tiles)[:, None, None] * side**2).reshape(-1, 4)
+    weights = np.tile(weights, (tiles, 1))
+    if newline:
+        end = _as_they_are(np.array([NEWLINE]))
+        rows, weights = np.concatenate([rows, end[0]]), np.concatenate([weights, end[1]])
+    return rows.astype(np.int32), weights.astype(np.float32)
+
+
 def _map_of(size: tuple[int, int], shape: Anyres) -> _Map:
     (height, width), side = size, shape.side
     best = best_resolution(size, shape.resolutions)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
+import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,6 +83,7 @@ class GivenLayout:
 
         Args:
             data: ``image_embeds`` [features, width], float numbers; ``image_grid_thw`` [images, 3], or [3] for one.
+                Each may be a ``.npy`` file in base64.
 
         Raises:
             ValueError: something is missing or of another shape, a grid is no multiple of the squares that are merged,
@@ -89,7 +94,9 @@ class GivenLayout:
         if missing := [name for name in (GIVEN_FEATURES, _GRIDS) if data.get(name) is None]:
             raise ValueError(f"given features lack {' and '.join(map(repr, missing))}")
         features = _numbers(data[GIVEN_FEATURES])
-        grids = [self._checked(grid) for grid in np.atleast_2d(np.asarray(data[_GRIDS])).tolist()]
+        where = data[_GRIDS]
+        where = array_in(_GRIDS, where) if isinstance(where, str) else np.asarray(where)
+        grids = [self._checked(grid) for grid in np.atleast_2d(where).tolist()]
         if features.ndim != 2 or features.shape[1] != self.width:
             raise ValueError(f"{GIVEN_FEATURES} of shape {list(features.shape)} must be [features, {self.width}]")
         counts = [self.tokens(grid) for grid in grids]
@@ -120,7 +127,32 @@ def is_given(images: Any) -> bool:
     return isinstance(images, Mapping)
 
 
+def array_in(name: str, text: str) -> np.ndarray:
+    """Return the array of a ``.npy`` file in base64, as a request over HTTP gives it.
+
+    Raises:
+        ValueError: it is none, has objects in place of numbers, or has not the bytes that its header states.
+    """
+    try:
+        data = base64.b64decode(text, validate=True)
+        file = io.BytesIO(data)
+        version = np.lib.format.read_magic(file)
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+        shape, fortran, dtype = read(file)
+    except (binascii.Error, ValueError, KeyError, SyntaxError) as error:
+        raise ValueError(
+            f"{name} is no array of numbers, as a .npy file in base64: {str(error) or type(error).__name__}"
+        ) from error
+    if dtype.kind not in "fiu":
+        raise ValueError(f"{name} has the dtype {dtype}, which is none of numbers")
+    if math.prod(shape) * dtype.itemsize != len(data) - file.tell():
+        raise ValueError(f"{name} of shape {list(shape)} has {len(data) - file.tell()} bytes after its header")
+    return np.frombuffer(data, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
+
+
 def _numbers(given: Any) -> np.ndarray:
+    if isinstance(given, str):
+        given = array_in(GIVEN_FEATURES, given)
     if hasattr(given, "detach"):  # a tensor of torch, which NumPy cannot read in bfloat16
         given = given.detach().cpu().float()
     try:

@@ -113,6 +113,19 @@ def picture_of(
     return Picture(pixels, _digest(pixels))
 
 
+def shrunk(picture: Picture, longest: int) -> Picture:
+    """Return the picture with its sides in proportion and none above `longest` pixels; one that is smaller as it is."""
+    height, width = picture.size
+    if max(height, width) <= longest:
+        return picture
+    sides = [max(1, round(side * longest / max(height, width))) for side in (width, height)]
+    image_module = pillow()
+    resized = image_module.fromarray(picture.pixels).resize(sides, image_module.Resampling.BICUBIC)
+    pixels = np.array(resized, np.uint8)
+    pixels.flags.writeable = False
+    return Picture(pixels, _digest(pixels))
+
+
 def _rgb(image: Image) -> Image:
     if "A" in image.getbands() or image.info.get("transparency") is not None:
         clear = image.convert("RGBA")

@@ -24,6 +24,7 @@ from jaxtyping import Int
 from jpaged.images import anyres
 from jpaged.images.pixels import Picture, pillow
 from jpaged.images.prompts import Placeholder
+from jpaged.processor_settings import processor_with
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +66,14 @@ class ImageProcessor(ABC):
     @abstractmethod
     def open(cls, folder: str | os.PathLike[str], config: Any, tokenizer: Any) -> ImageProcessor:
         """Return the processor of a checkpoint; see `open_image_processor`."""
+
+    @abstractmethod
+    def with_settings(self, settings: Mapping[str, Any], *, of_request: bool) -> ImageProcessor:
+        """Return a processor with some of the checkpoint's settings replaced; see `jpaged.processor_settings`.
+
+        Raises:
+            ValueError: a setting is none of the processor's, or does not go with the model's config.
+        """
 
     def digest(self, picture: Picture, *, alone: bool) -> bytes:
         """Return 32 bytes that are equal for images whose features are equal: of pixels and settings, in any process.
@@ -108,6 +117,7 @@ class TransformersImageProcessor(ImageProcessor):
         """
         settings = {"family": config.model_type, "processor": processor.to_dict(), **self._extra_settings(config)}
         super().__init__(placeholder, settings)
+        self._config = config
         self.image_size: int = config.vision_config.image_size
         self._processor = processor
         size = dict(processor.size)
@@ -126,6 +136,15 @@ class TransformersImageProcessor(ImageProcessor):
                 'transformers has no image processors without torch: pip install ".[images]" in a clone of jpaged'
             )
         return cls(processor, config, placeholder_of(config, tokenizer))
+
+    def with_settings(self, settings: Mapping[str, Any], *, of_request: bool) -> ImageProcessor:
+        made = processor_with(self._processor, settings, of_request=of_request)
+        if made is self._processor:
+            return self
+        try:
+            return type(self)(made, self._config, self.placeholder)
+        except ValueError as error:
+            raise ValueError(f"mm_processor_kwargs={dict(settings)!r}: {error}") from error
 
     def _extra_settings(self, config: Any) -> dict[str, Any]:
         """Return the values, besides the processor's settings, that change the arrays."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 Span: TypeAlias = tuple[int, int]
 """The first place and the number of an image's tokens in a prompt."""
@@ -17,6 +17,7 @@ class Placeholder:
     Attributes:
         token: the id that stands for an image in a prompt of ids, and `text` in one of text.
         image_token: the id whose places take the image's features, and `image_text` its text.
+        modality: what it stands for, as errors name it.
         before: ids in front of them, and `before_text`; `after` and `after_text` after them.
     """
 
@@ -28,6 +29,48 @@ class Placeholder:
     before_text: str = ""
     after: tuple[int, ...] = ()
     after_text: str = ""
+    modality: str = "image"
+
+
+class Expansion(NamedTuple):
+    """What takes the place of a placeholder, as text and as ids."""
+
+    text: str
+    ids: tuple[int, ...]
+
+
+def expansion(placeholder: Placeholder, count: int) -> Expansion:
+    """Return the expansion of a placeholder whose image takes `count` tokens."""
+    return Expansion(
+        placeholder.before_text + placeholder.image_text * count + placeholder.after_text,
+        (*placeholder.before, *(placeholder.image_token,) * count, *placeholder.after),
+    )
+
+
+def fill_ids(ids: Sequence[int], placeholder: Placeholder, expansions: Sequence[Expansion]) -> list[int]:
+    """Return the prompt with its placeholders replaced, in order.
+
+    Raises:
+        ValueError: the prompt has more or fewer placeholders than there are expansions.
+    """
+    _check_count(list(ids).count(placeholder.token), len(expansions), placeholder)
+    coming = iter(expansions)
+    filled: list[int] = []
+    for token in ids:
+        filled += next(coming).ids if token == placeholder.token else (token,)
+    return filled
+
+
+def fill_text(text: str, placeholder: Placeholder, expansions: Sequence[Expansion]) -> str:
+    """Return the text with its placeholders replaced, in order; see `find_spans` for what follows.
+
+    Raises:
+        ValueError: the text has more or fewer placeholders than there are expansions.
+    """
+    pieces = text.split(placeholder.text)
+    _check_count(len(pieces) - 1, len(expansions), placeholder)
+    texts = [*(each.text for each in expansions), ""]
+    return "".join(piece + image for piece, image in zip(pieces, texts, strict=True))
 
 
 def expand_ids(ids: Sequence[int], placeholder: Placeholder, counts: Sequence[int]) -> tuple[list[int], list[Span]]:
@@ -42,7 +85,7 @@ def expand_ids(ids: Sequence[int], placeholder: Placeholder, counts: Sequence[in
     Raises:
         ValueError: the prompt has more or fewer placeholders than there are images.
     """
-    _check_count(list(ids).count(placeholder.token), len(counts))
+    _check_count(list(ids).count(placeholder.token), len(counts), placeholder)
     expanded: list[int] = []
     spans: list[Span] = []
     coming = iter(counts)
@@ -63,10 +106,7 @@ def expand_text(text: str, placeholder: Placeholder, counts: Sequence[int]) -> s
     Raises:
         ValueError: the text has more or fewer placeholders than there are images.
     """
-    pieces = text.split(placeholder.text)
-    _check_count(len(pieces) - 1, len(counts))
-    images = [placeholder.before_text + placeholder.image_text * count + placeholder.after_text for count in counts]
-    return "".join(piece + image for piece, image in zip(pieces, [*images, ""], strict=True))
+    return fill_text(text, placeholder, [expansion(placeholder, count) for count in counts])
 
 
 def find_spans(ids: Sequence[int], placeholder: Placeholder, counts: Sequence[int]) -> list[Span]:
@@ -80,20 +120,23 @@ def find_spans(ids: Sequence[int], placeholder: Placeholder, counts: Sequence[in
     places = [place for place, token in enumerate(ids) if token == placeholder.image_token]
     if len(places) != sum(counts):
         raise ValueError(
-            f"the prompt has {len(places)} tokens {placeholder.image_text!r}, but its {len(counts)} images take "
-            f"{sum(counts)}"
+            f"the prompt has {len(places)} tokens {placeholder.image_text!r}, but its {len(counts)} "
+            f"{placeholder.modality}s take {sum(counts)}"
         )
     spans: list[Span] = []
     taken = 0
     for number, count in enumerate(counts, start=1):
         mine = places[taken : taken + count]
         if mine and mine[-1] - mine[0] + 1 != count:
-            raise ValueError(f"the {count} tokens of image {number} do not follow one another in the prompt")
+            raise ValueError(
+                f"the {count} tokens of {placeholder.modality} {number} do not follow one another in the prompt"
+            )
         spans.append((mine[0] if mine else len(ids), count))
         taken += count
     return spans
 
 
-def _check_count(placeholders: int, images: int) -> None:
-    if placeholders != images:
-        raise ValueError(f"the prompt has {placeholders} image placeholders, but {images} images were given")
+def _check_count(placeholders: int, given: int, placeholder: Placeholder) -> None:
+    if placeholders != given:
+        kind = placeholder.modality
+        raise ValueError(f"the prompt has {placeholders} {kind} placeholders, but {given} {kind}s were given")

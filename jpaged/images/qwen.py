@@ -22,11 +22,25 @@ from jpaged.images.given import GivenLayout, Grid
 from jpaged.images.pixels import Picture, pillow
 from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of
 from jpaged.images.prompts import Placeholder
+from jpaged.processor_settings import replaced
 
 MOST_OBLONG = 200
 """A picture's longer side is at most so many times its shorter one, as in transformers."""
 _BICUBIC = 3
 _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+_DEFAULTS: Mapping[str, Any] = {
+    "do_normalize": True,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": _MEAN,
+    "image_std": _STD,
+    "merge_size": 2,
+    "patch_size": 14,
+    "resample": _BICUBIC,
+    "rescale_factor": 1 / 255,
+    "temporal_patch_size": 2,
+}
+"""Settings that a request may replace, with transformers' values."""
 
 
 def processor_fields(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -150,15 +164,37 @@ class QwenImageProcessor(ImageProcessor):
     patches. For all: scale and shift [channels]. With windows: windows, the number of patches of each.
     """
 
-    def __init__(self, settings: PatchSettings, config: Any, placeholder: Placeholder):
+    def __init__(self, fields: Mapping[str, Any], config: Any, placeholder: Placeholder):
+        """Read the settings of a checkpoint's file.
+
+        Raises:
+            ValueError: they contradict the config, or a bound is missing.
+        """
+        settings = PatchSettings.of(fields, config.vision_config)
         super().__init__(placeholder, {"family": config.model_type, "settings": asdict(settings)})
+        self._fields, self._config = fields, config
         self.settings = settings
         self.layout = GivenLayout(config.get_text_config().hidden_size, settings.merge)
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], config: Any, tokenizer: Any) -> ImageProcessor:
-        settings = PatchSettings.of(processor_fields(folder), config.vision_config)
-        return cls(settings, config, placeholder_of(config, tokenizer))
+        return cls(processor_fields(folder), config, placeholder_of(config, tokenizer))
+
+    def with_settings(self, settings: Mapping[str, Any], *, of_request: bool) -> ImageProcessor:
+        if not settings:
+            return self
+        now = self.settings
+        bounds = {"shortest_edge": now.least, "longest_edge": now.most}
+        has = {
+            **_DEFAULTS,
+            **{name: value for name, value in self._fields.items() if name in _DEFAULTS},
+            "size": bounds,
+        }
+        found = replaced(has, settings, of_request=of_request)
+        try:
+            return type(self)(found, self._config, self.placeholder)
+        except ValueError as error:
+            raise ValueError(f"mm_processor_kwargs={dict(settings)!r}: {error}") from error
 
     def grid(self, size: tuple[int, int], frames: int = 1) -> Grid:
         """Return the patches of so many frames of (height, width) pixels, in time, height and width."""

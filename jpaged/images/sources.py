@@ -7,24 +7,40 @@ import binascii
 import os
 import stat
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from jpaged.image_sources import ImageSources
-from jpaged.images.pixels import Picture, decoded, is_pil, picture_of
+from jpaged.images.pixels import Picture, decoded, is_pil, picture_of, shrunk
 from jpaged.images.web import fetch
 
 _SHOWN = 80
 """Most characters of a URL that an error repeats."""
 
 
+LOW_DETAIL = 512
+"""Pixels of the longest side of a picture of low detail, as OpenAI's models see it."""
+
+
+@dataclass(frozen=True)
+class LowDetail:
+    """An image that is shrunk to `LOW_DETAIL` before it is prepared, so that models of many sizes spend less on it.
+
+    Attributes:
+        image: see `read_images`.
+    """
+
+    image: Any
+
+
 def read_images(images: Any, sources: ImageSources) -> list[Picture]:
     """Return the pictures that `images` name; nothing is read if they are too many.
 
     Args:
-        images: a PIL image, a string, a path, or a list of these. A string is a ``data:``, ``http(s):`` or ``file:``
-            URL, or else a path.
+        images: a PIL image, a string, a path, a `LowDetail` of one, or a list of these. A string is a ``data:``,
+            ``http(s):`` or ``file:`` URL, or else a path.
         sources: where they may come from and how large they may be.
 
     Raises:
@@ -39,9 +55,11 @@ def read_images(images: Any, sources: ImageSources) -> list[Picture]:
     pictures: list[Picture] = []
     num_pixels = 0
     for number, image in enumerate(given, start=1):
-        pictures.append(_read(image, f"image {number} of {len(given)}", sources, num_pixels))
-        height, width = pictures[-1].size
+        place, is_low = f"image {number} of {len(given)}", isinstance(image, LowDetail)
+        picture = _read(image.image if is_low else image, place, sources, num_pixels)
+        height, width = picture.size
         num_pixels += height * width
+        pictures.append(shrunk(picture, LOW_DETAIL) if is_low else picture)
     return pictures
 
 
@@ -51,8 +69,8 @@ def _read(image: Any, place: str, sources: ImageSources, num_before: int) -> Pic
         path = os.fspath(image)
         image = os.fsdecode(path) if isinstance(path, bytes) else path
     if isinstance(image, str):
-        name = f"{place}, {_shown(image)}"
-        data = _bytes_of(image, name, sources)
+        name = f"{place}, {shown_url(image)}"
+        data = bytes_of(image, name, sources)
         return decoded(data, name, sources.max_pixels, num_before, sources.max_total_pixels)
     if is_pil(image):
         name = f"{place}, a PIL image"
@@ -60,15 +78,24 @@ def _read(image: Any, place: str, sources: ImageSources, num_before: int) -> Pic
     raise TypeError(f"{place} is a {type(image).__name__}; it must be a PIL image, a URL or a path")
 
 
-def _bytes_of(text: str, name: str, sources: ImageSources) -> bytes:
+def bytes_of(text: str, name: str, sources: ImageSources, kind: str = "image") -> bytes:
+    """Return the bytes that a URL or a path names, at most `max_bytes` of the sources.
+
+    Args:
+        name: how errors name them.
+        kind: the first part of their media type.
+
+    Raises:
+        ValueError: they are too many, not allowed, of another type, or could not be fetched.
+    """
     try:
         scheme = urlsplit(text[:4096]).scheme
     except ValueError:
         scheme = ""
     if scheme == "data":
-        return _data_url(text, name, sources.max_bytes)
+        return _data_url(text, name, sources.max_bytes, kind)
     if scheme in ("http", "https"):
-        return fetch(text, name, sources)
+        return fetch(text, name, sources, kind)
     if scheme == "file":
         parts = urlsplit(text)
         if parts.netloc not in ("", "localhost"):
@@ -79,14 +106,14 @@ def _bytes_of(text: str, name: str, sources: ImageSources) -> bytes:
     return read_file(Path(text), name, sources)
 
 
-def _data_url(url: str, name: str, max_bytes: int) -> bytes:
-    """Return the bytes of ``data:image/...;base64,...``."""
+def _data_url(url: str, name: str, max_bytes: int, kind: str) -> bytes:
+    """Return the bytes of ``data:image/...;base64,...``, or of another kind of media."""
     header, comma, body = url.partition(",")
     media, *parameters = header.removeprefix("data:").split(";")
     if not comma or "base64" not in [parameter.strip().lower() for parameter in parameters]:
-        raise ValueError(f"{name} is not of the form data:image/...;base64,...")
-    if not media.strip().lower().startswith("image/"):
-        raise ValueError(f"{name} has the media type {media!r}, not image/...")
+        raise ValueError(f"{name} is not of the form data:{kind}/...;base64,...")
+    if not media.strip().lower().startswith(f"{kind}/"):
+        raise ValueError(f"{name} has the media type {media!r}, not {kind}/...")
     if len(body) * 3 // 4 > max_bytes + 2:
         raise ValueError(f"{name} has about {len(body) * 3 // 4} bytes, the limit is max_bytes={max_bytes}")
     try:
@@ -98,7 +125,8 @@ def _data_url(url: str, name: str, max_bytes: int) -> bytes:
     return data
 
 
-def _shown(text: str) -> str:
+def shown_url(text: str) -> str:
+    """Return the beginning of a URL or a path, for errors."""
     return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}..."
 
 

@@ -30,7 +30,7 @@ class _Target:
     path: str
 
 
-def fetch(url: str, name: str, sources: ImageSources) -> bytes:
+def fetch(url: str, name: str, sources: ImageSources, kind: str = "image") -> bytes:
     """Download the URL and return its bytes.
 
     A host's addresses are looked up once, checked, and the connection goes to one of those. Redirects are followed on
@@ -38,6 +38,7 @@ def fetch(url: str, name: str, sources: ImageSources) -> bytes:
 
     Args:
         name: how errors name the image.
+        kind: the first part of the media type to take.
 
     Raises:
         ValueError: the host is not named, leads to a private address, redirects to another, sends what is no image or
@@ -46,7 +47,7 @@ def fetch(url: str, name: str, sources: ImageSources) -> bytes:
     deadline = monotonic() + sources.timeout
     target = _allowed(url, name, sources)
     for _ in range(_MOST_REDIRECTS + 1):
-        answer = _request(target, name, sources, deadline)
+        answer = _request(target, name, sources, deadline, kind)
         if isinstance(answer, bytes):
             return answer
         url = urljoin(url, answer)
@@ -79,7 +80,7 @@ def _allowed(url: str, name: str, sources: ImageSources) -> _Target:
     return _Target(parts.scheme, host, port, path)
 
 
-def _request(target: _Target, name: str, sources: ImageSources, deadline: float) -> bytes | str:
+def _request(target: _Target, name: str, sources: ImageSources, deadline: float, media: str) -> bytes | str:
     """Return the body, or where the host redirects to."""
     left = deadline - monotonic()
     late = ValueError(f"{name} took longer than timeout={sources.timeout:g} seconds")
@@ -97,8 +98,8 @@ def _request(target: _Target, name: str, sources: ImageSources, deadline: float)
             kind = HTTPSConnection if target.scheme == "https" else HTTPConnection
             connection = kind(target.host, target.port)
             connection.sock = connected
-            connection.request("GET", target.path, headers={"Accept": "image/*", "Accept-Encoding": "identity"})
-            return _answer(connection.getresponse(), name, sources.max_bytes)
+            connection.request("GET", target.path, headers={"Accept": f"{media}/*", "Accept-Encoding": "identity"})
+            return _answer(connection.getresponse(), name, sources.max_bytes, media)
         finally:
             timer.cancel()
             connected.close()
@@ -142,14 +143,14 @@ def is_private(address: str) -> bool:
     return not plain.is_global or plain.is_multicast
 
 
-def _answer(response: HTTPResponse, name: str, max_bytes: int) -> bytes | str:
+def _answer(response: HTTPResponse, name: str, max_bytes: int, kind: str) -> bytes | str:
     if response.status in _REDIRECTS and (location := response.getheader("Location")):
         return location
     if response.status != 200:
         raise ValueError(f"{name} could not be fetched: status {response.status} {response.reason}")
     media = response.getheader("Content-Type", "")
-    if not media.strip().lower().startswith("image/"):
-        raise ValueError(f"{name} has the media type {media!r}, not image/...")
+    if not media.strip().lower().startswith(f"{kind}/"):
+        raise ValueError(f"{name} has the media type {media!r}, not {kind}/...")
     if (encoding := response.getheader("Content-Encoding", "identity")).lower() != "identity":
         raise ValueError(f"{name} was sent in the encoding {encoding!r}, which was not asked for")
     if response.length is not None and response.length > max_bytes:

@@ -65,7 +65,7 @@ def create_app(engine: AsyncLLM, settings: ServerSettings, traces: Traces | None
         app.include_router(router, responses=ERRORS)
     paths = PathAccess(routers)
     describe_access(app, paths)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(BodyLimit, max_bytes=settings.body_bytes(serving.engine.max_media_bytes))
     if settings.is_local and not settings.keys and not settings.allow_anonymous:
         app.add_middleware(HostCheck, hosts=("localhost", "127.0.0.1", "[::1]", settings.host))
     app.add_middleware(RequestMiddleware, serving=serving, paths=paths)  # outside all added before

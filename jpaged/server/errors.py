@@ -22,11 +22,12 @@ _SOME_OF = reprlib.Repr()
 _FIELD_ERRORS = ("unknown_field", "refused_field")
 """Types of the errors about a field of an object, whose place is the object's."""
 _SUBJECT = re.compile(
-    r"(?:prompt \d+: )?(?:(\w+)(?:=|\[|:| has\b| have\b)|the (prompt) has\b|\d+ (images) (?:were given|follow)\b)"
+    r"(?:prompt \d+: )?(?:(\w+)(?:=|\[|:| has\b| have\b)|the (prompt) has\b"
+    r"|\d+ (images|videos) (?:were given|follow)\b)"
 )
 """Matches the parameter that a message is about."""
-_IMAGE = re.compile(r"image (\d+) of (\d+)\b|messages have \d+ images?:")
-"""Matches the image that a message is about: one of a prompt's, or all where the model takes none."""
+_ITEM = re.compile(r"(image|video) (\d+) of (\d+)\b|messages have \d+ (image|video)s?:")
+"""Matches the image or video that a message is about: one of a prompt's, or all where the model takes none."""
 _PARAMETER = re.compile(r"'[^']*'|\"[^\"]*\"|(?<!\w)(\w+)(?==)")
 """Matches a parameter with its value, and quoted texts, in which there is none."""
 _TOO_LONG = re.compile(
@@ -85,19 +86,21 @@ def refused(
     fields: Collection[str] = (),
     sent_as: Mapping[str, str] | None = None,
     images: Sequence[str] = (),
+    videos: Sequence[str] = (),
 ) -> ApiError:
     """Return the error for a value that jpaged refuses; it names the field that the message begins with.
 
     Args:
         fields: names of the body's fields.
         sent_as: the client's names, or paths, of parameters that have others in the message.
-        images: paths of the request's images, of which the prompt may have the last ones only.
+        images, videos: paths of the request's images and videos, of which the prompt may have the last ones only.
     """
     message, sent_as = with_short_values(str(error)), sent_as or {}
     code = "context_length_exceeded" if _TOO_LONG.match(message) else "invalid_value"
     subject, param = _SUBJECT.match(message), None
-    if images and (image := _IMAGE.match(message)):
-        param = images[int(image[1]) - int(image[2]) - 1 if image[1] else 0]
+    item = _ITEM.match(message)
+    if item and (paths := {"image": images, "video": videos}[item[1] or item[4]]):
+        param = paths[int(item[2]) - int(item[3]) - 1 if item[1] else 0]
         message = f"{param}: {message}"
     elif subject is not None:
         name = subject[1] or subject[2] or subject[3]
@@ -115,16 +118,17 @@ class ClientNames:
     """The client's names of what its request has, by which errors speak.
 
     Attributes:
-        fields, sent_as, images: see `refused`.
+        fields, sent_as, images, videos: see `refused`.
     """
 
     fields: Collection[str] = ()
     sent_as: Mapping[str, str] = field(default_factory=dict)
     images: Sequence[str] = ()
+    videos: Sequence[str] = ()
 
     def refusal(self, error: Exception) -> ApiError:
         """Return the error for a value that jpaged refuses."""
-        return refused(error, self.fields, self.sent_as, self.images)
+        return refused(error, self.fields, self.sent_as, self.images, self.videos)
 
     def about(self, name: str, message: str) -> ApiError:
         """Return the error of a message about one field of a turn."""

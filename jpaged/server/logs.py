@@ -113,15 +113,16 @@ class PromptLog:
             self._reasons[one.index] = one.finish_reason
 
     def write(self) -> None:
-        """Log the line. It counts images without their content; an output that was cut off has no `finish_reason`."""
-        key, images = self._caller.key, (self._prompt.get("multi_modal_data") or {}).get("image", ())
+        """Log the line. It counts images and videos without their content; an output that was cut off has no
+        `finish_reason`."""
+        key, media = self._caller.key, self._prompt.get("multi_modal_data") or {}
         name = "prompt" if self._prompt.get("prompt") is not None else "prompt_token_ids"
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "request_id": self._caller.request_id,
             "key": None if key is None else key.name,
             name: self._prompt[name],
-            **({"images": len(images)} if images else {}),
+            **{f"{modality}s": len(items) for modality, items in media.items()},
             "outputs": [
                 {"index": index, "text": text, "finish_reason": self._reasons[index]}
                 for index, text in sorted(self._texts.items())

@@ -73,6 +73,22 @@ class Serving:
         """Return the adapter that a request's `model` names; None: the model without an adapter."""
         return model if model in self.engine.adapters else None
 
+    def check_parts(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Check that messages have features of images only where the server takes them.
+
+        Raises:
+            ApiError: they have, and it does not.
+        """
+        if self.settings.enable_mm_embeds:
+            return
+        for i, message in enumerate(messages):
+            parts = message.get("content")
+            for k, part in enumerate(parts if isinstance(parts, list) else ()):
+                if part.get("type") == "image_embeds":
+                    where = f"messages.{i}.content.{k}"
+                    message_ = f"{where} has features of images, which need a server with --enable-mm-embeds"
+                    raise ApiError(message_, param=where, code="invalid_value")
+
     def check_model(self, model: str | None) -> None:
         """Check that the server has a model; None stands for its only one.
 
@@ -195,6 +211,7 @@ class Serving:
             ApiError: the conversation does not fit the chat template, or the model.
         """
         turn = form.turn
+        self.check_parts(turn.messages)
         try:
             messages = turn.messages
             if turn.moves_system:

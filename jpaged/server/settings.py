@@ -28,7 +28,8 @@ class ServerSettings:
         allow_anonymous: whether a server without keys may listen on any address.
         cors_origins: origins whose pages may read answers in a browser; none: no other origin may.
         tls_certificate, tls_key: PEM files; both or neither.
-        max_body_bytes: largest body of a request.
+        max_body_bytes: largest body of a request; None: 8 MiB and, where the model takes images, the largest one in
+            base64.
         request_timeout: seconds after which a request ends with an error; None: no limit.
         read_timeout: seconds within which a request has to arrive, head and body.
         stall_timeout: seconds that a client may stop reading its stream before the request ends.
@@ -43,6 +44,8 @@ class ServerSettings:
         state_dir: folder of the saved state, from which a restarted server continues; None: nothing is saved.
         save_every: seconds between two saves.
         otlp_traces_endpoint: URL of the OpenTelemetry collector for spans of requests; None: no spans.
+        enable_mm_embeds: whether chats may have features of images that their clients have encoded. Only their numbers
+            are checked.
         log_prompts: whether the log contains prompts and outputs.
         reasoning_parser: family whose thoughts are split off, of the same table; None: none are.
 
@@ -60,7 +63,7 @@ class ServerSettings:
     cors_origins: tuple[str, ...] = ()
     tls_certificate: Path | None = None
     tls_key: Path | None = None
-    max_body_bytes: int = 8 * 2**20
+    max_body_bytes: int | None = None
     request_timeout: float | None = None
     read_timeout: float = 30.0
     stall_timeout: float = 60.0
@@ -77,10 +80,12 @@ class ServerSettings:
     save_every: float = 30.0
     otlp_traces_endpoint: str | None = None
     log_prompts: bool = False
+    enable_mm_embeds: bool = False
 
     def __post_init__(self) -> None:
         integer("port", self.port, low=0, high=65535)
-        integer("max_body_bytes", self.max_body_bytes, low=1)
+        if self.max_body_bytes is not None:
+            integer("max_body_bytes", self.max_body_bytes, low=1)
         integer("max_waiting", self.max_waiting, low=1)
         integer("max_stored_responses", self.max_stored_responses, low=1)
         number("drain_seconds", self.drain_seconds, low=0.0)
@@ -96,6 +101,7 @@ class ServerSettings:
                 number(name, getattr(self, name), low=0.0, open_low=True)
         boolean("allow_anonymous", self.allow_anonymous)
         boolean("log_prompts", self.log_prompts)
+        boolean("enable_mm_embeds", self.enable_mm_embeds)
         boolean("tokenizer_info", self.tokenizer_info)
         boolean("strict_fields", self.strict_fields)
         for name, known in (("tool_parser", tool_formats()), ("reasoning_parser", thought_formats())):
@@ -113,6 +119,14 @@ class ServerSettings:
                 f"host={self.host!r} can be reached from other machines, and there is no key: give --api-key, or "
                 "--allow-anonymous to admit everybody"
             )
+
+    def body_bytes(self, max_media_bytes: int) -> int:
+        """Return the largest body of a request.
+
+        Args:
+            max_media_bytes: see `jpaged.AsyncLLM`.
+        """
+        return self.max_body_bytes or 8 * 2**20 + -(-max_media_bytes // 3) * 4
 
     @property
     def is_local(self) -> bool:

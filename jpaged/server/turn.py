@@ -86,6 +86,7 @@ class Turn:
         controls: settings of thoughts and length, by name, for templates that have a variable of the name. `thinks` is
             whether the model thinks, `thought_budget` the most tokens of its thoughts, where these are split off.
         variables: further variables of the template.
+        mm_processor_kwargs: settings of the processor of images for this request.
         begins_message: whether the prompt ends with the beginning of the assistant's message.
         continues_message: whether the answer continues the last message.
         drops_oldest: whether the oldest messages of a conversation that does not fit are dropped.
@@ -107,6 +108,7 @@ class Turn:
     shows_thoughts: bool = True
     controls: Mapping[str, Any] = field(default_factory=dict)
     variables: Mapping[str, Any] = field(default_factory=dict)
+    mm_processor_kwargs: Mapping[str, Any] | None = None
     begins_message: bool = True
     continues_message: bool = False
     drops_oldest: bool = False

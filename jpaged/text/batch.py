@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from jpaged.lora_request import LoRARequest
 from jpaged.pooling_params import PoolingParams
@@ -52,12 +52,16 @@ def with_tokens(
     return [{"prompt_token_ids": ids, "prompt": text} for ids, text in zip(lists, texts, strict=True)]
 
 
-def conversations(messages: Messages | Sequence[Messages], options: ChatOptions) -> list[Conversation]:
+def conversations(
+    messages: Messages | Sequence[Messages],
+    options: ChatOptions,
+    mm_processor_kwargs: Mapping[str, Any] | None = None,
+) -> list[Conversation]:
     """Return a list of conversations as prompts, a single one as a list of one."""
     one = isinstance(messages, str | Mapping) or not isinstance(messages, Sequence)
     if one or (messages and isinstance(messages[0], Mapping)):
         messages = [cast(Messages, messages)]
-    return [Conversation(cast(Messages, each), options) for each in messages]
+    return [Conversation(cast(Messages, each), options, mm_processor_kwargs) for each in messages]
 
 
 def one_each(params: Params | Sequence[Params], count: int, kind: type[Params]) -> Sequence[Params]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict
 
+from jpaged.images import LowDetail
 from jpaged.text.template_forms import TemplateForms, forms_of, has_calls, with_calls_in
 from jpaged.text.template_rendering import THOUGHTS
 from jpaged.text.thought_forms import with_thoughts_in
@@ -15,11 +16,25 @@ from jpaged.validation import boolean, one_of
 Messages = Sequence[Mapping[str, Any]]
 """A conversation: ``[{"role": ..., "content": ...}, ...]``.
 
-Content is text or a list of parts, ``{"type": "text", "text": ...}`` and images: ``{"type": "image_url", "image_url":
-{"url": ...}}``, ``{"type": "image_pil", "image_pil": ...}`` or ``{"type": "image", "image": ...}``.
+Content is text or a list of parts, ``{"type": "text", "text": ...}``, images, ``{"type": "image_url", "image_url":
+{"url": ...}}``, ``{"type": "image_pil", "image_pil": ...}`` or ``{"type": "image", "image": ...}``, their
+features, ``{"type": "image_embeds", "image_embeds": {...}}``, and videos,
+``{"type": "video_url", "video_url": {"url": ...}}`` or ``{"type": "video", "video": ...}``.
 """
-_IMAGES = ("image_url", "image_pil", "image")
-_TAKEN = "only 'text' is taken, and images by models that see"
+DETAILS = ("auto", "low", "high")
+"""Details of an image's URL, as OpenAI's; "auto" and "high" are the picture as the checkpoint prepares it."""
+_MODALITIES = {
+    "image_embeds": "image",
+    "image_url": "image",
+    "image_pil": "image",
+    "image": "image",
+    "video_url": "video",
+    "video": "video",
+}
+"""What the parts of a content that are no text are, by their types."""
+_TAKEN = "only 'text' is taken, and images and videos by models that see"
+Marks = Mapping[str, str]
+"""What a text has in the place of an item, by its modality, where the template does not write it itself."""
 ContentFormat = Literal["auto", "string", "openai"]
 _FORMATS = ("auto", "string", "openai")
 
@@ -84,28 +99,31 @@ class ChatOptions:
             )
 
 
-def images_in(messages: Any) -> list[Any]:
-    """Return the images of a conversation, in order; checks only as much as is needed to find them.
+def media_in(messages: Any) -> dict[str, list[Any]]:
+    """Return the images and videos of a conversation by their modality, in order; checks only as much as is needed to
+    find them.
 
     Raises:
         ValueError: a part that says that it is an image has none.
     """
-    found = []
+    found: dict[str, list[Any]] = {}
     for message in messages if isinstance(messages, Sequence) and not isinstance(messages, str) else ():
         content = message.get("content") if isinstance(message, Mapping) else None
         for part in content if isinstance(content, Sequence) and not isinstance(content, str) else ():
-            if _is_image(part):
+            if modality := _modality(part):
                 kind = part["type"]
-                image = part.get(kind)
-                if kind == "image_url" and isinstance(image, Mapping):
-                    image = image.get("url")
-                if image is None:
-                    raise ValueError(f"content has a part of type {kind!r} without an image, {part!r}; {_TAKEN}")
-                found.append(image)
+                item, detail = part.get(kind), None
+                if kind.endswith("_url") and isinstance(item, Mapping):
+                    item, detail = item.get("url"), item.get("detail") if modality == "image" else None
+                    if detail not in (None, *DETAILS):
+                        raise ValueError(f"content has {kind} with detail={detail!r}; it is {', '.join(DETAILS)}")
+                if item is None:
+                    raise ValueError(f"content has a part of type {kind!r} without {modality}, {part!r}; {_TAKEN}")
+                found.setdefault(modality, []).append(LowDetail(item) if detail == "low" else item)
     return found
 
 
-def templated(messages: Messages, tokenizer: Any, options: ChatOptions, image: str = "") -> str:
+def templated(messages: Messages, tokenizer: Any, options: ChatOptions, marks: Marks | None = None) -> str:
     """Return a conversation as text, through the chat template.
 
     Where the template takes no list of parts, the parts of a content are joined by newlines; where it takes nothing
@@ -113,7 +131,7 @@ def templated(messages: Messages, tokenizer: Any, options: ChatOptions, image: s
     take the form in which the template shows them and their arguments.
 
     Args:
-        image: what the text has in the place of an image where the template does not write it itself.
+        marks: what the text has in the place of an image or a video where the template does not write it itself.
 
     Raises:
         ValueError: there is no chat template, it has no place for the tools, or the messages are none or do not fit it.
@@ -124,12 +142,13 @@ def templated(messages: Messages, tokenizer: Any, options: ChatOptions, image: s
     if not messages:
         raise ValueError(f"messages={messages!r} has no message; at least 1 is needed")
     forms = forms_of(tokenizer, template)
+    marks = marks or {}
     for message in messages:
-        _check(message, image)
+        _check(message, marks)
 
     def rendered(messages: Messages, options: ChatOptions) -> str:
         return tokenizer.apply_chat_template(
-            _as_the_template_takes_them(messages, tokenizer, forms, options.chat_template_content_format, image),
+            _as_the_template_takes_them(messages, tokenizer, forms, options.chat_template_content_format, marks),
             tokenize=False,
             chat_template=template,
             add_generation_prompt=options.add_generation_prompt,
@@ -152,11 +171,11 @@ def templated(messages: Messages, tokenizer: Any, options: ChatOptions, image: s
 
 
 def _as_the_template_takes_them(
-    messages: Messages, tokenizer: Any, forms: TemplateForms, said: ContentFormat, image: str
+    messages: Messages, tokenizer: Any, forms: TemplateForms, said: ContentFormat, marks: Marks
 ) -> Messages:
     form = forms.content if said == "auto" else said
     if form == "string":
-        parts = [_check(message, image) for message in messages]
+        parts = [_check(message, marks) for message in messages]
         messages = [
             {**message, "content": "\n".join(texts)} if texts else message
             for message, texts in zip(messages, parts, strict=True)
@@ -164,8 +183,8 @@ def _as_the_template_takes_them(
     else:
         if form == "openai":
             messages = [_in_parts(message) for message in messages]
-        if image:
-            messages = [_with_plain_images(message) for message in messages]
+        if marks:
+            messages = [_with_plain_items(message) for message in messages]
     if any(message.get(name) for message in messages for name in THOUGHTS):
         messages = with_thoughts_in(messages, forms.thoughts(tokenizer))
     if any(has_calls(message) for message in messages):
@@ -221,20 +240,22 @@ def _template(tokenizer: Any, options: ChatOptions) -> str:
     return template
 
 
-def _is_image(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") in _IMAGES
+def _modality(part: Any) -> str | None:
+    """Return whether a part is an image or a video; None = neither."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return _MODALITIES.get(kind) if isinstance(kind, str) else None
 
 
-def _with_plain_images(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the message with ``{"type": "image"}`` for each image, which is how templates know them."""
+def _with_plain_items(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the message with ``{"type": "image"}`` for each image, which is how templates know them; a video too."""
     content = message.get("content")
     if content is None or isinstance(content, str):
         return message
-    return {**message, "content": [{"type": "image"} if _is_image(part) else part for part in content]}
+    return {**message, "content": [{"type": kind} if (kind := _modality(part)) else part for part in content]}
 
 
-def _check(message: Any, image: str) -> list[str]:
-    """Return the texts of a message whose content is a list of parts, `image` for each image; none of other
+def _check(message: Any, marks: Marks) -> list[str]:
+    """Return the texts of a message whose content is a list of parts, with the mark of each item; none of other
     messages."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise ValueError(f"message {message!r} must be {{'role': ..., 'content': ...}}")
@@ -245,7 +266,7 @@ def _check(message: Any, image: str) -> list[str]:
         return []
     if not isinstance(content, Sequence) or not content:
         raise ValueError(f"content={content!r} must be text or a list of parts")
-    return [image if _is_image(part) and image else _text(part) for part in content]
+    return [marks.get(_modality(part) or "") or _text(part) for part in content]
 
 
 def _text(part: Any) -> str:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jpaged.images import (
     GIVEN_FEATURES,
+    Expansion,
     GivenImage,
     GivenLayout,
     ImageProcessor,
@@ -22,41 +24,71 @@ from jpaged.images import (
     Placeholder,
     PreparedImage,
     Span,
-    expand_ids,
-    expand_text,
+    VideoProcessor,
+    expansion,
+    fill_ids,
+    fill_text,
     find_spans,
+    is_frames,
     is_given,
     open_image_processor,
+    open_video_processor,
     placeholder_of,
+    read_clips,
     read_images,
+    takes_videos,
 )
+from jpaged.processor_settings import read_settings, split_settings
 from jpaged.scheduling.inputs import PromptItem, joined
 
+_MOST_OPENED = 8
+"""Processors with settings of requests that are remembered."""
 _MOST_PREPARED = 8
 _MOST_BYTES = 256 << 20
 """Prepared images that are remembered, as the same image tends to come in several prompts, and bytes of their arrays.
 The newest one is remembered whatever its size."""
 
 
-def images_of(data: Any) -> list[Any]:
-    """Return the images of a prompt's ``multi_modal_data``.
+@dataclass(frozen=True)
+class Media:
+    """What a prompt has besides text.
 
-    Raises:
-        ValueError: it is no mapping, or has something else than images.
+    Attributes:
+        images: the images; or mappings with features of images.
+        videos: the videos; see `read_clips`.
+        settings: the prompt's settings of the processor, in place of the engine's; see `read_settings`.
     """
-    if data is None:
+
+    images: Sequence[Any] = ()
+    videos: Sequence[Any] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.images or self.videos)
+
+    @classmethod
+    def of(cls, data: Any, settings: Any = None) -> Media:
+        """Read a prompt's ``multi_modal_data`` and ``mm_processor_kwargs``.
+
+        Raises:
+            ValueError: one is no mapping, or has something else than is known.
+        """
+        if not isinstance(data, Mapping | None):
+            raise ValueError(f"multi_modal_data={data!r} must be a mapping such as {{'image': ...}}")
+        given = {name: value for name, value in (data or {}).items() if value is not None and not _is_empty(value)}
+        if unknown := [name for name in given if name not in ("image", "video")]:
+            raise ValueError(
+                f"multi_modal_data has {unknown[0]!r}: of what is no text only 'image' and 'video' are taken"
+            )
+        video = given.get("video")
+        videos = [video] if is_frames(video) else _listed(video)
+        return cls(_listed(given.get("image")), videos, read_settings(settings))
+
+
+def _listed(given: Any) -> list[Any]:
+    if given is None:
         return []
-    if not isinstance(data, Mapping):
-        raise ValueError(f"multi_modal_data={data!r} must be a mapping such as {{'image': ...}}")
-    for key, value in data.items():
-        if key != "image" and value is not None and not _is_empty(value):
-            raise ValueError(f"multi_modal_data has {key!r}: of what is no text only 'image' is taken")
-    images = data.get("image")
-    if is_given(images) and images:
-        return [images]
-    if images is None or _is_empty(images):
-        return []
-    return list(images) if isinstance(images, Sequence) and not isinstance(images, str | bytes) else [images]
+    return list(given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else [given]
 
 
 def _is_empty(value: Any) -> bool:
@@ -64,7 +96,23 @@ def _is_empty(value: Any) -> bool:
 
 
 Place = Callable[[Sequence[Span], str | None], tuple[PromptItem, ...]]
-"""Makes a prompt's images of the spans that they take and the prompt's salt."""
+"""Makes a prompt's items of one modality of the spans that they take and the prompt's salt."""
+
+
+class _Counted(NamedTuple):
+    """What a prompt has of one modality.
+
+    Attributes:
+        placeholder: what stands for each.
+        expansions: what takes the place of each one's placeholder.
+        items: the tokens of each item, in order: a video has an item for each group of frames.
+        place: makes the items.
+    """
+
+    placeholder: Placeholder
+    expansions: list[Expansion]
+    items: list[int]
+    place: Place
 
 
 class ImageInputs:
@@ -84,6 +132,8 @@ class ImageInputs:
         most_together: images that may follow one another without text in between, which later tokens then read
             together; None = tokens take the images' place, and there is no bound.
         given: how features that callers have encoded are placed; None = they are refused.
+        settings: the engine's settings of the processor, in place of the checkpoint's.
+        limits: most items of a modality in one prompt; one that is not there = as many as `sources` allow.
         processor: see `open_image_processor`.
     """
 
@@ -99,41 +149,62 @@ class ImageInputs:
         padded: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]] = dict,
         most_together: int | None = None,
         given: GivenLayout | None = None,
+        settings: Mapping[str, Any] | None = None,
+        limits: Mapping[str, int] | None = None,
         processor: str | None = None,
     ) -> None:
         self.refusal = refusal
         self._folder = folder
         self._config = config
         self._tokenizer = tokenizer
-        self._sources = sources or ImageSources()
+        self._limits = dict(limits or {})
+        sources = sources or ImageSources()
+        most = {f"max_{modality}s": max(1, number) for modality, number in self._limits.items() if modality != "audio"}
+        self._sources = replace(sources, **most)
         self._whole = whole
         self._padded = padded
         self._most_together = most_together
         self._given = given
+        self._settings = dict(settings or {})
         self._name = processor
         self._lock = threading.Lock()
         self._opened: ImageProcessor | None = None
+        self._of_requests: OrderedDict[str, ImageProcessor] = OrderedDict()  # by their settings
+        self._videos: VideoProcessor | None = None
         self._prepared: OrderedDict[tuple[str | None, bytes], PreparedImage] = OrderedDict()
 
     @property
-    def placeholder_text(self) -> str:
-        """Return the text that stands for an image in a prompt.
+    def max_bytes(self) -> int:
+        """Return the most bytes of an encoded image or video; 0 where none are taken."""
+        if self.refusal is not None:
+            return 0
+        return max(self._sources.max_bytes, self._sources.max_video_bytes * takes_videos(self._config))
+
+    def refusal_of(self, modality: str) -> str | None:
+        """Return why no items of a modality are taken; None = they are."""
+        if self.refusal is None and modality == "video" and not takes_videos(self._config):
+            return f"model_type={getattr(self._config, 'model_type', None)!r} takes no videos here"
+        return self.refusal
+
+    def marks(self, modalities: Iterable[str]) -> dict[str, str]:
+        """Return the text that stands for an item in a prompt, by the item's modality.
 
         Raises:
-            ValueError: the model takes no images, or its files do not say how.
+            ValueError: the model takes none of a modality, or its files do not say how.
         """
-        return self._placeholder().text
+        texts = {"image": self._placeholder, "video": lambda: self._video_processor().placeholder}
+        return {modality: texts[modality]().text for modality in modalities}
 
     def of_text(
         self,
         text: str,
-        images: Sequence[Any],
+        media: Media,
         encode: Callable[[str], list[int]],
         salt: str | None = None,
         *,
         prepare: bool = True,
     ) -> tuple[list[int], tuple[PromptItem, ...]]:
-        """Return the ids of a prompt of text, in which each image has its tokens, and the images.
+        """Return the ids of a prompt of text, in which each image and video has its tokens, and their items.
 
         Args:
             encode: makes ids of text.
@@ -144,49 +215,98 @@ class ImageInputs:
         Raises:
             ValueError: see `_read`; or the text has more or fewer placeholders than there are images.
         """
-        placeholder, counts, place = self._counted(images)
-        ids = encode(expand_text(text, placeholder, counts))
-        spans = find_spans(ids, placeholder, counts)
-        return ids, place(spans, salt) if prepare else ()
+        kinds = self._counted(media)
+        for kind in kinds:
+            text = fill_text(text, kind.placeholder, kind.expansions)
+        ids = encode(text)
+        return ids, _placed_in(ids, kinds, salt, prepare=prepare)
 
     def of_ids(
-        self, ids: Sequence[int], images: Sequence[Any], salt: str | None = None
+        self, ids: Sequence[int], media: Media, salt: str | None = None
     ) -> tuple[list[int], tuple[PromptItem, ...]]:
         """Return the same for a prompt of ids, whose images have their tokens already or a placeholder each.
 
         Raises:
             ValueError: as `of_text`.
         """
-        placeholder, counts, place = self._counted(images)
-        ids = list(ids)
-        there = ids.count(placeholder.image_token)
-        if there and (placeholder.token != placeholder.image_token or there != len(counts)):
-            spans = find_spans(ids, placeholder, counts)
-        else:
-            ids, spans = expand_ids(ids, placeholder, counts)
-        return ids, place(spans, salt)
+        kinds, ids = self._counted(media), list(ids)
+        for placeholder, expansions, _, _ in kinds:
+            there = ids.count(placeholder.image_token)
+            if not there or (placeholder.token == placeholder.image_token and there == len(expansions)):
+                ids = fill_ids(ids, placeholder, expansions)
+        return ids, _placed_in(ids, kinds, salt)
 
-    def _counted(self, images: Sequence[Any]) -> tuple[Placeholder, list[int], Place]:
-        """Return what stands for an image, how many tokens each takes, and what places them.
+    def _counted(self, media: Media) -> list[_Counted]:
+        """Return what a prompt has of each modality.
 
         Raises:
-            ValueError: see `_read` and `GivenLayout.read`.
+            ValueError: see `_read`, `read_clips` and `GivenLayout.read`.
         """
         self._check_taken()
+        found = [self._counted_images(media)] if media.images else []
+        return [*found, self._counted_videos(media)] if media.videos else found
+
+    def _counted_videos(self, media: Media) -> _Counted:
+        if (refusal := self.refusal_of("video")) is not None:
+            raise ValueError(f"a prompt has {len(media.videos)} video{'s'[: len(media.videos) > 1]}: {refusal}")
+        self._check_number("video", len(media.videos))
+        processor = self._video_processor()
+        _, of_frames = split_settings(media.settings)
+        sampling = processor.sampling.given(of_frames, "mm_processor_kwargs")
+        try:
+            clips = read_clips(media.videos, self._sources, processor, sampling)
+        except ImportError as error:
+            raise ValueError(str(error)) from error
+        groups = [(clip, group) for clip in clips for group in processor.groups(clip)]
+        expansions = [processor.expansion(clip) for clip in clips]
+
+        def place(spans: Sequence[Span], salt: str | None) -> tuple[PromptItem, ...]:
+            placed = []
+            for (clip, group), (start, length) in zip(groups, spans, strict=True):
+                digest = processor.digest(clip, group)
+                made = self._prepared_once((salt, digest), partial(processor.prepare, clip, group))
+                placed.append(_item(start, length, digest, made, self._whole, "video"))
+            return tuple(placed)
+
+        return _Counted(processor.placeholder, expansions, [group.tokens for _, group in groups], place)
+
+    def _video_processor(self) -> VideoProcessor:
+        self._check_taken()
+        with self._lock:
+            if self._videos is None:
+                try:
+                    made = open_video_processor(self._folder, self._config, self._tokenizer, self._settings)
+                except (OSError, AttributeError, TypeError, KeyError) as error:
+                    raise ValueError(f"{self._folder} does not say how videos are prepared: {error!r}") from error
+                self._videos = made
+            return self._videos
+
+    def _counted_images(self, media: Media) -> _Counted:
+        images = media.images
         if any(map(is_given, images)):
             layout = self._given
             if layout is None:
                 raise ValueError(f"the model takes images as pictures, not as {GIVEN_FEATURES!r}")
-            if len(images) > 1:
+            if not all(map(is_given, images)):
                 raise ValueError(
-                    f"{len(images)} images are listed, of which some are {GIVEN_FEATURES!r}: one mapping has the "
-                    "features of all images of a prompt"
+                    f"{len(images)} images are listed, of which some are {GIVEN_FEATURES!r}: give all images of a "
+                    "prompt as features, or all as pictures"
                 )
-            given = layout.read(images[0])
-            return self._placeholder(), [len(each.features) for each in given], partial(_placed_given, layout, given)
-        processor = self._processor()
+            given = [each for data in images for each in layout.read(data)]
+            self._check_number("image", len(given))
+            counts = [len(each.features) for each in given]
+            return _counted(self._placeholder(), counts, partial(_placed_given, layout, given))
+        self._check_number("image", len(images))
+        processor = self._processor(media.settings)
         pictures, counts = self._read(processor, images)
-        return processor.placeholder, counts, partial(self._placed, processor, pictures)
+        return _counted(processor.placeholder, counts, partial(self._placed, processor, pictures))
+
+    def _check_number(self, modality: str, number: int) -> None:
+        most = self._limits.get(modality)
+        if most is not None and number > most:
+            raise ValueError(
+                f"{number} {modality}s were given, the limit is limit_mm_per_prompt={{{modality!r}: {most}}}"
+            )
 
     def _check_taken(self) -> None:
         if self.refusal is not None:
@@ -198,15 +318,32 @@ class ImageInputs:
             return self._processor().placeholder
         return placeholder_of(self._config, self._tokenizer)
 
-    def _processor(self) -> ImageProcessor:
+    def _processor(self, settings: Mapping[str, Any] | None = None) -> ImageProcessor:
+        """Return the processor with the engine's settings, and with those of a request.
+
+        Raises:
+            ValueError: the checkpoint's files, or these settings, are none that can be used.
+        """
         self._check_taken()
+        of_images, _ = split_settings(settings or {})
         with self._lock:
             if self._opened is None:
                 try:
-                    self._opened = open_image_processor(self._folder, self._config, self._tokenizer, self._name)
+                    opened = open_image_processor(self._folder, self._config, self._tokenizer, self._name)
                 except (OSError, AttributeError, TypeError) as error:
                     raise ValueError(f"{self._folder} does not say how images are prepared: {error}") from error
-            return self._opened
+                of_engine, _ = split_settings(self._settings)
+                self._opened = opened.with_settings(of_engine, of_request=False)
+            if not of_images:
+                return self._opened
+            name = json.dumps(of_images, sort_keys=True)
+            if name not in self._of_requests:
+                self._of_requests[name] = self._opened.with_settings(of_images, of_request=True)
+            self._of_requests.move_to_end(name)
+            found = self._of_requests[name]
+            while len(self._of_requests) > _MOST_OPENED:
+                self._of_requests.popitem(last=False)
+            return found
 
     def _read(self, processor: ImageProcessor, images: Sequence[Any]) -> tuple[list[Picture], list[int]]:
         """Return the pictures, and how many tokens each takes.
@@ -232,19 +369,8 @@ class ImageInputs:
         for picture, (start, length) in zip(pictures, spans, strict=True):
             alone = len(pictures) == 1
             digest = processor.digest(picture, alone=alone)
-            made = self._prepare(processor, picture, (salt, digest), alone)
-            item = PromptItem(
-                start,
-                length,
-                digest,
-                made.features,
-                made.arrays,
-                self._whole,
-                takes=made.takes,
-                offsets=made.offsets,
-                advance=made.advance,
-            )
-            placed.append(item)
+            made = self._prepared_once((salt, digest), partial(processor.prepare, picture, alone=alone))
+            placed.append(_item(start, length, digest, made, self._whole))
         if self._most_together is None:
             return tuple(placed)
         runs = joined(placed)
@@ -255,14 +381,14 @@ class ImageInputs:
             )
         return runs
 
-    def _prepare(
-        self, processor: ImageProcessor, picture: Picture, name: tuple[str | None, bytes], alone: bool
-    ) -> PreparedImage:
+    def _prepared_once(self, name: tuple[str | None, bytes], prepare: Callable[[], PreparedImage]) -> PreparedImage:
         with self._lock:
             if (known := self._prepared.get(name)) is not None:
                 self._prepared.move_to_end(name)
                 return known
-        made = processor.prepare(picture, alone=alone)
+        made = prepare()
+        if not all(np.isfinite(array).all() for array in made.arrays.values()):
+            raise ValueError("mm_processor_kwargs make pixels that are not finite")
         made = replace(made, arrays=self._padded(made.arrays))
         with self._lock:
             self._prepared[name] = made
@@ -270,6 +396,38 @@ class ImageInputs:
             while len(self._prepared) > _MOST_PREPARED or (taken > _MOST_BYTES and len(self._prepared) > 1):
                 taken -= self._prepared.popitem(last=False)[1].num_bytes
         return made
+
+
+def _counted(placeholder: Placeholder, counts: list[int], place: Place) -> _Counted:
+    return _Counted(placeholder, [expansion(placeholder, count) for count in counts], counts, place)
+
+
+def _item(
+    start: int, length: int, digest: bytes, made: PreparedImage, whole: bool, modality: str = "image"
+) -> PromptItem:
+    return PromptItem(
+        start,
+        length,
+        digest,
+        made.features,
+        made.arrays,
+        whole,
+        modality=modality,
+        takes=made.takes,
+        offsets=made.offsets,
+        advance=made.advance,
+    )
+
+
+def _placed_in(
+    ids: Sequence[int], kinds: Sequence[_Counted], salt: str | None, *, prepare: bool = True
+) -> tuple[PromptItem, ...]:
+    """Return the items of a prompt in which each has its tokens, in the order of these."""
+    found: list[PromptItem] = []
+    for kind in kinds:
+        spans = find_spans(ids, kind.placeholder, kind.items)
+        found += kind.place(spans, salt) if prepare else ()
+    return tuple(sorted(found, key=lambda item: item.start))
 
 
 def _placed_given(

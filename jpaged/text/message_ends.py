@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from jpaged.text.chat_template import ChatOptions, Messages, images_in, templated
+from jpaged.text.chat_template import ChatOptions, Messages, media_in, templated
 from jpaged.text.tokenizer_errors import errors_of
 
 
@@ -23,7 +23,7 @@ def message_ends(
     Args:
         text, token_ids: the conversation's prompt.
     """
-    if images_in(messages):
+    if media_in(messages):
         return ()  # the tokens of images are not those of the text
     system = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
     alone = replace(options, add_generation_prompt=False, continue_final_message=False)

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from jpaged.cache_retention import CacheRetention, after_cut, read_retention
 from jpaged.scheduling.inputs import PromptItem
-from jpaged.text.chat_template import ChatOptions, Messages, images_in, templated
-from jpaged.text.images import ImageInputs, images_of
+from jpaged.text.chat_template import ChatOptions, Messages, media_in, templated
+from jpaged.text.images import ImageInputs, Media
 from jpaged.text.long_text import TokenBound, beginning, encode_bounded
 from jpaged.text.marked_prefixes import MarkedPrefix, breakpoints_at, common_tokens, tokens_before
 from jpaged.text.message_ends import message_ends
@@ -20,6 +20,7 @@ from jpaged.vllm_refusals import check_prompt_keys
 
 Prompt = str | Mapping[str, Any] | Sequence[int]
 _RETENTION = ("retention_directives", "cache_breakpoints")
+_MEDIA = ("multi_modal_data", "mm_processor_kwargs")
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt", "prefix_ends", *_RETENTION)
 _TEXT_KEYS = {"prompt", "cache_salt"}
 
@@ -30,6 +31,7 @@ class Conversation:
 
     messages: Messages
     options: ChatOptions = field(default_factory=ChatOptions)
+    mm_processor_kwargs: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -110,14 +112,14 @@ def parse_prompt(
     """
     images = images or ImageInputs()
     if isinstance(prompt, Conversation):
-        given = images_in(prompt.messages)
-        if given and images.refusal is not None:
-            raise ValueError(f"messages have {len(given)} image{'s'[: len(given) > 1]}: {images.refusal}")
-        mark = images.placeholder_text if given else ""
-        said = {"prompt": templated(prompt.messages, tokenizer, prompt.options, mark)}
+        given = media_in(prompt.messages)
+        for modality, items in given.items():
+            if (refusal := images.refusal_of(modality)) is not None:
+                raise ValueError(f"messages have {len(items)} {modality}{'s'[: len(items) > 1]}: {refusal}")
+        said = {"prompt": templated(prompt.messages, tokenizer, prompt.options, images.marks(given))}
         if given:
             return parse_prompt(
-                {**said, "multi_modal_data": {"image": given}},
+                {**said, **_besides_text(prompt, given)},
                 tokenizer,
                 tokenization,
                 images,
@@ -132,13 +134,13 @@ def parse_prompt(
                 prefix_ends=message_ends(prompt.messages, prompt.options, tokenizer, said["prompt"], made.token_ids),
             )
         return made
-    text, ids, salt, retention, pictures = None, None, None, None, []
+    text, ids, salt, retention, media = None, None, None, None, Media()
     ends: tuple[int, ...] = ()
     if isinstance(prompt, str):
         text = prompt
     elif isinstance(prompt, Mapping):
-        pictures = images_of(prompt.get("multi_modal_data"))
-        check_prompt_keys({key: prompt[key] for key in prompt if key != "multi_modal_data"}, _KEYS)
+        media = Media.of(*map(prompt.get, _MEDIA))
+        check_prompt_keys({key: prompt[key] for key in prompt if key not in _MEDIA}, _KEYS)
         text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
         if text is None and ids is None:
             raise ValueError("a prompt needs 'prompt' or 'prompt_token_ids', and has neither")
@@ -158,13 +160,13 @@ def parse_prompt(
         check_unicode("prompt", cast(str, text))
         chosen = tokenization.add_special_tokens
         special = add_special_tokens if chosen is None else chosen
-        if pictures:
+        if media:
             uncut = None if bound is None else replace(bound, last=None)  # a prompt with images is not cut
 
             def encode(text: str) -> list[int]:
                 return encode_bounded(tokenizer, text, special, uncut)
 
-            ids, placed = images.of_text(cast(str, text), pictures, encode, salt, prepare=prepare)
+            ids, placed = images.of_text(cast(str, text), media, encode, salt, prepare=prepare)
         else:
             ids = encode_bounded(tokenizer, cast(str, text), special, bound)
     try:
@@ -174,8 +176,8 @@ def parse_prompt(
         raise ValueError(f"prompt_token_ids={ids!r} must be integers") from error
     if any(isinstance(token, bool) for token in ids):
         raise ValueError(f"prompt_token_ids={ids!r} must be integers")
-    if pictures and not placed and prepare:
-        plain, placed = images.of_ids(plain, pictures, salt)
+    if media and not placed and prepare:
+        plain, placed = images.of_ids(plain, media, salt)
     if salt is not None:
         placed = tuple(image.salted(salt) for image in placed)
     if placed and tokenization.max_length is not None and len(plain) > tokenization.max_length:
@@ -246,6 +248,7 @@ def chat_prompt(
     bound: TokenBound | None = None,
     *,
     keeps_ends: bool = False,
+    add_special_tokens: bool = False,
     marks: Sequence[MarkedPrefix] = (),
 ) -> dict[str, Any]:
     """A conversation as a prompt, through the chat template; with its images, if it has any. They are prepared when the
@@ -253,19 +256,23 @@ def chat_prompt(
 
     Args:
         keeps_ends: see `parse_prompt`.
+        add_special_tokens: whether the tokenizer adds those that a text begins or ends with.
         marks: beginnings of the conversation that become the prompt's `cache_breakpoints`.
 
     Raises:
         ValueError: as `templated`, or an image cannot be used.
     """
-    parsed = parse_prompt(conversation, tokenizer, images=images, prepare=False, bound=bound, keeps_ends=keeps_ends)
+    tokenization = Tokenization(add_special_tokens=add_special_tokens)
+    parsed = parse_prompt(
+        conversation, tokenizer, tokenization, images, prepare=False, bound=bound, keeps_ends=keeps_ends
+    )
     prompt: dict[str, Any] = {"prompt": parsed.text, "prompt_token_ids": parsed.token_ids}
     if parsed.prefix_ends:
         prompt["prefix_ends"] = list(parsed.prefix_ends)
-    given = images_in(conversation.messages)
+    given = media_in(conversation.messages)
     if marks and (kept := _breakpoints(conversation, marks, tokenizer, images or ImageInputs(), parsed)):
         prompt["cache_breakpoints"] = kept
-    return {**prompt, "multi_modal_data": {"image": given}} if given else prompt
+    return {**prompt, **_besides_text(conversation, given)} if given else prompt
 
 
 def _breakpoints(
@@ -277,16 +284,15 @@ def _breakpoints(
 ) -> list[dict[str, Any]]:
     text, ids = parsed.text or "", parsed.token_ids
     alone = replace(conversation.options, add_generation_prompt=False, continue_final_message=False)
-    placeholder = images.placeholder_text if images_in(conversation.messages) else ""
+    items = images.marks(media_in(conversation.messages))
 
     def render(messages: Messages) -> str:
-        return templated(messages, tokenizer, alone, placeholder)
+        return templated(messages, tokenizer, alone, items)
 
     def count(begin: str, messages: Messages) -> int:
-        if not placeholder:
+        if not items:
             return tokens_before(tokenizer, text, len(begin), ids)
-        given = images_in(messages)
-        prompt = {"prompt": begin, "multi_modal_data": {"image": given} if given else None}
+        prompt = {"prompt": begin, **_besides_text(conversation, media_in(messages))}
         try:
             head = parse_prompt(prompt, tokenizer, images=images, add_special_tokens=False, prepare=False)
         except ValueError:  # what both texts begin with lacks an image
@@ -294,3 +300,11 @@ def _breakpoints(
         return common_tokens(head.token_ids, ids)
 
     return breakpoints_at(marks, render, count, text)
+
+
+def _besides_text(conversation: Conversation, given: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """Return what a prompt of a conversation has besides text and tokens."""
+    found: dict[str, Any] = {"multi_modal_data": dict(given)}
+    if conversation.mm_processor_kwargs:
+        found["mm_processor_kwargs"] = conversation.mm_processor_kwargs
+    return found

@@ -178,7 +178,7 @@ def test_features_that_do_not_fit_are_refused_and_leave_nothing(judged):
         with pytest.raises(ValueError, match=re.escape(message)):
             llm.generate(prompt, PARAMS, use_tqdm=False)
     prompt = prompt_of([3, (1, 4, 6), 5], width)
-    prompt["multi_modal_data"]["image"] = [prompt["multi_modal_data"]["image"]] * 2
-    with pytest.raises(ValueError, match=r"2 images are listed, .* one mapping has the features of all"):
+    prompt["multi_modal_data"]["image"] = [prompt["multi_modal_data"]["image"], "a.png"]
+    with pytest.raises(ValueError, match=r"2 images are listed, .* all images of a prompt as features, or all as pic"):
         llm.generate(prompt, PARAMS, use_tqdm=False)
     check_empty(llm)

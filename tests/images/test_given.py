@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import io
+
 import numpy as np
 import pytest
 
@@ -45,6 +48,24 @@ def test_arrays_have_few_shapes(features, places):
     assert array.shape == (places, 6) and not array[features:].any()
 
 
+def npy(array, cut=None):
+    """Return the file of an array in base64; of its numbers `cut` bytes are left."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+    data = array.tobytes() if array.dtype != object else b""
+    return base64.b64encode(file.getvalue() + data[:cut]).decode()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_files_in_base64_are_arrays(dtype):
+    one = given([1, 4, 6])
+    one["image_embeds"] = one["image_embeds"].astype(dtype)
+    coded = {name: npy(np.asarray(value)) for name, value in one.items()}
+    assert LAYOUT.read(coded)[0].digest == LAYOUT.read(one)[0].digest
+    with pytest.raises(ValueError, match=r"has \[1\.0, 4\.0, 6\.0\]"):
+        LAYOUT.read(coded | {"image_grid_thw": npy(np.array([1.0, 4, 6]))})
+
+
 BAD = {
     "lack 'image_embeds' and 'image_grid_thw'": {"image_embeds": None, "image_grid_thw": None},
     "not size": {"size": 3},
@@ -56,6 +77,10 @@ BAD = {
     r"has \[4, 6\]": {"image_grid_thw": [4, 6]},
     r"has \[1\.5, 4\.0, 6\.0\]": {"image_grid_thw": [1.5, 4, 6]},
     "has 1 numbers that are not finite": {"image_embeds": np.where(np.arange(36) == 7, np.inf, 0).reshape(6, 6)},
+    "image_embeds is no array of numbers, as a .npy file in base64": {"image_embeds": "AAAA"},
+    r"image_embeds of shape \[9999999, 6\] has 8 bytes": {"image_embeds": npy(np.zeros((9999999, 6)), cut=8)},
+    "image_embeds has the dtype object": {"image_embeds": npy(np.array([[{}] * 6] * 6, object))},
+    "image_embeds is no array of numbers, as a .npy file in base64: Only base64": {"image_embeds": "*"},
     "no array of numbers": {"image_embeds": [["a"] * 6] * 6},
 }
 

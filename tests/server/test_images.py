@@ -6,12 +6,15 @@ import asyncio
 import base64
 import io
 
+import numpy as np
 import pytest
 from live_server import LiveServer, make_llm
+from PIL import Image
 from vision_checkpoints import make_gemma3, picture
 
 from jpaged import AsyncLLM, SamplingParams
 from jpaged.server.kept_state import KeptState
+from jpaged.server.openai.bodies.responses import ResponsesRequest
 from jpaged.server.settings import ServerSettings
 
 CHAT = "/v1/chat/completions"
@@ -38,8 +41,8 @@ def url_of(image) -> str:
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
-def messages(*urls: str):
-    images = [{"type": "image_url", "image_url": {"url": url, "detail": "auto"}} for url in urls]
+def messages(*urls: str, detail: str = "auto"):
+    images = [{"type": "image_url", "image_url": {"url": url, "detail": detail}} for url in urls]
     return [{"role": "user", "content": [{"type": "text", "text": "what is it "}, *images]}]
 
 
@@ -68,6 +71,141 @@ def test_a_response_sees_the_image_of_its_input(server_of):
     got = server_of.answer("/v1/responses", body)
     assert got["usage"]["input_tokens"] == want["usage"]["prompt_tokens"]
     assert got["output"][0]["content"][0]["text"] == want["choices"][0]["message"]["content"]
+
+
+def test_the_images_of_a_functions_output_are_seen_after_the_outputs(server_of):
+    urls = [url_of(picture(i)) for i in range(3)]
+
+    def image(i):
+        return {"type": "input_image", "image_url": urls[i], "detail": "high"}
+
+    calls = [{"type": "function_call", "call_id": f"c{i}", "name": "look", "arguments": "{}"} for i in range(2)]
+    outputs = [
+        {"type": "function_call_output", "call_id": "c0", "output": [{"type": "input_text", "text": "one"}, image(0)]},
+        {"type": "function_call_output", "call_id": "c1", "output": [image(1)]},
+    ]
+    same = {"model": "tiny", "seed": 1, "max_output_tokens": 4}
+    asked = [{"role": "user", "content": "look"}, *calls, *outputs]
+    for after in ([], [{"role": "user", "content": [{"type": "input_text", "text": "and "}, image(2)]}]):
+        request = ResponsesRequest.model_validate(same | {"input": [*asked, *after]})
+        *_, first, second, last = request.as_chat().messages
+        assert (first.role, first.content, second.role, second.content) == ("tool", "one", "tool", "")
+        assert last.role == "user"
+        seen = [part.image_url.url for part in last.content if part.type == "image_url"]
+        assert seen == urls[: len(seen)] and len(seen) == 2 + len(after)
+    said = server_of.answer("/v1/responses", same | {"input": outputs})
+    assert said["usage"]["input_tokens"] > 2 * 16
+    bad = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+    outputs[1]["output"].append(bad)
+    error = server_of.refusal("/v1/responses", same | {"input": [*asked[:-2], *outputs]})
+    assert error["param"] == "input.4.output.1.image_url" and "image 3 of 3" in error["message"], error
+    for item in ({"role": "assistant", "content": [bad]}, {"role": "system", "content": [bad]}):
+        error = server_of.refusal("/v1/responses", same | {"input": [item]})
+        assert "only a message of the user and a function's output may have" in error["message"]
+
+
+def test_an_image_in_a_tools_result_counts_as_one_of_the_user(server_of):
+    data = url_of(picture(0)).partition(",")[2]
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    said = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "see", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": []}]},
+    ]
+    counts = []
+    for images in ([], [{"type": "image", "source": source}]):
+        said[-1]["content"][0]["content"] = [{"type": "text", "text": "it"}, *images]
+        body = {"model": "tiny", "max_tokens": 4, "messages": said}
+        counted = server_of.answer("/v1/messages/count_tokens", {"model": "tiny", "messages": said})["input_tokens"]
+        usage = server_of.answer("/v1/messages", body)["usage"]
+        assert usage["input_tokens"] + usage["cache_read_input_tokens"] == counted
+        counts.append(counted)
+    assert counts[1] - counts[0] > 16
+
+
+@pytest.mark.parametrize("add_special_tokens", [None, False, True])
+def test_tokenize_counts_what_a_chat_computes(server_of, add_special_tokens):
+    said = messages(url_of(picture(0)), url_of(picture(1)))
+    same = {"model": "tiny", "messages": said}
+    more = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
+    counted = server_of.answer("/tokenize", same | more | {"return_token_strs": True})
+    used = server_of.answer(CHAT, same | {"max_tokens": 1})["usage"]["prompt_tokens"]
+    assert (
+        counted["count"]
+        == len(counted["tokens"])
+        == used + bool(add_special_tokens) * counted["tokens"][:2].count(1) // 2
+    )
+    assert counted["token_strs"].count("<image>") == 32
+
+
+def test_settings_of_a_request_are_part_of_its_images_and_errors_name_them(server_of, llm):
+    asked = {"model": "tiny", "messages": messages(url_of(picture(0))), "temperature": 0, "max_tokens": 1}
+    asked |= {"logprobs": True}
+
+    def score(**more):
+        return server_of.answer(CHAT, asked | more)["choices"][0]["logprobs"]["content"][0]["logprob"]
+
+    plain, before = score(), server_of.engine.stats().num_encoded_images
+    other = {"mm_processor_kwargs": {"image_mean": [0.1, 0.2, 0.3]}}
+    changed = score(**other)
+    assert abs(changed - plain) > 1e-4 and score(**other) == pytest.approx(changed, abs=1e-5)
+    assert score() == pytest.approx(plain, abs=1e-5)
+    assert server_of.engine.stats().num_encoded_images == before + 1
+    for settings, why in (
+        ({"size": {"height": 2800}}, "may lower this bound, which is 28"),
+        ({"pan": 1}, "has 'pan': the model's image processor has"),
+        ({"do_pan_and_scan": True}, "do_pan_and_scan=True is not supported"),
+        ({"do_resize": "no"}, "must be true or false"),
+    ):
+        for path in (CHAT, "/tokenize"):
+            error = server_of.refusal(
+                path, {"model": "tiny", "messages": asked["messages"], "mm_processor_kwargs": settings}
+            )
+            assert why in error["message"] and error["param"] == "mm_processor_kwargs", error
+    assert server_of.used_blocks() == 0
+
+
+def test_low_detail_shrinks_a_picture_and_high_does_not(server_of):
+    large = Image.fromarray(np.random.default_rng(0).integers(0, 256, (700, 600, 3), dtype=np.uint8))
+    small = large.resize((round(600 * 512 / 700), 512), Image.Resampling.BICUBIC)
+    before = server_of.engine.stats().num_encoded_images
+    for image, detail in (
+        (large, "low"),
+        (small, "low"),
+        (small, "high"),
+        (small, "auto"),
+        (large, "high"),
+        (large, "auto"),
+    ):
+        server_of.answer(CHAT, {"model": "tiny", "max_tokens": 1, "messages": messages(url_of(image), detail=detail)})
+    assert server_of.engine.stats().num_encoded_images == before + 2, "the picture, and the picture of low detail"
+    error = server_of.refusal(CHAT, {"model": "tiny", "messages": messages(url_of(small), detail="best")})
+    assert "detail" in error["param"]
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_features_of_images_need_a_flag_of_the_server(llm, taken):
+    server = LiveServer(AsyncLLM.from_llm(llm), ServerSettings(model="tiny", port=0, enable_mm_embeds=taken))
+    try:
+        embeds = {"image_embeds": "AAAA", "image_grid_thw": [1, 4, 6]}
+        content = [{"type": "text", "text": "a"}, {"type": "image_embeds", "image_embeds": embeds}]
+        for path in (CHAT, "/tokenize"):
+            error = server.refusal(path, {"model": "tiny", "messages": [{"role": "user", "content": content}]})
+            if taken:
+                assert "the model takes images as pictures, not as 'image_embeds'" in error["message"]
+            else:
+                assert error["param"] == "messages.0.content.1" and "--enable-mm-embeds" in error["message"]
+    finally:
+        server.stop()
+
+
+def test_a_body_may_have_the_largest_image_that_the_engine_takes(llm):
+    engine = AsyncLLM.from_llm(llm)
+    settings = ServerSettings(model="tiny")
+    assert settings.body_bytes(engine.max_media_bytes) > engine.config.images.max_bytes * 4 / 3 + 2**22
+    assert settings.body_bytes(0) == 8 * 2**20
+    assert ServerSettings(model="tiny", max_body_bytes=5).body_bytes(engine.max_media_bytes) == 5
+    asyncio.run(engine.shutdown())
 
 
 def test_a_server_of_a_model_with_eyes_keeps_its_state(llm, tmp_path):

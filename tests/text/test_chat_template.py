@@ -97,7 +97,7 @@ def test_a_template_that_takes_only_parts_gets_a_text_as_one(text, form):
 def test_such_a_template_writes_the_place_of_an_image_itself(tokenizer):
     options = ChatOptions(chat_template=ONLY_PARTS, add_generation_prompt=False)
     messages = [{"role": "system", "content": "look"}, {"role": "user", "content": [{"type": "image", "image": "x"}]}]
-    assert templated(messages, tokenizer, options, image="<image>") == "[system]look[user]<image>"
+    assert templated(messages, tokenizer, options, {"image": "<image>"}) == "[system]look[user]<image>"
 
 
 @pytest.mark.parametrize(

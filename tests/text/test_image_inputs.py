@@ -161,7 +161,8 @@ MESSAGES = [
     (with_image(7), "image 1 of 1 is a int; it must be a PIL image, a URL or a path"),
     (with_image(picture(0), "no placeholder"), "the prompt has 0 image placeholders, but 1 images were given"),
     (with_image([picture(0)] * 2), "the prompt has 1 image placeholders, but 2 images were given"),
-    ({"prompt": "a", "multi_modal_data": {"video": [1]}}, "multi_modal_data has 'video'"),
+    ({"prompt": "a", "multi_modal_data": {"audio": [1]}}, "multi_modal_data has 'audio'"),
+    ({"prompt": "a", "multi_modal_data": {"video": [1]}}, "a prompt has 1 video: model_type='gemma3' takes no videos"),
     ({"prompt": "a", "multi_modal_data": [1]}, r"multi_modal_data=\[1\] must be a mapping"),
     (
         {"prompt_token_ids": [1, BEGIN, *OURS[1:], END], "multi_modal_data": {"image": picture(0)}},

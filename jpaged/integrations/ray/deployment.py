@@ -11,6 +11,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
+from jpaged import ImageSources
 from jpaged.integrations.ray.arguments import RayArguments
 from jpaged.integrations.ray.front import Front
 from jpaged.integrations.ray.replica import Replica
@@ -81,4 +82,5 @@ def build(arguments: RayArguments) -> serve.Application:
         graceful_shutdown_timeout_s=settings.drain_seconds,
         ray_actor_options={"num_cpus": 0},
     )
-    return front.bind(replicas.bind(arguments), settings.max_body_bytes)
+    # A front knows no model: where that takes text only, the replica refuses what is larger than its own limit.
+    return front.bind(replicas.bind(arguments), settings.body_bytes(ImageSources().max_bytes))

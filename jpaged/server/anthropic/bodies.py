@@ -386,7 +386,7 @@ class Conversation(Body):
         return found
 
     def _sent_as(self) -> dict[str, str]:
-        names = dict.fromkeys(("prompt", "prompt_token_ids", "content", "images"), "messages")
+        names = dict.fromkeys(("prompt", "prompt_token_ids", "content", "images", "videos"), "messages")
         names |= {"stop": "stop_sequences", "structured_outputs": "output_config.format"}
         names["thinking_token_budget"] = "thinking.budget_tokens"
         path = "output_format.schema" if self.output_format is not None else "output_config.format.schema"

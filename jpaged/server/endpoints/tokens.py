@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 
 from jpaged import AsyncLLM
 from jpaged.server.errors import ApiError, refused
-from jpaged.server.openai.bodies.chat import SENT_AS_MESSAGES, image_paths
+from jpaged.server.openai.bodies.chat import SENT_AS_MESSAGES, media_paths
 from jpaged.server.openai.bodies.prompts import DetokenizeRequest, TokenizeRequest
 from jpaged.server.openapi import errors
 from jpaged.server.serving import MOST_TOKENS, Serving, serving_of
@@ -24,7 +24,13 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
     serving.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError("/tokenize takes either prompt or messages", param="prompt", code="invalid_value")
-    chat_only = {"tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"}
+    chat_only = {
+        "tools",
+        "chat_template_kwargs",
+        "mm_processor_kwargs",
+        "add_generation_prompt",
+        "continue_final_message",
+    }
     if body.prompt is not None and (given := sorted(chat_only & body.model_fields_set)):
         raise ApiError(f"{given[0]} needs messages", param=given[0], code="invalid_value")
     tokenizer = _tokenizer(serving)
@@ -32,19 +38,21 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
     ids: list[int]
     if body.messages is not None:
         messages = [message.as_template_takes_it(f"messages.{i}") for i, message in enumerate(body.messages)]
+        serving.check_parts(messages)
         options: dict[str, Any] = {
             "add_generation_prompt": body.add_generation_prompt and not body.continue_final_message,
             "continue_final_message": body.continue_final_message,
             "chat_template_kwargs": body.chat_template_kwargs,
+            "mm_processor_kwargs": body.mm_processor_kwargs,
             "tools": None if body.tools is None else [tool.in_turn().shown() for tool in body.tools],
         }
+        options["add_special_tokens"] = bool(body.add_special_tokens)
         try:
             made = await asyncio.to_thread(engine.chat_prompt, messages, max_tokens=most, **options)
         except ValueError as error:
-            raise refused(error, TokenizeRequest.model_fields, SENT_AS_MESSAGES, image_paths(body.messages)) from error
+            paths = media_paths(body.messages), media_paths(body.messages, "video_url")
+            raise refused(error, TokenizeRequest.model_fields, SENT_AS_MESSAGES, *paths) from error
         ids = made["prompt_token_ids"]
-        if body.add_special_tokens:
-            ids = await asyncio.to_thread(_encode, engine, made["prompt"], True, most)
     else:
         special = body.add_special_tokens is not False
         ids = await asyncio.to_thread(_encode, engine, body.prompt, special, most)

@@ -84,6 +84,7 @@ class TurnForm:
             "continue_final_message": turn.continues_message,
             "chat_template_kwargs": variables or None,
             "tools": [tool.shown() for tool in self._tools] or None,
+            "mm_processor_kwargs": turn.mm_processor_kwargs,
         }
 
     def _template_controls(self) -> dict[str, Any]:

@@ -22,21 +22,41 @@ class ImageUrl(Body):
     """The place of an image: a ``data:`` URL, or a URL that the engine's `ImageSources` allow.
 
     Attributes:
-        detail: "auto" only, since the resolution depends on the model.
+        detail: "low" shrinks the picture first, "high" and "auto" do not.
     """
 
     url: str
-    detail: Literal["auto"] | None = None
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+class VideoUrl(Body):
+    """The place of a video: a ``data:`` URL, or a URL that the engine's `ImageSources` allow."""
+
+    url: str
+
+
+class ImageEmbeds(Body):
+    """Features of images that the client has encoded, each field a ``.npy`` file in base64.
+
+    Attributes:
+        image_grid_thw: patches of each image in time, height and width; also as numbers.
+    """
+
+    image_embeds: str
+    image_grid_thw: str | list[int] | list[list[int]]
 
 
 class ContentPart(Body):
-    """A part of a message's content: text or an image. Sound and files are refused, since no model takes them."""
+    """A part of a message's content: text, an image, its features or a video (both vLLM's). Sound and files are
+    refused, since no model takes them."""
 
     classes: ClassVar[FieldClasses] = field_classes.CONTENT_PART
 
     type: str
     text: str | None = None
     image_url: ImageUrl | None = None
+    video_url: VideoUrl | None = None
+    image_embeds: ImageEmbeds | None = None
     input_audio: Any = None
     file: Any = None
     refusal: str | None = None
@@ -46,15 +66,20 @@ class ContentPart(Body):
         """Return the part for the chat template.
 
         Raises:
-            ApiError: the part is neither text nor an image, or lacks the field of its type, or has another.
+            ApiError: the part is of another type, or lacks the field of its type, or has another's.
         """
-        if self.type in ("text", "image_url"):
+        if self.type in ("text", "image_url", "video_url", "image_embeds"):
             only_fields(self, {"type", "cache_control", self.type}, where, f"a part of the type {self.type!r}")
         if self.type == "text" and self.text is not None:
             return {"type": "text", "text": self.text}
         if self.type == "image_url" and self.image_url is not None:
-            return {"type": "image_url", "image_url": {"url": self.image_url.url}}
-        message = f"{where} has the type {self.type!r}; 'text' and 'image_url' are taken, each with a field of its name"
+            return {"type": "image_url", "image_url": self.image_url.model_dump(exclude_none=True)}
+        if self.type == "video_url" and self.video_url is not None:
+            return {"type": "video_url", "video_url": {"url": self.video_url.url}}
+        if self.type == "image_embeds" and self.image_embeds is not None:
+            return {"type": "image_embeds", "image_embeds": self.image_embeds.model_dump()}
+        kinds = "'text', 'image_url', 'video_url' and 'image_embeds' are taken"
+        message = f"{where} has the type {self.type!r}; {kinds}, each with a field of its name"
         raise ApiError(message, param=where, code="invalid_value")
 
 
@@ -134,14 +159,14 @@ class Message(Body):
         return shown
 
 
-def image_paths(messages: Iterable[Message]) -> list[str]:
-    """Return the paths of a conversation's images."""
+def media_paths(messages: Iterable[Message], kind: str = "image_url") -> list[str]:
+    """Return the paths of a conversation's images, or of its parts of another kind."""
     return [
-        f"messages.{i}.content.{k}.image_url"
+        f"messages.{i}.content.{k}.{kind}"
         for i, message in enumerate(messages)
         if isinstance(message.content, list)
         for k, part in enumerate(message.content)
-        if part.type == "image_url"
+        if part.type == kind
     ]
 
 
@@ -284,7 +309,7 @@ def _kind_of_choice(choice: Any) -> str:
     return "Allowed" if kind == "allowed_tools" else "Named"
 
 
-SENT_AS_MESSAGES = dict.fromkeys(("prompt", "prompt_token_ids", "content", "images"), "messages")
+SENT_AS_MESSAGES = dict.fromkeys(("prompt", "prompt_token_ids", "content", "images", "videos"), "messages")
 """Names of what the messages become, and of what they have, in the engine's errors, each for the client's name."""
 BY_CHOICE = Discriminator(_kind_of_choice)
 """Tells the forms of `tool_choice` apart, so that an error is about the form that was meant."""
@@ -329,6 +354,7 @@ class ChatRequest(SamplingFields):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     include_reasoning: bool = True
 
     def template_messages(self) -> list[dict[str, Any]]:
@@ -355,8 +381,8 @@ class ChatRequest(SamplingFields):
     @property
     def names(self) -> ClientNames:
         """Return the names that the client sent."""
-        images = image_paths(self.messages) if self._images is None else self._images
-        return ClientNames(type(self).model_fields, self.sent_as, images)
+        images = media_paths(self.messages) if self._images is None else self._images
+        return ClientNames(type(self).model_fields, self.sent_as, images, media_paths(self.messages, "video_url"))
 
     def refusal(self, error: Exception) -> ApiError:
         """Return the error for a value that jpaged refuses, by the names that the client sent."""
@@ -390,6 +416,7 @@ class ChatRequest(SamplingFields):
             shows_thoughts=self.include_reasoning,
             controls={"reasoning_effort": self.reasoning_effort, "verbosity": self.verbosity},
             variables=self.chat_template_kwargs or {},
+            mm_processor_kwargs=self.mm_processor_kwargs,
             begins_message=self.add_generation_prompt,
             continues_message=self.continue_final_message,
             last_tokens=self.truncate_prompt_tokens,

@@ -82,6 +82,7 @@ class TokenizeRequest(Body):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     tools: list[Tool] | None = None
 
 

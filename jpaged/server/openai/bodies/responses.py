@@ -21,11 +21,11 @@ _PART_FIELDS = {"input_image": ("image_url", "detail"), "output_text": ("text", 
 
 
 class InputPart(Body):
-    """A part of an item's content: text or, in a message of the user, an image.
+    """A part of an item's content: text or, in a message of the user and in a function's output, an image.
 
     Attributes:
         image_url: a ``data:`` URL, or a URL that the engine's `ImageSources` allow.
-        detail: "auto" only, since the resolution depends on the model.
+        detail: as of an `ImageUrl`.
         logprobs: log-probabilities from an earlier response; ignored.
     """
 
@@ -34,7 +34,7 @@ class InputPart(Body):
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text", "input_image"]
     text: str = ""
     image_url: str | None = None
-    detail: Literal["auto"] | None = None
+    detail: Literal["auto", "low", "high"] | None = None
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
 
@@ -48,6 +48,17 @@ class InputPart(Body):
         if self.annotations:
             raise ValueError("annotations is not supported: the model is shown text only")
         return self
+
+    @property
+    def is_image(self) -> bool:
+        """Tell whether the part is an image."""
+        return self.type == "input_image"
+
+    def in_chat(self) -> dict[str, Any]:
+        """Return the part of a chat's message."""
+        if self.is_image:
+            return {"type": "image_url", "image_url": {"url": self.image_url, "detail": self.detail}}
+        return {"type": "text", "text": self.text}
 
 
 _FIELDS = {
@@ -128,17 +139,18 @@ class InputItem(Body):
             function = {"name": self.name, "arguments": self.arguments}
             return {"role": "assistant", "tool_calls": [{"id": self.call_id, "function": function}]}
         if self.type == "function_call_output":
-            return {"role": "tool", "tool_call_id": self.call_id, "content": _text(self.output, f"{where}.output")}
+            output = self.output
+            texts = [part for part in output if not part.is_image] if isinstance(output, list) else output
+            return {"role": "tool", "tool_call_id": self.call_id, "content": _text(texts, f"{where}.output")}
         content = self.content
-        if self.role != "user" or not isinstance(content, list) or all(part.type != "input_image" for part in content):
+        if self.role != "user" or not isinstance(content, list) or not any(part.is_image for part in content):
             return {"role": self.role, "content": _text(content, f"{where}.content")}
-        parts = [
-            {"type": "image_url", "image_url": {"url": part.image_url, "detail": part.detail}}
-            if part.type == "input_image"
-            else {"type": "text", "text": part.text}
-            for part in content
-        ]
-        return {"role": self.role, "content": parts}
+        return {"role": self.role, "content": [part.in_chat() for part in content]}
+
+    def images_of_output(self) -> list[dict[str, Any]]:
+        """Return the images of a function's output, as parts of a chat's message."""
+        output = self.output if self.type == "function_call_output" and isinstance(self.output, list) else ()
+        return [part.in_chat() for part in output if part.is_image]
 
 
 def _text(content: str | list[InputPart] | None, where: str) -> str:
@@ -150,8 +162,8 @@ def _text(content: str | list[InputPart] | None, where: str) -> str:
     if not isinstance(content, list):
         return content or ""
     for i, part in enumerate(content):
-        if part.type == "input_image":
-            message = f"{where}.{i} is an image, which only a message of the role 'user' may have"
+        if part.is_image:
+            message = f"{where}.{i} is an image, which only a message of the user and a function's output may have"
             raise ApiError(message, param=f"{where}.{i}", code="invalid_value")
     return "\n".join(part.text for part in content)
 
@@ -160,19 +172,29 @@ def messages_of(items: Iterable[InputItem], place: Callable[[int], int]) -> list
     """Return the messages of a conversation. `place` returns where an item stands in the request, for errors.
 
     A thought becomes part of the message after it. It is a message of its own if the response was cut off before that.
+    Templates show the text of a function's output: its images follow the outputs, in a message of the user.
 
     Raises:
         ApiError: an item lacks a field of its type, has another type's, or has an image outside the user's messages.
     """
     messages: list[dict[str, Any]] = []
     thoughts: list[str] = []
+    images: list[dict[str, Any]] = []
     for i, item in enumerate(items):
         where = f"input.{place(i)}"
         item.check(where)
         if item.type == "reasoning":
             thoughts += [thought] if (thought := item.thought(where)) else []
             continue
-        message, last = item.message(where), messages[-1] if messages else {}
+        message = item.message(where)
+        if message["role"] != "tool" and images:
+            if message["role"] == "user":
+                message["content"] = [*images, *_parts(message["content"])]
+            else:
+                messages.append({"role": "user", "content": images})
+            images = []
+        images += item.images_of_output()
+        last = messages[-1] if messages else {}
         if message["role"] != "assistant":
             messages += _thought_alone(thoughts)
         elif thoughts:
@@ -182,7 +204,14 @@ def messages_of(items: Iterable[InputItem], place: Callable[[int], int]) -> list
             continue
         messages.append(message)
         thoughts = []
-    return [*messages, *_thought_alone(thoughts)]
+    after = [{"role": "user", "content": images}] if images else []
+    return [*messages, *after, *_thought_alone(thoughts)]
+
+
+def _parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": content}] if content else []
 
 
 def _thought_alone(thoughts: list[str]) -> list[dict[str, Any]]:
@@ -308,6 +337,7 @@ class ResponsesRequest(Body):
         truncation: "auto" drops the oldest items of an input that does not fit.
         top_k, min_p, seed, stop, repetition_penalty, min_tokens, ignore_eos, thinking_token_budget, cache_salt,
             priority: see `SamplingFields` (vLLM's).
+        mm_processor_kwargs: settings of the processor of images (vLLM's).
     """
 
     classes: ClassVar[FieldClasses] = field_classes.RESPONSES
@@ -354,6 +384,7 @@ class ResponsesRequest(Body):
     thinking_token_budget: int | None = None
     priority: int | None = None
     cache_salt: str | None = Field(None, min_length=1)
+    mm_processor_kwargs: dict[str, Any] | None = None
     _num_earlier: int = PrivateAttr(0)
 
     @property
@@ -401,7 +432,7 @@ class ResponsesRequest(Body):
             raise ApiError(message, param="top_logprobs", code="invalid_value")
         same = {"model", "temperature", "top_p", "user", "safety_identifier", "top_k", "min_p", "seed"}
         same |= {"repetition_penalty", "stop", "min_tokens", "ignore_eos", "priority", "cache_salt", "service_tier"}
-        same |= {"thinking_token_budget"}
+        same |= {"mm_processor_kwargs", "thinking_token_budget"}
         given: dict[str, Any] = {name: getattr(self, name) for name in same & self.model_fields_set}
         given["messages"] = self._messages()
         if not given["messages"]:
@@ -432,11 +463,12 @@ class ResponsesRequest(Body):
     def _image_paths(self) -> list[str]:
         """Return the paths of the input's images; one of an earlier response is named by that response's field."""
         return [
-            "previous_response_id" if i < self._num_earlier else f"input.{self.place('input', i)}.content.{k}.image_url"
+            "previous_response_id" if i < self._num_earlier else f"input.{self.place('input', i)}.{name}.{k}.image_url"
             for i, item in enumerate(self.items)
-            if isinstance(item.content, list)
-            for k, part in enumerate(item.content)
-            if part.type == "input_image"
+            for name in ("content", "output")
+            if isinstance(parts := getattr(item, name), list)
+            for k, part in enumerate(parts)
+            if part.is_image
         ]
 
     def _place_in_request(self, loc: tuple[int | str, ...]) -> tuple[int | str, ...]:

@@ -1,0 +1,216 @@
+"""Chooses the frames of a video that a model is shown, their sizes and their times, as transformers' processors do.
+
+Its video processors need torchvision. These are their formulas on plain numbers, so that NumPy and Pillow are enough.
+A video with fewer frames than a number asks for, which they refuse, is taken whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+Indices = Int[np.ndarray, " frames"]
+Size = tuple[int, int]
+"""Height and width."""
+_UNKNOWN_FPS = 24.0
+"""Frames in a second of a video that does not say it, as transformers has it."""
+_LARGEST_SIDE = 4096
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The settings of a checkpoint, an engine or a request that say which frames are taken.
+
+    Attributes:
+        do_sample_frames: whether a video of given frames is sampled too; one of a file always is.
+        num_frames, fps: how many frames are taken, or how many of each second; one of them.
+        min_frames, max_frames: bounds where `fps` says how many.
+    """
+
+    do_sample_frames: bool = False
+    num_frames: int | None = None
+    fps: float | None = None
+    min_frames: int | None = None
+    max_frames: int | None = None
+
+    def given(self, settings: Mapping[str, Any], name: str) -> Sampling:
+        """Return these settings with others in their place: a number of frames replaces a rate, and a rate a number.
+
+        Args:
+            name: how errors name them.
+
+        Raises:
+            ValueError: one is of another type or out of range, or both a number and a rate are given.
+        """
+        found = {key: settings[key] for key in self.__dataclass_fields__ if settings.get(key) is not None}
+        for key, value in found.items():
+            if key == "do_sample_frames":
+                fits = isinstance(value, bool)
+            elif key == "fps":
+                fits = _is_number(value) and 0 < value < math.inf
+            else:
+                fits = isinstance(value, int) and not isinstance(value, bool) and value > 0
+            if not fits:
+                raise ValueError(f"{name} has {key}={value!r}, which must be {_KINDS.get(key, 'an integer above 0')}")
+        if "fps" in found and "num_frames" in found:
+            raise ValueError(f"{name} has fps={found['fps']} and num_frames={found['num_frames']}: give one of them")
+        if found.keys() & {"fps", "num_frames"}:
+            found = {"fps": None, "num_frames": None, "do_sample_frames": True, **found}
+        return replace(self, **found)
+
+
+_KINDS = {"do_sample_frames": "true or false", "fps": "a finite number above 0"}
+Sampler = Callable[[int, float | None, Sampling], Indices]
+"""Returns the frames to take of so many, at so many a second; None = their rate is not known."""
+
+
+def evenly(total: int, fps: float | None, sampling: Sampling) -> Indices:
+    """Return frames at equal distances, from the first on (LLaVA-OneVision, Gemma 4)."""
+    number = sampling.num_frames
+    if number is None and sampling.fps is not None:
+        number = max(1, int(total / _known(fps, sampling) * sampling.fps))
+    number = total if number is None else min(number, total)
+    return np.arange(number) * total // number
+
+
+def evenly_in_patches(total: int, fps: float | None, sampling: Sampling, *, patch: int = 2) -> Indices:
+    """Return frames at equal distances, a multiple of `patch` of them (Qwen2-VL and Qwen2.5-VL)."""
+    number: float | None = sampling.num_frames
+    if number is not None:
+        number = round(number / patch) * patch
+    elif sampling.fps is not None:
+        most = math.floor(min(sampling.max_frames or 768, total) / patch) * patch
+        number = total / _known(fps, sampling) * sampling.fps
+        number = min(max(number, sampling.min_frames or 4), most, total)
+        number = math.floor(number / patch) * patch
+    if number is None or total < patch:
+        return np.arange(total)
+    number = min(max(number, patch), total // patch * patch)
+    return np.arange(0, total, total / number).astype(int)
+
+
+def ends_included(total: int, fps: float | None, sampling: Sampling) -> Indices:
+    """Return frames at equal distances, the last one included (Qwen3-VL and Qwen3.5)."""
+    number = sampling.num_frames
+    least, most = sampling.min_frames or 4, sampling.max_frames or 768
+    if number is None and sampling.fps is not None:
+        number = min(max(int(total / (fps or _UNKNOWN_FPS) * sampling.fps), least), most, total)
+    if number is None:
+        number = min(max(total, least), most)
+    return np.linspace(0, total - 1, number).round().astype(int)
+
+
+def without_ends(total: int, fps: float | None, sampling: Sampling, *, skip: float = 1.0) -> Indices:
+    """Return frames of the middle, each once; a second at each end of a long video is left out (SmolVLM)."""
+    rate = _known(fps, sampling)
+    wanted, most = sampling.fps or 1.0, sampling.num_frames or 64
+    seconds = total / rate
+    number = max(1, min(round(wanted * seconds), most))
+    first, last = 0, total - 1
+    if seconds - 2 * skip > most * wanted:
+        first, last = int(skip * rate), min(int(total - skip * rate), total - 1)
+    if first >= last:
+        first, last = 0, total - 1
+    return np.unique(np.linspace(first, last, number, dtype=int))
+
+
+def _known(fps: float | None, sampling: Sampling) -> float:
+    if fps is None:
+        raise ValueError(f"fps={sampling.fps} samples by time, and the video does not say its own frames in a second")
+    return fps
+
+
+# ---------------------------------------------------------------- sizes
+
+
+def size_within(
+    size: Size, frames: int, *, factor: int, least: int, most: int, patch: int = 2, counts_time: bool = True
+) -> Size:
+    """Return the multiples of `factor` nearest to a frame's sides whose pixels are within bounds (Qwen's smart_resize).
+
+    Args:
+        least, most: pixels; of all frames together where `counts_time`, which is Qwen3-VL's way, else of one.
+
+    Raises:
+        ValueError: a side is more than 200 times the other.
+    """
+    height, width = size
+    frames = max(frames, patch)
+    if counts_time and min(height, width) < factor:
+        scale = max(factor / height, factor / width)
+        height, width = int(height * scale), int(width * scale)
+    if max(height, width) / min(height, width) > 200:
+        raise ValueError(f"frames of {size[1]} x {size[0]} pixels: a side may be 200 times the other, not more")
+    rows, columns = (round(side / factor) * factor for side in (height, width))
+    times, whole = (round(frames / patch) * patch, frames) if counts_time else (1, 1)
+    if times * rows * columns > most:
+        shrink = math.sqrt(whole * height * width / most)
+        rows, columns = (max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width))
+    elif times * rows * columns < least:
+        grow = math.sqrt(least / (whole * height * width))
+        rows, columns = (math.ceil(side * grow / factor) * factor for side in (height, width))
+    return rows, columns
+
+
+def size_of_patches(size: Size, *, patch: int, most: int, pool: int) -> Size:
+    """Return the largest sides of a frame's shape that make at most `most` patches, pooled by squares (Gemma 4).
+
+    Raises:
+        ValueError: the frame is too narrow for one square.
+    """
+    height, width = size
+    step = pool * patch
+    scale = math.sqrt(most * patch**2 / (height * width))
+    rows, columns = (math.floor(scale * side / step) * step for side in (height, width))
+    longest = most // pool**2 * step
+    if not rows and not columns:
+        raise ValueError(f"frames of {width} x {height} pixels become none: the step is {step}")
+    if not rows:
+        rows, columns = step, min(math.floor(width / height) * step, longest)
+    elif not columns:
+        rows, columns = min(math.floor(height / width) * step, longest), step
+    if rows * columns > most * patch**2:
+        raise ValueError(f"frames of {width} x {height} pixels make more than {most} patches of {patch} x {patch}")
+    return rows, columns
+
+
+def size_of_longest(size: Size, longest: int) -> Size:
+    """Return sides of a frame's shape of which the longer is `longest`, the other even (SmolVLM)."""
+    height, width = size
+    longest = min(_LARGEST_SIDE, longest)
+    if width >= height:
+        rows = int(longest / (width / height))
+        return max(rows + rows % 2, 1), longest
+    columns = int(longest * (width / height))
+    return longest, max(columns + columns % 2, 1)
+
+
+# ---------------------------------------------------------------- times
+
+
+def times_of_patches(indices: Sequence[int], fps: float | None, patch: int = 2) -> list[float]:
+    """Return the seconds of each group of `patch` frames, the mean of its first and last (Qwen3-VL)."""
+    whole = [*indices, *[indices[-1]] * (-len(indices) % patch)]
+    seconds = [index / (fps or _UNKNOWN_FPS) for index in whole]
+    return [(seconds[i] + seconds[i + patch - 1]) / 2 for i in range(0, len(seconds), patch)]
+
+
+def minutes(indices: Sequence[int], fps: float | None) -> list[str]:
+    """Return the time of each frame as ``mm:ss`` (Gemma 4, SmolVLM)."""
+    seconds = [index / (fps or _UNKNOWN_FPS) for index in indices]
+    return [f"{int(second // 60):02d}:{int(second % 60):02d}" for second in seconds]
+
+
+def clock(seconds: float) -> str:
+    """Return a length as ``h:mm:ss`` (SmolVLM)."""
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -284,7 +284,8 @@ class Worker:
         if self._deterministic and bucket.decode_only:  # a launch, as what follows a step gets
             batch = next(launches(batch, int(batch.query_starts[-1]), self.spec.caches)).batch
         self.pool, rows, _ = drafter.step(self.pool, batch, self._last_tokens, bucket)
-        return drafter.sample(rows, self._rows.put(args), self._last_tokens, top).tokens
+        tokens: Any = drafter.sample(rows, self._rows.put(args), self._last_tokens, top).tokens
+        return tokens
 
     def make_call(self, name: str, args: tuple[Any, ...]) -> None:
         """Make the device call of this name, as another process announced it.

@@ -72,7 +72,7 @@ class Scaling:
         if self.factor is not None:
             pixels = (pixels * np.float64(self.factor)).astype(np.float32)
         if self.mean is not None and self.std is not None:
-            pixels = (pixels - np.float32(self.mean)) / np.float32(self.std)
+            pixels = (pixels - np.asarray(self.mean, np.float32)) / np.asarray(self.std, np.float32)
         return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
 
 

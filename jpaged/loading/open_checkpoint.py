@@ -132,9 +132,9 @@ def described(
         check_method({**part, "quantization_config": own}, file)
     if _describes_more(fields) and (language_model_only or fields["model_type"] not in model_types()):
         whole = _config(folder, file)
-        config = whole.get_text_config()
-        named = _quantised(whole if is_head else config, said or quantization_of(text))
-        return named, model_class(config.model_type)
+        text_config = whole.get_text_config()
+        named = _quantised(whole if is_head else text_config, said or quantization_of(text))
+        return named, model_class(text_config.model_type)
     family = model_class(fields["model_type"])
     config = read_config(folder, family, file)
     return _quantised(config, said), around_text(family, config)

@@ -114,7 +114,8 @@ def media_in(messages: Any) -> dict[str, list[Any]]:
                 kind = part["type"]
                 item, detail = part.get(kind), None
                 if kind.endswith("_url") and isinstance(item, Mapping):
-                    item, detail = item.get("url"), item.get("detail") if modality == "image" else None
+                    detail = item.get("detail") if modality == "image" else None
+                    item = item.get("url")
                     if detail not in (None, *DETAILS):
                         raise ValueError(f"content has {kind} with detail={detail!r}; it is {', '.join(DETAILS)}")
                 if item is None:

@@ -159,7 +159,9 @@ class ImageInputs:
         self._tokenizer = tokenizer
         self._limits = dict(limits or {})
         sources = sources or ImageSources()
-        most = {f"max_{modality}s": max(1, number) for modality, number in self._limits.items() if modality != "audio"}
+        most: dict[str, Any] = {
+            f"max_{modality}s": max(1, number) for modality, number in self._limits.items() if modality != "audio"
+        }
         self._sources = replace(sources, **most)
         self._whole = whole
         self._padded = padded

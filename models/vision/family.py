@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float
 
-from jpaged.model_api import AttendWithinSegments, AttentionGroup, BuildContext, ImageGroup, WeightSource
+from jpaged.model_api import AttendWithinSegments, AttentionGroup, BuildContext, ImageGroup, LayerGroup, WeightSource
 
 from ..decoder import Decoder
 
@@ -51,12 +51,13 @@ TOWER = "vision"
 
 @cache  # a class is part of a program's key
 def _around(family: VisionFamily, text: type[Any]) -> type[Any]:
-    class Sees(text):  # type: ignore[misc]
+    class Sees(text):
         """`jpaged.model_api.CausalLM`, `TakesImages` and `PacksImages`; `config` has a ``text_config``."""
 
         text_family = text
         image_processor = family.processor
         tensor_prefixes = family.prefixes
+        layer_groups: tuple[LayerGroup, ...]
 
         def __init__(self, config: Any, build: BuildContext):
             own = config.get_text_config()

@@ -120,10 +120,9 @@ class Qwen3Vision(nnx.Module):
         yield WeightSource(("positions",), table, convert.as_stored, P(None, None))
         yield from layer_weights(self.layers, (), NAMES.layers)
         both = ("linear_fc1", "linear_fc2")
-        for path, name, merger in (
-            (("merger",), "visual.merger", self.merger),
-            *((("deep", n), f"visual.deepstack_merger_list.{n}", merger) for n, merger in enumerate(self.deep)),
-        ):
+        mergers: list[tuple[Any, str, SquareMerger]] = [(("merger",), "visual.merger", self.merger)]
+        mergers += [(("deep", n), f"visual.deepstack_merger_list.{n}", each) for n, each in enumerate(self.deep)]
+        for path, name, merger in mergers:
             yield from merger.weights(path, norm=f"{name}.norm", layers=[f"{name}.{each}" for each in both])
 
     def locate(self, source: WeightSource) -> tuple[tuple[str | int, ...], int | None]:

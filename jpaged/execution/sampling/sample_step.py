@@ -87,11 +87,11 @@ class Drawn(NamedTuple):
     top_logprobs: Float[HostOrDevice, "*replicas rows top"]
 
     @classmethod
-    def read(cls, words: Int[np.ndarray, "*replicas rows words"]) -> Drawn:
-        """Return the draws that `StepOutput.of` has put together, on the host."""
+    def read(cls, words: Int[np.ndarray, "*replicas rows words"]) -> tuple[np.ndarray, ...]:
+        """Return the fields of draws that `StepOutput.of` has put together, on the host."""
         top = (words.shape[-1] - 3) // 2
         floats = words.view(np.float32)
-        return cls(words[..., 0], floats[..., 1], words[..., 2], words[..., 3 : 3 + top], floats[..., 3 + top :])
+        return words[..., 0], floats[..., 1], words[..., 2], words[..., 3 : 3 + top], floats[..., 3 + top :]
 
 
 class StepOutput(NamedTuple):

@@ -221,6 +221,8 @@ class IncrementalDecoder:
         word = shown.strip()  # spaces around it may be cleaned up
         held = self._uncleaned + held[: len(held) - len(shown.lstrip())]
         start = self._num_given + len(self._clean(held) if self._clean else held)
+        if self.spans:  # a later byte may spoil the run of bytes that the one before stands in
+            start = max(start, self.spans[-1].end)
         self.spans.append(TokenSpan(start, start + len(word), token))
 
     def copy(self) -> IncrementalDecoder:

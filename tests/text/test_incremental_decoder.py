@@ -84,6 +84,15 @@ def test_added_tokens_are_found_where_they_stand_in_the_text(tokenizer, data, sk
         assert text[span.start : span.end].strip() == (content.strip() if shown else "")
 
 
+def test_the_place_of_a_token_amid_a_run_of_bytes_that_is_spoiled_later_comes_before_the_next_ones():
+    tokenizer = cached("sentencepiece")
+    added = min(tokenizer.backend_tokenizer.get_added_tokens_decoder())
+    byte, spoils = tokenizer.convert_tokens_to_ids(["<0x0C>", "<0x8C>"])
+    decoder = IncrementalDecoder(tokenizer, skip_special_tokens=True)
+    pieces = [*map(decoder.push, [byte, added, spoils, added]), decoder.finish()]
+    assert "".join(pieces) == "\ufffd\ufffd" and [span.start for span in decoder.spans] == [1, 1]
+
+
 class CountedBackend:
     """A backend that counts the tokens it decodes."""
 

@@ -536,8 +536,9 @@ class EngineConfig:
     them. A sequence then holds one state of each recurrent layer for each draft, and one more. It excludes kv_budget,
     replicas and several hosts."""
 
-    watermark: float = setting(0.01, _watermark, affects=Affects.NOTHING)
-    """Share of the pool that admission keeps free, so that running sequences can grow."""
+    watermark: float = setting(0.0, _watermark, affects=Affects.NOTHING)
+    """Share of the pool that admission keeps free, so that running sequences can grow: fewer are preempted, and fewer
+    run. At 0, as in vLLM, the same requests take as many steps or fewer (docs/against_vllm.md)."""
 
     max_logprobs: int = setting(
         20,

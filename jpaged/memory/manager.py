@@ -110,7 +110,7 @@ class MemoryManager:
         self,
         layout: PoolLayout,
         *,
-        watermark: float = 0.01,
+        watermark: float = 0.0,
         prefix_caching: bool = False,
         max_step_tokens: int | None = None,
         swap_space_bytes: int = 0,

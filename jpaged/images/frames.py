@@ -90,8 +90,11 @@ def evenly_in_patches(total: int, fps: float | None, sampling: Sampling, *, patc
         number = math.floor(number / patch) * patch
     if number is None or total < patch:
         return np.arange(total)
-    number = min(max(number, patch), total // patch * patch)
-    return np.arange(0, total, total / number).astype(int)
+    most = total // patch * patch
+    if number > most:  # transformers refuses it
+        return np.arange(most) * total // most
+    # As torch counts them: a step that is no binary fraction may take one more.
+    return np.arange(0, total, total / max(number, patch)).astype(int)
 
 
 def ends_included(total: int, fps: float | None, sampling: Sampling) -> Indices:

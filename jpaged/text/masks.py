@@ -78,7 +78,7 @@ class MaskMaker:
 
     @cached_property
     def _thread(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(1, "jpaged-masks")
+        return ThreadPoolExecutor(1, thread_name_prefix="jpaged-masks")
 
     def make(self, grammars: Sequence[Grammar]) -> None:
         """Bring grammars up to the tokens that they accepted. Only the thread that holds the engine may call it."""

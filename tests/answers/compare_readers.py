@@ -7,9 +7,9 @@ the texts in which they differ into docs/answer_readers.md.
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -202,4 +202,8 @@ def main(environment, page):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], "--page" in sys.argv)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("env")
+    parser.add_argument("--page", action="store_true")
+    chosen = parser.parse_args()
+    main(chosen.env, chosen.page)

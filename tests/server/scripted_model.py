@@ -33,6 +33,7 @@ class ScriptedModel:
     adapters: tuple[str, ...] = ()
     restored_requests: frozenset[str] = frozenset()
     max_model_len = 400
+    max_media_bytes = 0
 
     def __init__(self, scripts: dict[str, Script]) -> None:
         self.scripts = scripts

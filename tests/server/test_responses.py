@@ -107,7 +107,7 @@ THOUGHT = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "
 @pytest.mark.parametrize(
     ("item", "param"),
     [
-        (OUTPUT | {"output": [{"type": "input_text", "text": "see"}, IMAGE]}, "input.1.output.1"),
+        (OUTPUT | {"output": [{"type": "input_text", "text": "see"}, IMAGE]}, "input.1.output.1.image_url"),
         (THOUGHT | {"content": [IMAGE]}, "input.1.content.0"),
         (THOUGHT | {"role": "assistant"}, "input.1.role"),
         (OUTPUT | {"name": "f"}, "input.1.name"),

@@ -84,7 +84,7 @@ def begun(ids, text):
 def test_the_usage_of_a_chat_tells_them_whole_and_streamed(serve):
     server = serve(reasoning_parser="think")
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 60, "return_token_ids": True, "seed": 3}
-    body |= {"structured_outputs": {"choice": ["<think>hm so it is</think>yes"]}, "n": 2}
+    body |= {"structured_outputs": {"regex": "<think>[a-p ]{24}</think>yes"}, "n": 2}
     whole = server.answer(CHAT, body)
     want = sum(begun(choice["token_ids"], "</think>") for choice in whole["choices"])
     assert 0 < want < whole["usage"]["completion_tokens"]

@@ -41,7 +41,7 @@ def token_rows(chunks: list[Chunk], bucket: Bucket) -> TokenRows:
     seqs, starts, lengths, sources, _, drafts = zip(*chunks, strict=True) if chunks else [()] * len(Chunk._fields)
     rows = [seq.row for seq in seqs]
     own_rows, firsts, source_rows = (np.array(column, np.int32) for column in (rows, starts, sources))
-    if chunks and sum(lengths) == len(chunks):
+    if chunks and sum(lengths) == len(chunks) and not any(drafts):  # the only token may be a draft
         return _single(chunks, own_rows, firsts, source_rows, bucket)
     num_drafts = np.array([*map(len, drafts)], np.int32)
     return _ragged(chunks, own_rows, firsts, np.array(lengths, np.int32), source_rows, num_drafts, bucket)

@@ -41,7 +41,7 @@ def routes() -> str:
     from jpaged.server.settings import ServerSettings
 
     config = SimpleNamespace(data_parallel_size=1, lora_modules={}, max_num_seqs=8)
-    engine: Any = SimpleNamespace(config=config, max_model_len=64, adapters=())
+    engine: Any = SimpleNamespace(config=config, max_model_len=64, max_media_bytes=0, adapters=())
     app = create_app(engine, ServerSettings(model="m"))
     return "".join(f"{line}\n" for line in sorted(set(_paths(app))))
 

@@ -10,18 +10,20 @@ from jpaged.execution import Bucket
 from jpaged.execution.token_rows import TokenRows, token_rows
 from jpaged.scheduling import Chunk, Sequence
 
-decodes = st.lists(st.tuples(st.integers(0, 9), st.integers(-1, 3)), min_size=1, max_size=6)
+decodes = st.lists(st.tuples(st.integers(0, 9), st.integers(-1, 3), st.booleans()), min_size=1, max_size=6)
 
 
-def chunk(row: int, start: int, length: int, source_row: int) -> Chunk:
-    """A chunk of a sequence whose last token is on the device where `source_row` says where."""
-    known = start + length - (source_row >= 0)
-    return Chunk(Sequence(row, 0, [100 * row + i for i in range(known)], known, row=row), start, length, source_row, [])
+def chunk(row: int, start: int, length: int, source_row: int, is_draft: bool = False) -> Chunk:
+    """A chunk of a sequence whose last token is on the device where `source_row` says where, or a draft."""
+    source_row, drafts = (-1, (7,)) if is_draft else (source_row, ())
+    known = start + length - (source_row >= 0) - len(drafts)
+    tokens = [100 * row + i for i in range(known)]
+    return Chunk(Sequence(row, 0, tokens, known, row=row), start, length, source_row, None, drafts)
 
 
 @given(decodes, st.integers(0, 3), st.integers(0, 3))
 def test_decodes_alone_have_the_rows_that_they_have_before_a_prompt(found, more_tokens, more_seqs):
-    chunks = [chunk(5 - row, start, 1, source) for row, (start, source) in enumerate(found)]
+    chunks = [chunk(5 - row, start, 1, *rest) for row, (start, *rest) in enumerate(found)]
     number = len(chunks)
     alone = token_rows(chunks, Bucket(number + more_tokens, number + more_seqs, True))
     mixed = token_rows([*chunks, chunk(6, 0, 3, -1)], Bucket(number + 3, number + 1, False))

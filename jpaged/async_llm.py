@@ -183,6 +183,7 @@ class AsyncLLM:
         *,
         lora_request: LoRA | None = None,
         priority: int | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[ChatArguments],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Generate the next turn of a conversation and yield outputs as `generate` does.
@@ -190,14 +191,14 @@ class AsyncLLM:
         The `message` of an output that ends, see `CompletionOutput`, has the answer's content, thought and tool calls.
 
         Args:
-            messages, options: as in `LLM.chat`.
+            messages, mm_processor_kwargs, options: as in `LLM.chat`.
             sampling_params, request_id, lora_request, priority: as in `generate`.
 
         Raises:
             ValueError, EngineBusy, EngineStopped: as `LLM.chat` and `generate`.
         """
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
-        conversation = Conversation(messages, ChatOptions(**options))
+        conversation = Conversation(messages, ChatOptions(**options), mm_processor_kwargs)
         (lora,) = one_lora_each(lora_request, 1)
         (params,) = one_each(params, 1, SamplingParams)
         running = self._outputs(conversation, params, request_id, priority, lora)

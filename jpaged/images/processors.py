@@ -67,13 +67,15 @@ class ImageProcessor(ABC):
     def open(cls, folder: str | os.PathLike[str], config: Any, tokenizer: Any) -> ImageProcessor:
         """Return the processor of a checkpoint; see `open_image_processor`."""
 
-    @abstractmethod
     def with_settings(self, settings: Mapping[str, Any], *, of_request: bool) -> ImageProcessor:
         """Return a processor with some of the checkpoint's settings replaced; see `jpaged.processor_settings`.
 
         Raises:
-            ValueError: a setting is none of the processor's, or does not go with the model's config.
+            ValueError: a setting is none of the processor's (here there is none), or does not go with the model's config.
         """
+        if settings:
+            raise ValueError(f"mm_processor_kwargs={dict(settings)!r}: {type(self).__name__} has no settings")
+        return self
 
     def digest(self, picture: Picture, *, alone: bool) -> bytes:
         """Return 32 bytes that are equal for images whose features are equal: of pixels and settings, in any process.

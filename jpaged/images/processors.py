@@ -71,7 +71,8 @@ class ImageProcessor(ABC):
         """Return a processor with some of the checkpoint's settings replaced; see `jpaged.processor_settings`.
 
         Raises:
-            ValueError: a setting is none of the processor's (here there is none), or does not go with the model's config.
+            ValueError: a setting is none of the processor's, or does not go with the model's config. Here there are no
+                settings.
         """
         if settings:
             raise ValueError(f"mm_processor_kwargs={dict(settings)!r}: {type(self).__name__} has no settings")

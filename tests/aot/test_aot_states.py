@@ -16,8 +16,9 @@ OFTEN = {
 }
 """Targets that each change is tested with; the others come at night."""
 
-ATTENTION = {"TPU v5e x8": {"decode": 2, "mixed": 3}, "H200 x1": {"decode": 3, "mixed": 4}}
-"""Launches of own kernels for a layer of attention, the write of its KV among them; on TPUs prompts have their own."""
+ATTENTION = {"TPU v5e x8": {"decode": 1, "mixed": 3}, "H200 x1": {"decode": 3, "mixed": 4}}
+"""Launches of own kernels for a layer of attention, the write of its KV among them; on TPUs prompts have their own, and
+decodes write as they attend."""
 
 LIKE = {"verify": "mixed", "draft": "decode"}
 """Steps that run the kernels of another: tokens behind a sequence's first are verified as a prompt's are computed."""
@@ -53,7 +54,7 @@ ROWS = {
 """Launches of additions with their norms, and of rotations, where rows and heads fill whole registers; on GPUs of
 rotations alone."""
 
-GEMMA_4 = {"TPU v5e x8": {"decode": 14, "mixed": 18}, "H200 x1": {"decode": 6, "mixed": 8}}
+GEMMA_4 = {"TPU v5e x8": {"decode": 12, "mixed": 18}, "H200 x1": {"decode": 6, "mixed": 8}}
 """Calls of a local and a global layer that keep KV, and of one of each that reads it and writes none; on TPUs two norms
 of each layer besides. On a GPU XLA attends in the global ones, whose heads are of 512."""
 

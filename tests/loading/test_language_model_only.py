@@ -20,6 +20,7 @@ from jpaged.loading import load_model
 from jpaged.loading.registry import model_types
 from jpaged.loading.source import Source
 from jpaged.loading.tokenizer import eos_token_ids
+from jpaged.model_api import ImageGroup
 
 MULTIMODAL = {
     "gemma3": (
@@ -93,7 +94,9 @@ def test_a_text_model_described_next_to_the_pictures_is_loaded(name, tmp_path):
     }
     assert {"model.embed_tokens.weight", "visual.patch_embed.proj.weight"} < published.keys()
     save_file(published, tmp_path / "model.safetensors", {"format": "pt"})
-    np.testing.assert_allclose(logits_of(tmp_path, language_model_only=False), expected, atol=1e-4, rtol=0)
+    np.testing.assert_allclose(logits_of(tmp_path), expected, atol=1e-4, rtol=0)
+    whole = load_model(tmp_path, dtype="float32").model
+    assert any(isinstance(group, ImageGroup) for group in whole.layer_groups), "it does not see"
 
 
 def test_the_other_naming_is_read_too(multimodal, tmp_path):

@@ -81,7 +81,8 @@ def test_the_text_of_a_model_with_pictures_gives_the_same_parameters(separate, t
     config = json.loads((separate / "config.json").read_text())
     fields = {"model_type": "qwen3_5_moe", "architectures": ["Qwen3_5MoeForConditionalGeneration"]}
     folder = with_tensors(separate, tmp_path / "pictures", inside, **fields, text_config=config)
-    assert_same_params(load_model(folder, dtype="float32"), load_model(separate, dtype="float32"))
+    text = load_model(folder, dtype="float32", language_model_only=True)
+    assert_same_params(text, load_model(separate, dtype="float32"))
 
 
 def test_new_weights_may_hold_all_experts_in_one_tensor(separate):

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Request
 
 from jpaged.server.access import admin_only
 from jpaged.server.errors import ApiError
+from jpaged.server.openapi import errors
 from jpaged.server.serving import serving_of
 
 router = APIRouter()
@@ -15,7 +16,7 @@ MOST_EVENTS = 4096
 """Limit on the events of one answer."""
 
 
-@router.get("/v1/cache/events")
+@router.get("/v1/cache/events", responses=errors(404))
 @admin_only
 async def cache_events(
     request: Request,

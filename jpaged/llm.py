@@ -656,6 +656,7 @@ class LLM:
         """
         return self.control.run(self.control.prepare_cache_events(after, most))
 
+    @short_traceback
     def save_prefix(self, folder: str | Path, prompt: Prompt, cache_salt: str | None = None) -> SavedPrefix:
         """Write the KV of a prompt's whole blocks, which is computed if needed, for `load_prefix` of other processes.
 

@@ -127,13 +127,14 @@ class Engine:
             step = replica.memory.layout.prefix_step
             request.kept_tokens = last_end(places[-1], spans, step)
             request.prefix_ends = tuple(dict.fromkeys((*reversed(places), *request.prefix_ends)))
-            self._with_breakpoints.append((replica, request))
         try:
             self._queue(replica, request, first=first)
         except ValueError:
             if not self.prefixes.drop_breakpoints(replica):
                 raise
             self._queue(replica, request, first=first)
+        if request.kept_tokens:
+            self._with_breakpoints.append((replica, request))
 
     def _queue(self, replica: Replica, request: Request, *, first: bool) -> None:
         with self.change(refusal=ValueError):

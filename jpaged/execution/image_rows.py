@@ -109,7 +109,8 @@ class ImageRows:
     def _row(
         self, items: Sequence[Item], length: int, example: Mapping[str, np.ndarray], rows: Int[np.ndarray, " features"]
     ) -> Row:
-        arrays = {array.name: np.asarray(example[array.name], array.dtype)[None] for array in self.layout.constants}
+        constant = items[0].arrays if items else example  # those of an image of the row, if it has any
+        arrays = {array.name: np.asarray(constant[array.name], array.dtype)[None] for array in self.layout.constants}
         for array in self.layout.patches:
             whole = np.zeros((1, length, *array.shape), array.dtype)
             first = 0

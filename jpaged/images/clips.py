@@ -136,7 +136,7 @@ def _of_frames(video: Any, place: str, sources: ImageSources, chooser: ChoosesFr
         raise ValueError(f"{place} has 0 frames; at least 1 is needed")
     fps, indices, whole = _checked(known, total, place)
     if sampling.do_sample_frames and known.get("do_sample_frames") is not False and "frames_indices" not in known:
-        chosen = _chosen(total, fps, place, chooser, sampling)
+        chosen = _chosen(total, fps, place, chooser, sampling, sources)
     else:
         chosen = np.arange(total)
     _check_number(len(chosen), place, sources)
@@ -239,7 +239,7 @@ def _decoded(
         fps = float(rate) if rate else (total / seconds if seconds else None)
         if fps is not None and fps > _MOST_RATE:
             raise ValueError(f"{name} has {fps:g} frames in a second, the limit is {_MOST_RATE}")
-    chosen = _chosen(total, fps, name, chooser, chooser.of_files(sampling))
+    chosen = _chosen(total, fps, name, chooser, chooser.of_files(sampling), sources)
     _check_number(len(chosen), name, sources)
     with _opened(av, data) as container:
         stream = container.streams.video[0]
@@ -265,11 +265,12 @@ def _length(container: Any, stream: Any, name: str, sources: ImageSources) -> tu
     most = int(sources.max_seconds * _MOST_RATE)
     times = [float(stream.duration * stream.time_base)] if stream.duration else []
     times += [container.duration / 1e6] if container.duration else []
-    total, last = 0, 0.0
+    total, dropped, last = 0, 0, 0.0
     for packet in container.demux(stream):
         if not packet.size:
             continue
         total += 1
+        dropped += packet.is_discard  # an edit list hides it: it is decoded for those after it only
         if packet.pts is not None:
             last = max(last, float((packet.pts + (packet.duration or 0)) * packet.time_base))
         if total > most or last > sources.max_seconds:
@@ -277,6 +278,7 @@ def _length(container: Any, stream: Any, name: str, sources: ImageSources) -> tu
     seconds = max([*times, last])
     if seconds > sources.max_seconds or total > most:
         raise ValueError(f"{name} has {seconds:.1f} seconds or more, the limit is max_seconds={sources.max_seconds:g}")
+    total -= dropped
     if not total:
         raise ValueError(f"{name} has 0 frames; at least 1 is needed")
     return (min(total, stream.frames) if stream.frames else total), seconds
@@ -300,10 +302,14 @@ def _taken(decoded: Iterator[Any], chosen: Indices, size: tuple[int, int], name:
             coming = next(wanted, None)
 
 
-def _chosen(total: int, fps: float | None, name: str, chooser: ChoosesFrames, sampling: Sampling) -> Indices:
+def _chosen(
+    total: int, fps: float | None, name: str, chooser: ChoosesFrames, sampling: Sampling, sources: ImageSources
+) -> Indices:
+    if sampling.num_frames is not None:  # more are refused, and no sampler has to make their numbers first
+        sampling = replace(sampling, num_frames=min(sampling.num_frames, max(total, sources.max_frames + 1)))
     try:
         return chooser.sampler(total, fps, sampling)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise ValueError(f"{name}: {error}") from error
 
 

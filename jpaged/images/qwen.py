@@ -27,6 +27,8 @@ from jpaged.processor_settings import replaced
 MOST_OBLONG = 200
 """A picture's longer side is at most so many times its shorter one, as in transformers."""
 _BICUBIC = 3
+_MOST_VALUE = 1e6
+"""What a scaled pixel stays below."""
 _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _DEFAULTS: Mapping[str, Any] = {
     "do_normalize": True,
@@ -112,6 +114,13 @@ class PatchSettings:
         mean, std = (0.0,) * 3, (1.0,) * 3
         if fields.get("do_normalize", True):
             mean, std = fields.get("image_mean") or _MEAN, fields.get("image_std") or _STD
+        channels = getattr(vision, "in_channels", 3)
+        if not len(mean) == len(std) == channels:
+            raise ValueError(f"image_mean={mean!r} and image_std={std!r} must have {channels} numbers each")
+        if not all(abs(255 * factor / by) + abs(each / by) < _MOST_VALUE for each, by in zip(mean, std, strict=True)):
+            raise ValueError(
+                f"image_mean={mean!r}, image_std={std!r} and rescale_factor={factor!r} make too large pixels"
+            )
         resample = _BICUBIC if fields.get("resample") is None else int(fields["resample"])
         return cls(
             *known,
@@ -191,6 +200,11 @@ class QwenImageProcessor(ImageProcessor):
             "size": bounds,
         }
         found = replaced(has, settings, of_request=of_request)
+        if of_request and now.resizes and not found["do_resize"]:
+            raise ValueError(
+                "mm_processor_kwargs has do_resize=False, with which longest_edge bounds nothing: an engine may have "
+                "it, a request may not"
+            )
         try:
             return type(self)(found, self._config, self.placeholder)
         except ValueError as error:

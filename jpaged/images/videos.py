@@ -233,7 +233,10 @@ def open_video_processor(
         raise ValueError(f"model_type={config.model_type!r} takes no videos; known: {', '.join(_PROCESSORS)}")
     token = config.video_token_id
     text = "" if tokenizer is None else tokenizer.convert_ids_to_tokens(token) or ""
-    found = {**_settings_in(Path(folder)), **(settings or {})}
+    of_file, given = _settings_in(Path(folder)), dict(settings or {})
+    if isinstance(of_file.get("size"), Mapping) and isinstance(given.get("size"), Mapping):
+        given["size"] = {**of_file["size"], **given["size"]}  # as of images
+    found = {**of_file, **given}
     kind: type[VideoProcessor] = pkgutil.resolve_name(_PROCESSORS[config.model_type])
     return kind(found, config, Placeholder(token, text, token, text, modality="video"), tokenizer)
 

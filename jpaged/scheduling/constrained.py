@@ -46,6 +46,7 @@ class Constrained:
         """
         due: list[TokenRules] = []
         ended: dict[Sequence, Stop] = {}
+        verified = {chunk.seq for chunk in step.chunks if chunk.drafts}
         for sample, token in zip(step.samples, tokens, strict=True):
             seq, rules = sample.seq, sample.seq.grammar
             if rules is None or sample.chunk.drafts or sample.is_overtaken or seq.finished:
@@ -55,7 +56,9 @@ class Constrained:
                 continue
             rules.accept(token)
             seq.is_slow = rules.is_slow
-            if seq.is_slow and seq.num_pending == 1 and not rules.is_ready:  # no pass ahead waits for its mask
+            # In a thread only if no pass ahead waits for it, no draft of this step follows it, and it is not the last.
+            goes_on = len(seq.token_ids) + 1 < sample.request.max_total_tokens and seq not in verified
+            if seq.is_slow and seq.num_pending == 1 and goes_on and not rules.is_ready:
                 assert rules.masks is not None, "rules without a grammar are never slow"
                 self._begun[seq] = rules.masks.begin(rules.grammar)
                 seq.awaits_mask = True
@@ -81,11 +84,12 @@ class Constrained:
     def let_go(self, sequences: Iterable[Sequence]) -> None:
         """Forget sequences that ended."""
         for seq in sequences:
-            self._begun.pop(seq, None)
+            if (made := self._begun.pop(seq, None)) is not None:
+                made.cancel()  # unless it is being made
 
     def clear(self) -> None:
         """Forget all sequences; their grammars are free to be followed anew afterwards."""
-        wait(self._begun.values())
+        wait([made for made in self._begun.values() if not made.cancel()])
         self._begun.clear()
         self._ran.clear()
 

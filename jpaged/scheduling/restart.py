@@ -34,7 +34,8 @@ def _look_again(request: Request, seq: Sequence) -> None:
     tokens = seq.output_token_ids
     if seq.grammar is not None:
         seq.grammar.restart(tokens)
-        seq.grammar.grammar.look_ahead()
+        if seq.grammar.grammar is not None:
+            seq.grammar.grammar.look_ahead()
     if seq.stop_search is not None:
         seq.stop_search.restart()
         seq.stop_search.push(tokens[:-1])

@@ -382,6 +382,8 @@ class Scheduler:
         now, drafting = time.monotonic(), self._drafting
         # Grammars may raise, so they come first: a token that was appended is trusted by `begin_again`.
         ended = self.constrained.follow(step, tokens) if step.is_constrained else {}
+        # Which of a sequence's drafts count is known one by one, and a run would stand between them.
+        verified = {chunk.seq for chunk in step.chunks if chunk.drafts} if step.is_constrained else frozenset()
         for row, (sample, token, logprob) in enumerate(zip(step.samples, tokens, logprobs, strict=True)):
             request, seq, chunk = sample
             drafts = chunk.drafts
@@ -419,7 +421,7 @@ class Scheduler:
                 stop = find_stop(request, seq)
             elif token in request.stop_ids or len(token_ids) >= request.max_total_tokens or seq.grammar is not None:
                 stop = token_stop(request, seq)  # all else goes on, which saves a call of every token
-            if seq.grammar is not None and stop is None and not drafts:
+            if seq.grammar is not None and stop is None and seq not in verified:
                 stop = self._append_forced(request, seq)
             if stop is not None and self.finish(request, seq, *stop):
                 finished.append(request)

@@ -172,6 +172,12 @@ class IncrementalDecoder:
         pieces = []
         for token in tokens:
             if token in self._added:
+                if self._now is None and self._window and not self._is_byte(self._window[-1]):
+                    self._now = self._decode(self._window)  # as `push` has it
+                    if not self._now.endswith(_UNFINISHED):
+                        settled = self._cleaned(self._give_out())
+                        self._num_given += len(settled)
+                        pieces.append(settled)
                 pieces.append(self.push(token))
             else:
                 self._window.append(token)

@@ -253,7 +253,9 @@ class ImageInputs:
             raise ValueError(f"a prompt has {len(media.videos)} video{'s'[: len(media.videos) > 1]}: {refusal}")
         self._check_number("video", len(media.videos))
         processor = self._video_processor()
-        _, of_frames = split_settings(media.settings)
+        of_images, of_frames = split_settings(media.settings)
+        if of_images and not media.images:
+            raise ValueError(f"mm_processor_kwargs has {next(iter(of_images))!r}, which changes no video")
         sampling = processor.sampling.given(of_frames, "mm_processor_kwargs")
         try:
             clips = read_clips(media.videos, self._sources, processor, sampling)
@@ -294,6 +296,8 @@ class ImageInputs:
                     f"{len(images)} images are listed, of which some are {GIVEN_FEATURES!r}: give all images of a "
                     "prompt as features, or all as pictures"
                 )
+            if media.settings:
+                raise ValueError(f"mm_processor_kwargs={dict(media.settings)!r} changes no {GIVEN_FEATURES!r}")
             given = [each for data in images for each in layout.read(data)]
             self._check_number("image", len(given))
             counts = [len(each.features) for each in given]

@@ -49,8 +49,10 @@ class Masks:
             each.look_ahead()
 
     def begin(self, rules: Rules) -> Future[None]:
-        self.begun.append((rules, Future()))
-        return self.begun[-1][1]
+        made: Future[None] = Future()
+        made.set_running_or_notify_cancel()
+        self.begun.append((rules, made))
+        return made
 
     def finish(self) -> None:
         """Make the masks that were begun."""

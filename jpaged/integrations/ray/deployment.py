@@ -83,4 +83,5 @@ def build(arguments: RayArguments) -> serve.Application:
         ray_actor_options={"num_cpus": 0},
     )
     # A front knows no model: where that takes text only, the replica refuses what is larger than its own limit.
-    return front.bind(replicas.bind(arguments), settings.body_bytes(ImageSources().max_bytes))
+    sources = ImageSources()
+    return front.bind(replicas.bind(arguments), settings.body_bytes(max(sources.max_bytes, sources.max_video_bytes)))

@@ -117,6 +117,8 @@ class HeldChains:
     def _hold(self, link: bytes, block: bytes) -> None:
         if (before := self._block_of.pop(link, None)) is not None:
             self._links_of[before].discard(link)
+            if not self._links_of[before]:
+                del self._links_of[before]
         else:
             self._change(True, link)
         self._block_of[link] = block

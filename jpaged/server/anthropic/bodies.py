@@ -368,6 +368,12 @@ class Conversation(Body):
         """
         found = []
         tools = [tool.cache_control.seconds for tool in self.tools or () if tool.cache_control is not None]
+        lists = (self.system, *(message.content for message in self.messages))
+        number = sum(1 for each in lists if isinstance(each, list) for _ in _controls(each))
+        number += bool(tools) + (self.cache_control is not None)
+        if number > MOST_MARKS:  # each is rendered
+            why = f"{MOST_MARKS} blocks with cache_control are taken at most, and the request has {number}"
+            raise ApiError(why, param="messages", code="invalid_value")
         if tools:  # templates show them with the system's messages, or after these
             found = [turns.Marked(self._shown(self.system, ()), max(tools))]
         blocks = self.system if isinstance(self.system, list) else ()
@@ -380,9 +386,6 @@ class Conversation(Body):
                 found.append(turns.Marked(self._shown(self.system, [*self.messages[:i], cut]), control.seconds))
         if self.cache_control is not None:
             found.append(turns.Marked(messages, self.cache_control.seconds))
-        if len(found) > MOST_MARKS:
-            why = f"{MOST_MARKS} blocks with cache_control are taken at most, and the request has {len(found)}"
-            raise ApiError(why, param="messages", code="invalid_value")
         return found
 
     def _sent_as(self) -> dict[str, str]:

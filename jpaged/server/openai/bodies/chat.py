@@ -430,20 +430,22 @@ class ChatRequest(SamplingFields):
 
     def _marked(self, messages: Sequence[Mapping[str, Any]]) -> list[turns.Marked]:
         """Return the beginnings of the conversation that the client marks; of many the longest."""
-        found = []
+        places: list[tuple[int, int | None, float]] = []  # message, its last part if it is cut, seconds
         tools = [tool.cache_control.seconds for tool in self.tools or () if tool.cache_control is not None]
         if tools:  # templates show them with the system's messages, or after these
             system = next((i for i, one in enumerate(messages) if one["role"] != "system"), len(messages))
-            found = [turns.Marked(messages[:system], max(tools))]
+            places = [(system - 1, None, max(tools))]
         for i, message in enumerate(self.messages):
-            parts = message.content if isinstance(message.content, list) else ()
-            for k, part in enumerate(parts):
+            for k, part in enumerate(message.content if isinstance(message.content, list) else ()):
                 if part.cache_control is not None:
-                    cut = {**messages[i], "content": messages[i]["content"][: k + 1]}
-                    found.append(turns.Marked([*messages[:i], cut], part.cache_control.seconds))
+                    places.append((i, k, part.cache_control.seconds))
             if message.cache_control is not None:
-                found.append(turns.Marked(messages[: i + 1], message.cache_control.seconds))
-        return found[-MOST_MARKS:]
+                places.append((i, None, message.cache_control.seconds))
+        found = []
+        for i, last, seconds in places[-MOST_MARKS:]:
+            cut = [] if last is None else [{**messages[i], "content": messages[i]["content"][: last + 1]}]
+            found.append(turns.Marked([*messages[: i + (last is None)], *cut], seconds))
+        return found
 
     def _choice(self) -> turns.ToolChoice:
         choice, parallel = self.tool_choice, self.parallel_tool_calls

@@ -77,6 +77,12 @@ def test_replicas_have_rows_of_one_length():
     assert made[1].arrays["frames"].max() == 0 and made[1].rows.min() == 2**31 - 1
 
 
+def test_each_replica_has_the_scale_of_its_own_images():
+    rows = ImageRows(LAYOUT, 8 * MERGE)
+    made = rows.joined([[item(1, 2, 3.0)], [item(2, 2, 7.0)], []], nowhere)
+    assert [row.arrays["scale"].item() for row in made] == [3.0, 7.0, 3.0]
+
+
 def test_more_segments_than_a_row_has_places_for_are_refused():
     rows = ImageRows(LAYOUT, 8 * MERGE)
     many = item(1, 2)

@@ -184,7 +184,7 @@ def test_a_restart_waits_for_masks_in_the_thread_and_follows_the_grammar_anew():
     ),
     st.integers(6, 24),
     st.sampled_from(["recompute", "swap"]),
-    st.sampled_from([None, NGram(2)]),
+    st.sampled_from([None, NGram(2), NGram(8)]),
     st.sampled_from([None, PAYS, NEVER]),
 )
 def test_no_grammar_and_no_neighbour_changes_a_token(wanted, num_blocks, mode, speculative, costs):
@@ -207,3 +207,17 @@ def test_no_grammar_and_no_neighbour_changes_a_token(wanted, num_blocks, mode, s
         else:
             expected = [alone(request, GROUPS, index=index)[0] for index in range(len(request.sequences))]
             assert outputs(request) == expected
+
+
+def two_free_then_four_forced(tokens):
+    """Repeats itself, so that n-grams find drafts whose first token is not the one that is drawn."""
+    place = len(tokens) % 6
+    return {2, 3, 4, 5} if place < 2 else {6 + place}
+
+
+@pytest.mark.parametrize("last", range(6))
+def test_a_forced_run_waits_for_the_drafts_that_are_verified_with_it(last):
+    request = constrained_request([1, 2, last], 60, two_free_then_four_forced)
+    costs = StepCosts(token=0.02, verifying=0.15, tile=0.2)
+    Loop(make_scheduler(256, speculative=NGram(8), costs=costs, prefix_caching=True)).run(request)
+    assert outputs(request) == constrained_alone(request, GROUPS, two_free_then_four_forced)

@@ -93,6 +93,18 @@ def test_the_place_of_a_token_amid_a_run_of_bytes_that_is_spoiled_later_comes_be
     assert "".join(pieces) == "\ufffd\ufffd" and [span.start for span in decoder.spans] == [1, 1]
 
 
+@pytest.mark.parametrize("name", ["byte level", "sentencepiece"])
+def test_a_token_that_is_left_out_after_a_long_text_stands_at_its_end(name):
+    tokenizer = cached(name)
+    special = next(id_ for id_, one in tokenizer.backend_tokenizer.get_added_tokens_decoder().items() if one.special)
+    some = tokenizer.encode("many words ", add_special_tokens=False)
+    ids = [*some * (300 // len(some) + 1), special, special]
+    pushed, at_once = (IncrementalDecoder(tokenizer, skip_special_tokens=True) for _ in range(2))
+    text = "".join([*map(pushed.push, ids), pushed.finish()])
+    assert at_once.whole(ids) == text and at_once.spans == pushed.spans
+    assert all(span.start > len(text) - 3 for span in pushed.spans)
+
+
 class CountedBackend:
     """A backend that counts the tokens it decodes."""
 

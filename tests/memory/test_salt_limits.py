@@ -93,7 +93,7 @@ def test_a_restored_pool_keeps_to_the_limit_of_here():
 def test_no_salt_ever_has_more_cached_than_the_limit_and_it_evicts_its_own(requests, order, windows, held):
     limit = 24
     make = window_manager if windows else full_manager
-    manager = make(40, prefix_caching=True, prefix_eviction=order, cache_salt_bytes=limit)
+    manager = make(200, prefix_caching=True, prefix_eviction=order, cache_salt_bytes=limit)
     running: list[tuple[int, str | None]] = []
     for number, (name, length, salt, value) in enumerate(requests):
         tokens = [name] * length

@@ -1,4 +1,4 @@
-"""What the engine tells of its cached blocks: which content it has from now on, in which memory, and which it lost."""
+"""Holds changes of cached blocks: which content the engine has from now on, in which memory, and which it lost."""
 
 from __future__ import annotations
 

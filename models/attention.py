@@ -296,6 +296,20 @@ def both_ways(
     """
     attend: Any = within  # one callback serves layers of every kind
 
+    def of_group(cache: Any, group: str, q: Array, k: Array, v: Array, scale: float) -> tuple[Any, Array]:
+        seen = reach if group == "window" else None
+        return attend(cache, None, q, k, v, scale=scale, reach=seen, distance_bias=bias)
+
+    return plainly(of_group)
+
+
+def plainly(attend: Callable[[Any, str, Array, Array, Array, float], tuple[Any, Array]]) -> Attend:
+    """Return attention without soft caps and sinks as layers call it.
+
+    Args:
+        attend: takes the cache, the name of the layer's group, queries, keys, values and the scale.
+    """
+
     def of_layer(
         cache: Any,
         layer: LayerRef,
@@ -309,7 +323,6 @@ def both_ways(
     ) -> tuple[Any, Array]:
         if soft_cap is not None or sinks is not None:
             raise ValueError("attention in both directions has neither soft caps nor sinks")
-        seen = reach if layer.group == "window" else None
-        return attend(cache, None, q, k, v, scale=scale, reach=seen, distance_bias=bias)
+        return attend(cache, layer.group, q, k, v, scale)
 
     return of_layer  # type: ignore[return-value]

@@ -33,7 +33,7 @@ class Placeholder:
 
 
 class Expansion(NamedTuple):
-    """What takes the place of a placeholder, as text and as ids."""
+    """Holds what takes the place of a placeholder, as text and as ids."""
 
     text: str
     ids: tuple[int, ...]

@@ -28,7 +28,7 @@ MOST_OBLONG = 200
 """A picture's longer side is at most so many times its shorter one, as in transformers."""
 _BICUBIC = 3
 _MOST_VALUE = 1e6
-"""What a scaled pixel stays below."""
+"""Scaled pixels stay below this."""
 _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _DEFAULTS: Mapping[str, Any] = {
     "do_normalize": True,

@@ -96,7 +96,7 @@ class PacksImages(Protocol):
 
 @runtime_checkable
 class SeesAround(Protocol):
-    """What an entry point may name in the place of a family: eyes for the text model that a config names."""
+    """Gives eyes to the text model that a config names. An entry point may name it in the place of a family."""
 
     def around(self, text: type[Any]) -> type[Any]:
         """Return the family, built with the whole config, that sees and reads text as the family `text` does. That is

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from collections.abc import Sequence as Seq
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
@@ -35,10 +35,13 @@ class Constrained:
         self._ran: dict[Sequence, TokenRules] = {}
         self.num_forced = 0
 
-    def follow(self, step: ScheduledStep, tokens: Seq[int]) -> dict[Sequence, Stop]:
+    def follow(self, step: ScheduledStep, tokens: Seq[int], verified: Container[Sequence]) -> dict[Sequence, Stop]:
         """Give a step's tokens to the grammars of their sequences, and make all masks in one call.
 
         Tokens that follow drafts are left out: which of them count is known one by one.
+
+        Args:
+            verified: the sequences of which the step verifies drafts.
 
         Returns:
             The sequences whose text was at its end before their token, as a mask that was made in a thread showed, and
@@ -46,7 +49,6 @@ class Constrained:
         """
         due: list[TokenRules] = []
         ended: dict[Sequence, Stop] = {}
-        verified = {chunk.seq for chunk in step.chunks if chunk.drafts}
         for sample, token in zip(step.samples, tokens, strict=True):
             seq, rules = sample.seq, sample.seq.grammar
             if rules is None or sample.chunk.drafts or sample.is_overtaken or seq.finished:

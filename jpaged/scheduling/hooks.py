@@ -74,6 +74,11 @@ class TokenRules(Protocol):
 def accept(rules: TokenRules, token: int) -> None:
     """Advance rules by a token, and make their mask."""
     rules.accept(token)
+    make_mask(rules)
+
+
+def make_mask(rules: TokenRules) -> None:
+    """Make the mask after the accepted tokens, in this thread."""
     if rules.grammar is not None:
         rules.grammar.look_ahead()
 

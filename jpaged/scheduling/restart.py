@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from jpaged.scheduling.hooks import make_mask
 from jpaged.scheduling.request import Request, Sequence, Status, find_stop
 
 
@@ -34,8 +35,7 @@ def _look_again(request: Request, seq: Sequence) -> None:
     tokens = seq.output_token_ids
     if seq.grammar is not None:
         seq.grammar.restart(tokens)
-        if seq.grammar.grammar is not None:
-            seq.grammar.grammar.look_ahead()
+        make_mask(seq.grammar)
     if seq.stop_search is not None:
         seq.stop_search.restart()
         seq.stop_search.push(tokens[:-1])

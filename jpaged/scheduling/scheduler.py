@@ -381,9 +381,9 @@ class Scheduler:
             self.tier_prefetch.updated(step)
         now, drafting = time.monotonic(), self._drafting
         # Grammars may raise, so they come first: a token that was appended is trusted by `begin_again`.
-        ended = self.constrained.follow(step, tokens) if step.is_constrained else {}
         # Which of a sequence's drafts count is known one by one, and a run would stand between them.
         verified = {chunk.seq for chunk in step.chunks if chunk.drafts} if step.is_constrained else frozenset()
+        ended = self.constrained.follow(step, tokens, verified) if step.is_constrained else {}
         for row, (sample, token, logprob) in enumerate(zip(step.samples, tokens, logprobs, strict=True)):
             request, seq, chunk = sample
             drafts = chunk.drafts

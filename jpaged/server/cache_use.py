@@ -1,4 +1,4 @@
-"""What an answer's usage says of the prefix cache, in all protocols: which tiers gave tokens, and which stay."""
+"""Says in an answer's usage, in all protocols, which tiers gave tokens of the prompt, and which tokens stay."""
 
 from __future__ import annotations
 

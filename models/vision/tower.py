@@ -15,10 +15,10 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from jpaged.model_api import TENSOR_AXIS, Attend, AttendWithinSegments, BuildContext, LayerRef, WeightSource
+from jpaged.model_api import TENSOR_AXIS, Attend, AttendWithinSegments, BuildContext, WeightSource
 
 from .. import weights as convert
-from ..attention import Heads
+from ..attention import Heads, plainly
 from ..encoder import EncoderLayer, EncoderSpec
 from ..layers import ACTIVATIONS, LayerNorm, RMSNorm
 from ..linear import Linear, LiveRows
@@ -49,22 +49,7 @@ def as_floats(source: WeightSource) -> WeightSource:
 def within(attend: AttendWithinSegments) -> Attend:
     """Return the engine's attention within segments as layers call it, whose groups are the segments' names."""
 
-    def of_layer(
-        cache: Any,
-        layer: LayerRef,
-        q: Array,
-        k: Array,
-        v: Array,
-        *,
-        scale: float,
-        soft_cap: float | None,
-        sinks: Array | None,
-    ) -> tuple[Any, Array]:
-        if soft_cap is not None or sinks is not None:
-            raise ValueError("attention within segments has neither soft caps nor sinks")
-        return cache, attend(layer.group, q, k, v, scale=scale)
-
-    return of_layer  # type: ignore[return-value]
+    return plainly(lambda cache, group, q, k, v, scale: (cache, attend(group, q, k, v, scale=scale)))
 
 
 def axial(head_dim: int, theta: float) -> Rotary:

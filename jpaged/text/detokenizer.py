@@ -173,11 +173,9 @@ class IncrementalDecoder:
         for token in tokens:
             if token in self._added:
                 if self._now is None and self._window and not self._is_byte(self._window[-1]):
-                    self._now = self._decode(self._window)  # as `push` has it
-                    if not self._now.endswith(_UNFINISHED):
-                        settled = self._cleaned(self._give_out())
-                        self._num_given += len(settled)
-                        pieces.append(settled)
+                    settled = self._settled(self._decode(self._window))  # as `push` leaves it
+                    self._num_given += len(settled)
+                    pieces.append(settled)
                 pieces.append(self.push(token))
             else:
                 self._window.append(token)
@@ -206,9 +204,12 @@ class IncrementalDecoder:
             self._note_span(token, piece if self._now.endswith(piece) else self._now[len(before) :])
         if self._now == before:
             return ""
-        if self._now.endswith(_UNFINISHED):
-            return self._cleaned(self._give_out_head(self._now))
-        return self._cleaned(self._give_out())
+        return self._settled(self._now)
+
+    def _settled(self, now: str) -> str:
+        """Return what no later token changes of the window's text, which is given."""
+        self._now = now
+        return self._cleaned(self._give_out_head(now) if now.endswith(_UNFINISHED) else self._give_out())
 
     def finish(self) -> str:
         """Return the remaining text, after the last token."""

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from fake_device import FakeDevice
-from small_rules import changing, constrained_alone, constrained_request, with_runs
+from small_rules import Masks, changing, constrained_alone, constrained_request, with_runs
 from small_schedulers import group, make_request, make_scheduler
 from unpaged import alone, hash_model
 
@@ -172,6 +172,31 @@ def test_a_grammar_that_raises_between_pass_and_draw_changes_no_token(monkeypatc
                 failed = True
         assert failed or number > 9
         finish(engine, requests)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_slow_mask_is_waited_for_only_where_no_replica_runs_anything_else(monkeypatch, replicas):
+    engine, masks, waits = make_engine(replicas), Masks(), []
+    slow = constrained_request([5, 6], 6, masks=masks)
+    slow.sequences[0].grammar.is_slow = True
+    others = [make_request([7, number], 24) for number in range(2 * replicas - 1)]
+
+    def wait(several):
+        waits.extend(made for each in several for made in each.being_made)
+        masks.finish()
+
+    monkeypatch.setattr("jpaged.engine.engine.wait_for_mask", wait)
+    for request in (slow, *others):
+        engine.add(request)
+    for number in range(1, 24):
+        engine.step()
+        assert {len(request.sequences[0].output_token_ids) for request in others} == {number - 1}
+    assert not waits and len(slow.sequences[0].output_token_ids) < 3
+    while engine.has_work:
+        engine.step()
+    assert len(waits) >= 3
+    assert [[seq.output_token_ids for seq in slow.sequences]] == [constrained_alone(slow, GROUPS)]
+    assert [request.sequences[0].output_token_ids for request in others] == [alone(r, GROUPS)[0] for r in others]
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -5,12 +5,17 @@ from __future__ import annotations
 import itertools
 from types import SimpleNamespace
 
+import late_draws
 import pytest
+from checkpoints import make_checkpoint
 from fake_device import FakeDevice
 from small_rules import Masks, changing, constrained_alone, constrained_request, with_runs
 from small_schedulers import group, make_request, make_scheduler
+from thorough import rarely
+from tiny_chat_model import byte_level_tokenizer
 from unpaged import alone, hash_model
 
+from jpaged import LLM
 from jpaged.engine.engine import Engine
 from jpaged.execution import InFlight
 from jpaged.execution.readouts.base import Readings
@@ -233,3 +238,47 @@ def test_requests_aborted_between_pass_and_draw_leave_the_others_their_tokens():
     engine.runner.fail = lambda where: None
     engine.abort(gone)
     finish(engine, requests)
+
+
+SETTINGS = {"dtype": "float32", "block_size": 8, "max_num_seqs": 6, "max_model_len": 64, "max_num_batched_tokens": 32}
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llama")
+    make_checkpoint("llama", folder)
+    byte_level_tokenizer().save_pretrained(folder)
+    return LLM(str(folder), **SETTINGS)
+
+
+@pytest.mark.parametrize("number", [3, rarely(1), rarely(2), rarely(6)])
+def test_a_fault_or_ctrl_c_on_a_device_changes_no_token(llm, number):
+    expected = late_draws.undisturbed(llm)
+    for name, tokens in late_draws.interrupted(llm, number).items():
+        assert tokens == expected, name
+
+
+@pytest.mark.parametrize("number", [2, rarely(1), rarely(4)])
+def test_a_state_that_is_saved_between_pass_and_draw_goes_on_with_the_same_tokens(llm, tmp_path, number):
+    """A handler of a signal saves while the tokens of the step before are waited for, and the draw waits for them."""
+    expected = late_draws.undisturbed(llm)
+    assert late_draws.saved(llm, tmp_path, number) == [expected] * 2
+
+
+def test_a_state_is_not_saved_within_the_draw(llm, tmp_path):
+    added = late_draws.requests(llm)
+    engine, refused = llm.control.engine, []
+    read = engine.runner.read
+
+    def handler(forward):
+        with pytest.raises(RuntimeError, match="refused in the middle of a step"):
+            llm.save_state(tmp_path)
+        refused.append(1)
+        return read(forward)
+
+    engine.runner.read = handler
+    for _ in range(4):
+        engine.step()
+    del engine.runner.read
+    assert len(refused) >= 3
+    assert late_draws.finish(llm, added) == late_draws.undisturbed(llm)

@@ -238,7 +238,14 @@ class Masks(Edit[TokenMasks]):
     """Lets a row draw only the tokens of allowed_token_ids, or those that its rules allow: its grammar, which heeds
     those, and the closing mark where its thoughts have no tokens left."""
 
-    fields = ("allowed_token_ids", "structured_outputs", "thinking_token_budget", "reasoning_parser", "tool_parser")
+    fields = (
+        "allowed_token_ids",
+        "structured_outputs",
+        "thinking_token_budget",
+        "reasoning_end_str",
+        "reasoning_parser",
+        "tool_parser",
+    )
     arrays = TokenMasks
 
     def asks(self, request: Request) -> bool:

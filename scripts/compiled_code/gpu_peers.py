@@ -55,7 +55,7 @@ def gpu_peers(
 ) -> Iterator[Row]:
     """Instructions, registers and occupancy of paged attention: vLLM's ``kernel_unified_attention`` and jpaged's.
 
-    ENV has vLLM 0.33 and Triton 3.9 (``against-vllm`` says how to make it); both kernels are compiled by the same
+    ENV has vLLM 0.33 and Triton 3.9 (``scripts/benchmarks/peer_engines/environment.sh vllm-core ENV``); both kernels are compiled by the same
     Triton for the same batch, decodes of 64 sequences of 4,096 tokens or prompts of 512 after so many. A row has, of
     each kernel, the registers of a thread, bytes spilled, the share of a multiprocessor's warps that run at once, and
     the instructions that warps issue in the main loop for each KiB of KV that it reads, matrix products among them; of

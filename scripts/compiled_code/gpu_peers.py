@@ -55,12 +55,12 @@ def gpu_peers(
 ) -> Iterator[Row]:
     """Instructions, registers and occupancy of paged attention: vLLM's ``kernel_unified_attention`` and jpaged's.
 
-    ENV has vLLM 0.33 and Triton 3.9 (``scripts/benchmarks/peer_engines/environment.sh vllm-core ENV``); both kernels are compiled by the same
-    Triton for the same batch, decodes of 64 sequences of 4,096 tokens or prompts of 512 after so many. A row has, of
-    each kernel, the registers of a thread, bytes spilled, the share of a multiprocessor's warps that run at once, and
-    the instructions that warps issue in the main loop for each KiB of KV that it reads, matrix products among them; of
-    prompts, for each KiB and 100 rows of queries. The ratio is vLLM's over jpaged's, above 1 where jpaged takes fewer.
-    On sm_75 only float16 is compiled. Nothing has run on a GPU.
+    ENV has vLLM 0.33 and Triton 3.9 (``scripts/benchmarks/peer_engines/environment.sh vllm-core ENV``); both are
+    compiled by the same Triton for the same batch, decodes of 64 sequences of 4,096 tokens or prompts of 512 after so
+    many. A row has, of each kernel, the registers of a thread, bytes spilled, the share of a multiprocessor's warps
+    that run at once, and the instructions that warps issue in the main loop for each KiB of KV that it reads, matrix
+    products among them; of prompts, for each KiB and 100 rows of queries. The ratio is vLLM's over jpaged's, above 1
+    where jpaged takes fewer. On sm_75 only float16 is compiled. Nothing has run on a GPU.
     """
     need_compiler("cuda")
     peer = subprocess.Popen([env / "bin" / "python", PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -48,7 +48,7 @@ class EvictionListener:
             self.predicted.lost.evicted(g, link.digest)
         if link is not None and self._tiers is not None:
             if self.step is not None and (g, block) in self.step.filled:
-                self._tiers.unfill(g, block)
+                self._tiers.unfill(g, block, link)
             else:
                 self._tiers.evicted(g, block, link)
         if link is not None and self.retention is not None:

@@ -117,6 +117,10 @@ class TierIndex:
         stored = self.find(g, link)
         return None if stored is None else stored.place
 
+    def holds(self, stored: StoredBlock) -> bool:
+        """Tell whether this very block can be found, not one that was put later."""
+        return self._blocks[stored.group].get(stored.digest) is stored
+
     def touch(self, stored: StoredBlock) -> None:
         """Note that a block that can be found is needed now."""
         self._order.touch(stored.place // self.page_bytes)
@@ -148,7 +152,8 @@ class TierIndex:
         if self.watch is not None:
             self.watch.stored(g, link)
         self._tenants.add(stored.place, size, link.tenant)
-        self._order.extend(number, until)
+        if level:
+            self._order.extend(number, until)
         self._order.touch(number)
         return stored
 
@@ -228,7 +233,7 @@ class TierIndex:
     def _next_slot(self, g: int, level: int) -> tuple[int, int] | None:
         """Return a page and a slot of it for a block: in a hole, in the page that is filled, or in another one; None
         where all pages have a higher priority."""
-        holed = self._holed.get((g, level), [])
+        holed = self._holed.get((g, level))
         while holed:
             if self._is_of(holed[-1], g, level) and (holes := self._pages[holed[-1]].holes):
                 return holed[-1], holes.pop()

@@ -41,7 +41,9 @@ class WaitingRequest:
         reads: the reads in progress, by the number of the tier.
         deadline: time after which the request stops waiting for them.
         num_bytes: size of all that was or is being read.
-        seen: state of the pool and the tiers, as `Prefetch.version` counts it, when it was last looked at.
+        seen: end of `Prefetch.changes` when it was last looked at.
+        names: digests of its prefix then.
+        usable: numbers of the tiers that worked then.
         has_given_up: whether a read took too long, so that none is begun again.
     """
 
@@ -52,6 +54,8 @@ class WaitingRequest:
         self.deadline = 0.0
         self.num_bytes = 0
         self.seen = -1
+        self.names: frozenset[bytes] = frozenset()
+        self.usable: list[int] = []
         self.has_given_up = False
 
     def cancel(self) -> None:
@@ -61,7 +65,45 @@ class WaitingRequest:
         self.reads = {}
 
 
+class ChangedContents:
+    """Contents that the pool lost, or that a tier can read since: the last ones, by digest, in order.
+
+    A request that waits is looked up again only after its own prefix has changed; in a full pool something changes in
+    every step.
+    """
+
+    def __init__(self) -> None:
+        self._digests: list[bytes] = []
+        self._first = 0
+
+    @property
+    def end(self) -> int:
+        """Return how many there were so far."""
+        return self._first + len(self._digests)
+
+    def add(self, digest: bytes) -> None:
+        """Add a content."""
+        self._digests.append(digest)
+        if len(self._digests) > MOST_CHANGES:
+            del self._digests[: MOST_CHANGES // 2]
+            self._first += MOST_CHANGES // 2
+
+    def add_all(self) -> None:
+        """Let every content count as changed."""
+        self._first = self.end + 1
+        self._digests = []
+
+    def concern(self, names: frozenset[bytes], since: int) -> bool:
+        """Tell whether one of some contents has changed since the end was there."""
+        if since < self._first:
+            return True
+        return since < self.end and not names.isdisjoint(self._digests[since - self._first :])
+
+
 logger = logging.getLogger(__name__)
+
+MOST_CHANGES = 1 << 16
+"""Changed contents that are remembered."""
 
 LONGEST_WAIT = 5.0
 """Seconds (or twice the time of computing the tokens, if that is more) after which a request stops waiting."""
@@ -93,11 +135,11 @@ class Prefetch:
         most_staged: most bytes that are read ahead for several requests; one alone may have more.
 
     Attributes:
-        version: changes when the pool loses a block, or one can be read that could not before.
+        changes: the contents whose blocks the pool lost, or that can be read and could not before.
     """
 
     def __init__(self, tiers: Sequence[Tier], most_staged: int) -> None:
-        self.version = 0
+        self.changes = ChangedContents()
         self._tiers = tiers
         self._most_staged = most_staged
         self._waiting: OrderedDict[int, WaitingRequest] = OrderedDict()
@@ -119,19 +161,20 @@ class Prefetch:
                 return
             waiting = self._waiting[request_id] = WaitingRequest(prefix.chains)
         self._take(waiting)
-        if waiting.reads or waiting.has_given_up or waiting.seen == self.version:
+        if waiting.reads or waiting.has_given_up:
             return
         usable = [number for number, tier in enumerate(self._tiers) if tier.is_open and not self._hangs(number)]
-        if not usable:
+        seen = waiting.usable == usable and not self.changes.concern(waiting.names, waiting.seen)
+        if seen or not usable:
             return
         tokens, blocks = self._missing(waiting, prefix, cache, usable)
         num_bytes = sum(block.num_bytes for mine in blocks.values() for block in mine)
+        if blocks and not self._has_room(waiting, num_bytes, is_next=is_next):
+            return
+        waiting.seen, waiting.usable = self.changes.end, usable
+        waiting.names = frozenset(link.digest for chain in waiting.chains.values() for link in chain.links)
         if not blocks:
-            waiting.seen = self.version
             return
-        if not self._has_room(waiting, num_bytes, is_next=is_next):
-            return
-        waiting.seen = self.version
         computing = self._tiers[0].break_even.seconds_per_token or 0
         waiting.deadline = now + max(LONGEST_WAIT, 2 * tokens * computing)
         waiting.num_bytes += num_bytes
@@ -222,13 +265,12 @@ class Prefetch:
         there: list[list[tuple[int, StoredBlock] | None]] = []
         for g, (policy, size) in enumerate(prefix.groups):
             links = cache.links(waiting.chains, g, prefix.tokens, policy.full_blocks(prefix.limit, 0, size))
-            here.append([cache.find(g, link) is not None or (g, link.digest) in waiting.contents for link in links])
-            there.append(
-                [
-                    None if is_here else self._first(usable, g, link)
-                    for is_here, link in zip(here[g], links, strict=True)
-                ]
-            )
+            found, read = cache.find_all(g, links), waiting.contents
+            hits = [block is not None or (g, link.digest) in read for block, link in zip(found, links, strict=True)]
+            here.append(hits)
+            there.append([None if hit else self._first(usable, g, link) for hit, link in zip(hits, links, strict=True)])
+        if not any(map(any, there)):
+            return 0, {}
         cached: int | None = None
         best, chosen = 0.0, (0, dict[int, list[StoredBlock]]())
         for last in reversed(usable):

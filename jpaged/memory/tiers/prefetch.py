@@ -109,6 +109,24 @@ LONGEST_WAIT = 5.0
 """Seconds (or twice the time of computing the tokens, if that is more) after which a request stops waiting."""
 
 
+class Content(NamedTuple):
+    """A content that a request will hold as a whole, such as an image's features.
+
+    Attributes:
+        group: number of its layer group.
+        links: the names of its blocks.
+        features: number of its features; making one is taken to cost what computing a token does.
+        stop: position after the last token that needs it.
+        is_here: whether the pool has it.
+    """
+
+    group: int
+    links: Sequence[Link]
+    features: int
+    stop: int
+    is_here: bool
+
+
 class Prefix(NamedTuple):
     """The beginning of a request, to be looked up.
 
@@ -118,6 +136,7 @@ class Prefix(NamedTuple):
         groups: policy and block size (tokens) of each layer group, for this request.
         chains: its empty hash chains, see `PrefixCache.chains`.
         spans: tokens that stand for images, see `TokenSpan`.
+        contents: what the request will hold.
     """
 
     tokens: Sequence[int]
@@ -125,6 +144,7 @@ class Prefix(NamedTuple):
     groups: Sequence[tuple[Policy, int]]
     chains: dict[int, HashChain]
     spans: Sequence[TokenSpan] = ()
+    contents: Sequence[Content] = ()
 
 
 class Prefetch:
@@ -172,7 +192,8 @@ class Prefetch:
         if blocks and not self._has_room(waiting, num_bytes, is_next=is_next):
             return
         waiting.seen, waiting.usable = self.changes.end, usable
-        waiting.names = frozenset(link.digest for chain in waiting.chains.values() for link in chain.links)
+        named = (*(chain.links for chain in waiting.chains.values()), *(content.links for content in prefix.contents))
+        waiting.names = frozenset(link.digest for links in named for link in links)
         if not blocks:
             return
         computing = self._tiers[0].break_even.seconds_per_token or 0
@@ -269,8 +290,17 @@ class Prefetch:
             hits = [block is not None or (g, link.digest) in read for block, link in zip(found, links, strict=True)]
             here.append(hits)
             there.append([None if hit else self._first(usable, g, link) for hit, link in zip(hits, links, strict=True)])
-        if not any(map(any, there)):
-            return 0, {}
+        chosen = self._best(prefix, here, there, usable) if any(map(any, there)) else (0, {})
+        return self._with_contents(waiting, prefix, here, chosen, usable) if prefix.contents else chosen
+
+    def _best(
+        self,
+        prefix: Prefix,
+        here: list[list[bool]],
+        there: list[list[tuple[int, StoredBlock] | None]],
+        usable: Sequence[int],
+    ) -> tuple[int, dict[int, list[StoredBlock]]]:
+        """Return what `_missing` does of the layers that tables are of."""
         cached: int | None = None
         best, chosen = 0.0, (0, dict[int, list[StoredBlock]]())
         for last in reversed(usable):
@@ -296,6 +326,32 @@ class Prefetch:
             if saved > best:
                 best, chosen = saved, (length - cached, blocks)
         return chosen
+
+    def _with_contents(
+        self,
+        waiting: WaitingRequest,
+        prefix: Prefix,
+        here: list[list[bool]],
+        chosen: tuple[int, dict[int, list[StoredBlock]]],
+        usable: Sequence[int],
+    ) -> tuple[int, dict[int, list[StoredBlock]]]:
+        """Add to blocks of a prefix those of the contents that the tokens after it need and the pool lacks."""
+        tokens, blocks = chosen
+        found = longest_prefix(prefix.groups, here, prefix.limit, prefix.spans) + tokens
+        for content in prefix.contents:
+            lacking = [link for link in content.links if (content.group, link.digest) not in waiting.contents]
+            places = [self._first(usable, content.group, link) for link in lacking]
+            if content.is_here or content.stop <= found or not all(places):
+                continue
+            mine: dict[int, list[StoredBlock]] = {}
+            for number, stored in filter(None, places):
+                mine.setdefault(number, []).append(stored)
+            if mine and self._saved(content.features, mine) > 0:
+                tokens += content.features
+                for number, some in mine.items():
+                    twice = {stored.digest for stored in blocks.get(number, ())}
+                    blocks.setdefault(number, []).extend(stored for stored in some if stored.digest not in twice)
+        return tokens, blocks
 
     def _first(self, usable: Sequence[int], g: int, link: Link) -> tuple[int, StoredBlock] | None:
         """Return the first tier that has a block, and where."""

@@ -67,12 +67,14 @@ class MediumEvents:
         self.replica = replica
 
     def stored(self, g: int, link: Link) -> None:
-        """Note that a block's content can be found."""
-        self._log.add("stored", self, g, link)
+        """Note that a block's content can be found; features have no tokens, by which a router could find them."""
+        if link.tokens:
+            self._log.add("stored", self, g, link)
 
     def removed(self, g: int, link: Link) -> None:
         """Note that it cannot be found any more."""
-        self._log.add("removed", self, g, link)
+        if link.tokens:
+            self._log.add("removed", self, g, link)
 
     def cleared(self) -> None:
         """Note that nothing can be found any more."""

@@ -39,6 +39,9 @@ class EvictionListener:
     def evicted(self, g: int, block: int) -> None:
         """Forget the content of a block that is being evicted, after the tiers could take it."""
         if g in self.shared:
+            if self._tiers is not None and self.shared[g].policy.goes_to_tiers:
+                for other, content in self.shared[g].torn_by(block):
+                    self._tiers.evicted(g, other, content)
             self.shared[g].evicted(block)
             return
         if self.checkpoints is not None and g in self.checkpoints.groups:
@@ -48,7 +51,7 @@ class EvictionListener:
             self.predicted.lost.evicted(g, link.digest)
         if link is not None and self._tiers is not None:
             if self.step is not None and (g, block) in self.step.filled:
-                self._tiers.unfill(g, block)
+                self._tiers.unfill(g, block, link)
             else:
                 self._tiers.evicted(g, block, link)
         if link is not None and self.retention is not None:

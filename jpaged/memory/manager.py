@@ -23,7 +23,7 @@ from jpaged.memory.checkpoint_share import CheckpointShare
 from jpaged.memory.copies import BlockCopy
 from jpaged.memory.event_log import EventLog, MediumEvents
 from jpaged.memory.eviction_listener import EvictionListener
-from jpaged.memory.hash_chain import TokenSpan
+from jpaged.memory.hash_chain import Link, TokenSpan
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.map_tracker import MapTracker
 from jpaged.memory.memory_map import MemoryMap
@@ -41,7 +41,7 @@ from jpaged.memory.shared_blocks import shared_blocks
 from jpaged.memory.step_blocks import StepBlocks
 from jpaged.memory.swap import SwapSpace
 from jpaged.memory.table_updater import TableUpdater
-from jpaged.memory.tiers import Prefix, Tiers
+from jpaged.memory.tiers import Content, Prefix, Tiers
 
 PrefixEviction = Literal["lru", "aligned", "predicted"]
 
@@ -158,7 +158,7 @@ class MemoryManager:
             self._watch.cleared()
         self._retention = retention = Retention(len(layout.groups), self._clock)
         if self.tiers is not None:
-            self.tiers.begin_pool(self._cache.link, retention)
+            self.tiers.begin_pool(self._content, retention)
         self._listener = listener = EvictionListener(self._cache, self.tiers)
         self._allocator = BlockAllocator(
             [group.blocks_per_page for group in layout.groups],
@@ -194,6 +194,9 @@ class MemoryManager:
             layout, self._allocator, self._updater.next_tick, prefix_caching=self.prefix_caching
         )
         listener.shared = {blocks.group: blocks for blocks in self.shared.values()}
+        if self.tiers is not None:
+            for blocks in self.shared.values():
+                blocks.on_filled = self.tiers.filled
         listener.predicted, listener.step, listener.checkpoints = self._predicted, self._step, self._checkpoints
         self._lookup = PrefixLookup(
             self._groups,
@@ -643,17 +646,19 @@ class MemoryManager:
         spans: Sequence[TokenSpan] = (),
         encoder_tokens: int = 0,
         prompt_tokens: int | None = None,
+        contents: Sequence[Content] = (),
         is_next: bool = False,
     ) -> None:
         """Begin to read blocks from tiers that `match_prefix` would not find in the pool, where that is worth it.
 
         Args:
+            contents: those that the request will hold, such as images' features.
             now, is_next: see `Prefetch.look`.
         """
         if self.tiers is None or not self.prefix_caching:
             return
         groups = request_groups(self._groups, encoder_tokens, prompt_tokens)
-        prefix = Prefix(token_ids, max(len(token_ids) - 1, 0), groups, self._cache.chains(salt, spans), spans)
+        prefix = Prefix(token_ids, max(len(token_ids) - 1, 0), groups, self._cache.chains(salt, spans), spans, contents)
         self.tiers.prefetch.look(request_id, prefix, self._cache, now, is_next=is_next)
 
     # Counts, tables and reports.
@@ -735,6 +740,11 @@ class MemoryManager:
         self.swap_space.check()
         if self.tiers is not None:
             self.tiers.check()
+
+    def _content(self, g: int, block: int) -> Link | None:
+        """Return the known content of a block."""
+        shared = self._listener.shared.get(g)
+        return self._cache.link(g, block) if shared is None else shared.link(block)
 
     def _new_id(self, seq_id: int) -> None:
         if self.holds(seq_id):

@@ -44,6 +44,15 @@ class PrefixCache:
         block = self._block_of[g].get(link.digest)
         return block if block is not None and self._link_of[g][block].tokens == link.tokens else None
 
+    def find_all(self, g: int, links: Sequence[Link]) -> list[int | None]:
+        """Return what `find` returns for each of some contents."""
+        block_of, link_of = self._block_of[g].get, self._link_of[g]
+        found: list[int | None] = []
+        for link in links:
+            block = block_of(link[0])  # its digest
+            found.append(block if block is not None and link_of[block].tokens == link.tokens else None)
+        return found
+
     def twin(self, g: int, link: Link) -> int | None:
         """Return the block that has this content's digest, or None; no other can be inserted before it is forgotten."""
         return self._block_of[g].get(link.digest)
@@ -134,11 +143,11 @@ class PrefixCache:
         hits: list[list[bool]] = []
         for g, (policy, size) in enumerate(groups):
             wanted = policy.full_blocks(limit, 0, size)
-            links = self._name(tables, g, token_ids, wanted).links
-            found.append([self.find(g, link) for link in links[:wanted]])
+            links = self._name(tables, g, token_ids, wanted).links[:wanted]
+            found.append(self.find_all(g, links))
             hits.append([block is not None for block in found[g]])
             if staged:
-                hits[g] = [hit or (g, link.digest) in staged for hit, link in zip(hits[g], links, strict=False)]
+                hits[g] = [hit or (g, link.digest) in staged for hit, link in zip(hits[g], links, strict=True)]
         return longest_prefix(groups, hits, limit, spans), found
 
     def covered(

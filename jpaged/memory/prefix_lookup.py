@@ -154,7 +154,8 @@ class PrefixLookup:
         tokens: dict[TierName, int] = {}
         for number, tier in enumerate(self._tiers.each):
             nearer = {key for key, block in staged.items() if block.tier <= number}
-            reached = self._cache.match(sequence, token_ids, limit, spans, nearer)[0]
+            is_all = len(nearer) == len(staged)
+            reached = length if is_all else self._cache.match(sequence, token_ids, limit, spans, nearer)[0]
             tokens[tier.name], cached = reached - cached, reached
         self._begin(sequence, length, spans)
         attached = self._attach_contents(sequence, found, length)

@@ -14,9 +14,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.eviction_key import EvictionKey
+from jpaged.memory.hash_chain import Link
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.policies import NoTable
 
@@ -72,6 +75,7 @@ class SharedBlocks:
         group: number of the layer group.
         policy: the policy of that group.
         block_size: features of a block.
+        on_filled: called when a block's content is there, see `Tiers.filled`; None = nothing needs it.
     """
 
     def __init__(
@@ -92,6 +96,8 @@ class SharedBlocks:
         self._keeps = keeps
         self._images: dict[bytes, StoredImage] = {}
         self._image_of: dict[int, StoredImage] = {}  # by block, once encoded
+        self._link_of: dict[int, Link] = {}  # by block, once encoded
+        self.on_filled: Callable[[int, int, Link, bool], None] | None = None
         self._pending: dict[bytes, StoredImage] = {}
         self._held: dict[HeldImage, None] = {}  # in order, so that equal states are saved equally
         self._torn: list[int] = []
@@ -137,7 +143,22 @@ class SharedBlocks:
     def encoded(self, image: StoredImage) -> None:
         """Note that a step which encodes the image was dispatched: later requests find it."""
         image.is_encoded = True
+        self._name(image)
+        if self.on_filled is not None and self.policy.goes_to_tiers and self._keeps:
+            for block in image.blocks:
+                self.on_filled(self.group, block, self._link_of[block], True)
+
+    def _name(self, image: StoredImage) -> None:
         self._image_of |= dict.fromkeys(image.blocks, image)
+        self._link_of |= zip(image.blocks, self.links(image.digest, image.features), strict=True)
+
+    def links(self, digest: bytes, features: int) -> tuple[Link, ...]:
+        """Return the names of a content's blocks in the tiers."""
+        return _links(digest, self.num_blocks(features))
+
+    def link(self, block: int) -> Link | None:
+        """Return the name of a block's content, or None where it cannot be found."""
+        return self._link_of.get(block)
 
     def consumed(self, held: HeldImage, features: int) -> None:
         """Give back the blocks of the first `features` features, whose tokens were dispatched."""
@@ -197,7 +218,10 @@ class SharedBlocks:
         """Restore images and holds; the caller restores their blocks in the allocator."""
         self._images = {image.digest: image for image in images if not image.is_torn}
         self._pending = {digest: image for digest, image in self._images.items() if not image.is_encoded}
-        self._image_of = {block: image for image in self._images.values() if image.is_encoded for block in image.blocks}
+        self._image_of, self._link_of = {}, {}
+        for image in self._images.values():
+            if image.is_encoded:
+                self._name(image)
         self._held = dict.fromkeys(holds)
         for hold in holds:
             hold.image.users += 1
@@ -214,6 +238,11 @@ class SharedBlocks:
         if (image := self._image_of.get(block)) is not None:
             self._forget(image)
 
+    def torn_by(self, block: int) -> list[tuple[int, Link]]:
+        """Return the blocks, and their names, of the content that is useless once a cached block is evicted."""
+        image = self._image_of.get(block)
+        return [] if image is None else [(mine, self._link_of[mine]) for mine in image.blocks]
+
     def discard_torn(self) -> None:
         """Discard the other blocks of images of which some were evicted."""
         if self._torn:
@@ -227,6 +256,7 @@ class SharedBlocks:
         self._pending.pop(image.digest, None)
         for block in image.blocks:
             self._image_of.pop(block, None)
+            self._link_of.pop(block, None)
         self._torn += image.blocks
 
     def _sweep(self) -> None:
@@ -264,7 +294,16 @@ class SharedBlocks:
             assert image.digest == digest and not image.is_torn, "an image is found under another's name, or in part"
             named = {block for block in image.blocks if self._image_of.get(block) is image}
             assert named == (set(image.blocks) if image.is_encoded else set()), "an image's blocks are not its own"
+        assert self._link_of.keys() == self._image_of.keys(), "a block has content and no name, or a name alone"
         assert set(self._image_of.values()) <= set(self._images.values()), "blocks name an image that is lost"
+
+
+@lru_cache(256)
+def _links(digest: bytes, num_blocks: int) -> tuple[Link, ...]:
+    """Return the names of a content's blocks: it has no tokens that could be compared."""
+    return tuple(
+        Link(blake2b(digest + i.to_bytes(4, "little"), digest_size=16).digest(), b"") for i in range(num_blocks)
+    )
 
 
 StoredAdapter = StoredImage

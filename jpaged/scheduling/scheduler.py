@@ -319,7 +319,7 @@ class Scheduler:
             request.tier_tokens = self.memory.tier_tokens(first.seq_id)
         request.end_pause()
         if ahead is not None:
-            ahead.let_go(request)
+            ahead.admitted(request)
         self.queues.move(request, Status.RUNNING)
         self._next_tokens.put(request, chunks, copies, plan)
         return True

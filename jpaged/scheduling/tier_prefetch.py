@@ -45,10 +45,12 @@ class TierPrefetch:
         self._timed_tokens = min(TIMED_TOKENS, max(1, budget // 2))
         self._dispatched: deque[tuple[float, int]] = deque()  # times, and tokens of the steps
         self._updated = 0.0
+        self._filling: dict[int, Request] = {}  # run, and have yet to hold what was read
 
     def clear(self) -> None:
         """Forget the steps that were dispatched."""
         self._dispatched.clear()
+        self._filling.clear()
 
     def arrived(self, request: Request) -> None:
         """Begin to read for a request that was queued."""
@@ -71,8 +73,17 @@ class TierPrefetch:
         """Tell whether something was read for a request."""
         return bool(self._tiers.prefetch.staged(request.request_id))
 
+    def admitted(self, request: Request) -> None:
+        """Drop the blocks that were read for a request which runs now; images are held later, as its prompt reaches
+        them."""
+        if request.asks and self.has_read(request):
+            self._filling[request.request_id] = request
+        else:
+            self.let_go(request)
+
     def let_go(self, request: Request) -> None:
-        """Drop the blocks that were read for a request, which runs now or has ended."""
+        """Drop the blocks that were read for a request, which has all that it needs or has ended."""
+        self._filling.pop(request.request_id, None)
         self._tiers.prefetch.let_go(request.request_id)
 
     def begin_step(self) -> None:
@@ -83,6 +94,9 @@ class TierPrefetch:
         """Note when a step was dispatched: it begins then, or when the one before ends."""
         if step.chunks:
             self._dispatched.append((self._clock(), step.num_tokens))
+        for request in list(self._filling.values()):
+            if all(seq.num_computed >= seq.num_prompt for seq in request.live):
+                self.let_go(request)
 
     def updated(self, step: ScheduledStep) -> None:
         """Learn from a step, which has ended, how long computing a token takes."""
@@ -107,5 +121,6 @@ class TierPrefetch:
             spans=name.spans,
             encoder_tokens=request.encoder_tokens,
             prompt_tokens=len(request.prompt_token_ids),
+            contents=self._holds.contents(request) if request.asks else (),
             is_next=is_next,
         )

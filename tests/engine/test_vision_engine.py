@@ -152,3 +152,21 @@ def test_two_devices_and_replicas_give_the_tokens_of_transformers(checkpoint, ll
     requests = [llm.input_processor.process(prompt, GREEDY) for prompt in prompts_with(BEGIN)]
     expected = torch_vision_greedy(checkpoint[1], requests, PARAMS.max_tokens)
     assert_like(on_devices(checkpoint[0], BEGIN, 1, 2, "2x1"), expected)
+
+
+def test_features_that_the_pool_lost_are_loaded_from_host_memory_and_not_encoded_again(checkpoint, llm):
+    small = SETTINGS | {"kv_cache_memory_bytes": 40 << 14}
+    few = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    prompts = [prompt_of((3 + n, picture(20), 4), 40 + n) for n in range(2)]
+    expected = [output.outputs[0].token_ids for output in llm.generate(prompts, few, use_tqdm=False)]
+    with LLM(checkpoint[0], kv_offloading_size=1 / 64, kv_offloading_break_even=1, **small) as tiered:
+        pictures = tiered.control.engine.memory.shared["images"]
+        (first,) = tiered.generate(prompts[:1], few, use_tqdm=False)
+        tiered.generate([{"prompt_token_ids": [3 + n] * 140} for n in range(8)], few, use_tqdm=False)
+        assert not pictures.cached, "the pool has lost it"
+        before = tiered.stats()
+        (second,) = tiered.generate(prompts[1:], few, use_tqdm=False)
+        assert [first.outputs[0].token_ids, second.outputs[0].token_ids] == expected
+        after = tiered.stats()
+        assert after.num_encoded_images == before.num_encoded_images == 1
+        assert after.ram.read_bytes > before.ram.read_bytes and not after.ram.failures

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -45,6 +48,55 @@ def test_the_next_process_finds_what_was_written(tmp_path):
     for number in range(5):
         check(again, number, number)
     again.close()
+
+
+def test_salts_keep_their_limit_and_blocks_their_priority(tmp_path):
+    def index(**options) -> TierIndex:
+        return TierIndex([SIZE], PAGE, 4, **options)
+
+    def put(number: int, tenant: bytes = b"", level: int = 0, until: float = math.inf) -> None:
+        stored = before.put(0, Link(number.to_bytes(16, "little"), b"", tenant=tenant), level, until)
+        file.write(stored.place, b"%d" % number, content(number), stored)
+
+    file, before, now = opened(tmp_path), index(salt_bytes=3 * SIZE), time.monotonic()
+    for number in range(3):
+        put(number, b"t" * 16)
+    put(3)
+    put(4, level=5)
+    put(5, level=7, until=now - 1)  # has ended when it is found again
+    file.close()
+    again = opened(tmp_path)
+    after = index(salt_bytes=2 * SIZE)
+    after.load(again.blocks)
+    again.close()
+
+    def there() -> list[int]:
+        numbers = range(20)
+        return [n for n in numbers if after.find(0, Link(n.to_bytes(16, "little"), b"")) is not None]
+
+    assert there() == [1, 2, 3, 4, 5], "the salt lost what is over its new limit"
+    after.put(0, Link((10).to_bytes(16, "little"), b"", tenant=b"t" * 16))
+    assert there() == [2, 3, 4, 5, 10], "it loses its own"
+    after.end_levels(now)
+    for number in range(11, 19):
+        after.put(0, Link(number.to_bytes(16, "little"), b""))
+        after.check()
+    assert 4 in there() and not {2, 3, 5} & set(there()), "the priority that lasts keeps its block"
+
+
+@given(st.binary(min_size=16, max_size=16).filter(any), st.integers(-1000, 100), st.sampled_from([10.0, 1e6, math.inf]))
+@settings(max_examples=20, deadline=None)
+def test_a_list_keeps_a_blocks_salt_and_priority(tmp_path_factory, tenant, level, seconds):
+    folder = tmp_path_factory.mktemp("list")
+    stored = block(1, 0)._replace(tenant=tenant, level=level, until=time.monotonic() + seconds)
+    file = opened(folder)
+    file.write(0, b"1", content(1), stored)
+    file.close()
+    again = opened(folder)
+    (found,) = again.blocks
+    again.close()
+    assert found._replace(until=0.0) == stored._replace(until=0.0)
+    assert found.until == pytest.approx(stored.until, abs=1.0)
 
 
 def test_a_page_that_was_taken_anew_has_its_new_blocks_only(tmp_path):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 from fake_store import FakeStore
+from hypothesis import given
+from hypothesis import strategies as st
 from memory_pools import run
 from small_schedulers import group, layout_of
 
 from jpaged.cache_retention import read_retention
 from jpaged.memory import MemoryManager, Tier, TierFill, Tiers, TierWrite
 from jpaged.memory.hash_chain import Link
-from jpaged.memory.tiers import BreakEven
+from jpaged.memory.tiers import BreakEven, prefetch
 from jpaged.memory.tiers.tier import BACKLOG_BYTES
 
 LAYOUT = layout_of([group()], 8)
@@ -151,6 +153,50 @@ def test_reading_ahead_is_bounded_and_the_next_request_comes_first():
     assert len(memory.tiers.prefetch.staged(12)) == 2 and memory.tiers.stats()["disk"].failures == 0
     memory.tiers.prefetch.let_go(12)
     memory.check_invariants()
+
+
+def test_a_waiting_request_is_looked_up_again_only_after_its_own_prefix_changed(memory, monkeypatch):
+    looked = []
+    missing = prefetch.Prefetch._missing
+    monkeypatch.setattr(prefetch.Prefetch, "_missing", lambda *args: looked.append(1) or missing(*args))
+
+    def times() -> int:
+        before = len(looked)
+        memory.read_ahead(9, [*TOKENS, 1], 0.0, is_next=True)
+        return len(looked) - before
+
+    memory.tiers.each[0].index.put(0, Link(b"another", b""))  # an empty tier is not asked
+    assert [times(), times()] == [1, 0]
+    memory.add(1, 1)
+    memory.match_prefix(1, [77] * 20)
+    run(memory, 1, [77] * 16)  # takes the four empty blocks
+    memory.free(1)
+    assert times() == 0, "nothing was lost"
+    memory.tiers.begin_step()
+    fill_pool(memory, 2)  # evicts all
+    assert times() == 1, "the pool lost it"
+    assert times() == 0
+    take_moves(memory)
+    assert times() == 1, "the tier can read it since"
+
+
+@given(st.lists(st.tuples(st.sampled_from("alc"), st.integers(0, 5)), max_size=40))
+def test_no_change_of_a_prefix_is_overlooked(steps):
+    changes, since, mine = prefetch.ChangedContents(), 0, False
+    names = frozenset({b"1", b"2"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefetch, "MOST_CHANGES", 4)
+        for what, number in steps:
+            if what == "a":
+                changes.add(b"%d" % number)
+                mine |= b"%d" % number in names
+            elif what == "c":
+                changes.add_all()
+                mine = True
+            else:
+                assert changes.concern(names, since) >= mine
+                since, mine = changes.end, False
+                assert not changes.concern(names, since)
 
 
 def test_content_that_comes_back_to_its_place_within_a_step_is_written_once():

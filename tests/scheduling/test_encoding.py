@@ -8,6 +8,7 @@ from itertools import count
 import pytest
 from arrivals import Arrival, serve
 from fake_device import Loop
+from fake_store import FakeStore
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_schedulers import group, make_request, make_scheduler
@@ -15,10 +16,13 @@ from thorough import examples
 from unpaged import alone, feature
 
 from jpaged.memory import Fit, GroupSpec, ImageFeatures, Need
+from jpaged.memory.tiers import BreakEven
 from jpaged.scheduling.inputs import PromptItem, asks_for, joined
 
 PIXEL = 9
 """Every image token's id."""
+
+SALTS, PICTURES = count(), [("cat", 9), ("dog", 6), ("cow", 5)]
 
 
 def image_group(layer_bytes=8, stays=False):
@@ -245,3 +249,57 @@ def test_every_request_sees_its_own_images(arrivals, room, whole, spare_pages, e
                 assert (seq.output_token_ids, seq.finish_reason) == (tokens, reason)
         assert not request.held
     assert loop.num_used_blocks == 0
+
+
+def encoded(steps):
+    return [encode.image.digest for step in steps for encode in step.work_of("encodes")]
+
+
+@pytest.mark.parametrize("tier", ["ram", "disk"])
+@pytest.mark.parametrize("stays", [False, True])
+def test_features_that_the_pool_lost_come_back_from_a_tier_and_are_not_encoded_again(tier, stays):
+    loop = loop_of(16, groups=READERS if stays else GROUPS, max_num_seqs=2, **{tier: FakeStore(delay=1)})
+
+    def ask(*parts):
+        """A request whose KV no other request can share."""
+        request = with_images(parts, 4, stays=stays, whole=False, cache_salt=str(next(SALTS)))
+        steps = loop.run(request)
+        assert request.sequences[0].output_token_ids == expected(request, GROUPS[:1], stays=stays)[0]
+        return encoded(steps)
+
+    pictures = loop.scheduler.memory.shared["images"]
+    assert len(ask(3, ("cat", 9), 5, ("dog", 6), 2)) == 2
+    while pictures.cached:  # until the pool has lost them
+        ask(50)
+    assert ask(1, ("cat", 9), 5, ("dog", 6), 2) == [], "both come back"
+    while pictures.cached:
+        ask(50)
+    assert ask(2, ("cow", 5), 3, ("dog", 6), 1) == [b"cow 5"], "one is new"
+    assert not loop.scheduler.memory.tiers.prefetch.requests and not loop.num_used_blocks
+
+
+def test_features_that_are_slower_to_load_than_to_encode_are_encoded():
+    slow = BreakEven(latency=100.0, read_rate=1.0)
+    loop = loop_of(16, max_num_seqs=1, ram=FakeStore(), break_even=slow)
+    for salt in "ab":
+        loop.scheduler.memory.tiers.computed(1, 1e-3)
+        assert len(encoded(loop.run(with_images([3, ("cat", 9), 5], cache_salt=salt)))) == 1
+        loop.run(make_request([1] * 50, 4), make_request([2] * 50, 4))
+
+
+@settings(max_examples=examples(15), deadline=None)
+@given(
+    st.lists(st.lists(st.one_of(st.integers(1, 20), st.sampled_from(PICTURES)), min_size=1, max_size=5), max_size=8),
+    st.integers(0, 3),
+    st.booleans(),
+)
+def test_whatever_comes_back_from_tiers_every_request_gets_its_own_pictures(prompts, delay, stays):
+    groups = READERS if stays else GROUPS
+    loop = loop_of(20, groups=groups, max_num_seqs=2, ram=FakeStore(delay), ram_pages=12, disk=FakeStore(2 * delay))
+    requests = [
+        with_images(parts, 3, stays=stays, whole=False, cache_salt=str(i % 3)) for i, parts in enumerate(prompts)
+    ]
+    loop.run(*requests)
+    for request in requests:
+        assert request.sequences[0].output_token_ids == expected(request, GROUPS[:1], stays=stays)[0]
+    assert not loop.scheduler.memory.tiers.prefetch.requests and not loop.num_used_blocks

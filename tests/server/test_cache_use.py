@@ -1,9 +1,13 @@
 """Marked prefixes over HTTP: they stay under pressure, and usage tells which tokens they and the tiers account for."""
 
-import pytest
+import re
 
-from jpaged import CompletionOutput, RequestOutput
+import pytest
+from live_server import SETTINGS, LiveServer
+
+from jpaged import LLM, AsyncLLM, CompletionOutput, RequestOutput
 from jpaged.server.cache_use import CacheUse, details, split
+from jpaged.server.settings import ServerSettings
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 LONG = "the cab is far and the bed is bad, so a cafe is a fad, too"
@@ -84,3 +88,43 @@ def test_usage_splits_cached_tokens_by_where_they_were():
     assert details(16, [split(plain)]) == {"cached_tokens": 16}
     both = details(96, map(split, (tiers, plain)))
     assert both == {"cached_tokens": 96, "cached_tokens_by_tier": {"pool": 26, "ram": 30, "disk": 40}}
+
+
+@pytest.mark.parametrize("tier", ["ram", "disk"])
+def test_usage_events_and_metrics_tell_what_a_tier_gave(tiny_folder, tmp_path, tier):
+    options = {
+        "ram": {"kv_offloading_size": 1 / 64, "kv_offloading_break_even": 1},
+        "disk": {"disk_folder": str(tmp_path), "disk_space": 1 / 64, "disk_break_even": 1},
+    }[tier]
+    llm = LLM(tiny_folder, kv_cache_memory_bytes=2**23, kv_cache_events=100_000, **SETTINGS, **options)
+    memory = llm.control.engine.memory
+    server = LiveServer(AsyncLLM.from_llm(llm), ServerSettings(model="tiny", port=0))
+    server.memory = memory
+    try:
+        prompt = [*range(40, 73)]
+        first = server.complete(prompt=prompt, max_tokens=2, temperature=0)
+        assert "cached_tokens_by_tier" not in first["usage"]["prompt_tokens_details"]
+        press(server)
+        again = server.complete(prompt=prompt, max_tokens=2, temperature=0)
+        assert again["choices"][0]["text"] == first["choices"][0]["text"]
+        cached = again["usage"]["prompt_tokens_details"]
+        assert cached["cached_tokens"] == 32 and cached["cached_tokens_by_tier"] == {"pool": 0, tier: 32}
+        events, begin = [], 0
+        while page := server.http.get("/v1/cache/events", params={"after": begin}).json()["data"]:
+            events += page
+            begin = page[-1]["number"] + 1
+        mine = [event["kind"] for event in events if event["medium"] == tier and event["token_ids"] == prompt[:8]]
+        assert mine == ["stored"], "the tier has kept it since"
+        lost = [event["kind"] for event in events if event["medium"] == "device"]
+        assert {"stored", "removed"} <= set(lost)
+        server.complete(prompt=prompt[::-1], max_tokens=1)
+        metrics = server.http.get("/metrics").text
+        (hits,) = re.findall(rf"^jpaged[:_]{tier}_cache_hits_total\S* (\S+)", metrics, re.M)
+        assert float(hits) == 32
+        missed = dict(
+            re.findall(r'^jpaged[:_]prefix_cache_missed_tokens_total\{.*reason="(\w+)".*\} (\S+)', metrics, re.M)
+        )
+        assert float(missed["never_seen"]) >= 32 + 33
+    finally:
+        server.stop()
+        llm.close()

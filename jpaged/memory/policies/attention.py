@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 from jpaged.memory.policies.base import Policy
@@ -47,9 +48,10 @@ class LocalAttention(Policy):
     def possible_prefix(self, is_hit: Sequence[bool], block_size: int) -> Sequence[int]:
         lengths = [0]
         run = 0  # consecutive hits that end at block `blocks - 1`
-        for blocks, hit in enumerate(is_hit, start=1):
+        most = -(-len(is_hit) // RUNS_AT_ONCE) * RUNS_AT_ONCE
+        for blocks, (hit, needed) in enumerate(zip(is_hit, _needed_runs(self, block_size, most), strict=False), 1):
             run = run + 1 if hit else 0
-            if run >= blocks - self.first_read(blocks * block_size) // block_size:
+            if run >= needed:
                 lengths.append(blocks)
         return lengths
 
@@ -57,6 +59,15 @@ class LocalAttention(Policy):
         # The tokens of one step and what the first of them reads, wherever the block borders fall.
         span = min(length, self.reach + step_tokens)
         return min(-(-length // block_size), -(-(span - 1) // block_size) + 1)
+
+
+RUNS_AT_ONCE = 256
+
+
+@lru_cache(32)
+def _needed_runs(policy: LocalAttention, block_size: int, most: int) -> list[int]:
+    """Return for prefixes of one to `most` blocks how many of the last blocks are read after them."""
+    return [blocks - policy.first_read(blocks * block_size) // block_size for blocks in range(1, most + 1)]
 
 
 @dataclass(frozen=True)

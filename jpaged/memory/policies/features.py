@@ -19,12 +19,14 @@ class NoTable(Policy):
         kind: what the blocks hold; unique among the layer groups of a pool.
         always_stays: whether a content that no request holds stays cached without prefix caching too.
         is_saved: whether the blocks are part of a saved state; where they are not, all is computed again.
+        goes_to_tiers: whether host memory and disk keep what the pool evicts.
     """
 
     names_tokens: ClassVar[bool] = False
     kind: ClassVar[str]
     always_stays: ClassVar[bool] = False
     is_saved: ClassVar[bool] = True
+    goes_to_tiers: ClassVar[bool] = True
 
     def peak_blocks(self, length: int, step_tokens: int, block_size: int) -> int:
         return 0
@@ -95,6 +97,7 @@ class Adapters(NoTable):
     kind: ClassVar[str] = "adapters"
     always_stays: ClassVar[bool] = True
     is_saved: ClassVar[bool] = False
+    goes_to_tiers: ClassVar[bool] = False  # the host has all of them, see `max_cpu_loras`
     places: int = field(default=1, repr=False)  # saved states compare what is shown
 
 

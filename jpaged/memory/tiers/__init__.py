@@ -7,7 +7,7 @@ stores and the threads that write and read them.
 
 from jpaged.memory.tiers.break_even import BreakEven
 from jpaged.memory.tiers.index import StoredBlock, TierIndex
-from jpaged.memory.tiers.prefetch import Prefix, Staged
+from jpaged.memory.tiers.prefetch import Content, Prefix, Staged
 from jpaged.memory.tiers.tier import Tier, TierName, TierStats
 from jpaged.memory.tiers.tiers import Tiers
 from jpaged.memory.tiers.transfers import BlockStore, TierFill, TierRead, TierWrite
@@ -15,6 +15,7 @@ from jpaged.memory.tiers.transfers import BlockStore, TierFill, TierRead, TierWr
 __all__ = [
     "BlockStore",
     "BreakEven",
+    "Content",
     "Prefix",
     "Staged",
     "StoredBlock",

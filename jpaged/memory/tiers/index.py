@@ -20,6 +20,8 @@ class StoredBlock(NamedTuple):
     Attributes:
         digest, tokens: see `Link`.
         place: offset in the store, in bytes.
+        tenant: see `Link`.
+        level, until: its priority less the default, and when that ends, see `TierIndex.put`.
     """
 
     group: int
@@ -27,6 +29,9 @@ class StoredBlock(NamedTuple):
     tokens: bytes
     place: int
     num_bytes: int
+    tenant: bytes = b""
+    level: int = 0
+    until: float = math.inf
 
 
 @dataclass
@@ -117,6 +122,10 @@ class TierIndex:
         stored = self.find(g, link)
         return None if stored is None else stored.place
 
+    def holds(self, stored: StoredBlock) -> bool:
+        """Tell whether this very block can be found, not one that was put later."""
+        return self._blocks[stored.group].get(stored.digest) is stored
+
     def touch(self, stored: StoredBlock) -> None:
         """Note that a block that can be found is needed now."""
         self._order.touch(stored.place // self.page_bytes)
@@ -141,14 +150,16 @@ class TierIndex:
         if (free := self._next_slot(g, level)) is None:
             return None
         number, slot = free
-        stored = StoredBlock(g, link.digest, link.tokens, number * self.page_bytes + slot * size, size)
+        place = number * self.page_bytes + slot * size
+        stored = StoredBlock(g, link.digest, link.tokens, place, size, link.tenant, level, until)
         self._pages[number].blocks[slot] = stored
         self._blocks[g][link.digest] = stored
         self._unsent.add((g, link.digest))
         if self.watch is not None:
             self.watch.stored(g, link)
         self._tenants.add(stored.place, size, link.tenant)
-        self._order.extend(number, until)
+        if level:
+            self._order.extend(number, until)
         self._order.touch(number)
         return stored
 
@@ -171,7 +182,7 @@ class TierIndex:
     def load(self, blocks: Iterable[StoredBlock]) -> None:
         """Take in blocks that are in the store already, in the order in which they were written.
 
-        Pages that they do not fill stay so.
+        Pages that they do not fill stay so. Salts that may have less than they did lose what they needed longest ago.
         """
         for stored in blocks:
             number, size = stored.place // self.page_bytes, self.block_bytes[stored.group]
@@ -179,7 +190,7 @@ class TierIndex:
             if page is None or page.group != stored.group or stored.place % self.page_bytes == 0:
                 if page is not None:
                     self._drop(number)
-                page = self._add_page(number, stored.group, 0)
+                page = self._add_page(number, stored.group, stored.level)
             slot = stored.place % self.page_bytes // size
             if (before := page.blocks.pop(slot, None)) is not None:
                 self.forget(before)
@@ -188,9 +199,14 @@ class TierIndex:
                 self._blocks[stored.group][stored.digest] = stored
                 if self.watch is not None:
                     self.watch.stored(stored.group, Link(stored.digest, stored.tokens))
+                self._tenants.add(stored.place, size, stored.tenant)
+                self._order.extend(number, stored.until)
                 self._order.touch(number)
         self._num_new = max(self._pages, default=-1) + 1
         self._free = [number for number in range(self._num_new) if number not in self._pages]
+        for tenant in self._tenants.num_bytes():
+            while (least := self._tenants.too_much(tenant, 0)) is not None:
+                self._vacate(least)
         self.limit(self.num_pages)
 
     def forget_unsent(self) -> None:
@@ -228,7 +244,7 @@ class TierIndex:
     def _next_slot(self, g: int, level: int) -> tuple[int, int] | None:
         """Return a page and a slot of it for a block: in a hole, in the page that is filled, or in another one; None
         where all pages have a higher priority."""
-        holed = self._holed.get((g, level), [])
+        holed = self._holed.get((g, level))
         while holed:
             if self._is_of(holed[-1], g, level) and (holes := self._pages[holed[-1]].holes):
                 return holed[-1], holes.pop()

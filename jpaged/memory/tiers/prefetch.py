@@ -41,7 +41,9 @@ class WaitingRequest:
         reads: the reads in progress, by the number of the tier.
         deadline: time after which the request stops waiting for them.
         num_bytes: size of all that was or is being read.
-        seen: state of the pool and the tiers, as `Prefetch.version` counts it, when it was last looked at.
+        seen: end of `Prefetch.changes` when it was last looked at.
+        names: digests of its prefix then.
+        usable: numbers of the tiers that worked then.
         has_given_up: whether a read took too long, so that none is begun again.
     """
 
@@ -52,6 +54,8 @@ class WaitingRequest:
         self.deadline = 0.0
         self.num_bytes = 0
         self.seen = -1
+        self.names: frozenset[bytes] = frozenset()
+        self.usable: list[int] = []
         self.has_given_up = False
 
     def cancel(self) -> None:
@@ -61,10 +65,66 @@ class WaitingRequest:
         self.reads = {}
 
 
+class ChangedContents:
+    """Contents that the pool lost, or that a tier can read since: the last ones, by digest, in order.
+
+    A request that waits is looked up again only after its own prefix has changed; in a full pool something changes in
+    every step.
+    """
+
+    def __init__(self) -> None:
+        self._digests: list[bytes] = []
+        self._first = 0
+
+    @property
+    def end(self) -> int:
+        """Return how many there were so far."""
+        return self._first + len(self._digests)
+
+    def add(self, digest: bytes) -> None:
+        """Add a content."""
+        self._digests.append(digest)
+        if len(self._digests) > MOST_CHANGES:
+            del self._digests[: MOST_CHANGES // 2]
+            self._first += MOST_CHANGES // 2
+
+    def add_all(self) -> None:
+        """Let every content count as changed."""
+        self._first = self.end + 1
+        self._digests = []
+
+    def concern(self, names: frozenset[bytes], since: int) -> bool:
+        """Tell whether one of some contents has changed since the end was there."""
+        if since < self._first:
+            return True
+        return since < self.end and not names.isdisjoint(self._digests[since - self._first :])
+
+
 logger = logging.getLogger(__name__)
+
+MOST_CHANGES = 1 << 16
+"""Changed contents that are remembered."""
 
 LONGEST_WAIT = 5.0
 """Seconds (or twice the time of computing the tokens, if that is more) after which a request stops waiting."""
+
+
+class Content(NamedTuple):
+    """A content that a request will hold as a whole, such as an image's features.
+
+    Attributes:
+        group: number of its layer group.
+        links: the names of its blocks.
+        features: number of its features; making one is taken to cost what computing a token does.
+        stop: position after the last token that needs it.
+        is_here: whether the pool has it.
+    """
+
+    group: int
+    links: Sequence[Link]
+    features: int
+    stop: int
+    is_here: bool
 
 
 class Prefix(NamedTuple):
@@ -76,6 +136,7 @@ class Prefix(NamedTuple):
         groups: policy and block size (tokens) of each layer group, for this request.
         chains: its empty hash chains, see `PrefixCache.chains`.
         spans: tokens that stand for images, see `TokenSpan`.
+        contents: what the request will hold.
     """
 
     tokens: Sequence[int]
@@ -83,6 +144,7 @@ class Prefix(NamedTuple):
     groups: Sequence[tuple[Policy, int]]
     chains: dict[int, HashChain]
     spans: Sequence[TokenSpan] = ()
+    contents: Sequence[Content] = ()
 
 
 class Prefetch:
@@ -93,11 +155,11 @@ class Prefetch:
         most_staged: most bytes that are read ahead for several requests; one alone may have more.
 
     Attributes:
-        version: changes when the pool loses a block, or one can be read that could not before.
+        changes: the contents whose blocks the pool lost, or that can be read and could not before.
     """
 
     def __init__(self, tiers: Sequence[Tier], most_staged: int) -> None:
-        self.version = 0
+        self.changes = ChangedContents()
         self._tiers = tiers
         self._most_staged = most_staged
         self._waiting: OrderedDict[int, WaitingRequest] = OrderedDict()
@@ -119,19 +181,21 @@ class Prefetch:
                 return
             waiting = self._waiting[request_id] = WaitingRequest(prefix.chains)
         self._take(waiting)
-        if waiting.reads or waiting.has_given_up or waiting.seen == self.version:
+        if waiting.reads or waiting.has_given_up:
             return
         usable = [number for number, tier in enumerate(self._tiers) if tier.is_open and not self._hangs(number)]
-        if not usable:
+        seen = waiting.usable == usable and not self.changes.concern(waiting.names, waiting.seen)
+        if seen or not usable:
             return
         tokens, blocks = self._missing(waiting, prefix, cache, usable)
         num_bytes = sum(block.num_bytes for mine in blocks.values() for block in mine)
+        if blocks and not self._has_room(waiting, num_bytes, is_next=is_next):
+            return
+        waiting.seen, waiting.usable = self.changes.end, usable
+        named = (*(chain.links for chain in waiting.chains.values()), *(content.links for content in prefix.contents))
+        waiting.names = frozenset(link.digest for links in named for link in links)
         if not blocks:
-            waiting.seen = self.version
             return
-        if not self._has_room(waiting, num_bytes, is_next=is_next):
-            return
-        waiting.seen = self.version
         computing = self._tiers[0].break_even.seconds_per_token or 0
         waiting.deadline = now + max(LONGEST_WAIT, 2 * tokens * computing)
         waiting.num_bytes += num_bytes
@@ -222,13 +286,21 @@ class Prefetch:
         there: list[list[tuple[int, StoredBlock] | None]] = []
         for g, (policy, size) in enumerate(prefix.groups):
             links = cache.links(waiting.chains, g, prefix.tokens, policy.full_blocks(prefix.limit, 0, size))
-            here.append([cache.find(g, link) is not None or (g, link.digest) in waiting.contents for link in links])
-            there.append(
-                [
-                    None if is_here else self._first(usable, g, link)
-                    for is_here, link in zip(here[g], links, strict=True)
-                ]
-            )
+            found, read = cache.find_all(g, links), waiting.contents
+            hits = [block is not None or (g, link.digest) in read for block, link in zip(found, links, strict=True)]
+            here.append(hits)
+            there.append([None if hit else self._first(usable, g, link) for hit, link in zip(hits, links, strict=True)])
+        chosen = self._best(prefix, here, there, usable) if any(map(any, there)) else (0, {})
+        return self._with_contents(waiting, prefix, here, chosen, usable) if prefix.contents else chosen
+
+    def _best(
+        self,
+        prefix: Prefix,
+        here: list[list[bool]],
+        there: list[list[tuple[int, StoredBlock] | None]],
+        usable: Sequence[int],
+    ) -> tuple[int, dict[int, list[StoredBlock]]]:
+        """Return what `_missing` does of the layers that tables are of."""
         cached: int | None = None
         best, chosen = 0.0, (0, dict[int, list[StoredBlock]]())
         for last in reversed(usable):
@@ -254,6 +326,32 @@ class Prefetch:
             if saved > best:
                 best, chosen = saved, (length - cached, blocks)
         return chosen
+
+    def _with_contents(
+        self,
+        waiting: WaitingRequest,
+        prefix: Prefix,
+        here: list[list[bool]],
+        chosen: tuple[int, dict[int, list[StoredBlock]]],
+        usable: Sequence[int],
+    ) -> tuple[int, dict[int, list[StoredBlock]]]:
+        """Add to blocks of a prefix those of the contents that the tokens after it need and the pool lacks."""
+        tokens, blocks = chosen
+        found = longest_prefix(prefix.groups, here, prefix.limit, prefix.spans) + tokens
+        for content in prefix.contents:
+            lacking = [link for link in content.links if (content.group, link.digest) not in waiting.contents]
+            places = [self._first(usable, content.group, link) for link in lacking]
+            if content.is_here or content.stop <= found or not all(places):
+                continue
+            mine: dict[int, list[StoredBlock]] = {}
+            for number, stored in filter(None, places):
+                mine.setdefault(number, []).append(stored)
+            if mine and self._saved(content.features, mine) > 0:
+                tokens += content.features
+                for number, some in mine.items():
+                    twice = {stored.digest for stored in blocks.get(number, ())}
+                    blocks.setdefault(number, []).extend(stored for stored in some if stored.digest not in twice)
+        return tokens, blocks
 
     def _first(self, usable: Sequence[int], g: int, link: Link) -> tuple[int, StoredBlock] | None:
         """Return the first tier that has a block, and where."""

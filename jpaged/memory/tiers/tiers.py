@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 
 from jpaged.memory.hash_chain import Link
 from jpaged.memory.retention import Retention
+from jpaged.memory.tiers.index import StoredBlock
 from jpaged.memory.tiers.prefetch import Prefetch
 from jpaged.memory.tiers.tier import Tier, TierName, TierStats
 from jpaged.memory.tiers.transfers import TierFill, TierWrite
@@ -48,7 +50,7 @@ class Tiers:
         self._full = {number: {} for number, tier in enumerate(self.each) if tier.at_fill}
 
     def _begin(self) -> None:
-        self._writes: list[tuple[TierWrite, Tier, Link]] = []
+        self._writes: list[tuple[TierWrite, StoredBlock]] = []
         self._fills: dict[tuple[int, int], tuple[TierFill, Link]] = {}
         self._coming: dict[tuple[int, int], tuple[Link, int]] = {}
         self._is_planning = False
@@ -94,6 +96,9 @@ class Tiers:
     def begin_step(self) -> None:
         """Note that a step is being planned: blocks that the pool evicts until `take_writes` may be written, as the
         device copies them before the step changes them."""
+        if self._retention is not None:
+            for tier in self.each:
+                tier.index.end_levels(self._retention.now())
         self._is_planning = True
 
     def filled(self, g: int, block: int, link: Link, is_there: bool, level: int = 0) -> None:
@@ -109,15 +114,15 @@ class Tiers:
 
     def evicted(self, g: int, block: int, link: Link) -> None:
         """Note that the pool evicts a block, whose content is there, and write it if there is room."""
-        self.prefetch.version += 1
+        self.prefetch.changes.add(link.digest)
         for number, tier in enumerate(self.each):
             waits = self._full[number].pop((g, block), None) if tier.at_fill else (link, 0)
             if waits is not None and self._is_planning:
                 self._write(number, tier, g, block, *waits)
 
-    def unfill(self, g: int, block: int) -> None:
+    def unfill(self, g: int, block: int, link: Link) -> None:
         """Note that the pool evicts a block that the step in planning was to fill; its content may not be there yet."""
-        self.prefetch.version += 1
+        self.prefetch.changes.add(link.digest)
         self._fills.pop((g, block), None)
         self._coming.pop((g, block), None)
 
@@ -138,28 +143,25 @@ class Tiers:
         """Return the blocks that the device copies out before anything else of the step, whose planning ends."""
         self._is_planning = False
         for number, full in self._full.items():
-            tier, later = self.each[number], {}
+            tier, done = self.each[number], 0
             for (g, block), (link, level) in full.items():
-                if self._link_of(g, block) is not link:
-                    continue  # it was overwritten
-                if tier.keeps_up(g):
+                if self._link_of(g, block) is link:  # else it was overwritten
+                    if not tier.keeps_up(g):
+                        break
                     self._write(number, tier, g, block, link, level)
-                else:
-                    later[g, block] = link, level
-            self._full[number] = later
+                done += 1
+            self._full[number] = dict(islice(full.items(), done, None)) if done < len(full) else {}
         # A page may have been given to others since, and then back: two writes to one place could come in any order.
-        last = {(write.tier, write.place): (write, tier, link) for write, tier, link in self._writes}
-        return [write for write, tier, link in last.values() if tier.index.place(write.group, link) == write.place]
+        return [write for write, stored in self._writes if self.each[write.tier].index.holds(stored)]
 
     def _write(self, number: int, tier: Tier, g: int, block: int, link: Link, level: int) -> None:
         kept = None
-        if self._retention is not None:
-            tier.index.end_levels(self._retention.now())
+        if self._retention:
             kept = self._retention.get(g, link.digest)
         stored = tier.put(g, link, *(kept or (level,)))
         if stored is not None:
             write = TierWrite(g, block, stored.place, tier.block_name(stored), number, stored)
-            self._writes.append((write, tier, link))
+            self._writes.append((write, stored))
 
     def take_fills(self) -> list[TierFill]:
         """Return the blocks that the device fills before the step's block copies and chunks."""
@@ -167,7 +169,8 @@ class Tiers:
 
     def dispatched(self) -> None:
         """Note that the device has the step: its writes can be read from now on."""
-        self.prefetch.version += bool(self._writes)
+        for _, stored in self._writes:
+            self.prefetch.changes.add(stored.digest)
         for tier in self.each:
             tier.sent()
         for full in self._full.values():  # what comes from a later tier goes to the earlier ones too
@@ -184,6 +187,7 @@ class Tiers:
             was_known = even.seconds_per_token is not None
             even.computed(tokens, seconds)
             if not was_known and even.seconds_per_token is not None and even.min_tokens is None:
+                self.prefetch.changes.add_all()  # only now reading may be worth it
                 least = tier.least_tokens()
                 logger.info(
                     "a prompt's token is computed in %.3g ms, %s brings %.0f MB/s: %s",

@@ -16,6 +16,7 @@ import numpy as np
 
 from jpaged.memory import MemoryManager, StoredImage, TokenSpan
 from jpaged.memory.shared_blocks import SharedBlocks
+from jpaged.memory.tiers import Content as TierContent
 from jpaged.scheduling.request import Request, Sequence
 from jpaged.scheduling.step import Chunk, ScheduledStep, StepPlan
 
@@ -173,6 +174,10 @@ class Held(ABC):
     @abstractmethod
     def dispatched(self, step: ScheduledStep) -> None:
         """Note that the device has the step."""
+
+    def contents(self, request: Request) -> Iterable[TierContent]:
+        """Return what tiers may have of the contents that the request will hold."""
+        return ()
 
     # The prefix's name.
 

@@ -8,8 +8,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from jpaged.memory import HeldImage, ImageFeatures, MemoryManager, TokenSpan
+from jpaged.memory import HeldImage, ImageFeatures, MemoryManager, StoredImage, TierFill, TokenSpan
+from jpaged.memory.hash_chain import Link
 from jpaged.memory.policies import UNBOUNDED
+from jpaged.memory.tiers import Content, Staged
 from jpaged.scheduling.held.base import Arrays, Held, Reach, SavedArrays, StepLimits
 from jpaged.scheduling.inputs import PromptItem
 from jpaged.scheduling.request import Request, Sequence, Status
@@ -58,7 +60,8 @@ class ImageHolds(Held):
         super().__init__(memory, limits)
         policy = self.blocks.policy
         self._stays = isinstance(policy, ImageFeatures) and policy.stays
-        self._encoding: dict[bytes, PromptItem] = {}
+        self._encoding: dict[bytes, tuple[PromptItem, int]] = {}  # with the id of the request that asks first
+        self._filling: list[StoredImage] = []
 
     def check(self, request: Request) -> None:
         """Refuse images that no step could compute.
@@ -132,7 +135,9 @@ class ImageHolds(Held):
             if stays and number and before > 0:
                 return Reach(before, cost)
             if number not in held:
-                own = 0 if self.blocks.holds_content(image.digest) else min(image.features, self._limits.sure)
+                missing = not self.blocks.holds_content(image.digest)
+                is_made = missing and not self._read(request.request_id, image)
+                own = min(image.features, self._limits.sure) if is_made else 0
                 room = min(length, budget - cost - own)
                 if before > 0 and room < before + (image.length if image.whole else 1):
                     return Reach(before, cost)  # it is held when a chunk begins with it, and not before
@@ -141,8 +146,8 @@ class ImageHolds(Held):
                 found = self.blocks.hold(image.digest, image.features)
                 if found is None:
                     return None if before <= 0 else Reach(before, cost)
-                if own:
-                    self._encoding[image.digest] = image
+                if missing:
+                    self._encoding[image.digest] = image, request.request_id
                 held[number] = found
                 cost += own
                 length = min(length, budget - cost)
@@ -172,6 +177,22 @@ class ImageHolds(Held):
 
     def clear(self) -> None:
         self._encoding.clear()
+        self._filling.clear()
+
+    def contents(self, request: Request) -> Iterable[Content]:
+        blocks = self.blocks
+        for image in _images(request):
+            links, is_here = blocks.links(image.digest, image.features), blocks.holds_content(image.digest)
+            yield Content(blocks.group, links, image.features, UNBOUNDED if self._stays else image.stop, is_here)
+
+    def _read(self, request_id: int, image: PromptItem) -> list[tuple[Link, Staged]]:
+        """Return the blocks of an image that were read from tiers for a request; empty where one is missing."""
+        tiers, blocks = self._memory.tiers, self.blocks
+        if tiers is None or not (staged := tiers.prefetch.staged(request_id)):
+            return []
+        read = [(link, staged.get((blocks.group, link.digest))) for link in blocks.links(image.digest, image.features)]
+        found = [(link, block) for link, block in read if block is not None]
+        return found if len(found) == len(read) else []
 
     # Steps.
 
@@ -188,14 +209,27 @@ class ImageHolds(Held):
 
     def take(self, plan: StepPlan) -> None:
         if self._encoding:
-            pending = self.blocks.take_pending()
-            plan.add_work(ENCODES, (Encode(self._encoding[stored.digest], stored) for stored in pending))
+            for stored in self.blocks.take_pending():
+                image, request_id = self._encoding[stored.digest]
+                if read := self._read(request_id, image):
+                    self._fill(stored, read)
+                else:
+                    plan.add_work(ENCODES, [Encode(image, stored)])
             self._encoding.clear()
+
+    def _fill(self, stored: StoredImage, read: Seq[tuple[Link, Staged]]) -> None:
+        """Let the step fill an image's blocks with what was read."""
+        assert self._memory.tiers is not None, "a tier has read it"
+        group, blocks = self.blocks.group, zip(stored.blocks, read, strict=True)
+        fills = [(TierFill(group, block, content, tier), link) for block, (link, (tier, content)) in blocks]
+        self._memory.tiers.fill(fills, {})
+        self._filling.append(stored)
 
     def dispatched(self, step: ScheduledStep) -> None:
         blocks = self.blocks
-        for encode in step.work_of(ENCODES):
-            blocks.encoded(encode.stored)
+        for stored in (*(encode.stored for encode in step.work_of(ENCODES)), *self._filling):
+            blocks.encoded(stored)
+        self._filling.clear()
         for read in step.rows.get(self.kind, ()):
             mine = self._held(read.request)
             held = mine.get(read.number)

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 from jpaged.memory import MemoryManager, ReclaimEstimate, TokenSpan
+from jpaged.memory.tiers import Content
 from jpaged.scheduling.held.adapters import AdapterHolds
 from jpaged.scheduling.held.base import Held, Reach, StepLimits
 from jpaged.scheduling.held.images import ImageHolds
@@ -147,6 +148,10 @@ class Holds:
         """Note that the device has the step."""
         for held in self._kinds.values():
             held.dispatched(step)
+
+    def contents(self, request: Request) -> tuple[Content, ...]:
+        """Return what tiers may have of the contents that the request will hold."""
+        return tuple(content for held in self._of(request) for content in held.contents(request))
 
     def prefix(self, request: Request) -> PrefixName:
         """Return the name under which the prefix cache has the request's tokens."""

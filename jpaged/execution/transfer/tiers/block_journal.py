@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import struct
+import time
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -18,9 +19,10 @@ from typing import NamedTuple
 from jpaged.memory.tiers import StoredBlock
 
 _HEADER = struct.Struct("<8s16sQQ")
-_MAGIC = b"jpaged\x00\x01"
-_RECORD = struct.Struct("<HQQ16s16sI")
+_MAGIC = b"jpaged\x00\x02"
+_RECORD = struct.Struct("<HQQ16s16sIi16sd")
 _SUM = 8
+_NO_TENANT = bytes(16)
 
 SPARE = 1 << 20
 """Bytes of a list that may be of blocks overwritten since, in addition to as many as are of others."""
@@ -161,12 +163,13 @@ class BlockJournal:
         head = os.pread(self._file, _RECORD.size, self._end)
         if len(head) < _RECORD.size:
             return None
-        group, place, num_bytes, digest, checksum, length = _RECORD.unpack(head)
+        group, place, num_bytes, digest, checksum, length, level, tenant, ends = _RECORD.unpack(head)
         rest = os.pread(self._file, length + _SUM, self._end + _RECORD.size)
         tokens, total = rest[:length], rest[length:]
         if total != _sum(head + tokens):
             return None
-        block = StoredBlock(group, digest, tokens, place, num_bytes)
+        tenant = b"" if tenant == _NO_TENANT else tenant
+        block = StoredBlock(group, digest, tokens, place, num_bytes, tenant, level, ends - _clocks_apart())
         return Record(block, checksum), self._end + _RECORD.size + len(rest)
 
     def _replace(self, records: Iterable[Record]) -> None:
@@ -197,8 +200,24 @@ def _size(record: Record) -> int:
 
 def _packed(record: Record) -> bytes:
     block = record.block
-    head = _RECORD.pack(block.group, block.place, block.num_bytes, block.digest, record.checksum, len(block.tokens))
+    head = _RECORD.pack(
+        block.group,
+        block.place,
+        block.num_bytes,
+        block.digest,
+        record.checksum,
+        len(block.tokens),
+        block.level,
+        block.tenant or _NO_TENANT,
+        block.until + _clocks_apart(),
+    )
     return head + block.tokens + _sum(head + block.tokens)
+
+
+def _clocks_apart() -> float:
+    """Return the seconds between the clock on which priorities end, which begins anew with the machine, and that of
+    the calendar, by which lists say it."""
+    return time.time() - time.monotonic()
 
 
 def _sum(content: bytes) -> bytes:

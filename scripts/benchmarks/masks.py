@@ -58,12 +58,12 @@ def text_of(name: str, seed: int) -> str:
     """Return the beginning of a text of the shape of that name, which would have 50 items."""
     own = random.Random(seed)
     if name == "regex":
-        return "".join(_sender(own) for _ in range(12))
+        return "".join(_sender(own) for _ in range(6))
     if name in ITEMS:
-        return json.dumps([ITEMS[name](own) for _ in range(12)])[:-1]
+        return json.dumps([ITEMS[name](own) for _ in range(6)])[:-1]
     shape = SHAPES[name]().json
     assert isinstance(shape, dict)
-    return json.dumps(own.choices(shape["items"]["enum"], k=12))[:-1]
+    return json.dumps(own.choices(shape["items"]["enum"], k=6))[:-1]
 
 
 def masks(env: list[str], model: str = "smollm2-135m", texts: int = 8) -> Rows:
@@ -77,7 +77,8 @@ def masks(env: list[str], model: str = "smollm2-135m", texts: int = 8) -> Rows:
     python = Path(environments_of(env, ["xgrammar"])["xgrammar"]) / "bin" / "python"
     tokenizer = load_tokenizer(resolve_source(model))
     described = json.loads(tokenizer.backend_tokenizer.to_str())
-    vocabulary = {**described["model"]["vocab"], **{token["content"]: token["id"] for token in described["added_tokens"]}}
+    added = {token["content"]: token["id"] for token in described["added_tokens"]}
+    vocabulary = described["model"]["vocab"] | added
     by_id = sorted(vocabulary, key=vocabulary.__getitem__)
     eos: int = tokenizer.eos_token_id
     walks = {name: [tokenizer.encode(text_of(name, seed)) for seed in range(texts)] for name in SHAPES}
@@ -95,7 +96,7 @@ def masks(env: list[str], model: str = "smollm2-135m", texts: int = 8) -> Rows:
     )
     rows: Rows = []
     for name, theirs in zip(SHAPES, json.loads(answered.stdout), strict=True):
-        ours = _walk(name, 2 * walks[name], GrammarCompiler(tokenizer, len(by_id), frozenset({eos})))
+        ours = walk(name, 2 * walks[name], GrammarCompiler(tokenizer, len(by_id), frozenset({eos})))
         same = [
             a == b
             for one, other in zip(ours["texts"], theirs["texts"], strict=True)
@@ -115,8 +116,12 @@ def masks(env: list[str], model: str = "smollm2-135m", texts: int = 8) -> Rows:
     return rows
 
 
-def _walk(name: str, texts: Sequence[Sequence[int]], compiler: GrammarCompiler) -> dict[str, Any]:
-    """Return what `peer_engines/xgrammar_masks.py` does of one case."""
+def walk(name: str, texts: Sequence[Sequence[int]], compiler: GrammarCompiler) -> dict[str, Any]:
+    """Return of one case what `peer_engines/xgrammar_masks.py` does.
+
+    Raises:
+        ValueError: the grammar refuses a text.
+    """
     compiler.prepare()
     start = time.process_time()
     compiled = compiler.compile(SHAPES[name]())

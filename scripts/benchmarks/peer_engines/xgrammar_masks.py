@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-import torch
+import numpy as np
 import xgrammar
 
 asked = json.load(sys.stdin)
@@ -21,7 +21,7 @@ info = xgrammar.TokenizerInfo(
     vocabulary, xgrammar.VocabType.BYTE_LEVEL, vocab_size=len(vocabulary), stop_token_ids=[asked["eos"]]
 )
 mask = xgrammar.allocate_token_bitmask(1, len(vocabulary))
-bits = torch.arange(32, dtype=torch.int32)
+words = mask.numpy()[0].view(np.uint32)
 found: list[dict[str, Any]] = []
 for case in asked["cases"]:
     compiler = xgrammar.GrammarCompiler(info, cache_enabled=False)
@@ -31,16 +31,15 @@ for case in asked["cases"]:
     else:
         compiled = compiler.compile_regex(case["regex"])
     answer: dict[str, Any] = {"compile": time.process_time() - start, "texts": []}
-    print(case["name"], "compiled in", answer["compile"], file=sys.stderr, flush=True)
     for text in case["texts"]:
         matcher = xgrammar.GrammarMatcher(compiled)
         seconds, allowed = [], []
         for token in text:
-            mask.fill_(-1)  # a mask that allows everything is not written
+            words.fill(2**32 - 1)  # a mask that allows everything is not written
             start = time.thread_time()
             matcher.fill_next_token_bitmask(mask)
             seconds.append(time.thread_time() - start)
-            allowed.append(int((mask[0].unsqueeze(1) >> bits & 1).sum()))
+            allowed.append(int(np.bitwise_count(words).sum()))
             if not matcher.accept_token(token):
                 raise SystemExit(f"{case['name']}: {vocabulary[token]!r} is refused at {len(seconds)}")
         answer["texts"].append({"seconds": seconds, "allowed": allowed})

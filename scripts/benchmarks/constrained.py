@@ -30,7 +30,7 @@ def rates(
 ) -> Iterator[Row]:
     """Tokens a second of constrained requests next to the same without a grammar.
 
-    In each of ROUNDS both sides run once, by turns first and second; "times" is the median of the rounds' ratios, by
+    In each of ROUNDS all sides run once, in turn from both ends; "times" is the median of the rounds' ratios, by
     the clock and by the processor time of the process, which other work on the machine hardly changes. The first round
     compiles and is left out. With --one-by-one both sides ask for log-probabilities, so that no forced run is appended.
     --requests are 1, 8 and 32 unless given, and --schemas all.

@@ -35,6 +35,7 @@ BENCHMARKS = Cases(
         "disk": "disk.disk",
         "constrained": "constrained.rates",
         "constrained-gaps": "constrained.gaps",
+        "masks": "masks.masks",
         "lora": "lora.lora",
         "perplexity": "perplexity.perplexities",
         "rounded-activations": "rounded_activations.rounded_activations",

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from greedy_reference import Reference, _reference, one_torch_thread
 from PIL import Image
+from tile_pixels import pixels_of
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import (
     Gemma3Config,
@@ -198,7 +199,7 @@ def seen_by_torch(request) -> dict[str, torch.Tensor]:
     """Return what transformers' model takes of a request's images."""
     if not request.asks.get("images", ()):
         return {}
-    pixels = np.stack([image.arrays["pixel_values"] for image in request.asks.get("images", ())])
+    pixels = np.concatenate([pixels_of(image.arrays, 7) for image in request.asks.get("images", ())])
     ids = torch.tensor([request.prompt_token_ids])
     return {"pixel_values": torch.tensor(pixels), "token_type_ids": (ids == IMAGE).long()}
 

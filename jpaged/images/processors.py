@@ -13,7 +13,7 @@ import json
 import os
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jpaged.images.pixels import Picture, pillow
-from jpaged.images.prompts import Placeholder
+from jpaged.images.prompts import Expansion, Placeholder, expansion
 from jpaged.processor_settings import processor_with
 
 
@@ -92,11 +92,28 @@ class ImageProcessor(ABC):
 
     @abstractmethod
     def tokens(self, size: tuple[int, int], *, alone: bool) -> int:
-        """Return how many of the prompt's tokens an image of (height, width) pixels takes.
+        """Return how many of the prompt's tokens take a feature of an image of (height, width) pixels.
 
         Raises:
             ValueError: the model takes no image of this size.
         """
+
+    def expansion(self, size: tuple[int, int], *, alone: bool) -> Expansion:
+        """Return what takes the place of the placeholder of an image of (height, width) pixels. Where other tokens
+        stand among those that take features, `PreparedImage.takes` counts them too, from the first feature to the last.
+
+        Raises:
+            ValueError: see `tokens`.
+        """
+        return expansion(self.placeholder, self.tokens(size, alone=alone))
+
+    def parts(self, size: tuple[int, int], *, alone: bool) -> int:
+        """Return how many items of a prompt an image of (height, width) pixels is, each of as many tokens."""
+        return 1
+
+    def prepare_parts(self, picture: Picture, *, alone: bool) -> Sequence[PreparedImage]:
+        """Return the encoder's arrays of each of the `parts`."""
+        return (self.prepare(picture, alone=alone),)
 
     @abstractmethod
     def prepare(self, picture: Picture, *, alone: bool) -> PreparedImage:
@@ -106,19 +123,20 @@ class ImageProcessor(ABC):
 class TransformersImageProcessor(ImageProcessor):
     """Prepares images by transformers' processor on Pillow, which makes squares of one size of them."""
 
-    def __init__(self, processor: Any, config: Any, placeholder: Placeholder):
+    def __init__(self, processor: Any, config: Any, placeholder: Placeholder, tokenizer: Any = None):
         """Check that the checkpoint's two files agree.
 
         Args:
             processor: transformers' image processor on Pillow.
             config: the model's config, with ``vision_config``.
+            tokenizer: the model's.
 
         Raises:
             ValueError: they contradict each other, or have an unsupported setting.
         """
         settings = {"family": config.model_type, "processor": processor.to_dict(), **self._extra_settings(config)}
         super().__init__(placeholder, settings)
-        self._config = config
+        self._config, self._tokenizer = config, tokenizer
         self.image_size: int = config.vision_config.image_size
         self._processor = processor
         self._check_size(processor)
@@ -134,14 +152,14 @@ class TransformersImageProcessor(ImageProcessor):
             raise ImportError(
                 'transformers has no image processors without torch: pip install ".[images]" in a clone of jpaged'
             )
-        return cls(processor, config, placeholder_of(config, tokenizer))
+        return cls(processor, config, placeholder_of(config, tokenizer), tokenizer)
 
     def with_settings(self, settings: Mapping[str, Any], *, of_request: bool) -> ImageProcessor:
         made = processor_with(self._processor, settings, of_request=of_request)
         if made is self._processor:
             return self
         try:
-            return type(self)(made, self._config, self.placeholder)
+            return type(self)(made, self._config, self.placeholder, self._tokenizer)
         except ValueError as error:
             raise ValueError(f"mm_processor_kwargs={dict(settings)!r}: {error}") from error
 
@@ -167,8 +185,8 @@ class MllamaImageProcessor(TransformersImageProcessor):
     aspect_ratio_mask [tiles], 1 for a tile.
     """
 
-    def __init__(self, processor: Any, config: Any, placeholder: Placeholder):
-        super().__init__(processor, config, placeholder)
+    def __init__(self, processor: Any, config: Any, placeholder: Placeholder, tokenizer: Any = None):
+        super().__init__(processor, config, placeholder, tokenizer)
         vision = config.vision_config
         if processor.max_image_tiles != vision.max_num_tiles:
             raise ValueError(

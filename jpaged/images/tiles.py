@@ -7,7 +7,7 @@ the tower scales them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,15 +29,22 @@ class TilePatches:
 
     Args:
         vision: the config's ``vision_config``.
-        processor: an image or video processor's settings, as attributes or by name.
+        settings: those of an image or video processor.
         merge: patches of the side of a square; those of a square follow one another.
+        along: returns the place of each patch along an axis, of so many patches and so many places.
     """
 
-    def __init__(self, vision: Any, settings: Mapping[str, Any], merge: int = 1):
+    def __init__(
+        self,
+        vision: Any,
+        settings: Mapping[str, Any],
+        merge: int = 1,
+        along: Callable[[int, int], Int32[np.ndarray, " side"]] = lambda side, table: np.arange(side, dtype=np.int32),
+    ):
         self.patch: int = vision.patch_size
         self.table_side: int = vision.image_size // vision.patch_size
         self.has_class_token: bool = getattr(vision, "model_type", "") == _CLIP
-        self._merge = merge
+        self._merge, self._along = merge, along
         channels = getattr(vision, "num_channels", 3)
         factor = settings["rescale_factor"] if settings["do_rescale"] else 1.0
         normal = settings["do_normalize"]
@@ -72,7 +79,7 @@ class TilePatches:
         }
 
     def _places(self, side: int) -> Int32[np.ndarray, " patches"]:
-        at = np.arange(side, dtype=np.int32)
+        at = self._along(side, self.table_side)
         grid = at[:, None] * self.table_side + at
         merge = self._merge
         squares = grid.reshape(side // merge, merge, side // merge, merge).transpose(0, 2, 1, 3)
@@ -82,9 +89,9 @@ class TilePatches:
 class TileProcessor(TransformersImageProcessor):
     """Prepares images of tiles; for the arrays see `TilePatches`."""
 
-    def __init__(self, processor: Any, config: Any, placeholder: Placeholder, merge: int = 1):
-        super().__init__(processor, config, placeholder)
-        self._patches = TilePatches(config.vision_config, processor.to_dict(), merge)
+    def __init__(self, processor: Any, config: Any, placeholder: Placeholder, tokenizer: Any = None, **patches: Any):
+        super().__init__(processor, config, placeholder, tokenizer)
+        self._patches = TilePatches(config.vision_config, processor.to_dict(), **patches)
 
     def _tiles(self, picture: Picture, images: int = 1) -> UInt8[np.ndarray, "tiles channels height width"]:
         """Return the tiles that transformers' processor makes of a picture, before it scales their pixels."""
@@ -96,10 +103,10 @@ class TileProcessor(TransformersImageProcessor):
 class Gemma3ImageProcessor(TileProcessor):
     """Gemma 3: one tile, a fixed number of tokens, each of a square of patches."""
 
-    def __init__(self, processor: Any, config: Any, placeholder: Placeholder):
+    def __init__(self, processor: Any, config: Any, placeholder: Placeholder, tokenizer: Any = None):
         self._tokens: int = config.mm_tokens_per_image
         side = config.vision_config.image_size // config.vision_config.patch_size
-        super().__init__(processor, config, placeholder, side // round(self._tokens**0.5))
+        super().__init__(processor, config, placeholder, tokenizer, merge=side // round(self._tokens**0.5))
         if processor.do_pan_and_scan:
             raise ValueError("do_pan_and_scan=True is not supported: an image is one square")
 
@@ -118,8 +125,8 @@ class LlavaOnevisionImageProcessor(TileProcessor):
 
     _sees_others = True
 
-    def __init__(self, processor: Any, config: Any, placeholder: Placeholder):
-        super().__init__(processor, config, placeholder)
+    def __init__(self, processor: Any, config: Any, placeholder: Placeholder, tokenizer: Any = None):
+        super().__init__(processor, config, placeholder, tokenizer)
         if config.vision_feature_select_strategy != "full":
             strategy = config.vision_feature_select_strategy
             raise ValueError(f"vision_feature_select_strategy={strategy!r} is not supported, only 'full'")
@@ -165,3 +172,61 @@ def taken(
     each, feature = patches.table_side**2, rows - 1
     takes = feature // each * patches.per_tile + patches.has_class_token + feature % each
     return {"takes": np.where(rows == anyres.NEWLINE, -1, takes).astype(np.int32), "shares": weights}
+
+
+class LlavaImageProcessor(TileProcessor):
+    """LLaVA: one tile, whose patches are tokens; the first of its vectors is left out with the strategy "default".
+
+    Further arrays, an entry a token: takes and shares.
+    """
+
+    def __init__(self, processor: Any, config: Any, placeholder: Placeholder, tokenizer: Any = None):
+        super().__init__(processor, config, placeholder, tokenizer)
+        strategy = config.vision_feature_select_strategy
+        if strategy not in ("default", "full"):
+            raise ValueError(f"vision_feature_select_strategy={strategy!r} is not 'default' or 'full'")
+        self._first = int(strategy == "default")
+
+    def _check_size(self, processor: Any) -> None:
+        size = dict(processor.crop_size or {}) if processor.do_center_crop else dict(processor.size)
+        if (size.get("height"), size.get("width")) != (self.image_size, self.image_size):
+            raise ValueError(f"the image processor's size={size} is not vision_config.image_size={self.image_size}")
+
+    def _extra_settings(self, config: Any) -> dict[str, Any]:
+        return {"vision_feature_select_strategy": config.vision_feature_select_strategy}
+
+    def tokens(self, size: tuple[int, int], *, alone: bool) -> int:
+        return self._patches.per_tile - self._first
+
+    def prepare(self, picture: Picture, *, alone: bool) -> PreparedImage:
+        takes = np.arange(self._first, self._patches.per_tile, dtype=np.int32)[:, None]
+        arrays = {"takes": takes, "shares": np.ones(takes.shape, np.float32)}
+        return PreparedImage(self._patches.arrays(self._tiles(picture)) | arrays, len(takes))
+
+
+class LlavaNextImageProcessor(LlavaImageProcessor):
+    """LLaVA-NeXT: an overview and tiles, without the rows and columns that pad them; see `jpaged.images.anyres`."""
+
+    def __init__(self, processor: Any, config: Any, placeholder: Placeholder, tokenizer: Any = None):
+        super().__init__(processor, config, placeholder, tokenizer)
+        self._shape = anyres_shape(processor, config, None)
+        if self._patches.per_tile - self._first != self._shape.side**2:
+            raise ValueError(
+                f"vision_feature_select_strategy={config.vision_feature_select_strategy!r} leaves "
+                f"{self._patches.per_tile - self._first} vectors of a tile of {self._shape.side} x {self._shape.side} "
+                "patches: 'default' goes with CLIP, 'full' with SigLIP"
+            )
+
+    def _check_size(self, processor: Any) -> None:
+        super()._check_size(processor)
+        size = dict(processor.size)
+        if self.image_size not in (size.get("shortest_edge"), size.get("height")):
+            raise ValueError(f"the image processor's size={size} is not vision_config.image_size={self.image_size}")
+
+    def tokens(self, size: tuple[int, int], *, alone: bool) -> int:
+        return anyres.token_count(size, self._shape, alone=True)
+
+    def prepare(self, picture: Picture, *, alone: bool) -> PreparedImage:
+        rows, weights = anyres.packing(picture.size, self._shape, alone=True)  # a map in its own size: no mixtures
+        chosen = taken(self._patches, rows[:, :1], weights[:, :1])
+        return PreparedImage(self._patches.arrays(self._tiles(picture)) | chosen, len(chosen["takes"]))

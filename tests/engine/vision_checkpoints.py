@@ -160,7 +160,7 @@ def _make(kind, config, processor, folder: Path, tokenizer=TOKENIZER):
             weight.normal_(0.1 if flat else 0.0, 0.3 if flat else weight[0].numel() ** -0.5)
             if name.endswith(("_gate", ".gate", "gate_attn", "gate_ffn")):
                 weight.fill_(0.8)
-        model.model.language_model.embed_tokens.weight.normal_(0.0, 0.3)
+        model.get_input_embeddings().weight.normal_(0.0, 0.3)
         model.lm_head.weight.normal_(0.0, 0.3)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

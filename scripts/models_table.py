@@ -80,6 +80,10 @@ NAMES: dict[str, str] = {
     "mllama": "Llama 3.2 Vision 11B, 90B",
     "mllama_text_model": "Llama 3.2 Vision's text model",
     "llava_onevision": "LLaVA-OneVision 0.5B, 7B, 72B",
+    "llava": "LLaVA 1.5 7B, 13B",
+    "llava_next": "LLaVA-NeXT 7B, 13B, 34B",
+    "idefics3": "Idefics 3 8B; SmolVLM 256M, 500M, 2.2B",
+    "smolvlm": "SmolVLM2 256M, 500M, 2.2B",
     "gpt_oss": "gpt-oss-20b, gpt-oss-120b",
     "gpt2": "GPT-2 to XL; DistilGPT-2",
     "gpt_neox": "GPT-NeoX-20B; Pythia; Dolly 2",
@@ -146,6 +150,7 @@ WITH_IMAGES = {
     **dict.fromkeys(
         ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), "engine/test_qwen_vl.py"
     ),
+    **dict.fromkeys(("llava", "llava_next", "idefics3", "smolvlm"), "engine/test_qwen_vl.py"),
 }
 """Types with image encoders, and of one's text model -> where their tokens are compared with transformers'."""
 GGUF_ENCODERS = dict.fromkeys(("bert", "modernbert", "nomic_bert"), "loading/gguf/test_gguf_encoders.py")

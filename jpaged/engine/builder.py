@@ -364,6 +364,9 @@ def tokens_together(model: CausalLM) -> int | None:
     """Return how many tokens of an image see each other; None for a model without such images."""
     if not isinstance(model, TakesImages) or not model.image_group.whole:
         return None
+    if isinstance(model, PacksImages):
+        layout = model.row_layout
+        return None if layout.largest is None else layout.largest // layout.merge
     return max(features for _, features in model.examples())
 
 

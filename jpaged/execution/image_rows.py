@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from jpaged.model_api import PacksImages, RowLayout, TakesImages
+from jpaged.model_api import PacksImages, RowArray, RowLayout, TakesImages
 
 EIGHTHS, SMALL = 8, (2, 4)
 """Parts of the longest row by which lengths lie apart, and what the first of these is divided by for small images."""
@@ -48,14 +48,22 @@ class ImageRows:
     @property
     def lengths(self) -> tuple[int, ...]:
         """Return the patches that a row may have, ascending: ten numbers at most."""
-        merge = self.layout.merge
-        part = -(-self.longest // (EIGHTHS * merge)) * merge
-        small = (-(-part // (by * merge)) * merge for by in SMALL)
-        return tuple(sorted({*small, *(part * number for number in range(1, EIGHTHS + 1))}))
+        unit, part = self._unit, self._part
+        small = (-(-part // (by * unit)) * unit for by in SMALL)
+        longest = EIGHTHS * part if self.layout.unit is None else self.longest
+        return tuple(sorted({*small, *range(part, longest + part, part)}))
+
+    @property
+    def _unit(self) -> int:
+        return self.layout.unit or self.layout.merge
+
+    @property
+    def _part(self) -> int:
+        return -(-self.longest // (EIGHTHS * self._unit)) * self._unit
 
     def length(self, patches: int) -> int:
         """Return the shortest row that so many patches fit into."""
-        part = self.lengths[-1] // EIGHTHS
+        part = self._part
         return next((length for length in self.lengths if length >= patches), -(-patches // part) * part)
 
     def packed(self, items: Sequence[Item], *, together: bool) -> list[list[Item]]:
@@ -89,7 +97,7 @@ class ImageRows:
         )
 
     def _patches(self, item: Item) -> int:
-        return len(item.rows) * self.layout.merge
+        return len(item.arrays[self.layout.patches[0].name])
 
     def joined(
         self, each: Sequence[Sequence[Item]], nowhere: Callable[[int], Int[np.ndarray, " features"]]
@@ -104,7 +112,7 @@ class ImageRows:
         """
         length = self.length(max(sum(map(self._patches, items)) for items in each))
         example = next(items[0].arrays for items in each if items)
-        return [self._row(items, length, example, nowhere(length // self.layout.merge)) for items in each]
+        return [self._row(items, length, example, nowhere(self.layout.num_features(length))) for items in each]
 
     def _row(
         self, items: Sequence[Item], length: int, example: Mapping[str, np.ndarray], rows: Int[np.ndarray, " features"]
@@ -112,13 +120,14 @@ class ImageRows:
         constant = items[0].arrays if items else example  # those of an image of the row, if it has any
         arrays = {array.name: np.asarray(constant[array.name], array.dtype)[None] for array in self.layout.constants}
         for array in self.layout.patches:
-            whole = np.zeros((1, length, *array.shape), array.dtype)
-            first = 0
-            for item in items:
-                own = item.arrays[array.name]
-                whole[0, first : first + len(own)] = own
-                first += len(own)
-            arrays[array.name] = whole
+            arrays[array.name] = _side_by_side(array, items, length)
+        for array in self.layout.features:
+            arrays[array.name] = _side_by_side(array, items, self.layout.num_features(length))
+            if array.numbers_patches:
+                starts = np.cumsum([0, *map(self._patches, items)])[: len(items)]
+                added = np.repeat(starts, [len(item.arrays[array.name]) for item in items])
+                own = arrays[array.name][0, : len(added)]
+                own += np.where(own < 0, 0, added.reshape(-1, *(1,) * (own.ndim - 1))).astype(own.dtype)
         for kind in self.layout.segments:
             lengths = np.concatenate([np.zeros(1, np.int32), *(item.arrays[kind.name] for item in items)])
             starts, places = np.cumsum(lengths, dtype=np.int32), kind.places(length)
@@ -133,12 +142,24 @@ class ImageRows:
 
     def examples(self) -> list[tuple[Mapping[str, np.ndarray], int]]:
         """Return an image that fills a row, and the number of its features, for each length."""
-        return [(self._blank(length), length // self.layout.merge) for length in self.lengths]
+        return [(self._blank(length), self.layout.num_features(length)) for length in self.lengths]
 
     def _blank(self, length: int) -> dict[str, np.ndarray]:
         arrays = {array.name: np.zeros((length, *array.shape), array.dtype) for array in self.layout.patches}
         arrays |= {array.name: np.zeros(array.shape, array.dtype) for array in self.layout.constants}
+        features = self.layout.num_features(length)
+        arrays |= {array.name: np.zeros((features, *array.shape), array.dtype) for array in self.layout.features}
         return arrays | {kind.name: np.full(1, length, np.int32) for kind in self.layout.segments}
+
+
+def _side_by_side(array: RowArray, items: Sequence[Item], length: int) -> np.ndarray:
+    """Return the items' arrays of this name one after another, and zeros up to `length`, with an axis of one row."""
+    whole, first = np.zeros((1, length, *array.shape), array.dtype), 0
+    for item in items:
+        own = item.arrays[array.name]
+        whole[0, first : first + len(own)] = own
+        first += len(own)
+    return whole
 
 
 def image_rows(model: Any, most_tokens: int) -> ImageRows | None:
@@ -149,7 +170,9 @@ def image_rows(model: Any, most_tokens: int) -> ImageRows | None:
     """
     if not isinstance(model, PacksImages):
         return None
-    return ImageRows(model.row_layout, most_tokens * model.row_layout.merge)
+    layout: RowLayout = model.row_layout
+    largest = most_tokens * layout.merge if layout.largest is None else layout.largest
+    return ImageRows(layout, largest * layout.together)
 
 
 def image_examples(model: Any, rows: ImageRows | None) -> tuple[tuple[Mapping[str, np.ndarray], int], ...]:

@@ -30,13 +30,13 @@ class Anyres:
         resolutions: the grids that a picture may be fitted into, as (height, width) in pixels.
         tile: height and width of a tile in pixels.
         side: features along each side of a tile.
-        most_tiles: a map with more features than this number of tiles is shrunk.
+        most_tiles: a map with more features than this number of tiles is shrunk; None = none is (LLaVA-NeXT).
     """
 
     resolutions: tuple[tuple[int, int], ...]
     tile: int
     side: int
-    most_tiles: int
+    most_tiles: int | None
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _map_of(size: tuple[int, int], shape: Anyres) -> _Map:
     else:
         left = (whole[1] - int(round(width * (whole[0] / height), 7))) // 2
     rows, columns = inside = whole[0] - 2 * top, whole[1] - 2 * left
-    ratio = math.sqrt(rows * columns / (shape.most_tiles * side**2))
+    ratio = 0.0 if shape.most_tiles is None else math.sqrt(rows * columns / (shape.most_tiles * side**2))
     if ratio > _TOLERATED:
         rows, columns = int(rows // ratio), int(columns // ratio)
     return _Map(grid, top, left, *inside, rows, columns)

@@ -28,6 +28,7 @@ _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,gif,mpegts,mpeg,flv,ogg"
 _JPEGS = "data:video/jpeg;base64,"
 _MOST_RATE = 120
 """Frames in a second of video: a file with more is not one to look at."""
+_MOST_SECONDS = 1e9
 _METADATA = (
     "fps",
     "total_num_frames",
@@ -49,12 +50,14 @@ class Clip:
         indices: the number of each among all frames of the video.
         fps: all frames in a second; None = not known.
         total: number of all frames.
+        duration: seconds of the whole video; None = not known.
     """
 
     frames: UInt8[np.ndarray, "frames height width 3"]
     indices: tuple[int, ...]
     fps: float | None
     total: int
+    duration: float | None = None
 
     @property
     def size(self) -> tuple[int, int]:
@@ -141,7 +144,7 @@ def _of_frames(video: Any, place: str, sources: ImageSources, chooser: ChoosesFr
         chosen = np.arange(total)
     _check_number(len(chosen), place, sources)
     frames = _pixels_of(video, chosen, place, sources)
-    return Clip(frames, tuple(indices[i] for i in chosen), fps, whole)
+    return Clip(frames, tuple(indices[i] for i in chosen), fps, whole, known.get("duration"))
 
 
 def _checked(known: Mapping[str, Any], total: int, place: str) -> tuple[float | None, Sequence[int], int]:
@@ -151,6 +154,11 @@ def _checked(known: Mapping[str, Any], total: int, place: str) -> tuple[float | 
     fps = known.get("fps")
     if fps is not None and (isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf):
         raise ValueError(f"{place} has fps={fps!r}, which must be a finite number above 0")
+    seconds = known.get("duration")
+    if seconds is not None and (
+        isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < _MOST_SECONDS
+    ):
+        raise ValueError(f"{place} has duration={seconds!r}, which must be a number of seconds from 0 on")
     indices = known.get("frames_indices")
     if indices is None:
         return None if fps is None else float(fps), range(total), total
@@ -252,7 +260,7 @@ def _decoded(
             f"{name} is corrupt or truncated: {total} frames are announced, and frame "
             f"{int(chosen[len(frames)]) + 1} cannot be decoded"
         )
-    return Clip(np.stack(frames), tuple(chosen.tolist()), fps, total)
+    return Clip(np.stack(frames), tuple(chosen.tolist()), fps, total, total / fps if fps else None)
 
 
 def _opened(av: Any, data: bytes) -> Any:

@@ -17,7 +17,7 @@ from jaxtyping import Int
 Indices = Int[np.ndarray, " frames"]
 Size = tuple[int, int]
 """Height and width."""
-_UNKNOWN_FPS = 24.0
+UNKNOWN_FPS = 24.0
 """Frames in a second of a video that does not say it, as transformers has it."""
 _LARGEST_SIDE = 4096
 
@@ -102,7 +102,7 @@ def ends_included(total: int, fps: float | None, sampling: Sampling) -> Indices:
     number = sampling.num_frames
     least, most = sampling.min_frames or 4, sampling.max_frames or 768
     if number is None and sampling.fps is not None:
-        number = min(max(int(total / (fps or _UNKNOWN_FPS) * sampling.fps), least), most, total)
+        number = min(max(int(total / (fps or UNKNOWN_FPS) * sampling.fps), least), most, total)
     if number is None:
         number = min(max(total, least), most)
     return np.linspace(0, total - 1, number).round().astype(int)
@@ -199,13 +199,13 @@ def size_of_longest(size: Size, longest: int) -> Size:
 def times_of_patches(indices: Sequence[int], fps: float | None, patch: int = 2) -> list[float]:
     """Return the seconds of each group of `patch` frames, the mean of its first and last (Qwen3-VL)."""
     whole = [*indices, *[indices[-1]] * (-len(indices) % patch)]
-    seconds = [index / (fps or _UNKNOWN_FPS) for index in whole]
+    seconds = [index / (fps or UNKNOWN_FPS) for index in whole]
     return [(seconds[i] + seconds[i + patch - 1]) / 2 for i in range(0, len(seconds), patch)]
 
 
 def minutes(indices: Sequence[int], fps: float | None) -> list[str]:
     """Return the time of each frame as ``mm:ss`` (Gemma 4, SmolVLM)."""
-    seconds = [index / (fps or _UNKNOWN_FPS) for index in indices]
+    seconds = [index / (fps or UNKNOWN_FPS) for index in indices]
     return [f"{int(second // 60):02d}:{int(second % 60):02d}" for second in seconds]
 
 

@@ -2,7 +2,7 @@
 
 A family that resizes pictures to one size or to tiles has transformers' own image processor on Pillow and NumPy ("PIL
 backend"), so that no torch is needed. A family whose tower takes packed rows names its processor itself
-(`jpaged.model_api.SeesPictures`). A checkpoint's folder says the settings; what the model's config says of the same is
+(`jpaged.model_api.PacksImages`). A checkpoint's folder says the settings; what the model's config says of the same is
 compared with them.
 """
 
@@ -12,18 +12,16 @@ import hashlib
 import json
 import os
 import pkgutil
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
-from jpaged.images import anyres
 from jpaged.images.pixels import Picture, pillow
-from jpaged.images.prompts import Placeholder
+from jpaged.images.prompts import Expansion, Placeholder, expansion
 from jpaged.processor_settings import processor_with
 
 
@@ -94,11 +92,28 @@ class ImageProcessor(ABC):
 
     @abstractmethod
     def tokens(self, size: tuple[int, int], *, alone: bool) -> int:
-        """Return how many of the prompt's tokens an image of (height, width) pixels takes.
+        """Return how many of the prompt's tokens take a feature of an image of (height, width) pixels.
 
         Raises:
             ValueError: the model takes no image of this size.
         """
+
+    def expansion(self, size: tuple[int, int], *, alone: bool) -> Expansion:
+        """Return what takes the place of the placeholder of an image of (height, width) pixels. Where other tokens
+        stand among those that take features, `PreparedImage.takes` counts them too, from the first feature to the last.
+
+        Raises:
+            ValueError: see `tokens`.
+        """
+        return expansion(self.placeholder, self.tokens(size, alone=alone))
+
+    def parts(self, size: tuple[int, int], *, alone: bool) -> int:
+        """Return how many items of a prompt an image of (height, width) pixels is, each of as many tokens."""
+        return 1
+
+    def prepare_parts(self, picture: Picture, *, alone: bool) -> Sequence[PreparedImage]:
+        """Return the encoder's arrays of each of the `parts`."""
+        return (self.prepare(picture, alone=alone),)
 
     @abstractmethod
     def prepare(self, picture: Picture, *, alone: bool) -> PreparedImage:
@@ -108,24 +123,23 @@ class ImageProcessor(ABC):
 class TransformersImageProcessor(ImageProcessor):
     """Prepares images by transformers' processor on Pillow, which makes squares of one size of them."""
 
-    def __init__(self, processor: Any, config: Any, placeholder: Placeholder):
+    def __init__(self, processor: Any, config: Any, placeholder: Placeholder, tokenizer: Any = None):
         """Check that the checkpoint's two files agree.
 
         Args:
             processor: transformers' image processor on Pillow.
             config: the model's config, with ``vision_config``.
+            tokenizer: the model's.
 
         Raises:
             ValueError: they contradict each other, or have an unsupported setting.
         """
         settings = {"family": config.model_type, "processor": processor.to_dict(), **self._extra_settings(config)}
         super().__init__(placeholder, settings)
-        self._config = config
+        self._config, self._tokenizer = config, tokenizer
         self.image_size: int = config.vision_config.image_size
         self._processor = processor
-        size = dict(processor.size)
-        if (size.get("height"), size.get("width")) != (self.image_size, self.image_size):
-            raise ValueError(f"the image processor's size={size} is not vision_config.image_size={self.image_size}")
+        self._check_size(processor)
         if not (processor.do_convert_rgb and processor.do_resize):
             raise ValueError("an image processor with do_convert_rgb=False or do_resize=False is not supported")
 
@@ -138,25 +152,30 @@ class TransformersImageProcessor(ImageProcessor):
             raise ImportError(
                 'transformers has no image processors without torch: pip install ".[images]" in a clone of jpaged'
             )
-        return cls(processor, config, placeholder_of(config, tokenizer))
+        return cls(processor, config, placeholder_of(config, tokenizer), tokenizer)
 
     def with_settings(self, settings: Mapping[str, Any], *, of_request: bool) -> ImageProcessor:
         made = processor_with(self._processor, settings, of_request=of_request)
         if made is self._processor:
             return self
         try:
-            return type(self)(made, self._config, self.placeholder)
+            return type(self)(made, self._config, self.placeholder, self._tokenizer)
         except ValueError as error:
             raise ValueError(f"mm_processor_kwargs={dict(settings)!r}: {error}") from error
+
+    def _check_size(self, processor: Any) -> None:
+        size = dict(processor.size)
+        if (size.get("height"), size.get("width")) != (self.image_size, self.image_size):
+            raise ValueError(f"the image processor's size={size} is not vision_config.image_size={self.image_size}")
 
     def _extra_settings(self, config: Any) -> dict[str, Any]:
         """Return the values, besides the processor's settings, that change the arrays."""
         return {}
 
-    def _run(self, picture: Picture, images: int = 1) -> Mapping[str, np.ndarray]:
+    def _run(self, picture: Picture, images: int = 1, **settings: Any) -> Mapping[str, np.ndarray]:
         """Return the result of transformers' processor for the picture, given `images` times in one prompt."""
         image = pillow().fromarray(picture.pixels)
-        return self._processor([[image] * images], return_tensors="np")
+        return self._processor([[image] * images], return_tensors="np", **settings)
 
 
 class MllamaImageProcessor(TransformersImageProcessor):
@@ -166,8 +185,8 @@ class MllamaImageProcessor(TransformersImageProcessor):
     aspect_ratio_mask [tiles], 1 for a tile.
     """
 
-    def __init__(self, processor: Any, config: Any, placeholder: Placeholder):
-        super().__init__(processor, config, placeholder)
+    def __init__(self, processor: Any, config: Any, placeholder: Placeholder, tokenizer: Any = None):
+        super().__init__(processor, config, placeholder, tokenizer)
         vision = config.vision_config
         if processor.max_image_tiles != vision.max_num_tiles:
             raise ValueError(
@@ -190,66 +209,8 @@ class MllamaImageProcessor(TransformersImageProcessor):
         return PreparedImage(arrays, int(mask.sum()) * self._tile_features)
 
 
-class Gemma3ImageProcessor(TransformersImageProcessor):
-    """Gemma 3: one square, a fixed number of tokens. Array: pixel_values [channels, height, width]."""
-
-    def __init__(self, processor: Any, config: Any, placeholder: Placeholder):
-        super().__init__(processor, config, placeholder)
-        if processor.do_pan_and_scan:
-            raise ValueError("do_pan_and_scan=True is not supported: an image is one square")
-        self._tokens: int = config.mm_tokens_per_image
-
-    def tokens(self, size: tuple[int, int], *, alone: bool) -> int:
-        return self._tokens
-
-    def prepare(self, picture: Picture, *, alone: bool) -> PreparedImage:
-        return PreparedImage({"pixel_values": self._run(picture)["pixel_values"][0]}, self._tokens)
-
-
-class LlavaOnevisionImageProcessor(TransformersImageProcessor):
-    """LLaVA-OneVision: an overview, and tiles of a picture that is alone in its prompt; see `jpaged.images.anyres`.
-
-    Arrays: pixel_values [tiles, channels, height, width]; pack_rows and pack_weights [tokens, 4] of `anyres.packing`.
-    """
-
-    _sees_others = True
-
-    def __init__(self, processor: Any, config: Any, placeholder: Placeholder):
-        super().__init__(processor, config, placeholder)
-        if config.vision_feature_select_strategy != "full":
-            strategy = config.vision_feature_select_strategy
-            raise ValueError(f"vision_feature_select_strategy={strategy!r} is not supported, only 'full'")
-        if processor.do_center_crop:
-            raise ValueError("do_center_crop=True is not supported")
-        found = re.fullmatch(r"anyres_max_(\d+)", config.vision_aspect_ratio)
-        if found is None or not int(found[1]):
-            raise ValueError(f"vision_aspect_ratio={config.vision_aspect_ratio!r} is not of the form 'anyres_max_9'")
-        resolutions = tuple((int(height), int(width)) for height, width in config.image_grid_pinpoints)
-        if resolutions != tuple(tuple(pair) for pair in processor.image_grid_pinpoints):
-            raise ValueError("the image processor's image_grid_pinpoints are not those of the model's config")
-        tile = self.image_size
-        if not resolutions or any(side < tile or side % tile for pair in resolutions for side in pair):
-            raise ValueError(f"image_grid_pinpoints={list(resolutions)} are not all multiples of image_size={tile}")
-        self._shape = anyres.Anyres(resolutions, tile, tile // config.vision_config.patch_size, int(found[1]))
-
-    def _extra_settings(self, config: Any) -> dict[str, Any]:
-        return {"vision_aspect_ratio": config.vision_aspect_ratio}
-
-    def tokens(self, size: tuple[int, int], *, alone: bool) -> int:
-        return anyres.token_count(size, self._shape, alone=alone)
-
-    def prepare(self, picture: Picture, *, alone: bool) -> PreparedImage:
-        # The processor tells an image that has company by the length of its prompt's list.
-        made = self._run(picture, images=1 if alone else 2)
-        rows, weights = anyres.packing(picture.size, self._shape, alone=alone)
-        arrays = {"pixel_values": made["pixel_values"][0], "pack_rows": rows, "pack_weights": weights}
-        return PreparedImage(arrays, len(rows))
-
-
 _PROCESSORS: dict[str, type[TransformersImageProcessor]] = {
     "mllama": MllamaImageProcessor,
-    "gemma3": Gemma3ImageProcessor,
-    "llava_onevision": LlavaOnevisionImageProcessor,
 }
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float32, UInt8
+from jaxtyping import UInt8
 
 from jpaged.images import anyres
 from jpaged.images.clips import Clip
@@ -25,55 +25,23 @@ from jpaged.images.frames import Sampler, Sampling, evenly
 from jpaged.images.pixels import pillow
 from jpaged.images.processors import PreparedImage
 from jpaged.images.prompts import Expansion, Placeholder, expansion
+from jpaged.images.tiles import TilePatches, taken
 
 _FILES = ("video_preprocessor_config.json", "preprocessor_config.json")
 _FRAMES_OF_FILES = 32
 """Frames that are taken of a file whose checkpoint does not say how many."""
 
 
-@dataclass(frozen=True)
-class Scaling:
-    """How pixels become numbers: sides by a filter of Pillow's, then ``(pixel * factor - mean) / std``.
-
-    Attributes:
-        resample: the filter's number.
-        factor: None = pixels stay 0 to 255.
-        mean, std: of each colour; None = nothing is subtracted or divided.
-    """
-
-    resample: int
-    factor: float | None
-    mean: tuple[float, ...] | None
-    std: tuple[float, ...] | None
-
-    @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> Scaling:
-        """Read the settings of a processor's file."""
-        normal = settings["do_normalize"]
-        return cls(
-            int(settings["resample"]),
-            float(settings["rescale_factor"]) if settings["do_rescale"] else None,
-            tuple(settings["image_mean"]) if normal else None,
-            tuple(settings["image_std"]) if normal else None,
+def resized(
+    frames: UInt8[np.ndarray, "frames height width 3"], size: tuple[int, int], resample: int
+) -> UInt8[np.ndarray, "frames 3 rows columns"]:
+    """Return frames of (height, width) `size`, by the filter of this number of Pillow's."""
+    image_module = pillow()
+    if frames.shape[1:3] != size:
+        frames = np.stack(
+            [np.asarray(image_module.fromarray(each).resize((size[1], size[0]), resample)) for each in frames]
         )
-
-    def apply(
-        self, frames: UInt8[np.ndarray, "frames height width 3"], size: tuple[int, int]
-    ) -> Float32[np.ndarray, "frames 3 rows columns"]:
-        """Return frames of (height, width) `size` as the encoder takes them."""
-        image_module = pillow()
-        resized = [
-            np.asarray(image_module.fromarray(frame).resize((size[1], size[0]), self.resample), np.float32)
-            if frame.shape[:2] != size
-            else frame.astype(np.float32)
-            for frame in frames
-        ]
-        pixels = np.stack(resized)
-        if self.factor is not None:
-            pixels = (pixels * np.float64(self.factor)).astype(np.float32)
-        if self.mean is not None and self.std is not None:
-            pixels = (pixels - np.asarray(self.mean, np.float32)) / np.asarray(self.std, np.float32)
-        return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
+    return frames.transpose(0, 3, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -123,10 +91,16 @@ class VideoProcessor(ABC):
         self.tokenizer = tokenizer
         self.settings = {**self.defaults, **{name: value for name, value in settings.items() if value is not None}}
         self.sampling = Sampling().given(self.settings, "the video processor's file")
-        self.scaling = Scaling.of(self.settings)
         shown = {name: value for name, value in self.settings.items() if name not in Sampling.__dataclass_fields__}
         named = {"family": config.model_type, "processor": shown}
         self._name = json.dumps(named, sort_keys=True, default=str).encode()
+
+    @classmethod
+    def placeholder_in(cls, config: Any, tokenizer: Any) -> Placeholder:
+        """Return what stands for a video in prompts."""
+        token = config.video_token_id
+        text = "" if tokenizer is None else tokenizer.convert_ids_to_tokens(token) or ""
+        return Placeholder(token, text, token, text, modality="video")
 
     def of_files(self, sampling: Sampling) -> Sampling:
         """Return how a video of a file is sampled, whose frames were not chosen by its caller."""
@@ -183,6 +157,7 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
             raise ValueError(f"the video processor's size={dict(size)} is not vision_config.image_size={tile}")
         self._tile = tile
         self._side: int = tile // config.vision_config.patch_size
+        self._patches = TilePatches(config.vision_config, self.settings)
 
     @cached_property
     def _pooled(self) -> int:
@@ -197,12 +172,16 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
         return [*found[:-1], replace(found[-1], tokens=found[-1].tokens + 1, ends=True)]
 
     def prepare(self, clip: Clip, group: FrameGroup) -> PreparedImage:
-        pixels = self.scaling.apply(clip.frames[group.first : group.last], (self._tile, self._tile))
-        rows, weights = anyres.pooling(group.last - group.first, self._side, self._pooled, newline=group.ends)
-        return PreparedImage({"pixel_values": pixels, "pack_rows": rows, "pack_weights": weights}, len(rows))
+        frames = clip.frames[group.first : group.last]
+        tiles = resized(frames, (self._tile, self._tile), self.settings["resample"])
+        chosen = taken(
+            self._patches, *anyres.pooling(group.last - group.first, self._side, self._pooled, newline=group.ends)
+        )
+        return PreparedImage(self._patches.arrays(tiles) | chosen, len(chosen["takes"]))
 
 
 _PROCESSORS = {
+    "smolvlm": "jpaged.images.idefics3:SmolVLMVideoProcessor",
     "llava_onevision": f"{__name__}:LlavaOnevisionVideoProcessor",
     **dict.fromkeys(
         ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), "jpaged.images.qwen_videos:Qwen3VideoProcessor"
@@ -231,14 +210,12 @@ def open_video_processor(
     """
     if not takes_videos(config):
         raise ValueError(f"model_type={config.model_type!r} takes no videos; known: {', '.join(_PROCESSORS)}")
-    token = config.video_token_id
-    text = "" if tokenizer is None else tokenizer.convert_ids_to_tokens(token) or ""
     of_file, given = _settings_in(Path(folder)), dict(settings or {})
     if isinstance(of_file.get("size"), Mapping) and isinstance(given.get("size"), Mapping):
         given["size"] = {**of_file["size"], **given["size"]}  # as of images
     found = {**of_file, **given}
     kind: type[VideoProcessor] = pkgutil.resolve_name(_PROCESSORS[config.model_type])
-    return kind(found, config, Placeholder(token, text, token, text, modality="video"), tokenizer)
+    return kind(found, config, kind.placeholder_in(config, tokenizer), tokenizer)
 
 
 def _settings_in(folder: Path) -> dict[str, Any]:

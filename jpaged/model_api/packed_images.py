@@ -15,11 +15,14 @@ class RowArray(NamedTuple):
     Attributes:
         shape: of a patch's entry, or of the whole array.
         dtype: NumPy's name of it.
+        numbers_patches: whether its numbers name the item's patches, from 0 on; in a row they name the row's. Those
+            below 0 stay.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    numbers_patches: bool = False
 
 
 class SegmentKind(NamedTuple):
@@ -54,12 +57,27 @@ class RowLayout:
         constants: arrays that all items of a row share.
         segments: the segments that a layer may attend within; a row has their starts in place of their lengths.
         merge: patches that one feature is made of, which follow one another.
+        features: arrays with an entry for each feature; where there are some, an item has as many features as these
+            say.
+        spare: features that an item may have for each `unit` of its patches, besides one for `merge` of them.
+        unit: lengths of rows are multiples of this; None = `merge`.
+        largest: patches of the largest item; None = those of as many features as a prompt has tokens.
+        together: items of that size that the longest row has room for.
     """
 
     patches: tuple[RowArray, ...]
     constants: tuple[RowArray, ...]
     segments: tuple[SegmentKind, ...]
     merge: int
+    features: tuple[RowArray, ...] = ()
+    spare: int = 0
+    unit: int | None = None
+    largest: int | None = None
+    together: int = 1
+
+    def num_features(self, patches: int) -> int:
+        """Return how many features a row of so many patches has places for."""
+        return patches // self.merge + self.spare * (patches // (self.unit or self.merge))
 
 
 class AttendWithinSegments(Protocol):

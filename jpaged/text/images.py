@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections import OrderedDict
@@ -15,11 +16,14 @@ import numpy as np
 
 from jpaged.images import (
     GIVEN_FEATURES,
+    Clip,
     Expansion,
+    FrameGroup,
     GivenImage,
     GivenLayout,
     ImageProcessor,
     ImageSources,
+    Item,
     Picture,
     Placeholder,
     PreparedImage,
@@ -33,6 +37,7 @@ from jpaged.images import (
     is_given,
     open_image_processor,
     open_video_processor,
+    own_tokens,
     placeholder_of,
     read_clips,
     read_images,
@@ -111,7 +116,7 @@ class _Counted(NamedTuple):
 
     placeholder: Placeholder
     expansions: list[Expansion]
-    items: list[int]
+    items: Sequence[Item]
     place: Place
 
 
@@ -195,7 +200,7 @@ class ImageInputs:
         self._opened: ImageProcessor | None = None
         self._of_requests: OrderedDict[str, ImageProcessor] = OrderedDict()  # by their settings
         self._videos: VideoProcessor | None = None
-        self._prepared: OrderedDict[tuple[str | None, bytes], PreparedImage] = OrderedDict()
+        self._prepared: OrderedDict[tuple[str | None, bytes], tuple[PreparedImage, ...]] = OrderedDict()
 
     @property
     def max_bytes(self) -> int:
@@ -275,7 +280,11 @@ class ImageInputs:
         """
         self._check_taken()
         found = [self._counted_images(media)] if media.images else []
-        return [*found, self._counted_videos(media)] if media.videos else found
+        if media.videos:
+            found.append(self._counted_videos(media))
+        if len({kind.placeholder.image_token for kind in found}) < len(found):
+            raise ValueError("a prompt has images and videos, whose tokens are the same ones: the model takes one kind")
+        return found
 
     def _counted_videos(self, media: Media) -> _Counted:
         if (refusal := self.refusal_of("video")) is not None:
@@ -297,7 +306,7 @@ class ImageInputs:
             placed = []
             for (clip, group), (start, length) in zip(groups, spans, strict=True):
                 digest = processor.digest(clip, group)
-                made = self._prepared_once((salt, digest), partial(processor.prepare, clip, group))
+                made = self._prepared_once((salt, digest), partial(_alone, processor, clip, group))[0]
                 placed.append(_item(start, length, digest, made, self._whole, "video"))
             return tuple(placed)
 
@@ -329,12 +338,20 @@ class ImageInputs:
                 raise ValueError(f"mm_processor_kwargs={dict(media.settings)!r} changes no {GIVEN_FEATURES!r}")
             given = [each for data in images for each in layout.read(data)]
             self._check_number("image", len(given))
-            counts = [len(each.features) for each in given]
-            return _counted(self._placeholder(), counts, partial(_placed_given, layout, given))
+            placeholder = self._placeholder()
+            expansions = [expansion(placeholder, len(each.features)) for each in given]
+            return _counted(placeholder, expansions, partial(_placed_given, layout, given))
         self._check_number("image", len(images))
         processor = self._processor(media.settings)
-        pictures, counts = self._read(processor, images)
-        return _counted(processor.placeholder, counts, partial(self._placed, processor, pictures))
+        pictures, expansions = self._read(processor, images)
+        items: list[Item] = []
+        for picture, expanded in zip(pictures, expansions, strict=True):
+            alone = len(pictures) == 1
+            parts = processor.parts(picture.size, alone=alone)
+            each = processor.tokens(picture.size, alone=alone) // parts
+            items += [own_tokens(processor.placeholder, expanded)] if parts == 1 else [each] * parts
+        place = partial(self._placed, processor, pictures)
+        return _Counted(processor.placeholder, expansions, items, place)
 
     def _check_number(self, modality: str, number: int) -> None:
         most = self._limits.get(modality)
@@ -380,8 +397,8 @@ class ImageInputs:
                 self._of_requests.popitem(last=False)
             return found
 
-    def _read(self, processor: ImageProcessor, images: Sequence[Any]) -> tuple[list[Picture], list[int]]:
-        """Return the pictures, and how many tokens each takes.
+    def _read(self, processor: ImageProcessor, images: Sequence[Any]) -> tuple[list[Picture], list[Expansion]]:
+        """Return the pictures, and what takes the place of each one's placeholder.
 
         Raises:
             ValueError: there are too many, or one is of no kind that is read, too large, not allowed, corrupt or
@@ -391,7 +408,7 @@ class ImageInputs:
             pictures = read_images(list(images), self._sources)
         except TypeError as error:
             raise ValueError(str(error)) from error
-        return pictures, [processor.tokens(picture.size, alone=len(pictures) == 1) for picture in pictures]
+        return pictures, [processor.expansion(picture.size, alone=len(pictures) == 1) for picture in pictures]
 
     def _placed(
         self,
@@ -400,12 +417,17 @@ class ImageInputs:
         spans: Sequence[Span],
         salt: str | None,
     ) -> tuple[PromptItem, ...]:
-        placed = []
-        for picture, (start, length) in zip(pictures, spans, strict=True):
+        placed: list[PromptItem] = []
+        coming = iter(spans)
+        for picture in pictures:
             alone = len(pictures) == 1
             digest = processor.digest(picture, alone=alone)
-            made = self._prepared_once((salt, digest), partial(processor.prepare, picture, alone=alone))
-            placed.append(_item(start, length, digest, made, self._whole))
+            made = self._prepared_once((salt, digest), partial(processor.prepare_parts, picture, alone=alone))
+            for number, part in enumerate(made):
+                own = (
+                    digest if len(made) == 1 else hashlib.blake2b(digest + number.to_bytes(4), digest_size=32).digest()
+                )
+                placed.append(_item(*next(coming), own, part, self._whole))
         if self._most_together is None:
             return tuple(placed)
         runs = joined(placed)
@@ -416,25 +438,35 @@ class ImageInputs:
             )
         return runs
 
-    def _prepared_once(self, name: tuple[str | None, bytes], prepare: Callable[[], PreparedImage]) -> PreparedImage:
+    def _prepared_once(
+        self, name: tuple[str | None, bytes], prepare: Callable[[], Sequence[PreparedImage]]
+    ) -> tuple[PreparedImage, ...]:
         with self._lock:
             if (known := self._prepared.get(name)) is not None:
                 self._prepared.move_to_end(name)
                 return known
-        made = prepare()
-        if not all(np.isfinite(array).all() for array in made.arrays.values()):
+        parts = prepare()
+        if not all(np.isfinite(array).all() for part in parts for array in part.arrays.values()):
             raise ValueError("mm_processor_kwargs make pixels that are not finite")
-        made = replace(made, arrays=self._padded(made.arrays))
+        made = tuple(replace(part, arrays=self._padded(part.arrays)) for part in parts)
         with self._lock:
             self._prepared[name] = made
-            taken = sum(each.num_bytes for each in self._prepared.values())
+            taken = sum(map(_num_bytes, self._prepared.values()))
             while len(self._prepared) > _MOST_PREPARED or (taken > _MOST_BYTES and len(self._prepared) > 1):
-                taken -= self._prepared.popitem(last=False)[1].num_bytes
+                taken -= _num_bytes(self._prepared.popitem(last=False)[1])
         return made
 
 
-def _counted(placeholder: Placeholder, counts: list[int], place: Place) -> _Counted:
-    return _Counted(placeholder, [expansion(placeholder, count) for count in counts], counts, place)
+def _alone(processor: VideoProcessor, clip: Clip, group: FrameGroup) -> list[PreparedImage]:
+    return [processor.prepare(clip, group)]
+
+
+def _num_bytes(parts: Sequence[PreparedImage]) -> int:
+    return sum(part.num_bytes for part in parts)
+
+
+def _counted(placeholder: Placeholder, expansions: list[Expansion], place: Place) -> _Counted:
+    return _Counted(placeholder, expansions, [own_tokens(placeholder, each) for each in expansions], place)
 
 
 def _item(

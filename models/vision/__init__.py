@@ -1,12 +1,10 @@
-"""Vision encoders: pictures' pixels in, vectors of the language model's width out.
+"""Vision towers: pictures' pixels in, vectors of the language model's width out.
 
-`encoder` has what they share; `siglip` is the encoder of Gemma 3 and LLaVA-OneVision, `mllama` that of Llama 3.2
-Vision; `projectors` lead from an encoder's width to the language model's. All take batches of images and are split over
+`family` puts a tower around a text model; `tower` has the parts of those that take packed rows of patches, `siglip`
+those with learned positions. `mllama` takes images one by one, of the parts that `encoder` has. All are split over
 tensor shards by heads and by columns of the MLP.
 """
 
 from .mllama import MllamaProjector, MllamaVision
-from .projectors import Gemma3Projector, LlavaOnevisionProjector
-from .siglip import SiglipVision
 
-__all__ = ["Gemma3Projector", "LlavaOnevisionProjector", "MllamaProjector", "MllamaVision", "SiglipVision"]
+__all__ = ["MllamaProjector", "MllamaVision"]

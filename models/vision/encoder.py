@@ -1,4 +1,4 @@
-"""Parts of vision transformers: patches, bidirectional attention, an MLP, and layers of these.
+"""Parts of Llama 3.2 Vision's encoder: patches, bidirectional attention, an MLP, and layers of these.
 
 Dimension names beyond those of `jpaged.model_api`: ``images`` of a batch (or tiles), ``patches`` of an image (or
 whatever else a layer's tokens are), ``heads`` padded to a multiple of the shards.
@@ -34,8 +34,8 @@ class Patches(nnx.Module):
     What a patch does not reach at the right and lower border is left out.
     """
 
-    def __init__(self, channels: int, size: int, embed: int, build: BuildContext, *, bias: bool):
-        self.project = Linear(channels * size * size, embed, build, partition=P(None, None), bias=bias)
+    def __init__(self, channels: int, size: int, embed: int, build: BuildContext):
+        self.project = Linear(channels * size * size, embed, build, partition=P(None, None))
         self.size = size
 
     def __call__(self, pixels: Float[Array, "images channels height width"]) -> Float[Array, "images patches embed"]:
@@ -61,13 +61,13 @@ class VisionAttention(nnx.Module):
     Parameters: qkv [embed, heads * 3 * head_dim], head by head; out [heads * head_dim, embed]. Padding heads are zero.
     """
 
-    def __init__(self, embed: int, heads: int, build: BuildContext, *, bias: bool):
+    def __init__(self, embed: int, heads: int, build: BuildContext):
         if embed % heads:
             raise ValueError(f"hidden_size={embed} of the vision encoder is not a multiple of its {heads} heads")
         self.heads = Heads.of(heads, heads, embed // heads, build)
         columns = self.heads.layout.kv_heads * self.heads.head_dim
-        self.qkv = Linear(embed, 3 * columns, build, partition=P(None, TENSOR_AXIS), bias=bias)
-        self.out = Linear(columns, embed, build, partition=P(TENSOR_AXIS, None), bias=bias)
+        self.qkv = Linear(embed, 3 * columns, build, partition=P(None, TENSOR_AXIS))
+        self.out = Linear(columns, embed, build, partition=P(TENSOR_AXIS, None))
 
     def __call__(
         self, x: Float[Array, "images patches embed"], padding: Bool[Array, "images patches"] | None
@@ -77,13 +77,13 @@ class VisionAttention(nnx.Module):
         q, k, v = (fused[..., part, :] for part in range(3))
         return apply(self.out, bidirectional(q, k, v, padding).reshape(*x.shape[:2], -1))
 
-    def weights(self, path: tuple[str, ...], name: str, out_name: str) -> Iterator[WeightSource]:
-        """Yield the sources of the tensors ``{name}.q_proj`` and so on, and ``{name}.{out_name}``."""
+    def weights(self, path: tuple[str, ...], name: str) -> Iterator[WeightSource]:
+        """Yield the sources of the tensors ``{name}.q_proj`` and so on."""
         layout, count, width = self.heads.layout, self.heads.num_heads, self.heads.head_dim
         fuse, split = convert.fuse_qkv(layout, count, count, width), convert.split_out(layout, count, width)
         qkv = [f"{name}.{part}_proj" for part in "qkv"]
         yield from self.qkv.weights((*path, "qkv"), qkv, None, fuse, fuse, may_quantise=False)
-        yield from self.out.weights((*path, "out"), (f"{name}.{out_name}",), None, split, may_quantise=False)
+        yield from self.out.weights((*path, "out"), (f"{name}.o_proj",), None, split, may_quantise=False)
 
 
 class VisionMLP(nnx.Module):
@@ -112,14 +112,12 @@ class VisionLayer(nnx.Module):
 
     Args:
         config: the vision encoder's config.
-        heads: how many heads it has, which configs name differently.
-        bias: whether attention has biases.
     """
 
-    def __init__(self, config: Any, heads: int, eps: float, build: BuildContext, *, bias: bool, gated: bool = False):
-        embed = config.hidden_size
+    def __init__(self, config: Any, build: BuildContext, *, gated: bool):
+        embed, eps = config.hidden_size, config.norm_eps
         self.attention_norm = LayerNorm(embed, eps, build)
-        self.attention = VisionAttention(embed, heads, build, bias=bias)
+        self.attention = VisionAttention(embed, config.attention_heads, build)
         self.mlp_norm = LayerNorm(embed, eps, build)
         self.mlp = VisionMLP(embed, config.intermediate_size, config.hidden_act, build)
         self.attention_gate = constant_param(build, (1,)) if gated else None
@@ -131,13 +129,11 @@ class VisionLayer(nnx.Module):
         x = x + through(self.attention_gate, self.attention(self.attention_norm(x), padding))
         return x + through(self.mlp_gate, self.mlp(self.mlp_norm(x)))
 
-    def weights(
-        self, path: tuple[str, ...], name: str, *, norms: tuple[str, str], out_name: str
-    ) -> Iterator[WeightSource]:
-        """Yield the sources of the layer whose tensors begin with `name`; `norms` are its two norms' names."""
-        yield from self.attention_norm.weights((*path, "attention_norm"), f"{name}.{norms[0]}")
-        yield from self.attention.weights((*path, "attention"), f"{name}.self_attn", out_name)
-        yield from self.mlp_norm.weights((*path, "mlp_norm"), f"{name}.{norms[1]}")
+    def weights(self, path: tuple[str, ...], name: str) -> Iterator[WeightSource]:
+        """Yield the sources of the layer whose tensors begin with `name`."""
+        yield from self.attention_norm.weights((*path, "attention_norm"), f"{name}.input_layernorm")
+        yield from self.attention.weights((*path, "attention"), f"{name}.self_attn")
+        yield from self.mlp_norm.weights((*path, "mlp_norm"), f"{name}.post_attention_layernorm")
         yield from self.mlp.weights((*path, "mlp"), f"{name}.mlp")
         if self.attention_gate is not None:
             yield whole((*path, "attention_gate"), f"{name}.gate_attn", 1)

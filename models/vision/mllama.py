@@ -42,7 +42,7 @@ class MllamaVision(nnx.Module):
         self.image_shape = (tiles, config.num_channels, config.image_size, config.image_size)
         self.count = (config.image_size // config.patch_size) ** 2 + 1
         self.kept = tuple(config.intermediate_layers_indices)
-        self.patches = Patches(config.num_channels, config.patch_size, embed, build, bias=False)
+        self.patches = Patches(config.num_channels, config.patch_size, embed, build)
         self.class_token = random_param(build, (embed,))
         self.positions = random_param(build, (self.count, embed))
         self.tile_positions = random_param(build, (arrangements, tiles * self.count * embed))
@@ -55,10 +55,7 @@ class MllamaVision(nnx.Module):
         self.norm_after = LayerNorm(embed, _NORM_EPS, build)
 
         def made(count: int, gated: bool) -> nnx.Dict:
-            heads, eps = config.attention_heads, config.norm_eps
-            return nnx.Dict(
-                {name: VisionLayer(config, heads, eps, build, bias=False, gated=gated) for name in layer_names(count)}
-            )
+            return nnx.Dict({name: VisionLayer(config, build, gated=gated) for name in layer_names(count)})
 
         self.local_layers = made(config.num_hidden_layers, False)
         self.global_layers = made(config.num_global_layers, True)
@@ -140,10 +137,7 @@ class MllamaVision(nnx.Module):
         ):
             for number, layer in enumerate(names):
                 yield from getattr(self, attribute)[layer].weights(
-                    (*path, attribute, layer),
-                    f"{name}.{stored}.layers.{number}",
-                    norms=("input_layernorm", "post_attention_layernorm"),
-                    out_name="o_proj",
+                    (*path, attribute, layer), f"{name}.{stored}.layers.{number}"
                 )
 
 

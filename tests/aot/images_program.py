@@ -108,22 +108,26 @@ def main(target: str, devices: int, kernels: str, family: str) -> None:
     from flax import nnx
 
     from jpaged.execution import plan_pool
+    from jpaged.execution.image_rows import image_examples, image_rows
     from jpaged.execution.lowering import StepPrograms
     from jpaged.loading.build_context import build_context
     from jpaged.loading.parameters.targets import abstract_model
     from jpaged.loading.parameters.weights import abstract_params
-    from models.gemma3 import Gemma3
-    from models.llava_onevision import LlavaOnevision
+    from models.gemma import Gemma
+    from models.llama import Llama
     from models.mllama import Mllama
+    from models.vision.gemma3 import GEMMA3
+    from models.vision.llava import LLAVA_ONEVISION
     from pallas_kernels.gpu_launch import compiling_for
 
     assert mesh.size == devices, mesh
     dtype = jnp.dtype(jnp.bfloat16)
-    kind = {"mllama": Mllama, "gemma3": Gemma3, "llava": LlavaOnevision}[family]
+    kind = {"mllama": Mllama, "gemma3": GEMMA3.around(Gemma), "llava": LLAVA_ONEVISION.around(Llama)}[family]
     config = config_of(family)
     build = build_context(mesh, dtype, stacked=kernels != "gpu", kernel_impl=kernels)
     model = abstract_model(kind, config, build)
     pool = {"block_size": BLOCK, "dtype": dtype, "shards": devices, "pool_bytes": POOL_BYTES}
+    rows = image_rows(model, MAX_MODEL_LEN)
     steps = StepPrograms(
         graphdef=nnx.split(model)[0],
         params=abstract_params(model, mesh),
@@ -134,7 +138,8 @@ def main(target: str, devices: int, kernels: str, family: str) -> None:
         max_model_len=MAX_MODEL_LEN,
         vocab_size=config.text_config.vocab_size,
         kernel_impl=kernels,
-        examples=tuple(model.examples()),
+        examples=image_examples(model, rows),
+        image_rows=rows,
     )
     for name, lower in (("decode", steps.decode), ("prompts", steps.mixed), ("encoder", steps.encoder)):
         start = time.perf_counter()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tile_checkpoints as tiles
 import torch
 from greedy_reference import one_torch_thread
 from PIL import Image
@@ -130,10 +131,13 @@ def qwen2_vl() -> tuple[type, Any]:
 
 
 FAMILIES = {make.__name__: make for make in (qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, qwen2_5_vl, qwen2_vl)}
+FAMILIES |= tiles.FAMILIES
 
 
 def make(name: str, folder: Path) -> Any:
     """Write a checkpoint of the family and return transformers' model."""
+    if name in tiles.FAMILIES:
+        return tiles.make(name, folder)
     kind, config = FAMILIES[name]()
     config._experts_implementation = "eager"
     return _make(kind, config, PROCESSOR, folder, TOKENIZER)
@@ -168,6 +172,8 @@ def torch_logits(model: Any, asked: dict[str, Any], ids: Sequence[int]) -> torch
     Nothing is kept from step to step: what transformers keeps of Qwen3.5 after a picture at a prompt's end is not what
     it computes at once.
     """
+    if model.config.model_type in tiles.FAMILIES:
+        return tiles.torch_logits(model, asked, ids)
     images = asked.get("multi_modal_data", {}).get("image", [])
     seen = dict(PROCESSOR(images, return_tensors="pt")) if images else {}
     whole = torch.tensor([list(ids)])

@@ -1,4 +1,4 @@
-"""Families with eyes of Qwen: tokens are transformers', whatever the pictures and whatever happens to requests."""
+"""Families with eyes, in packed rows: tokens are those of transformers, whatever happens to requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PARTS = [
 PROMPTS = [prompt(parts, seed) for seed, parts in enumerate(PARTS)]
 
 
-ON_A_COMMIT = ("qwen3_vl",)
+ON_A_COMMIT = ("qwen3_vl", "smolvlm")
 NAMES = [name if name in ON_A_COMMIT else pytest.param(name, marks=pytest.mark.nightly) for name in FAMILIES]
 
 
@@ -61,12 +61,14 @@ def test_a_prefix_that_ends_inside_a_picture_is_found(engine, checkpoint):
     outputs = engine.generate([other, prompt((5, WIDE, 4), seed=7)], GREEDY, use_tqdm=False)
     assert_torchs(checkpoint[1], [other, prompt((5, WIDE, 4), seed=7)], outputs)
     has_states = checkpoint[1].config.model_type.startswith("qwen3_5")
-    assert has_states or outputs[0].num_cached_tokens >= 32
-    assert outputs[1].num_cached_tokens <= 6, "another picture of as many tokens"
+    assert has_states or outputs[0].num_cached_tokens >= min(32, (len(outputs[0].prompt_token_ids) - 2) // 8 * 8)
+    assert outputs[1].num_cached_tokens <= 8, "another picture of as many tokens"
     assert engine.stats().num_encoded_images <= encoded + 1, "features of the first are kept"
     check_empty(engine)
 
 
+PAGES = {"qwen3_5": 10, "qwen3_5_moe": 10, "idefics3": 30, "llava": 20, "llava_next": 30, "smolvlm": 20}
+"""Pages of a pool that is too small: few of Qwen3.5's layers keep KV, and pictures have more or fewer tokens."""
 TIGHT = {"enable_prefix_caching": False}
 CHANGES = {
     "swap": TIGHT | {"preemption_mode": "swap"},
@@ -88,7 +90,7 @@ def test_nothing_that_happens_to_a_request_changes_its_tokens(engine, checkpoint
     wanted = engine.generate(PROMPTS, params, use_tqdm=False)
     changed = CHANGES[change]
     if is_tight := "preemption_mode" in changed:
-        pages = 10 if checkpoint[1].config.model_type.startswith("qwen3_5") else 20  # fewer of its layers keep KV
+        pages = PAGES.get(checkpoint[1].config.model_type, 20)
         changed = changed | {"kv_cache_memory_bytes": pages * engine.memory_report().page_bytes}
     llm = LLM(checkpoint[0], **(SETTINGS | changed))
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)

@@ -83,8 +83,7 @@ def test_after_the_warm_up_nothing_compiles(family):
     llm = LLM(model, **SETTINGS)
     assert llm.warmup(use_tqdm=False) == llm.control.engine.runner.num_warmup
     llm.generate(prompts, SamplingParams(max_tokens=3), use_tqdm=False)
-    several_shapes = "llava" in model
-    assert llm.num_recompiles == 0 or several_shapes, "pictures of other shapes than the foreseen ones compile later"
+    assert llm.num_recompiles == 0
 
 
 @pytest.mark.nightly

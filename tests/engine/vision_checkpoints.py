@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from greedy_reference import Reference, _reference, one_torch_thread
 from PIL import Image
+from tile_pixels import pixels_of
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import (
     Gemma3Config,
@@ -159,7 +160,7 @@ def _make(kind, config, processor, folder: Path, tokenizer=TOKENIZER):
             weight.normal_(0.1 if flat else 0.0, 0.3 if flat else weight[0].numel() ** -0.5)
             if name.endswith(("_gate", ".gate", "gate_attn", "gate_ffn")):
                 weight.fill_(0.8)
-        model.model.language_model.embed_tokens.weight.normal_(0.0, 0.3)
+        model.get_input_embeddings().weight.normal_(0.0, 0.3)
         model.lm_head.weight.normal_(0.0, 0.3)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -198,7 +199,7 @@ def seen_by_torch(request) -> dict[str, torch.Tensor]:
     """Return what transformers' model takes of a request's images."""
     if not request.asks.get("images", ()):
         return {}
-    pixels = np.stack([image.arrays["pixel_values"] for image in request.asks.get("images", ())])
+    pixels = np.concatenate([pixels_of(image.arrays, 7) for image in request.asks.get("images", ())])
     ids = torch.tensor([request.prompt_token_ids])
     return {"pixel_values": torch.tensor(pixels), "token_type_ids": (ids == IMAGE).long()}
 

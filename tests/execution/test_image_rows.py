@@ -97,3 +97,52 @@ def test_examples_fill_rows():
         made = rows.joined([[Item(arrays, np.arange(features, dtype=np.int32))]], nowhere)[0]
         assert made.arrays["pixels"].shape == (1, length, 3)
         assert made.arrays["pixels"].dtype == np.uint8
+
+
+TILES = RowLayout(
+    (RowArray("pixels", (), "int32"),),
+    (),
+    (SegmentKind("tiles", 5, 5),),
+    1,
+    features=(RowArray("takes", (2,), "int32", numbers_patches=True), RowArray("shares", (2,), "float32")),
+    spare=3,
+    unit=5,
+    largest=20,
+)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=9), st.data())
+@settings(max_examples=examples(60), deadline=None)
+def test_features_take_the_patches_of_their_own_image(tiles, data):
+    items = []
+    for number, count in enumerate(tiles):
+        patches, features = 5 * count, data.draw(st.integers(1, 8 * count))
+        takes = np.array(
+            data.draw(st.lists(st.integers(-1, patches - 1), min_size=2 * features, max_size=2 * features))
+        )
+        arrays = {
+            "pixels": np.arange(patches, dtype=np.int32) + 100 * (number + 1),
+            "tiles": np.full(count, 5, np.int32),
+            "takes": takes.reshape(-1, 2).astype(np.int32),
+            "shares": np.full((features, 2), number, np.float32),
+        }
+        items.append(Item(arrays, np.arange(features, dtype=np.int32) + 1000 * number))
+    rows = ImageRows(TILES, TILES.largest)
+    assert all(length % 5 == 0 for length in rows.lengths) and rows.lengths[-1] == 20
+    for row in rows.packed(items, together=True):
+        (made,) = rows.joined([row], nowhere)
+        first = 0
+        for each in row:
+            last = first + len(each.rows)
+            own, takes = each.arrays, made.arrays["takes"][0, first:last]
+            assert (takes < 0).tolist() == (own["takes"] < 0).tolist()
+            kept = takes >= 0
+            assert (made.arrays["pixels"][0][takes][kept] == own["pixels"][own["takes"]][kept]).all()
+            assert (made.arrays["shares"][0, first:last] == own["shares"]).all()
+            assert (made.rows[0, first:last] == each.rows).all()
+            first = last
+
+
+def test_rows_have_room_for_several_images_of_one_size():
+    rows = ImageRows(TILES, 4 * 5)
+    assert rows.lengths == (5, 10, 15, 20)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,14 +17,18 @@ from jpaged.execution.caches.base import BlockSettings
 from jpaged.execution.caches.images import ImageBatch, ImageCache
 from jpaged.execution.caches.pool import PoolSpec, plan_pool
 from jpaged.execution.encode import calls, make_encode, no_rows
+from jpaged.execution.image_rows import Item, image_examples, image_rows
 from jpaged.model_api import BuildContext, ImageGroup
-from jpaged_models.gemma3 import Gemma3
+from jpaged_models.gemma import Gemma
 from jpaged_models.mllama import Mllama
+from jpaged_models.vision.gemma3 import GEMMA3
 
 MESH = make_mesh(1)
 
 
-@pytest.fixture(scope="module", params=[(Gemma3, gemma3_config), (Mllama, mllama_config)], ids=["Gemma 3", "mllama"])
+@pytest.fixture(
+    scope="module", params=[(GEMMA3.around(Gemma), gemma3_config), (Mllama, mllama_config)], ids=["Gemma 3", "mllama"]
+)
 def model(request):
     """(graph definition, parameters' shapes, a pool of 64 MiB, the model)."""
     family, config = request.param
@@ -53,8 +59,12 @@ def test_a_step_with_images_never_copies_the_pool(model):
 def test_the_encoder_never_copies_the_pool(model):
     graphdef, params, spec, module = model
     pool = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
-    ((arrays, count),) = module.examples()
-    ((arrays, rows),) = next(calls([[(arrays, no_rows(spec, count))]], (1,)))
+    packer = image_rows(module, 256)
+    arrays, count = image_examples(module, packer)[0]
+    if packer is None:
+        ((arrays, rows),) = next(calls([[(arrays, no_rows(spec, count))]], (1,)))
+    else:
+        ((arrays, rows),) = packer.joined([[Item(arrays, no_rows(spec, count)[:count])]], partial(no_rows, spec))
     assert_in_place(make_encode(graphdef, spec, MESH).lower(params, pool, arrays, rows).compile(), spec)
 
 

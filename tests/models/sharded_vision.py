@@ -16,9 +16,10 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from jpaged.model_api import TENSOR_AXIS, BuildContext
-from jpaged_models.vision import LlavaOnevisionProjector, SiglipVision
+from jpaged_models.vision.llava import LlavaVision
 
 VISION = SimpleNamespace(
+    model_type="siglip_vision_model",
     num_channels=3,
     image_size=30,
     patch_size=7,
@@ -38,32 +39,40 @@ CONFIG = SimpleNamespace(
 )
 
 
-class Encoder(nnx.Module):
-    """Pixels to projected features."""
+def within(row):
+    """Return attention of all patches to each other, head by head as the engine's is."""
 
-    def __init__(self, build: BuildContext):
-        self.tower = SiglipVision(VISION, build, final_norm=False)
-        self.projector = LlavaOnevisionProjector(CONFIG, build)
+    def attend(segments, q, k, v, *, scale):
+        share = jax.nn.softmax(jnp.einsum("qhgd,khd->hgqk", q, k) * scale, axis=-1)
+        return jnp.einsum("hgqk,khd->qhgd", share, v)
 
-    def __call__(self, pixels):
-        return self.projector(self.tower(pixels))
+    return attend
 
 
 def main() -> dict:
     mesh = Mesh(np.array(jax.devices()), (TENSOR_AXIS,))
-    model = Encoder(BuildContext(dtype=jnp.dtype(jnp.float32), tensor_parallel=mesh.size, rngs=nnx.Rngs(0)))
+    model = LlavaVision(CONFIG, BuildContext(dtype=jnp.dtype(jnp.float32), tensor_parallel=mesh.size, rngs=nnx.Rngs(0)))
     graph, state = nnx.split(model)
     flat = dict(nnx.to_flat_state(state))
-    sources = [*model.tower.weights(("tower",), "t"), *model.projector.weights(("projector",), "p", "n")]
-    assert {source.path for source in sources} == set(flat)
-    for source in sources:
-        spread = jax.device_put(flat[source.path][...], NamedSharding(mesh, source.partition))
-        flat[source.path] = flat[source.path].replace(spread)
+    sources = {model.locate(source)[0]: source for source in model.weights()}
+    assert set(sources) == set(flat)
+    for path, source in sources.items():
+        spread = jax.device_put(flat[path][...], NamedSharding(mesh, source.partition))
+        flat[path] = flat[path].replace(spread)
 
     def forward(params, pixels):
-        return nnx.merge(graph, params)(pixels)
+        row = {
+            "pixels": pixels,
+            "places": jnp.arange(16),
+            "tiles": jnp.array([0, 16]),
+            "scale": jnp.ones(3),
+            "shift": jnp.zeros(3),
+            "takes": jnp.arange(16)[:, None],
+            "shares": jnp.ones((16, 1)),
+        }
+        return nnx.merge(graph, params)(row, within(row))
 
-    pixels = np.random.default_rng(0).normal(size=(2, 3, 30, 30)).astype(np.float32)
+    pixels = np.random.default_rng(0).normal(size=(16, 147)).astype(np.float32)
     params = nnx.from_flat_state(flat)
     compiled = jax.jit(forward).lower(params, pixels).compile()
     names = r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("

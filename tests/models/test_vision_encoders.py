@@ -23,15 +23,13 @@ from transformers import (
     MllamaForConditionalGeneration,
 )
 
+from jpaged.execution.image_rows import ImageRows, Item
 from jpaged.images import anyres
+from jpaged.images.tiles import TilePatches, taken
 from jpaged.model_api import BuildContext
-from jpaged_models.vision import (
-    Gemma3Projector,
-    LlavaOnevisionProjector,
-    MllamaProjector,
-    MllamaVision,
-    SiglipVision,
-)
+from jpaged_models.vision import MllamaProjector, MllamaVision
+from jpaged_models.vision.gemma3 import GEMMA3, Gemma3Vision
+from jpaged_models.vision.llava import LLAVA, LlavaVision
 
 SIGLIP = {
     "hidden_size": 60,
@@ -118,10 +116,12 @@ def filled(make, sources, tensors, **options):
     left = set(flat)
     for source in sources(module):
         value = np.asarray(source.convert(*(tensors[name] for name in source.sources)))
-        assert value.shape == flat[source.path].shape, (source.path, value.shape)
-        assert len(source.partition) == value.ndim, source.path
-        left.remove(source.path)
-        flat[source.path] = flat[source.path].replace(jnp.asarray(value))
+        path, index = module.locate(source) if hasattr(module, "locate") else (source.path, None)
+        assert index is None, "layers are not stacked"
+        assert value.shape == flat[path].shape, (path, value.shape)
+        assert len(source.partition) == value.ndim, path
+        left.remove(path)
+        flat[path] = flat[path].replace(jnp.asarray(value))
     assert not left
     return nnx.merge(graph, nnx.from_flat_state(flat))
 
@@ -150,25 +150,57 @@ def before(tensors, part):
     return found
 
 
+SETTINGS = {"do_rescale": True, "rescale_factor": 1 / 99, "do_normalize": True, "image_mean": 0.4, "image_std": 0.7}
+
+
+def images(*shape):
+    """Random bytes, and the pixels that they stand for."""
+    bytes_ = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
+    return bytes_, torch.tensor((bytes_ / 99 - 0.4) / 0.7, dtype=torch.float32)
+
+
+def within(row):
+    """Return attention within the tiles of a row."""
+
+    def attend(segments, q, k, v, *, scale):
+        seen = jnp.searchsorted(row[segments], jnp.arange(len(q)), side="right")
+        scores = jnp.einsum("qhgd,khd->hgqk", q, k, precision="highest") * scale
+        share = jax.nn.softmax(jnp.where(seen[:, None] == seen, scores, -jnp.inf), axis=-1)
+        return jnp.einsum("hgqk,khd->qhgd", share, v, precision="highest")
+
+    return attend
+
+
+def towers(family, kind, config, tensors, items, **options):
+    """Return the features that the family's tower makes of items' arrays, packed into one row."""
+    named = {}
+    for name, tensor in tensors.items():
+        prefix = next((pair for pair in family.prefixes if name.startswith(pair[0])), None)
+        named |= {} if prefix is None else {prefix[1] + name.removeprefix(prefix[0]): tensor}
+    tower = filled(partial(kind, config), lambda module: module.weights(), named, **options)
+    counts = [
+        len(arrays["takes"]) if "takes" in arrays else len(arrays["places"]) // tower.layout.merge for arrays in items
+    ]
+    rows = ImageRows(tower.layout, sum(len(arrays["places"]) for arrays in items))
+    packed = [Item(arrays, np.zeros(count, np.int32)) for arrays, count in zip(items, counts, strict=True)]
+    (made,) = rows.joined([packed], lambda number: np.zeros(number, np.int32))
+    row = {name: array[0] for name, array in made.arrays.items()}
+    graph, params = nnx.split(tower)
+    found = jax.jit(lambda params, row: nnx.merge(graph, params)(row, within(row)))(params, row)
+    return np.split(np.asarray(found)[: sum(counts)], np.cumsum(counts)[:-1])
+
+
 @pytest.mark.parametrize("shards", [1, 4])
 def test_gemma3s_features_equal_transformers(shards, tmp_path):
     kind, config = gemma3()
     model, tensors = checkpoint(kind, config, tmp_path)
-    images = pixels(3, 3, 30, 30)
+    tiles, given = images(3, 3, 30, 30)
     with torch.no_grad():
-        theirs = model.model.get_image_features(torch.tensor(images)).pooler_output
-    tower, projector = (
-        before(tensors, "embeddings.patch_embedding.weight"),
-        before(tensors, "mm_input_projection_weight"),
-    )
-    vision = filled(
-        lambda build: SiglipVision(config.vision_config, build, final_norm=True),
-        lambda module: module.weights((), tower),
-        tensors,
-        tensor_parallel=shards,
-    )
-    project = filled(partial(Gemma3Projector, config), lambda module: module.weights((), projector), tensors)
-    close(run(project, run(vision, images)), theirs)
+        theirs = model.model.get_image_features(given).pooler_output
+    patches = TilePatches(config.vision_config, SETTINGS, merge=2)
+    items = [patches.arrays(tile[None]) for tile in tiles]
+    ours = towers(GEMMA3, Gemma3Vision, config, tensors, items, tensor_parallel=shards)
+    close(np.stack(ours), theirs)
 
 
 @pytest.mark.parametrize(("shards", "bias"), [(1, True), (4, False)])
@@ -176,33 +208,25 @@ def test_llava_onevisions_tokens_equal_transformers(shards, bias, tmp_path):
     kind, config = llava(bias)
     model, tensors = checkpoint(kind, config, tmp_path)
     shape = anyres.Anyres(tuple(map(tuple, GRIDS)), 30, 4, 2)
-    tower, projector = before(tensors, "embeddings.patch_embedding.weight"), before(tensors, "linear_1.weight")
-    newline = next(name for name in tensors if name.endswith("image_newline"))
-    vision = filled(
-        lambda build: SiglipVision(config.vision_config, build, final_norm=False),
-        lambda module: module.weights((), tower),
-        {name: tensor for name, tensor in tensors.items() if "post_layernorm" not in name},
-        tensor_parallel=shards,
-    )
-    project = filled(
-        partial(LlavaOnevisionProjector, config),
-        lambda module: module.weights((), projector, newline),
-        tensors,
-        tensor_parallel=shards,
-    )
-    tiles = pixels(10, 3, 30, 30)
-    projected = run(project, run(vision, tiles))
+    patches = TilePatches(config.vision_config, SETTINGS)
+    tiles, given = images(10, 3, 30, 30)
+    items, wanted = [], []
     for size, alone in (((31, 47), True), ((200, 170), True), ((9, 100), True), ((31, 47), False)):
-        rows, weights = anyres.packing(size, shape, alone=alone)
-        given = torch.tensor(tiles)[None] if alone else torch.tensor(tiles[:2])[:, None]
+        height, width = anyres.best_resolution(size, shape.resolutions)
+        mine = slice(0, 1 + height // 30 * (width // 30) if alone else 1)
+        items.append(patches.arrays(tiles[mine]) | taken(patches, *anyres.packing(size, shape, alone=alone)))
         with torch.no_grad():
             theirs = model.model.get_image_features(
-                given,
-                image_sizes=torch.tensor([size] * len(given)),
+                given[None] if alone else given[:2, None],
+                image_sizes=torch.tensor([size] * (1 if alone else 2)),
                 vision_aspect_ratio="anyres_max_2",
                 batch_num_images=None if alone else torch.tensor([2]),
             )
-        close(run(project, projected, rows, weights, method="pack"), theirs.pooler_output[0])
+        wanted.append(theirs.pooler_output[0])
+    for found, theirs in zip(
+        towers(LLAVA, LlavaVision, config, tensors, items, tensor_parallel=shards), wanted, strict=True
+    ):
+        close(found, theirs)
 
 
 @pytest.mark.parametrize("shards", [1, 4])
@@ -249,33 +273,24 @@ def test_tokens_that_attend_in_turn_get_what_they_get_together(at_once, tiled, m
     np.testing.assert_allclose(run(vision, *given), together, atol=1e-5)
 
 
-def test_bfloat16_stays_close():
-    _, config = gemma3()
-    tower = SiglipVision(config.vision_config, build_context(), final_norm=True)
-    graph, params = nnx.split(tower)
-    halved = nnx.merge(graph, jax.tree.map(lambda x: x.astype(jnp.bfloat16), params))
-    exact, rounded = run(tower, pixels(1, 3, 30, 30)), run(halved, pixels(1, 3, 30, 30))
-    assert rounded.dtype == jnp.bfloat16
-    assert np.abs(exact - rounded.astype(np.float32)).mean() < 0.05
-
-
 def test_pixels_of_another_size_are_refused(tiled):
     with pytest.raises(ValueError, match=r"pixels.shape=.*, the encoder takes \[images, \(3, 3, 30, 30\)\]"):
         tiled[0](pixels(1, 3, 3, 31, 30), np.array([1]), np.ones((1, 3)))
-    tower = nnx.eval_shape(lambda: SiglipVision(gemma3()[1].vision_config, build_context(), final_norm=True))
-    with pytest.raises(ValueError, match=r"pixels.shape=.*, the encoder takes \[images, \(3, 30, 30\)\]"):
-        tower(pixels(1, 3, 30, 31))
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "projector"),
-    [("mm_tokens_per_image", 5, Gemma3Projector), ("vision_feature_layer", -2, LlavaOnevisionProjector)],
+    ("make", "kind", "field", "value", "message"),
+    [
+        (gemma3, Gemma3Vision, "mm_tokens_per_image", 5, "mm_tokens_per_image=5 is not a square"),
+        (llava, LlavaVision, "vision_feature_layer", -5, r"vision_feature_layer=\[-5\] are not states"),
+        (llava, LlavaVision, "vision_feature_layer", [1, 4], r"vision_feature_layer=\[1, 4\] are not states"),
+    ],
 )
-def test_what_projectors_do_not_do_is_refused(field, value, projector):
-    config = gemma3()[1] if projector is Gemma3Projector else llava()[1]
+def test_what_towers_do_not_do_is_refused(make, kind, field, value, message):
+    _, config = make()
     setattr(config, field, value)
-    with pytest.raises(ValueError, match=f"{field}={value}"):
-        projector(config, build_context())
+    with pytest.raises(ValueError, match=message):
+        kind(config, build_context())
 
 
 @pytest.mark.nightly

@@ -8,6 +8,7 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
+from tile_pixels import pixels_of
 from transformers import Gemma3ImageProcessorPil
 from vision_checkpoints import BEGIN, END, IMAGE, IMAGE_TOKENS, SIZE, TOKENIZER, gemma3_config, picture
 
@@ -38,6 +39,7 @@ def inputs_of(folder, **sources):
         tokenizer=TOKENIZER,
         sources=ImageSources(**sources),
         whole=True,
+        processor="jpaged.images.tiles:Gemma3ImageProcessor",
     )
     return InputProcessor(TOKENIZER, images=images, **LIMITS)
 
@@ -109,7 +111,7 @@ def test_an_image_has_another_name_under_a_salt(inputs):
 
 def test_an_image_in_two_prompts_is_prepared_once(inputs):
     first, second = (process(inputs, with_image(picture(3))).asks["images"][0] for _ in range(2))
-    assert first.arrays["pixel_values"] is second.arrays["pixel_values"]
+    assert first.arrays["pixels"] is second.arrays["pixels"]
 
 
 def test_an_image_under_another_salt_is_prepared_again(inputs):
@@ -119,10 +121,10 @@ def test_an_image_under_another_salt_is_prepared_again(inputs):
         process(inputs, with_image(picture(3)) | {"cache_salt": salt}).asks["images"][0]
         for salt in ("mine", "other", None)
     )
-    assert again.arrays["pixel_values"] is mine.arrays["pixel_values"]
+    assert again.arrays["pixels"] is mine.arrays["pixels"]
     for each in (other, none):
-        assert each.arrays["pixel_values"] is not mine.arrays["pixel_values"]
-        assert np.array_equal(each.arrays["pixel_values"], mine.arrays["pixel_values"])
+        assert each.arrays["pixels"] is not mine.arrays["pixels"]
+        assert np.array_equal(each.arrays["pixels"], mine.arrays["pixels"])
 
 
 def test_a_chats_prompt_is_made_without_preparing_its_images(folder):
@@ -233,4 +235,4 @@ def test_a_folder_that_does_not_say_how_images_are_prepared_is_named(tmp_path):
 def test_pixels_are_those_that_transformers_makes(inputs):
     (image,) = process(inputs, with_image(picture(0))).asks.get("images", ())
     theirs = Gemma3ImageProcessorPil(size=SIZE)([[picture(0)]], return_tensors="np")["pixel_values"][0]
-    np.testing.assert_array_equal(image.arrays["pixel_values"], theirs)
+    np.testing.assert_allclose(pixels_of(image.arrays, 7)[0], theirs, atol=1e-6)

@@ -34,6 +34,7 @@ def inputs_of(folder, settings=None, limits=None, **sources):
         sources=ImageSources(**sources),
         settings=settings,
         limits=limits,
+        processor="jpaged.images.tiles:LlavaOnevisionImageProcessor",
     )
     return InputProcessor(TOKENIZER, images=images, vocab_size=211, max_model_len=512, max_num_seqs=4)
 
@@ -58,7 +59,7 @@ def test_a_group_of_frames_is_an_item_and_prompts_share_the_first_ones(inputs):
     assert [b.start for b in items[1:]] == [a.stop for a in items[:-1]]
     shorter = items_of(inputs, FRAMES[:12])
     assert shorter[0].digest == items[0].digest and shorter[1].digest != items[1].digest
-    assert shorter[0].arrays["pixel_values"] is items[0].arrays["pixel_values"], "it is prepared once"
+    assert shorter[0].arrays["pixels"] is items[0].arrays["pixels"], "it is prepared once"
     ending = items_of(inputs, FRAMES[:8])
     assert ending[0].length == 33 and ending[0].digest != items[0].digest, "it has the newline"
 

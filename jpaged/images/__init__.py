@@ -14,6 +14,7 @@ from jpaged.images.pixels import Picture
 from jpaged.images.processors import ImageProcessor, PreparedImage, open_image_processor, placeholder_of
 from jpaged.images.prompts import (
     Expansion,
+    Item,
     Placeholder,
     Span,
     expand_ids,
@@ -22,6 +23,7 @@ from jpaged.images.prompts import (
     fill_ids,
     fill_text,
     find_spans,
+    own_tokens,
 )
 from jpaged.images.sources import LowDetail, read_images
 from jpaged.images.videos import VideoProcessor, open_video_processor, takes_videos
@@ -34,6 +36,7 @@ __all__ = [
     "GivenLayout",
     "ImageProcessor",
     "ImageSources",
+    "Item",
     "LowDetail",
     "Picture",
     "Placeholder",
@@ -50,6 +53,7 @@ __all__ = [
     "is_given",
     "open_image_processor",
     "open_video_processor",
+    "own_tokens",
     "placeholder_of",
     "read_clips",
     "read_images",

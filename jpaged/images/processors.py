@@ -23,7 +23,7 @@ from jaxtyping import Int
 
 from jpaged.images import anyres
 from jpaged.images.pixels import Picture, pillow
-from jpaged.images.prompts import Placeholder
+from jpaged.images.prompts import Expansion, Placeholder, expansion
 from jpaged.processor_settings import processor_with
 
 
@@ -94,11 +94,20 @@ class ImageProcessor(ABC):
 
     @abstractmethod
     def tokens(self, size: tuple[int, int], *, alone: bool) -> int:
-        """Return how many of the prompt's tokens an image of (height, width) pixels takes.
+        """Return how many of the prompt's tokens take a feature of an image of (height, width) pixels.
 
         Raises:
             ValueError: the model takes no image of this size.
         """
+
+    def expansion(self, size: tuple[int, int], *, alone: bool) -> Expansion:
+        """Return what takes the place of the placeholder of an image of (height, width) pixels. Where other tokens
+        stand among those that take features, `PreparedImage.takes` counts them too, from the first feature to the last.
+
+        Raises:
+            ValueError: see `tokens`.
+        """
+        return expansion(self.placeholder, self.tokens(size, alone=alone))
 
     @abstractmethod
     def prepare(self, picture: Picture, *, alone: bool) -> PreparedImage:

@@ -9,6 +9,9 @@ from typing import NamedTuple, TypeAlias
 Span: TypeAlias = tuple[int, int]
 """The first place and the number of an image's tokens in a prompt."""
 
+Item: TypeAlias = int | tuple[int, ...]
+"""How many tokens an image takes; or, where others stand among them, as the end of a row, the ids of all."""
+
 
 @dataclass(frozen=True)
 class Placeholder:
@@ -109,15 +112,28 @@ def expand_text(text: str, placeholder: Placeholder, counts: Sequence[int]) -> s
     return fill_text(text, placeholder, [expansion(placeholder, count) for count in counts])
 
 
-def find_spans(ids: Sequence[int], placeholder: Placeholder, counts: Sequence[int]) -> list[Span]:
+def own_tokens(placeholder: Placeholder, expanded: Expansion) -> Item:
+    """Return what an image's own tokens are, from the first that takes a feature to the last."""
+    ids, token = expanded.ids, placeholder.image_token
+    count = ids.count(token)
+    if not count:
+        return 0
+    first = ids.index(token)
+    run = ids[first : len(ids) - ids[::-1].index(token)]
+    return count if count == len(run) else run
+
+
+def find_spans(ids: Sequence[int], placeholder: Placeholder, items: Sequence[Item]) -> list[Span]:
     """Return each image's span in a prompt that was expanded as text and then tokenised.
 
     Images may follow each other without anything in between.
 
     Raises:
-        ValueError: the prompt has more or fewer of the image's tokens, or other tokens in the midst of an image's.
+        ValueError: the prompt has more or fewer of the image's tokens, or other tokens in the midst of an image's than
+            it has.
     """
     places = [place for place, token in enumerate(ids) if token == placeholder.image_token]
+    counts = [each if isinstance(each, int) else each.count(placeholder.image_token) for each in items]
     if len(places) != sum(counts):
         raise ValueError(
             f"the prompt has {len(places)} tokens {placeholder.image_text!r}, but its {len(counts)} "
@@ -125,13 +141,20 @@ def find_spans(ids: Sequence[int], placeholder: Placeholder, counts: Sequence[in
         )
     spans: list[Span] = []
     taken = 0
-    for number, count in enumerate(counts, start=1):
+    for number, (count, item) in enumerate(zip(counts, items, strict=True), start=1):
         mine = places[taken : taken + count]
-        if mine and mine[-1] - mine[0] + 1 != count:
+        length = count if isinstance(item, int) else len(item)
+        if mine and mine[-1] - mine[0] + 1 != length:
             raise ValueError(
                 f"the {count} tokens of {placeholder.modality} {number} do not follow one another in the prompt"
+                + ("" if isinstance(item, int) else f" with the {length - count} others that belong among them")
             )
-        spans.append((mine[0] if mine else len(ids), count))
+        if not isinstance(item, int) and tuple(ids[mine[0] : mine[0] + length]) != item:
+            raise ValueError(
+                f"other tokens stand among the {count} tokens of {placeholder.modality} {number} in the prompt than "
+                "the model's image processor puts there"
+            )
+        spans.append((mine[0] if mine else len(ids), length))
         taken += count
     return spans
 

@@ -20,6 +20,7 @@ from jpaged.images import (
     GivenLayout,
     ImageProcessor,
     ImageSources,
+    Item,
     Picture,
     Placeholder,
     PreparedImage,
@@ -33,6 +34,7 @@ from jpaged.images import (
     is_given,
     open_image_processor,
     open_video_processor,
+    own_tokens,
     placeholder_of,
     read_clips,
     read_images,
@@ -111,7 +113,7 @@ class _Counted(NamedTuple):
 
     placeholder: Placeholder
     expansions: list[Expansion]
-    items: list[int]
+    items: Sequence[Item]
     place: Place
 
 
@@ -300,12 +302,13 @@ class ImageInputs:
                 raise ValueError(f"mm_processor_kwargs={dict(media.settings)!r} changes no {GIVEN_FEATURES!r}")
             given = [each for data in images for each in layout.read(data)]
             self._check_number("image", len(given))
-            counts = [len(each.features) for each in given]
-            return _counted(self._placeholder(), counts, partial(_placed_given, layout, given))
+            placeholder = self._placeholder()
+            expansions = [expansion(placeholder, len(each.features)) for each in given]
+            return _counted(placeholder, expansions, partial(_placed_given, layout, given))
         self._check_number("image", len(images))
         processor = self._processor(media.settings)
-        pictures, counts = self._read(processor, images)
-        return _counted(processor.placeholder, counts, partial(self._placed, processor, pictures))
+        pictures, expansions = self._read(processor, images)
+        return _counted(processor.placeholder, expansions, partial(self._placed, processor, pictures))
 
     def _check_number(self, modality: str, number: int) -> None:
         most = self._limits.get(modality)
@@ -351,8 +354,8 @@ class ImageInputs:
                 self._of_requests.popitem(last=False)
             return found
 
-    def _read(self, processor: ImageProcessor, images: Sequence[Any]) -> tuple[list[Picture], list[int]]:
-        """Return the pictures, and how many tokens each takes.
+    def _read(self, processor: ImageProcessor, images: Sequence[Any]) -> tuple[list[Picture], list[Expansion]]:
+        """Return the pictures, and what takes the place of each one's placeholder.
 
         Raises:
             ValueError: there are too many, or one is of no kind that is read, too large, not allowed, corrupt or
@@ -362,7 +365,7 @@ class ImageInputs:
             pictures = read_images(list(images), self._sources)
         except TypeError as error:
             raise ValueError(str(error)) from error
-        return pictures, [processor.tokens(picture.size, alone=len(pictures) == 1) for picture in pictures]
+        return pictures, [processor.expansion(picture.size, alone=len(pictures) == 1) for picture in pictures]
 
     def _placed(
         self,
@@ -404,8 +407,8 @@ class ImageInputs:
         return made
 
 
-def _counted(placeholder: Placeholder, counts: list[int], place: Place) -> _Counted:
-    return _Counted(placeholder, [expansion(placeholder, count) for count in counts], counts, place)
+def _counted(placeholder: Placeholder, expansions: list[Expansion], place: Place) -> _Counted:
+    return _Counted(placeholder, expansions, [own_tokens(placeholder, each) for each in expansions], place)
 
 
 def _item(

@@ -93,15 +93,17 @@ class SquareMerger(nnx.Module):
     """``down(act(up(norm(x))))`` of the patches of a square together.
 
     Args:
-        norm: a norm of patches, or of squares.
+        norm: a norm of patches, or of squares; None = there is none.
         merge: patches of a square.
         width: of a feature.
         activation: a key of `ACTIVATIONS`.
+        columns: of what is between the two layers; None = those of a square.
+        bias: whether the layers have biases.
     """
 
     def __init__(
         self,
-        norm: LayerNorm | RMSNorm,
+        norm: LayerNorm | RMSNorm | None,
         embed: int,
         merge: int,
         width: int,
@@ -109,30 +111,33 @@ class SquareMerger(nnx.Module):
         *,
         activation: str = "gelu",
         of_squares: bool = False,
+        columns: int | None = None,
+        bias: bool = True,
     ):
         self.norm = norm
-        self.columns = convert.Padded(embed * merge, build.tensor_parallel)
-        columns = self.columns.size
-        self.up = Linear(embed * merge, columns, build, partition=P(None, TENSOR_AXIS), bias=True)
-        self.down = Linear(columns, width, build, partition=P(TENSOR_AXIS, None), bias=True)
+        self.columns = convert.Padded(columns or embed * merge, build.tensor_parallel)
+        inner = self.columns.size
+        self.up = Linear(embed * merge, inner, build, partition=P(None, TENSOR_AXIS), bias=bias)
+        self.down = Linear(inner, width, build, partition=P(TENSOR_AXIS, None), bias=bias)
         self.merge = merge
         self.activation = activation
         self.of_squares = of_squares
 
     def __call__(self, x: Float[Array, "patches embed"], live_rows: LiveRows) -> Float[Array, "features width"]:
         """Return a vector for each square; `live_rows` counts squares."""
-        if not self.of_squares:
+        if self.norm is not None and not self.of_squares:
             x = self.norm(x)
         x = x.reshape(len(x) // self.merge, -1)
-        if self.of_squares:
+        if self.norm is not None and self.of_squares:
             x = self.norm(x)
         return self.down(ACTIVATIONS[self.activation](self.up(x, live_rows)), live_rows)
 
-    def weights(self, path: tuple[str, ...], *, norm: str, layers: Sequence[str]) -> Iterator[WeightSource]:
+    def weights(self, path: tuple[str, ...], *, layers: Sequence[str], norm: str = "") -> Iterator[WeightSource]:
         """Yield the sources of the tensors ``{norm}.weight`` and so on, and of the two `layers`."""
         columns, width = self.columns, self.down.weight.shape[-1]
         up, down = convert.linear(self.up.weight.shape[0], columns), convert.linear(columns, width)
-        yield from self.norm.weights((*path, "norm"), norm)
+        if self.norm is not None:
+            yield from self.norm.weights((*path, "norm"), norm)
         bias = convert.pad_rows(columns)
         yield from self.up.weights((*path, "up"), (layers[0],), None, up, bias, may_quantise=False)
         yield from self.down.weights((*path, "down"), (layers[1],), None, down, may_quantise=False)

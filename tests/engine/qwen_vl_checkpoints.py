@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pixtral_checkpoints as pixtral
 import torch
 from greedy_reference import one_torch_thread
 from PIL import Image
@@ -44,7 +45,7 @@ PROCESSOR = Qwen2VLImageProcessorPil(
     image_std=[0.3, 0.2, 0.25],
     rescale_factor=1 / 250,
 )
-SIZES = [(8, 8), (8, 320), (320, 8), (56, 40), (3, 5), (50, 73), (7, 91), (200, 210)]
+SIZES = [(8, 8), (8, 320), (320, 8), (56, 40), (3, 5), (50, 73), (7, 91), (90, 70)]
 """Heights and widths: of one token, forty side by side or upon each other, nearly the most, and others."""
 TEXT = {
     "vocab_size": VOCAB,
@@ -130,12 +131,16 @@ def qwen2_vl() -> tuple[type, Any]:
 
 
 FAMILIES = {make.__name__: make for make in (qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, qwen2_5_vl, qwen2_vl)}
+FAMILIES |= pixtral.FAMILIES
 
 
 def make(name: str, folder: Path) -> Any:
     """Write a checkpoint of the family and return transformers' model."""
     kind, config = FAMILIES[name]()
     config._experts_implementation = "eager"
+    if name in pixtral.FAMILIES:
+        pixtral.add_file(folder)
+        return _make(kind, config, pixtral.PROCESSOR, folder, pixtral.TOKENIZER)
     return _make(kind, config, PROCESSOR, folder, TOKENIZER)
 
 
@@ -169,10 +174,14 @@ def torch_logits(model: Any, asked: dict[str, Any], ids: Sequence[int]) -> torch
     it computes at once.
     """
     images = asked.get("multi_modal_data", {}).get("image", [])
-    seen = dict(PROCESSOR(images, return_tensors="pt")) if images else {}
     whole = torch.tensor([list(ids)])
+    if model.config.model_type == "mistral3":
+        seen = pixtral.seen(model, images)
+    else:
+        seen = dict(PROCESSOR(images, return_tensors="pt")) if images else {}
+        seen["mm_token_type_ids"] = (whole == IMAGE).int()
     with one_torch_thread(), torch.inference_mode():
-        return model(whole, mm_token_type_ids=(whole == IMAGE).int(), **seen).logits[0].double()
+        return model(whole, **seen).logits[0].double()
 
 
 def assert_torchs(model: Any, prompts: Sequence[dict[str, Any]], outputs: Sequence[Any]) -> None:

@@ -31,8 +31,7 @@ PARTS = [
 """Without a picture, with one of each size, with two, and with five."""
 PROMPTS = [prompt(parts, seed) for seed, parts in enumerate(PARTS)]
 
-
-ON_A_COMMIT = ("qwen3_vl",)
+ON_A_COMMIT = ("qwen3_vl", "mistral3")
 NAMES = [name if name in ON_A_COMMIT else pytest.param(name, marks=pytest.mark.nightly) for name in FAMILIES]
 
 
@@ -67,6 +66,8 @@ def test_a_prefix_that_ends_inside_a_picture_is_found(engine, checkpoint):
     check_empty(engine)
 
 
+PAGES = {"qwen3_5": 10, "qwen3_5_moe": 10, "mistral3": 36}
+"""Pages of a pool that is too small: few of Qwen3.5's layers keep KV, and Pixtral's pictures have more tokens."""
 TIGHT = {"enable_prefix_caching": False}
 CHANGES = {
     "swap": TIGHT | {"preemption_mode": "swap"},
@@ -88,7 +89,7 @@ def test_nothing_that_happens_to_a_request_changes_its_tokens(engine, checkpoint
     wanted = engine.generate(PROMPTS, params, use_tqdm=False)
     changed = CHANGES[change]
     if is_tight := "preemption_mode" in changed:
-        pages = 10 if checkpoint[1].config.model_type.startswith("qwen3_5") else 20  # fewer of its layers keep KV
+        pages = PAGES.get(checkpoint[1].config.model_type, 20)
         changed = changed | {"kv_cache_memory_bytes": pages * engine.memory_report().page_bytes}
     llm = LLM(checkpoint[0], **(SETTINGS | changed))
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)

@@ -1,0 +1,74 @@
+"""Tiny random checkpoints of families with Pixtral's tower, and what transformers' models take of pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from transformers import Mistral3Config, Mistral3ForConditionalGeneration, PixtralImageProcessorPil
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from vision_checkpoints import IMAGE, SPECIAL, TEMPLATE, VOCAB, tokenizer
+from wrapped_families import text_of
+
+TOKENIZER = tokenizer()
+TOKENIZER.chat_template = TEMPLATE.replace(SPECIAL["boi_token"], SPECIAL["image_token"])
+SCALING = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.3, 0.2, 0.25], "rescale_factor": 1 / 250}
+PROCESSOR = PixtralImageProcessorPil(patch_size={"height": 4, "width": 4}, size={"longest_edge": 320}, **SCALING)
+FILE = {"image_break_token": "<begin>", "image_end_token": "<end>", "patch_size": 4, "spatial_merge_size": 2}
+"""What transformers' processor has besides its image processor."""
+VISION = {
+    "model_type": "pixtral",
+    "hidden_size": 40,
+    "intermediate_size": 21,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "hidden_act": "silu",
+    "patch_size": 4,
+    "image_size": 320,
+    "rope_parameters": {"rope_type": "axial", "rope_theta": 300.0},
+}
+
+
+def of_text(name: str, **more: Any) -> tuple[type, Any]:
+    config = Mistral3Config(
+        text_config=text_of(name) | {"vocab_size": VOCAB},
+        vision_config=VISION,
+        image_token_index=IMAGE,
+        projector_hidden_act="gelu_pytorch_tanh",
+        multimodal_projector_bias=True,
+        tie_word_embeddings=False,
+        **more,
+    )
+    return Mistral3ForConditionalGeneration, config
+
+
+def mistral3() -> tuple[type, Any]:
+    return of_text("ministral3", vision_feature_layer=-2)
+
+
+def mistral3_of_mistral() -> tuple[type, Any]:
+    return of_text("mistral-window")
+
+
+def add_file(folder: Path) -> None:
+    """Write what transformers' processor says besides its image processor."""
+    (folder / "processor_config.json").write_text(json.dumps(FILE))
+
+
+def seen(model: Any, images: Sequence[Image.Image]) -> dict[str, Any]:
+    """What transformers' model takes of pictures: their features, as it takes no pixels of one feature alone."""
+    if not images:
+        return {}
+    made = PROCESSOR(list(images), patch_size={"height": 8, "width": 8}, return_tensors="pt")
+    inner, sizes = model.model, made["image_sizes"]
+    with torch.inference_mode():
+        hidden = inner.vision_tower(made["pixel_values"], image_sizes=sizes, output_hidden_states=True).hidden_states
+        features = inner.multi_modal_projector(hidden[model.config.vision_feature_layer].squeeze(0), sizes)
+    return {"mm_encoder_outputs": {"image": BaseModelOutputWithPooling(pooler_output=[features])}}
+
+
+FAMILIES = {make.__name__: make for make in (mistral3, mistral3_of_mistral)}

@@ -61,6 +61,36 @@ def axial(head_dim: int, theta: float) -> Rotary:
     return Rotary(tuple(frequencies * 2), axes=(0,) * pairs + (1,) * pairs)
 
 
+def stretched(
+    table: Float[Array, "squares embed"], side: int, places: Int[Array, "patches 4"]
+) -> Float[Array, "patches embed"]:
+    """Return each patch's entry of a table of `side` x `side` places that is stretched to the grid of its picture.
+
+    As ``interpolate(mode="bicubic")`` of torch does it: by Keys' cubic with a = -0.75, its neighbours beyond the border
+    being those at the border. A grid as large as the table takes the table as it is.
+
+    Args:
+        places: a patch's row and column, and the rows and columns that there are.
+    """
+    at = (places[:, :2] + 0.5) * (side / jnp.maximum(places[:, 2:], 1)) - 0.5
+    low = jnp.floor(at)
+    share = at - low
+    taps = [(low.astype(jnp.int32) + tap, _keys(jnp.abs(share - tap))) for tap in (-1, 0, 1, 2)]
+    total = jnp.zeros((), jnp.float32)
+    for rows, down in taps:
+        for columns, across in taps:
+            number = jnp.clip(rows[:, 0], 0, side - 1) * side + jnp.clip(columns[:, 1], 0, side - 1)
+            weight = down[:, 0] * across[:, 1]
+            total = total + jnp.take(table, number, axis=0, mode="clip").astype(jnp.float32) * weight[:, None]
+    return total
+
+
+def _keys(distance: Float[Array, "*axes"]) -> Float[Array, "*axes"]:
+    a, x = -0.75, distance
+    near = ((a + 2) * x - (a + 3)) * x**2 + 1
+    return jnp.where(x <= 1, near, ((x - 5) * x + 8) * x * a - 4 * a)
+
+
 class PixelStem(nnx.Module):
     """Scales a patch's bytes and projects them; a convolution whose stride is its width."""
 

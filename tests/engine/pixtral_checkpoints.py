@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of families with Pixtral's tower, and what transformers' models take of pictures."""
+"""Tiny random checkpoints of Mistral 3 and InternVL, with all their files, and what transformers makes of pictures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from typing import Any
 
 import torch
 from PIL import Image
-from transformers import Mistral3Config, Mistral3ForConditionalGeneration, PixtralImageProcessorPil
+from tokenizers import AddedToken
+from transformers import (
+    GotOcr2ImageProcessorPil,
+    InternVLConfig,
+    InternVLForConditionalGeneration,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+    PixtralImageProcessorPil,
+    PreTrainedTokenizerFast,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from vision_checkpoints import IMAGE, SPECIAL, TEMPLATE, VOCAB, tokenizer
 from wrapped_families import text_of
@@ -54,15 +63,70 @@ def mistral3_of_mistral() -> tuple[type, Any]:
     return of_text("mistral-window")
 
 
-def add_file(folder: Path) -> None:
-    """Write what transformers' processor says besides its image processor."""
-    (folder / "processor_config.json").write_text(json.dumps(FILE))
+TILES = GotOcr2ImageProcessorPil(size={"height": 24, "width": 24}, min_patches=2, max_patches=6, **SCALING)
+TILE_TOKENS = 9
+_INNER = tokenizer()._tokenizer
+_INNER.add_special_tokens([AddedToken("<video>")])
+INTERN_TOKENIZER = PreTrainedTokenizerFast(
+    tokenizer_object=_INNER,
+    bos_token="<bos>",
+    extra_special_tokens={
+        "start_image_token": "<begin>",
+        "end_image_token": "<end>",
+        "context_image_token": "<image>",
+        "video_token": "<video>",
+    },
+    chat_template=TOKENIZER.chat_template,
+)
+
+
+def internvl(**more: Any) -> tuple[type, Any]:
+    vision = {
+        "hidden_size": 40,
+        "intermediate_size": 21,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "hidden_act": "quick_gelu",
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "norm_type": "rms_norm",
+        "image_size": [20, 20],  # the table is stretched
+        "patch_size": [4, 4],
+        "use_mean_pooling": False,
+    }
+    config = InternVLConfig(
+        text_config=text_of("qwen2") | {"vocab_size": VOCAB},
+        vision_config=vision | more,
+        image_token_id=IMAGE,
+        image_seq_length=TILE_TOKENS,
+        projector_hidden_act="gelu_pytorch_tanh",
+        tie_word_embeddings=False,
+    )
+    return InternVLForConditionalGeneration, config
+
+
+def internvl_plain() -> tuple[type, Any]:
+    kind, config = internvl(
+        use_qk_norm=False, norm_type="layer_norm", attention_bias=False, use_mean_pooling=True, image_size=[24, 24]
+    )
+    config.vision_feature_layer = 1
+    return kind, config
+
+
+def files(name: str, folder: Path) -> tuple[Any, Any]:
+    """Write what transformers' processor says besides its image processor; return this and the tokenizer."""
+    of_tiles = name.startswith("internvl")
+    said = {"image_seq_length": TILE_TOKENS} if of_tiles else FILE
+    (folder / "processor_config.json").write_text(json.dumps(said))
+    return (TILES, INTERN_TOKENIZER) if of_tiles else (PROCESSOR, TOKENIZER)
 
 
 def seen(model: Any, images: Sequence[Image.Image]) -> dict[str, Any]:
     """What transformers' model takes of pictures: their features, as it takes no pixels of one feature alone."""
     if not images:
         return {}
+    if model.config.model_type == "internvl":
+        return {"pixel_values": TILES(list(images), crop_to_patches=True, return_tensors="pt")["pixel_values"]}
     made = PROCESSOR(list(images), patch_size={"height": 8, "width": 8}, return_tensors="pt")
     inner, sizes = model.model, made["image_sizes"]
     with torch.inference_mode():
@@ -71,4 +135,4 @@ def seen(model: Any, images: Sequence[Image.Image]) -> dict[str, Any]:
     return {"mm_encoder_outputs": {"image": BaseModelOutputWithPooling(pooler_output=[features])}}
 
 
-FAMILIES = {make.__name__: make for make in (mistral3, mistral3_of_mistral)}
+FAMILIES = {make.__name__: make for make in (mistral3, mistral3_of_mistral, internvl, internvl_plain)}

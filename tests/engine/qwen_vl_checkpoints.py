@@ -139,8 +139,8 @@ def make(name: str, folder: Path) -> Any:
     kind, config = FAMILIES[name]()
     config._experts_implementation = "eager"
     if name in pixtral.FAMILIES:
-        pixtral.add_file(folder)
-        return _make(kind, config, pixtral.PROCESSOR, folder, pixtral.TOKENIZER)
+        processor, words = pixtral.files(name, folder)
+        return _make(kind, config, processor, folder, words)
     return _make(kind, config, PROCESSOR, folder, TOKENIZER)
 
 
@@ -175,7 +175,7 @@ def torch_logits(model: Any, asked: dict[str, Any], ids: Sequence[int]) -> torch
     """
     images = asked.get("multi_modal_data", {}).get("image", [])
     whole = torch.tensor([list(ids)])
-    if model.config.model_type == "mistral3":
+    if model.config.model_type in ("mistral3", "internvl"):
         seen = pixtral.seen(model, images)
     else:
         seen = dict(PROCESSOR(images, return_tensors="pt")) if images else {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from jpaged.images.clips import Clip
 from jpaged.images.frames import Sampler, middles
 from jpaged.images.pixels import Picture
 from jpaged.images.pixtral import patches_of, resized
-from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of
+from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of, token_named
 from jpaged.images.prompts import Expansion, Placeholder
 from jpaged.images.qwen import fields_of, places_of, processor_fields, scale_and_shift
 from jpaged.images.videos import FrameGroup, VideoProcessor
@@ -56,16 +56,24 @@ def grids(least: int, most: int) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(found, key=math.prod))
 
 
-def grid_of(size: tuple[int, int], tile: int, least: int, most: int) -> tuple[int, int]:
-    """Return the (columns, rows) whose shape is nearest to that of a picture of (height, width) pixels. Of two that are
-    as near it is the later, unless the picture has at most half of its pixels."""
+def grid_of(size: tuple[int, int], tile: int, choice: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Return the (columns, rows) of `choice` whose shape is nearest to that of a picture of (height, width) pixels. Of
+    two that are as near it is the later, unless the picture has at most half of its pixels."""
     height, width = size
     best, nearest = (1, 1), math.inf
-    for grid in grids(least, most):
+    for grid in choice:
         distance = abs(width / height - grid[0] / grid[1])
         if distance < nearest or (distance == nearest and height * width > 0.5 * tile * tile * math.prod(grid)):
             best, nearest = grid, distance
     return best
+
+
+def tiles_of(
+    pixels: UInt8[np.ndarray, "height width 3"], side: int, columns: int, rows: int, resample: int
+) -> UInt8[np.ndarray, "tiles side side 3"]:
+    """Return the tiles of a picture that is resized to so many of them, row by row."""
+    whole = resized(pixels, (rows * side, columns * side), resample)
+    return whole.reshape(rows, side, columns, side, 3).transpose(0, 2, 1, 3, 4).reshape(-1, side, side, 3)
 
 
 @dataclass(frozen=True)
@@ -134,7 +142,7 @@ class TileSettings:
         """Return the (columns, rows) of tiles of a picture of (height, width) pixels."""
         if not self.crops or self.most <= 1:
             return 1, 1
-        return grid_of(size, self.tile, self.least, self.most)
+        return grid_of(size, self.tile, grids(self.least, self.most))
 
     def count(self, size: tuple[int, int]) -> int:
         """Return how many tiles a picture has, with the one of the whole."""
@@ -144,8 +152,7 @@ class TileSettings:
     def tiles(self, pixels: UInt8[np.ndarray, "height width 3"]) -> UInt8[np.ndarray, "tiles side side 3"]:
         """Return the tiles of a picture, row by row, and then the one of the whole."""
         side, (columns, rows) = self.tile, self.grid(pixels.shape[:2])
-        whole = resized(pixels, (rows * side, columns * side), self.resample)
-        cut = whole.reshape(rows, side, columns, side, 3).transpose(0, 2, 1, 3, 4).reshape(-1, side, side, 3)
+        cut = tiles_of(pixels, side, columns, rows, self.resample)
         if len(cut) == 1:
             return cut
         return np.concatenate([cut, resized(pixels, (side, side), self.resample)[None]])
@@ -174,21 +181,17 @@ class TileSettings:
 def _placeholder(config: Any, tokenizer: Any) -> Placeholder:
     """Return what stands for a picture: the tokenizer's own tokens stand around what takes its place."""
     plain = placeholder_of(config, tokenizer)
-    if tokenizer is None:
-        raise ValueError("a picture stands between two tokens, and the model has no tokenizer that knows their ids")
-    texts = [getattr(tokenizer, f"{name}_image_token", None) for name in ("start", "end")]
-    if None in texts:
-        raise ValueError("the tokenizer has no start_image_token and end_image_token, which stand around a picture")
-    begin, end = (tokenizer.convert_tokens_to_ids(text) for text in texts)
+    begin = token_named(tokenizer, "start_image_token", "<img>")
+    end = token_named(tokenizer, "end_image_token", "</img>")
     return Placeholder(
         plain.token,
         plain.text,
         plain.image_token,
         plain.image_text,
-        before=(begin,),
-        before_text=texts[0],
-        after=(end,),
-        after_text=texts[1],
+        before=(begin[0],),
+        before_text=begin[1],
+        after=(end[0],),
+        after_text=end[1],
     )
 
 
@@ -218,6 +221,8 @@ class InternVLImageProcessor(ImageProcessor):
         if not settings:
             return self
         found = replaced(self._fields, settings, of_request=of_request)
+        if of_request and found["crop_to_patches"] and not self.settings.crops:
+            raise ValueError("mm_processor_kwargs has crop_to_patches=True: an engine may cut pictures, a request not")
         try:
             return type(self)(found, self._config, self.placeholder, self._tokens)
         except ValueError as error:
@@ -245,12 +250,16 @@ class InternVLVideoProcessor(VideoProcessor):
     defaults: ClassVar[Mapping[str, Any]] = {**_SCALING, "do_sample_frames": False, "initial_shift": True}
     sampler: Sampler = staticmethod(middles)
 
+    @classmethod
+    def placeholder_of(cls, config: Any, tokenizer: Any) -> Placeholder:
+        picture, (token, text) = placeholder_of(config, tokenizer), token_named(tokenizer, "video_token", "<video>")
+        return Placeholder(token, text, picture.image_token, picture.image_text, modality="video")
+
     def __init__(
         self, settings: Mapping[str, Any], config: Any, placeholder: Placeholder, tokenizer: Any = None
     ) -> None:
         around = _placeholder(config, tokenizer)
-        own = Placeholder(placeholder.token, placeholder.text, around.image_token, around.image_text, modality="video")
-        super().__init__(settings, config, own, tokenizer)
+        super().__init__(settings, config, placeholder, tokenizer)
         if self.settings["initial_shift"] is not True:
             raise ValueError(
                 f"a video processor with initial_shift={self.settings['initial_shift']!r} is not supported"

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Int32, UInt8
 
 from jpaged.images.pixels import Picture, pillow
-from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of
+from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of, token_named
 from jpaged.images.prompts import Expansion, Placeholder
 from jpaged.images.qwen import fields_of, places_of, processor_fields, scale_and_shift
 from jpaged.processor_settings import replaced
@@ -55,17 +55,8 @@ class RowEnds:
             ValueError: there is no tokenizer, or it does not know them.
         """
         texts = fields.get("image_break_token", "[IMG_BREAK]"), fields.get("image_end_token", "[IMG_END]")
-        if tokenizer is None:
-            raise ValueError(
-                f"a picture's rows end with {texts[0]!r}, and the model has no tokenizer that knows its id"
-            )
-        found = [tokenizer.convert_tokens_to_ids(text) for text in texts]
-        unknown = getattr(tokenizer, "unk_token_id", None)
-        if missing := [text for text, token in zip(texts, found, strict=True) if token is None or token == unknown]:
-            raise ValueError(
-                f"the tokenizer does not know {' and '.join(map(repr, missing))}, which end a picture's rows"
-            )
-        return cls((found[0], texts[0]), (found[1], texts[1]))
+        row, last = (token_named(tokenizer, "a row's end", text) for text in texts)
+        return cls(row, last)
 
     def expansion(self, placeholder: Placeholder, rows: int, columns: int) -> Expansion:
         """Return what takes the place of a picture of so many rows and columns of tokens."""
@@ -203,7 +194,15 @@ class PixtralImageProcessor(ImageProcessor):
         return math.prod(self._squares(size))
 
     def expansion(self, size: tuple[int, int], *, alone: bool) -> Expansion:
-        return self._ends.expansion(self.placeholder, *self._squares(size))
+        return self.of_rows(*self._squares(size))[0]
+
+    @classmethod
+    def given_merge(cls, config: Any) -> int | None:
+        merge: int = getattr(config, "spatial_merge_size", 1)
+        return merge
+
+    def of_rows(self, rows: int, columns: int) -> tuple[Expansion, Int32[np.ndarray, " tokens"]]:
+        return self._ends.expansion(self.placeholder, rows, columns), takes_of_rows(rows, columns)
 
     def prepare(self, picture: Picture, *, alone: bool) -> PreparedImage:
         patch, merge = self.settings.patch, self.settings.merge
@@ -217,7 +216,7 @@ class PixtralImageProcessor(ImageProcessor):
             "shift": np.asarray(self.settings.shift, np.float32),
         }
         rows, columns = self._squares(picture.size)
-        return PreparedImage(arrays, rows * columns, takes_of_rows(rows, columns))
+        return PreparedImage(arrays, rows * columns, self.of_rows(rows, columns)[1])
 
 
 def resized(

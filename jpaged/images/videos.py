@@ -128,6 +128,13 @@ class VideoProcessor(ABC):
         named = {"family": config.model_type, "processor": shown}
         self._name = json.dumps(named, sort_keys=True, default=str).encode()
 
+    @classmethod
+    def placeholder_of(cls, config: Any, tokenizer: Any) -> Placeholder:
+        """Return what stands for a video in a prompt, and the token that replaces it."""
+        token = config.video_token_id
+        text = "" if tokenizer is None else tokenizer.convert_ids_to_tokens(token) or ""
+        return Placeholder(token, text, token, text, modality="video")
+
     def of_files(self, sampling: Sampling) -> Sampling:
         """Return how a video of a file is sampled, whose frames were not chosen by its caller."""
         if sampling.num_frames is None and sampling.fps is None:
@@ -232,14 +239,12 @@ def open_video_processor(
     """
     if not takes_videos(config):
         raise ValueError(f"model_type={config.model_type!r} takes no videos; known: {', '.join(_PROCESSORS)}")
-    token = config.video_token_id
-    text = "" if tokenizer is None else tokenizer.convert_ids_to_tokens(token) or ""
     of_file, given = _settings_in(Path(folder)), dict(settings or {})
     if isinstance(of_file.get("size"), Mapping) and isinstance(given.get("size"), Mapping):
         given["size"] = {**of_file["size"], **given["size"]}  # as of images
     found = {**of_file, **given}
     kind: type[VideoProcessor] = pkgutil.resolve_name(_PROCESSORS[config.model_type])
-    return kind(found, config, Placeholder(token, text, token, text, modality="video"), tokenizer)
+    return kind(found, config, kind.placeholder_of(config, tokenizer), tokenizer)
 
 
 def _settings_in(folder: Path) -> dict[str, Any]:

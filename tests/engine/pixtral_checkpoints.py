@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from tokenizers import AddedToken
@@ -14,6 +16,8 @@ from transformers import (
     GotOcr2ImageProcessorPil,
     InternVLConfig,
     InternVLForConditionalGeneration,
+    Lfm2VlConfig,
+    Lfm2VlForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     PixtralImageProcessorPil,
@@ -22,6 +26,9 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from vision_checkpoints import IMAGE, SPECIAL, TEMPLATE, VOCAB, tokenizer
 from wrapped_families import text_of
+
+from jpaged.images import ImageSources, Placeholder, read_images
+from jpaged.images.lfm2 import Lfm2ImageProcessor, Marks
 
 TOKENIZER = tokenizer()
 TOKENIZER.chat_template = TEMPLATE.replace(SPECIAL["boi_token"], SPECIAL["image_token"])
@@ -63,10 +70,11 @@ def mistral3_of_mistral() -> tuple[type, Any]:
     return of_text("mistral-window")
 
 
-TILES = GotOcr2ImageProcessorPil(size={"height": 24, "width": 24}, min_patches=2, max_patches=6, **SCALING)
+TILES = GotOcr2ImageProcessorPil(size={"height": 24, "width": 24}, min_patches=2, max_patches=4, **SCALING)
 TILE_TOKENS = 9
 _INNER = tokenizer()._tokenizer
-_INNER.add_special_tokens([AddedToken("<video>")])
+_MARKS = [f"<|img_row_{row}_col_{column}|>" for row in range(1, 5) for column in range(1, 5)]
+_INNER.add_special_tokens([AddedToken(text) for text in ("<video>", *_MARKS)])
 INTERN_TOKENIZER = PreTrainedTokenizerFast(
     tokenizer_object=_INNER,
     bos_token="<bos>",
@@ -75,6 +83,9 @@ INTERN_TOKENIZER = PreTrainedTokenizerFast(
         "end_image_token": "<end>",
         "context_image_token": "<image>",
         "video_token": "<video>",
+        "image_start_token": "<begin>",
+        "image_end_token": "<end>",
+        "image_thumbnail_token": "<video>",
     },
     chat_template=TOKENIZER.chat_template,
 )
@@ -113,8 +124,71 @@ def internvl_plain() -> tuple[type, Any]:
     return kind, config
 
 
+LFM2_FILE = {
+    **SCALING,
+    "encoder_patch_size": 4,
+    "downsample_factor": 2,
+    "min_image_tokens": 1,
+    "max_image_tokens": 40,
+    "max_pixels_tolerance": 1.5,
+    "min_tiles": 2,
+    "max_tiles": 4,
+    "tile_size": 16,
+}
+"""transformers' own processor needs torchvision."""
+
+
+def lfm2_vl(**more: Any) -> tuple[type, Any]:
+    vision = {
+        "hidden_size": 40,
+        "intermediate_size": 21,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "hidden_act": "gelu_pytorch_tanh",
+        "patch_size": 4,
+        "num_patches": 25,
+        "vision_use_head": False,
+    }
+    config = Lfm2VlConfig(
+        text_config=text_of("lfm2") | {"vocab_size": VOCAB},
+        vision_config=vision,
+        image_token_id=IMAGE,
+        projector_hidden_size=50,
+        projector_hidden_act="relu",
+        tie_word_embeddings=False,
+        **more,
+    )
+    return Lfm2VlForConditionalGeneration, config
+
+
+def lfm2_vl_plain() -> tuple[type, Any]:
+    return lfm2_vl(projector_use_layernorm=False, projector_bias=False)
+
+
+def seen_by_lfm2(config: Any, images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
+    """The engine's patches, row by row as transformers takes them, and padded to the longest picture's."""
+    plain = Placeholder(IMAGE, "", IMAGE, "")
+    processor = Lfm2ImageProcessor(LFM2_FILE, config, plain, Marks((), ""), None)
+    pixels, shapes = [], []
+    for picture in read_images(list(images), ImageSources()):
+        arrays = processor.prepare(picture, alone=True).arrays
+        numbers = arrays["pixels"].reshape(len(arrays["pixels"]), 3, -1).astype(np.float32)
+        numbers = numbers * arrays["scale"][:, None] + arrays["shift"][:, None]
+        ends = np.cumsum(arrays["parts"])
+        for part, places in zip(np.split(numbers, ends[:-1]), np.split(arrays["places"], ends[:-1]), strict=True):
+            order = np.lexsort((places[:, 1], places[:, 0]))
+            pixels.append(torch.tensor(part[order].transpose(0, 2, 1).reshape(len(part), -1)))
+            shapes.append(places[0, 2:].tolist())
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones(len(part), dtype=torch.int) for part in pixels], True)
+    padded = torch.nn.utils.rnn.pad_sequence(pixels, True)
+    return {"pixel_values": padded, "pixel_attention_mask": mask, "spatial_shapes": torch.tensor(shapes)}
+
+
 def files(name: str, folder: Path) -> tuple[Any, Any]:
     """Write what transformers' processor says besides its image processor; return this and the tokenizer."""
+    if name.startswith("lfm2"):
+        write = lambda folder: (folder / "preprocessor_config.json").write_text(json.dumps(LFM2_FILE))  # noqa: E731
+        return SimpleNamespace(save_pretrained=write), INTERN_TOKENIZER
     of_tiles = name.startswith("internvl")
     said = {"image_seq_length": TILE_TOKENS} if of_tiles else FILE
     (folder / "processor_config.json").write_text(json.dumps(said))
@@ -125,6 +199,8 @@ def seen(model: Any, images: Sequence[Image.Image]) -> dict[str, Any]:
     """What transformers' model takes of pictures: their features, as it takes no pixels of one feature alone."""
     if not images:
         return {}
+    if model.config.model_type == "lfm2_vl":
+        return seen_by_lfm2(model.config, images)
     if model.config.model_type == "internvl":
         return {"pixel_values": TILES(list(images), crop_to_patches=True, return_tensors="pt")["pixel_values"]}
     made = PROCESSOR(list(images), patch_size={"height": 8, "width": 8}, return_tensors="pt")
@@ -135,4 +211,6 @@ def seen(model: Any, images: Sequence[Image.Image]) -> dict[str, Any]:
     return {"mm_encoder_outputs": {"image": BaseModelOutputWithPooling(pooler_output=[features])}}
 
 
-FAMILIES = {make.__name__: make for make in (mistral3, mistral3_of_mistral, internvl, internvl_plain)}
+FAMILIES = {
+    make.__name__: make for make in (mistral3, mistral3_of_mistral, internvl, internvl_plain, lfm2_vl, lfm2_vl_plain)
+}

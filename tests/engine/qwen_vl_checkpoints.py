@@ -175,7 +175,7 @@ def torch_logits(model: Any, asked: dict[str, Any], ids: Sequence[int]) -> torch
     """
     images = asked.get("multi_modal_data", {}).get("image", [])
     whole = torch.tensor([list(ids)])
-    if model.config.model_type in ("mistral3", "internvl"):
+    if model.config.model_type in ("mistral3", "internvl", "lfm2_vl"):
         seen = pixtral.seen(model, images)
     else:
         seen = dict(PROCESSOR(images, return_tensors="pt")) if images else {}

@@ -20,8 +20,6 @@ from jpaged.images.prompts import Placeholder
 
 WORDS = {"<img>": 20, "</img>": 21, "<IMG_CONTEXT>": 22, "<video>": 23}
 TOKENIZER = SimpleNamespace(
-    start_image_token="<img>",
-    end_image_token="</img>",
     convert_tokens_to_ids=WORDS.get,
     convert_ids_to_tokens=lambda token: next(word for word, number in WORDS.items() if number == token),
     encode=lambda text, add_special_tokens: [ord(letter) for letter in text],
@@ -110,8 +108,10 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
     _, ours = both(tmp_path, {})
     with pytest.raises(ValueError, match="image_seq_length=9, and a tile of 24 pixels a side has 36 tokens"):
         InternVLImageProcessor.open(tmp_path, config_of(downsample_ratio=1.0), TOKENIZER)
-    with pytest.raises(ValueError, match="no start_image_token"):
-        InternVLImageProcessor.open(tmp_path, config_of(), SimpleNamespace(convert_ids_to_tokens=str))
+    with pytest.raises(ValueError, match=r"no token '<img>', which stands around a picture \(start_image_token\)"):
+        InternVLImageProcessor.open(
+            tmp_path, config_of(), SimpleNamespace(convert_ids_to_tokens=str, convert_tokens_to_ids={}.get)
+        )
     with pytest.raises(ValueError, match="a request may lower this bound"):
         ours.with_settings({"max_patches": 13}, of_request=True)
     with pytest.raises(ValueError, match="no square whose side is a multiple of 8"):

@@ -99,11 +99,9 @@ def test_rows_that_end_otherwise_are_refused(tmp_path):
 def test_files_that_do_not_fit_are_refused(tmp_path):
     _, ours, *_ = both(tmp_path, {})
     config = Mistral3Config(vision_config={"model_type": "pixtral", "patch_size": 16})
-    with pytest.raises(
-        ValueError, match=r"has patch_size=14 and spatial_merge_size=2, and .* 16 and 2"
-    ):
+    with pytest.raises(ValueError, match=r"has patch_size=14 and spatial_merge_size=2, and .* 16 and 2"):
         PixtralImageProcessor.open(tmp_path, config, Words())
-    with pytest.raises(ValueError, match="no tokenizer that knows it"):
+    with pytest.raises(ValueError, match="there is no tokenizer that knows them"):
         both(tmp_path, {})[1].open(tmp_path, Mistral3Config(vision_config={"patch_size": 14}), None)
     with pytest.raises(ValueError, match="a request may lower this bound"):
         ours.with_settings({"size": {"longest_edge": 2000}}, of_request=True)

@@ -52,6 +52,7 @@ NAMES: dict[str, str] = {
     "mistral": "Mistral 7B, Nemo, Small 3; Ministral 8B as published",
     "ministral": "Ministral 8B (2410) in transformers' form",
     "ministral3": "Ministral 3 3B, 8B, 14B",
+    "mistral3": "Mistral Small 3.1, 3.2; Magistral Small 1.2; Ministral 3; around the text model that the config names",
     "mixtral": "Mixtral 8x7B, 8x22B",
     "mistral4": "Mistral Small 4 119B",
     "qwen2": "Qwen2, Qwen2.5, QwQ-32B; DeepSeek-R1-Distill-Qwen",
@@ -124,6 +125,8 @@ NAMES: dict[str, str] = {
     "falcon_h1": "Falcon-H1 0.5B to 34B",
     "lfm2": "LFM2 350M, 700M, 1.2B, 2.6B",
     "lfm2_moe": "LFM2-8B-A1B",
+    "lfm2_vl": "LFM2-VL 450M, 1.6B, 3B",
+    "internvl": "InternVL3 1B to 78B in transformers' form",
     "bert": "BERT; all-MiniLM-L6-v2; BGE v1.5; E5; mxbai-embed-large; ms-marco-MiniLM rerankers",
     "roberta": "RoBERTa; all-distilroberta-v1",
     "xlm-roberta": "XLM-RoBERTa; BGE-M3; multilingual-E5; bge-reranker-v2-m3",
@@ -146,6 +149,7 @@ WITH_IMAGES = {
     **dict.fromkeys(
         ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), "engine/test_qwen_vl.py"
     ),
+    **dict.fromkeys(("mistral3", "internvl", "lfm2_vl"), "engine/test_qwen_vl.py"),
 }
 """Types with image encoders, and of one's text model -> where their tokens are compared with transformers'."""
 GGUF_ENCODERS = dict.fromkeys(("bert", "modernbert", "nomic_bert"), "loading/gguf/test_gguf_encoders.py")

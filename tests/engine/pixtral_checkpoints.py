@@ -18,13 +18,15 @@ from transformers import (
     InternVLForConditionalGeneration,
     Lfm2VlConfig,
     Lfm2VlForConditionalGeneration,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     PixtralImageProcessorPil,
     PreTrainedTokenizerFast,
 )
 from transformers.modeling_outputs import BaseModelOutputWithPooling
-from vision_checkpoints import IMAGE, SPECIAL, TEMPLATE, VOCAB, tokenizer
+from vision_checkpoints import IMAGE, SPECIAL, TEMPLATE, VOCAB, _make, tokenizer
 from wrapped_families import text_of
 
 from jpaged.images import ImageSources, Placeholder, read_images
@@ -184,6 +186,19 @@ def seen_by_lfm2(config: Any, images: Sequence[Image.Image]) -> dict[str, torch.
     return {"pixel_values": padded, "pixel_attention_mask": mask, "spatial_shapes": torch.tensor(shapes)}
 
 
+def make_llava(folder: Path) -> Any:
+    """Write a checkpoint of LLaVA with Pixtral's tower and return transformers' model."""
+    config = LlavaConfig(
+        text_config=text_of("mistral-window") | {"vocab_size": VOCAB},
+        vision_config=VISION,
+        image_token_index=IMAGE,
+        vision_feature_layer=[1, -1],
+        vision_feature_select_strategy="full",
+    )
+    (folder / "processor_config.json").write_text(json.dumps(FILE | {"spatial_merge_size": 1}))
+    return _make(LlavaForConditionalGeneration, config, PROCESSOR, folder, TOKENIZER)
+
+
 def files(name: str, folder: Path) -> tuple[Any, Any]:
     """Write what transformers' processor says besides its image processor; return this and the tokenizer."""
     if name.startswith("lfm2"):
@@ -195,15 +210,24 @@ def files(name: str, folder: Path) -> tuple[Any, Any]:
     return (TILES, INTERN_TOKENIZER) if of_tiles else (PROCESSOR, TOKENIZER)
 
 
-def seen(model: Any, images: Sequence[Image.Image]) -> dict[str, Any]:
+def resized(images: Sequence[Image.Image]) -> Any:
+    """Pixtral's pixels of pictures, and their sizes."""
+    return PROCESSOR(list(images), patch_size={"height": 8, "width": 8}, return_tensors="pt")
+
+
+def seen(model: Any, images: Sequence[Image.Image], frames: Sequence[Image.Image] = ()) -> dict[str, Any]:
     """What transformers' model takes of pictures: their features, as it takes no pixels of one feature alone."""
-    if not images:
+    if not images and not frames:
         return {}
+    if model.config.model_type == "llava":
+        return dict(PROCESSOR(list(images), return_tensors="pt"))
     if model.config.model_type == "lfm2_vl":
         return seen_by_lfm2(model.config, images)
     if model.config.model_type == "internvl":
-        return {"pixel_values": TILES(list(images), crop_to_patches=True, return_tensors="pt")["pixel_values"]}
-    made = PROCESSOR(list(images), patch_size={"height": 8, "width": 8}, return_tensors="pt")
+        shown = [TILES([frame], crop_to_patches=False, return_tensors="pt")["pixel_values"] for frame in frames]
+        shown += [TILES(list(images), crop_to_patches=True, return_tensors="pt")["pixel_values"]] if images else []
+        return {"pixel_values": torch.cat(shown)}
+    made = resized(images)
     inner, sizes = model.model, made["image_sizes"]
     with torch.inference_mode():
         hidden = inner.vision_tower(made["pixel_values"], image_sizes=sizes, output_hidden_states=True).hidden_states

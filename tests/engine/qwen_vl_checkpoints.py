@@ -175,8 +175,8 @@ def torch_logits(model: Any, asked: dict[str, Any], ids: Sequence[int]) -> torch
     """
     images = asked.get("multi_modal_data", {}).get("image", [])
     whole = torch.tensor([list(ids)])
-    if model.config.model_type in ("mistral3", "internvl", "lfm2_vl"):
-        seen = pixtral.seen(model, images)
+    if model.config.model_type in ("mistral3", "internvl", "lfm2_vl", "llava"):
+        seen = pixtral.seen(model, images, asked.get("multi_modal_data", {}).get("video", []))
     else:
         seen = dict(PROCESSOR(images, return_tensors="pt")) if images else {}
         seen["mm_token_type_ids"] = (whole == IMAGE).int()

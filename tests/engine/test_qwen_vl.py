@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.metadata import EntryPoint, entry_points
 
+import numpy as np
+import pixtral_checkpoints as pixtral
 import pytest
+from PIL import Image
 from qwen_vl_checkpoints import FAMILIES, IMAGE, SIZES, add_head, assert_torchs, make, pictures, prompt
 from vision_checkpoints import check_empty
 
 from jpaged import LLM, MTP, NGram, SamplingParams
+from jpaged.loading import registry
 
 SETTINGS = {
     "dtype": "float32",
@@ -133,6 +138,58 @@ def test_a_head_drafts_after_pictures(tmp_path):
     llm = LLM(str(tmp_path), **SETTINGS, speculative=MTP(2))
     outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert_torchs(model, PROMPTS, outputs)
+    check_empty(llm)
+
+
+@pytest.mark.nightly
+def test_frames_are_pictures_beside_pictures(tmp_path):
+    model = make("internvl", tmp_path)
+    llm = LLM(str(tmp_path), **SETTINGS)
+    video = llm.input_processor.tokenizer.convert_tokens_to_ids("<video>")
+    frames = np.random.default_rng(3).integers(0, 256, (4, 30, 50, 3), dtype=np.uint8)
+    asked = {
+        "prompt_token_ids": [1, 70, video, 71, IMAGE, 72],
+        "multi_modal_data": {"image": [TINY], "video": (frames, None)},
+        "mm_processor_kwargs": {"num_frames": 2},
+    }
+    (output,) = llm.generate([asked], GREEDY, use_tqdm=False)
+    shown = [Image.fromarray(frames[number]) for number in (1, 3)]
+    assert_torchs(model, [{"multi_modal_data": {"image": [TINY], "video": shown}}], [output])
+    check_empty(llm)
+
+
+@pytest.mark.nightly
+def test_pixtral_is_a_tower_of_llava(tmp_path, monkeypatch):
+    """Its patches are not merged, and layers' results are joined."""
+    row = EntryPoint("llava", "jpaged_models.vision.pixtral:MISTRAL3", registry.GROUP)
+    others = [entry for entry in entry_points(group=registry.GROUP) if entry.name != "llava"]
+    monkeypatch.setattr(registry, "entry_points", lambda group: [*others, row])
+    model = pixtral.make_llava(tmp_path)
+    small = pictures((8, 8), (4, 160), (4, 4), (22, 10))
+    prompts = [prompt((3, small[0], 2)), prompt((2, small[1], 1, small[2], 4)), prompt((small[2], 2, small[3]), seed=2)]
+    llm = LLM(str(tmp_path), **SETTINGS)
+    assert_torchs(model, prompts, llm.generate(prompts, GREEDY, use_tqdm=False))
+    check_empty(llm)
+
+
+@pytest.mark.parametrize("name", ["mistral3"])
+def test_features_that_callers_encoded_are_those_of_pictures(name, tmp_path):
+    model = make(name, tmp_path)
+    prompts = [PROMPTS[4], PROMPTS[5]]
+    given = []
+    for each in prompts:
+        images = each["multi_modal_data"]["image"]
+        made = pixtral.resized(images)
+        features = pixtral.seen(model, images)["mm_encoder_outputs"]["image"].pooler_output[0].numpy()
+        grids = [[1, *(int(side) // 4 for side in size)] for size in made["image_sizes"]]
+        data = {"image_embeds": features, "image_grid_thw": grids}
+        given.append({**each, "multi_modal_data": {"image": data}})
+    llm = LLM(str(tmp_path), **SETTINGS)
+    outputs = llm.generate(given, GREEDY, use_tqdm=False)
+    assert_torchs(model, prompts, outputs)
+    with pytest.raises(ValueError, match="has 3 features, and image_grid_thw"):
+        data = {"image_embeds": np.zeros((3, 96)), "image_grid_thw": [[1, 4, 4]]}
+        llm.generate({"prompt_token_ids": [1, IMAGE], "multi_modal_data": {"image": data}}, GREEDY, use_tqdm=False)
     check_empty(llm)
 
 

@@ -125,6 +125,7 @@ NAMES: dict[str, str] = {
     "falcon_h1": "Falcon-H1 0.5B to 34B",
     "lfm2": "LFM2 350M, 700M, 1.2B, 2.6B",
     "lfm2_moe": "LFM2-8B-A1B",
+    "llama4": "Llama 4 Scout, Maverick",
     "lfm2_vl": "LFM2-VL 450M, 1.6B, 3B",
     "internvl": "InternVL3 1B to 78B in transformers' form",
     "bert": "BERT; all-MiniLM-L6-v2; BGE v1.5; E5; mxbai-embed-large; ms-marco-MiniLM rerankers",
@@ -149,7 +150,7 @@ WITH_IMAGES = {
     **dict.fromkeys(
         ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), "engine/test_qwen_vl.py"
     ),
-    **dict.fromkeys(("mistral3", "internvl", "lfm2_vl"), "engine/test_qwen_vl.py"),
+    **dict.fromkeys(("mistral3", "internvl", "lfm2_vl", "llama4"), "engine/test_qwen_vl.py"),
 }
 """Types with image encoders, and of one's text model -> where their tokens are compared with transformers'."""
 GGUF_ENCODERS = dict.fromkeys(("bert", "modernbert", "nomic_bert"), "loading/gguf/test_gguf_encoders.py")
@@ -196,6 +197,7 @@ def tiny_configs() -> dict[str, list[Any]]:
     found += [*_texts(), vision.gemma3_config(), vision.llava_config(), vision.mllama_config()]
     found.append(vision.mllama_config().get_text_config())
     found += [make()[1] for make in of_tests("engine/qwen_vl_checkpoints.py").FAMILIES.values()]
+    found.append(of_tests("engine/pixtral_checkpoints.py").llama4_config())
     by_type = defaultdict(list)
     for config in found:
         for part in (config, config.get_text_config()):

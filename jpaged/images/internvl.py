@@ -159,23 +159,32 @@ class TileSettings:
 
     def prepared(self, tiles: UInt8[np.ndarray, "tiles side side 3"]) -> PreparedImage:
         """Return the arrays of tiles, see `InternVLImageProcessor`."""
-        square, side = self.merge**2, self.tile // self.patch
-        classes = np.full((square, 4), -1, np.int16)
-        places = np.concatenate([places_of((1, side, side), self.merge), classes])
-        blank = np.zeros((square, 3 * self.patch**2), np.uint8)
-        alone = [square - 1] if square > 1 else []  # a square is full of what no other patch sees
-        count, features = len(tiles), self.tokens + 1
-        takes = np.arange(count * features, dtype=np.int32).reshape(count, features)[:, :-1]
-        arrays = {
-            "pixels": np.concatenate(
-                [each for tile in tiles for each in (patches_of(tile, self.patch, self.merge), blank)]
-            ),
-            "places": np.tile(places, (count, 1)),
-            "tiles": np.array([side**2 + 1, *alone] * count, np.int32),
-            "scale": np.asarray(self.scale, np.float32),
-            "shift": np.asarray(self.shift, np.float32),
-        }
-        return PreparedImage(arrays, count * features, takes.reshape(-1))
+        constants = {"scale": np.asarray(self.scale, np.float32), "shift": np.asarray(self.shift, np.float32)}
+        return prepared_tiles(tiles, self.patch, self.merge, constants)
+
+
+def prepared_tiles(
+    tiles: UInt8[np.ndarray, "tiles side side 3"], patch: int, merge: int, constants: Mapping[str, np.ndarray]
+) -> PreparedImage:
+    """Return the arrays of tiles that each have a class, see `InternVLImageProcessor`.
+
+    Args:
+        constants: arrays that all tiles share.
+    """
+    square, side, count = merge**2, tiles.shape[1] // patch, len(tiles)
+    classes = np.full((square, 4), -1, np.int16)
+    places = np.concatenate([places_of((1, side, side), merge), classes])
+    blank = np.zeros((square, 3 * patch**2), np.uint8)
+    alone = [square - 1] if square > 1 else []  # a square is full of what no other patch sees
+    features = (side // merge) ** 2 + 1
+    takes = np.arange(count * features, dtype=np.int32).reshape(count, features)[:, :-1]
+    arrays = {
+        "pixels": np.concatenate([each for tile in tiles for each in (patches_of(tile, patch, merge), blank)]),
+        "places": np.tile(places, (count, 1)),
+        "tiles": np.array([side**2 + 1, *alone] * count, np.int32),
+        **constants,
+    }
+    return PreparedImage(arrays, count * features, takes.reshape(-1))
 
 
 def _placeholder(config: Any, tokenizer: Any) -> Placeholder:

@@ -235,13 +235,6 @@ class Lfm2ImageProcessor(ImageProcessor):
         except ValueError as error:
             raise ValueError(f"mm_processor_kwargs={dict(settings)!r}: {error}") from error
 
-    @property
-    def most_features(self) -> int | None:
-        """Return how many vectors the language model gets of the largest image."""
-        now = self.settings
-        # A side that shrinks below a square stays one square, and sides that grow are rounded up.
-        return None if now.many == 1 else max(now.many * (now.tile // now.square) ** 2 + now.most, 2 * now.most)
-
     def _counts(self, size: tuple[int, int]) -> list[int]:
         square = self.settings.square
         return [height // square * (width // square) for height, width in self.settings.parts(size)]

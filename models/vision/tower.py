@@ -26,11 +26,16 @@ from ..rope import Rotary
 from ..stack import LayerStack
 
 
-def layers_of(spec: EncoderSpec, build: BuildContext) -> LayerStack:
-    """Return a tower's layers, which are an encoder's; the group of a kind is the name of its segments."""
+def layers_of(spec: EncoderSpec, build: BuildContext, *, rotates_neighbours: bool = False) -> LayerStack:
+    """Return a tower's layers, which are an encoder's; the group of a kind is the name of its segments.
+
+    Args:
+        rotates_neighbours: see `Heads`.
+    """
     if spec.size % spec.num_heads:
         raise ValueError(f"hidden_size={spec.size} of the tower is not a multiple of its {spec.num_heads} heads")
-    heads = Heads.of(spec.num_heads, spec.num_heads, spec.size // spec.num_heads, build)
+    width = spec.size // spec.num_heads
+    heads = Heads.of(spec.num_heads, spec.num_heads, width, build, rotates_neighbours=rotates_neighbours)
     return LayerStack(spec.kinds, lambda kind, build: EncoderLayer(spec, kind, heads, build), build)
 
 

@@ -18,6 +18,8 @@ from transformers import (
     InternVLForConditionalGeneration,
     Lfm2VlConfig,
     Lfm2VlForConditionalGeneration,
+    Llama4Config,
+    Llama4ForConditionalGeneration,
     LlavaConfig,
     LlavaForConditionalGeneration,
     Mistral3Config,
@@ -31,6 +33,7 @@ from wrapped_families import text_of
 
 from jpaged.images import ImageSources, Placeholder, read_images
 from jpaged.images.lfm2 import Lfm2ImageProcessor, Marks
+from jpaged.images.llama4 import Llama4Settings
 
 TOKENIZER = tokenizer()
 TOKENIZER.chat_template = TEMPLATE.replace(SPECIAL["boi_token"], SPECIAL["image_token"])
@@ -197,6 +200,71 @@ def make_llava(folder: Path) -> Any:
     )
     (folder / "processor_config.json").write_text(json.dumps(FILE | {"spatial_merge_size": 1}))
     return _make(LlavaForConditionalGeneration, config, PROCESSOR, folder, TOKENIZER)
+
+
+LLAMA4_FILE = {
+    "image_mean": [0.4, 0.5, 0.6],
+    "image_std": [0.3, 0.2, 0.25],
+    "rescale_factor": 1 / 250,
+    "size": {"height": 24, "width": 24},
+    "max_patches": 4,
+}
+LLAMA4_MARKS = {
+    "start_of_image_token": "<begin>",
+    "end_of_image_token": "<end>",
+    "patch_token": "<image>",
+    "image_token": "<video>",
+    "tile_x_separator_token": _MARKS[0],
+    "tile_y_separator_token": _MARKS[1],
+}
+
+
+def llama4_config() -> Any:
+    vision = {
+        "hidden_size": 40,
+        "intermediate_size": 160,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 24,
+        "patch_size": 4,
+        "projector_input_dim": 28,
+        "projector_output_dim": 28,
+        "vision_output_dim": 28,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
+    }
+    text = text_of("llama4") | {"vocab_size": VOCAB}
+    return Llama4Config(text_config=text, vision_config=vision, image_token_index=IMAGE)
+
+
+def make_llama4(folder: Path) -> Any:
+    """Write a checkpoint of Llama 4 and return transformers' model."""
+    config = llama4_config()
+    config._attn_implementation = config._experts_implementation = "eager"
+    torch.manual_seed(0)
+    model = Llama4ForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            flat = weight.ndim < 2
+            weight.normal_(0.1 if flat else 0.0, 0.3 if flat else weight[0].numel() ** -0.5)
+        model.language_model.model.embed_tokens.weight.normal_(0.0, 0.3)
+    model.save_pretrained(folder)
+    INTERN_TOKENIZER.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(LLAMA4_FILE))
+    (folder / "processor_config.json").write_text(json.dumps(LLAMA4_MARKS))
+    return model
+
+
+def llama4_logits(model: Any, images: Sequence[Image.Image], whole: torch.Tensor) -> torch.Tensor:
+    """transformers' logits by the parts of its model, which as a whole fails; of the engine's tiles."""
+    settings = Llama4Settings.of({"resample": 2, "resize_to_max_canvas": False, **LLAMA4_FILE}, model.config)
+    tiles = [settings.tiles(picture.pixels) for picture in read_images(list(images), ImageSources())]
+    embeds = model.language_model.model.embed_tokens(whole)
+    if tiles:
+        pixels = torch.tensor(np.concatenate(tiles)).permute(0, 3, 1, 2).bfloat16() * settings.factor
+        mean, std = (torch.tensor(each, dtype=torch.bfloat16)[:, None, None] for each in (settings.mean, settings.std))
+        features = model.vision_model(((pixels - mean) / std).float(), return_dict=True).last_hidden_state
+        embeds[whole == IMAGE] = model.multi_modal_projector(features.flatten(0, 1))
+    return model.language_model(inputs_embeds=embeds).logits
 
 
 def files(name: str, folder: Path) -> tuple[Any, Any]:

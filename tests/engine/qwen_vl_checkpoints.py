@@ -175,6 +175,9 @@ def torch_logits(model: Any, asked: dict[str, Any], ids: Sequence[int]) -> torch
     """
     images = asked.get("multi_modal_data", {}).get("image", [])
     whole = torch.tensor([list(ids)])
+    if model.config.model_type == "llama4":
+        with one_torch_thread(), torch.inference_mode():
+            return pixtral.llama4_logits(model, images, whole)[0].double()
     if model.config.model_type in ("mistral3", "internvl", "lfm2_vl", "llava"):
         seen = pixtral.seen(model, images, asked.get("multi_modal_data", {}).get("video", []))
     else:

@@ -10,7 +10,7 @@ import pixtral_checkpoints as pixtral
 import pytest
 from PIL import Image
 from qwen_vl_checkpoints import FAMILIES, IMAGE, SIZES, add_head, assert_torchs, make, pictures, prompt
-from vision_checkpoints import check_empty
+from vision_checkpoints import check_empty, prompt_of
 
 from jpaged import LLM, MTP, NGram, SamplingParams
 from jpaged.loading import registry
@@ -168,6 +168,18 @@ def test_pixtral_is_a_tower_of_llava(tmp_path, monkeypatch):
     small = pictures((8, 8), (4, 160), (4, 4), (22, 10))
     prompts = [prompt((3, small[0], 2)), prompt((2, small[1], 1, small[2], 4)), prompt((small[2], 2, small[3]), seed=2)]
     llm = LLM(str(tmp_path), **SETTINGS)
+    assert_torchs(model, prompts, llm.generate(prompts, GREEDY, use_tqdm=False))
+    check_empty(llm)
+
+
+@pytest.mark.nightly
+def test_llama_4_sees_tiles(tmp_path):
+    model = pixtral.make_llama4(tmp_path)
+    llm = LLM(str(tmp_path), **SETTINGS)
+    token = llm.input_processor.tokenizer.convert_tokens_to_ids("<video>")
+    shown = pictures((24, 24), (50, 30), (10, 70), (3, 5), (96, 20))
+    parts = [(4,), (3, shown[0], 2), (2, shown[1], 1, shown[3], 4), (shown[2], 2, shown[4])]
+    prompts = [prompt_of(each, seed, token) for seed, each in enumerate(parts)]
     assert_torchs(model, prompts, llm.generate(prompts, GREEDY, use_tqdm=False))
     check_empty(llm)
 

@@ -39,7 +39,6 @@ from jpaged.model_api import (
     HasDraftHead,
     LatentGroup,
     PacksImages,
-    SeesAround,
     TakesImages,
 )
 
@@ -325,15 +324,15 @@ def table() -> str:
     head = ("`model_type`", "checkpoints", "layers keep", "images", "LoRA", "drafts", "GGUF", "judged")
     lines = [head, ("---", "---", "---", ":-:", ":-:", "---", "---", "---")]
     for model_type, names in NAMES.items():
-        family: Any = model_class(model_type)
-        if isinstance(family, SeesAround):
-            family = around_text(family, configs[model_type][0])
+        registered_as: Any = model_class(model_type)
+        families = [around_text(registered_as, config) for config in configs[model_type]]
+        family = families[0] if families else registered_as
         if getattr(family, "encodes_prompts", False):
             check_encoders_refuse(None)
             cells = ["(vectors)", "", "", ""]
         else:
             build = BuildContext(dtype=np.dtype(np.float32))
-            models = [abstract_model(family, config, build) for config in configs[model_type]]
+            models = [abstract_model(*each, build) for each in zip(families, configs[model_type], strict=True)]
             images = "●" if isinstance(models[0], TakesImages) else "text" if model_type in texts else ""
             cells = [kept(models), images, lora(models), drafts(family, configs[model_type], models)]
         named = " ".join(f"`{name}`" for name in files.get(model_type, ()))

@@ -72,6 +72,8 @@ class EncoderSpec:
         norm_bias, qkv_bias, out_bias: biases of LayerNorms and of attention's projections.
         position_offset: row of the table of positions for a prompt's first token.
         rotary: each group of layers, with its frequencies; () = they are not rotated.
+        norm_of_heads: epsilon of norms of queries and keys, see `Attention`; None = they are not normed.
+        scaled_by: the checkpoint's names of vectors that multiply what attention and MLP add; () = there are none.
         distance_buckets: number of learned biases of each head's scores, by buckets of distances that all layers share;
             0 = none.
         names: see `EncoderNames`.
@@ -90,6 +92,8 @@ class EncoderSpec:
     out_bias: bool = True
     position_offset: int = 0
     rotary: tuple[tuple[str, Rotary], ...] = ()
+    norm_of_heads: float | None = None
+    scaled_by: tuple[str, ...] = ()
     distance_buckets: int = 0
     names: EncoderNames = EncoderNames()
 
@@ -103,7 +107,8 @@ class EncoderSpec:
 class EncoderLayer(nnx.Module):
     """``x = norm(x + attention(x)); x = norm(x + mlp(x))``, or with the norms before attention and MLP.
 
-    Parameters: attention; attention_norm, unless the kind is "unnormed"; mlp; mlp_norm.
+    Parameters: attention; attention_norm, unless the kind is "unnormed"; mlp; mlp_norm; attention_scale and mlp_scale
+    [embed], where the spec names some.
     """
 
     def __init__(self, spec: EncoderSpec, kind: LayerKind, heads: Heads, build: BuildContext):
@@ -115,6 +120,7 @@ class EncoderLayer(nnx.Module):
             scale=heads.head_dim**-0.5,
             qkv_bias=spec.qkv_bias,
             out_bias=spec.out_bias,
+            norm_of_heads=spec.norm_of_heads,
             rotates=bool(spec.rotary),
         )
         activation, own = check_activation(spec.mlp.activation, "hidden_act"), spec.mlp
@@ -124,6 +130,8 @@ class EncoderLayer(nnx.Module):
         else:
             self.mlp = FeedForward(spec.size, own.width, activation, build, bias=own.bias)
         self.mlp_norm = spec.make_norm(build)
+        self.attention_scale = constant_param(build, (spec.size,), 1.0) if spec.scaled_by else None
+        self.mlp_scale = constant_param(build, (spec.size,), 1.0) if spec.scaled_by else None
         self.spec = spec
 
     def __call__(
@@ -132,8 +140,8 @@ class EncoderLayer(nnx.Module):
         if self.spec.norm_before:
             inside = hidden if self.attention_norm is None else self.attention_norm(hidden)
             mixed, cache = self.attention(inside, shared, cache, ref, attend)
-            hidden = hidden + mixed
-            return hidden + self.mlp(self.mlp_norm(hidden), shared.live_rows), cache
+            hidden = hidden + _times(mixed, self.attention_scale)
+            return hidden + _times(self.mlp(self.mlp_norm(hidden), shared.live_rows), self.mlp_scale), cache
         mixed, cache = self.attention(hidden, shared, cache, ref, attend)
         assert self.attention_norm is not None, "a layer without a norm is one with norms before its parts"
         hidden = self.attention_norm(hidden + mixed)
@@ -149,6 +157,12 @@ class EncoderLayer(nnx.Module):
             yield from self.attention_norm.weights(("attention_norm",), f"{name}.{names.attention_norm}", layer)
         yield from self.mlp.weights(("mlp",), f"{name}.{mlp.block}".rstrip("."), layer, names=mlp.names)
         yield from self.mlp_norm.weights(("mlp_norm",), f"{name}.{names.mlp_norm}", layer)
+        for attribute, vector in zip(("attention_scale", "mlp_scale"), self.spec.scaled_by, strict=False):
+            yield WeightSource((attribute,), (f"{name}.{vector}",), convert.as_stored, P(None), layer)
+
+
+def _times(x: Float[Array, "tokens embed"], scale: nnx.Param | None) -> Float[Array, "tokens embed"]:
+    return x if scale is None else x * scale[...]
 
 
 class Encoder(nnx.Module):

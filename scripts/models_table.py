@@ -39,7 +39,6 @@ from jpaged.model_api import (
     HasDraftHead,
     LatentGroup,
     PacksImages,
-    SeesAround,
     TakesImages,
 )
 
@@ -52,6 +51,7 @@ NAMES: dict[str, str] = {
     "mistral": "Mistral 7B, Nemo, Small 3; Ministral 8B as published",
     "ministral": "Ministral 8B (2410) in transformers' form",
     "ministral3": "Ministral 3 3B, 8B, 14B",
+    "mistral3": "Mistral Small 3.1, 3.2; Magistral Small 1.2; Ministral 3; around the text model that the config names",
     "mixtral": "Mixtral 8x7B, 8x22B",
     "mistral4": "Mistral Small 4 119B",
     "qwen2": "Qwen2, Qwen2.5, QwQ-32B; DeepSeek-R1-Distill-Qwen",
@@ -128,6 +128,9 @@ NAMES: dict[str, str] = {
     "falcon_h1": "Falcon-H1 0.5B to 34B",
     "lfm2": "LFM2 350M, 700M, 1.2B, 2.6B",
     "lfm2_moe": "LFM2-8B-A1B",
+    "llama4": "Llama 4 Scout, Maverick",
+    "lfm2_vl": "LFM2-VL 450M, 1.6B, 3B",
+    "internvl": "InternVL3 1B to 78B in transformers' form",
     "bert": "BERT; all-MiniLM-L6-v2; BGE v1.5; E5; mxbai-embed-large; ms-marco-MiniLM rerankers",
     "roberta": "RoBERTa; all-distilroberta-v1",
     "xlm-roberta": "XLM-RoBERTa; BGE-M3; multilingual-E5; bge-reranker-v2-m3",
@@ -151,6 +154,7 @@ WITH_IMAGES = {
         ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), "engine/test_qwen_vl.py"
     ),
     **dict.fromkeys(("llava", "llava_next", "idefics3", "smolvlm"), "engine/test_qwen_vl.py"),
+    **dict.fromkeys(("mistral3", "internvl", "lfm2_vl", "llama4"), "engine/test_qwen_vl.py"),
 }
 """Types with image encoders, and of one's text model -> where their tokens are compared with transformers'."""
 GGUF_ENCODERS = dict.fromkeys(("bert", "modernbert", "nomic_bert"), "loading/gguf/test_gguf_encoders.py")
@@ -197,6 +201,7 @@ def tiny_configs() -> dict[str, list[Any]]:
     found += [*_texts(), vision.gemma3_config(), vision.llava_config(), vision.mllama_config()]
     found.append(vision.mllama_config().get_text_config())
     found += [make()[1] for make in of_tests("engine/qwen_vl_checkpoints.py").FAMILIES.values()]
+    found.append(of_tests("engine/pixtral_checkpoints.py").llama4_config())
     by_type = defaultdict(list)
     for config in found:
         for part in (config, config.get_text_config()):
@@ -324,15 +329,15 @@ def table() -> str:
     head = ("`model_type`", "checkpoints", "layers keep", "images", "LoRA", "drafts", "GGUF", "judged")
     lines = [head, ("---", "---", "---", ":-:", ":-:", "---", "---", "---")]
     for model_type, names in NAMES.items():
-        family: Any = model_class(model_type)
-        if isinstance(family, SeesAround):
-            family = around_text(family, configs[model_type][0])
+        registered_as: Any = model_class(model_type)
+        families = [around_text(registered_as, config) for config in configs[model_type]]
+        family = families[0] if families else registered_as
         if getattr(family, "encodes_prompts", False):
             check_encoders_refuse(None)
             cells = ["(vectors)", "", "", ""]
         else:
             build = BuildContext(dtype=np.dtype(np.float32))
-            models = [abstract_model(family, config, build) for config in configs[model_type]]
+            models = [abstract_model(*each, build) for each in zip(families, configs[model_type], strict=True)]
             images = "●" if isinstance(models[0], TakesImages) else "text" if model_type in texts else ""
             cells = [kept(models), images, lora(models), drafts(family, configs[model_type], models)]
         named = " ".join(f"`{name}`" for name in files.get(model_type, ()))

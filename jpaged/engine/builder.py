@@ -26,7 +26,7 @@ from jpaged.execution.compile.cache import precompile_attention_loops
 from jpaged.execution.device_memory import claim_gpu_share, device_bytes, memory_limit
 from jpaged.execution.image_rows import image_examples, image_rows
 from jpaged.execution.kv_dtype import resolve_kv_dtype
-from jpaged.images import GivenLayout
+from jpaged.images import GivenLayout, image_processor_class
 from jpaged.loading import LoadedModel, load_model
 from jpaged.loading.lora import Adaptable, AdapterRegistry, adapter_group
 from jpaged.loading.pooling_head import PoolingHead
@@ -264,17 +264,21 @@ def _image_inputs(config: EngineConfig, loaded: LoadedModel, refusal: str | None
         whole=group.whole,
         padded=loaded.model.padded,
         most_together=group.most_together if isinstance(group, CrossAttentionGroup) else None,
-        given=_given_layout(loaded.config, group),
+        given=_given_layout(loaded.model, loaded.config, group),
         settings=config.mm_processor_kwargs,
         limits=config.limit_mm_per_prompt,
         processor=loaded.model.image_processor if isinstance(loaded.model, PacksImages) else None,
     )
 
 
-def _given_layout(config: Any, group: Any) -> GivenLayout | None:
-    """Return how features that callers encoded are placed: those on grids, for models with an axis for each side."""
+def _given_layout(model: TakesImages, config: Any, group: Any) -> GivenLayout | None:
+    """Return how features that callers encoded are placed: on grids, for models with an axis for each side, or in rows,
+    for those whose image processor ends these."""
     if not isinstance(group, ImageGroup) or group.axes != 3:
-        return None
+        if not isinstance(model, PacksImages):
+            return None
+        merge = image_processor_class(model.image_processor).given_merge(config)
+        return None if merge is None else GivenLayout(group.width * group.levels, merge, in_rows=True)
     return GivenLayout(group.width * group.levels, config.vision_config.spatial_merge_size)
 
 

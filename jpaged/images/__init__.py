@@ -11,7 +11,13 @@ from jpaged.image_sources import ImageSources
 from jpaged.images.clips import Clip, is_frames, read_clips
 from jpaged.images.given import GIVEN_FEATURES, GivenImage, GivenLayout, is_given
 from jpaged.images.pixels import Picture
-from jpaged.images.processors import ImageProcessor, PreparedImage, open_image_processor, placeholder_of
+from jpaged.images.processors import (
+    ImageProcessor,
+    PreparedImage,
+    image_processor_class,
+    open_image_processor,
+    placeholder_of,
+)
 from jpaged.images.prompts import (
     Expansion,
     Item,
@@ -50,6 +56,7 @@ __all__ = [
     "fill_ids",
     "fill_text",
     "find_spans",
+    "image_processor_class",
     "is_frames",
     "is_given",
     "open_image_processor",

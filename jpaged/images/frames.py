@@ -122,6 +122,17 @@ def without_ends(total: int, fps: float | None, sampling: Sampling, *, skip: flo
     return np.unique(np.linspace(first, last, number, dtype=int))
 
 
+def middles(total: int, fps: float | None, sampling: Sampling) -> Indices:
+    """Return the frames in the middle of equal parts of a video (InternVL)."""
+    number = sampling.num_frames
+    if number is None and sampling.fps is not None:
+        number = max(1, int(total / _known(fps, sampling) * sampling.fps))
+    if number is None or number >= total:
+        return np.arange(total)
+    step = total / number
+    return np.arange(step / 2, total, step).astype(np.float32).astype(int)  # torch counts in this dtype
+
+
 def _known(fps: float | None, sampling: Sampling) -> float:
     if fps is None:
         raise ValueError(f"fps={sampling.fps} samples by time, and the video does not say its own frames in a second")

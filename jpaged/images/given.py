@@ -59,23 +59,30 @@ class GivenLayout:
     Attributes:
         width: numbers of a feature: those of a hidden state, times the levels that the model reads.
         merge: patches on each side of a square that one token stands for.
+        in_rows: whether tokens follow one another like text, and the model's image processor says what ends a row of
+            them (Pixtral); else they lie at their rows and columns.
     """
 
     width: int
     merge: int
+    in_rows: bool = False
 
     def tokens(self, grid: Grid) -> int:
         """Return how many tokens an image takes."""
         time, height, width = grid
         return time * (height // self.merge) * (width // self.merge)
 
-    def offsets(self, grid: Grid) -> Int[np.ndarray, "tokens 3"]:
-        """Return where each token lies in time, height and width, from where the image begins."""
+    def offsets(self, grid: Grid) -> Int[np.ndarray, "tokens 3"] | None:
+        """Return where each token lies in time, height and width, from where the image begins; None = like text."""
+        if self.in_rows:
+            return None
         time, height, width = grid
         return np.indices((time, height // self.merge, width // self.merge), np.int32).reshape(3, -1).T
 
-    def advance(self, grid: Grid) -> int:
-        """Return how far an image moves the position of the token after it: by its longer side."""
+    def advance(self, grid: Grid) -> int | None:
+        """Return how far an image moves the position of the token after it: by its longer side; None = like text."""
+        if self.in_rows:
+            return None
         return max(grid[1:]) // self.merge
 
     def read(self, data: Mapping[str, Any]) -> list[GivenImage]:
@@ -114,6 +121,8 @@ class GivenLayout:
     def _checked(self, grid: Sequence[Any]) -> Grid:
         merge = self.merge
         whole = len(grid) == 3 and all(isinstance(side, int) and side > 0 for side in grid)
+        if whole and self.in_rows and grid[0] != 1:
+            raise ValueError(f"{_GRIDS} has {list(grid)}: the model takes images, of 1 patch in time, and no videos")
         if not whole or grid[1] % merge or grid[2] % merge:
             raise ValueError(
                 f"{_GRIDS} has {list(grid)}: each image has patches in time, height and width, the last two multiples "

@@ -15,6 +15,7 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,16 @@ class ImageProcessor(ABC):
     def prepare_parts(self, picture: Picture, *, alone: bool) -> Sequence[PreparedImage]:
         """Return the encoder's arrays of each of the `parts`."""
         return (self.prepare(picture, alone=alone),)
+
+    @classmethod
+    def given_merge(cls, config: Any) -> int | None:
+        """Return how many patches lie on each side of a square that one token stands for, where callers may give
+        features of rows of tokens, see `of_rows`; None = they may not."""
+        return None
+
+    def of_rows(self, rows: int, columns: int) -> tuple[Expansion, Int[np.ndarray, " tokens"] | None]:
+        """Return what takes the place of the placeholder of so many rows of tokens, and `PreparedImage.takes`."""
+        return expansion(self.placeholder, rows * columns), None
 
     @abstractmethod
     def prepare(self, picture: Picture, *, alone: bool) -> PreparedImage:
@@ -230,13 +241,42 @@ def open_image_processor(
     """
     kind: type[ImageProcessor]
     if name is not None:
-        kind = pkgutil.resolve_name(name)
+        kind = image_processor_class(name)
     elif config.model_type in _PROCESSORS:
         kind = _PROCESSORS[config.model_type]
     else:
         raise ValueError(f"model_type={config.model_type!r} takes no images; known: {', '.join(_PROCESSORS)}")
     pillow()
     return kind.open(folder, config, tokenizer)
+
+
+def image_processor_class(name: str) -> type[ImageProcessor]:
+    """Return the class that ``"module:Class"`` names."""
+    found: type[ImageProcessor] = pkgutil.resolve_name(name)
+    return found
+
+
+def token_named(tokenizer: Any, name: str, usual: str) -> tuple[int, str]:
+    """Return the id and the text of a token that a tokenizer's file names, as ``start_image_token``.
+
+    Args:
+        usual: its text where the file does not name it.
+
+    Raises:
+        ValueError: there is no tokenizer, or it has no such token.
+    """
+    if tokenizer is None:
+        raise ValueError(f"a picture has tokens around it, as {usual!r}, and there is no tokenizer that knows them")
+    folder = getattr(tokenizer, "name_or_path", None)
+    file = Path(folder or "") / "tokenizer_config.json"
+    fields = json.loads(file.read_text(encoding="utf-8")) if folder and file.is_file() else {}
+    extra = fields.get("extra_special_tokens")
+    found = (extra.get(name) if isinstance(extra, dict) else None) or fields.get(name) or usual
+    text = found["content"] if isinstance(found, dict) else found
+    token = tokenizer.convert_tokens_to_ids(text)
+    if token is None or token == getattr(tokenizer, "unk_token_id", None):
+        raise ValueError(f"the tokenizer has no token {text!r}, which stands around a picture ({name})")
+    return token, text
 
 
 def placeholder_of(config: Any, tokenizer: Any) -> Placeholder:

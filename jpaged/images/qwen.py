@@ -54,16 +54,43 @@ def processor_fields(folder: str | os.PathLike[str]) -> dict[str, Any]:
     whole = Path(folder) / "processor_config.json"
     alone = Path(folder) / "preprocessor_config.json"
     for file, part in ((whole, "image_processor"), (alone, None)):
-        if not file.exists():
-            continue
-        try:
-            fields = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{file} is not JSON: {error}") from error
-        fields = fields.get(part) if part is not None and isinstance(fields, dict) else fields
+        fields = fields_of(file)
+        fields = fields.get(part) if part is not None and fields is not None else fields
         if isinstance(fields, dict):
             return fields
     raise ValueError(f"neither {alone} nor {whole} says how images are prepared")
+
+
+def fields_of(file: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None: there is no such file, or something else is in it.
+
+    Raises:
+        ValueError: it is no JSON.
+    """
+    if not file.exists():
+        return None
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from error
+    return fields if isinstance(fields, dict) else None
+
+
+def scale_and_shift(fields: Mapping[str, Any], channels: int = 3) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return what a channel's bytes are multiplied by, and what is added then, by a processor's file.
+
+    Raises:
+        ValueError: there are not as many numbers as channels, or pixels become too large.
+    """
+    factor = fields.get("rescale_factor", 1 / 255) if fields.get("do_rescale", True) else 1.0
+    mean, std = (0.0,) * channels, (1.0,) * channels
+    if fields.get("do_normalize", True):
+        mean, std = fields.get("image_mean") or _MEAN, fields.get("image_std") or _STD
+    if not len(mean) == len(std) == channels:
+        raise ValueError(f"image_mean={mean!r} and image_std={std!r} must have {channels} numbers each")
+    if not all(abs(255 * factor / by) + abs(each / by) < _MOST_VALUE for each, by in zip(mean, std, strict=True)):
+        raise ValueError(f"image_mean={mean!r}, image_std={std!r} and rescale_factor={factor!r} make too large pixels")
+    return tuple(factor / each for each in std), tuple(-each / by for each, by in zip(mean, std, strict=True))
 
 
 @dataclass(frozen=True)
@@ -110,17 +137,7 @@ class PatchSettings:
         )
         if not least or not most:
             raise ValueError(f"the image processor's size={size} lacks 'shortest_edge' or 'longest_edge'")
-        factor = fields.get("rescale_factor", 1 / 255) if fields.get("do_rescale", True) else 1.0
-        mean, std = (0.0,) * 3, (1.0,) * 3
-        if fields.get("do_normalize", True):
-            mean, std = fields.get("image_mean") or _MEAN, fields.get("image_std") or _STD
-        channels = getattr(vision, "in_channels", 3)
-        if not len(mean) == len(std) == channels:
-            raise ValueError(f"image_mean={mean!r} and image_std={std!r} must have {channels} numbers each")
-        if not all(abs(255 * factor / by) + abs(each / by) < _MOST_VALUE for each, by in zip(mean, std, strict=True)):
-            raise ValueError(
-                f"image_mean={mean!r}, image_std={std!r} and rescale_factor={factor!r} make too large pixels"
-            )
+        scale, shift = scale_and_shift(fields, getattr(vision, "in_channels", 3))
         resample = _BICUBIC if fields.get("resample") is None else int(fields["resample"])
         return cls(
             *known,
@@ -128,8 +145,8 @@ class PatchSettings:
             int(most),
             resample,
             fields.get("do_resize", True),
-            tuple(factor / each for each in std),
-            tuple(-each / by for each, by in zip(mean, std, strict=True)),
+            scale,
+            shift,
             _window(vision),
         )
 

@@ -182,6 +182,7 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
 
 _PROCESSORS = {
     "smolvlm": "jpaged.images.idefics3:SmolVLMVideoProcessor",
+    "internvl": "jpaged.images.internvl:InternVLVideoProcessor",
     "llava_onevision": f"{__name__}:LlavaOnevisionVideoProcessor",
     **dict.fromkeys(
         ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), "jpaged.images.qwen_videos:Qwen3VideoProcessor"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -111,12 +112,14 @@ class _Counted(NamedTuple):
         placeholder: what stands for each.
         expansions: what takes the place of each one's placeholder.
         items: the tokens of each item, in order: a video has an item for each group of frames.
+        each: how many of the items each expansion has.
         place: makes the items.
     """
 
     placeholder: Placeholder
     expansions: list[Expansion]
     items: Sequence[Item]
+    each: list[int]
     place: Place
 
 
@@ -247,10 +250,15 @@ class ImageInputs:
             ValueError: see `_read`; or the text has more or fewer placeholders than there are images.
         """
         kinds = (known or self.reading(media)).kinds
+        found = [
+            (match.start(), number)
+            for number, kind in enumerate(kinds[: len(kinds) if len(kinds) > 1 else 0])
+            for match in re.finditer(re.escape(kind.placeholder.text), text)
+        ]
         for kind in kinds:
             text = fill_text(text, kind.placeholder, kind.expansions)
         ids = encode(text)
-        return ids, _placed_in(ids, kinds, salt, prepare=prepare)
+        return ids, _placed_in(ids, kinds, [number for _, number in sorted(found)], salt, prepare=prepare)
 
     def reading(self, media: Media) -> ReadMedia:
         """Return what a prompt has besides text, to be read once for all its beginnings; `kinds` raises what `of_text`
@@ -266,11 +274,17 @@ class ImageInputs:
             ValueError: as `of_text`.
         """
         kinds, ids = self._counted(media), list(ids)
-        for placeholder, expansions, _, _ in kinds:
+        tokens = [kind.placeholder.token for kind in kinds]
+        order = [tokens.index(token) for token in ids if token in tokens]
+        for kind in kinds:
+            placeholder, expansions = kind.placeholder, kind.expansions
             there = ids.count(placeholder.image_token)
-            if not there or (placeholder.token == placeholder.image_token and there == len(expansions)):
+            alone = placeholder.token == placeholder.image_token and there == len(expansions)
+            # A video's own token, where frames are pictures, is none of those that take its place.
+            apart = placeholder.token in ids and all(placeholder.token not in each.ids for each in expansions)
+            if not there or alone or apart:
                 ids = fill_ids(ids, placeholder, expansions)
-        return ids, _placed_in(ids, kinds, salt)
+        return ids, _placed_in(ids, kinds, order, salt)
 
     def _counted(self, media: Media) -> list[_Counted]:
         """Return what a prompt has of each modality.
@@ -280,11 +294,7 @@ class ImageInputs:
         """
         self._check_taken()
         found = [self._counted_images(media)] if media.images else []
-        if media.videos:
-            found.append(self._counted_videos(media))
-        if len({kind.placeholder.image_token for kind in found}) < len(found):
-            raise ValueError("a prompt has images and videos, whose tokens are the same ones: the model takes one kind")
-        return found
+        return [*found, self._counted_videos(media)] if media.videos else found
 
     def _counted_videos(self, media: Media) -> _Counted:
         if (refusal := self.refusal_of("video")) is not None:
@@ -301,6 +311,7 @@ class ImageInputs:
             raise ValueError(str(error)) from error
         groups = [(clip, group) for clip in clips for group in processor.groups(clip)]
         expansions = [processor.expansion(clip) for clip in clips]
+        each = [len(processor.groups(clip)) for clip in clips]
 
         def place(spans: Sequence[Span], salt: str | None) -> tuple[PromptItem, ...]:
             placed = []
@@ -310,7 +321,7 @@ class ImageInputs:
                 placed.append(_item(start, length, digest, made, self._whole, "video"))
             return tuple(placed)
 
-        return _Counted(processor.placeholder, expansions, [group.tokens for _, group in groups], place)
+        return _Counted(processor.placeholder, expansions, [group.tokens for _, group in groups], each, place)
 
     def _video_processor(self) -> VideoProcessor:
         self._check_taken()
@@ -340,18 +351,23 @@ class ImageInputs:
             self._check_number("image", len(given))
             placeholder = self._placeholder()
             expansions = [expansion(placeholder, len(each.features)) for each in given]
-            return _counted(placeholder, expansions, partial(_placed_given, layout, given))
+            takes: list[np.ndarray | None] = [None] * len(given)
+            if layout.in_rows:
+                ends = self._processor()
+                rows = [ends.of_rows(*(side // layout.merge for side in each.grid[1:])) for each in given]
+                expansions, takes = [each[0] for each in rows], [each[1] for each in rows]
+            return _counted(placeholder, expansions, partial(_placed_given, layout, given, takes))
         self._check_number("image", len(images))
         processor = self._processor(media.settings)
         pictures, expansions = self._read(processor, images)
+        alone = len(pictures) == 1
+        parts = [processor.parts(picture.size, alone=alone) for picture in pictures]
         items: list[Item] = []
-        for picture, expanded in zip(pictures, expansions, strict=True):
-            alone = len(pictures) == 1
-            parts = processor.parts(picture.size, alone=alone)
-            each = processor.tokens(picture.size, alone=alone) // parts
-            items += [own_tokens(processor.placeholder, expanded)] if parts == 1 else [each] * parts
+        for picture, expanded, number in zip(pictures, expansions, parts, strict=True):
+            tokens = processor.tokens(picture.size, alone=alone) // number
+            items += [own_tokens(processor.placeholder, expanded)] if number == 1 else [tokens] * number
         place = partial(self._placed, processor, pictures)
-        return _Counted(processor.placeholder, expansions, items, place)
+        return _Counted(processor.placeholder, expansions, items, parts, place)
 
     def _check_number(self, modality: str, number: int) -> None:
         most = self._limits.get(modality)
@@ -466,7 +482,8 @@ def _num_bytes(parts: Sequence[PreparedImage]) -> int:
 
 
 def _counted(placeholder: Placeholder, expansions: list[Expansion], place: Place) -> _Counted:
-    return _Counted(placeholder, expansions, [own_tokens(placeholder, each) for each in expansions], place)
+    items = [own_tokens(placeholder, each) for each in expansions]
+    return _Counted(placeholder, expansions, items, [1] * len(items), place)
 
 
 def _item(
@@ -487,18 +504,38 @@ def _item(
 
 
 def _placed_in(
-    ids: Sequence[int], kinds: Sequence[_Counted], salt: str | None, *, prepare: bool = True
+    ids: Sequence[int], kinds: Sequence[_Counted], order: Sequence[int], salt: str | None, *, prepare: bool = True
 ) -> tuple[PromptItem, ...]:
-    """Return the items of a prompt in which each has its tokens, in the order of these."""
+    """Return the items of a prompt in which each has its tokens, in the order of these.
+
+    Args:
+        order: the place in `kinds` of what each placeholder of the prompt stood for.
+    """
     found: list[PromptItem] = []
-    for kind in kinds:
-        spans = find_spans(ids, kind.placeholder, kind.items)
+    for kind, spans in zip(kinds, _spans_in(ids, kinds, order), strict=True):
         found += kind.place(spans, salt) if prepare else ()
     return tuple(sorted(found, key=lambda item: item.start))
 
 
+def _spans_in(ids: Sequence[int], kinds: Sequence[_Counted], order: Sequence[int]) -> list[list[Span]]:
+    """Return the spans of each kind's items."""
+    if len({kind.placeholder.image_token for kind in kinds}) == len(kinds):
+        return [find_spans(ids, kind.placeholder, kind.items) for kind in kinds]
+    # Frames that are pictures have the tokens of these (InternVL).
+    if len(order) != sum(len(kind.expansions) for kind in kinds):
+        raise ValueError("a prompt of ids whose images and videos have the same tokens must have a placeholder of each")
+    left, counts = [list(kind.items) for kind in kinds], [iter(kind.each) for kind in kinds]
+    owners = [number for number in order for _ in range(next(counts[number]))]
+    whole = find_spans(ids, kinds[0].placeholder, [left[number].pop(0) for number in owners])
+    return [[span for span, owner in zip(whole, owners, strict=True) if owner == each] for each in range(len(kinds))]
+
+
 def _placed_given(
-    layout: GivenLayout, given: Sequence[GivenImage], spans: Sequence[Span], salt: str | None
+    layout: GivenLayout,
+    given: Sequence[GivenImage],
+    takes: Sequence[np.ndarray | None],
+    spans: Sequence[Span],
+    salt: str | None,
 ) -> tuple[PromptItem, ...]:
     """Return the items of images that the caller has encoded; nothing of them is remembered, so no salt is needed."""
     return tuple(
@@ -506,11 +543,12 @@ def _placed_given(
             start,
             length,
             image.digest,
-            length,
+            len(image.features),
             image.arrays,
             whole=False,
+            takes=taken,
             offsets=layout.offsets(image.grid),
             advance=layout.advance(image.grid),
         )
-        for image, (start, length) in zip(given, spans, strict=True)
+        for image, taken, (start, length) in zip(given, takes, spans, strict=True)
     )

@@ -26,11 +26,16 @@ from ..rope import Rotary
 from ..stack import LayerStack
 
 
-def layers_of(spec: EncoderSpec, build: BuildContext) -> LayerStack:
-    """Return a tower's layers, which are an encoder's; the group of a kind is the name of its segments."""
+def layers_of(spec: EncoderSpec, build: BuildContext, *, rotates_neighbours: bool = False) -> LayerStack:
+    """Return a tower's layers, which are an encoder's; the group of a kind is the name of its segments.
+
+    Args:
+        rotates_neighbours: see `Heads`.
+    """
     if spec.size % spec.num_heads:
         raise ValueError(f"hidden_size={spec.size} of the tower is not a multiple of its {spec.num_heads} heads")
-    heads = Heads.of(spec.num_heads, spec.num_heads, spec.size // spec.num_heads, build)
+    width = spec.size // spec.num_heads
+    heads = Heads.of(spec.num_heads, spec.num_heads, width, build, rotates_neighbours=rotates_neighbours)
     return LayerStack(spec.kinds, lambda kind, build: EncoderLayer(spec, kind, heads, build), build)
 
 
@@ -59,6 +64,36 @@ def axial(head_dim: int, theta: float) -> Rotary:
     pairs = head_dim // 4
     frequencies = [theta ** (-2 * pair / (head_dim // 2)) for pair in range(pairs)]
     return Rotary(tuple(frequencies * 2), axes=(0,) * pairs + (1,) * pairs)
+
+
+def stretched(
+    table: Float[Array, "squares embed"], side: int, places: Int[Array, "patches 4"]
+) -> Float[Array, "patches embed"]:
+    """Return each patch's entry of a table of `side` x `side` places that is stretched to the grid of its picture.
+
+    As ``interpolate(mode="bicubic")`` of torch does it: by Keys' cubic with a = -0.75, its neighbours beyond the border
+    being those at the border. A grid as large as the table takes the table as it is.
+
+    Args:
+        places: a patch's row and column, and the rows and columns that there are.
+    """
+    at = (places[:, :2] + 0.5) * (side / jnp.maximum(places[:, 2:], 1)) - 0.5
+    low = jnp.floor(at)
+    share = at - low
+    taps = [(low.astype(jnp.int32) + tap, _keys(jnp.abs(share - tap))) for tap in (-1, 0, 1, 2)]
+    total = jnp.zeros((), jnp.float32)
+    for rows, down in taps:
+        for columns, across in taps:
+            number = jnp.clip(rows[:, 0], 0, side - 1) * side + jnp.clip(columns[:, 1], 0, side - 1)
+            weight = down[:, 0] * across[:, 1]
+            total = total + jnp.take(table, number, axis=0, mode="clip").astype(jnp.float32) * weight[:, None]
+    return total
+
+
+def _keys(distance: Float[Array, "*axes"]) -> Float[Array, "*axes"]:
+    a, x = -0.75, distance
+    near = ((a + 2) * x - (a + 3)) * x**2 + 1
+    return jnp.where(x <= 1, near, ((x - 5) * x + 8) * x * a - 4 * a)
 
 
 class PixelStem(nnx.Module):
@@ -93,15 +128,17 @@ class SquareMerger(nnx.Module):
     """``down(act(up(norm(x))))`` of the patches of a square together.
 
     Args:
-        norm: a norm of patches, or of squares.
+        norm: a norm of patches, or of squares; None = there is none.
         merge: patches of a square.
         width: of a feature.
         activation: a key of `ACTIVATIONS`.
+        columns: of what is between the two layers; None = those of a square.
+        bias: whether the layers have biases.
     """
 
     def __init__(
         self,
-        norm: LayerNorm | RMSNorm,
+        norm: LayerNorm | RMSNorm | None,
         embed: int,
         merge: int,
         width: int,
@@ -109,30 +146,33 @@ class SquareMerger(nnx.Module):
         *,
         activation: str = "gelu",
         of_squares: bool = False,
+        columns: int | None = None,
+        bias: bool = True,
     ):
         self.norm = norm
-        self.columns = convert.Padded(embed * merge, build.tensor_parallel)
-        columns = self.columns.size
-        self.up = Linear(embed * merge, columns, build, partition=P(None, TENSOR_AXIS), bias=True)
-        self.down = Linear(columns, width, build, partition=P(TENSOR_AXIS, None), bias=True)
+        self.columns = convert.Padded(columns or embed * merge, build.tensor_parallel)
+        inner = self.columns.size
+        self.up = Linear(embed * merge, inner, build, partition=P(None, TENSOR_AXIS), bias=bias)
+        self.down = Linear(inner, width, build, partition=P(TENSOR_AXIS, None), bias=bias)
         self.merge = merge
         self.activation = activation
         self.of_squares = of_squares
 
     def __call__(self, x: Float[Array, "patches embed"], live_rows: LiveRows) -> Float[Array, "features width"]:
         """Return a vector for each square; `live_rows` counts squares."""
-        if not self.of_squares:
+        if self.norm is not None and not self.of_squares:
             x = self.norm(x)
         x = x.reshape(len(x) // self.merge, -1)
-        if self.of_squares:
+        if self.norm is not None and self.of_squares:
             x = self.norm(x)
         return self.down(ACTIVATIONS[self.activation](self.up(x, live_rows)), live_rows)
 
-    def weights(self, path: tuple[str, ...], *, norm: str, layers: Sequence[str]) -> Iterator[WeightSource]:
+    def weights(self, path: tuple[str, ...], *, layers: Sequence[str], norm: str = "") -> Iterator[WeightSource]:
         """Yield the sources of the tensors ``{norm}.weight`` and so on, and of the two `layers`."""
         columns, width = self.columns, self.down.weight.shape[-1]
         up, down = convert.linear(self.up.weight.shape[0], columns), convert.linear(columns, width)
-        yield from self.norm.weights((*path, "norm"), norm)
+        if self.norm is not None:
+            yield from self.norm.weights((*path, "norm"), norm)
         bias = convert.pad_rows(columns)
         yield from self.up.weights((*path, "up"), (layers[0],), None, up, bias, may_quantise=False)
         yield from self.down.weights((*path, "down"), (layers[1],), None, down, may_quantise=False)

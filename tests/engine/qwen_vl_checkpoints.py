@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pixtral_checkpoints as pixtral
 import tile_checkpoints as tiles
 import torch
 from greedy_reference import one_torch_thread
@@ -45,7 +46,7 @@ PROCESSOR = Qwen2VLImageProcessorPil(
     image_std=[0.3, 0.2, 0.25],
     rescale_factor=1 / 250,
 )
-SIZES = [(8, 8), (8, 320), (320, 8), (56, 40), (3, 5), (50, 73), (7, 91), (200, 210)]
+SIZES = [(8, 8), (8, 320), (320, 8), (56, 40), (3, 5), (50, 73), (7, 91), (90, 70)]
 """Heights and widths: of one token, forty side by side or upon each other, nearly the most, and others."""
 TEXT = {
     "vocab_size": VOCAB,
@@ -132,6 +133,7 @@ def qwen2_vl() -> tuple[type, Any]:
 
 FAMILIES = {make.__name__: make for make in (qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, qwen2_5_vl, qwen2_vl)}
 FAMILIES |= tiles.FAMILIES
+FAMILIES |= pixtral.FAMILIES
 
 
 def make(name: str, folder: Path) -> Any:
@@ -140,6 +142,9 @@ def make(name: str, folder: Path) -> Any:
         return tiles.make(name, folder)
     kind, config = FAMILIES[name]()
     config._experts_implementation = "eager"
+    if name in pixtral.FAMILIES:
+        processor, words = pixtral.files(name, folder)
+        return _make(kind, config, processor, folder, words)
     return _make(kind, config, PROCESSOR, folder, TOKENIZER)
 
 
@@ -175,10 +180,17 @@ def torch_logits(model: Any, asked: dict[str, Any], ids: Sequence[int]) -> torch
     if model.config.model_type in tiles.FAMILIES:
         return tiles.torch_logits(model, asked, ids)
     images = asked.get("multi_modal_data", {}).get("image", [])
-    seen = dict(PROCESSOR(images, return_tensors="pt")) if images else {}
     whole = torch.tensor([list(ids)])
+    if model.config.model_type == "llama4":
+        with one_torch_thread(), torch.inference_mode():
+            return pixtral.llama4_logits(model, images, whole)[0].double()
+    if model.config.model_type in ("mistral3", "internvl", "lfm2_vl", "llava"):
+        seen = pixtral.seen(model, images, asked.get("multi_modal_data", {}).get("video", []))
+    else:
+        seen = dict(PROCESSOR(images, return_tensors="pt")) if images else {}
+        seen["mm_token_type_ids"] = (whole == IMAGE).int()
     with one_torch_thread(), torch.inference_mode():
-        return model(whole, mm_token_type_ids=(whole == IMAGE).int(), **seen).logits[0].double()
+        return model(whole, **seen).logits[0].double()
 
 
 def assert_torchs(model: Any, prompts: Sequence[dict[str, Any]], outputs: Sequence[Any]) -> None:

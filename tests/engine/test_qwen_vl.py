@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.metadata import EntryPoint, entry_points
 
+import numpy as np
+import pixtral_checkpoints as pixtral
 import pytest
+from PIL import Image
 from qwen_vl_checkpoints import FAMILIES, IMAGE, SIZES, add_head, assert_torchs, make, pictures, prompt
-from vision_checkpoints import check_empty
+from vision_checkpoints import check_empty, prompt_of
 
 from jpaged import LLM, MTP, NGram, SamplingParams
+from jpaged.loading import registry
 
 SETTINGS = {
     "dtype": "float32",
@@ -31,8 +36,7 @@ PARTS = [
 """Without a picture, with one of each size, with two, and with five."""
 PROMPTS = [prompt(parts, seed) for seed, parts in enumerate(PARTS)]
 
-
-ON_A_COMMIT = ("qwen3_vl", "smolvlm")
+ON_A_COMMIT = ("qwen3_vl", "smolvlm", "mistral3")
 NAMES = [name if name in ON_A_COMMIT else pytest.param(name, marks=pytest.mark.nightly) for name in FAMILIES]
 
 
@@ -67,7 +71,7 @@ def test_a_prefix_that_ends_inside_a_picture_is_found(engine, checkpoint):
     check_empty(engine)
 
 
-PAGES = {"qwen3_5": 10, "qwen3_5_moe": 10, "idefics3": 30, "llava": 20, "llava_next": 30, "smolvlm": 20}
+PAGES = {"qwen3_5": 10, "qwen3_5_moe": 10, "idefics3": 30, "llava": 20, "llava_next": 30, "smolvlm": 20, "mistral3": 32}
 """Pages of a pool that is too small: few of Qwen3.5's layers keep KV, and pictures have more or fewer tokens."""
 TIGHT = {"enable_prefix_caching": False}
 CHANGES = {
@@ -90,6 +94,8 @@ def test_nothing_that_happens_to_a_request_changes_its_tokens(engine, checkpoint
     wanted = engine.generate(PROMPTS, params, use_tqdm=False)
     changed = CHANGES[change]
     if is_tight := "preemption_mode" in changed:
+        if checkpoint[1].config.model_type in ("internvl", "lfm2_vl"):
+            pytest.skip("the pages of a pool that is too small for all of them are not known")
         pages = PAGES.get(checkpoint[1].config.model_type, 20)
         changed = changed | {"kv_cache_memory_bytes": pages * engine.memory_report().page_bytes}
     llm = LLM(checkpoint[0], **(SETTINGS | changed))
@@ -134,6 +140,70 @@ def test_a_head_drafts_after_pictures(tmp_path):
     llm = LLM(str(tmp_path), **SETTINGS, speculative=MTP(2))
     outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert_torchs(model, PROMPTS, outputs)
+    check_empty(llm)
+
+
+@pytest.mark.nightly
+def test_frames_are_pictures_beside_pictures(tmp_path):
+    model = make("internvl", tmp_path)
+    llm = LLM(str(tmp_path), **SETTINGS)
+    video = llm.input_processor.tokenizer.convert_tokens_to_ids("<video>")
+    frames = np.random.default_rng(3).integers(0, 256, (4, 30, 50, 3), dtype=np.uint8)
+    asked = {
+        "prompt_token_ids": [1, 70, video, 71, IMAGE, 72],
+        "multi_modal_data": {"image": [TINY], "video": (frames, None)},
+        "mm_processor_kwargs": {"num_frames": 2},
+    }
+    (output,) = llm.generate([asked], GREEDY, use_tqdm=False)
+    shown = [Image.fromarray(frames[number]) for number in (1, 3)]
+    assert_torchs(model, [{"multi_modal_data": {"image": [TINY], "video": shown}}], [output])
+    check_empty(llm)
+
+
+@pytest.mark.nightly
+def test_pixtral_is_a_tower_of_llava(tmp_path, monkeypatch):
+    """Its patches are not merged, and layers' results are joined."""
+    row = EntryPoint("llava", "jpaged_models.vision.pixtral:MISTRAL3", registry.GROUP)
+    others = [entry for entry in entry_points(group=registry.GROUP) if entry.name != "llava"]
+    monkeypatch.setattr(registry, "entry_points", lambda group: [*others, row])
+    model = pixtral.make_llava(tmp_path)
+    small = pictures((8, 8), (4, 160), (4, 4), (22, 10))
+    prompts = [prompt((3, small[0], 2)), prompt((2, small[1], 1, small[2], 4)), prompt((small[2], 2, small[3]), seed=2)]
+    llm = LLM(str(tmp_path), **SETTINGS)
+    assert_torchs(model, prompts, llm.generate(prompts, GREEDY, use_tqdm=False))
+    check_empty(llm)
+
+
+@pytest.mark.nightly
+def test_llama_4_sees_tiles(tmp_path):
+    model = pixtral.make_llama4(tmp_path)
+    llm = LLM(str(tmp_path), **SETTINGS)
+    token = llm.input_processor.tokenizer.convert_tokens_to_ids("<video>")
+    shown = pictures((24, 24), (50, 30), (10, 70), (3, 5), (96, 20))
+    parts = [(4,), (3, shown[0], 2), (2, shown[1], 1, shown[3], 4), (shown[2], 2, shown[4])]
+    prompts = [prompt_of(each, seed, token) for seed, each in enumerate(parts)]
+    assert_torchs(model, prompts, llm.generate(prompts, GREEDY, use_tqdm=False))
+    check_empty(llm)
+
+
+@pytest.mark.parametrize("name", ["mistral3"])
+def test_features_that_callers_encoded_are_those_of_pictures(name, tmp_path):
+    model = make(name, tmp_path)
+    prompts = [PROMPTS[4], PROMPTS[5]]
+    given = []
+    for each in prompts:
+        images = each["multi_modal_data"]["image"]
+        made = pixtral.resized(images)
+        features = pixtral.seen(model, images)["mm_encoder_outputs"]["image"].pooler_output[0].numpy()
+        grids = [[1, *(int(side) // 4 for side in size)] for size in made["image_sizes"]]
+        data = {"image_embeds": features, "image_grid_thw": grids}
+        given.append({**each, "multi_modal_data": {"image": data}})
+    llm = LLM(str(tmp_path), **SETTINGS)
+    outputs = llm.generate(given, GREEDY, use_tqdm=False)
+    assert_torchs(model, prompts, outputs)
+    with pytest.raises(ValueError, match="has 3 features, and image_grid_thw"):
+        data = {"image_embeds": np.zeros((3, 96)), "image_grid_thw": [[1, 4, 4]]}
+        llm.generate({"prompt_token_ids": [1, IMAGE], "multi_modal_data": {"image": data}}, GREEDY, use_tqdm=False)
     check_empty(llm)
 
 

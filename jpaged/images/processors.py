@@ -89,6 +89,11 @@ class ImageProcessor(ABC):
         state.update(picture.digest + bytes([self._sees_others and not alone]))
         return state.digest()
 
+    @property
+    def most_features(self) -> int | None:
+        """Return how many vectors the language model gets of the largest image; None = no setting bounds them."""
+        return None
+
     _sees_others = False
     """True if an image is prepared differently when its prompt has several."""
 

@@ -138,6 +138,17 @@ class PatchSettings:
         """Return the pixels of the side of what one token stands for."""
         return self.patch * self.merge
 
+    def most_squares(self, frames: int = 1) -> int | None:
+        """Return the most squares of a picture once it was resized, or of one of `frames` frames that share the bounds;
+        None where nothing is resized."""
+        if not self.resizes:
+            return None
+        few, many = (pixels / (frames * self.square**2) for pixels in (self.least, self.most))
+        # A side that shrinks below a square stays one square; sides that grow are rounded up.
+        narrow = min(MOST_OBLONG, math.sqrt(MOST_OBLONG * many))
+        grown = few + math.sqrt(MOST_OBLONG * few) + math.sqrt(few / MOST_OBLONG) + 1
+        return max(1, int(max(many, narrow, grown)))
+
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """Return the height and width to which a picture is resized.
 
@@ -188,6 +199,10 @@ class QwenImageProcessor(ImageProcessor):
     @classmethod
     def open(cls, folder: str | os.PathLike[str], config: Any, tokenizer: Any) -> ImageProcessor:
         return cls(processor_fields(folder), config, placeholder_of(config, tokenizer))
+
+    @property
+    def most_features(self) -> int | None:
+        return self.settings.most_squares()
 
     def with_settings(self, settings: Mapping[str, Any], *, of_request: bool) -> ImageProcessor:
         if not settings:

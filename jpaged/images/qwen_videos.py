@@ -50,6 +50,11 @@ class Qwen3VideoProcessor(VideoProcessor):
         self._pictures = QwenImageProcessor(self.settings, config, placeholder)
         self._around = config.vision_start_token_id, config.vision_end_token_id
 
+    @property
+    def most_features(self) -> int | None:
+        settings = self._pictures.settings
+        return settings.most_squares(settings.temporal)
+
     def expansion(self, clip: Clip) -> Expansion:
         if self.tokenizer is None:
             raise ValueError("a video has the times of its frames, and the model has no tokenizer for them")

@@ -134,6 +134,11 @@ class VideoProcessor(ABC):
             return replace(sampling, num_frames=_FRAMES_OF_FILES)
         return sampling
 
+    @property
+    def most_features(self) -> int | None:
+        """Return how many vectors the language model gets of the largest group; None = no setting bounds them."""
+        return None
+
     def digest(self, clip: Clip, group: FrameGroup) -> bytes:
         """Return 32 bytes that are equal for groups whose features are equal, in any process."""
         state = hashlib.blake2b(digest_size=32, person=b"jpaged-video")

@@ -182,6 +182,20 @@ class ImageInputs:
             return 0
         return max(self._sources.max_bytes, self._sources.max_video_bytes * takes_videos(self._config))
 
+    @property
+    def most_features(self) -> int | None:
+        """Return how many vectors the largest image or group of frames has; None where the checkpoint's files do not
+        say it: what is wrong with them is raised when an image comes, as prompts of text need none."""
+        if self.refusal is not None:
+            return None
+        try:
+            most = [self._processor().most_features]
+            if takes_videos(self._config):
+                most.append(self._video_processor().most_features)
+        except (ValueError, ImportError):
+            return None
+        return None if None in most else max(each for each in most if each is not None)
+
     def refusal_of(self, modality: str) -> str | None:
         """Return why no items of a modality are taken; None = they are."""
         if self.refusal is None and modality == "video" and not takes_videos(self._config):

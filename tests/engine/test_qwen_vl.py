@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from qwen_vl_checkpoints import FAMILIES, IMAGE, SIZES, add_head, assert_torchs, make, pictures, prompt
 from vision_checkpoints import check_empty
@@ -123,6 +124,18 @@ def test_messages_have_pictures(engine, checkpoint):
     outputs = engine.chat(asked, GREEDY, use_tqdm=False)
     seen = [{"multi_modal_data": {"image": images}} for images in ([LARGE], [ONE], [])]
     assert_torchs(checkpoint[1], seen, outputs)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("settings", [{}, {"deterministic": True}, {"max_num_batched_tokens": 200}])
+def test_after_the_warm_up_no_size_of_a_picture_compiles(checkpoint, settings):
+    sizes = np.random.default_rng(3).integers(1, 400, (20, 2)).tolist()
+    one = [prompt((2, *pictures(size, seed=n), 3), n) for n, size in enumerate([*sizes, *SIZES])]
+    some = [prompt((2, *pictures(*sizes[n : n + 3], seed=n), 3), n) for n in range(0, 18, 3)]
+    with LLM(checkpoint[0], **(SETTINGS | settings)) as llm:
+        llm.warmup(use_tqdm=False)
+        llm.generate([*one, *some], GREEDY, use_tqdm=False)
+        assert llm.stats().num_recompiles == 0
 
 
 @pytest.mark.nightly

@@ -12,8 +12,9 @@ from thorough import examples
 from transformers import Qwen2VLImageProcessorPil, Qwen3VLConfig
 from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
 
-from jpaged.images import ImageSources, read_images
+from jpaged.images import Clip, ImageSources, read_images
 from jpaged.images.qwen import QwenImageProcessor, places_of, windows_of
+from jpaged.images.qwen_videos import Qwen3VideoProcessor
 
 CHANGES = [
     {},
@@ -112,3 +113,26 @@ def test_without_resizing_a_picture_fits_or_is_refused(tmp_path):
     assert ours.tokens((56, 84), alone=True) == 6
     with pytest.raises(ValueError, match="84 x 57 pixels are no multiples of 28"):
         ours.tokens((57, 84), alone=True)
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 40), st.integers(0, 200), st.sampled_from([1, 2, 3]))
+def test_no_picture_has_more_tokens_than_the_largest(height, width, least, more, merge):
+    square = 4 * merge
+    fields = {
+        "patch_size": 4,
+        "merge_size": merge,
+        "size": {"shortest_edge": least * square**2, "longest_edge": (least + more) * square**2},
+    }
+    ours = QwenImageProcessor(fields, config_of(fields), None)
+    many = QwenImageProcessor({**fields, "do_resize": False}, config_of(fields), None)
+    assert many.most_features is None
+    try:
+        found = ours.tokens((height, width), alone=True)
+    except ValueError:
+        return
+    assert found <= ours.most_features
+    frames = Qwen3VideoProcessor(fields, config_of(fields), None)
+    for number in (1, 2, 3, 5):
+        clip = Clip(np.zeros((number, height, width, 3), np.uint8), tuple(range(number)), 1.0, number)
+        assert max(group.tokens for group in frames.groups(clip)) <= frames.most_features

@@ -132,12 +132,21 @@ def _known(fps: float | None, sampling: Sampling) -> float:
 
 
 def size_within(
-    size: Size, frames: int, *, factor: int, least: int, most: int, patch: int = 2, counts_time: bool = True
+    size: Size,
+    frames: int,
+    *,
+    factor: int,
+    least: int,
+    most: int,
+    patch: int = 2,
+    counts_time: bool = True,
+    what: str = "frames",
 ) -> Size:
     """Return the multiples of `factor` nearest to a frame's sides whose pixels are within bounds (Qwen's smart_resize).
 
     Args:
         least, most: pixels; of all frames together where `counts_time`, which is Qwen3-VL's way, else of one.
+        what: how errors name them.
 
     Raises:
         ValueError: a side is more than 200 times the other.
@@ -148,7 +157,7 @@ def size_within(
         scale = max(factor / height, factor / width)
         height, width = int(height * scale), int(width * scale)
     if max(height, width) / min(height, width) > 200:
-        raise ValueError(f"frames of {size[1]} x {size[0]} pixels: a side may be 200 times the other, not more")
+        raise ValueError(f"{what} of {size[1]} x {size[0]} pixels: a side may be at most 200 times the other")
     rows, columns = (round(side / factor) * factor for side in (height, width))
     times, whole = (round(frames / patch) * patch, frames) if counts_time else (1, 1)
     if times * rows * columns > most:

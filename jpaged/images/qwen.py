@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Int16, Int32, UInt8
@@ -90,6 +90,8 @@ class PatchSettings:
     scale: tuple[float, ...]
     shift: tuple[float, ...]
     window: int | None = None
+    default_size: ClassVar[Mapping[str, int]] = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
+    default_temporal: ClassVar[int] = 2
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], vision: Any) -> PatchSettings:
@@ -98,12 +100,12 @@ class PatchSettings:
         Raises:
             ValueError: they contradict each other, or a bound is missing.
         """
-        found = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2}
+        found = {"patch_size": 14, "temporal_patch_size": cls.default_temporal, "merge_size": 2}
         found = {name: fields.get(name) or default for name, default in found.items()}
-        known = vision.patch_size, vision.temporal_patch_size, vision.spatial_merge_size
+        known = vision.patch_size, getattr(vision, "temporal_patch_size", 1), vision.spatial_merge_size
         if tuple(found.values()) != known:
             raise ValueError(f"the image processor has {found}, and vision_config {known}")
-        size = dict(fields.get("size") or {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280})
+        size = dict(fields.get("size") or cls.default_size)
         least, most = (
             fields.get(legacy) or size.get(name)
             for legacy, name in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge"))
@@ -184,13 +186,15 @@ class QwenImageProcessor(ImageProcessor):
     patches. For all: scale and shift [channels]. With windows: windows, the number of patches of each.
     """
 
+    patches: ClassVar[type[PatchSettings]] = PatchSettings
+
     def __init__(self, fields: Mapping[str, Any], config: Any, placeholder: Placeholder):
         """Read the settings of a checkpoint's file.
 
         Raises:
             ValueError: they contradict the config, or a bound is missing.
         """
-        settings = PatchSettings.of(fields, config.vision_config)
+        settings = self.patches.of(fields, config.vision_config)
         super().__init__(placeholder, {"family": config.model_type, "settings": asdict(settings)})
         self._fields, self._config = fields, config
         self.settings = settings
@@ -213,6 +217,7 @@ class QwenImageProcessor(ImageProcessor):
             **_DEFAULTS,
             **{name: value for name, value in self._fields.items() if name in _DEFAULTS},
             "size": bounds,
+            "temporal_patch_size": now.temporal,
         }
         found = replaced(has, settings, of_request=of_request)
         if of_request and now.resizes and not found["do_resize"]:

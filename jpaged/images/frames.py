@@ -108,6 +108,59 @@ def ends_included(total: int, fps: float | None, sampling: Sampling) -> Indices:
     return np.linspace(0, total - 1, number).round().astype(int)
 
 
+def of_each_second(total: int, fps: float | None, sampling: Sampling, *, longest: float) -> Indices:
+    """Return frames at equal times, an even number of them; of a video longer than `longest` seconds as many as of one
+    of that length (GLM-4.1V and GLM-4.5V)."""
+    rate, wanted, last = _known(fps, sampling), sampling.fps or 2, total - 1
+    seconds = _seconds(total, rate)
+    if seconds <= longest:
+        number = max(math.floor(seconds * wanted), 1)
+        found = [min(last, math.ceil(i * rate / wanted)) for i in range(number)]
+    elif (number := int(longest * wanted)) >= total:
+        found = list(range(total))
+    else:
+        found = [min(last, math.ceil(time * rate)) for time in np.linspace(0, seconds, number)]
+    return _in_pairs(found)
+
+
+def sparser_when_long(
+    total: int, fps: float | None, sampling: Sampling, *, patch: int = 2, most: int = 640, longest: float = 2400
+) -> Indices:
+    """Return frames at equal times, an even number of them: 3 patches of each second of a short video, 1 of one of up
+    to five minutes, else one of two seconds (GLM-4.6V). A rate is not looked at."""
+    rate, last = _known(fps, sampling), total - 1
+    seconds = _seconds(total, rate)
+    shown = min(seconds, longest)
+    wanted = 3.0 if shown <= 30 else 1.0 if shown <= 300 else 0.5
+    number = min(int(shown * wanted * patch), most)
+    if total < number:
+        found = np.linspace(0, last, number, dtype=int).tolist()
+    else:
+        found, due, apart = [], 0.0, 1 / (patch * wanted)
+        for frame in range(total):
+            if frame * (1 / rate) >= due:
+                due += apart
+                found.append(frame)
+                if due >= int(seconds):
+                    break
+    if len(found) < number:
+        found = np.linspace(found[0], found[-1], number, dtype=int).tolist()
+    elif len(found) > number:
+        found = np.linspace(0, last, number, dtype=int).tolist()
+    return _in_pairs(found)
+
+
+def _seconds(total: int, rate: float) -> float:
+    """Return a video's length as transformers has it where nothing but its rate is known."""
+    return round((total - 1) / rate) + 1
+
+
+def _in_pairs(frames: Sequence[int]) -> Indices:
+    """Return the frames, each once; the last one twice where their number is odd."""
+    once = list(dict.fromkeys(frames))
+    return np.array(once + once[-1:] * (len(once) % 2), dtype=int)
+
+
 def without_ends(total: int, fps: float | None, sampling: Sampling, *, skip: float = 1.0) -> Indices:
     """Return frames of the middle, each once; a second at each end of a long video is left out (SmolVLM)."""
     rate = _known(fps, sampling)

@@ -209,6 +209,9 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
 
 _PROCESSORS = {
     "llava_onevision": f"{__name__}:LlavaOnevisionVideoProcessor",
+    **dict.fromkeys(("glm4v", "glm4v_moe"), "jpaged.images.glm_videos:GlmVideoProcessor"),
+    "glm46v": "jpaged.images.glm_videos:Glm46VideoProcessor",
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), "jpaged.images.qwen_videos:Qwen2VideoProcessor"),
     **dict.fromkeys(
         ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), "jpaged.images.qwen_videos:Qwen3VideoProcessor"
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -232,10 +233,11 @@ class ImageInputs:
             ValueError: see `_read`; or the text has more or fewer placeholders than there are images.
         """
         kinds = self._counted(media)
+        order = _order([_places(text, kind.placeholder.text) for kind in kinds])
         for kind in kinds:
             text = fill_text(text, kind.placeholder, kind.expansions)
         ids = encode(text)
-        return ids, _placed_in(ids, kinds, salt, prepare=prepare)
+        return ids, _placed_in(ids, kinds, order, salt, prepare=prepare)
 
     def of_ids(
         self, ids: Sequence[int], media: Media, salt: str | None = None
@@ -246,11 +248,14 @@ class ImageInputs:
             ValueError: as `of_text`.
         """
         kinds, ids = self._counted(media), list(ids)
+        order = _order([[at for at, each in enumerate(ids) if each == kind.placeholder.token] for kind in kinds])
         for placeholder, expansions, _, _ in kinds:
             there = ids.count(placeholder.image_token)
-            if not there or (placeholder.token == placeholder.image_token and there == len(expansions)):
+            own = placeholder.token == placeholder.image_token
+            only = placeholder.token in ids and placeholder.token not in expansions[0].ids
+            if not there or only or (own and there == len(expansions)):
                 ids = fill_ids(ids, placeholder, expansions)
-        return ids, _placed_in(ids, kinds, salt)
+        return ids, _placed_in(ids, kinds, order, salt)
 
     def _counted(self, media: Media) -> list[_Counted]:
         """Return what a prompt has of each modality.
@@ -439,15 +444,58 @@ def _item(
     )
 
 
+def _places(text: str, placeholder: str) -> list[int]:
+    """Return where a placeholder begins in a text."""
+    return [found.start() for found in re.finditer(re.escape(placeholder), text)]
+
+
+def _order(places: Sequence[Sequence[int]]) -> list[int]:
+    """Return the kind of each placeholder of a prompt, in order, of the places of each kind's."""
+    return [kind for _, kind in sorted((place, kind) for kind, own in enumerate(places) for place in own)]
+
+
 def _placed_in(
-    ids: Sequence[int], kinds: Sequence[_Counted], salt: str | None, *, prepare: bool = True
+    ids: Sequence[int], kinds: Sequence[_Counted], order: Sequence[int], salt: str | None, *, prepare: bool = True
 ) -> tuple[PromptItem, ...]:
-    """Return the items of a prompt in which each has its tokens, in the order of these."""
+    """Return the items of a prompt in which each has its tokens, in the order of these.
+
+    Args:
+        order: the kind of each placeholder that was replaced, in order. It tells apart the items of kinds that have one
+            token, as GLM-4.1V's pictures and videos.
+    """
     found: list[PromptItem] = []
-    for kind in kinds:
-        spans = find_spans(ids, kind.placeholder, kind.items)
-        found += kind.place(spans, salt) if prepare else ()
+    for token in dict.fromkeys(kind.placeholder.image_token for kind in kinds):
+        alike = [number for number, kind in enumerate(kinds) if kind.placeholder.image_token == token]
+        first = kinds[alike[0]]
+        if len(alike) == 1:
+            owners = alike * len(first.items)
+        else:
+            owners = [own for own in order if own in alike]
+            if len(owners) != sum(len(kinds[number].expansions) for number in alike):
+                raise ValueError(
+                    f"images and videos of a prompt have the same token, {first.placeholder.image_text!r}: give each "
+                    "its placeholder, which the tokens then replace"
+                )
+            owners = _owners(owners, kinds, token)
+        coming = {number: iter(kinds[number].items) for number in alike}
+        spans = find_spans(ids, first.placeholder, [next(coming[owner]) for owner in owners])
+        for number in alike:
+            mine = [span for span, owner in zip(spans, owners, strict=True) if owner == number]
+            found += kinds[number].place(mine, salt) if prepare else ()
     return tuple(sorted(found, key=lambda item: item.start))
+
+
+def _owners(order: Sequence[int], kinds: Sequence[_Counted], token: int) -> list[int]:
+    """Return the kind of each item, of that of each placeholder: a video has several items."""
+    found: list[int] = []
+    expansions = [iter(kind.expansions) for kind in kinds]
+    items = [iter(kind.items) for kind in kinds]
+    for kind in order:
+        left = next(expansions[kind]).ids.count(token)
+        while left > 0:
+            left -= next(items[kind])
+            found.append(kind)
+    return found
 
 
 def _placed_given(

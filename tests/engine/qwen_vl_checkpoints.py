@@ -150,7 +150,11 @@ def qwen2_vl() -> tuple[type, Any]:
 def _glm_vision() -> dict[str, Any]:
     left_out = ("num_position_embeddings",)
     vision = {name: value for name, value in VISION.items() if name not in left_out}
-    return vision | {"image_size": 20, "hidden_act": "silu", "attention_bias": True, "rms_norm_eps": 1e-3} | {"out_hidden_size": 64}
+    return (
+        vision
+        | {"image_size": 20, "hidden_act": "silu", "attention_bias": True, "rms_norm_eps": 1e-3}
+        | {"out_hidden_size": 64}
+    )
 
 
 def _glm_text() -> dict[str, Any]:

@@ -44,7 +44,7 @@ class GlmVideoProcessor(QwenVideoProcessor):
         self.placeholder = replace(placeholder, image_token=image, image_text=text)
         self._around = config.image_start_token_id, config.image_end_token_id
 
-    def sampler(self, total: int, fps: float | None, sampling: Sampling, /) -> Indices:  # type: ignore[override]
+    def sampler(self, total: int, fps: float | None, sampling: Sampling, /) -> Indices:
         if sampling.num_frames is not None:  # a request's
             return evenly(total, fps, sampling)
         return self._frames(total, fps, sampling)

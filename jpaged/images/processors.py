@@ -14,8 +14,9 @@ import os
 import pkgutil
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -256,6 +257,28 @@ _PROCESSORS: dict[str, type[TransformersImageProcessor]] = {
     "gemma3": Gemma3ImageProcessor,
     "llava_onevision": LlavaOnevisionImageProcessor,
 }
+
+
+def settings_of(folder: str | os.PathLike[str], *parts: tuple[str, str | None]) -> Iterator[dict[str, Any]]:
+    """Yield what each of a checkpoint's files says, those that are there, or the part of it that has this name.
+
+    Raises:
+        ValueError: a file cannot be read or is no JSON.
+    """
+    for name, part in parts:
+        file = Path(folder) / name
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except ValueError as error:
+            raise ValueError(f"{file} is not JSON: {error}") from error
+        except OSError as error:
+            raise ValueError(f"{file} cannot be read: {error}") from error
+        if part is not None and isinstance(found, dict):
+            found = found.get(part)
+        if isinstance(found, dict) and found:
+            yield found
 
 
 def open_image_processor(

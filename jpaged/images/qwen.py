@@ -7,12 +7,10 @@ transformers' processor on Pillow, except that pixels stay bytes: the tower scal
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,7 +18,7 @@ from jaxtyping import Int16, Int32, UInt8
 
 from jpaged.images.given import GivenLayout, Grid
 from jpaged.images.pixels import Picture, pillow
-from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of
+from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of, settings_of
 from jpaged.images.prompts import Placeholder
 from jpaged.processor_settings import replaced
 
@@ -51,19 +49,11 @@ def processor_fields(folder: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         ValueError: no file says it, or one is no JSON object.
     """
-    whole = Path(folder) / "processor_config.json"
-    alone = Path(folder) / "preprocessor_config.json"
-    for file, part in ((whole, "image_processor"), (alone, None)):
-        if not file.exists():
-            continue
-        try:
-            fields = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{file} is not JSON: {error}") from error
-        fields = fields.get(part) if part is not None and isinstance(fields, dict) else fields
-        if isinstance(fields, dict):
-            return fields
-    raise ValueError(f"neither {alone} nor {whole} says how images are prepared")
+    whole, alone = "processor_config.json", "preprocessor_config.json"
+    found = next(settings_of(folder, (whole, "image_processor"), (alone, None)), None)
+    if found is None:
+        raise ValueError(f"neither {alone} nor {whole} in {folder} says how images are prepared")
+    return found
 
 
 @dataclass(frozen=True)

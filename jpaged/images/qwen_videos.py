@@ -177,6 +177,9 @@ class Qwen3VideoProcessor(QwenVideoProcessor):
         if self.settings.get("cap_pixels_per_frame"):
             raise ValueError("a video processor with cap_pixels_per_frame=True is not supported")
         self._around = config.vision_start_token_id, config.vision_end_token_id
+        # Chat templates put a video between the marks that each pair of frames has, as transformers 4.57 and vLLM know.
+        texts = ("", "") if tokenizer is None else tuple(tokenizer.convert_ids_to_tokens(list(self._around)))
+        self.placeholder = replace(placeholder, marks=self._around, marks_text=texts)
 
     def expansion(self, clip: Clip) -> Expansion:
         if self.tokenizer is None:

@@ -23,10 +23,14 @@ from jpaged.images import anyres
 from jpaged.images.clips import Clip
 from jpaged.images.frames import Sampler, Sampling, evenly
 from jpaged.images.pixels import pillow
-from jpaged.images.processors import PreparedImage
+from jpaged.images.processors import PreparedImage, settings_of
 from jpaged.images.prompts import Expansion, Placeholder, expansion
 
-_FILES = ("video_preprocessor_config.json", "preprocessor_config.json")
+_FILES = (
+    ("processor_config.json", "video_processor"),
+    ("video_preprocessor_config.json", None),
+    ("preprocessor_config.json", None),
+)
 _FRAMES_OF_FILES = 32
 """Frames that are taken of a file whose checkpoint does not say how many."""
 
@@ -251,17 +255,4 @@ def open_video_processor(
 
 def _settings_in(folder: Path) -> dict[str, Any]:
     """Return the settings of the first file that has some of videos, or else of images."""
-    whole = _json(folder / "processor_config.json")
-    if isinstance(whole.get("video_processor"), dict):
-        return whole["video_processor"]
-    return next((found for name in _FILES if (found := _json(folder / name))), {})
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    return found if isinstance(found, dict) else {}
+    return next(settings_of(folder, *_FILES), {})

@@ -30,6 +30,7 @@ class Sampling:
         do_sample_frames: whether a video of given frames is sampled too; one of a file always is.
         num_frames, fps: how many frames are taken, or how many of each second; one of them.
         min_frames, max_frames: bounds where `fps` says how many.
+        seconds: length of the video where more is known of it than its frames; no setting.
     """
 
     do_sample_frames: bool = False
@@ -37,6 +38,7 @@ class Sampling:
     fps: float | None = None
     min_frames: int | None = None
     max_frames: int | None = None
+    seconds: float | None = None
 
     def given(self, settings: Mapping[str, Any], name: str) -> Sampling:
         """Return these settings with others in their place: a number of frames replaces a rate, and a rate a number.
@@ -47,7 +49,7 @@ class Sampling:
         Raises:
             ValueError: one is of another type or out of range, or both a number and a rate are given.
         """
-        found = {key: settings[key] for key in self.__dataclass_fields__ if settings.get(key) is not None}
+        found = {key: settings[key] for key in SETTINGS if settings.get(key) is not None}
         for key, value in found.items():
             if key == "do_sample_frames":
                 fits = isinstance(value, bool)
@@ -64,6 +66,8 @@ class Sampling:
         return replace(self, **found)
 
 
+SETTINGS = ("do_sample_frames", "num_frames", "fps", "min_frames", "max_frames")
+"""Names that a checkpoint, an engine or a request may give."""
 _KINDS = {"do_sample_frames": "true or false", "fps": "a finite number above 0"}
 Sampler = Callable[[int, float | None, Sampling], Indices]
 """Returns the frames to take of so many, at so many a second; None = their rate is not known."""
@@ -112,7 +116,7 @@ def of_each_second(total: int, fps: float | None, sampling: Sampling, *, longest
     """Return frames at equal times, an even number of them; of a video longer than `longest` seconds as many as of one
     of that length (GLM-4.1V and GLM-4.5V)."""
     rate, wanted, last = _known(fps, sampling), sampling.fps or 2, total - 1
-    seconds = _seconds(total, rate)
+    seconds = _seconds(total, rate, sampling)
     if seconds <= longest:
         number = max(math.floor(seconds * wanted), 1)
         found = [min(last, math.ceil(i * rate / wanted)) for i in range(number)]
@@ -129,7 +133,7 @@ def sparser_when_long(
     """Return frames at equal times, an even number of them: 3 patches of each second of a short video, 1 of one of up
     to five minutes, else one of two seconds (GLM-4.6V). A rate is not looked at."""
     rate, last = _known(fps, sampling), total - 1
-    seconds = _seconds(total, rate)
+    seconds = _seconds(total, rate, sampling)
     shown = min(seconds, longest)
     wanted = 3.0 if shown <= 30 else 1.0 if shown <= 300 else 0.5
     number = min(int(shown * wanted * patch), most)
@@ -150,9 +154,9 @@ def sparser_when_long(
     return _in_pairs(found)
 
 
-def _seconds(total: int, rate: float) -> float:
-    """Return a video's length as transformers has it where nothing but its rate is known."""
-    return round((total - 1) / rate) + 1
+def _seconds(total: int, rate: float, sampling: Sampling) -> float:
+    """Return a video's length; as transformers has it where nothing but its rate is known."""
+    return sampling.seconds or round((total - 1) / rate) + 1
 
 
 def _in_pairs(frames: Sequence[int]) -> Indices:

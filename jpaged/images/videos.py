@@ -21,7 +21,7 @@ from jaxtyping import Float32, UInt8
 
 from jpaged.images import anyres
 from jpaged.images.clips import Clip
-from jpaged.images.frames import Sampler, Sampling, evenly
+from jpaged.images.frames import SETTINGS, Sampler, Sampling, evenly
 from jpaged.images.pixels import pillow
 from jpaged.images.processors import PreparedImage, settings_of
 from jpaged.images.prompts import Expansion, Placeholder, expansion
@@ -128,7 +128,7 @@ class VideoProcessor(ABC):
         self.settings = {**self.defaults, **{name: value for name, value in settings.items() if value is not None}}
         self.sampling = Sampling().given(self.settings, "the video processor's file")
         self.scaling = Scaling.of(self.settings)
-        shown = {name: value for name, value in self.settings.items() if name not in Sampling.__dataclass_fields__}
+        shown = {name: value for name, value in self.settings.items() if name not in SETTINGS}
         named = {"family": config.model_type, "processor": shown}
         self._name = json.dumps(named, sort_keys=True, default=str).encode()
 

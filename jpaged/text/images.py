@@ -252,7 +252,7 @@ class ImageInputs:
         for placeholder, expansions, _, _ in kinds:
             there = ids.count(placeholder.image_token)
             own = placeholder.token == placeholder.image_token
-            only = placeholder.token in ids and placeholder.token not in expansions[0].ids
+            only = placeholder.token in ids and not any(placeholder.token in each.ids for each in expansions)
             if not there or only or (own and there == len(expansions)):
                 ids = fill_ids(ids, placeholder, expansions)
         return ids, _placed_in(ids, kinds, order, salt)

@@ -646,8 +646,7 @@ class EngineConfig:
     mm_processor_kwargs: Mapping[str, Any] = setting(
         check=_settings_of_processor,
         factory=dict,
-        affects=Affects.NOTHING,
-        refused={"plans": "no prompt is read", "programs for absent devices": "no prompt is read"},
+        affects=Affects.PROGRAMS,  # the largest picture bounds the rows of patches
         flag=Flag(
             commands="requests",
             type=str | None,
@@ -656,7 +655,8 @@ class EngineConfig:
         from_flags=_mapping_flag("mm_processor_kwargs"),
     )
     """Settings of the model's image and video processor in place of those in the checkpoint's folder, as
-    ``{"max_pixels": 1003520}``. A prompt's own come on top. Images with other settings are cached apart."""
+    ``{"max_pixels": 1003520}``, which also bounds a tower's memory. A prompt's own come on top. Images with other
+    settings are cached apart."""
 
     language_model_only: bool = setting(
         False,

@@ -150,6 +150,11 @@ def _ernie4_5(config: Any) -> DecoderSpec:
     )
 
 
+def _paddleocr_vl_text(config: Any) -> DecoderSpec:
+    """PaddleOCR-VL's text model (Baidu, 2025): ERNIE 4.5 that rotates halves, see `_qwen2_vl_text`."""
+    return replace(_ernie4_5(config), rotates_neighbours=False)
+
+
 def _starcoder2(config: Any) -> DecoderSpec:
     """StarCoder 2 (Lozhkov et al., 2024): LayerNorms, an MLP without gates, a window for all layers."""
     return DecoderSpec(
@@ -523,6 +528,7 @@ FAMILIES: dict[str, Callable[[Any], DecoderSpec]] = {
     "glm4v_text": _glm4v_text,
     "seed_oss": _seed_oss,
     "ernie4_5": _ernie4_5,
+    "paddleocr_vl_text": _paddleocr_vl_text,
     "starcoder2": _starcoder2,
     "gpt_neox": _gpt_neox,
     "stablelm": _stablelm,

@@ -158,6 +158,9 @@ def rotary_from_config(
 
 
 _AXES_OF_FAMILY = {
+    "glm4v_text": ((8, 12, 12), False),
+    "glm4v_moe_text": ((8, 12, 12), False),
+    "paddleocr_vl_text": ((16, 24, 24), False),
     "qwen3_vl_text": ((24, 20, 20), True),
     "qwen3_vl_moe_text": ((24, 20, 20), True),
     "qwen3_5_text": ((11, 11, 10), True),

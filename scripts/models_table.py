@@ -102,10 +102,15 @@ NAMES: dict[str, str] = {
     "glm4": "GLM-4-9B-0414, GLM-4-32B-0414, GLM-Z1",
     "glm4_moe": "GLM-4.5, GLM-4.5-Air, GLM-4.6, GLM-4.7",
     "glm4_moe_lite": "GLM-4.7-Flash",
-    "glm4v_text": "GLM-4.1V-9B",
+    "glm4v_text": "GLM-4.1V-9B, GLM-4.6V-Flash",
+    "glm4v": "GLM-4.1V-9B",
     "glm4v_moe_text": "GLM-4.5V, GLM-4.6V",
+    "glm4v_moe": "GLM-4.5V",
+    "glm46v": "GLM-4.6V, GLM-4.6V-Flash",
     "seed_oss": "Seed-OSS-36B",
     "ernie4_5": "ERNIE-4.5-0.3B",
+    "paddleocr_vl_text": "PaddleOCR-VL-0.9B",
+    "paddleocr_vl": "PaddleOCR-VL-0.9B",
     "ernie4_5_moe": "ERNIE-4.5-21B-A3B, 300B-A47B",
     "hunyuan_v1_dense": "Hunyuan 0.5B, 1.8B, 4B, 7B",
     "hunyuan_v1_moe": "Hunyuan-A13B",
@@ -155,6 +160,7 @@ WITH_IMAGES = {
     ),
     **dict.fromkeys(("llava", "llava_next", "idefics3", "smolvlm"), "engine/test_qwen_vl.py"),
     **dict.fromkeys(("mistral3", "internvl", "lfm2_vl", "llama4"), "engine/test_qwen_vl.py"),
+    **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v", "paddleocr_vl"), "engine/test_qwen_vl.py"),
 }
 """Types with image encoders, and of one's text model -> where their tokens are compared with transformers'."""
 GGUF_ENCODERS = dict.fromkeys(("bert", "modernbert", "nomic_bert"), "loading/gguf/test_gguf_encoders.py")

@@ -20,6 +20,7 @@ SETTINGS = (
     "enable_expert_parallel",
     "max_num_batched_tokens",
     "memory_utilization",
+    "mm_processor_kwargs",
     "download_dir",
 )
 """Settings of the engine that change what is planned."""

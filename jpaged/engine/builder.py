@@ -146,6 +146,10 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
     progress.info("building the engine: its pool and its steps")
     drafting = draft_source(config, loaded)
     vocab_size, max_model_len = loaded.model.vocab_size, resolve_max_model_len(config.max_model_len, loaded.config)
+    images = _image_inputs(config, loaded, no_images)
+    rows = image_rows(
+        loaded.model, images.most_features, max_model_len=max_model_len, budget=config.max_num_batched_tokens
+    )
     spec = plan_memory(
         config,
         loaded.model,
@@ -156,11 +160,11 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         dtype=resolve_kv_dtype(config.kv_cache_dtype, loaded.dtype, mesh, config.block_size),
         draft_groups=drafting.groups,
         adapters=adapters_of(config, loaded),
+        rows=rows,
     ).spec
     adapters = adapter_registry(config, loaded, spec)
     if part is not None:
         spec = spec.resized(part.smallest(spec.device_bytes))
-    rows = image_rows(loaded.model, max_model_len)
     tiers = open_tiers(config, spec, lambda: identity_of(config, loaded.config, loaded.params, mesh, spec))
     try:
         runner = Runner(
@@ -214,7 +218,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         eos_token_ids=loaded.eos_token_ids,
         max_logprobs=config.max_logprobs,
         seed=config.seed,
-        images=_image_inputs(config, loaded, no_images),
+        images=images,
         prompt_vocab_size=_prompt_vocab_size(loaded.model),
         adapters=adapters,
         no_output=None if loaded.pooling.generates else _no_output(config, loaded.pooling),

@@ -24,7 +24,7 @@ from jpaged.execution.device_memory import (
     pool_bytes,
     program_size,
 )
-from jpaged.execution.image_rows import image_examples, image_rows
+from jpaged.execution.image_rows import ImageRows, image_examples
 from jpaged.execution.kv_dtype import rows_tile
 from jpaged.execution.lowering import StepPrograms
 from jpaged.memory import GroupSpec, PoolLayout
@@ -76,6 +76,7 @@ def plan_memory(
     draft_groups: Sequence[LayerGroup] = (),
     adapters: AdapterGroup | None = None,
     memory: DeviceMemory | None = None,
+    rows: ImageRows | None = None,
     kernel_impl: Impl | None = None,
     measure: Callable[[StepPrograms], tuple[ProgramSize, ...]] | None = None,
 ) -> MemoryPlan:
@@ -89,6 +90,7 @@ def plan_memory(
         draft_groups: layer groups of a draft model, which lie in the same pool.
         adapters: layer group of low-rank adapters in the pool; its blocks get the shape of the smallest other group's.
         memory: a device's memory; by default that of the mesh's first device now.
+        rows: see `image_rows`.
         kernel_impl: version of the kernels, see `StepPrograms`.
         measure: measures the temporaries of programs; by default `compile_largest`.
 
@@ -141,6 +143,7 @@ def plan_memory(
             PoolSpec.plan(caches, size(0) // 2),
             mesh,
             max_model_len=max_model_len,
+            rows=rows,
             kernel_impl=kernel_impl,
         )
         sizes = (measure or compile_largest)(programs)
@@ -165,10 +168,10 @@ def step_programs(
     mesh: Mesh,
     *,
     max_model_len: int,
+    rows: ImageRows | None = None,
     kernel_impl: Impl | None = None,
 ) -> StepPrograms:
-    """Return the programs of an engine with these settings and this pool."""
-    rows = image_rows(model, max_model_len)
+    """Return the programs of an engine with these settings and this pool; for `rows` see `image_rows`."""
     return StepPrograms(
         graphdef=graphdef,
         params=params,

@@ -18,6 +18,9 @@ from jpaged.model_api import PacksImages, RowArray, RowLayout, TakesImages
 EIGHTHS, SMALL = 8, (2, 4)
 """Parts of the longest row by which lengths lie apart, and what the first of these is divided by for small images."""
 
+ENOUGH = 1 << 13
+"""Patches of a row that keep any device busy: weights are then read for so many that longer rows are no faster."""
+
 
 class Item(NamedTuple):
     """An image's arrays by name, and the rows of the pool that its features go to."""
@@ -39,7 +42,7 @@ class ImageRows:
 
     Attributes:
         layout: see `RowLayout`.
-        longest: patches of the longest row; an image with more gets a row of its own.
+        longest: patches of the longest row; an image with more gets a row of its own, whose length is compiled then.
     """
 
     layout: RowLayout
@@ -162,17 +165,25 @@ def _side_by_side(array: RowArray, items: Sequence[Item], length: int) -> np.nda
     return whole
 
 
-def image_rows(model: Any, most_tokens: int) -> ImageRows | None:
+def image_rows(model: Any, most_features: int | None, *, max_model_len: int, budget: int) -> ImageRows | None:
     """Return what packs the images of a model; None where its encoder takes them one by one.
 
+    The longest row holds the largest image that a prompt may have, or as many of that size as a step encodes, as far as
+    more patches make a device faster.
+
     Args:
-        most_tokens: tokens of the largest image.
+        most_features: of the largest image; None = it is not known.
+        max_model_len: most tokens of a prompt, and so features of an image.
+        budget: most features that a step encodes.
     """
     if not isinstance(model, PacksImages):
         return None
     layout: RowLayout = model.row_layout
-    largest = most_tokens * layout.merge if layout.largest is None else layout.largest
-    return ImageRows(layout, largest * layout.together)
+    if layout.largest is not None:
+        return ImageRows(layout, layout.largest * layout.together)
+    one = max_model_len if most_features is None else min(most_features, max_model_len)
+    together = max(1, min(budget // one, ENOUGH // (one * layout.merge)))
+    return ImageRows(layout, one * together * layout.merge)
 
 
 def image_examples(model: Any, rows: ImageRows | None) -> tuple[tuple[Mapping[str, np.ndarray], int], ...]:

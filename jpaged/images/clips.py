@@ -139,6 +139,7 @@ def _of_frames(video: Any, place: str, sources: ImageSources, chooser: ChoosesFr
         raise ValueError(f"{place} has 0 frames; at least 1 is needed")
     fps, indices, whole = _checked(known, total, place)
     if sampling.do_sample_frames and known.get("do_sample_frames") is not False and "frames_indices" not in known:
+        sampling = replace(sampling, seconds=_duration(known, place))
         chosen = _chosen(total, fps, place, chooser, sampling, sources)
     else:
         chosen = np.arange(total)
@@ -167,6 +168,15 @@ def _checked(known: Mapping[str, Any], total: int, place: str) -> tuple[float | 
         raise ValueError(f"{place} has frames_indices={indices!r}, which must be one number from 0 on for each frame")
     whole = known.get("total_num_frames") or int(found.max()) + 1
     return None if fps is None else float(fps), found.tolist(), int(whole)
+
+
+def _duration(known: Mapping[str, Any], place: str) -> float | None:
+    seconds = known.get("duration")
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise ValueError(f"{place} has duration={seconds!r}, which must be a finite number of seconds above 0")
+    return float(seconds)
 
 
 def _pixels_of(video: Any, chosen: Indices, place: str, sources: ImageSources) -> UInt8[np.ndarray, "frames h w 3"]:
@@ -247,7 +257,8 @@ def _decoded(
         fps = float(rate) if rate else (total / seconds if seconds else None)
         if fps is not None and fps > _MOST_RATE:
             raise ValueError(f"{name} has {fps:g} frames in a second, the limit is {_MOST_RATE}")
-    chosen = _chosen(total, fps, name, chooser, chooser.of_files(sampling), sources)
+    sampling = replace(chooser.of_files(sampling), seconds=total / fps if fps else None)
+    chosen = _chosen(total, fps, name, chooser, sampling, sources)
     _check_number(len(chosen), name, sources)
     with _opened(av, data) as container:
         stream = container.streams.video[0]

@@ -30,6 +30,7 @@ class Sampling:
         do_sample_frames: whether a video of given frames is sampled too; one of a file always is.
         num_frames, fps: how many frames are taken, or how many of each second; one of them.
         min_frames, max_frames: bounds where `fps` says how many.
+        seconds: length of the video where more is known of it than its frames; no setting.
     """
 
     do_sample_frames: bool = False
@@ -37,6 +38,7 @@ class Sampling:
     fps: float | None = None
     min_frames: int | None = None
     max_frames: int | None = None
+    seconds: float | None = None
 
     def given(self, settings: Mapping[str, Any], name: str) -> Sampling:
         """Return these settings with others in their place: a number of frames replaces a rate, and a rate a number.
@@ -47,7 +49,7 @@ class Sampling:
         Raises:
             ValueError: one is of another type or out of range, or both a number and a rate are given.
         """
-        found = {key: settings[key] for key in self.__dataclass_fields__ if settings.get(key) is not None}
+        found = {key: settings[key] for key in SETTINGS if settings.get(key) is not None}
         for key, value in found.items():
             if key == "do_sample_frames":
                 fits = isinstance(value, bool)
@@ -64,6 +66,8 @@ class Sampling:
         return replace(self, **found)
 
 
+SETTINGS = ("do_sample_frames", "num_frames", "fps", "min_frames", "max_frames")
+"""Names that a checkpoint, an engine or a request may give."""
 _KINDS = {"do_sample_frames": "true or false", "fps": "a finite number above 0"}
 Sampler = Callable[[int, float | None, Sampling], Indices]
 """Returns the frames to take of so many, at so many a second; None = their rate is not known."""
@@ -108,6 +112,59 @@ def ends_included(total: int, fps: float | None, sampling: Sampling) -> Indices:
     return np.linspace(0, total - 1, number).round().astype(int)
 
 
+def of_each_second(total: int, fps: float | None, sampling: Sampling, *, longest: float) -> Indices:
+    """Return frames at equal times, an even number of them; of a video longer than `longest` seconds as many as of one
+    of that length (GLM-4.1V and GLM-4.5V)."""
+    rate, wanted, last = _known(fps, sampling), sampling.fps or 2, total - 1
+    seconds = _seconds(total, rate, sampling)
+    if seconds <= longest:
+        number = max(math.floor(seconds * wanted), 1)
+        found = [min(last, math.ceil(i * rate / wanted)) for i in range(number)]
+    elif (number := int(longest * wanted)) >= total:
+        found = list(range(total))
+    else:
+        found = [min(last, math.ceil(time * rate)) for time in np.linspace(0, seconds, number)]
+    return _in_pairs(found)
+
+
+def sparser_when_long(
+    total: int, fps: float | None, sampling: Sampling, *, patch: int = 2, most: int = 640, longest: float = 2400
+) -> Indices:
+    """Return frames at equal times, an even number of them: 3 patches of each second of a short video, 1 of one of up
+    to five minutes, else one of two seconds (GLM-4.6V). A rate is not looked at."""
+    rate, last = _known(fps, sampling), total - 1
+    seconds = _seconds(total, rate, sampling)
+    shown = min(seconds, longest)
+    wanted = 3.0 if shown <= 30 else 1.0 if shown <= 300 else 0.5
+    number = min(int(shown * wanted * patch), most)
+    if total < number:
+        found = np.linspace(0, last, number, dtype=int).tolist()
+    else:
+        found, due, apart = [], 0.0, 1 / (patch * wanted)
+        for frame in range(total):
+            if frame * (1 / rate) >= due:
+                due += apart
+                found.append(frame)
+                if due >= int(seconds):
+                    break
+    if len(found) < number:
+        found = np.linspace(found[0], found[-1], number, dtype=int).tolist()
+    elif len(found) > number:
+        found = np.linspace(0, last, number, dtype=int).tolist()
+    return _in_pairs(found)
+
+
+def _seconds(total: int, rate: float, sampling: Sampling) -> float:
+    """Return a video's length; as transformers has it where nothing but its rate is known."""
+    return sampling.seconds or round((total - 1) / rate) + 1
+
+
+def _in_pairs(frames: Sequence[int]) -> Indices:
+    """Return the frames, each once; the last one twice where their number is odd."""
+    once = list(dict.fromkeys(frames))
+    return np.array(once + once[-1:] * (len(once) % 2), dtype=int)
+
+
 def without_ends(total: int, fps: float | None, sampling: Sampling, *, skip: float = 1.0) -> Indices:
     """Return frames of the middle, each once; a second at each end of a long video is left out (SmolVLM)."""
     rate = _known(fps, sampling)
@@ -143,12 +200,21 @@ def _known(fps: float | None, sampling: Sampling) -> float:
 
 
 def size_within(
-    size: Size, frames: int, *, factor: int, least: int, most: int, patch: int = 2, counts_time: bool = True
+    size: Size,
+    frames: int,
+    *,
+    factor: int,
+    least: int,
+    most: int,
+    patch: int = 2,
+    counts_time: bool = True,
+    what: str = "frames",
 ) -> Size:
     """Return the multiples of `factor` nearest to a frame's sides whose pixels are within bounds (Qwen's smart_resize).
 
     Args:
         least, most: pixels; of all frames together where `counts_time`, which is Qwen3-VL's way, else of one.
+        what: how errors name them.
 
     Raises:
         ValueError: a side is more than 200 times the other.
@@ -159,7 +225,7 @@ def size_within(
         scale = max(factor / height, factor / width)
         height, width = int(height * scale), int(width * scale)
     if max(height, width) / min(height, width) > 200:
-        raise ValueError(f"frames of {size[1]} x {size[0]} pixels: a side may be 200 times the other, not more")
+        raise ValueError(f"{what} of {size[1]} x {size[0]} pixels: a side may be at most 200 times the other")
     rows, columns = (round(side / factor) * factor for side in (height, width))
     times, whole = (round(frames / patch) * patch, frames) if counts_time else (1, 1)
     if times * rows * columns > most:

@@ -12,7 +12,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,9 +21,9 @@ from jpaged.images.clips import Clip
 from jpaged.images.frames import Sampler, middles
 from jpaged.images.pixels import Picture
 from jpaged.images.pixtral import patches_of, resized
-from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of, token_named
+from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of, processor_file, token_named
 from jpaged.images.prompts import Expansion, Placeholder
-from jpaged.images.qwen import fields_of, places_of, processor_fields, scale_and_shift
+from jpaged.images.qwen import places_of, processor_fields, scale_and_shift
 from jpaged.images.videos import FrameGroup, VideoProcessor
 from jpaged.processor_settings import replaced
 
@@ -223,7 +222,7 @@ class InternVLImageProcessor(ImageProcessor):
     @classmethod
     def open(cls, folder: str | os.PathLike[str], config: Any, tokenizer: Any) -> ImageProcessor:
         fields = {name: value for name, value in processor_fields(folder).items() if name != "crop_to_patches"}
-        whole = fields_of(Path(folder) / "processor_config.json") or {}
+        whole = processor_file(folder)
         return cls(fields, config, _placeholder(config, tokenizer), whole.get("image_seq_length"))
 
     def with_settings(self, settings: Mapping[str, Any], *, of_request: bool) -> ImageProcessor:

@@ -11,7 +11,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,9 @@ from jaxtyping import UInt8
 from jpaged.images.internvl import grid_of, tiles_of
 from jpaged.images.pixels import Picture
 from jpaged.images.pixtral import patches_of, resized
-from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of, token_named
+from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of, processor_file, token_named
 from jpaged.images.prompts import Expansion, Placeholder
-from jpaged.images.qwen import fields_of, places_of, processor_fields, scale_and_shift
+from jpaged.images.qwen import places_of, processor_fields, scale_and_shift
 from jpaged.processor_settings import replaced
 
 _BILINEAR = 2
@@ -217,7 +216,7 @@ class Lfm2ImageProcessor(ImageProcessor):
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], config: Any, tokenizer: Any) -> ImageProcessor:
-        marks = Marks.of(fields_of(Path(folder) / "processor_config.json") or {}, tokenizer)
+        marks = Marks.of(processor_file(folder), tokenizer)
         return cls(processor_fields(folder), config, placeholder_of(config, tokenizer), marks, tokenizer)
 
     def with_settings(self, settings: Mapping[str, Any], *, of_request: bool) -> ImageProcessor:

@@ -11,7 +11,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,9 @@ from jaxtyping import UInt8
 from jpaged.images.internvl import prepared_tiles
 from jpaged.images.pixels import Picture
 from jpaged.images.pixtral import resized
-from jpaged.images.processors import ImageProcessor, PreparedImage, token_named
+from jpaged.images.processors import ImageProcessor, PreparedImage, processor_file, token_named
 from jpaged.images.prompts import Expansion, Placeholder
-from jpaged.images.qwen import fields_of, processor_fields
+from jpaged.images.qwen import processor_fields
 from jpaged.processor_settings import replaced
 
 _BILINEAR = 2
@@ -171,7 +170,7 @@ class Llama4ImageProcessor(ImageProcessor):
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], config: Any, tokenizer: Any) -> ImageProcessor:
-        whole = fields_of(Path(folder) / "processor_config.json") or {}
+        whole = processor_file(folder)
         names = {"image_start": "start_of_image_token", "image_end": "end_of_image_token"}
         marks = {
             each: token_named(tokenizer, f"{each}_token", whole.get(names.get(each, f"{each}_token"), f"<|{each}|>"))

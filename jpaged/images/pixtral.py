@@ -10,16 +10,15 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int32, UInt8
 
 from jpaged.images.pixels import Picture, pillow
-from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of, token_named
+from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of, processor_file, token_named
 from jpaged.images.prompts import Expansion, Placeholder
-from jpaged.images.qwen import fields_of, places_of, processor_fields, scale_and_shift
+from jpaged.images.qwen import places_of, processor_fields, scale_and_shift
 from jpaged.processor_settings import replaced
 
 _BICUBIC = 3
@@ -155,7 +154,7 @@ class PixtralImageProcessor(ImageProcessor):
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], config: Any, tokenizer: Any) -> ImageProcessor:
-        fields, whole = processor_fields(folder), fields_of(Path(folder) / "processor_config.json") or {}
+        fields, whole = processor_fields(folder), processor_file(folder)
         known = config.vision_config.patch_size, getattr(config, "spatial_merge_size", 1)
         found = whole.get("patch_size", known[0]), whole.get("spatial_merge_size", known[1])
         if found != known:

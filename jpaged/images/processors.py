@@ -13,7 +13,7 @@ import json
 import os
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,11 @@ class ImageProcessor(ABC):
         state.update(self._settings)
         state.update(picture.digest + bytes([self._sees_others and not alone]))
         return state.digest()
+
+    @property
+    def most_features(self) -> int | None:
+        """Return how many vectors the language model gets of the largest image; None = no setting bounds them."""
+        return None
 
     _sees_others = False
     """True if an image is prepared differently when its prompt has several."""
@@ -223,6 +228,37 @@ class MllamaImageProcessor(TransformersImageProcessor):
 _PROCESSORS: dict[str, type[TransformersImageProcessor]] = {
     "mllama": MllamaImageProcessor,
 }
+
+
+def settings_of(folder: str | os.PathLike[str], *parts: tuple[str, str | None]) -> Iterator[dict[str, Any]]:
+    """Yield what each of a checkpoint's files says, those that are there, or the part of it that has this name.
+
+    Raises:
+        ValueError: a file cannot be read or is no JSON.
+    """
+    for name, part in parts:
+        file = Path(folder) / name
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except ValueError as error:
+            raise ValueError(f"{file} is not JSON: {error}") from error
+        except OSError as error:
+            raise ValueError(f"{file} cannot be read: {error}") from error
+        if part is not None and isinstance(found, dict):
+            found = found.get(part)
+        if isinstance(found, dict) and found:
+            yield found
+
+
+def processor_file(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return what the file of a checkpoint's whole processor says; nothing where there is none.
+
+    Raises:
+        ValueError: see `settings_of`.
+    """
+    return next(settings_of(folder, ("processor_config.json", None)), {})
 
 
 def open_image_processor(

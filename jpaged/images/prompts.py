@@ -21,6 +21,8 @@ class Placeholder:
         token: the id that stands for an image in a prompt of ids, and `text` in one of text.
         image_token: the id whose places take the image's features, and `image_text` its text.
         modality: what it stands for, as errors name it.
+        marks: ids on both sides of it that an expansion replaces with it, where a prompt has them; `marks_text` in one
+            of text.
         before: ids in front of them, and `before_text`; `after` and `after_text` after them.
     """
 
@@ -33,6 +35,8 @@ class Placeholder:
     after: tuple[int, ...] = ()
     after_text: str = ""
     modality: str = "image"
+    marks: tuple[int, int] | None = None
+    marks_text: tuple[str, str] = ("", "")
 
 
 class Expansion(NamedTuple):
@@ -51,7 +55,7 @@ def expansion(placeholder: Placeholder, count: int) -> Expansion:
 
 
 def fill_ids(ids: Sequence[int], placeholder: Placeholder, expansions: Sequence[Expansion]) -> list[int]:
-    """Return the prompt with its placeholders replaced, in order.
+    """Return the prompt with its placeholders and the marks around them replaced, in order.
 
     Raises:
         ValueError: the prompt has more or fewer placeholders than there are expansions.
@@ -59,19 +63,32 @@ def fill_ids(ids: Sequence[int], placeholder: Placeholder, expansions: Sequence[
     _check_count(list(ids).count(placeholder.token), len(expansions), placeholder)
     coming = iter(expansions)
     filled: list[int] = []
-    for token in ids:
-        filled += next(coming).ids if token == placeholder.token else (token,)
+    marked = False
+    for place, token in enumerate(ids):
+        if token == placeholder.token:
+            marked = placeholder.marks == (*filled[-1:], *ids[place + 1 : place + 2])
+            filled[len(filled) - marked :] = next(coming).ids
+        elif marked:
+            marked = False
+        else:
+            filled.append(token)
     return filled
 
 
 def fill_text(text: str, placeholder: Placeholder, expansions: Sequence[Expansion]) -> str:
-    """Return the text with its placeholders replaced, in order; see `find_spans` for what follows.
+    """Return the text with its placeholders and the marks around them replaced, in order; see `find_spans` for what
+    follows.
 
     Raises:
         ValueError: the text has more or fewer placeholders than there are expansions.
     """
     pieces = text.split(placeholder.text)
     _check_count(len(pieces) - 1, len(expansions), placeholder)
+    begin, end = placeholder.marks_text
+    for number in range(len(expansions)):
+        before, after = pieces[number : number + 2]
+        if before.endswith(begin) and after.startswith(end):
+            pieces[number], pieces[number + 1] = before[: len(before) - len(begin)], after[len(end) :]
     texts = [*(each.text for each in expansions), ""]
     return "".join(piece + image for piece, image in zip(pieces, texts, strict=True))
 

@@ -7,20 +7,18 @@ transformers' processor on Pillow, except that pixels stay bytes: the tower scal
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Int16, Int32, UInt8
 
 from jpaged.images.given import GivenLayout, Grid
 from jpaged.images.pixels import Picture, pillow
-from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of
+from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of, settings_of
 from jpaged.images.prompts import Placeholder
 from jpaged.processor_settings import replaced
 
@@ -51,29 +49,11 @@ def processor_fields(folder: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         ValueError: no file says it, or one is no JSON object.
     """
-    whole = Path(folder) / "processor_config.json"
-    alone = Path(folder) / "preprocessor_config.json"
-    for file, part in ((whole, "image_processor"), (alone, None)):
-        fields = fields_of(file)
-        fields = fields.get(part) if part is not None and fields is not None else fields
-        if isinstance(fields, dict):
-            return fields
-    raise ValueError(f"neither {alone} nor {whole} says how images are prepared")
-
-
-def fields_of(file: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None: there is no such file, or something else is in it.
-
-    Raises:
-        ValueError: it is no JSON.
-    """
-    if not file.exists():
-        return None
-    try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from error
-    return fields if isinstance(fields, dict) else None
+    whole, alone = "processor_config.json", "preprocessor_config.json"
+    found = next(settings_of(folder, (whole, "image_processor"), (alone, None)), None)
+    if found is None:
+        raise ValueError(f"neither {alone} nor {whole} in {folder} says how images are prepared")
+    return found
 
 
 def scale_and_shift(fields: Mapping[str, Any], channels: int = 3) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -117,6 +97,8 @@ class PatchSettings:
     scale: tuple[float, ...]
     shift: tuple[float, ...]
     window: int | None = None
+    default_size: ClassVar[Mapping[str, int]] = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
+    default_temporal: ClassVar[int] = 2
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], vision: Any) -> PatchSettings:
@@ -125,12 +107,12 @@ class PatchSettings:
         Raises:
             ValueError: they contradict each other, or a bound is missing.
         """
-        found = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2}
+        found = {"patch_size": 14, "temporal_patch_size": cls.default_temporal, "merge_size": 2}
         found = {name: fields.get(name) or default for name, default in found.items()}
-        known = vision.patch_size, vision.temporal_patch_size, vision.spatial_merge_size
+        known = vision.patch_size, getattr(vision, "temporal_patch_size", 1), vision.spatial_merge_size
         if tuple(found.values()) != known:
             raise ValueError(f"the image processor has {found}, and vision_config {known}")
-        size = dict(fields.get("size") or {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280})
+        size = dict(fields.get("size") or cls.default_size)
         least, most = (
             fields.get(legacy) or size.get(name)
             for legacy, name in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge"))
@@ -154,6 +136,17 @@ class PatchSettings:
     def square(self) -> int:
         """Return the pixels of the side of what one token stands for."""
         return self.patch * self.merge
+
+    def most_squares(self, frames: int = 1) -> int | None:
+        """Return the most squares of a picture once it was resized, or of one of `frames` frames that share the bounds;
+        None where nothing is resized."""
+        if not self.resizes:
+            return None
+        few, many = (pixels / (frames * self.square**2) for pixels in (self.least, self.most))
+        # A side that shrinks below a square stays one square; sides that grow are rounded up.
+        narrow = min(MOST_OBLONG, math.sqrt(MOST_OBLONG * many))
+        grown = few + math.sqrt(MOST_OBLONG * few) + math.sqrt(few / MOST_OBLONG) + 1
+        return max(1, int(max(many, narrow, grown)))
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """Return the height and width to which a picture is resized.
@@ -190,13 +183,15 @@ class QwenImageProcessor(ImageProcessor):
     patches. For all: scale and shift [channels]. With windows: windows, the number of patches of each.
     """
 
+    patches: ClassVar[type[PatchSettings]] = PatchSettings
+
     def __init__(self, fields: Mapping[str, Any], config: Any, placeholder: Placeholder):
         """Read the settings of a checkpoint's file.
 
         Raises:
             ValueError: they contradict the config, or a bound is missing.
         """
-        settings = PatchSettings.of(fields, config.vision_config)
+        settings = self.patches.of(fields, config.vision_config)
         super().__init__(placeholder, {"family": config.model_type, "settings": asdict(settings)})
         self._fields, self._config = fields, config
         self.settings = settings
@@ -205,6 +200,10 @@ class QwenImageProcessor(ImageProcessor):
     @classmethod
     def open(cls, folder: str | os.PathLike[str], config: Any, tokenizer: Any) -> ImageProcessor:
         return cls(processor_fields(folder), config, placeholder_of(config, tokenizer))
+
+    @property
+    def most_features(self) -> int | None:
+        return self.settings.most_squares()
 
     def with_settings(self, settings: Mapping[str, Any], *, of_request: bool) -> ImageProcessor:
         if not settings:
@@ -215,6 +214,7 @@ class QwenImageProcessor(ImageProcessor):
             **_DEFAULTS,
             **{name: value for name, value in self._fields.items() if name in _DEFAULTS},
             "size": bounds,
+            "temporal_patch_size": now.temporal,
         }
         found = replaced(has, settings, of_request=of_request)
         if of_request and now.resizes and not found["do_resize"]:

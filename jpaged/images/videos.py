@@ -21,13 +21,17 @@ from jaxtyping import UInt8
 
 from jpaged.images import anyres
 from jpaged.images.clips import Clip
-from jpaged.images.frames import Sampler, Sampling, evenly
+from jpaged.images.frames import SETTINGS, Sampler, Sampling, evenly
 from jpaged.images.pixels import pillow
-from jpaged.images.processors import PreparedImage
+from jpaged.images.processors import PreparedImage, settings_of
 from jpaged.images.prompts import Expansion, Placeholder, expansion
 from jpaged.images.tiles import TilePatches, taken
 
-_FILES = ("video_preprocessor_config.json", "preprocessor_config.json")
+_FILES = (
+    ("processor_config.json", "video_processor"),
+    ("video_preprocessor_config.json", None),
+    ("preprocessor_config.json", None),
+)
 _FRAMES_OF_FILES = 32
 """Frames that are taken of a file whose checkpoint does not say how many."""
 
@@ -91,7 +95,7 @@ class VideoProcessor(ABC):
         self.tokenizer = tokenizer
         self.settings = {**self.defaults, **{name: value for name, value in settings.items() if value is not None}}
         self.sampling = Sampling().given(self.settings, "the video processor's file")
-        shown = {name: value for name, value in self.settings.items() if name not in Sampling.__dataclass_fields__}
+        shown = {name: value for name, value in self.settings.items() if name not in SETTINGS}
         named = {"family": config.model_type, "processor": shown}
         self._name = json.dumps(named, sort_keys=True, default=str).encode()
 
@@ -107,6 +111,11 @@ class VideoProcessor(ABC):
         if sampling.num_frames is None and sampling.fps is None:
             return replace(sampling, num_frames=_FRAMES_OF_FILES)
         return sampling
+
+    @property
+    def most_features(self) -> int | None:
+        """Return how many vectors the language model gets of the largest group; None = no setting bounds them."""
+        return None
 
     def digest(self, clip: Clip, group: FrameGroup) -> bytes:
         """Return 32 bytes that are equal for groups whose features are equal, in any process."""
@@ -184,6 +193,9 @@ _PROCESSORS = {
     "smolvlm": "jpaged.images.idefics3:SmolVLMVideoProcessor",
     "internvl": "jpaged.images.internvl:InternVLVideoProcessor",
     "llava_onevision": f"{__name__}:LlavaOnevisionVideoProcessor",
+    **dict.fromkeys(("glm4v", "glm4v_moe"), "jpaged.images.glm_videos:GlmVideoProcessor"),
+    "glm46v": "jpaged.images.glm_videos:Glm46VideoProcessor",
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), "jpaged.images.qwen_videos:Qwen2VideoProcessor"),
     **dict.fromkeys(
         ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), "jpaged.images.qwen_videos:Qwen3VideoProcessor"
     ),
@@ -221,17 +233,4 @@ def open_video_processor(
 
 def _settings_in(folder: Path) -> dict[str, Any]:
     """Return the settings of the first file that has some of videos, or else of images."""
-    whole = _json(folder / "processor_config.json")
-    if isinstance(whole.get("video_processor"), dict):
-        return whole["video_processor"]
-    return next((found for name in _FILES if (found := _json(folder / name))), {})
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    return found if isinstance(found, dict) else {}
+    return next(settings_of(folder, *_FILES), {})

@@ -198,7 +198,7 @@ class Described:
     """Holds a model's config, its family's class, and how its weights are stored, as far as the config tells.
 
     `gguf` is the path if the model is a GGUF file. `checkpoint` is the file or folder with the weights; None if there
-    is only a config.
+    is only a config. `files` is the folder with the model's small files, such as that of its image processor.
     """
 
     config: AnyConfig
@@ -206,6 +206,7 @@ class Described:
     stored: StoredAs
     gguf: Path | None = None
     checkpoint: Path | None = None
+    files: Path | None = None
 
 
 def describe_model(
@@ -245,7 +246,8 @@ def describe_model(
     opened = open_model(name, revision=revision, download_dir=download_dir, language_model_only=language_model_only)
     stored = StoredAs(opened.reader.stored_dtype, opened.reader.quantised)
     gguf = opened.gguf.path if opened.gguf else None
-    return Described(opened.config, opened.family, stored, gguf, opened.source.path)
+    at = opened.source.path
+    return Described(opened.config, opened.family, stored, gguf, at, at if at.is_dir() else at.parent)
 
 
 def _has_weights(folder: Path) -> bool:
@@ -260,7 +262,7 @@ def _of_config(file: Path, language_model_only: bool) -> Described:
         config, family = described(Path(folder), file, language_model_only=language_model_only)
     dtype = getattr(config, "dtype", None)
     held = {"float32": np.float32, "float16": np.float16}.get(str(dtype).removeprefix("torch."), ml_dtypes.bfloat16)
-    return Described(config, family, StoredAs(np.dtype(held), method_of(config) is not None))
+    return Described(config, family, StoredAs(np.dtype(held), method_of(config) is not None), files=file.parent)
 
 
 def _config_of_hub(repo_id: str, revision: str | None, download_dir: str | Path | None) -> Path:

@@ -17,12 +17,13 @@ from jpaged.config import SizedConfig
 from jpaged.engine.builder import adapters_of
 from jpaged.engine.memory_plan import resolve_max_model_len
 from jpaged.execution.device_memory import device_bytes
+from jpaged.execution.image_rows import ImageRows, image_rows
 from jpaged.loading.build_context import build_context, layers_are_stacked
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.weights import GGUFWeights
 from jpaged.loading.open_checkpoint import open_model, read_config
 from jpaged.loading.orbax.checkpoint import OrbaxWeights
-from jpaged.loading.parameters.targets import DtypeOf, Target, abstract_model
+from jpaged.loading.parameters.targets import DtypeOf, Target, abstract_model, flat_values
 from jpaged.loading.parameters.weights import abstract_params
 from jpaged.loading.registry import is_encoder
 from jpaged.loading.source import CHECKPOINT_MARKER
@@ -30,7 +31,7 @@ from jpaged.loading.tensor_reader import StoredAs
 from jpaged.loading.weight_formats.methods import NamedCodes, method_of
 from jpaged.loading.weight_formats.stored_codes import CodedNames
 from jpaged.loading.weight_formats.weight_format import WeightFormats
-from jpaged.model_api import TENSOR_AXIS, AdapterGroup, Bfloat16Tiles, CausalLM
+from jpaged.model_api import TENSOR_AXIS, AdapterGroup, Bfloat16Tiles, CausalLM, TakesImages
 from jpaged.planning.devices import Device
 from jpaged.planning.target_mesh import target_mesh
 from pallas_kernels.platform import Impl, resolve_impl, why_no_triton
@@ -46,6 +47,7 @@ class AbstractEngine:
         kernels: which kernels the engine takes on the device.
         max_model_len: most tokens of a sequence.
         adapters: the group that keeps low-rank adapters; None without adapters.
+        image_rows: packs images into rows; None = the encoder takes them one by one, or there is none.
     """
 
     config: SizedConfig
@@ -59,11 +61,18 @@ class AbstractEngine:
     kernels: Impl
     max_model_len: int
     adapters: AdapterGroup | None
+    image_rows: ImageRows | None
 
     @property
     def weight_bytes(self) -> int:
         """Return the bytes of the weights on each device."""
         return device_bytes(self.params)
+
+    @property
+    def tower_bytes(self) -> int:
+        """Return the bytes, of these, of what encodes images."""
+        parts = self.model.encoder_parts if isinstance(self.model, TakesImages) else ()
+        return device_bytes([value for path, value in flat_values(self.params).items() if path[0] in parts])
 
 
 @dataclass(frozen=True)
@@ -131,6 +140,9 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
         kernels=kernels,
         max_model_len=max_model_len,
         adapters=adapters,
+        image_rows=image_rows(
+            model, request["most_features"], max_model_len=max_model_len, budget=config.max_num_batched_tokens
+        ),
     )
 
 

@@ -25,6 +25,7 @@ from jpaged.loading.open_checkpoint import Described, describe_model
 from jpaged.loading.registry import place_of
 from jpaged.planning.devices import Device
 from jpaged.planning.target_mesh import environment
+from jpaged.text.images import ImageInputs
 from jpaged.validation import did_you_mean
 
 progress = logging.getLogger("jpaged.progress")
@@ -115,6 +116,7 @@ class Question:
             "device": self.device.name,
             "family": f"{family.__module__}:{family.__qualname__}",
             "sees": sees,
+            "most_features": self._most_features(),
             "packages": {name: _origin(name) for name in packages},
             "compiled": python is not None,
             "gguf": gguf and str(gguf.absolute()),
@@ -139,6 +141,20 @@ class Question:
         if "refused" in found:
             raise ValueError(found["refused"])
         return found
+
+    def _most_features(self) -> int | None:
+        """Return `ImageInputs.most_features` of the checkpoint's files; None where there are none."""
+        name, folder = getattr(self.described.family, "image_processor", None), self.described.files
+        if name is None or folder is None:
+            return None
+        inputs = ImageInputs(
+            None,
+            folder=folder,
+            config=self.described.config,
+            settings=self.config.mm_processor_kwargs,
+            processor=name,
+        )
+        return inputs.most_features
 
 
 def _origin(package: str) -> str:

@@ -60,13 +60,22 @@ def _answer(request: dict[str, Any], device: Device) -> dict[str, Any]:
             dtype=resolve_kv_dtype(config.kv_cache_dtype, engine.dtype, mesh, config.block_size),
             adapters=engine.adapters,
             memory=memory,
+            rows=engine.image_rows,
             kernel_impl=kernels,
             measure=measure,
         )
     except ValueError as error:
         return found | {"problem": str(error)}
     programs = step_programs(
-        config, model, graphdef, params, plan.spec, mesh, max_model_len=context, kernel_impl=kernels
+        config,
+        model,
+        graphdef,
+        params,
+        plan.spec,
+        mesh,
+        max_model_len=context,
+        rows=engine.image_rows,
+        kernel_impl=kernels,
     )
     speed = Speed(device.chip.bandwidth, device.chip.flops, device.chip.link)
     if kind == "cpu":
@@ -80,6 +89,8 @@ def _answer(request: dict[str, Any], device: Device) -> dict[str, Any]:
         "adapter_bytes": plan.adapter_bytes,
         "pool_bytes": plan.spec.layout.pool_bytes,
         "page_bytes": plan.spec.layout.page_bytes,
+        "tower_bytes": engine.tower_bytes,
+        "row_lengths": engine.image_rows.lengths if engine.image_rows else (),
         "groups": _groups(plan.spec.layout),
         "sequences": min(sequences, config.max_num_seqs),
         "room": max(sequences, _room(plan, config, context)),

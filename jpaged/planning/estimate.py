@@ -28,7 +28,11 @@ def estimate_largest(programs: StepPrograms) -> tuple[ProgramSize, ...]:
     itemsize = _activations(programs.params).itemsize
     step = ROWS_HELD * programs.max_num_batched_tokens * max(widths, default=0) * itemsize
     logits = ROWS_HELD * programs.max_num_seqs * -(-programs.vocab_size // programs.spec.shards) * 4
-    return ProgramSize("mixed step", step, 0, 0.0), ProgramSize("sampler", logits, 0, 0.0)
+    encoding: tuple[ProgramSize, ...] = ()
+    if programs.image_rows is not None:
+        row = ROWS_HELD * programs.image_rows.longest * max(widths, default=0) * itemsize
+        encoding = (ProgramSize("image encoder", row, 0, 0.0),)
+    return ProgramSize("mixed step", step, 0, 0.0), ProgramSize("sampler", logits, 0, 0.0), *encoding
 
 
 def _activations(params: Any) -> jnp.dtype:

@@ -60,5 +60,6 @@ def plan(
     question = Question.of(asked, target, memory_bytes)
     found = question.ask(compiler_python(target.chip.kind, compiler_env), "plan")
     found["groups"] = tuple(GroupPlan(**group) for group in found.get("groups", ()))
+    found["row_lengths"] = tuple(found.get("row_lengths", ()))
     found["programs"] = tuple(ProgramSize(**size) for size in found.get("programs", ()))
     return Plan(config=question.config, device=target, dtype=question.dtype, limit_bytes=question.limit, **found)

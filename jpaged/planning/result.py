@@ -28,6 +28,8 @@ class Plan:
         weight_bytes, temporary_bytes, pool_bytes: bytes on each device. On a CPU nothing is left for temporaries.
         page_bytes: bytes of a large page on each device. Each layer group leaves up to one partly empty.
         adapter_bytes: what steps read of low-rank adapters, on each device, besides those in the pool.
+        tower_bytes: bytes, of the weights, of what encodes images.
+        row_lengths: patches of the rows in which a tower takes images, ascending; one program each.
         sequences: how many sequences of `context` tokens the pool holds at once, at most `concurrency`.
         room: how many the pool could hold, were all memory taken.
         programs: sizes of the programs that were compiled, or estimates of them.
@@ -50,6 +52,8 @@ class Plan:
     pool_bytes: int = 0
     page_bytes: int = 0
     groups: tuple[GroupPlan, ...] = ()
+    tower_bytes: int = 0
+    row_lengths: tuple[int, ...] = ()
     sequences: int = 0
     room: int = 0
     programs: tuple[ProgramSize, ...] = ()
@@ -90,6 +94,8 @@ class Plan:
             ("memory", self.usable_bytes, share),
             ("weights", self.weight_bytes, f"{_gib(self.weight_bytes * self.device.count)} on all devices"),
         ]
+        if self.tower_bytes:
+            rows.append(("tower", self.tower_bytes, f"of the weights{_rows(self.row_lengths)}"))
         if self.pool_bytes:
             largest = max(self.programs, key=lambda program: program.temporary_bytes, default=None)
             if self.temporary_bytes and largest:
@@ -134,6 +140,10 @@ class Plan:
             f"  By a roofline: {peak}, {source}; weights read once a step,",
             "  all-reduces at the links' speed, and nothing for latency, padding, sampling or the host.",
         ]
+
+
+def _rows(lengths: tuple[int, ...]) -> str:
+    return f"; takes rows of {lengths[0]:,} to {lengths[-1]:,} patches, {len(lengths)} lengths" if lengths else ""
 
 
 def _blocks(group: GroupPlan) -> str:

@@ -13,7 +13,7 @@ from jpaged.execution.compile.cache import compiled_anew
 from jpaged.execution.compile.program import Compilations
 from jpaged.execution.compile.store import ProgramStore
 from jpaged.execution.device_memory import DeviceMemory
-from jpaged.execution.image_rows import image_examples, image_rows
+from jpaged.execution.image_rows import image_examples
 from jpaged.execution.kv_dtype import resolve_kv_dtype
 from jpaged.execution.programs import ModelPrograms
 from jpaged.execution.shapes import Shapes, compiled_in_threads
@@ -64,6 +64,7 @@ def _pool(engine: AbstractEngine, limit: int) -> PoolSpec:
         dtype=resolve_kv_dtype(config.kv_cache_dtype, engine.dtype, engine.mesh, config.block_size),
         adapters=engine.adapters,
         memory=DeviceMemory(limit, engine.weight_bytes),
+        rows=engine.image_rows,
         kernel_impl=engine.kernels,
     ).spec
 
@@ -79,7 +80,7 @@ def _shapes(engine: AbstractEngine, spec: PoolSpec, store: ProgramStore) -> Shap
         deterministic=config.deterministic,
         images=why_no_images(config, model, several_processes=False) is None,
         together=tokens_together(model),
-        image_rows=image_rows(model, engine.max_model_len),
+        image_rows=engine.image_rows,
         adapters=engine.adapters is not None,
         scored=config.cumulative_logprobs,
     )

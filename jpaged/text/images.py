@@ -212,6 +212,20 @@ class ImageInputs:
             return 0
         return max(self._sources.max_bytes, self._sources.max_video_bytes * takes_videos(self._config))
 
+    @property
+    def most_features(self) -> int | None:
+        """Return how many vectors the largest image or group of frames has; None where the checkpoint's files do not
+        say it: what is wrong with them is raised when an image comes, as prompts of text need none."""
+        if self.refusal is not None:
+            return None
+        try:
+            most = [self._processor().most_features]
+            if takes_videos(self._config):
+                most.append(self._video_processor().most_features)
+        except (ValueError, ImportError):
+            return None
+        return None if None in most else max(each for each in most if each is not None)
+
     def refusal_of(self, modality: str) -> str | None:
         """Return why no items of a modality are taken; None = they are."""
         if self.refusal is None and modality == "video" and not takes_videos(self._config):
@@ -250,15 +264,11 @@ class ImageInputs:
             ValueError: see `_read`; or the text has more or fewer placeholders than there are images.
         """
         kinds = (known or self.reading(media)).kinds
-        found = [
-            (match.start(), number)
-            for number, kind in enumerate(kinds[: len(kinds) if len(kinds) > 1 else 0])
-            for match in re.finditer(re.escape(kind.placeholder.text), text)
-        ]
+        order = _order([_places(text, kind.placeholder.text) for kind in kinds])
         for kind in kinds:
             text = fill_text(text, kind.placeholder, kind.expansions)
         ids = encode(text)
-        return ids, _placed_in(ids, kinds, [number for _, number in sorted(found)], salt, prepare=prepare)
+        return ids, _placed_in(ids, kinds, order, salt, prepare=prepare)
 
     def reading(self, media: Media) -> ReadMedia:
         """Return what a prompt has besides text, to be read once for all its beginnings; `kinds` raises what `of_text`
@@ -274,8 +284,7 @@ class ImageInputs:
             ValueError: as `of_text`.
         """
         kinds, ids = self._counted(media), list(ids)
-        tokens = [kind.placeholder.token for kind in kinds]
-        order = [tokens.index(token) for token in ids if token in tokens]
+        order = _order([[at for at, each in enumerate(ids) if each == kind.placeholder.token] for kind in kinds])
         for kind in kinds:
             placeholder, expansions = kind.placeholder, kind.expansions
             there = ids.count(placeholder.image_token)
@@ -503,13 +512,24 @@ def _item(
     )
 
 
+def _places(text: str, placeholder: str) -> list[int]:
+    """Return where a placeholder begins in a text."""
+    return [found.start() for found in re.finditer(re.escape(placeholder), text)]
+
+
+def _order(places: Sequence[Sequence[int]]) -> list[int]:
+    """Return the kind of each placeholder of a prompt, in order, of the places of each kind's."""
+    return [kind for _, kind in sorted((place, kind) for kind, own in enumerate(places) for place in own)]
+
+
 def _placed_in(
     ids: Sequence[int], kinds: Sequence[_Counted], order: Sequence[int], salt: str | None, *, prepare: bool = True
 ) -> tuple[PromptItem, ...]:
     """Return the items of a prompt in which each has its tokens, in the order of these.
 
     Args:
-        order: the place in `kinds` of what each placeholder of the prompt stood for.
+        order: the kind of each placeholder that was replaced, in order. It tells apart the items of kinds that have one
+            token, as GLM-4.1V's pictures and videos, or InternVL's, whose frames are pictures.
     """
     found: list[PromptItem] = []
     for kind, spans in zip(kinds, _spans_in(ids, kinds, order), strict=True):
@@ -521,12 +541,15 @@ def _spans_in(ids: Sequence[int], kinds: Sequence[_Counted], order: Sequence[int
     """Return the spans of each kind's items."""
     if len({kind.placeholder.image_token for kind in kinds}) == len(kinds):
         return [find_spans(ids, kind.placeholder, kind.items) for kind in kinds]
-    # Frames that are pictures have the tokens of these (InternVL).
+    first = kinds[0].placeholder
     if len(order) != sum(len(kind.expansions) for kind in kinds):
-        raise ValueError("a prompt of ids whose images and videos have the same tokens must have a placeholder of each")
+        raise ValueError(
+            f"images and videos of a prompt have the same token, {first.image_text!r}: give each its placeholder, "
+            "which the tokens then replace"
+        )
     left, counts = [list(kind.items) for kind in kinds], [iter(kind.each) for kind in kinds]
     owners = [number for number in order for _ in range(next(counts[number]))]
-    whole = find_spans(ids, kinds[0].placeholder, [left[number].pop(0) for number in owners])
+    whole = find_spans(ids, first, [left[number].pop(0) for number in owners])
     return [[span for span, owner in zip(whole, owners, strict=True) if owner == each] for each in range(len(kinds))]
 
 

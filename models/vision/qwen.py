@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,6 +20,7 @@ from ..layers import LayerNorm
 from ..parameters import random_param
 from ..stack import LayerKind, Shared
 from .family import VisionFamily
+from .stretched import linear, side_of, stretched
 from .tower import PixelStem, SquareMerger, axial, layer_weights, layers_of, within
 
 EPS = 1e-6
@@ -55,7 +55,7 @@ class Qwen3Vision(nnx.Module):
         vision = config.vision_config
         embed, width = vision.hidden_size, vision.out_hidden_size
         self.layout = row_layout(vision)
-        self.side = math.isqrt(vision.num_position_embeddings)
+        self.side = side_of(vision.num_position_embeddings)
         numbers = vision.temporal_patch_size * vision.patch_size**2
         self.stem = PixelStem(vision.in_channels, numbers, embed, build, bias=True)
         self.positions = random_param(build, (self.side**2, embed))
@@ -103,15 +103,7 @@ class Qwen3Vision(nnx.Module):
     def _stretched(self, places: Int[Array, "patches 4"]) -> Float[Array, "patches embed"]:
         """Return each patch's entry of the table, whose corners are the image's, between its four neighbours."""
         at = places[:, :2] * (self.side - 1) / jnp.maximum(places[:, 2:] - 1, 1)
-        low = jnp.floor(at).astype(jnp.int32)
-        share = at - low
-        high = jnp.minimum(low + 1, self.side - 1)
-        table, total = self.positions[...], jnp.zeros((), jnp.float32)
-        for rows, down in ((low[:, 0], 1 - share[:, 0]), (high[:, 0], share[:, 0])):
-            for columns, across in ((low[:, 1], 1 - share[:, 1]), (high[:, 1], share[:, 1])):
-                taken = jnp.take(table, rows * self.side + columns, axis=0, mode="clip").astype(jnp.float32)
-                total = total + taken * (down * across)[:, None]
-        return total
+        return stretched(self.positions[...], linear(at[:, 0], self.side), linear(at[:, 1], self.side))
 
     def weights(self) -> Iterator[WeightSource]:
         """Yield the sources of all parameters."""

@@ -14,6 +14,16 @@ from greedy_reference import one_torch_thread
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import (
+    Glm4vConfig,
+    Glm4vForConditionalGeneration,
+    Glm4vImageProcessorPil,
+    Glm4vMoeConfig,
+    Glm4vMoeForConditionalGeneration,
+    Glm46VConfig,
+    Glm46VForConditionalGeneration,
+    PaddleOCRVLConfig,
+    PaddleOCRVLForConditionalGeneration,
+    PaddleOCRVLImageProcessorPil,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
@@ -37,15 +47,23 @@ TOKENIZER.chat_template = TOKENIZER.chat_template.replace(
 )
 SQUARE, MOST = 8, 40
 """Pixels of a token's side, and tokens of a picture."""
-PROCESSOR = Qwen2VLImageProcessorPil(
-    patch_size=4,
-    merge_size=2,
-    temporal_patch_size=2,
-    size={"shortest_edge": SQUARE**2, "longest_edge": MOST * SQUARE**2},
-    image_mean=[0.4, 0.5, 0.6],
-    image_std=[0.3, 0.2, 0.25],
-    rescale_factor=1 / 250,
+_SCALED = {
+    "patch_size": 4,
+    "merge_size": 2,
+    "size": {"shortest_edge": SQUARE**2, "longest_edge": MOST * SQUARE**2},
+    "image_mean": [0.4, 0.5, 0.6],
+    "image_std": [0.3, 0.2, 0.25],
+    "rescale_factor": 1 / 250,
+}
+PROCESSOR = Qwen2VLImageProcessorPil(temporal_patch_size=2, **_SCALED)
+_GLM = Glm4vImageProcessorPil(
+    temporal_patch_size=2, **_SCALED | {"size": {"shortest_edge": 2 * SQUARE**2, "longest_edge": 2 * MOST * SQUARE**2}}
 )
+PROCESSORS = {
+    **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), _GLM),
+    "paddleocr_vl": PaddleOCRVLImageProcessorPil(temporal_patch_size=1, **_SCALED),
+}
+"""Those of families that have not `PROCESSOR`."""
 SIZES = [(8, 8), (8, 320), (320, 8), (56, 40), (3, 5), (50, 73), (7, 91), (90, 70)]
 """Heights and widths: of one token, forty side by side or upon each other, nearly the most, and others."""
 TEXT = {
@@ -131,7 +149,76 @@ def qwen2_vl() -> tuple[type, Any]:
     return Qwen2VLForConditionalGeneration, Qwen2VLConfig(text_config=_before(), vision_config=vision, **INSIDE)
 
 
-FAMILIES = {make.__name__: make for make in (qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, qwen2_5_vl, qwen2_vl)}
+def _glm_vision() -> dict[str, Any]:
+    left_out = ("num_position_embeddings",)
+    vision = {name: value for name, value in VISION.items() if name not in left_out}
+    return (
+        vision
+        | {"image_size": 20, "hidden_act": "silu", "attention_bias": True, "rms_norm_eps": 1e-3}
+        | {"out_hidden_size": 64}
+    )
+
+
+def _glm_text() -> dict[str, Any]:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
+    return _before() | {"hidden_size": 64, "rope_parameters": rope}
+
+
+GLM = {
+    "image_token_id": IMAGE,
+    "video_token_id": VOCAB - 1,
+    "image_start_token_id": BEGIN,
+    "image_end_token_id": END,
+    "video_start_token_id": VOCAB - 2,
+    "video_end_token_id": VOCAB - 3,
+    "tie_word_embeddings": False,
+}
+
+
+def glm4v() -> tuple[type, Any]:
+    return Glm4vForConditionalGeneration, Glm4vConfig(text_config=_glm_text(), vision_config=_glm_vision(), **GLM)
+
+
+def _glm_experts() -> dict[str, Any]:
+    return _glm_text() | {
+        "head_dim": 16,
+        "n_routed_experts": 6,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 37,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.7,
+    }
+
+
+def glm4v_moe() -> tuple[type, Any]:
+    config = Glm4vMoeConfig(text_config=_glm_experts(), vision_config=_glm_vision(), **GLM)
+    return Glm4vMoeForConditionalGeneration, config
+
+
+def glm46v() -> tuple[type, Any]:
+    text = _glm_experts() | {"model_type": "glm4v_moe_text"}
+    vision = _glm_vision() | {"model_type": "glm4v_moe_vision"}
+    return Glm46VForConditionalGeneration, Glm46VConfig(text_config=text, vision_config=vision, **GLM)
+
+
+def paddleocr_vl() -> tuple[type, Any]:
+    left_out = ("num_position_embeddings", "depth", "num_heads", "out_hidden_size", "temporal_patch_size")
+    vision = {name: value for name, value in VISION.items() if name not in left_out}
+    vision |= {"num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 20, "layer_norm_eps": 1e-4}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 5, 3]}
+    text = {name: value for name, value in TEXT.items() if name != "attention_bias"}
+    text |= {"use_bias": True, "rope_parameters": rope, "tie_word_embeddings": False}
+    return PaddleOCRVLForConditionalGeneration, PaddleOCRVLConfig(text_config=text, vision_config=vision, **INSIDE)
+
+
+FAMILIES = {
+    make.__name__: make
+    for make in (
+        *(qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, qwen2_5_vl, qwen2_vl),
+        *(glm4v, glm4v_moe, glm46v, paddleocr_vl),
+    )
+}
 FAMILIES |= tiles.FAMILIES
 FAMILIES |= pixtral.FAMILIES
 
@@ -145,7 +232,7 @@ def make(name: str, folder: Path) -> Any:
     if name in pixtral.FAMILIES:
         processor, words = pixtral.files(name, folder)
         return _make(kind, config, processor, folder, words)
-    return _make(kind, config, PROCESSOR, folder, TOKENIZER)
+    return _make(kind, config, PROCESSORS.get(name, PROCESSOR), folder, TOKENIZER)
 
 
 def add_head(folder: Path) -> None:
@@ -187,7 +274,8 @@ def torch_logits(model: Any, asked: dict[str, Any], ids: Sequence[int]) -> torch
     if model.config.model_type in ("mistral3", "internvl", "lfm2_vl", "llava"):
         seen = pixtral.seen(model, images, asked.get("multi_modal_data", {}).get("video", []))
     else:
-        seen = dict(PROCESSOR(images, return_tensors="pt")) if images else {}
+        processor = PROCESSORS.get(model.config.model_type, PROCESSOR)
+        seen = dict(processor(images, return_tensors="pt")) if images else {}
         seen["mm_token_type_ids"] = (whole == IMAGE).int()
     with one_torch_thread(), torch.inference_mode():
         return model(whole, **seen).logits[0].double()

@@ -1,18 +1,21 @@
-"""Qwen3-VL's videos give the tokens of transformers, with the times of their frames in the prompt."""
+"""Videos of Qwen's and GLM's families give transformers' tokens, with the times of frames where prompts have them."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from greedy_reference import one_torch_thread
 from PIL import Image
-from qwen_vl_checkpoints import IMAGE, INSIDE, MOST, PROCESSOR, SQUARE, TOKENIZER, make, pictures
+from qwen_vl_checkpoints import GLM, IMAGE, INSIDE, PROCESSOR, PROCESSORS, SQUARE, TOKENIZER, make, pictures
 from vision_checkpoints import BEGIN, END, NUM_PLAIN, VOCAB, check_empty
 
 from jpaged import LLM, SamplingParams
-from jpaged.images.frames import Sampling, ends_included, size_within
+from jpaged.images.frames import Sampling, ends_included, of_each_second, size_within, sparser_when_long
 
 VIDEO = INSIDE["video_token_id"]
+VIDEO_BEGIN, VIDEO_END = GLM["video_start_token_id"], GLM["video_end_token_id"]
+NEVER = [IMAGE, VIDEO, VIDEO_BEGIN, VIDEO_END]
 SETTINGS = {
     "dtype": "float32",
     "block_size": 8,
@@ -21,7 +24,7 @@ SETTINGS = {
     "max_num_batched_tokens": 48,
     "kv_cache_memory_bytes": 8 << 20,
 }
-GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0, logit_bias={IMAGE: -100, VIDEO: -100})
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0, logit_bias=dict.fromkeys(NEVER, -100))
 
 
 def frames_of(seed: int, number: int, size: tuple[int, int]) -> np.ndarray:
@@ -38,22 +41,29 @@ PARTS = [
 ]
 
 
-def prompt_of(parts, seed):
+def prompt_of(parts, seed, marks):
     rng, ids = np.random.default_rng(seed), [1]
     for part in parts:
         if isinstance(part, int):
-            ids += rng.integers(NUM_PLAIN, VOCAB - 1, part).tolist()
+            ids += rng.integers(NUM_PLAIN, VOCAB - 3, part).tolist()
+        elif isinstance(part, tuple):
+            ids += [marks[0], VIDEO, marks[1]]
         else:
-            ids += [BEGIN, VIDEO if isinstance(part, tuple) else IMAGE, END]
+            ids += [BEGIN, IMAGE, END]
     videos = [part for part in parts if isinstance(part, tuple)]
     images = [part for part in parts if isinstance(part, Image.Image)]
     return {"prompt_token_ids": ids, "multi_modal_data": {"image": images, "video": videos}}
 
 
-def patches_of(video: np.ndarray, fps: float) -> tuple[torch.Tensor, list[int]]:
+def patches_of(name: str, video: np.ndarray, fps: float) -> tuple[torch.Tensor, list[int]]:
     """Return the patches that transformers' formulas make of a video, and its grid."""
-    frames = video[ends_included(len(video), fps, Sampling(fps=2))]
-    height, width = size_within(frames.shape[1:3], len(frames), factor=SQUARE, least=SQUARE**2, most=MOST * SQUARE**2)
+    processor = PROCESSORS.get(name, PROCESSOR)
+    least, most = (processor.size[side] for side in ("shortest_edge", "longest_edge"))
+    frames = video[FRAMES[name](len(video), fps)]
+    counts_time = not name.startswith("qwen2")
+    number = len(frames) if counts_time else 1
+    bounds = {"factor": SQUARE, "least": least, "most": most, "counts_time": counts_time}
+    height, width = size_within(frames.shape[1:3], number, **bounds)
     frames = np.stack(
         [np.asarray(Image.fromarray(f).resize((width, height), Image.Resampling.BICUBIC)) for f in frames]
     )
@@ -65,25 +75,62 @@ def patches_of(video: np.ndarray, fps: float) -> tuple[torch.Tensor, list[int]]:
     return cut.reshape(time * rows * columns, -1), [time, rows, columns]
 
 
+FRAMES = {
+    "qwen3_vl": lambda total, fps: ends_included(total, fps, Sampling(fps=2)),
+    "qwen2_vl": lambda total, fps: np.arange(total),
+    "qwen2_5_vl": lambda total, fps: np.arange(total),
+    "glm4v": lambda total, fps: of_each_second(total, fps, Sampling(fps=2), longest=300),
+    "glm4v_moe": lambda total, fps: of_each_second(total, fps, Sampling(fps=2), longest=300),
+    "glm46v": lambda total, fps: sparser_when_long(total, fps, Sampling()),
+}
+"""The frames that each family's processor takes, by the number of all and those in a second."""
+
+
 def logits_of(model, asked, ids):
-    more, data = {}, asked["multi_modal_data"]
+    more, data, name = {}, asked["multi_modal_data"], model.config.model_type
     if data["image"]:
-        more = dict(PROCESSOR(data["image"], return_tensors="pt"))
-    made = [patches_of(video, known["fps"]) for video, known in data["video"]]
+        more = dict(PROCESSORS.get(name, PROCESSOR)(data["image"], return_tensors="pt"))
+    made = [patches_of(name, video, known["fps"]) for video, known in data["video"]]
     more |= {
         "pixel_values_videos": torch.cat([pixels for pixels, _ in made]),
         "video_grid_thw": torch.tensor([grid for _, grid in made]),
     }
+    if name == "qwen2_5_vl":
+        more["second_per_grid_ts"] = torch.tensor([2 / known["fps"] for _, known in data["video"]])
     whole = torch.tensor([list(ids)])
     kinds = (whole == IMAGE).int() + 2 * (whole == VIDEO).int()
+    if name.startswith("glm"):  # frames have the token of images, between marks of their own
+        inside = (whole == VIDEO_BEGIN).cumsum(1) > (whole == VIDEO_END).cumsum(1)
+        kinds = (whole == IMAGE).int() * (1 + inside.int())
+        if data["image"]:
+            return logits_of_features(model, whole, kinds, more)
     with one_torch_thread(), torch.inference_mode():
         return model(whole, mm_token_type_ids=kinds, **more).logits[0].double()
 
 
-def test_tokens_are_those_of_transformers_with_the_times_of_frames(tmp_path):
-    model = make("qwen3_vl", tmp_path)
+def logits_of_features(model, whole, kinds, more):
+    """Transformers puts the features of images and of videos of one prompt in the same places; here each in its own."""
+    with one_torch_thread(), torch.inference_mode():
+        inner = model.model
+        embeds = inner.get_input_embeddings()(whole)
+        images = inner.get_image_features(more["pixel_values"], more["image_grid_thw"]).pooler_output
+        videos = inner.get_video_features(more["pixel_values_videos"], more["video_grid_thw"]).pooler_output
+        embeds[kinds == 1], embeds[kinds == 2] = torch.cat(list(images)), torch.cat(list(videos))
+        grids = {name: more[name] for name in ("image_grid_thw", "video_grid_thw")}
+        places = inner.get_rope_index(whole, kinds, **grids)[0]
+        hidden = inner.language_model(inputs_embeds=embeds, position_ids=places).last_hidden_state
+        return model.lm_head(hidden)[0].double()
+
+
+NAMES = [name if name == "qwen2_5_vl" else pytest.param(name, marks=pytest.mark.nightly) for name in FRAMES]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_are_those_of_transformers_with_the_times_of_frames(name, tmp_path):
+    model = make(name, tmp_path)
     llm = LLM(str(tmp_path), **SETTINGS)
-    prompts = [prompt_of(parts, seed) for seed, parts in enumerate(PARTS)]
+    marks = (VIDEO_BEGIN, VIDEO_END) if name.startswith("glm") else (BEGIN, END)
+    prompts = [prompt_of(parts, seed, marks) for seed, parts in enumerate(PARTS)]
     for _ in range(2):
         outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
         for asked, output in zip(prompts, outputs, strict=True):
@@ -94,10 +141,12 @@ def test_tokens_are_those_of_transformers_with_the_times_of_frames(tmp_path):
             chosen = wanted[np.arange(len(tokens)), tokens]
             found = [next(iter(each.values())).logprob for each in output.outputs[0].logprobs]
             np.testing.assert_allclose(found, chosen, atol=2e-3)
-            wanted[:, [IMAGE, VIDEO]] -= 100
+            wanted[:, NEVER] -= 100
             assert (wanted.max(-1) - chosen).max() < 1e-3
-    times = TOKENIZER.encode("<0.2 seconds>", add_special_tokens=False)
-    ids = outputs[0].prompt_token_ids
-    assert any(ids[i : i + len(times)] == times for i in range(len(ids))), "the mean of frames 0 and 1 at 2 a second"
+    said = {"qwen3_vl": "<0.2 seconds>", "glm46v": "0.0 seconds"}.get(name)
+    if said is not None:
+        times = TOKENIZER.encode(said, add_special_tokens=False)
+        ids = outputs[0].prompt_token_ids
+        assert any(ids[i : i + len(times)] == times for i in range(len(ids))), "the time of a pair of frames"
     assert llm.stats().prefix_hits > 0
     check_empty(llm)

@@ -71,6 +71,32 @@ def test_a_prefix_that_ends_inside_a_picture_is_found(engine, checkpoint):
     check_empty(engine)
 
 
+def test_pictures_of_odd_shapes_in_one_batch_give_what_each_gives_alone(engine, checkpoint):
+    """One pixel, one row or column of 200, and others, before and after prompts that are refused."""
+    sizes = [(1, 1), (1, 200), (200, 1), (2, 399), (56, 40), (1, 2)]
+    asked = [prompt((2, *pictures(size, seed=50 + n), 3), seed=n) for n, size in enumerate(sizes)]
+    between = [part for picture in pictures(*sizes[:3], seed=60) for part in (1, picture)]
+    asked.append(prompt((*between, 2), seed=9))
+    outputs = engine.generate(asked, GREEDY, use_tqdm=False)
+    assert_torchs(checkpoint[1], asked, outputs)
+    ids, image = asked[0]["prompt_token_ids"], asked[0]["multi_modal_data"]["image"]
+    (place,) = (at for at, token in enumerate(ids) if token == IMAGE)
+    for given, images in (
+        ([*ids, IMAGE], image),
+        (ids, image * 2),
+        ([*ids[:place], IMAGE, 99, *ids[place:]], image),
+        ([each for each in ids if each != IMAGE], image),
+        (ids, pictures((1, 201))),
+    ):
+        bad = {"prompt_token_ids": given, "multi_modal_data": {"image": images}}
+        with pytest.raises(ValueError, match=r"placeholder|images? takes?|200 times"):
+            engine.generate([asked[1], bad], GREEDY, use_tqdm=False)
+    for each, output in zip(asked, outputs, strict=True):
+        (again,) = engine.generate([each], GREEDY, use_tqdm=False)
+        assert tokens_of(again) == tokens_of(output)
+    check_empty(engine)
+
+
 PAGES = {"qwen3_5": 10, "qwen3_5_moe": 10, "idefics3": 30, "llava": 20, "llava_next": 30, "smolvlm": 20, "mistral3": 32}
 """Pages of a pool that is too small: few of Qwen3.5's layers keep KV, and pictures have more or fewer tokens."""
 TIGHT = {"enable_prefix_caching": False}
@@ -131,6 +157,18 @@ def test_messages_have_pictures(engine, checkpoint):
     outputs = engine.chat(asked, GREEDY, use_tqdm=False)
     seen = [{"multi_modal_data": {"image": images}} for images in ([LARGE], [ONE], [])]
     assert_torchs(checkpoint[1], seen, outputs)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("settings", [{}, {"deterministic": True}, {"max_num_batched_tokens": 200}])
+def test_after_the_warm_up_no_size_of_a_picture_compiles(checkpoint, settings):
+    sizes = np.random.default_rng(3).integers(1, 400, (20, 2)).tolist()
+    one = [prompt((2, *pictures(size, seed=n), 3), n) for n, size in enumerate([*sizes, *SIZES])]
+    some = [prompt((2, *pictures(*sizes[n : n + 3], seed=n), 3), n) for n in range(0, 18, 3)]
+    with LLM(checkpoint[0], **(SETTINGS | settings)) as llm:
+        llm.warmup(use_tqdm=False)
+        llm.generate([*one, *some], GREEDY, use_tqdm=False)
+        assert llm.stats().num_recompiles == 0
 
 
 @pytest.mark.nightly

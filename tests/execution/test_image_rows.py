@@ -1,12 +1,14 @@
 """Images in rows: each in one piece, none left out, lengths are few, and segments stay within their image."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import examples
 
-from jpaged.execution.image_rows import ImageRows, Item
+from jpaged.execution.image_rows import ImageRows, Item, image_rows
 from jpaged.model_api import RowArray, RowLayout, SegmentKind
 
 MERGE = 4
@@ -146,3 +148,22 @@ def test_features_take_the_patches_of_their_own_image(tiles, data):
 def test_rows_have_room_for_several_images_of_one_size():
     rows = ImageRows(TILES, 4 * 5)
     assert rows.lengths == (5, 10, 15, 20)
+
+
+@pytest.mark.parametrize(
+    ("most_features", "max_model_len", "budget", "features"),
+    [
+        (1280, 32768, 512, 1280),  # the largest picture, whatever prompts may have
+        (16384, 4096, 8192, 4096),  # but no prompt has more
+        (None, 4096, 512, 4096),  # nothing bounds a picture
+        (40, 256, 48, 40),
+        (40, 256, 200, 200),  # five of the largest
+        (64, 65536, 65536, 2048),  # more are no faster
+        (5000, 65536, 65536, 5000),
+    ],
+)
+def test_the_longest_row_holds_the_largest_picture_or_those_of_a_step(most_features, max_model_len, budget, features):
+    model = SimpleNamespace(row_layout=LAYOUT, image_processor="", tensor_prefixes=())
+    rows = image_rows(model, most_features, max_model_len=max_model_len, budget=budget)
+    assert rows.longest == features * MERGE
+    assert image_rows(SimpleNamespace(), most_features, max_model_len=max_model_len, budget=budget) is None

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jpaged.images.frames import (
@@ -22,9 +22,11 @@ from jpaged.images.frames import (
     evenly,
     evenly_in_patches,
     minutes,
+    of_each_second,
     size_of_longest,
     size_of_patches,
     size_within,
+    sparser_when_long,
     times_of_patches,
     without_ends,
 )
@@ -50,6 +52,8 @@ def taken_from(file: str, *names: str) -> SimpleNamespace:
 
 QWEN2 = taken_from("models/qwen2_vl/video_processing_qwen2_vl.py", "smart_resize", "sample_frames")
 QWEN3 = taken_from("models/qwen3_vl/video_processing_qwen3_vl.py", "smart_resize", "sample_frames")
+GLM = taken_from("models/glm4v/video_processing_glm4v.py", "smart_resize", "sample_frames")
+GLM46 = taken_from("models/glm46v/video_processing_glm46v.py", "sample_frames")
 SMOL = taken_from("models/smolvlm/video_processing_smolvlm.py", "get_resize_output_image_size", "sample_frames")
 GEMMA = taken_from("models/gemma4/video_processing_gemma4.py", "get_aspect_ratio_preserving_size")
 BASE = taken_from("video_processing_utils.py", "sample_frames")
@@ -102,6 +106,30 @@ def test_frames_of_smolvlm_are_those_of_transformers(total, rate, number, fps):
     about = transformers.video_utils.VideoMetadata(total_num_frames=total, fps=rate, duration=total / rate)
     want = SMOL.sample_frames(SimpleNamespace(num_frames=number, fps=fps), about)
     assert without_ends(total, rate, Sampling(num_frames=number, fps=fps)).tolist() == want.tolist()
+
+
+@given(st.integers(1, 3000), st.floats(0.5, 120), st.floats(0.1, 30), st.booleans(), st.sampled_from([20, 300]))
+@settings(deadline=None)
+def test_frames_of_glm_are_those_of_transformers(total, rate, fps, known, longest):
+    seconds = total / rate if known else None
+    about = SimpleNamespace(total_num_frames=total, fps=rate, duration=seconds)
+    want = GLM.sample_frames(SimpleNamespace(fps=fps, max_duration=longest), about)
+    sampling = Sampling(fps=fps, seconds=seconds)
+    assert of_each_second(total, rate, sampling, longest=longest).tolist() == want.tolist()
+    want = GLM46.sample_frames(SimpleNamespace(temporal_patch_size=2), about)
+    assert sparser_when_long(total, rate, sampling).tolist() == want.tolist()
+
+
+@given(st.integers(1, 3000), st.integers(1, 3000), st.integers(2, 64))
+@settings(deadline=None)
+def test_sizes_of_glm_are_those_of_transformers(height, width, frames):
+    try:
+        want = GLM.smart_resize(frames, height, width, 2, 28, 12544, 4704000)
+    except ValueError:
+        with pytest.raises(ValueError, match="200 times"):
+            size_within((height, width), frames, factor=28, least=12544, most=4704000)
+    else:
+        assert size_within((height, width), frames, factor=28, least=12544, most=4704000) == want
 
 
 sides = st.integers(8, 3000)

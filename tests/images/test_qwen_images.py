@@ -9,11 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from thorough import examples
-from transformers import Qwen2VLImageProcessorPil, Qwen3VLConfig
+from transformers import (
+    Glm4vImageProcessorPil,
+    PaddleOCRVLImageProcessorPil,
+    Qwen2VLImageProcessorPil,
+    Qwen3VLConfig,
+)
 from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
 
-from jpaged.images import ImageSources, read_images
+from jpaged.images import Clip, ImageSources, read_images
+from jpaged.images.glm import GlmImageProcessor
+from jpaged.images.paddleocr import PaddleOCRImageProcessor
+from jpaged.images.prompts import Expansion, Placeholder, fill_ids, fill_text
 from jpaged.images.qwen import QwenImageProcessor, places_of, windows_of
+from jpaged.images.qwen_videos import Qwen2VideoProcessor, Qwen3VideoProcessor
 
 CHANGES = [
     {},
@@ -31,10 +40,19 @@ def config_of(changes):
     return Qwen3VLConfig(vision_config=own, image_token_id=7)
 
 
-def both(folder, changes):
-    theirs = Qwen2VLImageProcessorPil(**changes)
+KINDS = {
+    "qwen": (Qwen2VLImageProcessorPil, QwenImageProcessor),
+    "glm": (Glm4vImageProcessorPil, GlmImageProcessor),
+    "paddleocr": (PaddleOCRVLImageProcessorPil, PaddleOCRImageProcessor),
+}
+"""Transformers' processors and ours."""
+
+
+def both(folder, changes, kind="qwen"):
+    made, own = KINDS[kind]
+    theirs = made(**changes)
     theirs.save_pretrained(folder)
-    return theirs, QwenImageProcessor.open(folder, config_of(changes), None)
+    return theirs, own.open(folder, config_of(changes), None)
 
 
 def scaled(arrays):
@@ -42,9 +60,18 @@ def scaled(arrays):
     return (each * arrays["scale"][:, None] + arrays["shift"][:, None]).reshape(len(each), -1)
 
 
-@pytest.mark.parametrize("changes", CHANGES)
-def test_patches_are_those_of_transformers(tmp_path, changes):
-    theirs, ours = both(tmp_path, changes)
+OTHERS = [
+    ("glm", {}),
+    ("glm", {"patch_size": 7, "size": {"shortest_edge": 4096, "longest_edge": 65536}, "resample": 2}),
+    ("glm", {"patch_size": 4, "merge_size": 3, "temporal_patch_size": 4}),
+    ("paddleocr", {"temporal_patch_size": 1}),
+    ("paddleocr", {"temporal_patch_size": 1, "patch_size": 8, "min_pixels": 256, "max_pixels": 25600}),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes"), [*(("qwen", each) for each in CHANGES), *OTHERS])
+def test_patches_are_those_of_transformers(tmp_path, kind, changes):
+    theirs, ours = both(tmp_path, changes, kind)
 
     @settings(max_examples=examples(12), deadline=None)
     @given(st.integers(1, 200), st.integers(1, 200), st.integers(0, 99))
@@ -52,13 +79,18 @@ def test_patches_are_those_of_transformers(tmp_path, changes):
         pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
         image = Image.fromarray(pixels)
         (picture,) = read_images([image], ImageSources())
-        if max(height, width) > 200 * min(height, width):
+        try:
+            wanted = theirs([image], return_tensors="np")
+        except ValueError:
             with pytest.raises(ValueError, match="at most 200 times"):
                 ours.tokens(picture.size, alone=True)
             return
-        wanted = theirs([image], return_tensors="np")
         made = ours.prepare(picture, alone=True)
-        np.testing.assert_allclose(scaled(made.arrays), wanted["pixel_values"], rtol=1e-5, atol=2e-5)
+        values = wanted["pixel_values"].reshape(len(wanted["pixel_values"]), -1)
+        if kind == "paddleocr":  # row by row, where ours are square by square
+            columns, places = wanted["image_grid_thw"][0, 2], made.arrays["places"].astype(int)
+            values = values[places[:, 0] * columns + places[:, 1]]
+        np.testing.assert_allclose(scaled(made.arrays), values, rtol=1e-5, atol=2e-5)
         (grid,) = wanted["image_grid_thw"].tolist()
         merge = theirs.merge_size
         assert made.features == np.prod(grid) // merge**2 == ours.tokens(picture.size, alone=False)
@@ -112,3 +144,51 @@ def test_without_resizing_a_picture_fits_or_is_refused(tmp_path):
     assert ours.tokens((56, 84), alone=True) == 6
     with pytest.raises(ValueError, match="84 x 57 pixels are no multiples of 28"):
         ours.tokens((57, 84), alone=True)
+
+
+@given(st.lists(st.sampled_from(["[", "]", "v", "a", "[v]"]), max_size=12))
+@settings(max_examples=examples(200), deadline=None)
+def test_the_marks_around_a_video_give_way_to_those_of_its_frames(pieces):
+    """As transformers 4.57 and vLLM do it, where a chat template has put them there; others stay."""
+    text = "".join(pieces)
+    number = text.count("v")
+    placeholder = Placeholder(ord("v"), "v", ord("v"), "v", marks=(ord("["), ord("]")), marks_text=("[", "]"))
+    expansions = [Expansion(f"<{i}>[vv]", tuple(map(ord, f"<{i}>[vv]"))) for i in range(number)]
+    filled = fill_text(text, placeholder, expansions)
+    wanted = text.replace("[v]", "V").replace("v", "V")
+    for expansion in expansions:
+        wanted = wanted.replace("V", expansion.text, 1)
+    assert filled == wanted
+    assert "".join(map(chr, fill_ids(list(map(ord, text)), placeholder, expansions))) == wanted
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(
+    st.integers(1, 400),
+    st.integers(1, 400),
+    st.integers(1, 40),
+    st.integers(0, 200),
+    st.sampled_from([1, 2, 3]),
+    st.sampled_from([QwenImageProcessor, GlmImageProcessor, PaddleOCRImageProcessor]),
+)
+def test_no_picture_has_more_tokens_than_the_largest(height, width, least, more, merge, kind):
+    square = 4 * merge
+    fields = {
+        "patch_size": 4,
+        "merge_size": merge,
+        "temporal_patch_size": 2,
+        "size": {"shortest_edge": least * square**2, "longest_edge": (least + more) * square**2},
+    }
+    ours = kind(fields, config_of(fields), None)
+    many = kind({**fields, "do_resize": False}, config_of(fields), None)
+    assert many.most_features is None
+    try:
+        found = ours.tokens((height, width), alone=True)
+    except ValueError:
+        return
+    assert found <= ours.most_features
+    for videos in (Qwen2VideoProcessor, Qwen3VideoProcessor):
+        frames = videos(fields, config_of(fields), Placeholder(8, "v", 8, "v"))
+        for number in (1, 2, 3, 5):
+            clip = Clip(np.zeros((number, height, width, 3), np.uint8), tuple(range(number)), 1.0, number)
+            assert max(group.tokens for group in frames.groups(clip)) <= frames.most_features

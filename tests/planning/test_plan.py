@@ -8,6 +8,7 @@ import pytest
 from checkpoints import CHECKPOINTS, make_checkpoint
 from gguf import GGMLQuantizationType
 from gguf_files import write_quantised_llama
+from qwen_vl_checkpoints import make as make_qwen
 from typer.testing import CliRunner
 from vision_checkpoints import gemma3_config
 
@@ -223,6 +224,20 @@ def test_of_a_model_that_sees_the_language_model_alone_is_planned_where_that_is_
     seeing = plan(file, "l4", context=64, concurrency=2, **SIZES)
     blind = plan(file, "l4", context=64, concurrency=2, language_model_only=True, **SIZES)
     assert blind.weight_bytes < seeing.weight_bytes
+
+
+def test_a_tower_is_planned_for_the_largest_picture_that_the_processor_makes(no_compiler, in_process, tmp_path):
+    """Of 4 patches a token. Pictures within 40 squares have up to 89 tokens, one high, and those within 20 up to 63."""
+    make_qwen("qwen3_vl", tmp_path)
+    sizes = SIZES | {"context": 512, "concurrency": 4, "memory_bytes": 1 << 30, "max_num_batched_tokens": 48}
+    made = plan(str(tmp_path), "l4", **sizes)
+    assert 0 < made.tower_bytes < made.weight_bytes
+    lowered = plan(str(tmp_path), "l4", mm_processor_kwargs={"max_pixels": 20 * 64}, **sizes)
+    assert 4 * 89 <= made.row_lengths[-1] < 4 * 105 and 4 * 63 <= lowered.row_lengths[-1] < 4 * 75
+    assert f"takes rows of 12 to {made.row_lengths[-1]} patches, 10 lengths" in str(made)
+    (tmp_path / "processor_config.json").unlink(missing_ok=True)
+    (tmp_path / "preprocessor_config.json").unlink(missing_ok=True)
+    assert plan(str(tmp_path), "l4", **sizes).row_lengths[-1] == 4 * 512
 
 
 def test_the_config_of_a_hub_id_is_that_of_the_revision_and_kept_where_asked(

@@ -361,10 +361,11 @@ def why_no_images(config: EngineConfig, model: CausalLM, several_processes: bool
 
 
 def tokens_together(model: CausalLM) -> int | None:
-    """Return how many tokens of an image see each other; None for a model without such images."""
+    """Return how many tokens of an image see each other; None for a model without such images, or whose images have any
+    size."""
     if not isinstance(model, TakesImages) or not model.image_group.whole:
         return None
-    return max(features for _, features in model.examples())
+    return max((features for _, features in model.examples()), default=None)
 
 
 def log_model(loaded: LoadedModel, config: EngineConfig) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,29 @@ def processor_fields(folder: str | os.PathLike[str]) -> dict[str, Any]:
     raise ValueError(f"neither {alone} nor {whole} says how images are prepared")
 
 
+def affine(
+    fields: Mapping[str, Any], channels: int, mean: Sequence[float], std: Sequence[float], *, normalises: bool = True
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return what a checkpoint's file multiplies each channel's bytes by, and what it adds then.
+
+    Args:
+        mean, std, normalises: where the file says nothing of ``image_mean``, ``image_std`` and ``do_normalize``.
+
+    Raises:
+        ValueError: a list has not a number for each channel, or pixels become too large.
+    """
+    factor = fields.get("rescale_factor", 1 / 255) if fields.get("do_rescale", True) else 1.0
+    if fields.get("do_normalize", normalises):
+        mean, std = fields.get("image_mean") or mean, fields.get("image_std") or std
+    else:
+        mean, std = (0.0,) * channels, (1.0,) * channels
+    if not len(mean) == len(std) == channels:
+        raise ValueError(f"image_mean={mean!r} and image_std={std!r} must have {channels} numbers each")
+    if not all(abs(255 * factor / by) + abs(each / by) < _MOST_VALUE for each, by in zip(mean, std, strict=True)):
+        raise ValueError(f"image_mean={mean!r}, image_std={std!r} and rescale_factor={factor!r} make too large pixels")
+    return tuple(factor / each for each in std), tuple(-each / by for each, by in zip(mean, std, strict=True))
+
+
 @dataclass(frozen=True)
 class PatchSettings:
     """How pictures become patches; the defaults are transformers'.
@@ -110,17 +133,7 @@ class PatchSettings:
         )
         if not least or not most:
             raise ValueError(f"the image processor's size={size} lacks 'shortest_edge' or 'longest_edge'")
-        factor = fields.get("rescale_factor", 1 / 255) if fields.get("do_rescale", True) else 1.0
-        mean, std = (0.0,) * 3, (1.0,) * 3
-        if fields.get("do_normalize", True):
-            mean, std = fields.get("image_mean") or _MEAN, fields.get("image_std") or _STD
-        channels = getattr(vision, "in_channels", 3)
-        if not len(mean) == len(std) == channels:
-            raise ValueError(f"image_mean={mean!r} and image_std={std!r} must have {channels} numbers each")
-        if not all(abs(255 * factor / by) + abs(each / by) < _MOST_VALUE for each, by in zip(mean, std, strict=True)):
-            raise ValueError(
-                f"image_mean={mean!r}, image_std={std!r} and rescale_factor={factor!r} make too large pixels"
-            )
+        scale, shift = affine(fields, getattr(vision, "in_channels", 3), _MEAN, _STD)
         resample = _BICUBIC if fields.get("resample") is None else int(fields["resample"])
         return cls(
             *known,
@@ -128,8 +141,8 @@ class PatchSettings:
             int(most),
             resample,
             fields.get("do_resize", True),
-            tuple(factor / each for each in std),
-            tuple(-each / by for each, by in zip(mean, std, strict=True)),
+            scale,
+            shift,
             _window(vision),
         )
 

@@ -203,6 +203,7 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
 
 
 _PROCESSORS = {
+    **dict.fromkeys(("gemma4", "gemma4_unified"), "jpaged.images.gemma4:Gemma4VideoProcessor"),
     "llava_onevision": f"{__name__}:LlavaOnevisionVideoProcessor",
     **dict.fromkeys(
         ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), "jpaged.images.qwen_videos:Qwen3VideoProcessor"

@@ -80,10 +80,13 @@ class PixelStem(nnx.Module):
         numbers = (each * scale[:, None] + shift[:, None]).reshape(pixels.shape)
         return self.project(numbers.astype(self.project.weight.dtype), live_rows)
 
-    def weights(self, path: tuple[str, ...], name: str) -> Iterator[WeightSource]:
-        """Yield the sources of the convolution ``{name}``, [embed, channels, ...]."""
+    def weights(self, path: tuple[str, ...], name: str, *, channels_last: bool = False) -> Iterator[WeightSource]:
+        """Yield the sources of the convolution ``{name}``, [embed, channels, ...], or of a matrix whose inputs have the
+        channels of each pixel in turn."""
 
         def flat(kernel: Any) -> Any:
+            if channels_last:
+                kernel = kernel.reshape(len(kernel), -1, self.channels).swapaxes(1, 2)
             return kernel.reshape(len(kernel), -1).T
 
         yield from self.project.weights((*path, "project"), (name,), None, flat, may_quantise=False)

@@ -24,7 +24,7 @@ from jpaged.execution import PoolSpec, Runner, StepSettings, enable_compilation_
 from jpaged.execution.caches.adapters import AdapterCache
 from jpaged.execution.compile.cache import precompile_attention_loops
 from jpaged.execution.device_memory import claim_gpu_share, device_bytes, memory_limit
-from jpaged.execution.image_rows import image_examples, image_rows
+from jpaged.execution.image_rows import ImageRows, image_examples, image_rows
 from jpaged.execution.kv_dtype import resolve_kv_dtype
 from jpaged.images import GivenLayout
 from jpaged.loading import LoadedModel, load_model
@@ -176,7 +176,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
                 deterministic=config.deterministic,
                 verifies=config.speculative is not None,
                 images=no_images is None,
-                together=tokens_together(loaded.model),
+                together=tokens_together(loaded.model, rows, config.max_num_batched_tokens),
                 image_rows=rows,
                 adapters=adapters is not None,
                 scored=config.cumulative_logprobs,
@@ -264,15 +264,18 @@ def _image_inputs(config: EngineConfig, loaded: LoadedModel, refusal: str | None
         whole=group.whole,
         padded=loaded.model.padded,
         most_together=group.most_together if isinstance(group, CrossAttentionGroup) else None,
-        given=_given_layout(loaded.config, group),
+        given=_given_layout(loaded.model, loaded.config, group),
         settings=config.mm_processor_kwargs,
         limits=config.limit_mm_per_prompt,
         processor=loaded.model.image_processor if isinstance(loaded.model, PacksImages) else None,
     )
 
 
-def _given_layout(config: Any, group: Any) -> GivenLayout | None:
-    """Return how features that callers encoded are placed: those on grids, for models with an axis for each side."""
+def _given_layout(model: TakesImages, config: Any, group: Any) -> GivenLayout | None:
+    """Return how features that callers encoded are placed: on grids, for models with an axis for each side, or in turn,
+    for those that say so."""
+    if getattr(model, "takes_features_in_turn", False):
+        return GivenLayout(group.width, None)
     if not isinstance(group, ImageGroup) or group.axes != 3:
         return None
     return GivenLayout(group.width * group.levels, config.vision_config.spatial_merge_size)
@@ -360,12 +363,19 @@ def why_no_images(config: EngineConfig, model: CausalLM, several_processes: bool
     return None
 
 
-def tokens_together(model: CausalLM) -> int | None:
-    """Return how many tokens of an image see each other; None for a model without such images, or whose images have any
-    size."""
+def tokens_together(model: CausalLM, rows: ImageRows | None, most: int) -> tuple[int, ...]:
+    """Return the numbers of tokens that a launch of an image whose tokens see each other may have, ascending; () for a
+    model without such images.
+
+    Args:
+        rows: packs images that have any size.
+        most: tokens of a step.
+    """
     if not isinstance(model, TakesImages) or not model.image_group.whole:
-        return None
-    return max((features for _, features in model.examples()), default=None)
+        return ()
+    if rows is None:
+        return (max(features for _, features in model.examples()),)
+    return rows.tokens_up_to(most)
 
 
 def log_model(loaded: LoadedModel, config: EngineConfig) -> None:

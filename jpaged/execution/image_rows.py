@@ -53,6 +53,11 @@ class ImageRows:
         small = (-(-part // (by * merge)) * merge for by in SMALL)
         return tuple(sorted({*small, *(part * number for number in range(1, EIGHTHS + 1))}))
 
+    def tokens_up_to(self, most: int) -> tuple[int, ...]:
+        """Return the features of each length, ascending, up to the first that so many fit into."""
+        features = tuple(length // self.layout.merge for length in self.lengths)
+        return features[: sum(number < most for number in features) + 1]
+
     def length(self, patches: int) -> int:
         """Return the shortest row that so many patches fit into."""
         part = self.lengths[-1] // EIGHTHS

@@ -161,8 +161,7 @@ def size_within(
 
 
 def size_of_patches(size: Size, *, patch: int, most: int, pool: int) -> Size:
-    """Return the largest sides of a picture's or frame's shape that make at most `most` patches, pooled by squares (Gemma
-    4).
+    """Return the largest sides of a picture's shape that make at most `most` patches, pooled by squares (Gemma 4).
 
     Raises:
         ValueError: it is too narrow for one square.

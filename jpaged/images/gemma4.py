@@ -71,13 +71,8 @@ class BudgetSettings:
             ValueError: they contradict each other, or the budget is none of `BUDGETS`.
         """
         found = {**_DEFAULTS, **{name: value for name, value in fields.items() if value is not None}}
-        sides, known = (
-            (found["patch_size"], found["pooling_kernel_size"]),
-            (
-                vision.patch_size,
-                vision.pooling_kernel_size,
-            ),
-        )
+        sides = found["patch_size"], found["pooling_kernel_size"]
+        known = vision.patch_size, vision.pooling_kernel_size
         if sides != known:
             raise ValueError(
                 f"the processor's patch_size and pooling_kernel_size are {sides}, and vision_config's {known}"
@@ -148,8 +143,8 @@ class Gemma4ImageProcessor(ImageProcessor):
         found = replaced({**_DEFAULTS, **known}, settings, of_request=of_request)
         if of_request and self.settings.resizes and not found["do_resize"]:
             raise ValueError(
-                "mm_processor_kwargs has do_resize=False, with which max_soft_tokens bounds nothing: an engine may have "
-                "it, a request may not"
+                "mm_processor_kwargs has do_resize=False, with which max_soft_tokens bounds nothing: an engine may "
+                "have it, a request may not"
             )
         try:
             return type(self)(found, self._config, self.placeholder)

@@ -237,6 +237,17 @@ class LanguageModelReader(RenamedTensors):
         """Tell whether the vocabulary's head is stored apart from the embedding; the configs are not consulted."""
         return "lm_head.weight" in super().names()
 
+    @property
+    def others(self) -> Iterable[str]:
+        """Return the stored names of the tensors of other parts, which `whole` reads."""
+        mine = set(self._text.values())
+        return (name for name in self._whole.names() if name not in mine)
+
+    @property
+    def whole(self) -> TensorReader:
+        """Return the reader of all of the checkpoint's tensors, under their stored names."""
+        return self._whole
+
     def names(self) -> Iterable[str]:
         """Return the text model's names only, so that unread tensors of other parts are not reported as unused."""
         return self._text.keys()

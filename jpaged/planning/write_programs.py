@@ -71,6 +71,7 @@ def _pool(engine: AbstractEngine, limit: int) -> PoolSpec:
 def _shapes(engine: AbstractEngine, spec: PoolSpec, store: ProgramStore) -> Shapes:
     config, model, mesh, compilations = engine.config, engine.model, engine.mesh, Compilations()
     on_compile = compilations.begin, compilations.end
+    rows = image_rows(model, engine.max_model_len)
     settings = StepSettings(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -78,8 +79,8 @@ def _shapes(engine: AbstractEngine, spec: PoolSpec, store: ProgramStore) -> Shap
         vocab_size=model.vocab_size,
         deterministic=config.deterministic,
         images=why_no_images(config, model, several_processes=False) is None,
-        together=tokens_together(model),
-        image_rows=image_rows(model, engine.max_model_len),
+        together=tokens_together(model, rows, config.max_num_batched_tokens),
+        image_rows=rows,
         adapters=engine.adapters is not None,
         scored=config.cumulative_logprobs,
     )

@@ -301,7 +301,7 @@ class ImageInputs:
             given = [each for data in images for each in layout.read(data)]
             self._check_number("image", len(given))
             counts = [len(each.features) for each in given]
-            return _counted(self._placeholder(), counts, partial(_placed_given, layout, given))
+            return _counted(self._placeholder(), counts, partial(_placed_given, layout, given, self._whole))
         self._check_number("image", len(images))
         processor = self._processor(media.settings)
         pictures, counts = self._read(processor, images)
@@ -437,7 +437,7 @@ def _placed_in(
 
 
 def _placed_given(
-    layout: GivenLayout, given: Sequence[GivenImage], spans: Sequence[Span], salt: str | None
+    layout: GivenLayout, given: Sequence[GivenImage], whole: bool, spans: Sequence[Span], salt: str | None
 ) -> tuple[PromptItem, ...]:
     """Return the items of images that the caller has encoded; nothing of them is remembered, so no salt is needed."""
     return tuple(
@@ -447,7 +447,7 @@ def _placed_given(
             image.digest,
             length,
             image.arrays,
-            whole=False,
+            whole,
             offsets=layout.offsets(image.grid),
             advance=layout.advance(image.grid),
         )

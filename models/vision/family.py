@@ -31,6 +31,7 @@ class VisionFamily:
             model's layers, which says it of that group.
         padding: fields of the config with the ids that the text model's tables take for ``pad_token_id``: tokens of
             items, where each layer has an input by its token besides the hidden state.
+        given: whether the tokens of an image take its features in order, so that callers may give these.
     """
 
     tower: type[Any]
@@ -39,6 +40,7 @@ class VisionFamily:
     axes: int = 1
     whole: bool | Callable[[Any, AttentionGroup], bool] = False
     padding: tuple[str, ...] = ()
+    given: bool = False
 
     def around(self, text: type[Any]) -> type[Any]:
         """Return the family that sees by this tower and reads text as the family `text`.
@@ -62,6 +64,7 @@ def _around(family: VisionFamily, text: type[Any]) -> type[Any]:
 
         text_family = text
         image_processor = family.processor
+        takes_features_in_turn = family.given
         tensor_prefixes = family.prefixes
         layer_groups: tuple[LayerGroup, ...]
 
@@ -71,11 +74,9 @@ def _around(family: VisionFamily, text: type[Any]) -> type[Any]:
             self.vision = family.tower(config, build)
             self.row_layout = self.vision.layout
             dtype = np.dtype(build.dtype).name
-            whole = family.whole if callable(family.whole) else lambda *_: family.whole
+            sees = family.whole if callable(family.whole) else lambda *_: family.whole
             groups = tuple(
-                replace(group, sees_images=True)
-                if isinstance(group, AttentionGroup) and whole(config, group)
-                else group
+                replace(group, sees_images=sees(config, group)) if isinstance(group, AttentionGroup) else group
                 for group in self.layer_groups
             )
             self.image_group = ImageGroup(

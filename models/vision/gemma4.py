@@ -265,4 +265,4 @@ def _local_layers_look_ahead(config: Any, group: AttentionGroup) -> bool:
 
 
 PADDING = ("image_token_id", "video_token_id", "audio_token_id")
-GEMMA4 = VisionFamily(Gemma4Vision, PROCESSOR, PREFIXES, whole=_local_layers_look_ahead, padding=PADDING)
+GEMMA4 = VisionFamily(Gemma4Vision, PROCESSOR, PREFIXES, whole=_local_layers_look_ahead, padding=PADDING, given=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ PROCESSOR = Gemma4ImageProcessorPil(
     image_mean=[0.1, 0.2, 0.3],
     image_std=[0.9, 0.8, 1.1],
 )
+VIDEO_SETTINGS = {"patch_size": 4, "pooling_kernel_size": 2, "rescale_factor": 1 / 200, "image_std": [0.9, 1.1, 1.2]}
+MOST_FRAMES = 4
 SIZES = [(8, 800), (400, 3), (8, 8), (80, 56), (50, 73), (7, 91), (200, 210)]
 """Heights and widths: one square high, one wide, of one square, of the most tokens, and others."""
 VIDEO, AUDIO = VOCAB - 1, VOCAB - 2
@@ -75,7 +78,7 @@ INSIDE = {
 }
 
 
-def gemma4() -> Any:
+def gemma4(**more: Any) -> Any:
     """E2B and E4B: per-layer inputs, shared KV, causal layers, a clipped tower, and ears."""
     text = TEXT | {
         "num_hidden_layers": 6,
@@ -86,10 +89,10 @@ def gemma4() -> Any:
     }
     audio = Gemma4AudioConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, output_proj_dims=24)
     vision = VISION | {"use_clipped_linears": True}
-    return Gemma4Config(text_config=Gemma4TextConfig(**text), vision_config=vision, audio_config=audio, **INSIDE)
+    return Gemma4Config(text_config=Gemma4TextConfig(**text | more), vision_config=vision, audio_config=audio, **INSIDE)
 
 
-def gemma4_moe() -> Any:
+def gemma4_moe(**more: Any) -> Any:
     """26B-A4B: experts, values that are keys, local layers that look ahead within a picture, standardised features."""
     text = TEXT | {
         "num_hidden_layers": 4,
@@ -104,10 +107,10 @@ def gemma4_moe() -> Any:
         "use_bidirectional_attention": "vision",
     }
     vision = VISION | {"standardize": True, "num_key_value_heads": 4}
-    return Gemma4Config(text_config=Gemma4TextConfig(**text), vision_config=vision, **INSIDE)
+    return Gemma4Config(text_config=Gemma4TextConfig(**text | more), vision_config=vision, **INSIDE)
 
 
-def gemma4_ahead() -> Any:
+def gemma4_ahead(**more: Any) -> Any:
     """All at once: per-layer inputs and shared KV of layers that look ahead, a tower with all switches."""
     text = TEXT | {
         "num_hidden_layers": 6,
@@ -117,15 +120,19 @@ def gemma4_ahead() -> Any:
         "use_bidirectional_attention": "vision",
     }
     vision = VISION | {"standardize": True, "use_clipped_linears": True}
-    return Gemma4Config(text_config=Gemma4TextConfig(**text), vision_config=vision, **INSIDE)
+    return Gemma4Config(text_config=Gemma4TextConfig(**text | more), vision_config=vision, **INSIDE)
 
 
 FAMILIES = {make.__name__: make for make in (gemma4, gemma4_moe, gemma4_ahead)}
 
 
-def make(name: str, folder: Path) -> Any:
-    """Write a checkpoint of the family, of random weights that tell prompts apart, and return transformers' model."""
-    config = FAMILIES[name]()
+def make(name: str, folder: Path, **text: Any) -> Any:
+    """Write a checkpoint of the family, of random weights that tell prompts apart, and return transformers' model.
+
+    Args:
+        text: fields of the text model's config, in place of the family's.
+    """
+    config = FAMILIES[name](**text)
     config._attn_implementation = config._experts_implementation = "eager"
     torch.manual_seed(0)
     model = Gemma4ForConditionalGeneration(config).eval()
@@ -148,6 +155,8 @@ def make(name: str, folder: Path) -> Any:
     model.save_pretrained(folder)
     TOKENIZER.save_pretrained(folder)
     PROCESSOR.save_pretrained(folder)
+    settings = VIDEO_SETTINGS | {"num_frames": MOST_FRAMES}
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(settings))
     return model
 
 
@@ -174,6 +183,18 @@ def torch_logits(model: Any, asked: dict[str, Any], ids: Sequence[int], **more: 
     kinds = (whole == IMAGE).int() + 2 * (whole == VIDEO).int()
     with one_torch_thread(), torch.inference_mode():
         return model(whole, mm_token_type_ids=kinds, **seen, **more).logits[0].double()
+
+
+def of_videos(videos: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
+    """Return what transformers' model takes of videos, of which these frames are shown."""
+    processor = Gemma4ImageProcessorPil(**VIDEO_SETTINGS, max_soft_tokens=70, do_normalize=True)
+    frames = [[Image.fromarray(frame)] for video in videos for frame in video]
+    made = processor(frames, return_tensors="pt")
+    return {
+        "pixel_values_videos": made["pixel_values"],
+        "video_position_ids": made["image_position_ids"],
+        "num_frames_per_video": torch.tensor([len(video) for video in videos]),
+    }
 
 
 def assert_torchs(

@@ -74,7 +74,13 @@ def make_model_and_assistant(
         text, changes: of the config of the assistant's text model, and of the assistant's.
     """
     model = make_checkpoint("gemma4", folder, vocab_size=VOCAB, vocab_size_per_layer_input=VOCAB)
-    own = model.config
+    return TorchAssistant(model, make_assistant(model.config, head, ordered=ordered, text=text, **changes))
+
+
+def make_assistant(
+    own: Gemma4TextConfig, head: Path, *, ordered: bool = True, text: dict[str, Any] | None = None, **changes: Any
+) -> Gemma4AssistantForCausalLM:
+    """Save a random assistant of a model whose text config is `own`; for the others see `make_model_and_assistant`."""
     slides, sees_all = (
         own.per_layer_config[own.layer_types.index(f"{kind}_attention")] for kind in ("sliding", "full")
     )
@@ -89,7 +95,7 @@ def make_model_and_assistant(
         **{
             "backbone_hidden_size": own.hidden_size,
             "use_ordered_embeddings": ordered,
-            "num_centroids": VOCAB // 4,
+            "num_centroids": own.vocab_size // 4,
             "centroid_intermediate_top_k": 20,
         }
         | changes,
@@ -106,4 +112,4 @@ def make_model_and_assistant(
             if key.endswith("token_ordering"):
                 buffer.copy_(torch.randperm(own.vocab_size))
     assistant.save_pretrained(head)
-    return TorchAssistant(model, assistant.eval())
+    return assistant.eval()

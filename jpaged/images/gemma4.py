@@ -51,7 +51,8 @@ class BudgetSettings:
         resample: Pillow's number of the filter.
         resizes: False leaves the size as it is.
         scale, shift: what a channel's bytes are multiplied by, and what is added then.
-        longest: most patches of a side; None = the budget bounds it.
+        joins: whether the patches of a square are one patch, as the model takes them that has no layers for pictures.
+        longest: most of the patches that it takes, along a side.
     """
 
     patch: int
@@ -61,7 +62,8 @@ class BudgetSettings:
     resizes: bool
     scale: tuple[float, ...]
     shift: tuple[float, ...]
-    longest: int | None
+    joins: bool
+    longest: int
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], vision: Any) -> BudgetSettings:
@@ -81,8 +83,9 @@ class BudgetSettings:
         if budget not in BUDGETS:
             raise ValueError(f"max_soft_tokens={budget!r} is none of {', '.join(map(str, BUDGETS))}")
         scale, shift = affine(found, 3, (0.0,) * 3, (1.0,) * 3)
-        places = getattr(vision, "position_embedding_size", None)
-        return cls(*known, budget, int(found["resample"]), found["do_resize"], scale, shift, places)
+        joins = not hasattr(vision, "position_embedding_size")
+        longest = vision.mm_posemb_size if joins else vision.position_embedding_size
+        return cls(*known, budget, int(found["resample"]), found["do_resize"], scale, shift, joins, longest)
 
     @property
     def square(self) -> int:
@@ -102,12 +105,17 @@ class BudgetSettings:
             raise ValueError(f"{width} x {height} pixels are no multiples of {self.square}, and do_resize=False")
         else:
             size = height, width
-        if self.longest is not None and max(size) > self.longest * self.patch:
+        patches = max(size) // self.cut[0]
+        if patches > self.longest:
             raise ValueError(
-                f"{width} x {height} pixels are {max(size) // self.patch} patches long, the model knows positions of "
-                f"{self.longest}"
+                f"{width} x {height} pixels are {patches} patches long, the model knows {self.longest} positions"
             )
         return size
+
+    @property
+    def cut(self) -> tuple[int, int]:
+        """Return the pixels of the side of a patch that the model takes, and how many make the side of a square."""
+        return (self.square, 1) if self.joins else (self.patch, self.pool)
 
     def tokens(self, size: Size) -> int:
         """Return how many tokens a picture of a size takes."""
@@ -116,7 +124,7 @@ class BudgetSettings:
 
 
 class Gemma4ImageProcessor(ImageProcessor):
-    """Gemma 4.
+    """Gemma 4 and Gemma 4 Unified.
 
     Arrays, for each patch, square by square: pixels [patches, 3 * patch * patch], and places [patches, 2], its column
     and row. For the picture: frames, the number of its patches; scale and shift [3].
@@ -164,16 +172,17 @@ class Gemma4ImageProcessor(ImageProcessor):
         if (height, width) != pixels.shape[:2]:
             image = pillow().fromarray(pixels).resize((width, height), resample=settings.resample)
             pixels = np.asarray(image)
-        rows, columns = height // settings.patch, width // settings.patch
-        squares = _by_squares(pixels.reshape(rows, settings.patch, columns, settings.patch, 3), settings.pool)
+        patch, pool = settings.cut
+        rows, columns = height // patch, width // patch
+        squares = _by_squares(pixels.reshape(rows, patch, columns, patch, 3), pool)
         arrays = {
             "pixels": squares.transpose(0, 3, 1, 2).reshape(rows * columns, -1),
-            "places": places_of(rows, columns, settings.pool),
+            "places": places_of(rows, columns, pool),
             "frames": np.array([rows * columns], np.int32),
             "scale": np.asarray(settings.scale, np.float32),
             "shift": np.asarray(settings.shift, np.float32),
         }
-        return PreparedImage(arrays, rows * columns // settings.pool**2)
+        return PreparedImage(arrays, rows * columns // pool**2)
 
 
 def _by_squares(

@@ -209,6 +209,11 @@ def is_multimodal(names: Iterable[str]) -> bool:
     return any(name.startswith(_OF_LANGUAGE_MODEL) for name in names)
 
 
+def text_name(name: str) -> str:
+    """Return the name that a tensor of a multimodal model has in a text-only checkpoint; others keep theirs."""
+    return next(iter(_renamed([name], _PREFIXES)), name)
+
+
 def other_parts(family: Any) -> Mapping[str, str]:
     """Return how the beginnings of names of tensors outside of the text model are mapped, for a family or its model;
     the first match counts."""

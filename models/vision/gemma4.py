@@ -1,11 +1,13 @@
-"""The tower of Gemma 4 (Gemma Team, 2026): patches of a picture's own shape, rotated by their column and row.
+"""The towers of Gemma 4 (Gemma Team, 2026): patches of a picture's own shape, rotated by their column and row.
 
 Squares of patches are averaged into features. Some checkpoints keep the inputs and results of products within bounds.
+Gemma 4 Unified has no layers for pictures: each square is projected.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,13 +32,13 @@ from jpaged.model_api import (
 
 from .. import weights as convert
 from ..attention import Heads
-from ..layers import ACTIVATIONS, RMSNorm, check_activation
+from ..layers import ACTIVATIONS, LayerNorm, RMSNorm, check_activation
 from ..linear import Linear, LiveRows
 from ..parameters import constant_param, random_param
 from ..rope import rotate
 from ..stack import LayerKind, LayerStack, Shared
 from .family import VisionFamily
-from .tower import PixelStem, axial, layer_weights, within
+from .tower import PixelStem, axial, channels_first, layer_weights, scaled_pixels, within
 
 PROCESSOR = "jpaged.images.gemma4:Gemma4ImageProcessor"
 PREFIXES = (
@@ -44,8 +46,11 @@ PREFIXES = (
     ("vision_tower.", "vision_tower."),
     ("model.embed_vision.", "embed_vision."),
     ("embed_vision.", "embed_vision."),
+    ("model.vision_embedder.", "vision_embedder."),
+    ("vision_embedder.", "vision_embedder."),
 )
 CHANNELS = 3
+LAYER_NORM_EPS = 1e-5
 _BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 _NORMS = {
     "input_norm": "input_layernorm",
@@ -244,13 +249,66 @@ class Gemma4Vision(nnx.Module):
         for name in ("std_bias", "std_scale"):
             if getattr(self, name) is not None:
                 yield WeightSource((name,), (f"vision_tower.{name}",), convert.as_stored, P(None))
-        project = convert.linear(*self.project.weight.shape)
-        names = ("embed_vision.embedding_projection",)
-        yield from self.project.weights(("project",), names, None, project, may_quantise=False)
+        yield from _projection(self.project)
 
     def locate(self, source: WeightSource) -> tuple[tuple[str | int, ...], int | None]:
         """Return a source's target, see `jpaged.model_api.CausalLM.locate`."""
         return self.layers.locate(source, "layers")
+
+
+class Gemma4UnifiedVision(nnx.Module):
+    """The projection of Gemma 4 Unified; `config` is the whole model's, with ``vision_config``.
+
+    Parameters: pixel_norm over a square's numbers; square; square_norm, place_norm over embed; positions [places, 2,
+    embed], of columns and of rows; project [embed, width].
+    """
+
+    levels = 1
+
+    def __init__(self, config: Any, build: BuildContext):
+        vision = config.vision_config
+        side, embed = vision.patch_size * vision.pooling_kernel_size, vision.mm_embed_dim
+        numbers, width = CHANNELS * side**2, config.get_text_config().hidden_size
+        if vision.output_proj_dims != embed:
+            raise ValueError(f"output_proj_dims={vision.output_proj_dims} of vision_config is not mm_embed_dim={embed}")
+        self.layout = row_layout(numbers, 1)
+        self.pixel_norm = LayerNorm(numbers, LAYER_NORM_EPS, build)
+        self.square = Linear(numbers, embed, build, partition=P(None, None), bias=True)
+        self.square_norm, self.place_norm = (LayerNorm(embed, LAYER_NORM_EPS, build) for _ in range(2))
+        self.positions = random_param(build, (vision.mm_posemb_size, 2, embed))
+        self.norm = RMSNorm(embed, vision.rms_norm_eps, build, affine=False)
+        self.project = Linear(embed, width, build, partition=P(None, None))
+
+    def __call__(self, row: Mapping[str, Array], attend: AttendWithinSegments) -> Float[Array, "features width"]:
+        """Return the features of a row."""
+        live, places, table = row["frames"][-1], row["places"].astype(jnp.int32), self.positions[...]
+        x = scaled_pixels(row["pixels"], row["scale"], row["shift"]).astype(table.dtype)
+        x = self.square_norm(self.square(self.pixel_norm(x), live))
+        x = x + sum(jnp.take(table[:, axis], places[:, axis], axis=0, mode="clip") for axis in range(2))
+        return self.project(self.norm(self.place_norm(x)), live)
+
+    def weights(self) -> Iterator[WeightSource]:
+        """Yield the sources of all parameters."""
+        name, in_turn = "vision_embedder", channels_first(CHANNELS)
+        for source in self.pixel_norm.weights(("pixel_norm",), f"{name}.patch_ln1"):
+            yield replace(source, convert=in_turn)
+        square = _after(in_turn, convert.linear(*self.square.weight.shape))
+        yield from self.square.weights(("square",), (f"{name}.patch_dense",), None, square, may_quantise=False)
+        yield from self.square_norm.weights(("square_norm",), f"{name}.patch_ln2")
+        yield from self.place_norm.weights(("place_norm",), f"{name}.pos_norm")
+        table = (f"{name}.pos_embedding",)
+        yield WeightSource(("positions",), table, convert.as_stored, P(None, None, None))
+        yield from _projection(self.project)
+
+    def locate(self, source: WeightSource) -> tuple[tuple[str | int, ...], int | None]:
+        """Return a source's target, see `jpaged.model_api.CausalLM.locate`."""
+        return source.path, None
+
+
+def _projection(project: Linear) -> Iterator[WeightSource]:
+    """Yield the source of the matrix that makes features of a width that the text model reads."""
+    matrix, names = convert.linear(*project.weight.shape), ("embed_vision.embedding_projection",)
+    yield from project.weights(("project",), names, None, matrix, may_quantise=False)
 
 
 def row_layout(numbers: int, merge: int) -> RowLayout:
@@ -260,9 +318,14 @@ def row_layout(numbers: int, merge: int) -> RowLayout:
     return RowLayout(patches, constants, (SegmentKind("frames"),), merge)
 
 
-def _local_layers_look_ahead(config: Any, group: AttentionGroup) -> bool:
-    return config.get_text_config().use_bidirectional_attention == "vision" and group.sliding_window is not None
+def _looks_ahead(config: Any, group: AttentionGroup) -> bool:
+    return config.get_text_config().use_bidirectional_attention == "vision"
+
+
+def _is_local_and_looks_ahead(config: Any, group: AttentionGroup) -> bool:
+    return _looks_ahead(config, group) and group.sliding_window is not None
 
 
 PADDING = ("image_token_id", "video_token_id", "audio_token_id")
-GEMMA4 = VisionFamily(Gemma4Vision, PROCESSOR, PREFIXES, whole=_local_layers_look_ahead, padding=PADDING, given=True)
+GEMMA4 = VisionFamily(Gemma4Vision, PROCESSOR, PREFIXES, whole=_is_local_and_looks_ahead, padding=PADDING, given=True)
+GEMMA4_UNIFIED = VisionFamily(Gemma4UnifiedVision, PROCESSOR, PREFIXES, whole=_looks_ahead, padding=PADDING, given=True)

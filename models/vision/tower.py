@@ -61,6 +61,24 @@ def axial(head_dim: int, theta: float) -> Rotary:
     return Rotary(tuple(frequencies * 2), axes=(0,) * pairs + (1,) * pairs)
 
 
+def scaled_pixels(
+    pixels: Int[Array, "patches numbers"], scale: Float[Array, " channels"], shift: Float[Array, " channels"]
+) -> Float[Array, "patches numbers"]:
+    """Return the numbers of patches' bytes, which lie channel by channel."""
+    each = pixels.reshape(len(pixels), len(scale), -1).astype(jnp.float32)
+    return (each * scale[:, None] + shift[:, None]).reshape(pixels.shape)
+
+
+def channels_first(channels: int) -> convert.Converter:
+    """Return a converter of an array whose last axis has the channels of each pixel in turn, to channel by channel."""
+
+    def turned(stored: Any) -> Any:
+        pixels = stored.reshape(*stored.shape[:-1], -1, channels)
+        return pixels.swapaxes(-2, -1).reshape(stored.shape)
+
+    return turned
+
+
 class PixelStem(nnx.Module):
     """Scales a patch's bytes and projects them; a convolution whose stride is its width."""
 
@@ -76,8 +94,7 @@ class PixelStem(nnx.Module):
         live_rows: LiveRows,
     ) -> Float[Array, "patches embed"]:
         """Return a vector for each patch."""
-        each = pixels.reshape(len(pixels), self.channels, -1).astype(jnp.float32)
-        numbers = (each * scale[:, None] + shift[:, None]).reshape(pixels.shape)
+        numbers = scaled_pixels(pixels, scale, shift)
         return self.project(numbers.astype(self.project.weight.dtype), live_rows)
 
     def weights(self, path: tuple[str, ...], name: str, *, channels_last: bool = False) -> Iterator[WeightSource]:
@@ -85,9 +102,8 @@ class PixelStem(nnx.Module):
         channels of each pixel in turn."""
 
         def flat(kernel: Any) -> Any:
-            if channels_last:
-                kernel = kernel.reshape(len(kernel), -1, self.channels).swapaxes(1, 2)
-            return kernel.reshape(len(kernel), -1).T
+            kernel = kernel.reshape(len(kernel), -1)
+            return (channels_first(self.channels)(kernel) if channels_last else kernel).T
 
         yield from self.project.weights((*path, "project"), (name,), None, flat, may_quantise=False)
 

@@ -17,6 +17,9 @@ from transformers import (
     Gemma4ForConditionalGeneration,
     Gemma4ImageProcessorPil,
     Gemma4TextConfig,
+    Gemma4UnifiedConfig,
+    Gemma4UnifiedForConditionalGeneration,
+    Gemma4UnifiedTextConfig,
 )
 from vision_checkpoints import BEGIN, END, IMAGE, SPECIAL, VOCAB, picture, prompt_of, tokenizer
 
@@ -123,7 +126,25 @@ def gemma4_ahead(**more: Any) -> Any:
     return Gemma4Config(text_config=Gemma4TextConfig(**text | more), vision_config=vision, **INSIDE)
 
 
-FAMILIES = {make.__name__: make for make in (gemma4, gemma4_moe, gemma4_ahead)}
+def gemma4_unified(**more: Any) -> Any:
+    """12B: squares are projected, and all layers look ahead within a picture."""
+    left_out = ("vocab_size_per_layer_input",)
+    text = {name: value for name, value in TEXT.items() if name not in left_out} | {
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+    }
+    sizes = {"patch_size": 4, "pooling_kernel_size": 2, "mm_embed_dim": 40, "output_proj_dims": 40}
+    vision = sizes | {"mm_posemb_size": 75, "rms_norm_eps": 1e-5}
+    return Gemma4UnifiedConfig(
+        text_config=Gemma4UnifiedTextConfig(**text | more), vision_config=vision, audio_config={}, **INSIDE
+    )
+
+
+FAMILIES = {make.__name__: make for make in (gemma4, gemma4_moe, gemma4_ahead, gemma4_unified)}
 
 
 def make(name: str, folder: Path, **text: Any) -> Any:
@@ -135,7 +156,8 @@ def make(name: str, folder: Path, **text: Any) -> Any:
     config = FAMILIES[name](**text)
     config._attn_implementation = config._experts_implementation = "eager"
     torch.manual_seed(0)
-    model = Gemma4ForConditionalGeneration(config).eval()
+    is_unified = config.model_type == "gemma4_unified"
+    model = (Gemma4UnifiedForConditionalGeneration if is_unified else Gemma4ForConditionalGeneration)(config).eval()
     with torch.no_grad():
         for key, weight in model.named_parameters():
             if key.endswith(("q_norm.weight", "k_norm.weight")):
@@ -151,7 +173,10 @@ def make(name: str, folder: Path, **text: Any) -> Any:
                 buffer.normal_(1.0, 0.2)
             elif key.endswith("std_bias"):
                 buffer.normal_(0.0, 0.5)
-        model.model.vision_tower.patch_embedder.position_embedding_table.normal_(0.0, 0.3)
+        if is_unified:
+            model.model.embed_vision.pos_embedding.normal_(0.0, 0.3)
+        else:
+            model.model.vision_tower.patch_embedder.position_embedding_table.normal_(0.0, 0.3)
     model.save_pretrained(folder)
     TOKENIZER.save_pretrained(folder)
     PROCESSOR.save_pretrained(folder)
@@ -177,19 +202,27 @@ def torch_logits(model: Any, asked: dict[str, Any], ids: Sequence[int], **more: 
         more: what the model takes of videos.
     """
     images = asked.get("multi_modal_data", {}).get("image", [])
-    seen = dict(PROCESSOR([[image] for image in images], return_tensors="pt")) if images else {}
-    seen.pop("num_soft_tokens_per_image", None)
+    seen = _seen(model, PROCESSOR, images) if images else {}
     whole = torch.tensor([list(ids)])
     kinds = (whole == IMAGE).int() + 2 * (whole == VIDEO).int()
     with one_torch_thread(), torch.inference_mode():
         return model(whole, mm_token_type_ids=kinds, **seen, **more).logits[0].double()
 
 
-def of_videos(videos: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
+def _seen(model: Any, processor: Gemma4ImageProcessorPil, images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
+    """Return the patches of pictures, and where they are."""
+    if model.config.model_type == "gemma4_unified":  # its processor, which needs torchvision, joins the patches
+        joined = {"patch_size": SQUARE, "pooling_kernel_size": 1}
+        processor = Gemma4ImageProcessorPil(**{**processor.to_dict(), **joined})
+    made = dict(processor([[image] for image in images], return_tensors="pt"))
+    made.pop("num_soft_tokens_per_image")
+    return made
+
+
+def of_videos(model: Any, videos: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
     """Return what transformers' model takes of videos, of which these frames are shown."""
     processor = Gemma4ImageProcessorPil(**VIDEO_SETTINGS, max_soft_tokens=70, do_normalize=True)
-    frames = [[Image.fromarray(frame)] for video in videos for frame in video]
-    made = processor(frames, return_tensors="pt")
+    made = _seen(model, processor, [Image.fromarray(frame) for video in videos for frame in video])
     return {
         "pixel_values_videos": made["pixel_values"],
         "video_position_ids": made["image_position_ids"],

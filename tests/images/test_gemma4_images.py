@@ -105,7 +105,7 @@ def test_without_resizing_a_picture_fits_or_is_refused(tmp_path):
         ours.tokens((47, 96), alone=True)
     config = Gemma4Config(vision_config={"position_embedding_size": 5}, image_token_id=7)
     few = Gemma4ImageProcessor.open(tmp_path, config, None)
-    with pytest.raises(ValueError, match="6 patches long, the model knows positions of 5"):
+    with pytest.raises(ValueError, match="6 patches long, the model knows 5 positions"):
         few.tokens((48, 96), alone=True)
 
 

@@ -267,6 +267,7 @@ def _image_inputs(config: EngineConfig, loaded: LoadedModel, refusal: str | None
         given=_given_layout(loaded.model, loaded.config, group),
         settings=config.mm_processor_kwargs,
         limits=config.limit_mm_per_prompt,
+        longest=getattr(loaded.model, "longest_image", None),
         processor=loaded.model.image_processor if isinstance(loaded.model, PacksImages) else None,
     )
 

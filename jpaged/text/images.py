@@ -134,6 +134,7 @@ class ImageInputs:
         given: how features that callers have encoded are placed; None = they are refused.
         settings: the engine's settings of the processor, in place of the checkpoint's.
         limits: most items of a modality in one prompt; one that is not there = as many as `sources` allow.
+        longest: most tokens of an item; None = there is no bound.
         processor: see `open_image_processor`.
     """
 
@@ -151,6 +152,7 @@ class ImageInputs:
         given: GivenLayout | None = None,
         settings: Mapping[str, Any] | None = None,
         limits: Mapping[str, int] | None = None,
+        longest: int | None = None,
         processor: str | None = None,
     ) -> None:
         self.refusal = refusal
@@ -168,6 +170,7 @@ class ImageInputs:
         self._most_together = most_together
         self._given = given
         self._settings = dict(settings or {})
+        self._longest = longest
         self._name = processor
         self._lock = threading.Lock()
         self._opened: ImageProcessor | None = None
@@ -246,7 +249,14 @@ class ImageInputs:
         """
         self._check_taken()
         found = [self._counted_images(media)] if media.images else []
-        return [*found, self._counted_videos(media)] if media.videos else found
+        found += [self._counted_videos(media)] if media.videos else []
+        for kind in found:
+            if self._longest is not None and max(kind.items, default=0) > self._longest:
+                raise ValueError(
+                    f"an item takes {max(kind.items)} tokens, and layers whose window is {self._longest} have to see "
+                    "all of them; mm_processor_kwargs may lower its size, as max_soft_tokens does"
+                )
+        return found
 
     def _counted_videos(self, media: Media) -> _Counted:
         if (refusal := self.refusal_of("video")) is not None:

@@ -31,6 +31,8 @@ class VisionFamily:
             model's layers, which says it of that group.
         padding: fields of the config with the ids that the text model's tables take for ``pad_token_id``: tokens of
             items, where each layer has an input by its token besides the hidden state.
+        longest: returns the most tokens of an image from the config, where tokens see all of their image, and local
+            layers no more than their window; None = it has no bound.
         given: whether the tokens of an image take its features in order, so that callers may give these.
     """
 
@@ -40,6 +42,7 @@ class VisionFamily:
     axes: int = 1
     whole: bool | Callable[[Any, AttentionGroup], bool] = False
     padding: tuple[str, ...] = ()
+    longest: Callable[[Any], int | None] | None = None
     given: bool = False
 
     def around(self, text: type[Any]) -> type[Any]:
@@ -93,6 +96,7 @@ def _around(family: VisionFamily, text: type[Any]) -> type[Any]:
             stand_ins = (getattr(config, name, None) for name in family.padding)
             self.stand_ins = tuple(token for token in stand_ins if token is not None)
             self.pad_token = own.pad_token_id or 0
+            self.longest_image = None if family.longest is None else family.longest(config)
 
         def __call__(self, tokens: Int[Array, " tokens"], *more: Any, **options: Any) -> tuple[Any, ...]:
             if self.stand_ins:

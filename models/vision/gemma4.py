@@ -326,6 +326,20 @@ def _is_local_and_looks_ahead(config: Any, group: AttentionGroup) -> bool:
     return _looks_ahead(config, group) and group.sliding_window is not None
 
 
+def _window_of_local_layers(config: Any) -> int | None:
+    """Return the most tokens of an image: in local layers too they see all of it, which is so within the window."""
+    text = config.get_text_config()
+    return text.sliding_window if text.use_bidirectional_attention == "vision" else None
+
+
 PADDING = ("image_token_id", "video_token_id", "audio_token_id")
 GEMMA4 = VisionFamily(Gemma4Vision, PROCESSOR, PREFIXES, whole=_is_local_and_looks_ahead, padding=PADDING, given=True)
-GEMMA4_UNIFIED = VisionFamily(Gemma4UnifiedVision, PROCESSOR, PREFIXES, whole=_looks_ahead, padding=PADDING, given=True)
+GEMMA4_UNIFIED = VisionFamily(
+    Gemma4UnifiedVision,
+    PROCESSOR,
+    PREFIXES,
+    whole=_looks_ahead,
+    padding=PADDING,
+    longest=_window_of_local_layers,
+    given=True,
+)

@@ -24,7 +24,10 @@ from transformers import (
 from vision_checkpoints import BEGIN, END, IMAGE, SPECIAL, VOCAB, picture, prompt_of, tokenizer
 
 TOKENIZER = tokenizer()
-TOKENIZER.chat_template = TOKENIZER.chat_template.replace("<begin>", SPECIAL["image_token"])
+TOKENIZER.add_special_tokens({"additional_special_tokens": ["<video>"]})
+TOKENIZER.chat_template = TOKENIZER.chat_template.replace(
+    "<begin>", SPECIAL["image_token"] + "{% elif part.type == 'video' %}<video>"
+)
 SQUARE, BUDGET = 8, 70
 """Pixels of a token's side, and most tokens of a picture."""
 PROCESSOR = Gemma4ImageProcessorPil(
@@ -40,7 +43,7 @@ VIDEO_SETTINGS = {"patch_size": 4, "pooling_kernel_size": 2, "rescale_factor": 1
 MOST_FRAMES = 4
 SIZES = [(8, 800), (400, 3), (8, 8), (80, 56), (50, 73), (7, 91), (200, 210)]
 """Heights and widths: one square high, one wide, of one square, of the most tokens, and others."""
-VIDEO, AUDIO = VOCAB - 1, VOCAB - 2
+VIDEO, AUDIO = TOKENIZER.convert_tokens_to_ids("<video>"), VOCAB - 2
 TEXT = {
     "vocab_size": VOCAB,
     "vocab_size_per_layer_input": VOCAB,
@@ -136,6 +139,7 @@ def gemma4_unified(**more: Any) -> Any:
         "use_double_wide_mlp": True,
         "num_global_key_value_heads": 1,
         "attention_k_eq_v": True,
+        "sliding_window": 75,
     }
     sizes = {"patch_size": 4, "pooling_kernel_size": 2, "mm_embed_dim": 40, "output_proj_dims": 40}
     vision = sizes | {"mm_posemb_size": 75, "rms_norm_eps": 1e-5}

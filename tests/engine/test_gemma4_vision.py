@@ -23,7 +23,7 @@ from gemma4_checkpoints import (
 from lora_checkpoints import save_random_adapter
 from peft import LoraConfig
 from transformers.modeling_outputs import BaseModelOutputWithPooling
-from vision_checkpoints import check_empty
+from vision_checkpoints import BEGIN, END, check_empty
 
 from jpaged import LLM, Assistant, NGram, SamplingParams
 from jpaged.loading.open_checkpoint import open_model
@@ -150,6 +150,16 @@ def test_videos_are_frames_after_their_times(engine, checkpoint):
 
 
 @pytest.mark.nightly
+def test_messages_have_pictures_and_videos(engine, checkpoint):
+    text = {"type": "text", "text": "what is it"}
+    parts = [{"type": "image_pil", "image_pil": ONE}, text, {"type": "video", "video": SHORT}, text]
+    outputs = engine.chat([{"role": "user", "content": parts}], GREEDY, use_tqdm=False)
+    ids = outputs[0].prompt_token_ids
+    assert ids.count(BEGIN) == ids.count(END) == 3 and ids[ids.index(IMAGE) - 1] == BEGIN
+    assert_torchs(checkpoint[1], [{"multi_modal_data": {"image": [ONE]}}], outputs, [of_videos(checkpoint[1], [SHORT])])
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("bits", [4, 8])
 def test_quantised_text_sees_with_the_tower_as_it_was(bits, tmp_path):
     sizes = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 32, "hidden_size_per_layer_input": 32}
@@ -207,6 +217,15 @@ def test_sound_is_refused_and_pictures_of_a_checkpoint_with_ears_are_seen(engine
     sound = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
     with pytest.raises(ValueError, match="part of type 'input_audio'"):
         engine.chat([{"role": "user", "content": [sound]}], GREEDY)
+
+
+@pytest.mark.nightly
+def test_a_picture_that_is_larger_than_a_window_that_sees_it_whole_is_refused(tmp_path):
+    make("gemma4_unified", tmp_path, sliding_window=69)
+    llm = LLM(str(tmp_path), **SETTINGS)
+    with pytest.raises(ValueError, match="takes 70 tokens, and layers whose window is 69"):
+        llm.generate([prompt((2, WIDE))], GREEDY, use_tqdm=False)
+    assert llm.generate([prompt((2, OTHERS[1]))], GREEDY, use_tqdm=False)
 
 
 def tokens_of(output):

@@ -205,7 +205,9 @@ def test_features_that_the_caller_encoded_take_the_place_of_pictures(engine, che
 @pytest.mark.parametrize("name", ["gemma4_ahead", "gemma4_unified"])
 def test_an_assistant_drafts_after_pictures(name, tmp_path):
     model = make(name, tmp_path / "plain")
-    make_assistant(model.config.get_text_config(), tmp_path / "head", ordered=False)
+    own = model.config.get_text_config()
+    heads = {"attention_k_eq_v": own.attention_k_eq_v, "num_global_key_value_heads": 1}
+    make_assistant(own, tmp_path / "head", ordered=False, text=heads if own.attention_k_eq_v else None)
     llm = LLM(str(tmp_path / "plain"), **SETTINGS, speculative=Assistant(str(tmp_path / "head"), tokens=3))
     assert_torchs(model, PROMPTS, llm.generate(PROMPTS, GREEDY, use_tqdm=False))
     check_empty(llm)

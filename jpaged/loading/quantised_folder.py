@@ -131,7 +131,7 @@ def _write(opened: OpenedModel, matrices: set[str], folder: Path, method: str, b
                 plain.append(owner)
             continue
         if not _fit([tensor.shape], group):
-            unfit[owner] = tensor.shape
+            unfit[stored] = tensor.shape
             shards.add({stored: tensor})
             plain.append(owner)
             continue
